@@ -1,8 +1,10 @@
-"""Does it fit: weights and KV caches of a target and its draft on a device, also under tensor parallelism.
+"""Does it fit: weights and KV caches of a target and its draft on a device, also under tensor
+parallelism.
 
-Counted is the fullest device. It holds one shard of the target, and the whole draft where that runs on one rank (the default;
-`Workload.draft_tensor_parallel` says otherwise). Every rank keeps the same tokens in its cache, so the fullest device limits all:
-a draft on one rank of four takes room from the cache of the other three.
+Counted is the fullest device. It holds one shard of the target, and the whole draft where that runs
+on one rank (the default; `Workload.draft_tensor_parallel` says otherwise). Every rank keeps the
+same tokens in its cache, so the fullest device limits all: a draft on one rank of four takes room
+from the cache of the other three.
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.hardware.device import Device
 from archsearch.workload import MEMORY_FRACTION, Workload
 
-# The rest: activations, workspaces, fragmentation, the runtime itself (vLLM's gpu_memory_utilization).
+# The rest: activations, workspaces, fragmentation, the runtime itself (vLLM's
+# gpu_memory_utilization).
 USABLE_FRACTION: Final = MEMORY_FRACTION
-STEP_TOKENS: Final = 8192  # vLLM's max_num_batched_tokens for servers on large GPUs; a step reads no more
+STEP_TOKENS: Final = (
+    8192  # vLLM's max_num_batched_tokens for servers on large GPUs; a step reads no more
+)
 SEQUENCES: Final = 256  # of them sampled at once: vLLM's max_num_seqs
 
 
@@ -54,9 +59,10 @@ class MemoryUse:
 class MemoryPlan:
     """What the fullest device holds, in bytes, and how much that leaves for requests.
 
-    `token_bytes` and `draft_token_bytes`: caches of one token of one request on that device (before windows cut them);
-    `cached_tokens`: tokens that all caches hold together; `requests`: of the workload's context at once; `longest`: the longest
-    context at the workload's batch size, at most what the models have positions for. 0: does not fit.
+    `token_bytes` and `draft_token_bytes`: caches of one token of one request on that device (before
+    windows cut them); `cached_tokens`: tokens that all caches hold together; `requests`: of the
+    workload's context at once; `longest`: the longest context at the workload's batch size, at most
+    what the models have positions for. 0: does not fit.
     """
 
     usable_bytes: float
@@ -71,9 +77,11 @@ class MemoryPlan:
 
 
 def shard(arch: Architecture, ranks: int) -> Architecture:
-    """What one rank of `ranks` holds: its heads, FFN columns and vocabulary rows; KV heads fewer than the ranks are replicated.
+    """What one rank of `ranks` holds: its heads, FFN columns and vocabulary rows; KV heads fewer
+    than the ranks are replicated.
 
-    Norms, positions and output biases stay whole. Raises InvalidShapeError when heads or FFN do not divide.
+    Norms, positions and output biases stay whole. Raises InvalidShapeError when heads or FFN do not
+    divide.
     """
     if ranks == 1:
         return arch
@@ -93,7 +101,9 @@ def shard(arch: Architecture, ranks: int) -> Architecture:
         moe_intermediate_size=arch.moe_intermediate_size // layout.tensor_ranks,
         shared_expert_size=shard_size(arch.shared_expert_size, ranks, "shared_expert_size"),
         vocab_size=-(-arch.vocab_size // ranks),
-        draft_vocab_size=None if arch.draft_vocab_size is None else -(-arch.draft_vocab_size // ranks),
+        draft_vocab_size=None
+        if arch.draft_vocab_size is None
+        else -(-arch.draft_vocab_size // ranks),
     )
 
 
@@ -104,7 +114,9 @@ def memory_bytes(target: Architecture, draft: Draft | None, workload: Workload) 
     ranks = workload.draft_tensor_parallel or 1
     draft = draft.model or draft if isinstance(draft, Drafter) else draft
     weights, cache = 0, 0
-    if isinstance(draft, Drafter):  # not a model: shared evenly, its few whole parts counted as shared too
+    if isinstance(
+        draft, Drafter
+    ):  # not a model: shared evenly, its few whole parts counted as shared too
         weights = -(-draft.bytes(size, batch, 0) // ranks)
         cache = -(-draft.bytes(size, batch, context) // ranks) - weights
     elif draft is not None:
@@ -118,12 +130,15 @@ def memory_bytes(target: Architecture, draft: Draft | None, workload: Workload) 
     )
 
 
-def activation_bytes(target: Architecture, workload: Workload, tokens: int = STEP_TOKENS, sequences: int = SEQUENCES) -> int:
-    """The most that one step of `tokens` tokens, `sequences` of which are sampled, keeps beside weights and caches on one rank.
+def activation_bytes(
+    target: Architecture, workload: Workload, tokens: int = STEP_TOKENS, sequences: int = SEQUENCES
+) -> int:
+    """The most that one step of `tokens` tokens, `sequences` of which are sampled, keeps beside
+    weights and caches on one rank.
 
-    Of a layer: its input, the residual, and the larger of attention's and the feed-forward network's tensors; at the end logits
-    of the sampled tokens in float32, with two copies (probabilities, sorted). Engines measure it as they start; this is
-    arithmetic.
+    Of a layer: its input, the residual, and the larger of attention's and the feed-forward
+    network's tensors; at the end logits of the sampled tokens in float32, with two copies
+    (probabilities, sorted). Engines measure it as they start; this is arithmetic.
     """
     part = shard(target, workload.tensor_parallel)
     attention = part.q_size * 2 + 2 * part.kv_size
@@ -132,16 +147,25 @@ def activation_bytes(target: Architecture, workload: Workload, tokens: int = STE
     return max(layer, 0) + 3 * 4 * sequences * target.vocab_size
 
 
-def memory_plan(target: Architecture, draft: Draft | None, workload: Workload, device: Device) -> MemoryPlan:
-    """What fits on `workload.tensor_parallel` devices, with the activations of a serving engine's steps; of a CPU's memory
-    without them. At a context of 0 a cache of one token a request is counted."""
+def memory_plan(
+    target: Architecture, draft: Draft | None, workload: Workload, device: Device
+) -> MemoryPlan:
+    """What fits on `workload.tensor_parallel` devices, with the activations of a serving engine's
+    steps; of a CPU's memory without them. At a context of 0 a cache of one token a request is
+    counted."""
     one = replace(workload, batch_size=1, context_len=1)
     use = memory_bytes(target, draft, one)
     activations = activation_bytes(target, workload) if device.kind == "gpu" else 0
     usable = usable_bytes(device, workload.memory_fraction)
     room = usable - use.weight_bytes - activations
-    per_request = memory_bytes(target, draft, replace(one, context_len=max(1, workload.context_len))).kv_bytes
-    shapes = [arch for arch in (target, draft.architecture if isinstance(draft, Drafter) else draft) if arch is not None]
+    per_request = memory_bytes(
+        target, draft, replace(one, context_len=max(1, workload.context_len))
+    ).kv_bytes
+    shapes = [
+        arch
+        for arch in (target, draft.architecture if isinstance(draft, Drafter) else draft)
+        if arch is not None
+    ]
 
     def fits_at(length: int) -> bool:
         caches = memory_bytes(target, draft, replace(workload, context_len=length)).kv_bytes
@@ -156,7 +180,9 @@ def memory_plan(target: Architecture, draft: Draft | None, workload: Workload, d
         draft_token_bytes=use.draft_kv_bytes,
         cached_tokens=max(0, int(room // max(use.kv_bytes, 1))),
         requests=max(0, int(room // max(per_request, 1))),
-        longest=_largest(min(arch.max_position_embeddings for arch in shapes), fits_at) if room > 0 else 0,
+        longest=_largest(min(arch.max_position_embeddings for arch in shapes), fits_at)
+        if room > 0
+        else 0,
     )
 
 
@@ -166,18 +192,30 @@ def usable_bytes(device: Device, usable_fraction: float = USABLE_FRACTION) -> fl
 
 
 def fits(
-    target: Architecture, draft: Draft | None, workload: Workload, device: Device, usable_fraction: float = USABLE_FRACTION
+    target: Architecture,
+    draft: Draft | None,
+    workload: Workload,
+    device: Device,
+    usable_fraction: float = USABLE_FRACTION,
 ) -> bool:
     """Whether weights and caches fit into the usable part of the device's memory."""
-    return memory_bytes(target, draft, workload).total_bytes <= usable_bytes(device, usable_fraction)
+    return memory_bytes(target, draft, workload).total_bytes <= usable_bytes(
+        device, usable_fraction
+    )
 
 
 def max_batch_size(
-    target: Architecture, draft: Draft | None, workload: Workload, device: Device, usable_fraction: float = USABLE_FRACTION
+    target: Architecture,
+    draft: Draft | None,
+    workload: Workload,
+    device: Device,
+    usable_fraction: float = USABLE_FRACTION,
 ) -> int:
-    """The most sequences of `workload.context_len` tokens that fit; 0 when not even one does. The workload's batch is ignored.
+    """The most sequences of `workload.context_len` tokens that fit; 0 when not even one does. The
+    workload's batch is ignored.
 
-    At a context of 0 the cache takes nothing and every batch fits: one token per sequence is counted instead.
+    At a context of 0 the cache takes nothing and every batch fits: one token per sequence is
+    counted instead.
     """
     one = replace(workload, batch_size=1, context_len=max(1, workload.context_len))
     use = memory_bytes(target, draft, one)
@@ -185,7 +223,8 @@ def max_batch_size(
 
 
 def _largest(limit: int, allowed: Callable[[int], bool]) -> int:
-    """The largest value in 0..limit that is allowed, where everything below an allowed value is; 0 when none is."""
+    """The largest value in 0..limit that is allowed, where everything below an allowed value is; 0
+    when none is."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,8 +1,10 @@
-"""What archsearch knows of each engine: one row, asked by every room. The code that runs or exports for it is named by path.
+"""What archsearch knows of each engine: one row, asked by every room. The code that runs or exports
+for it is named by path.
 
-A fact is here, and not in the engine's class, where it is needed without loading the engine: to price a draft in it, to refuse
-an option, to name it in a report. Rows hold for the version that they name; what changes from version to version on a GPU, and
-what a round costs there, is in `engine_rounds`.
+A fact is here, and not in the engine's class, where it is needed without loading the engine: to
+price a draft in it, to refuse an option, to name it in a report. Rows hold for the version that
+they name; what changes from version to version on a GPU, and what a round costs there, is in
+`engine_rounds`.
 """
 
 from __future__ import annotations
@@ -30,22 +32,34 @@ class EngineFacts:
     version: str = ""  # that the facts were checked with
 
     # -- running it
-    make: str = ""  # path of (EngineSettings, tokenizer) -> Engine; "" where archsearch does not run it
+    make: str = (
+        ""  # path of (EngineSettings, tokenizer) -> Engine; "" where archsearch does not run it
+    )
     recipe: str = ""  # path of the Recipe of its environment; "" where it needs none
-    in_process: bool = False  # runs in archsearch's own process, on loaded modules and the kernels that a profile times
+    # runs in archsearch's own process, on loaded modules and the kernels that a profile times
+    in_process: bool = False
     server: bool = False  # a running server of it can be measured: --server-url
     cpu_only: bool = False  # does not run on GPUs
     batches: bool = False  # runs several requests at once
     synthesises: bool = False  # accepts draft tokens by chance when told to
     schedules: bool = False  # takes gamma by batch size
     dummy_weights: bool = False  # makes up weights for folders that hold a config.json only
-    confirms: tuple[str, ...] = ("independent",)  # families of drafters that archsearch starts it with
-    shortest_ngram: int | None = None  # tokens of the shortest n-gram that lookup goes down to, where that cannot be set
+    confirms: tuple[str, ...] = (
+        "independent",
+    )  # families of drafters that archsearch starts it with
+    shortest_ngram: int | None = (
+        None  # tokens of the shortest n-gram that lookup goes down to, where that cannot be set
+    )
 
     # -- how it runs a draft
-    trimmed_head: bool = False  # computes the kept rows of a trimmed head; else it loads the padded one and pays for all rows
-    sharded_draft: bool = False  # shards the draft as it shards the target; else the draft runs on one device
-    catches_up: bool = False  # runs a pass of the draft over what the target verified, besides those that draft
+    # computes the kept rows of a trimmed head; else it loads the padded one and pays for all rows
+    trimmed_head: bool = False
+    sharded_draft: bool = (
+        False  # shards the draft as it shards the target; else the draft runs on one device
+    )
+    catches_up: bool = (
+        False  # runs a pass of the draft over what the target verified, besides those that draft
+    )
     idle_pass: bool = False  # runs a pass of the draft even where a schedule says gamma 0
     idle_round: bool = False  # what a round adds stays where a schedule says gamma 0
 
@@ -53,16 +67,30 @@ class EngineFacts:
     families: Mapping[str, str] = field(
         default_factory=lambda: {"independent": ""}, hash=False
     )  # first version known to run each
-    looked_at: frozenset[str] = frozenset()  # families whose version is the first that was looked at: earlier ones may run them
-    schedule_doubt: str = ""  # what is known to go wrong with its schedules, and what it has instead
-    unscheduled: frozenset[str] = frozenset()  # families for which it takes one gamma only, although it schedules others
-    head_limits: Mapping[str, tuple[int, int | None]] = field(default_factory=dict, hash=False)  # (most layers, states) by family
-    scattered_head: bool = False  # writes a trimmed head's logits into rows of the whole vocabulary before choosing
+    looked_at: frozenset[str] = (
+        frozenset()
+    )  # families whose version is the first that was looked at: earlier ones may run them
+    schedule_doubt: str = (
+        ""  # what is known to go wrong with its schedules, and what it has instead
+    )
+    unscheduled: frozenset[str] = (
+        frozenset()
+    )  # families for which it takes one gamma only, although it schedules others
+    head_limits: Mapping[str, tuple[int, int | None]] = field(
+        default_factory=dict, hash=False
+    )  # (most layers, states) by family
+    scattered_head: bool = (
+        False  # writes a trimmed head's logits into rows of the whole vocabulary before choosing
+    )
 
     # -- exporting for it
     export: str = ""  # path of (Setup) -> Serving, the command and files that make it use a draft
-    draft_folder: bool = False  # loads the draft's folder itself: nothing but the model card tells how
-    gguf: bool = False  # needs a copy of the weights as GGUF, and computes in the formats of such files
+    draft_folder: bool = (
+        False  # loads the draft's folder itself: nothing but the model card tells how
+    )
+    gguf: bool = (
+        False  # needs a copy of the weights as GGUF, and computes in the formats of such files
+    )
     speculative_config: bool = False  # reads vLLM's speculative_config.json
     not_exported: str = ""  # why there is nothing to export, where one might expect it
 
@@ -75,36 +103,52 @@ class EngineFacts:
         return gamma + 1 if self.catches_up else 1
 
     def served_draft(self, draft: Architecture) -> Architecture:
-        """The draft as this engine computes it: with the full head where it knows no trimmed one."""
+        """The draft as this engine computes it: with the full head where it knows no trimmed
+        one."""
         return draft if self.trimmed_head else draft.replace(draft_vocab_size=None)
 
     def draft_ranks(self, tensor_parallel: int) -> int:
-        """Devices that share the draft's passes, where `tensor_parallel` of them share the target's."""
+        """Devices that share the draft's passes, where `tensor_parallel` of them share the
+        target's."""
         return tensor_parallel if self.sharded_draft else 1
 
     def ranks_of_draft(self, workload: Workload) -> int:
-        """Devices that share the draft's passes under a workload: those that it names, else as the engine does it."""
+        """Devices that share the draft's passes under a workload: those that it names, else as the
+        engine does it."""
         return workload.draft_tensor_parallel or self.draft_ranks(workload.tensor_parallel)
 
     def check_draft(self, draft: Architecture, tensor_parallel: int, name: str = "") -> None:
-        """Raise InvalidShapeError, with what to do, where the engine shards the draft and its heads or FFN do not divide."""
+        """Raise InvalidShapeError, with what to do, where the engine shards the draft and its heads
+        or FFN do not divide."""
         ranks = self.draft_ranks(tensor_parallel)
         try:
             check_shards(draft, ranks)
         except InvalidShapeError as error:
             raise InvalidShapeError(
-                f"draft {name or draft.label()} cannot run in {self.name}, which shards it over {ranks} devices: {error}; lower "
-                "--tensor-parallel, or use an engine that keeps the draft on one device"
+                f"draft {name or draft.label()} cannot run in {self.name}, which shards it over"
+                f" {ranks} devices: {error}; lower --tensor-parallel, or use an engine that keeps"
+                " the draft on one device"
             ) from error
 
     def lacks(self, family: str, version: str | None = None) -> str:
-        """Why it does not run drafters of a family; "" where it does. `version` None: the newest."""
+        """Why it does not run drafters of a family; "" where it does. `version` None: the
+        newest."""
         since = self.families.get(family)
         if since is None:
             able = ", ".join(row.title for row in ENGINES.values() if family in row.families)
-            return f"{self.title} does not run {family} drafters" + (f"; use {able}" if able else "")
-        if since and version is not None and Version(version) < Version(since) and family not in self.looked_at:
-            return f"{self.title} {version} is not known to run {family} drafters: use --engine-version {since} or later"
+            return f"{self.title} does not run {family} drafters" + (
+                f"; use {able}" if able else ""
+            )
+        if (
+            since
+            and version is not None
+            and Version(version) < Version(since)
+            and family not in self.looked_at
+        ):
+            return (
+                f"{self.title} {version} is not known to run {family} drafters: use"
+                f" --engine-version {since} or later"
+            )
         return ""
 
     def unscheduled_words(self, family: str) -> str:
@@ -116,32 +160,47 @@ class EngineFacts:
     def doubt(self, family: str, version: str | None) -> str:
         """That nobody looked whether this version runs the family; "" where it is known."""
         since = self.families.get(family)
-        if not since or family not in self.looked_at or version is None or Version(version) >= Version(since):
+        if (
+            not since
+            or family not in self.looked_at
+            or version is None
+            or Version(version) >= Version(since)
+        ):
             return ""
-        return f"{family} drafters were looked at in {self.title} {since}, not in {version}, which may not run them"
+        return (
+            f"{family} drafters were looked at in {self.title} {since}, not in {version}, which may"
+            " not run them"
+        )
 
     def serves(self, version: str | None = None) -> tuple[str, ...]:
         """The families that it runs."""
         return tuple(family for family in self.families if not self.lacks(family, version))
 
-    def check_drafter(self, drafter: Drafter, tensor_parallel: int, version: str | None = None, name: str = "") -> None:
-        """Raise ArchsearchError, with what to do, where it does not run such a drafter, or cannot shard it."""
+    def check_drafter(
+        self, drafter: Drafter, tensor_parallel: int, version: str | None = None, name: str = ""
+    ) -> None:
+        """Raise ArchsearchError, with what to do, where it does not run such a drafter, or cannot
+        shard it."""
         if self.name and (why := self.lacks(drafter.family, version)):
             raise ArchsearchError(why)
         layers, states = self.head_limits.get(drafter.family, (None, None))
         if layers is not None and drafter.architecture.num_hidden_layers > layers:
             found = drafter.architecture.num_hidden_layers
-            raise InvalidShapeError(f"{self.title} runs an {drafter.title} of {layers} layer, not of {found}")
+            raise InvalidShapeError(
+                f"{self.title} runs an {drafter.title} of {layers} layer, not of {found}"
+            )
         if states is not None and drafter.states_read != states:
             raise InvalidShapeError(
-                f"{self.title} runs an {drafter.title} on {states} hidden states, not on {drafter.states_read}"
+                f"{self.title} runs an {drafter.title} on {states} hidden states, not on"
+                f" {drafter.states_read}"
             )
         if drafter.sharded is not None:
             self.check_draft(drafter.sharded, tensor_parallel, name)
 
 
 def shared_by(workload: Workload) -> int:
-    """Devices over which an engine that shards drafts is to shard one: as many as the target's unless the workload says."""
+    """Devices over which an engine that shards drafts is to shard one: as many as the target's
+    unless the workload says."""
     return workload.draft_tensor_parallel or workload.tensor_parallel
 
 
@@ -160,7 +219,8 @@ _ROWS: Final = (
         shortest_ngram=1,  # PromptLookupCandidateGenerator
         trimmed_head=True,  # archsearch.models.drafts computes the kept rows only
         draft_folder=True,
-        # prompt_lookup_num_tokens; assistant_early_exit (its own cache); use_mtp needs a target with such a layer
+        # prompt_lookup_num_tokens; assistant_early_exit (its own cache); use_mtp needs a target
+        # with such a layer
         families={"independent": "", "ngram": "", "early_exit": "", "mtp": "5.23"},
     ),
     EngineFacts(
@@ -175,13 +235,15 @@ _ROWS: Final = (
         schedules=True,  # num_speculative_tokens_per_batch_size (config/speculative.py)
         dummy_weights=True,  # load_format "dummy"
         confirms=("independent", "eagle3", "medusa", "ngram", "peagle", "pard", "dflash"),
-        sharded_draft=True,  # draft_tensor_parallel_size must equal the target's (config/speculative.py)
+        # draft_tensor_parallel_size must equal the target's (config/speculative.py)
+        sharded_draft=True,
         idle_pass=True,  # seen in its steps: at gamma 0 the draft still reads the written token
         export="archsearch.export.engines:vllm",
         speculative_config=True,
-        # speculative_config["method"], and parallel_drafting for P-EAGLE and PARD (pull request 32887). Suffix: pull
-        # request 25784, in 0.12.0 (RBLN-SW/vllm-rbln issue 324) with arctic-inference; model runner V2 of 0.32 and later
-        # has its own on the GPU, which pads every slot (docs v0.32.0). DFlash was looked at in 0.32 only.
+        # speculative_config["method"], and parallel_drafting for P-EAGLE and PARD (pull request
+        # 32887). Suffix: pull request 25784, in 0.12.0 (RBLN-SW/vllm-rbln issue 324) with
+        # arctic-inference; model runner V2 of 0.32 and later has its own on the GPU, which pads
+        # every slot (docs v0.32.0). DFlash was looked at in 0.32 only.
         families={
             "independent": "",
             "eagle3": "",
@@ -196,13 +258,14 @@ _ROWS: Final = (
         },
         looked_at=frozenset({"dflash"}),
         schedule_doubt=(
-            "num_speculative_tokens_per_batch_size counts prefills in the batch, runs the drafter at 0 "
-            "too, and has been seen to collapse under load (vLLM issue 49548): measure it beside one "
-            "gamma. vLLM 0.32 and later decide by step with "
-            '"enable_adaptive_verification": true (model runner V2), which profiles its costs at start '
-            "and is not priced here"
+            "num_speculative_tokens_per_batch_size counts prefills in the batch, runs the drafter"
+            " at 0 too, and has been seen to collapse under load (vLLM issue 49548): measure it"
+            " beside one gamma. vLLM 0.32 and later decide by step with"
+            ' "enable_adaptive_verification": true (model runner V2), which profiles its costs at'
+            " start and is not priced here"
         ),
-        # num_speculative_tokens_per_batch_size: Medusa and suffix assert one number, parallel drafting reshapes by a fixed one
+        # num_speculative_tokens_per_batch_size: Medusa and suffix assert one number, parallel
+        # drafting reshapes by a fixed one
         unscheduled=frozenset({"medusa", "suffix", "peagle", "pard"}),
         scattered_head=True,  # compute_logits of llama_eagle3.py
     ),
@@ -214,7 +277,10 @@ _ROWS: Final = (
         recipe="archsearch.engines.environments.recipes:OPENVINO",
         cpu_only=True,
         batches=True,  # continuous batching; it has neither synthetic acceptance nor a schedule
-        confirms=("independent", "eagle3"),  # prompt lookup runs, but tells no rounds (extended_perf_metrics is None)
+        confirms=(
+            "independent",
+            "eagle3",
+        ),  # prompt lookup runs, but tells no rounds (extended_perf_metrics is None)
         families={"independent": "", "eagle3": "", "dflash": "", "ngram": ""},  # prompt_lookup=True
         shortest_ngram=1,
         head_limits={"eagle3": (1, 3)},
@@ -224,10 +290,19 @@ _ROWS: Final = (
         title="SGLang",
         version="0.5.23",
         batches=True,  # continuous batching
-        sharded_draft=True,  # StandaloneWorker passes the target's tp_rank; DraftTPExecution.TARGET_LAYOUT in 0.5.23
+        # StandaloneWorker passes the target's tp_rank; DraftTPExecution.TARGET_LAYOUT in 0.5.23
+        sharded_draft=True,
         export="archsearch.export.engines:sglang",
-        # --speculative-algorithm STANDALONE, EAGLE3, EAGLE, NEXTN, NGRAM, DFLASH; no P-EAGLE or PARD found
-        families={"independent": "", "eagle3": "", "eagle": "", "mtp": "", "ngram": "", "dflash": "0.5.9"},
+        # --speculative-algorithm STANDALONE, EAGLE3, EAGLE, NEXTN, NGRAM, DFLASH; no P-EAGLE or
+        # PARD found
+        families={
+            "independent": "",
+            "eagle3": "",
+            "eagle": "",
+            "mtp": "",
+            "ngram": "",
+            "dflash": "0.5.9",
+        },
     ),
     EngineFacts(
         name="tensorrt-llm",
@@ -235,11 +310,21 @@ _ROWS: Final = (
         version="1.3",
         batches=True,  # in-flight batching
         schedules=True,  # draft_len_schedule
-        idle_round=True,  # speculative per-step costs remain at draft length 0 (pull request 18837, open in 2026-09)
-        sharded_draft=True,  # the one-model worker runs the draft in the target's mapping (_torch/speculative/draft_target.py)
+        # speculative per-step costs remain at draft length 0 (pull request 18837, open in 2026-09)
+        idle_round=True,
+        # the one-model worker runs the draft in the target's mapping
+        # (_torch/speculative/draft_target.py)
+        sharded_draft=True,
         export="archsearch.export.engines:tensorrt_llm",
         # DraftTarget-, Eagle3-, MTP-, NGram-, PARD-, DFlashDecodingConfig
-        families={"independent": "", "eagle3": "", "mtp": "", "ngram": "", "pard": "1.3", "dflash": "1.3"},
+        families={
+            "independent": "",
+            "eagle3": "",
+            "mtp": "",
+            "ngram": "",
+            "pard": "1.3",
+            "dflash": "1.3",
+        },
     ),
     EngineFacts(
         name="llama.cpp",
@@ -251,7 +336,13 @@ _ROWS: Final = (
         catches_up=True,  # common_speculative_process
         export="archsearch.export.engines:llama_cpp",
         gguf=True,
-        families={"independent": "", "eagle3": "", "dflash": "", "mtp": "", "ngram": ""},  # --spec-type draft-*, ngram-*
+        families={
+            "independent": "",
+            "eagle3": "",
+            "dflash": "",
+            "mtp": "",
+            "ngram": "",
+        },  # --spec-type draft-*, ngram-*
         head_limits={"eagle3": (1, None)},
     ),
     EngineFacts(
@@ -259,8 +350,8 @@ _ROWS: Final = (
         title="speculators",
         version="0.7",
         not_exported=(  # src/speculators/models
-            "speculators (0.7) describes eagle3, peagle, dflash, dspark and mtp heads, not independent draft models; "
-            "vLLM loads this draft without it: use --for vllm"
+            "speculators (0.7) describes eagle3, peagle, dflash, dspark and mtp heads, not"
+            " independent draft models; vLLM loads this draft without it: use --for vllm"
         ),
     ),
 )
@@ -270,7 +361,8 @@ ENGINES: Final[dict[str, EngineFacts]] = {row.name: row for row in _ROWS}
 
 
 def engine_facts(name: str | None) -> EngineFacts:
-    """The row of the engine `name`; ANY_ENGINE for None. Raises ArchsearchError, with the names there are, for an unknown one."""
+    """The row of the engine `name`; ANY_ENGINE for None. Raises ArchsearchError, with the names
+    there are, for an unknown one."""
     if name is None:
         return ANY_ENGINE
     if name not in ENGINES:
@@ -279,15 +371,16 @@ def engine_facts(name: str | None) -> EngineFacts:
 
 
 def runnable_engine(name: str) -> EngineFacts:
-    """The row of an engine that archsearch runs. Raises ArchsearchError, with the names there are, for any other."""
+    """The row of an engine that archsearch runs. Raises ArchsearchError, with the names there are,
+    for any other."""
     able = engines_that(lambda row: True)
     if name not in ENGINES:
         raise ArchsearchError(f"unknown engine {name!r}; choose one of {', '.join(able)}")
     if not ENGINES[name].make:
         gpu = [other for other in able if not ENGINES[other].cpu_only]
         raise ArchsearchError(
-            f"archsearch does not run {ENGINES[name].title}: it ranks drafts for it and exports them; "
-            f"confirm with --engine {' or '.join(gpu)}"
+            f"archsearch does not run {ENGINES[name].title}: it ranks drafts for it and exports"
+            f" them; confirm with --engine {' or '.join(gpu)}"
         )
     return ENGINES[name]
 
@@ -303,7 +396,8 @@ def has_recipe(row: EngineFacts) -> bool:
 
 
 def engine_title(name: str) -> str:
-    """An engine as its makers write it; the name itself where it is unknown (a file that another version wrote)."""
+    """An engine as its makers write it; the name itself where it is unknown (a file that another
+    version wrote)."""
     return ENGINES[name].title if name in ENGINES else name
 
 

@@ -1,8 +1,10 @@
-"""What an engine of one version adds to a speculative round on a GPU, and how it runs a draft: engine_rounds.yaml, row by row.
+"""What an engine of one version adds to a speculative round on a GPU, and how it runs a draft:
+engine_rounds.yaml, row by row.
 
-The host launches a draft pass while the GPU verifies, so a round takes the longer of the two (`archsearch.latency.rounds`). How
-much the host has to launch depends on the version: vLLM ran independent drafts without CUDA graphs in 0.15 to 0.25 and does so
-again from 0.31 on. Here is which version is which, with the numbers, their std and where they come from.
+The host launches a draft pass while the GPU verifies, so a round takes the longer of the two
+(`archsearch.latency.rounds`). How much the host has to launch depends on the version: vLLM ran
+independent drafts without CUDA graphs in 0.15 to 0.25 and does so again from 0.31 on. Here is which
+version is which, with the numbers, their std and where they come from.
 """
 
 from __future__ import annotations
@@ -24,21 +26,31 @@ from archsearch.estimate import Estimate
 
 Graph = Literal["none", "piecewise", "full"]
 Order = Literal["overlapped", "serial"]
-Drafter = Literal["draft_model", "feature_head", "parallel_head", "parallel_draft", "block", "medusa", "lookup"]
+Drafter = Literal[
+    "draft_model", "feature_head", "parallel_head", "parallel_draft", "block", "medusa", "lookup"
+]
 MACHINE_STD: Final = 0.55
 """Std of the logarithm of host times between machines: 0.27, 0.40 and about 0.8 ms a draft layer on
-three hosts that are known (two servers; a cloud notebook, of which the version was not verified)."""
+three hosts that are known (two servers; a cloud notebook, of which the version was not
+verified)."""
 HOSTS: Final = {"fast": (0.8, 0.2), "usual": (1.0, 0.25), "slow": (2.4, 0.3)}
-"""What `--host` may say: factor on host times, and the std of their logarithm that is left. One host
-each for fast (0.27 ms a layer) and slow (0.8); the constants lie between 0.27 and 0.40."""
+"""What `--host` may say: factor on host times, and the std of their logarithm that is left. One
+host each for fast (0.27 ms a layer) and slow (0.8); the constants lie between 0.27 and 0.40."""
 HOST: Final = "host"
 """Among an engine's switches: the host that it runs on."""
 BEYOND: Final = 2.0
 """Factor on stds at batch sizes beyond the largest that was measured (assumed)."""
 
 COSTS: Final = (
-    "round", "token", "sequence", "host_round", "host_token", "host_layer", "host_target_layer", "host_all_reduce",
-)  # fmt: skip
+    "round",
+    "token",
+    "sequence",
+    "host_round",
+    "host_token",
+    "host_layer",
+    "host_target_layer",
+    "host_all_reduce",
+)
 MEASURED_HOST_STD: Final = 0.3
 """Std of the logarithm that is left where a host's speed was measured by another code than the
 engine's: assumed."""
@@ -47,17 +59,20 @@ _ZERO: Final = Estimate(0.0, 0.0, "published")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCosts:
-    """One class of engine: how a draft's passes are launched, and what a round takes beside its kernels. Seconds.
+    """One class of engine: how a draft's passes are launched, and what a round takes beside its
+    kernels. Seconds.
 
-    GPU: `round_s` + gamma `token_s` + batch (`sequence_s` + (gamma + 1) `row_s`).
-    Host: `host_round_s` + gamma (`host_token_s` + draft layers x
-    `host_layer_s`) + target layers x `host_target_layer_s`, and `host_all_reduce_s` for every all-reduce of a pass without graph;
-    gamma `host_scatter_s` where a trimmed head's logits are written into rows of the whole vocabulary, launch by launch.
+    GPU: `round_s` + gamma `token_s` + batch (`sequence_s` + (gamma + 1) `row_s`). Host:
+    `host_round_s` + gamma (`host_token_s` + draft layers x `host_layer_s`) + target layers x
+    `host_target_layer_s`, and `host_all_reduce_s` for every all-reduce of a pass without graph;
+    gamma `host_scatter_s` where a trimmed head's logits are written into rows of the whole
+    vocabulary, launch by launch.
 
-    Of drafters that do not propose in every round (n-gram, suffix): `padded`: they are filled up to gamma for every sequence,
-    so each round verifies all of them; else `ragged_layer_s`: the host's time for a layer of the target where sequences verify
-    different numbers of tokens, which no graph of the whole pass fits, and `waits_s`: what a round without any proposal adds to a
-    plain step.
+    Of drafters that do not propose in every round (n-gram, suffix): `padded`: they are filled up to
+    gamma for every sequence, so each round verifies all of them; else `ragged_layer_s`: the host's
+    time for a layer of the target where sequences verify different numbers of tokens, which no
+    graph of the whole pass fits, and `waits_s`: what a round without any proposal adds to a plain
+    step.
     """
 
     name: str
@@ -77,8 +92,11 @@ class RoundCosts:
     source: str
     row_s: Estimate = _ZERO  # for each token that is verified, of any sequence
     row_token_s: Estimate = _ZERO  # for each verified row and token of its context
-    expands: bool = False  # verification reads each token as a sequence of its own, so its cache gamma + 1 times
-    covariance: tuple[tuple[float, ...], ...] = ()  # of COSTS, s^2, where they were measured together; the machine is in it
+    # verification reads each token as a sequence of its own, so its cache gamma + 1 times
+    expands: bool = False
+    covariance: tuple[
+        tuple[float, ...], ...
+    ] = ()  # of COSTS, s^2, where they were measured together; the machine is in it
     padded: bool = False
     ragged_layer_s: Estimate = _ZERO
     waits_s: Estimate = _ZERO
@@ -123,7 +141,8 @@ class RoundCosts:
         return constant + slope * gamma
 
     def std_of(self, **weights: float) -> float | None:
-        """Std of a weighted sum of COSTS that were measured together, whose errors cancel in part; None where they were not."""
+        """Std of a weighted sum of COSTS that were measured together, whose errors cancel in part;
+        None where they were not."""
         if not self.covariance:
             return None
         chosen = [weights.get(name, 0.0) for name in COSTS]
@@ -132,13 +151,15 @@ class RoundCosts:
         return math.sqrt(max(0.0, square))
 
     def band(self, batch: int) -> float:
-        """Factor on the std of what a round adds: wider beyond the batch sizes that were measured."""
+        """Factor on the std of what a round adds: wider beyond the batch sizes that were
+        measured."""
         return 1.0 if batch <= self.largest_batch else BEYOND
 
 
 @dataclass(frozen=True, slots=True)
 class PlainCosts:
-    """What a plain step of the target takes beside its kernels: `step_s` + batch x `sequence_s`, seconds."""
+    """What a plain step of the target takes beside its kernels: `step_s` + batch x `sequence_s`,
+    seconds."""
 
     step_s: Estimate = _ZERO
     sequence_s: Estimate = _ZERO
@@ -148,7 +169,9 @@ class PlainCosts:
     def at(self, batch: int) -> Estimate:
         """Seconds at `batch` sequences; the std grows beyond the batches that were measured."""
         value = self.step_s.value + self.sequence_s.value * batch
-        std = math.hypot(self.step_s.std, self.sequence_s.std * batch) * (1.0 if batch <= self.largest_batch else BEYOND)
+        std = math.hypot(self.step_s.std, self.sequence_s.std * batch) * (
+            1.0 if batch <= self.largest_batch else BEYOND
+        )
         return Estimate(value, std, "published")
 
 
@@ -156,8 +179,9 @@ class PlainCosts:
 class EngineRounds:
     """An engine of one version with its switches, running one kind of drafter.
 
-    `eager`: the target too runs without CUDA graphs. `note`: what a reader must know about the version that was taken.
-    `without_graphs`: why drafts run without graphs here, "" where they do not; `remedy`: (version, options) that mend it.
+    `eager`: the target too runs without CUDA graphs. `note`: what a reader must know about the
+    version that was taken. `without_graphs`: why drafts run without graphs here, "" where they do
+    not; `remedy`: (version, options) that mend it.
     """
 
     engine: str
@@ -171,13 +195,17 @@ class EngineRounds:
     without_graphs: str = ""
     remedy: tuple[str, Mapping[str, str]] | None = None
     source: str = ""
-    fuses_reduces: bool = False  # an all-reduce and the norm after it are one kernel, where the GPU has it
+    fuses_reduces: bool = (
+        False  # an all-reduce and the norm after it are one kernel, where the GPU has it
+    )
     measured: int = 0  # rounds of the profile that the costs were fitted to
 
     def label(self) -> str:
         """`vllm 0.33.0 (VLLM_USE_V2_MODEL_RUNNER=0), a CUDA graph per layer of the draft`."""
         options = ", ".join(f"{name}={value}" for name, value in self.options.items())
-        return f"{self.engine} {self.version}{f' ({options})' if options else ''}, {self.costs.title}"
+        return (
+            f"{self.engine} {self.version}{f' ({options})' if options else ''}, {self.costs.title}"
+        )
 
     def cache_dtype(self, dtype: str) -> str:
         """The dtype of the KV cache where weights are kept in `dtype`: engines keep 16 bits unless
@@ -189,7 +217,8 @@ class EngineRounds:
         return "bfloat16" if wide else dtype
 
     def running(self, drafter: Drafter) -> EngineRounds:
-        """The same version and switches with another kind of drafter; raises ArchsearchError where it does not run one."""
+        """The same version and switches with another kind of drafter; raises ArchsearchError where
+        it does not run one."""
         if drafter == self.drafter:
             return self
         other = engine_rounds(self.engine, self.version, self.options, drafter)
@@ -209,12 +238,16 @@ class EngineRounds:
             return ""
         version, options = self.remedy
         sets = [f"set {name}={value}" for name, value in options.items()]
-        return " and ".join([*([f"use {self.engine} {version}"] if version != self.version else []), *sets])
+        return " and ".join(
+            [*([f"use {self.engine} {version}"] if version != self.version else []), *sets]
+        )
 
 
 @cache
 def _table() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((Path(__file__).with_suffix(".yaml")).read_text(encoding="utf-8"))
+    loaded: dict[str, Any] = yaml.safe_load(
+        (Path(__file__).with_suffix(".yaml")).read_text(encoding="utf-8")
+    )
     return loaded
 
 
@@ -266,25 +299,32 @@ def parse_version(engine: str, text: str) -> Version:
         return Version(text)
     except InvalidVersion:
         known = newest_version(engine) if engine in known_engines() else "1.2.3"
-        raise ArchsearchError(f"{text!r} is no version of {engine}; write it as in --engine-version {known}") from None
+        raise ArchsearchError(
+            f"{text!r} is no version of {engine}; write it as in --engine-version {known}"
+        ) from None
 
 
 def parse_options(engine: str, texts: tuple[str, ...]) -> dict[str, str]:
-    """`NAME=VALUE` texts as switches of `engine`; raises ArchsearchError for one that it does not have, or given two values."""
+    """`NAME=VALUE` texts as switches of `engine`; raises ArchsearchError for one that it does not
+    have, or given two values."""
     known = _table()["versions"].get(engine, {}).get("options", {})
     found: dict[str, str] = {}
     for text in texts:
         name, _, value = text.partition("=")
         value = {"true": "1", "false": "0"}.get(value.strip().lower(), value.strip())
         if name not in known:
-            raise ArchsearchError(f"{engine} has no switch {name!r} here; {_choices(known, engine)}")
+            raise ArchsearchError(
+                f"{engine} has no switch {name!r} here; {_choices(known, engine)}"
+            )
         if known[name] == "number":
             if not value.isdigit():
                 raise ArchsearchError(f"{name} is a number of rows, 0 or more, not {value!r}")
         elif value not in known[name]:
             raise ArchsearchError(f"{name} is {' or '.join(known[name])}, not {value!r}")
         if found.get(name, value) != value:
-            raise ArchsearchError(f"{name} was given as {found[name]} and as {value}; leave one out")
+            raise ArchsearchError(
+                f"{name} was given as {found[name]} and as {value}; leave one out"
+            )
         found[name] = value
     return found
 
@@ -297,29 +337,44 @@ def engine_rounds(
 ) -> EngineRounds | None:
     """How `engine` runs rounds of a kind of drafter; None for an engine of which nothing is known.
 
-    `version` None: the newest that is known. One newer or older than those known is answered by the nearest; the note says so.
-    Raises ArchsearchError for a version that does not run such a drafter.
+    `version` None: the newest that is known. One newer or older than those known is answered by the
+    nearest; the note says so. Raises ArchsearchError for a version that does not run such a
+    drafter.
     """
     table = _table()["versions"].get(engine)
     if table is None:
         return None
     taken, note = str(table["newest"]) if version is None else version, ""
     asked = parse_version(engine, taken)
-    if asked > Version(str(table["newest"])) and asked.release[:2] != Version(str(table["newest"])).release[:2]:
-        note = f"{engine} {taken} is newer than what is known here ({table['newest']}), whose figures are used"
+    if (
+        asked > Version(str(table["newest"]))
+        and asked.release[:2] != Version(str(table["newest"])).release[:2]
+    ):
+        note = (
+            f"{engine} {taken} is newer than what is known here ({table['newest']}), whose figures"
+            " are used"
+        )
     elif asked < Version(oldest := str(table.get("oldest_of", {}).get(drafter, table["oldest"]))):
-        note = f"{engine} {taken} is older than what is known here ({oldest}), whose figures are used"
+        note = (
+            f"{engine} {taken} is older than what is known here ({oldest}), whose figures are used"
+        )
         asked = Version(oldest)
     chosen = dict(options or {})
     for row in table["rows"]:
         if _fits(row, asked, chosen, drafter) and drafter == "feature_head" and "tree" in row:
-            note = "; ".join(filter(None, (note, f"a chain is priced, {engine} {taken} {row['tree']}")))
+            note = "; ".join(
+                filter(None, (note, f"a chain is priced, {engine} {taken} {row['tree']}"))
+            )
         if _fits(row, asked, chosen, drafter):
             return _resolved(engine, taken, row, chosen, drafter, note)
-    raise ArchsearchError(f"nothing is known of {drafter} in {engine} {taken}")  # the last row of each engine fits all
+    raise ArchsearchError(
+        f"nothing is known of {drafter} in {engine} {taken}"
+    )  # the last row of each engine fits all
 
 
-def _fits(row: Mapping[str, Any], version: Version, options: Mapping[str, str], drafter: Drafter) -> bool:
+def _fits(
+    row: Mapping[str, Any], version: Version, options: Mapping[str, str], drafter: Drafter
+) -> bool:
     if row.get("drafter", drafter) != drafter:
         return False
     if "below" in row and version >= Version(str(row["below"])):
@@ -328,19 +383,34 @@ def _fits(row: Mapping[str, Any], version: Version, options: Mapping[str, str], 
 
 
 def _resolved(
-    engine: str, version: str, row: Mapping[str, Any], options: dict[str, str], drafter: Drafter, note: str
+    engine: str,
+    version: str,
+    row: Mapping[str, Any],
+    options: dict[str, str],
+    drafter: Drafter,
+    note: str,
 ) -> EngineRounds:
     if "refused" in row:
-        raise ArchsearchError(f"{engine} {version} does not run such drafts: {row['refused']}; choose another --engine-version")
+        raise ArchsearchError(
+            f"{engine} {version} does not run such drafts: {row['refused']}; choose another"
+            " --engine-version"
+        )
     remedy = None
     if "remedy" in row or "remedy_options" in row:
-        remedy = (str(row.get("remedy", version)), MappingProxyType(dict(row.get("remedy_options", {}))))
+        remedy = (
+            str(row.get("remedy", version)),
+            MappingProxyType(dict(row.get("remedy_options", {}))),
+        )
     costs = round_costs(row["class"])
     costs = replace(costs, largest_graph=_largest_graph(engine, version, options))
     costs = _no_less(costs, plain_costs(engine, version)).on_host(options.get(HOST))
     eager = bool(row.get("eager", False))
-    if eager:  # the host launches the target layer by layer as well, at what a layer of the draft takes it
-        costs = replace(costs, title="no CUDA graph for target or draft", host_target_layer_s=costs.host_layer_s)
+    if (
+        eager
+    ):  # the host launches the target layer by layer as well, at what a layer of the draft takes it
+        costs = replace(
+            costs, title="no CUDA graph for target or draft", host_target_layer_s=costs.host_layer_s
+        )
     return EngineRounds(
         engine,
         version,
@@ -368,7 +438,8 @@ def host_speed(text: str) -> tuple[float, float]:
         factor = math.nan
     if not 0.05 <= factor <= 20.0:
         raise ArchsearchError(
-            f"a host is {', '.join(HOSTS)} or a factor from 0.05 to 20 (archsearch profile --host prints it), not {text!r}"
+            f"a host is {', '.join(HOSTS)} or a factor from 0.05 to 20 (archsearch profile --host"
+            f" prints it), not {text!r}"
         )
     return factor, MEASURED_HOST_STD
 
@@ -380,7 +451,9 @@ def _largest_graph(engine: str, version: str, options: Mapping[str, str]) -> int
         return None
     if (asked := options.get(known["option"])) is not None:
         return int(asked)
-    rows = (row for row in known["rows"] if "below" not in row or _older(engine, version, row["below"]))
+    rows = (
+        row for row in known["rows"] if "below" not in row or _older(engine, version, row["below"])
+    )
     return int(next(rows)["largest"])
 
 
@@ -397,7 +470,8 @@ def _no_less(costs: RoundCosts, plain: PlainCosts) -> RoundCosts:
 
 
 def _fuses_reduces(engine: str, version: str, options: Mapping[str, str]) -> bool:
-    """Whether the version with these switches runs an all-reduce and the norm after it as one kernel."""
+    """Whether the version with these switches runs an all-reduce and the norm after it as one
+    kernel."""
     known = _table()["fused_reduces"].get(engine)
     if known is None:
         return False
@@ -406,10 +480,16 @@ def _fuses_reduces(engine: str, version: str, options: Mapping[str, str]) -> boo
 
 
 def plain_costs(engine: str, version: str) -> PlainCosts:
-    """What a plain step takes in `engine` of `version` beside its kernels; nothing where nothing is known."""
+    """What a plain step takes in `engine` of `version` beside its kernels; nothing where nothing is
+    known."""
     for row in _table()["plain"].get(engine, ()):
         if "below" not in row or parse_version(engine, version) < Version(str(row["below"])):
-            return PlainCosts(_ms(row["step"]), _ms(row["sequence"]), row["largest_batch"], " ".join(row["source"].split()))
+            return PlainCosts(
+                _ms(row["step"]),
+                _ms(row["sequence"]),
+                row["largest_batch"],
+                " ".join(row["source"].split()),
+            )
     return PlainCosts()
 
 
@@ -422,6 +502,7 @@ def _choices(known: Mapping[str, Any], engine: str) -> str:
 
 
 def version_in(text: str) -> str | None:
-    """The version in what an engine prints of itself (`vllm 0.32.0+cpu`); None where there is none."""
+    """The version in what an engine prints of itself (`vllm 0.32.0+cpu`); None where there is
+    none."""
     found = re.search(r"\d+(\.\d+)+", text)
     return found.group() if found else None

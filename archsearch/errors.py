@@ -1,7 +1,8 @@
 """What can go wrong, sorted by who can mend it.
 
-`ArchsearchError` (exit status 2) is for what the user can mend: one line that says what is wrong, with the value, and what to
-do. `RunFailed` (exit status 1) is a run that was set up correctly and failed. Everything else is a bug and keeps its traceback.
+`ArchsearchError` (exit status 2) is for what the user can mend: one line that says what is wrong,
+with the value, and what to do. `RunFailed` (exit status 1) is a run that was set up correctly and
+failed. Everything else is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import Any
 
 
 class ArchsearchError(ValueError):
-    """Something the user can mend. The message is one line: what is wrong, the value, what to do."""
+    """Something the user can mend. The message is one line: what is wrong, the value, what to
+    do."""
 
     exit_code = 2
 
@@ -24,19 +26,30 @@ class InvalidShapeError(ArchsearchError):
 
 
 class RunFailed(ArchsearchError):
-    """A well-formed run that failed (an engine died, a loss became NaN). `results`: what it had come to before, if anything."""
+    """A well-formed run that failed (an engine died, a loss became NaN). `results`: what it had
+    come to before, if anything."""
 
     exit_code = 1
     results: Any = None
 
 
-EXTRAS = {name: "torch" for name in (
-    "torch", "transformers", "accelerate", "gguf", "safetensors", "tokenizers", "huggingface_hub",
-)}  # fmt: skip
+EXTRAS = {
+    name: "torch"
+    for name in (
+        "torch",
+        "transformers",
+        "accelerate",
+        "gguf",
+        "safetensors",
+        "tokenizers",
+        "huggingface_hub",
+    )
+}
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """What to install where a package of an extra is missing, in one line; None for any other module, which is a bug."""
+    """What to install where a package of an extra is missing, in one line; None for any other
+    module, which is a bug."""
     package = (error.name or "").partition(".")[0]
     extra = EXTRAS.get(package)
     if extra is None:

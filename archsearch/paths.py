@@ -9,7 +9,8 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def data_dir(name: str) -> Path:
-    """The shipped folder `name` (profiles, search_spaces): inside the wheel, or beside the package in a checkout."""
+    """The shipped folder `name` (profiles, search_spaces): inside the wheel, or beside the package
+    in a checkout."""
     installed = _PACKAGE / "_data" / name
     return installed if installed.is_dir() else _PACKAGE.parent / name
 
@@ -20,7 +21,8 @@ def package_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """Converted targets and other things that can be made again; $ARCHSEARCH_CACHE overrides ~/.cache/archsearch."""
+    """Converted targets and other things that can be made again; $ARCHSEARCH_CACHE overrides
+    ~/.cache/archsearch."""
     override = os.environ.get("ARCHSEARCH_CACHE")
     return (
         Path(override).expanduser()

@@ -1,9 +1,11 @@
-"""`Profile`: what was measured on one device with one software stack. Data only: it times nothing and predicts nothing.
+"""`Profile`: what was measured on one device with one software stack. Data only: it times nothing
+and predicts nothing.
 
 On disk a folder `profiles/<device>/<stack>/` with
 
 - `profile.json`: schema version, device, stack, reference probe, known error (from `--check`);
-- `rows.jsonl`: one `Measurement` a line, appended as it is made. A killed process loses the row in flight and nothing else.
+- `rows.jsonl`: one `Measurement` a line, appended as it is made. A killed process loses the row in
+flight and nothing else.
 """
 
 from __future__ import annotations
@@ -34,14 +36,20 @@ from archsearch.workload import served_name
 
 SCHEMA_VERSION: Final = 1
 WHOLE_KINDS: Final = ("layer", "forward", "engine", "pass", "rest", "drafted", "round")
-"""Kinds of rows beside those of single ops (OP_KINDS). `engine`: what an engine adds to the passes of this profile; `pass`,
-`rest`: passes as an engine itself timed them, and what its steps take beside them; `drafted`: what its rounds take beside the
-target's pass, with a drafter that is no model; `round`: whole rounds in it, on a GPU."""
+"""Kinds of rows beside those of single ops (OP_KINDS). `engine`: what an engine adds to the passes
+of this profile; `pass`, `rest`: passes as an engine itself timed them, and what its steps take
+beside them; `drafted`: what its rounds take beside the target's pass, with a drafter that is no
+model; `round`: whole rounds in it, on a GPU."""
 
 DIFFERENCE_KINDS: Final = ("engine", "rest")
-"""Kinds whose times are differences of timings: noise may take one below zero, and cutting it off there would bias the rest."""
-REFUSED_STDS: Final = 3.0  # a difference that many stds below zero is a disturbed measurement, not noise
-CUT_OFF_S: Final = 1e-6  # what versions before 0.2.0 stored for a difference that came out below it, without a std
+"""Kinds whose times are differences of timings: noise may take one below zero, and cutting it off
+there would bias the rest."""
+REFUSED_STDS: Final = (
+    3.0  # a difference that many stds below zero is a disturbed measurement, not noise
+)
+CUT_OFF_S: Final = (
+    1e-6  # what versions before 0.2.0 stored for a difference that came out below it, without a std
+)
 
 MOST_ELEMENTS: Final = 10**15
 MAY_BE_ZERO: Final = ("context", "gamma", "draft_layers", "first_tokens", "q_rank", "rope")
@@ -54,8 +62,14 @@ Shape = tuple[tuple[str, Any], ...]
 
 
 def freeze_shape(shape: Mapping[str, Any]) -> Shape:
-    """A hashable, ordered form of a row's sizes; nested mappings (an architecture) become tuples too."""
-    return tuple(sorted((key, freeze_shape(value) if isinstance(value, Mapping) else value) for key, value in shape.items()))
+    """A hashable, ordered form of a row's sizes; nested mappings (an architecture) become tuples
+    too."""
+    return tuple(
+        sorted(
+            (key, freeze_shape(value) if isinstance(value, Mapping) else value)
+            for key, value in shape.items()
+        )
+    )
 
 
 def thaw_shape(shape: Shape) -> dict[str, Any]:
@@ -70,14 +84,16 @@ def _is_number(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Repeated timings of one thing. `times_s` are seconds per call, each already divided by the slowdown of the reference
-    probe that bracketed it; statistics are derived from them.
+    """Repeated timings of one thing. `times_s` are seconds per call, each already divided by the
+    slowdown of the reference probe that bracketed it; statistics are derived from them.
 
-    `cache`: `warm` when the weights stay in the last-level cache between calls, `cold` when they come from memory.
-    `slowdown`: median of the bracketing probe over the profile's reference probe (1.0 = the machine was as quiet as then).
-    `std_s`: standard error of the median where it is known otherwise than from the spread of `times_s` (a difference of two
-    medians has one time, and the std of both). Times of DIFFERENCE_KINDS may be zero or negative.
-    `kernel`: which of several kernels ran, where torch chooses one and the profiler knows it (attention on a GPU); "" elsewhere.
+    `cache`: `warm` when the weights stay in the last-level cache between calls, `cold` when they
+    come from memory. `slowdown`: median of the bracketing probe over the profile's reference probe
+    (1.0 = the machine was as quiet as then). `std_s`: standard error of the median where it is
+    known otherwise than from the spread of `times_s` (a difference of two medians has one time, and
+    the std of both). Times of DIFFERENCE_KINDS may be zero or negative. `kernel`: which of several
+    kernels ran, where torch chooses one and the profiler knows it (attention on a GPU); ""
+    elsewhere.
     """
 
     kind: str
@@ -121,7 +137,8 @@ class Measurement:
 
     @property
     def error_s(self) -> float | None:
-        """Standard error of the median in seconds: `std_s`, else `median_error_s` of the times; None where neither is known."""
+        """Standard error of the median in seconds: `std_s`, else `median_error_s` of the times;
+        None where neither is known."""
         return median_error_s(self.times_s) if self.std_s is None else self.std_s
 
     @property
@@ -131,12 +148,14 @@ class Measurement:
 
     @property
     def impossible(self) -> bool:
-        """A difference below zero by more than its noise explains: something disturbed one of the two timings."""
+        """A difference below zero by more than its noise explains: something disturbed one of the
+        two timings."""
         return self.median_s < -REFUSED_STDS * (self.error_s or math.inf)
 
     @property
     def cut_off(self) -> bool:
-        """A difference that an older version cut off at CUT_OFF_S: it was below that, nobody knows by how much."""
+        """A difference that an older version cut off at CUT_OFF_S: it was below that, nobody knows
+        by how much."""
         return self.kind in DIFFERENCE_KINDS and self.std_s is None and self.median_s == CUT_OFF_S
 
     def sizes(self) -> dict[str, Any]:
@@ -155,7 +174,9 @@ class Measurement:
             "slowdown": round(self.slowdown, 3),
             "throttled": self.throttled,
         }
-        if self.std_s is not None:  # left out where empty: rows without it keep their line and the profile its fingerprint
+        if (
+            self.std_s is not None
+        ):  # left out where empty: rows without it keep their line and the profile its fingerprint
             row["std_s"] = float(f"{self.std_s:.4g}")
         if self.kernel:
             row["kernel"] = self.kernel
@@ -163,14 +184,16 @@ class Measurement:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
-        """Read back `to_dict`. Raises KeyError, TypeError or ValueError for kinds, sizes, cache states and
-        times that cannot be."""
+        """Read back `to_dict`. Raises KeyError, TypeError or ValueError for kinds, sizes, cache
+        states and times that cannot be."""
         if not isinstance(data, Mapping) or not isinstance(data["shape"], Mapping):
             raise ValueError("a row must be an object with an object as its shape")
         given = data["times_s"]
         if not isinstance(given, list) or not all(_is_number(t) for t in given):
             raise ValueError(f"times_s must be a list of numbers, got {str(given)[:40]}")
-        wrong = [name for name in ("kind", "dtype", "mode", "cache") if not isinstance(data[name], str)]
+        wrong = [
+            name for name in ("kind", "dtype", "mode", "cache") if not isinstance(data[name], str)
+        ]
         if wrong:
             raise ValueError(f"{wrong[0]} must be text, got {str(data[wrong[0]])[:40]}")
         served_name(data["dtype"])
@@ -188,7 +211,9 @@ class Measurement:
             raise ValueError(f"unknown cache state {data['cache']!r}")
         signed = data["kind"] in DIFFERENCE_KINDS
         if not times or not all(math.isfinite(t) and (signed or t > 0) for t in times):
-            raise ValueError(f"times must be {'finite' if signed else 'positive'} numbers, got {times}")
+            raise ValueError(
+                f"times must be {'finite' if signed else 'positive'} numbers, got {times}"
+            )
         std_s = data.get("std_s")
         if std_s is not None and not (_is_number(std_s) and math.isfinite(std_s) and std_s > 0):
             raise ValueError(f"std_s must be a positive number, got {std_s}")
@@ -219,14 +244,19 @@ def check_sizes(shape: type[Any], sizes: Mapping[str, Any]) -> None:
     """Refuse sizes that no row of this shape has: of another type, or a zero where something is
     counted. Raises InvalidShapeError."""
     types = shape.__annotations__  # of a NamedTuple: references to the names
-    check_types({name: str(getattr(kind, "__forward_arg__", kind)) for name, kind in types.items()}, sizes, MOST_ELEMENTS)
+    check_types(
+        {name: str(getattr(kind, "__forward_arg__", kind)) for name, kind in types.items()},
+        sizes,
+        MOST_ELEMENTS,
+    )
     for name in types.keys() & sizes.keys():
         if sizes[name] == 0 and name not in MAY_BE_ZERO:
             raise InvalidShapeError(f"{name} must be positive, got 0")
 
 
 def median_error_s(times_s: Sequence[float]) -> float | None:
-    """Standard error of the median of `times_s`: 1.2533 sigma / sqrt(n), sigma from the IQR; None with fewer than three times."""
+    """Standard error of the median of `times_s`: 1.2533 sigma / sqrt(n), sigma from the IQR; None
+    with fewer than three times."""
     if len(times_s) < 3:
         return None
     low, _, high = statistics.quantiles(times_s, n=4, method="inclusive")
@@ -234,8 +264,8 @@ def median_error_s(times_s: Sequence[float]) -> float | None:
 
 
 class ForwardShape(NamedTuple):
-    """What a row of kind `forward` (a whole model) or `layer` (one of a stack of them) is about: a pass of `tokens` new tokens
-    for each of `batch` sequences against `context` cached ones."""
+    """What a row of kind `forward` (a whole model) or `layer` (one of a stack of them) is about: a
+    pass of `tokens` new tokens for each of `batch` sequences against `context` cached ones."""
 
     architecture: Architecture
     batch: int
@@ -249,11 +279,17 @@ class ForwardShape(NamedTuple):
         return cls(Architecture.from_dict(sizes), batch, tokens, context)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"batch": self.batch, "tokens": self.tokens, "context": self.context, **self.architecture.to_dict()}
+        return {
+            "batch": self.batch,
+            "tokens": self.tokens,
+            "context": self.context,
+            **self.architecture.to_dict(),
+        }
 
 
 class PassShape(NamedTuple):
-    """What a row of kind `pass` is about: a pass of target or draft as `engine` itself timed it; `tokens` are per sequence."""
+    """What a row of kind `pass` is about: a pass of target or draft as `engine` itself timed it;
+    `tokens` are per sequence."""
 
     engine: str
     role: Literal["target", "draft"]
@@ -272,9 +308,11 @@ class PassShape(NamedTuple):
 
 
 class RestShape(NamedTuple):
-    """What a row of kind `rest` is about: a step of `batch` requests beside its passes; gamma 0 is a plain step.
+    """What a row of kind `rest` is about: a step of `batch` requests beside its passes; gamma 0 is
+    a plain step.
 
-    `first_tokens`: tokens per sequence in the draft's first pass of the round; None where the row does not say.
+    `first_tokens`: tokens per sequence in the draft's first pass of the round; None where the row
+    does not say.
     """
 
     engine: str
@@ -291,8 +329,9 @@ class RestShape(NamedTuple):
 
 
 class DraftedShape(NamedTuple):
-    """What a row of kind `drafted` is about: all that a round of `batch` requests takes beside the target's pass where `drafter`
-    proposed `gamma` tokens to each; `context`: tokens in the cache."""
+    """What a row of kind `drafted` is about: all that a round of `batch` requests takes beside the
+    target's pass where `drafter` proposed `gamma` tokens to each; `context`: tokens in the
+    cache."""
 
     engine: str
     drafter: Drafter
@@ -307,13 +346,17 @@ class DraftedShape(NamedTuple):
         return cls(**sizes | {"drafter": read_drafter(architecture, sizes["drafter"])})
 
     def to_dict(self) -> dict[str, Any]:
-        own = {"drafter": self.drafter.to_dict(), "architecture": self.drafter.architecture.to_dict()}
+        own = {
+            "drafter": self.drafter.to_dict(),
+            "architecture": self.drafter.architecture.to_dict(),
+        }
         return self._asdict() | own
 
 
 class RoundShape(NamedTuple):
-    """What a row of kind `round` is about: whole rounds of `batch` requests as `engine` of `version` with its switches `options`
-    ran them; gamma 0 (and no draft) is a plain step. `context`: tokens cached in mid-run."""
+    """What a row of kind `round` is about: whole rounds of `batch` requests as `engine` of
+    `version` with its switches `options` ran them; gamma 0 (and no draft) is a plain step.
+    `context`: tokens cached in mid-run."""
 
     engine: str
     version: str
@@ -336,12 +379,16 @@ class RoundShape(NamedTuple):
         return cls(**sizes | models | {"options": tuple(sorted(sizes["options"].items()))})
 
     def to_dict(self) -> dict[str, Any]:
-        models = {"target": self.target.to_dict(), "draft": None if self.draft is None else self.draft.to_dict()}
+        models = {
+            "target": self.target.to_dict(),
+            "draft": None if self.draft is None else self.draft.to_dict(),
+        }
         return self._asdict() | models | {"options": dict(self.options)}
 
 
 class EngineShape(NamedTuple):
-    """What a row of kind `engine` is about: what an engine adds to a plain token (gamma 0) or a round, at a target's vocabulary.
+    """What a row of kind `engine` is about: what an engine adds to a plain token (gamma 0) or a
+    round, at a target's vocabulary.
 
     `draft_layers` is None in rows of the first version.
     """
@@ -360,9 +407,14 @@ class EngineShape(NamedTuple):
 
 
 SHAPES: Final[Mapping[str, Any]] = {
-    "layer": ForwardShape, "forward": ForwardShape, "engine": EngineShape, "pass": PassShape,
-    "rest": RestShape, "drafted": DraftedShape, "round": RoundShape,
-}  # fmt: skip
+    "layer": ForwardShape,
+    "forward": ForwardShape,
+    "engine": EngineShape,
+    "pass": PassShape,
+    "rest": RestShape,
+    "drafted": DraftedShape,
+    "round": RoundShape,
+}
 """What the rows of WHOLE_KINDS are about."""
 
 
@@ -377,8 +429,12 @@ _HEADER: Final[Mapping[str, Callable[[Any], bool]]] = {
         and isinstance(value.get("key", ""), str)
         and all(value.get(name) is None or _is_positive(value[name]) for name in _DEVICE_SIZES)
     ),
-    "stack": lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values()),
-    "probe_reference_s": lambda value: isinstance(value, dict) and all(map(_is_positive, value.values())),
+    "stack": lambda value: (
+        isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+    ),
+    "probe_reference_s": lambda value: (
+        isinstance(value, dict) and all(map(_is_positive, value.values()))
+    ),
     "known_error": lambda value: isinstance(value, dict),
     "origin": lambda value: isinstance(value, str),
     "provenance": lambda value: isinstance(value, dict),
@@ -388,10 +444,11 @@ _HEADER: Final[Mapping[str, Callable[[Any], bool]]] = {
 
 @dataclass
 class Profile:
-    """All measurements of a device under a software stack. Rows are unique by `Measurement.key`; the last one wins.
+    """All measurements of a device under a software stack. Rows are unique by `Measurement.key`;
+    the last one wins.
 
-    `provenance`: how the rows were made. Imported ones name their `package`, its version and licence; rows that archsearch
-    measured on a GPU say driver, clocks and limits; {} for a CPU.
+    `provenance`: how the rows were made. Imported ones name their `package`, its version and
+    licence; rows that archsearch measured on a GPU say driver, clocks and limits; {} for a CPU.
     """
 
     device: dict[str, Any]
@@ -430,15 +487,21 @@ class Profile:
                 os.fsync(handle.fileno())
         except OSError as error:
             raise ArchsearchError(
-                f"cannot append to {path}: {error.strerror}; free space or pass --output; rows so far are kept"
+                f"cannot append to {path}: {error.strerror}; free space or pass --output; rows so"
+                " far are kept"
             ) from error
 
-    def select(self, kind: str, dtype: str, mode: str, cache: str | None = None) -> list[Measurement]:
+    def select(
+        self, kind: str, dtype: str, mode: str, cache: str | None = None
+    ) -> list[Measurement]:
         """Rows of a kind, dtype and mode, in one cache state or in all."""
         return [
             row
             for row in self.rows.values()
-            if row.kind == kind and row.dtype == dtype and row.mode == mode and cache in (None, row.cache)
+            if row.kind == kind
+            and row.dtype == dtype
+            and row.mode == mode
+            and cache in (None, row.cache)
         ]
 
     def combinations(self) -> list[tuple[str, str]]:
@@ -456,7 +519,9 @@ class Profile:
     def fingerprint(self) -> str:
         """Hash of device, stack and rows: what a run writes down so that it can be repeated."""
         identity: list[Any] = [self.device, self.stack, self.probe_reference_s]
-        if self.provenance:  # left out where empty, so that profiles made before it existed keep their hash
+        if (
+            self.provenance
+        ):  # left out where empty, so that profiles made before it existed keep their hash
             identity.append(self.provenance)
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
         for line in sorted(json.dumps(row.to_dict(), sort_keys=True) for row in self.rows.values()):
@@ -485,24 +550,30 @@ class Profile:
     def load(cls, folder: Path) -> Profile:
         """Read a profile folder.
 
-        Raises: MissingDataError where there is none; ArchsearchError for another schema version or a broken row. A last line cut
-        short by a kill is dropped, and cut off the file, so that the next row starts on a line of its own.
+        Raises: MissingDataError where there is none; ArchsearchError for another schema version or
+        a broken row. A last line cut short by a kill is dropped, and cut off the file, so that the
+        next row starts on a line of its own.
         """
         if not (folder / "profile.json").is_file():
             raise MissingDataError(
-                f"no profile in {folder} (profile.json is missing); make one with: archsearch profile --gpu NAME"
+                f"no profile in {folder} (profile.json is missing); make one with: archsearch"
+                " profile --gpu NAME"
             )
         header = read_json(folder / "profile.json", "profile")
         version = header.get("schema_version") if isinstance(header, dict) else None
         if version != SCHEMA_VERSION:
             raise ArchsearchError(
-                f"profile {folder} has schema version {version}, this archsearch reads {SCHEMA_VERSION}; measure it again"
+                f"profile {folder} has schema version {version}, this archsearch reads"
+                f" {SCHEMA_VERSION}; measure it again"
             )
-        broken = [name for name, good in _HEADER.items() if name in header and not good(header[name])]
+        broken = [
+            name for name, good in _HEADER.items() if name in header and not good(header[name])
+        ]
         broken += [name for name in ("device", "stack", "probe_reference_s") if name not in header]
         if broken:
             raise ArchsearchError(
-                f"profile {folder / 'profile.json'} is broken: its {broken[0]} is missing or of another form; measure it again"
+                f"profile {folder / 'profile.json'} is broken: its {broken[0]} is missing or of"
+                " another form; measure it again"
             )
         profile = cls(folder=folder, **{name: header[name] for name in _HEADER if name in header})
         path = folder / "rows.jsonl"
@@ -520,7 +591,8 @@ class Profile:
                 if number == len(lines):
                     break  # the row in flight when a process was killed; `record` cuts it off
                 raise ArchsearchError(
-                    f"profile row {path}:{number} is broken ({error}); delete that line and continue"
+                    f"profile row {path}:{number} is broken ({error}); delete that line and"
+                    " continue"
                 ) from error
             profile.rows[row.key] = row
         return profile
@@ -535,8 +607,8 @@ class Profile:
             profile = cls.load(folder)
             if profile.device.get("key") != device.get("key"):
                 raise ArchsearchError(
-                    f"profile {folder} belongs to {profile.device.get('key')}, this device is {device.get('key')}; "
-                    "pass another --output"
+                    f"profile {folder} belongs to {profile.device.get('key')}, this device is"
+                    f" {device.get('key')}; pass another --output"
                 )
             return profile
         profile = cls(device, stack, folder=folder)
@@ -545,13 +617,17 @@ class Profile:
 
 
 def current_stack() -> dict[str, str]:
-    """The software that decides latencies here, read from package metadata (nothing heavy is imported)."""
+    """The software that decides latencies here, read from package metadata (nothing heavy is
+    imported)."""
     names = ("torch", "transformers")
-    return {name: installed(name) or "none" for name in names} | {"python": platform.python_version()}
+    return {name: installed(name) or "none" for name in names} | {
+        "python": platform.python_version()
+    }
 
 
 def installed(name: str) -> str | None:
-    """The version of a package that is installed here, read from its metadata; None where it is not."""
+    """The version of a package that is installed here, read from its metadata; None where it is
+    not."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -559,42 +635,56 @@ def installed(name: str) -> str | None:
 
 
 def cpu_stack() -> dict[str, str]:
-    """`current_stack`, and how idle threads wait: it moves the latencies of a CPU. Profiles without it were made by default."""
+    """`current_stack`, and how idle threads wait: it moves the latencies of a CPU. Profiles without
+    it were made by default."""
     return current_stack() | {"waiting": waiting_policy()}
 
 
 def stack_key(stack: Mapping[str, str]) -> str:
     """Folder name of a software stack: what changes kernels or host time."""
     waiting = stack.get("waiting", DEFAULT)
-    key = f"torch-{stack['torch']}-transformers-{stack['transformers']}" + ("" if waiting == DEFAULT else f"-{waiting}")
+    key = f"torch-{stack['torch']}-transformers-{stack['transformers']}" + (
+        "" if waiting == DEFAULT else f"-{waiting}"
+    )
     return re.sub(r"[+= ]", "-", key)
 
 
 def profile_roots() -> list[Path]:
-    """Where profiles are looked for: the working directory first, then those that ship with archsearch."""
+    """Where profiles are looked for: the working directory first, then those that ship with
+    archsearch."""
     return list(dict.fromkeys([Path("profiles").resolve(), data_dir("profiles").resolve()]))
 
 
 def list_profiles() -> list[Path]:
     """All profile folders, the user's own first."""
-    return [header.parent for root in profile_roots() if root.is_dir() for header in sorted(root.glob("*/*/profile.json"))]
+    return [
+        header.parent
+        for root in profile_roots()
+        if root.is_dir()
+        for header in sorted(root.glob("*/*/profile.json"))
+    ]
 
 
 def profiles_of(device_key: str) -> list[Path]:
-    """The profiles of a device: rows of this tool's own profiler before imported tables, then the most rows first."""
+    """The profiles of a device: rows of this tool's own profiler before imported tables, then the
+    most rows first."""
     found = [folder for folder in list_profiles() if folder.parent.name == device_key]
     return sorted(found, key=lambda folder: (_imported(folder), -_size(folder / "rows.jsonl")))
 
 
 def find_profile(device_key: str, stack: Mapping[str, str] | None = None) -> Path:
-    """The profile of a device: the same software stack where there is one, else the one with most rows.
+    """The profile of a device: the same software stack where there is one, else the one with most
+    rows.
 
     Raises MissingDataError with the command that makes one.
     """
     found = profiles_of(device_key)
     if not found:
         gpu = "cpu" if device_key.startswith("cpu-") else device_key
-        raise MissingDataError(f"no profile of {device_key}; make one on that device with: archsearch profile --gpu {gpu}")
+        raise MissingDataError(
+            f"no profile of {device_key}; make one on that device with: archsearch profile --gpu"
+            f" {gpu}"
+        )
     if stack is not None:
         for wanted in (stack, {**stack, "waiting": DEFAULT}):
             for folder in found:
@@ -614,8 +704,8 @@ def _size(path: Path) -> int:
 
 
 def _end_last_line(path: Path) -> None:
-    """End the last line of rows.jsonl where it holds a row (a file that was joined or edited by hand), cut it off where
-    it is what a killed process left of one."""
+    """End the last line of rows.jsonl where it holds a row (a file that was joined or edited by
+    hand), cut it off where it is what a killed process left of one."""
     if not path.exists():
         return
     with path.open("r+b") as handle:

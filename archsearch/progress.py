@@ -1,4 +1,5 @@
-"""Progress on long work: one line on stderr that rewrites itself in a terminal, a line every few seconds elsewhere."""
+"""Progress on long work: one line on stderr that rewrites itself in a terminal, a line every few
+seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from types import TracebackType
 from typing import Self
 
 Progress = Callable[[str, float, float], None]
-"""How long work reports: `progress(what, done, total)`. `what` is read by a person; `done` and `total` share one unit (seconds
-of a budget, prompts, tokens), whichever tells best how much is left."""
+"""How long work reports: `progress(what, done, total)`. `what` is read by a person; `done` and
+`total` share one unit (seconds of a budget, prompts, tokens), whichever tells best how much is
+left."""
 
 
 def silent(what: str, done: float, total: float) -> None:
@@ -54,17 +56,27 @@ class ProgressLine:
         share = min(max(done / total, 0.0), 1.0) if total > 0 else 0.0
         left = f", about {human_time(elapsed * (1 - share) / share)} left" if share > 0.02 else ""
         filled = round(20 * share)
-        text = f"{self.title} [{'#' * filled}{'.' * (20 - filled)}] {100 * share:3.0f}% {human_time(elapsed)}{left}  {what}"
+        text = (
+            f"{self.title} [{'#' * filled}{'.' * (20 - filled)}] {100 * share:3.0f}%"
+            f" {human_time(elapsed)}{left}  {what}"
+        )
         sys.stderr.write(f"\r\x1b[2K{text[:150]}" if self._terminal else f"{text}\n")
         sys.stderr.flush()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if not self.quiet and self._last > -1e8:
             if self._terminal:
                 sys.stderr.write("\r\x1b[2K")
             if kind is None:
-                sys.stderr.write(f"{self.title}: done in {human_time(time.monotonic() - self._start)}\n")
+                sys.stderr.write(
+                    f"{self.title}: done in {human_time(time.monotonic() - self._start)}\n"
+                )
             sys.stderr.flush()

@@ -1,4 +1,5 @@
-"""Gamma by batch size: what a schedule is, and what it says of one batch size. Every room that has one uses this."""
+"""Gamma by batch size: what a schedule is, and what it says of one batch size. Every room that has
+one uses this."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 
 Ranges = tuple[tuple[int, int, int], ...]
-"""Inclusive: (first batch size, last batch size, gamma). Starts at 1 and has no holes; the last gamma goes on above the end."""
+"""Inclusive: (first batch size, last batch size, gamma). Starts at 1 and has no holes; the last
+gamma goes on above the end."""
 
 
 @dataclass(frozen=True)
 class SchedulePoint:
-    """One batch size: the best gamma, its tau and speed-up, and the predicted speed-up of every gamma. gamma 0: drafting nothing
-    is faster; `speedup` is then below 1 where the engine runs the draft all the same. None: not said (written by hand)."""
+    """One batch size: the best gamma, its tau and speed-up, and the predicted speed-up of every
+    gamma. gamma 0: drafting nothing is faster; `speedup` is then below 1 where the engine runs the
+    draft all the same. None: not said (written by hand)."""
 
     batch_size: int
     gamma: int
@@ -28,8 +31,8 @@ class SchedulePoint:
 
 @dataclass(frozen=True)
 class GammaSchedule:
-    """Gamma by batch size: the `ranges`, what was found at single batch sizes (`points`), and whose latencies that comes from
-    (`engine`, `latency`: in words)."""
+    """Gamma by batch size: the `ranges`, what was found at single batch sizes (`points`), and whose
+    latencies that comes from (`engine`, `latency`: in words)."""
 
     ranges: Ranges = ()
     points: tuple[SchedulePoint, ...] = ()
@@ -39,31 +42,41 @@ class GammaSchedule:
 
 def ranges_words(ranges: Ranges) -> str:
     """ "1-3: 5, 4-8: 3, 9-256: off"."""
-    spans = [(f"{first}-{last}" if last > first else str(first), gamma or "off") for first, last, gamma in ranges]
+    spans = [
+        (f"{first}-{last}" if last > first else str(first), gamma or "off")
+        for first, last, gamma in ranges
+    ]
     return ", ".join(f"{span}: {gamma}" for span, gamma in spans)
 
 
 def check_schedule(ranges: Sequence[Sequence[int]]) -> Ranges:
-    """`ranges` as a schedule. Raises ArchsearchError: not three whole numbers, not from 1 on, a hole, a negative gamma."""
+    """`ranges` as a schedule. Raises ArchsearchError: not three whole numbers, not from 1 on, a
+    hole, a negative gamma."""
     checked = []
     expected = 1
     for entry in ranges:
         numbers = list(entry) if isinstance(entry, list | tuple) else []
         if len(numbers) != 3 or any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
-            raise ArchsearchError(f"a schedule entry must be [first batch, last batch, gamma] in whole numbers, got {entry!r}")
+            raise ArchsearchError(
+                "a schedule entry must be [first batch, last batch, gamma] in whole numbers, got"
+                f" {entry!r}"
+            )
         first, last, gamma = numbers
         if first != expected:
             where = "start at batch size 1" if expected == 1 else f"go on at batch size {expected}"
             raise ArchsearchError(f"the schedule must {where}, got {first} in {entry!r}")
         if last < first or gamma < 0:
-            raise ArchsearchError(f"a schedule entry needs last batch >= first batch and gamma >= 0, got {entry!r}")
+            raise ArchsearchError(
+                f"a schedule entry needs last batch >= first batch and gamma >= 0, got {entry!r}"
+            )
         checked.append((first, last, gamma))
         expected = last + 1
     return tuple(checked)
 
 
 def gamma_at(ranges: Ranges, batch_size: int, gamma: int = 0) -> int:
-    """Draft tokens a round at a batch size; `gamma` without a schedule. Above its end a schedule goes on with its last gamma."""
+    """Draft tokens a round at a batch size; `gamma` without a schedule. Above its end a schedule
+    goes on with its last gamma."""
     for first, last, here in ranges:
         if first <= batch_size <= last:
             return here
@@ -71,13 +84,17 @@ def gamma_at(ranges: Ranges, batch_size: int, gamma: int = 0) -> int:
 
 
 def largest_gamma(ranges: Ranges, gamma: int) -> int:
-    """What an engine must be ready for: the schedule's largest gamma, `gamma` without a schedule (or one that never drafts)."""
+    """What an engine must be ready for: the schedule's largest gamma, `gamma` without a schedule
+    (or one that never drafts)."""
     return max((entry[2] for entry in ranges), default=0) or gamma
 
 
-def refined(points: Sequence[tuple[int, int]], choose: Callable[[int], int]) -> list[tuple[int, int]]:
-    """`points` (batch size, gamma) with the batch sizes beside each other between which the gamma changes: `choose` is asked for
-    those in between, so that no gamma goes on to a batch size where another, or none, is better."""
+def refined(
+    points: Sequence[tuple[int, int]], choose: Callable[[int], int]
+) -> list[tuple[int, int]]:
+    """`points` (batch size, gamma) with the batch sizes beside each other between which the gamma
+    changes: `choose` is asked for those in between, so that no gamma goes on to a batch size where
+    another, or none, is better."""
     found: list[tuple[int, int]] = []
     for (batch, gamma), (after, next_gamma) in zip(points, [*points[1:], points[-1]], strict=True):
         found.append((batch, gamma))
@@ -100,26 +117,36 @@ def refined(points: Sequence[tuple[int, int]], choose: Callable[[int], int]) -> 
 
 
 MERGED_WITHIN: Final = 0.01
-"""Share of the gain that a schedule may lose at a batch size for having fewer ranges: far less than its error bars."""
+"""Share of the gain that a schedule may lose at a batch size for having fewer ranges: far less than
+its error bars."""
 
 
 def merged(points: Sequence[SchedulePoint], kept: int = 0) -> list[tuple[int, int]]:
-    """(batch size, gamma) of `points`, ascending, with as few changes of gamma as lose at most MERGED_WITHIN of the best gain at
-    each batch size; of several gammas that do, the one of the most gain over its range.
+    """(batch size, gamma) of `points`, ascending, with as few changes of gamma as lose at most
+    MERGED_WITHIN of the best gain at each batch size; of several gammas that do, the one of the
+    most gain over its range.
 
-    Where drafting nothing is best, nothing is drafted, and nowhere else; at batch size `kept` the best gamma stays.
+    Where drafting nothing is best, nothing is drafted, and nowhere else; at batch size `kept` the
+    best gamma stays.
     """
     found: list[tuple[int, int]] = []
     held: list[SchedulePoint] = []
     able: set[int] = set()
 
     def close() -> None:
-        best = max(able, key=lambda gamma: math.fsum(_gain(point, gamma) / _gain(point, point.gamma) for point in held))
+        best = max(
+            able,
+            key=lambda gamma: math.fsum(
+                _gain(point, gamma) / _gain(point, point.gamma) for point in held
+            ),
+        )
         found.extend((point.batch_size, best) for point in held)
 
     for point in points:
         least = (1.0 - MERGED_WITHIN) * _gain(point, point.gamma)
-        here = {gamma for gamma in point.by_gamma if _gain(point, gamma) >= least and point.gamma} | {point.gamma}
+        here = {
+            gamma for gamma in point.by_gamma if _gain(point, gamma) >= least and point.gamma
+        } | {point.gamma}
         if point.batch_size == kept:
             here = {point.gamma}
         if held and not able & here:
@@ -138,9 +165,11 @@ def _gain(point: SchedulePoint, gamma: int) -> float:
 
 
 def schedule_from_points(points: Sequence[tuple[int, int]]) -> Ranges:
-    """Ranges (first, last, gamma) out of the best gamma at ascending batch sizes; each holds up to the middle to the next.
+    """Ranges (first, last, gamma) out of the best gamma at ascending batch sizes; each holds up to
+    the middle to the next.
 
-    The last range ends at the last batch size. Neighbours of equal gamma are one range. Raises ArchsearchError for no points.
+    The last range ends at the last batch size. Neighbours of equal gamma are one range. Raises
+    ArchsearchError for no points.
     """
     if not points or points[0][0] != 1:
         raise ArchsearchError(f"a schedule begins at batch size 1, got {list(points)}")

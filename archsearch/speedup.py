@@ -1,12 +1,15 @@
-"""The mathematics of speculation. Seconds and probabilities in, numbers out; nothing else is imported.
+"""The mathematics of speculation. Seconds and probabilities in, numbers out; nothing else is
+imported.
 
-    speedup = tau * decode_s / (draft_s + verify_s + overhead_s)          tau = (1 - alpha^(gamma + 1)) / (1 - alpha)
+    speedup = tau * decode_s / (draft_s + verify_s + overhead_s)
+    tau = (1 - alpha^(gamma + 1)) / (1 - alpha)
 
-`alpha` is the chance that a draft token is accepted given that all before it in its block were, `gamma` the draft tokens per
-verification, `tau` the mean tokens per verification with the target's own token included ("TAR" in arXiv 2402.01528, "mean
-acceptance length" elsewhere). tau and its closed form: Leviathan et al., arXiv 2211.17192, eq. 1. All times are seconds per
-round: `draft_s` for all gamma draft tokens, `verify_s` one target pass on gamma + 1 tokens, `decode_s` one target pass on 1
-token.
+`alpha` is the chance that a draft token is accepted given that all before it in its block were,
+`gamma` the draft tokens per verification, `tau` the mean tokens per verification with the target's
+own token included ("TAR" in arXiv 2402.01528, "mean acceptance length" elsewhere). tau and its
+closed form: Leviathan et al., arXiv 2211.17192, eq. 1. All times are seconds per round: `draft_s`
+for all gamma draft tokens, `verify_s` one target pass on gamma + 1 tokens, `decode_s` one target
+pass on 1 token.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ ALPHA_LIMITS: Final = (0.002, 0.998)  # beyond these a measured alpha says nothi
 
 # The largest gamma that is looked at unless someone says otherwise.
 MAX_GAMMA: Final = 16
-# Acceptance that rises along a block was measured over so many positions (n-gram, vLLM pull request 24344: .81 .91 .95 .97 .97).
+# Acceptance that rises along a block was measured over so many positions (n-gram, vLLM pull request
+# 24344: .81 .91 .95 .97 .97).
 RISING_POSITIONS: Final = 5
 
 # A number, or a function of gamma.
@@ -31,7 +35,8 @@ OfGamma = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class GammaChoice:
-    """The best gamma with its tau and speed-up. gamma 0 (tau 1, speed-up 1): speculation does not pay."""
+    """The best gamma with its tau and speed-up. gamma 0 (tau 1, speed-up 1): speculation does not
+    pay."""
 
     gamma: int
     tau: float
@@ -49,8 +54,9 @@ def _check_gamma(gamma: int) -> None:
         raise ValueError(f"gamma must be at least 0, got {gamma}")
 
 
-# odds(alpha) = 1.4 KL^-.87, to .12 logit from .43 to 5.2 nats: one public pair of drafts (huggingface
-# pdhinaka/specviz-tinystories) and six of this project's own. Greedy and sampled alike.
+# odds(alpha) = 1.4 KL^-.87, to .12 logit from .43 to 5.2 nats: one public pair of drafts
+# (huggingface pdhinaka/specviz-tinystories) and six of this project's own. Greedy and sampled
+# alike.
 DIVERGENCE_ODDS: Final = 1.4
 DIVERGENCE_POWER: Final = 0.87
 DIVERGENCE_STD: Final = 0.12
@@ -59,7 +65,8 @@ DIVERGENCE_RANGE: Final = (0.43, 5.2)
 
 def alpha_of_divergence(nats: float) -> float:
     """alpha of a draft whose distribution lies `nats` a token (Kullback-Leibler divergence, target
-    from draft) from its target's, on text that the target wrote. Raises ValueError for a negative one."""
+    from draft) from its target's, on text that the target wrote. Raises ValueError for a negative
+    one."""
     if nats < 0:
         raise ValueError(f"a divergence is not negative, got {nats}")
     if nats == 0:
@@ -74,7 +81,9 @@ def logit(probability: float) -> float:
 
 def sigmoid(value: float) -> float:
     """The inverse of `logit`; does not overflow."""
-    return 1.0 / (1.0 + math.exp(-value)) if value >= 0 else math.exp(value) / (1.0 + math.exp(value))
+    return (
+        1.0 / (1.0 + math.exp(-value)) if value >= 0 else math.exp(value) / (1.0 + math.exp(value))
+    )
 
 
 def clamped(alpha: float) -> float:
@@ -94,11 +103,13 @@ def alpha_estimate(level: float, std: float, source: str) -> Estimate:
     return Estimate(value, value * (1.0 - value) * std, source)
 
 
-# --- tokens per round ------------------------------------------------------------------------------------------------
+# --- tokens per round
+# ------------------------------------------------------------------------------------------------
 
 
 def tau(alpha: float, gamma: int) -> float:
-    """Mean tokens per verification, bonus token included, for a constant alpha (arXiv 2211.17192 eq. 1).
+    """Mean tokens per verification, bonus token included, for a constant alpha (arXiv 2211.17192
+    eq. 1).
 
     Summed term by term, so that alpha = 1 gives gamma + 1 and alphas next to it lose no digits.
 
@@ -126,7 +137,8 @@ def tau_slope(alpha: float, gamma: int) -> float:
 
 
 def accepted_by_position(conditional: Sequence[Any]) -> list[Any]:
-    """Unconditional chance that position 1..gamma is accepted: the running product of the conditional ones (numbers or arrays).
+    """Unconditional chance that position 1..gamma is accepted: the running product of the
+    conditional ones (numbers or arrays).
 
     >>> accepted_by_position([0.8, 0.5])
     [0.8, 0.4]
@@ -140,17 +152,20 @@ def accepted_by_position(conditional: Sequence[Any]) -> list[Any]:
 
 
 def tau_from_positions(conditional: Sequence[float]) -> float:
-    """tau for acceptance that changes along the block: `conditional[i]` is the chance of position i + 1 given all before it."""
+    """tau for acceptance that changes along the block: `conditional[i]` is the chance of position i
+    + 1 given all before it."""
     return 1.0 + math.fsum(accepted_by_position(conditional))
 
 
 def drifting_positions(alpha: Any, drift: float, gamma: int) -> list[Any]:
-    """Conditional acceptance sigmoid(logit(alpha) + drift * (i - 1)) at position i, of a number or an array; `drift` in logit
-    per position. What rises does so for RISING_POSITIONS, and stays."""
+    """Conditional acceptance sigmoid(logit(alpha) + drift * (i - 1)) at position i, of a number or
+    an array; `drift` in logit per position. What rises does so for RISING_POSITIONS, and stays."""
     _check_alpha(alpha)
     if drift == 0.0:
         return [alpha] * gamma
-    grown = [math.exp(drift * steps_of_drift(drift, i)) for i in range(gamma)]  # the odds, by this factor
+    grown = [
+        math.exp(drift * steps_of_drift(drift, i)) for i in range(gamma)
+    ]  # the odds, by this factor
     return [alpha * factor / (1.0 - alpha + alpha * factor) for factor in grown]
 
 
@@ -168,12 +183,16 @@ def alpha_from_tau(tau_value: float, gamma: int) -> float:
     0.8
     """
     if gamma < 1 or not 1.0 <= tau_value <= gamma + 1:
-        raise ValueError(f"tau must lie between 1 and gamma + 1 with gamma >= 1, got tau {tau_value} at gamma {gamma}")
+        raise ValueError(
+            f"tau must lie between 1 and gamma + 1 with gamma >= 1, got tau {tau_value} at gamma"
+            f" {gamma}"
+        )
     return rising_root(lambda alpha: tau(alpha, gamma), tau_value, 0.0, 1.0)
 
 
 def rising_root(reached: Callable[[float], float], wanted: float, low: float, high: float) -> float:
-    """Where between `low` and `high` the rising function `reached` gives `wanted`; the nearer end where it does not.
+    """Where between `low` and `high` the rising function `reached` gives `wanted`; the nearer end
+    where it does not.
 
     False position with the Illinois rule: about ten calls for all digits (bisection takes sixty).
     """
@@ -197,10 +216,13 @@ def rising_root(reached: Callable[[float], float], wanted: float, low: float, hi
     return min(max(middle, low), high)
 
 
-# --- time per round --------------------------------------------------------------------------------------------------
+# --- time per round
+# --------------------------------------------------------------------------------------------------
 
 
-def speedup(tau_value: float, decode_s: float, draft_s: float, verify_s: float, overhead_s: float = 0.0) -> float:
+def speedup(
+    tau_value: float, decode_s: float, draft_s: float, verify_s: float, overhead_s: float = 0.0
+) -> float:
     """Time per token without the draft / with it.
 
     >>> speedup(3.0, decode_s=0.020, draft_s=0.008, verify_s=0.022)
@@ -210,7 +232,8 @@ def speedup(tau_value: float, decode_s: float, draft_s: float, verify_s: float, 
 
 
 def tokens_per_s(tau_value: float, draft_step_s: float, gamma: int, target_s: float) -> float:
-    """Tokens per second of one sequence; `draft_step_s` is one draft step (arXiv 2402.01528: TAR / (k t_draft + t_target)).
+    """Tokens per second of one sequence; `draft_step_s` is one draft step (arXiv 2402.01528: TAR /
+    (k t_draft + t_target)).
 
     >>> round(tokens_per_s(3.0, draft_step_s=0.002, gamma=4, target_s=0.022))
     100
@@ -223,8 +246,11 @@ def tpot_s(tau_value: float, draft_s: float, verify_s: float, overhead_s: float 
     return (draft_s + verify_s + overhead_s) / tau_value
 
 
-def break_even_alpha(gamma: int, decode_s: float, draft_s: float, verify_s: float, overhead_s: float = 0.0) -> float:
-    """The alpha at which speed-up is 1: below it the draft does not pay. 0 if it always pays, inf if no alpha is enough.
+def break_even_alpha(
+    gamma: int, decode_s: float, draft_s: float, verify_s: float, overhead_s: float = 0.0
+) -> float:
+    """The alpha at which speed-up is 1: below it the draft does not pay. 0 if it always pays, inf
+    if no alpha is enough.
 
     >>> round(break_even_alpha(4, decode_s=0.020, draft_s=0.008, verify_s=0.022), 2)
     0.34
@@ -245,25 +271,37 @@ def best_gamma(
     overhead_s_of_gamma: OfGamma | float = 0.0,
     max_gamma: int = MAX_GAMMA,
 ) -> GammaChoice:
-    """The gamma in 0..max_gamma with the largest speed-up (the smaller of equals); 0 means that speculation does not pay.
+    """The gamma in 0..max_gamma with the largest speed-up (the smaller of equals); 0 means that
+    speculation does not pay.
 
-    Every gamma is looked at: measured verification times are not monotone, so the speed-up need not have one peak.
+    Every gamma is looked at: measured verification times are not monotone, so the speed-up need not
+    have one peak.
     """
     best = GammaChoice(0, 1.0, 1.0)
     for gamma in range(1, max_gamma + 1):
-        tokens = alpha_or_tau_of_gamma(gamma) if callable(alpha_or_tau_of_gamma) else tau(alpha_or_tau_of_gamma, gamma)
-        overhead_s = overhead_s_of_gamma(gamma) if callable(overhead_s_of_gamma) else overhead_s_of_gamma
-        gain = speedup(tokens, decode_s, draft_s_of_gamma(gamma), verify_s_of_gamma(gamma), overhead_s)
+        tokens = (
+            alpha_or_tau_of_gamma(gamma)
+            if callable(alpha_or_tau_of_gamma)
+            else tau(alpha_or_tau_of_gamma, gamma)
+        )
+        overhead_s = (
+            overhead_s_of_gamma(gamma) if callable(overhead_s_of_gamma) else overhead_s_of_gamma
+        )
+        gain = speedup(
+            tokens, decode_s, draft_s_of_gamma(gamma), verify_s_of_gamma(gamma), overhead_s
+        )
         if gain > best.speedup:
             best = GammaChoice(gamma, tokens, gain)
     return best
 
 
-# --- how sure --------------------------------------------------------------------------------------------------------
+# --- how sure
+# --------------------------------------------------------------------------------------------------
 
 
 def tau_estimate(alpha: Estimate, gamma: int, drift: Estimate | None = None) -> Estimate:
-    """tau with its std (delta method) from alpha's std and, where given, the drift's (logit per position)."""
+    """tau with its std (delta method) from alpha's std and, where given, the drift's (logit per
+    position)."""
     if gamma < 1:
         return Estimate(1.0, 0.0, alpha.source)
     chance = min(max(alpha.value, 0.0), 1.0)
@@ -280,22 +318,41 @@ def tau_estimate(alpha: Estimate, gamma: int, drift: Estimate | None = None) -> 
         by_level += reach * level
         by_drift += reach * slope
     level_std = alpha.std / max(chance * (1.0 - chance), 1e-9) if alpha.std else 0.0
-    return Estimate(value, math.hypot(by_level * level_std, by_drift * drift.std), weakest_source(alpha.source, drift.source))
+    return Estimate(
+        value,
+        math.hypot(by_level * level_std, by_drift * drift.std),
+        weakest_source(alpha.source, drift.source),
+    )
 
 
 def speedup_estimate(
-    tau_value: Estimate, decode_s: Estimate, round_s: Estimate, verify_s: Estimate | None = None, target_correlation: float = 0.0
+    tau_value: Estimate,
+    decode_s: Estimate,
+    round_s: Estimate,
+    verify_s: Estimate | None = None,
+    target_correlation: float = 0.0,
 ) -> Estimate:
     """tau * decode_s / round_s with its std (delta method, relative errors).
 
-    `target_correlation`: correlation of the errors of decode_s and of `verify_s`, the target's part of the round. Both are passes
-    of one target priced by one model, so an error they share cancels; 0 is the cautious choice.
+    `target_correlation`: correlation of the errors of decode_s and of `verify_s`, the target's part
+    of the round. Both are passes of one target priced by one model, so an error they share cancels;
+    0 is the cautious choice.
     """
     value = tau_value.value * decode_s.value / round_s.value
-    decode, verify = decode_s.relative_std, (verify_s.std / round_s.value if verify_s is not None else 0.0)
-    variance = tau_value.relative_std**2 + decode**2 + round_s.relative_std**2 - 2.0 * target_correlation * decode * verify
+    decode, verify = (
+        decode_s.relative_std,
+        (verify_s.std / round_s.value if verify_s is not None else 0.0),
+    )
+    variance = (
+        tau_value.relative_std**2
+        + decode**2
+        + round_s.relative_std**2
+        - 2.0 * target_correlation * decode * verify
+    )
     return Estimate(
-        value, value * math.sqrt(max(variance, 0.0)), weakest_source(tau_value.source, decode_s.source, round_s.source)
+        value,
+        value * math.sqrt(max(variance, 0.0)),
+        weakest_source(tau_value.source, decode_s.source, round_s.source),
     )
 
 
@@ -317,17 +374,23 @@ def break_even_estimate(gamma: int, decode_s: Estimate, round_s: Estimate) -> Es
     return Estimate(alpha, min(needed_std / tau_slope(alpha, gamma), 1.0), source)
 
 
-# --- the shape of the doubt ------------------------------------------------------------------------------------------
+# --- the shape of the doubt
+# ------------------------------------------------------------------------------------------
 
 
-QUANTILE_95: Final = 1.6448536269514722  # of the standard normal distribution; its negative is the 5 % one
+QUANTILE_95: Final = (
+    1.6448536269514722  # of the standard normal distribution; its negative is the 5 % one
+)
 
 
 def alpha_interval(alpha: Estimate) -> tuple[float, float]:
-    """5 and 95 % of alpha, whose logit is taken as normal: it stays between 0 and 1, and leans where alpha is near them. At the
-    ends of that range themselves the logit says nothing, and alpha is taken as normal."""
+    """5 and 95 % of alpha, whose logit is taken as normal: it stays between 0 and 1, and leans
+    where alpha is near them. At the ends of that range themselves the logit says nothing, and alpha
+    is taken as normal."""
     if clamped(alpha.value) != alpha.value:
-        return max(alpha.value - QUANTILE_95 * alpha.std, 0.0), min(alpha.value + QUANTILE_95 * alpha.std, 1.0)
+        return max(alpha.value - QUANTILE_95 * alpha.std, 0.0), min(
+            alpha.value + QUANTILE_95 * alpha.std, 1.0
+        )
     level, std = logit(clamped(alpha.value)), logit_std(alpha)
     low, high = (sigmoid(level + sign * QUANTILE_95 * std) for sign in (-1.0, 1.0))
     return min(low, alpha.value), max(high, alpha.value)
@@ -336,8 +399,9 @@ def alpha_interval(alpha: Estimate) -> tuple[float, float]:
 def tau_interval(alpha: Estimate, gamma: int, drift: Estimate | None = None) -> tuple[float, float]:
     """5 and 95 % of tau at gamma, from alpha (normal in its logit) and its drift along the block.
 
-    tau rises with both, so each bound is tau where both stand 1.64 std away together, shared out by how much each moves tau
-    (first-order reliability method); tau itself, bent as it is in alpha, is not made linear.
+    tau rises with both, so each bound is tau where both stand 1.64 std away together, shared out by
+    how much each moves tau (first-order reliability method); tau itself, bent as it is in alpha, is
+    not made linear.
     """
     if gamma < 1:
         return 1.0, 1.0
@@ -346,7 +410,9 @@ def tau_interval(alpha: Estimate, gamma: int, drift: Estimate | None = None) -> 
 
     def at(steps: tuple[float, float]) -> float:
         start = sigmoid(level + steps[0] * std)
-        return tau_from_positions(drifting_positions(start, drift.value + steps[1] * drift.std, gamma))
+        return tau_from_positions(
+            drifting_positions(start, drift.value + steps[1] * drift.std, gamma)
+        )
 
     moves = [at((1.0, 0.0)) - at((-1.0, 0.0)), at((0.0, 1.0)) - at((0.0, -1.0))]
     whole = math.hypot(*moves)
@@ -363,9 +429,10 @@ def speedup_interval(
     tau_bounds: tuple[float, float],
     round_s: Estimate | None = None,
 ) -> tuple[float, float]:
-    """5 and 95 % of a speed-up whose tau lies between `tau_bounds`: what its std holds besides tau's, the times' part, is normal
-    in the logarithm; on each side the two add in squares. A round with bounds of its own (an engine's host, which may be much
-    slower and hardly faster) stands with them instead of its std."""
+    """5 and 95 % of a speed-up whose tau lies between `tau_bounds`: what its std holds besides
+    tau's, the times' part, is normal in the logarithm; on each side the two add in squares. A round
+    with bounds of its own (an engine's host, which may be much slower and hardly faster) stands
+    with them instead of its std."""
     times = max(speedup.relative_std**2 - tau_value.relative_std**2, 0.0)
     rounds = (0.0, 0.0)
     if round_s is not None and round_s.low is not None and round_s.high is not None:
@@ -379,7 +446,8 @@ def speedup_interval(
     return speedup.value * math.exp(low), speedup.value * math.exp(high)
 
 
-# --- what a measured speed-up decides ----------------------------------------------------------------------------------
+# --- what a measured speed-up decides
+# ----------------------------------------------------------------------------------
 
 DISTURBED_GAP: Final = 0.15
 
@@ -387,11 +455,14 @@ DISTURBED_GAP: Final = 0.15
 def counting_doubt(median: float, pooled: float) -> str | None:
     """Why a speed-up counted in two ways decides nothing; None where it does.
 
-    `median`: over prompts of time per token alone / with the draft; `pooled`: all tokens over all seconds of both. Prompts run
-    back to back, so what else runs on a machine moves the pooled figure first: 15 % between the two is more than prompts differ.
-    An interval over prompts cannot see it.
+    `median`: over prompts of time per token alone / with the draft; `pooled`: all tokens over all
+    seconds of both. Prompts run back to back, so what else runs on a machine moves the pooled
+    figure first: 15 % between the two is more than prompts differ. An interval over prompts cannot
+    see it.
     """
-    figures = f"the median over prompts is {median:.2f}x, all tokens over all seconds give {pooled:.2f}x"
+    figures = (
+        f"the median over prompts is {median:.2f}x, all tokens over all seconds give {pooled:.2f}x"
+    )
     if abs(pooled / median - 1.0) > DISTURBED_GAP:
         return f"the machine was disturbed: {figures}"
     if (median - 1.0) * (pooled - 1.0) < 0:
@@ -399,12 +470,14 @@ def counting_doubt(median: float, pooled: float) -> str | None:
     return None
 
 
-# --- why a prediction was off ----------------------------------------------------------------------------------------
+# --- why a prediction was off
+# ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTerms:
-    """What a speed-up is made of: tokens a round, seconds of one plain target step, and the three parts of a round (seconds)."""
+    """What a speed-up is made of: tokens a round, seconds of one plain target step, and the three
+    parts of a round (seconds)."""
 
     tau: float
     decode_s: float
@@ -419,15 +492,18 @@ class RoundTerms:
 
     def slowed(self, slowdown: float) -> RoundTerms:
         """The same on a machine that is `slowdown` times slower (below 1: faster)."""
-        times = (slowdown * part for part in (self.decode_s, self.draft_s, self.verify_s, self.overhead_s))
+        times = (
+            slowdown * part
+            for part in (self.decode_s, self.draft_s, self.verify_s, self.overhead_s)
+        )
         return RoundTerms(self.tau, *times)
 
 
 def error_by_term(predicted: RoundTerms, measured: RoundTerms) -> RoundTerms:
     """How much of ln(predicted speed-up / measured) each term brings; they add up to it exactly.
 
-    The round's part is split among its terms in proportion to their differences (logarithmic mean of the two rounds). Positive:
-    this term makes the prediction too high.
+    The round's part is split among its terms in proportion to their differences (logarithmic mean
+    of the two rounds). Positive: this term makes the prediction too high.
     """
     difference = predicted.round_s - measured.round_s
     mean = measured.round_s

@@ -1,4 +1,5 @@
-"""What the target and the draft are asked to do: batch size, context, parallelism, precision, sampling."""
+"""What the target and the draft are asked to do: batch size, context, parallelism, precision,
+sampling."""
 
 from __future__ import annotations
 
@@ -9,10 +10,19 @@ from typing import Final, Literal, get_args
 from archsearch.errors import ArchsearchError
 
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "q8_0": 1}
-"""Bytes of a number in a dtype. Q8_0 is GGUF's: 8 bits, and a scale of 16 for each 32 numbers (ggml), which are not counted."""
+"""Bytes of a number in a dtype. Q8_0 is GGUF's: 8 bits, and a scale of 16 for each 32 numbers
+(ggml), which are not counted."""
 GGUF_DTYPES: Final = ("q8_0",)
-"""Those in which nobody but llama.cpp computes: passes are in them, all else (a KV cache, the model in Python) is not."""
-WEIGHT_BYTES: Final = {"float8_e4m3fn": 1.0, "int8": 1.0, "nvfp4": 0.5625, "nf4": 0.5625, "mxfp4": 0.53125, "int4": 0.52}
+"""Those in which nobody but llama.cpp computes: passes are in them, all else (a KV cache, the model
+in Python) is not."""
+WEIGHT_BYTES: Final = {
+    "float8_e4m3fn": 1.0,
+    "int8": 1.0,
+    "nvfp4": 0.5625,
+    "nf4": 0.5625,
+    "mxfp4": 0.53125,
+    "int4": 0.52,
+}
 """Bytes of a weight with its scales, of the formats that weights are kept in while all else of a
 pass is in 16 bits. NVFP4: 4 bits and a scale of 8 for each 16; MXFP4: for each 32 (OCP MX 1.0);
 int4: a scale of 16 bits and a zero of 4 for each 128 (AWQ, GPTQ); nf4: a scale of 32 bits for each
@@ -25,26 +35,31 @@ DTYPE_ALIASES: Final = {
     "half": "float16",
     "fp8": "float8_e4m3fn",
 }
-MEMORY_FRACTION: Final = 0.9  # of a device that weights, caches and activations may take (vLLM's gpu_memory_utilization)
+MEMORY_FRACTION: Final = (
+    0.9  # of a device that weights, caches and activations may take (vLLM's gpu_memory_utilization)
+)
 Mode = Literal["eager", "graph"]
 MODES: Final[tuple[Mode, ...]] = ("eager", "graph")
 
 
 def dtype_name(text: str) -> str:
-    """The canonical (torch) name of a dtype; accepts `bf16`, `fp32`, ... Raises ArchsearchError for an unknown one.
+    """The canonical (torch) name of a dtype; accepts `bf16`, `fp32`, ... Raises ArchsearchError for
+    an unknown one.
 
     >>> dtype_name("bf16")
     'bfloat16'
     """
     name = DTYPE_ALIASES.get(text, text)
     if name not in DTYPE_BYTES:
-        raise ArchsearchError(f"unknown dtype {text!r}; use one of {', '.join([*DTYPE_BYTES, *DTYPE_ALIASES])}")
+        raise ArchsearchError(
+            f"unknown dtype {text!r}; use one of {', '.join([*DTYPE_BYTES, *DTYPE_ALIASES])}"
+        )
     return name
 
 
 def served_name(text: str) -> str:
-    """`dtype_name`, or the name of a format of weights alone (WEIGHT_BYTES): what `--dtype` of a target may be. Raises
-    ArchsearchError for an unknown one.
+    """`dtype_name`, or the name of a format of weights alone (WEIGHT_BYTES): what `--dtype` of a
+    target may be. Raises ArchsearchError for an unknown one.
 
     >>> served_name("nvfp4"), served_name("fp8")
     ('nvfp4', 'float8_e4m3fn')
@@ -63,9 +78,9 @@ def served_name(text: str) -> str:
 class Workload:
     """One decoding regime.
 
-    `context_len`: tokens already in the KV cache; `mode`: `eager` (transformers) or `graph` (CUDA graphs).
-    `draft_tensor_parallel`: devices that share the draft, 1 or all that share the target; None: as the engine does it.
-    `cache_dtype`: of the target's KV cache; None: `dtype`.
+    `context_len`: tokens already in the KV cache; `mode`: `eager` (transformers) or `graph` (CUDA
+    graphs). `draft_tensor_parallel`: devices that share the draft, 1 or all that share the target;
+    None: as the engine does it. `cache_dtype`: of the target's KV cache; None: `dtype`.
     """
 
     batch_size: int = 1
@@ -84,15 +99,18 @@ class Workload:
             raise ArchsearchError(f"unknown mode {self.mode!r}; use one of {', '.join(MODES)}")
         if self.batch_size < 1 or self.context_len < 0 or self.tensor_parallel < 1:
             raise ArchsearchError(
-                f"batch_size and tensor_parallel must be at least 1 and context_len at least 0, got "
-                f"{self.batch_size}, {self.tensor_parallel}, {self.context_len}"
+                "batch_size and tensor_parallel must be at least 1 and context_len at least 0, got"
+                f" {self.batch_size}, {self.tensor_parallel}, {self.context_len}"
             )
         if self.draft_tensor_parallel not in (None, 1, self.tensor_parallel):
             raise ArchsearchError(
-                f"the draft runs on 1 device or on all {self.tensor_parallel} of the target, not on {self.draft_tensor_parallel}"
+                f"the draft runs on 1 device or on all {self.tensor_parallel} of the target, not on"
+                f" {self.draft_tensor_parallel}"
             )
         if not 0.0 < self.memory_fraction <= 1.0:
-            raise ArchsearchError(f"the memory fraction must lie between 0 and 1, got {self.memory_fraction}")
+            raise ArchsearchError(
+                f"the memory fraction must lie between 0 and 1, got {self.memory_fraction}"
+            )
         if not 0.0 <= self.temperature <= 5.0:
             raise ArchsearchError(f"temperature must lie between 0 and 5, got {self.temperature}")
 
@@ -113,8 +131,8 @@ OBJECTIVES: Final[tuple[Objective, ...]] = get_args(Objective)
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """What was asked of a load besides the workload: a mix from a file, what is to be made best, and limits that must hold in
-    every part of it (None: nothing asked, or as the file says)."""
+    """What was asked of a load besides the workload: a mix from a file, what is to be made best,
+    and limits that must hold in every part of it (None: nothing asked, or as the file says)."""
 
     workload: Path | None = None
     objective: Objective | None = None
@@ -131,11 +149,12 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """What was asked of a workload and of the machine that serves it; None: chosen from the profile and the target.
+    """What was asked of a workload and of the machine that serves it; None: chosen from the profile
+    and the target.
 
-    A chosen dtype is the one in which the target decodes fastest (of equals: verifies cheapest), a chosen mode that of the
-    device's usual engine, a chosen `tensor_parallel` the fewest devices that hold the target. `pipeline.latency.choose_latency`
-    makes a `Workload` of it.
+    A chosen dtype is the one in which the target decodes fastest (of equals: verifies cheapest), a
+    chosen mode that of the device's usual engine, a chosen `tensor_parallel` the fewest devices
+    that hold the target. `pipeline.latency.choose_latency` makes a `Workload` of it.
     """
 
     gpu: str | None = None  # an alias or key of a device; None: cpu, or the device of `profile`
@@ -150,6 +169,13 @@ class WorkloadRequest:
     mode: Mode | None = None
     engine: str | None = None  # who serves; None: vllm on a GPU, transformers on a CPU
     engine_version: str | None = None  # None: the newest that is known
-    engine_options: tuple[str, ...] = ()  # the engine's switches that matter to a round, as NAME=VALUE
-    host: str | None = None  # how fast the engine's host is: slow, usual, fast, or a factor on its times
-    routing_skew: float | None = None  # how unevenly tokens choose experts, 0: evenly; None: as usual (`architecture.experts`)
+    engine_options: tuple[
+        str, ...
+    ] = ()  # the engine's switches that matter to a round, as NAME=VALUE
+    host: str | None = (
+        None  # how fast the engine's host is: slow, usual, fast, or a factor on its times
+    )
+    routing_skew: float | None = (
+        # how unevenly tokens choose experts, 0: evenly; None: as usual (`architecture.experts`)
+        None
+    )

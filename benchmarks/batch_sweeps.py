@@ -1,11 +1,13 @@
-"""Speed-up over the batch size: published sweeps of vLLM and SGLang against predictions that did not see their source.
+"""Speed-up over the batch size: published sweeps of vLLM and SGLang against predictions that did
+not see their source.
 
     python benchmarks/batch_sweeps.py
     python benchmarks/batch_sweeps.py --json --output benchmarks/results/2026-11-22-serving
 
-A sweep is one pair, machine and gamma at three or more batch sizes of `data/engine_rounds.csv`. Speed-ups are tau x plain step /
-round with the source's own tau; what engines add is fitted to the other sources (`engine_rounds.fit`). Where a measured sweep
-falls below 1, the batch size at which it does is told beside the predicted one, for which the last measured tau is kept.
+A sweep is one pair, machine and gamma at three or more batch sizes of `data/engine_rounds.csv`.
+Speed-ups are tau x plain step / round with the source's own tau; what engines add is fitted to the
+other sources (`engine_rounds.fit`). Where a measured sweep falls below 1, the batch size at which
+it does is told beside the predicted one, for which the last measured tau is kept.
 """
 
 from __future__ import annotations
@@ -35,14 +37,22 @@ def sweeps(rows: Sequence[Row]) -> dict[tuple[Any, ...], list[Row]]:
     found: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
         if row.tau is not None and row.plain_s is not None:
-            found[row.source, row.klass, row.device, row.ranks, row.target, row.draft, row.gamma].append(row)
+            found[
+                row.source, row.klass, row.device, row.ranks, row.target, row.draft, row.gamma
+            ].append(row)
     whole = {key: sorted(group, key=lambda row: row.batch) for key, group in found.items()}
-    return {key: group for key, group in whole.items() if len({row.batch for row in group}) >= LEAST}
+    return {
+        key: group for key, group in whole.items() if len({row.batch for row in group}) >= LEAST
+    }
 
 
 def told(row: Row, ms: Mapping[str, float]) -> Predicted:
     """A row's prediction by constants `ms`."""
-    return predict(row, passes_of(row, round_costs(row.klass).first_pass_tokens(row.gamma)), constants_for(row.klass, ms))
+    return predict(
+        row,
+        passes_of(row, round_costs(row.klass).first_pass_tokens(row.gamma)),
+        constants_for(row.klass, ms),
+    )
 
 
 def run() -> dict[str, Any]:
@@ -50,29 +60,58 @@ def run() -> dict[str, Any]:
     priced = []
     for row in rows:
         try:
-            priced.append((row, passes_of(row, round_costs(row.klass).first_pass_tokens(row.gamma))))
+            priced.append(
+                (row, passes_of(row, round_costs(row.klass).first_pass_tokens(row.gamma)))
+            )
         except ArchsearchError:
             continue
     groups = sweeps([row for row, _ in priced])
     without = {
-        source: {name: value for name, (value, _) in fit([pair for pair in priced if pair[0].source != source]).items()}
+        source: {
+            name: value
+            for name, (value, _) in fit(
+                [pair for pair in priced if pair[0].source != source]
+            ).items()
+        }
         for source in {key[0] for key in groups}
     }
     result = []
-    for (source, klass, device, ranks, target, draft, gamma), group in sorted(groups.items(), key=str):
+    for (source, klass, device, ranks, target, draft, gamma), group in sorted(
+        groups.items(), key=str
+    ):
         found = [told(row, without[source]) for row in group]
         pairs = [(item.row.batch, item.measured_speedup, item.speedup) for item in found]
         measured = crossing([batch for batch, _, _ in pairs], [seen for _, seen, _ in pairs])
         predicted = None
         if measured is not None:
-            far = [(batch, told(replace(group[-1], batch=batch), without[source]).speedup) for batch in BATCHES]
+            far = [
+                (batch, told(replace(group[-1], batch=batch), without[source]).speedup)
+                for batch in BATCHES
+            ]
             predicted = crossing([batch for batch, _ in far], [gain for _, gain in far])
-        result.append({"source": source, "class": klass, "device": device, "ranks": ranks, "target": target, "draft": draft,
-                       "gamma": gamma, "points": pairs, "stops": measured, "predicted_stops": predicted})  # fmt: skip
+        result.append(
+            {
+                "source": source,
+                "class": klass,
+                "device": device,
+                "ranks": ranks,
+                "target": target,
+                "draft": draft,
+                "gamma": gamma,
+                "points": pairs,
+                "stops": measured,
+                "predicted_stops": predicted,
+            }
+        )
     errors = [told / seen - 1.0 for item in result for _, seen, told in item["points"]]
-    large = [told / seen - 1.0 for item in result for batch, seen, told in item["points"] if batch >= 32]
+    large = [
+        told / seen - 1.0 for item in result for batch, seen, told in item["points"] if batch >= 32
+    ]
     crossings = [item for item in result if item["stops"] is not None]
-    factors = [item["predicted_stops"] / item["stops"] if item["predicted_stops"] else math.inf for item in crossings]
+    factors = [
+        item["predicted_stops"] / item["stops"] if item["predicted_stops"] else math.inf
+        for item in crossings
+    ]
     return {
         "sweeps": result,
         "points": len(errors),
@@ -91,33 +130,49 @@ def run() -> dict[str, Any]:
 def text(result: dict[str, Any]) -> str:
     lines = []
     for item in result["sweeps"]:
-        points = "  ".join(f"{batch}: {seen:.2f}/{told:.2f}" for batch, seen, told in item["points"])
+        points = "  ".join(
+            f"{batch}: {seen:.2f}/{told:.2f}" for batch, seen, told in item["points"]
+        )
         stops = ""
         if item["stops"] is not None:
             end = f"{item['predicted_stops']:.0f}" if item["predicted_stops"] else "beyond 512"
             stops = f"; falls to 1 at {item['stops']:.0f}, predicted {end}"
         lines.append(
-            f"{item['target']} + {item['draft']} ({item['class']}, {item['device']}), gamma {item['gamma']}: {points}{stops}"
+            f"{item['target']} + {item['draft']} ({item['class']}, {item['device']}), gamma"
+            f" {item['gamma']}: {points}{stops}"
         )
     large = result["batch_32_and_more"]
     lines += [
-        "", "batch: measured/predicted speed-up, sources left out of the fit",
-        f"{len(result['sweeps'])} sweeps, {result['points']} points: median error {result['median_error']:.1%}, "
-        f"bias {result['bias']:+.1%}; batch 32 and more ({large['points']}): {large['median_error']:.1%}, {large['bias']:+.1%}",
-        f"falls to 1 within a factor {FACTOR:g} in {result['crossings_within_factor']} of {result['crossings']} sweeps that do",
-    ]  # fmt: skip
+        "",
+        "batch: measured/predicted speed-up, sources left out of the fit",
+        (
+            f"{len(result['sweeps'])} sweeps, {result['points']} points: median error"
+            f" {result['median_error']:.1%}, bias {result['bias']:+.1%}; batch 32 and more"
+            f" ({large['points']}): {large['median_error']:.1%}, {large['bias']:+.1%}"
+        ),
+        (
+            f"falls to 1 within a factor {FACTOR:g} in {result['crossings_within_factor']} of"
+            f" {result['crossings']} sweeps that do"
+        ),
+    ]
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--output", type=Path, help="folder for batch_sweeps.json and batch_sweeps.txt")
+    parser.add_argument(
+        "--output", type=Path, help="folder for batch_sweeps.json and batch_sweeps.txt"
+    )
     options = parser.parse_args()
     result = run()
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "batch_sweeps.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+        (options.output / "batch_sweeps.json").write_text(
+            json.dumps(result, indent=1), encoding="utf-8"
+        )
         (options.output / "batch_sweeps.txt").write_text(text(result) + "\n", encoding="utf-8")
     print(json.dumps(result) if options.json else text(result))
 

@@ -1,11 +1,15 @@
-"""Rebuild the profiles that ship for GPUs nobody here owns, out of the kernel tables of aiconfigurator-core 0.12.0.
+"""Rebuild the profiles that ship for GPUs nobody here owns, out of the kernel tables of
+aiconfigurator-core 0.12.0.
 
-    python benchmarks/compose_profiles.py [DEVICE ...] [--tables DIR] [--output profiles] [--held-out] [--json FILE]
+    python benchmarks/compose_profiles.py [DEVICE ...] [--tables DIR] [--output profiles]
+    [--held-out] [--json FILE]
 
-Needs `pip install "archsearch[aiconfigurator]"` (or --tables, the package's systems/data folder, and pyarrow). Without DEVICE:
-A100-SXM, H100-SXM, H200 and B200. Writes profiles/<device>/aiconfigurator-<version>-<framework>-<version>/ and prints how well
-the kept rows tell the rest of the table by plain interpolation. That choice looked at the rows it is judged on; `--held-out`
-writes nothing and prints the honest figure instead: rows chosen from one random half of the table, errors on the other half.
+Needs `pip install "archsearch[aiconfigurator]"` (or --tables, the package's systems/data folder,
+and pyarrow). Without DEVICE: A100-SXM, H100-SXM, H200 and B200. Writes
+profiles/<device>/aiconfigurator-<version>-<framework>-<version>/ and prints how well the kept rows
+tell the rest of the table by plain interpolation. That choice looked at the rows it is judged on;
+`--held-out` writes nothing and prints the honest figure instead: rows chosen from one random half
+of the table, errors on the other half.
 """
 
 from __future__ import annotations
@@ -55,11 +59,19 @@ def held_out(device: str, data: Path | None, seed: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("devices", nargs="*", metavar="DEVICE", help=f"default: {' '.join(SHIPPED)}")
-    parser.add_argument("--tables", type=Path, help="folder systems/data; default: the installed package")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "devices", nargs="*", metavar="DEVICE", help=f"default: {' '.join(SHIPPED)}"
+    )
+    parser.add_argument(
+        "--tables", type=Path, help="folder systems/data; default: the installed package"
+    )
     parser.add_argument("--output", type=Path, default=Path("profiles"))
-    parser.add_argument("--held-out", action="store_true", help="print errors on unseen rows; write nothing")
+    parser.add_argument(
+        "--held-out", action="store_true", help="print errors on unseen rows; write nothing"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the random halves of --held-out")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     args = parser.parse_args()
@@ -71,8 +83,14 @@ def main() -> int:
                 told = held_out(name, args.tables, args.seed)
             else:
                 with ProgressLine(device.key) as progress:
-                    dtypes = ("bfloat16", "float8_e4m3fn") if "float8_e4m3fn" in device.flops_per_s else ("bfloat16",)
-                    profile = import_profile(name, data=args.tables, dtypes=dtypes, root=args.output, progress=progress)
+                    dtypes = (
+                        ("bfloat16", "float8_e4m3fn")
+                        if "float8_e4m3fn" in device.flops_per_s
+                        else ("bfloat16",)
+                    )
+                    profile = import_profile(
+                        name, data=args.tables, dtypes=dtypes, root=args.output, progress=progress
+                    )
                 folder = profile.folder or args.output
                 size = sum(path.stat().st_size for path in folder.iterdir())
                 print(f"{device.key}: {len(profile.rows)} rows, {size / 1e3:.0f} kB in {folder}")
@@ -81,8 +99,9 @@ def main() -> int:
             for kind, groups in told.items():
                 for group, error in groups.items():
                     print(
-                        f"  {kind:8s} {group:28s} {error['rows']:6d} rows  median {100 * error['median_error']:4.1f} %  "
-                        f"90th percentile {100 * error['p90_error']:4.1f} %",
+                        f"  {kind:8s} {group:28s} {error['rows']:6d} rows  median"
+                        f" {100 * error['median_error']:4.1f} %  90th percentile"
+                        f" {100 * error['p90_error']:4.1f} %",
                         flush=True,
                     )
     except ArchsearchError as error:

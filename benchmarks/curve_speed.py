@@ -1,8 +1,10 @@
-"""How long a curve takes to price, and how far its points lie from the same points priced one by one.
+"""How long a curve takes to price, and how far its points lie from the same points priced one by
+one.
 
     python benchmarks/curve_speed.py            # 512 points; CPU seconds of this process
 
-Models are fitted before the clock starts; what they remember of kernels is cleared before every curve.
+Models are fitted before the clock starts; what they remember of kernels is cleared before every
+curve.
 """
 
 from __future__ import annotations
@@ -31,12 +33,16 @@ def forget(latency: Any) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--points", type=int, default=512)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     ref = resolve_target("llama-3.1-70b")
-    asked = WorkloadRequest(gpu="a100", tensor_parallel=4, context_len=1024, engine="vllm", engine_version="0.30.0")
+    asked = WorkloadRequest(
+        gpu="a100", tensor_parallel=4, context_len=1024, engine="vllm", engine_version="0.30.0"
+    )
     source, workload = choose_latency(asked, ref.architecture)
     scorer = Scorer(ref.architecture, workload, source.latency, PriorAcceptance())
     seconds: dict[str, float] = {}

@@ -1,16 +1,20 @@
-"""Acceptance over distinct tokens and epochs: one draft shape trained on ever larger parts of a target's text.
+"""Acceptance over distinct tokens and epochs: one draft shape trained on ever larger parts of a
+target's text.
 
-    python benchmarks/data_curves.py train --target smollm2-135m --text KIND=RUN/text --heldout KIND=RUN/heldout --work DIR
-    python benchmarks/data_curves.py report --work DIR [DIR ...] --json FILE
+    python benchmarks/data_curves.py train --target smollm2-135m --text KIND=RUN/text --heldout
+    KIND=RUN/heldout --work DIR python benchmarks/data_curves.py report --work DIR [DIR ...] --json
+    FILE
 
-`train` writes one file per kind of text, size of text and setting: held-out greedy acceptance of the running mean of the weights
-at geometric marks, with the tokens seen until then (written ones, without the prompts) and the training loss. Parts of a text are
-nested: every larger one holds the smaller. Every stage resumes. Settings: `base`, and name=value pairs of DistillConfig joined by
+`train` writes one file per kind of text, size of text and setting: held-out greedy acceptance of
+the running mean of the weights at geometric marks, with the tokens seen until then (written ones,
+without the prompts) and the training loss. Parts of a text are nested: every larger one holds the
+smaller. Every stage resumes. Settings: `base`, and name=value pairs of DistillConfig joined by
 commas (`weight_decay=0.1,lr=0.001`). Run it with one thread where the machine is shared.
 
-`report` fits how much repeated tokens are worth (R of `training.curves`) to the `base` curves, one level a kind and shape, with
-each kind of text left out in turn; foretells the best look of every curve from its first FORETOLD_FROM tokens, with what the
-curves of other kinds share; and lays the settings beside `base` in pairs over the held-out texts.
+`report` fits how much repeated tokens are worth (R of `training.curves`) to the `base` curves, one
+level a kind and shape, with each kind of text left out in turn; foretells the best look of every
+curve from its first FORETOLD_FROM tokens, with what the curves of other kinds share; and lays the
+settings beside `base` in pairs over the held-out texts.
 """
 
 from __future__ import annotations
@@ -41,7 +45,8 @@ GRID = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 30.0)
 
 
 def part_of(sequences: Sequence[Any], written_tokens: int) -> list[Any]:
-    """The first texts, in an order that is the same for every size, that hold about `written_tokens` written tokens."""
+    """The first texts, in an order that is the same for every size, that hold about
+    `written_tokens` written tokens."""
     order = np.random.default_rng(7).permutation(len(sequences))
     chosen, total = [], 0
     for index in order.tolist():
@@ -83,26 +88,54 @@ def train(arguments: argparse.Namespace) -> None:
             if part.written_tokens < 0.8 * size:
                 continue
             for setting, seed in itertools.product(arguments.settings, arguments.seeds):
-                path = Path(arguments.work[0]) / f"{kind}-{layers}x576-{size}-{setting}-s{seed}.json"
+                path = (
+                    Path(arguments.work[0]) / f"{kind}-{layers}x576-{size}-{setting}-s{seed}.json"
+                )
                 if not path.exists():
                     row = {"kind": kind, "layers": layers, "setting": setting, "seed": seed}
                     found = row | train_one(
-                        loaded, shape_of(target.architecture, layers), part, heldout, setting, seed, arguments
+                        loaded,
+                        shape_of(target.architecture, layers),
+                        part,
+                        heldout,
+                        setting,
+                        seed,
+                        arguments,
                     )
                     write_json(path, found)
-                    alphas = " ".join(f"{look['epochs']:.1f}:{look['alpha']:.3f}" for look in found["looks"])
-                    print(f"{path.stem}: {found['distinct_tokens']} distinct tokens; alpha by epochs {alphas}", flush=True)
+                    alphas = " ".join(
+                        f"{look['epochs']:.1f}:{look['alpha']:.3f}" for look in found["looks"]
+                    )
+                    print(
+                        f"{path.stem}: {found['distinct_tokens']} distinct tokens; alpha by epochs"
+                        f" {alphas}",
+                        flush=True,
+                    )
 
 
 def shape_of(target: Architecture, layers: int) -> Architecture:
     return Architecture(
-        576, 1536, layers, 9, 3, 64, target.vocab_size, HEAD_ROWS, rope_theta=target.rope_theta,
+        576,
+        1536,
+        layers,
+        9,
+        3,
+        64,
+        target.vocab_size,
+        HEAD_ROWS,
+        rope_theta=target.rope_theta,
         max_position_embeddings=target.max_position_embeddings,
-    )  # fmt: skip
+    )
 
 
 def train_one(
-    loaded: Any, arch: Architecture, part: Any, heldout: Sequence[Any], setting: str, seed: int, arguments: argparse.Namespace
+    loaded: Any,
+    arch: Architecture,
+    part: Any,
+    heldout: Sequence[Any],
+    setting: str,
+    seed: int,
+    arguments: argparse.Namespace,
 ) -> dict[str, Any]:
     import torch
 
@@ -111,11 +144,25 @@ def train_one(
     from archsearch.training.initialise import initialise_draft
 
     vocabulary = choose_draft_vocab(token_frequencies(part), HEAD_ROWS, loaded[1])
-    calibration = torch.stack([s.token_ids[:64] for s in part.sequences if len(s.token_ids) >= 64][:32]).long()
-    draft = initialise_draft(loaded[0], arch, draft_token_ids=vocabulary.token_ids, calibration_ids=calibration, seed=seed)
+    calibration = torch.stack(
+        [s.token_ids[:64] for s in part.sequences if len(s.token_ids) >= 64][:32]
+    ).long()
+    draft = initialise_draft(
+        loaded[0],
+        arch,
+        draft_token_ids=vocabulary.token_ids,
+        calibration_ids=calibration,
+        seed=seed,
+    )
     epoch = sum(len(s) - 1 for s in part.sequences)
     most = int(min(arguments.tokens, arguments.epochs * epoch))
-    fixed = {"max_tokens": most, "evaluate_at": marks(most), "seed": seed, "heldout_sequences": 0, "anneal": 0.0}
+    fixed = {
+        "max_tokens": most,
+        "evaluate_at": marks(most),
+        "seed": seed,
+        "heldout_sequences": 0,
+        "anneal": 0.0,
+    }
     begin, cpu = time.monotonic(), time.process_time()
     result = distill(draft, part, DistillConfig(**(fixed | settings(setting))), heldout=heldout)
     losses = [(p.tokens, p.value) for p in result.loss_curve]
@@ -123,22 +170,35 @@ def train_one(
     def look(point: Any) -> dict[str, Any]:
         near = [value for tokens, value in losses if 0.85 * point.tokens <= tokens <= point.tokens]
         return {
-            "tokens": point.tokens, "epochs": point.tokens / epoch, "alpha": point.value, "weights": point.weights,
-            "hits": list(point.hits), "loss": float(np.mean(near)),
-        }  # fmt: skip
+            "tokens": point.tokens,
+            "epochs": point.tokens / epoch,
+            "alpha": point.value,
+            "weights": point.weights,
+            "hits": list(point.hits),
+            "loss": float(np.mean(near)),
+        }
 
     return {
-        "distinct_tokens": part.written_tokens, "epoch_tokens": epoch, "texts": len(part.sequences), "tokens": result.tokens,
-        "seconds": time.monotonic() - begin, "process_s": time.process_time() - cpu,
-        "heldout_tokens": list(result.heldout_tokens), "looks": [look(point) for point in result.alpha_curve if point.tokens],
-    }  # fmt: skip
+        "distinct_tokens": part.written_tokens,
+        "epoch_tokens": epoch,
+        "texts": len(part.sequences),
+        "tokens": result.tokens,
+        "seconds": time.monotonic() - begin,
+        "process_s": time.process_time() - cpu,
+        "heldout_tokens": list(result.heldout_tokens),
+        "looks": [look(point) for point in result.alpha_curve if point.tokens],
+    }
 
 
 # ---- report
 
 
 def read_rows(folders: Sequence[str]) -> list[dict[str, Any]]:
-    rows = [read_json(path, "curve") | {"name": path.stem} for folder in folders for path in sorted(Path(folder).glob("*.json"))]
+    rows = [
+        read_json(path, "curve") | {"name": path.stem}
+        for folder in folders
+        for path in sorted(Path(folder).glob("*.json"))
+    ]
     return [row for row in rows if "looks" in row]
 
 
@@ -148,7 +208,8 @@ def best_look(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def residuals(rows: Sequence[dict[str, Any]], repeats: float) -> tuple[np.ndarray, np.ndarray]:
-    """(residuals of logit(alpha) of the best look so far, coefficients: slope, bend, a level for each kind and shape)."""
+    """(residuals of logit(alpha) of the best look so far, coefficients: slope, bend, a level for
+    each kind and shape)."""
     groups = sorted({(row["kind"], row["layers"]) for row in rows})
     x, y = [], []
     for row in rows:
@@ -156,8 +217,16 @@ def residuals(rows: Sequence[dict[str, Any]], repeats: float) -> tuple[np.ndarra
         for look in row["looks"]:
             best = max(best, logit(clamped(look["alpha"])))
             if look["tokens"] >= FIT_FROM:
-                at = math.log(effective_tokens(look["tokens"], row["epoch_tokens"], repeats) / 64_000)
-                x.append([at, 0.5 * at * at, *(float((row["kind"], row["layers"]) == group) for group in groups)])
+                at = math.log(
+                    effective_tokens(look["tokens"], row["epoch_tokens"], repeats) / 64_000
+                )
+                x.append(
+                    [
+                        at,
+                        0.5 * at * at,
+                        *(float((row["kind"], row["layers"]) == group) for group in groups),
+                    ]
+                )
                 y.append(best)
     table, values = np.array(x), np.array(y)
     weak = np.zeros(table.shape[1])
@@ -167,24 +236,37 @@ def residuals(rows: Sequence[dict[str, Any]], repeats: float) -> tuple[np.ndarra
 
 
 def fit_repeats(rows: Sequence[dict[str, Any]]) -> float:
-    errors = {repeats: float(np.sqrt(np.mean(residuals(rows, repeats)[0] ** 2))) for repeats in GRID}
+    errors = {
+        repeats: float(np.sqrt(np.mean(residuals(rows, repeats)[0] ** 2))) for repeats in GRID
+    }
     return min(errors, key=lambda repeats: errors[repeats])
 
 
 def points_of(row: dict[str, Any], until: float = math.inf) -> list[AlphaPoint]:
     return [
-        AlphaPoint(look["tokens"], look["alpha"], False, row["epoch_tokens"]) for look in row["looks"] if look["tokens"] <= until
+        AlphaPoint(look["tokens"], look["alpha"], False, row["epoch_tokens"])
+        for look in row["looks"]
+        if look["tokens"] <= until
     ]
 
 
 def foretold(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """alpha of the best look, from the curve's first tokens and the curves of other kinds of text."""
+    """alpha of the best look, from the curve's first tokens and the curves of other kinds of
+    text."""
     others = [points_of(other) for other in rows if other["kind"] != row["kind"]]
     prior = fit_prior(others, NEUTRAL)
     end = row["looks"][-1]["tokens"]
-    said = extrapolate(points_of(row, FORETOLD_FROM), end, prior, annealed=False, epoch_tokens=row["epoch_tokens"])
+    said = extrapolate(
+        points_of(row, FORETOLD_FROM), end, prior, annealed=False, epoch_tokens=row["epoch_tokens"]
+    )
     came = best_look(row)["alpha"]
-    return {"name": row["name"], "foretold": said.value, "std": said.std, "came": came, "stds": (came - said.value) / said.std}
+    return {
+        "name": row["name"],
+        "foretold": said.value,
+        "std": said.std,
+        "came": came,
+        "stds": (came - said.value) / said.std,
+    }
 
 
 def until(row: dict[str, Any], tokens: int) -> dict[str, Any]:
@@ -211,40 +293,65 @@ def paired(row: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
 def reached(row: dict[str, Any], tokens: float) -> float:
     """alpha of the best look until `tokens`, between looks straight in ln(tokens)."""
     best = np.maximum.accumulate([look["alpha"] for look in row["looks"]])
-    return float(np.interp(math.log(tokens), [math.log(look["tokens"]) for look in row["looks"]], best))
+    return float(
+        np.interp(math.log(tokens), [math.log(look["tokens"]) for look in row["looks"]], best)
+    )
 
 
 def splits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the division of minutes that `data_plan` would choose costs against the best of a grid, by the measured curves.
+    """What the division of minutes that `data_plan` would choose costs against the best of a grid,
+    by the measured curves.
 
-    For several total times and ratios of the two speeds: every size of text takes its part of the time to be written, the rest
-    trains; the plan chooses by effective tokens, the curves say what each choice reaches. Only where all sizes were trained long
-    enough to know.
+    For several total times and ratios of the two speeds: every size of text takes its part of the
+    time to be written, the rest trains; the plan chooses by effective tokens, the curves say what
+    each choice reaches. Only where all sizes were trained long enough to know.
     """
     found = []
     for kind, layers in sorted({(row["kind"], row["layers"]) for row in rows}):
-        sizes = sorted((row for row in rows if (row["kind"], row["layers"]) == (kind, layers)), key=lambda r: r["epoch_tokens"])
+        sizes = sorted(
+            (row for row in rows if (row["kind"], row["layers"]) == (kind, layers)),
+            key=lambda r: r["epoch_tokens"],
+        )
         known = min(row["looks"][-1]["tokens"] for row in sizes)
         for ratio, share in itertools.product((4.0, 8.0, 16.0), (0.3, 0.5, 0.7, 0.9)):
-            # In training tokens: a written token costs `ratio` of them; the largest text takes `share` of all.
+            # In training tokens: a written token costs `ratio` of them; the largest text takes
+            # `share` of all.
             total = ratio * sizes[-1]["epoch_tokens"] / share
             seen = [min(total - ratio * row["epoch_tokens"], known) for row in sizes]
             if min(seen) < FIRST_MARK:
                 continue
             alphas = [reached(row, tokens) for row, tokens in zip(sizes, seen, strict=True)]
-            worth = [effective_tokens(tokens, row["epoch_tokens"]) for row, tokens in zip(sizes, seen, strict=True)]
+            worth = [
+                effective_tokens(tokens, row["epoch_tokens"])
+                for row, tokens in zip(sizes, seen, strict=True)
+            ]
             chosen = alphas[int(np.argmax(worth))]
-            found.append({"kind": kind, "layers": layers, "ratio": ratio, "share": share, "alphas": alphas, "chosen": chosen,
-                          "lost": 1.0 - chosen / max(alphas)})  # fmt: skip
+            found.append(
+                {
+                    "kind": kind,
+                    "layers": layers,
+                    "ratio": ratio,
+                    "share": share,
+                    "alphas": alphas,
+                    "chosen": chosen,
+                    "lost": 1.0 - chosen / max(alphas),
+                }
+            )
     return found
 
 
 def report(arguments: argparse.Namespace) -> None:
     rows = read_rows(arguments.work)
-    base = [row for row in rows if row["setting"] == "base" and row["looks"][-1]["tokens"] > 1.5 * FORETOLD_FROM]
+    base = [
+        row
+        for row in rows
+        if row["setting"] == "base" and row["looks"][-1]["tokens"] > 1.5 * FORETOLD_FROM
+    ]
     kinds = sorted({row["kind"] for row in base})
     repeats = {
-        f"without {kind}": fit_repeats([row for row in base if row["kind"] != kind]) for kind in kinds if len(kinds) > 1
+        f"without {kind}": fit_repeats([row for row in base if row["kind"] != kind])
+        for kind in kinds
+        if len(kinds) > 1
     } | {"all": fit_repeats(base)}
     errors, fit = residuals(base, repeats["all"])
     told = [foretold(row, base) for row in base]
@@ -255,39 +362,67 @@ def report(arguments: argparse.Namespace) -> None:
         if row["setting"] != "base" and like is not None:
             settings_found.append(paired(row, until(like, row["looks"][-1]["tokens"])))
     data = {
-        "repeats": repeats, "slope": float(fit[0]), "bend": float(fit[1]), "rms": float(np.sqrt(np.mean(errors**2))),
-        "best_looks": [{"name": row["name"], "distinct_tokens": row["distinct_tokens"], "epoch_tokens": row["epoch_tokens"],
-                        **{key: best_look(row)[key] for key in ("alpha", "epochs", "loss")}} for row in base],
-        "foretold": told, "mean_error": float(np.mean([abs(row["came"] - row["foretold"]) for row in told])),
-        "settings": settings_found, "splits": splits(base),
-    }  # fmt: skip
+        "repeats": repeats,
+        "slope": float(fit[0]),
+        "bend": float(fit[1]),
+        "rms": float(np.sqrt(np.mean(errors**2))),
+        "best_looks": [
+            {
+                "name": row["name"],
+                "distinct_tokens": row["distinct_tokens"],
+                "epoch_tokens": row["epoch_tokens"],
+                **{key: best_look(row)[key] for key in ("alpha", "epochs", "loss")},
+            }
+            for row in base
+        ],
+        "foretold": told,
+        "mean_error": float(np.mean([abs(row["came"] - row["foretold"]) for row in told])),
+        "settings": settings_found,
+        "splits": splits(base),
+    }
     print(f"R {repeats}; slope {fit[0]:.3f}, rms of logit(alpha) {data['rms']:.3f}")
     for row in data["best_looks"]:
-        print(f"{row['name']}: best alpha {row['alpha']:.3f} after {row['epochs']:.1f} epochs of {row['epoch_tokens']} tokens")
+        print(
+            f"{row['name']}: best alpha {row['alpha']:.3f} after {row['epochs']:.1f} epochs of"
+            f" {row['epoch_tokens']} tokens"
+        )
     for row in told:
         print(
-            f"{row['name']}: foretold {row['foretold']:.3f} ± {row['std']:.3f}, came {row['came']:.3f} ({row['stds']:+.1f} std)"
+            f"{row['name']}: foretold {row['foretold']:.3f} ± {row['std']:.3f}, came"
+            f" {row['came']:.3f} ({row['stds']:+.1f} std)"
         )
     print(f"mean error {data['mean_error']:.3f}")
     for row in settings_found:
-        print(f"{row['name']}: {row['alpha']:.3f}, base {row['base']:.3f}: {row['gain']:+.4f} ± {row['std']:.4f}")
+        print(
+            f"{row['name']}: {row['alpha']:.3f}, base {row['base']:.3f}: {row['gain']:+.4f} ±"
+            f" {row['std']:.4f}"
+        )
     for kind in kinds:
         lost = [row["lost"] for row in data["splits"] if row["kind"] == kind]
         if lost:
-            print(f"{kind}: the plan loses {np.median(lost):.1%} of alpha (median of {len(lost)}), at most {max(lost):.1%}")
+            print(
+                f"{kind}: the plan loses {np.median(lost):.1%} of alpha (median of {len(lost)}), at"
+                f" most {max(lost):.1%}"
+            )
     if arguments.json:
         write_json(Path(arguments.json), data)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("stage", choices=("train", "report"))
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--text", nargs="+", default=[], metavar="KIND=FOLDER")
     parser.add_argument("--heldout", nargs="+", default=[], metavar="KIND=FOLDER")
-    parser.add_argument("--work", nargs="+", required=True, help="folder of curves; report reads several")
+    parser.add_argument(
+        "--work", nargs="+", required=True, help="folder of curves; report reads several"
+    )
     parser.add_argument("--json", help="report: write all of it there")
-    parser.add_argument("--sizes", nargs="+", type=int, default=[8_000, 16_000, 32_000, 64_000, 128_000])
+    parser.add_argument(
+        "--sizes", nargs="+", type=int, default=[8_000, 16_000, 32_000, 64_000, 128_000]
+    )
     parser.add_argument("--layers", nargs="+", type=int, default=[2])
     parser.add_argument("--settings", nargs="+", default=["base"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])

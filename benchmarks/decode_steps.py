@@ -2,21 +2,27 @@
 
     python benchmarks/decode_steps.py [--systems DIR] [--calibrate] [--fp8] [--json] [--output DIR]
 
-The PyPI package aiconfigurator-core 0.12.0 (Apache-2.0, Copyright (c) 2025-2026 NVIDIA) ships kernel tables and, in
-systems/silicon_sample.csv, the time per output token (TPOT) of servers that ran whole models. This composes the step of every
-dense Llama and Qwen row of H100 and H200 out of the tables of the same GPU and framework and compares.
+The PyPI package aiconfigurator-core 0.12.0 (Apache-2.0, Copyright (c) 2025-2026 NVIDIA) ships
+kernel tables and, in systems/silicon_sample.csv, the time per output token (TPOT) of servers that
+ran whole models. This composes the step of every dense Llama and Qwen row of H100 and H200 out of
+the tables of the same GPU and framework and compares.
 
-A TPOT is not a bare step: while a request decodes, the others of the closed loop are prefilled. From the schedulers' rules, with
-concurrency c (cut to what the KV cache holds), input length isl and output length osl:
+A TPOT is not a bare step: while a request decodes, the others of the closed loop are prefilled.
+From the schedulers' rules, with concurrency c (cut to what the KV cache holds), input length isl
+and output length osl:
 
-    TensorRT-LLM, vLLM: a new request joins the running batch. TPOT = D + (c - 1) / osl x (M - D), with D the decode step of c
-        sequences at the mean context isl + osl / 2 and M the same step with one whole prefill in it.
-    SGLang: prefills run first and alone, up to 16384 tokens at a time (its max_prefill_tokens), so requests that arrive together
-        stay together; of n such batches of P seconds a request waits for half of the others after its first token.
-        TPOT = D + (n - 1) / 2 x P / osl.
+    TensorRT-LLM, vLLM: a new request joins the running batch. TPOT = D + (c - 1) / osl x (M - D),
+    with D the decode step of c
+        sequences at the mean context isl + osl / 2 and M the same step with one whole prefill in
+        it.
+    SGLang: prefills run first and alone, up to 16384 tokens at a time (its max_prefill_tokens), so
+    requests that arrive together
+        stay together; of n such batches of P seconds a request waits for half of the others after
+        its first token. TPOT = D + (n - 1) / 2 x P / osl.
 
-What is not in the tables (waiting at all-reduces, host time of the engine) is fitted to the calibration rows alone, every tenth
-row by a hash of its id. They are listed and left out of every figure. Nothing else is fitted.
+What is not in the tables (waiting at all-reduces, host time of the engine) is fitted to the
+calibration rows alone, every tenth row by a hash of its id. They are listed and left out of every
+figure. Nothing else is fitted.
 """
 
 from __future__ import annotations
@@ -58,7 +64,10 @@ DEVICES = {"h100_sxm": "h100-sxm5-80gb", "h200_sxm": "h200-sxm-141gb"}
 DTYPES = {"": "bfloat16", "bfloat16": "bfloat16", "fp8": "float8_e4m3fn"}
 ENGINE_OF = {"trtllm": "tensorrt-llm"}  # where the data writes an engine otherwise
 PREFILL_TOKENS = {"trtllm": 8192, "vllm": 8192, "sglang": 16384}
-DATA = "measured TPOT: aiconfigurator-core 0.12.0, systems/silicon_sample.csv (Apache-2.0, Copyright (c) 2025-2026 NVIDIA)"
+DATA = (
+    "measured TPOT: aiconfigurator-core 0.12.0, systems/silicon_sample.csv (Apache-2.0, Copyright"
+    " (c) 2025-2026 NVIDIA)"
+)
 THEIRS = {"median": 0.104, "mean": 0.178, "bias_by_tp": {1: -0.01, 2: -0.04, 4: -0.08, 8: -0.15}}
 """aiconfigurator 0.12 on 748 rows of the same file; bias on Llama-3.1-8B, H100, TensorRT-LLM."""
 
@@ -119,7 +128,7 @@ def read_rows(path: Path) -> tuple[list[Row], Counter[str]]:
                         int(float(line["batch_size"])),
                         int(float(line["tp_size"])),
                         float(line["silicon_tpot_ms"]) / 1e3,
-                    )  # fmt: skip
+                    )
                 )
     return rows, left
 
@@ -130,7 +139,8 @@ VERSIONS = {"vllm": "0.12.0", "sglang": "0.5.1", "tensorrt-llm": "1.0.0"}
 
 @dataclass(frozen=True)
 class HostCosts:
-    """What an engine's scheduler adds to a plain step: `step_s` + `sequence_s` per sequence, with the std of the sum."""
+    """What an engine's scheduler adds to a plain step: `step_s` + `sequence_s` per sequence, with
+    the std of the sum."""
 
     step_s: float
     sequence_s: float
@@ -142,12 +152,15 @@ def shipped_costs(engine: str) -> HostCosts:
     """Those that archsearch ships for the version of the rows."""
     costs = plain_costs(engine, VERSIONS[engine])
     at_64 = costs.at(64)
-    return HostCosts(costs.step_s.value, costs.sequence_s.value, at_64.std / max(at_64.value, 1e-9), costs.source)
+    return HostCosts(
+        costs.step_s.value, costs.sequence_s.value, at_64.std / max(at_64.value, 1e-9), costs.source
+    )
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What is calibrated: the wait per all-reduce, one for all engines, and each engine's host time."""
+    """What is calibrated: the wait per all-reduce, one for all engines, and each engine's host
+    time."""
 
     sync_s: float
     engines: dict[str, HostCosts]
@@ -166,7 +179,8 @@ NONE = Constants(0.0, {})
 
 @dataclass(frozen=True)
 class Terms:
-    """TPOT of one row in parts: device work without any waiting, and what multiplies the constants."""
+    """TPOT of one row in parts: device work without any waiting, and what multiplies the
+    constants."""
 
     backend: str
     decode_s: float
@@ -191,8 +205,11 @@ def server_terms(passes: ComposedPass, row: Row) -> Terms:
     decode = [Part(batch, 1, context)]
 
     def step_s(parts: list[Part]) -> float:
-        """Device time of a step without the waits of ranks for one another, which are counted apart."""
-        return sum(value for name, (value, _) in passes.terms(arch, parts, ranks).items() if name != "step")
+        """Device time of a step without the waits of ranks for one another, which are counted
+        apart."""
+        return sum(
+            value for name, (value, _) in passes.terms(arch, parts, ranks).items() if name != "step"
+        )
 
     decode_s = step_s(decode)
     budget = PREFILL_TOKENS[row.backend]
@@ -206,16 +223,24 @@ def server_terms(passes: ComposedPass, row: Row) -> Terms:
         prefill_s = (batch - 1) / row.osl * (mixed_s - decode_s)
     reduces = sum(
         count
-        for op, count in (passes.layer_counts(arch, decode, ranks) + passes.head_counts(arch, decode, ranks)).items()
+        for op, count in (
+            passes.layer_counts(arch, decode, ranks) + passes.head_counts(arch, decode, ranks)
+        ).items()
         if isinstance(op, AllReduce)
     )
     return Terms(
-        row.backend, decode_s, prefill_s, sync_waits(reduces, ranks), batch, passes.step_s(arch, decode, ranks).relative_std
+        row.backend,
+        decode_s,
+        prefill_s,
+        sync_waits(reduces, ranks),
+        batch,
+        passes.step_s(arch, decode, ranks).relative_std,
     )
 
 
 def calibrate(pairs: Sequence[tuple[Row, Terms]]) -> Constants:
-    """The constants, >= 0, that fit the calibration rows best in relative terms; the device's part is taken as it is."""
+    """The constants, >= 0, that fit the calibration rows best in relative terms; the device's part
+    is taken as it is."""
     names = sorted({row.backend for row, _ in pairs})
     measured = np.array([row.tpot_s for row, _ in pairs])
     device = np.array([terms.tpot_s(NONE) for _, terms in pairs])
@@ -234,12 +259,15 @@ def calibrate(pairs: Sequence[tuple[Row, Terms]]) -> Constants:
         mine = np.array([row.backend == name for row, _ in pairs])
         host = step_s + sequence_s * np.array([terms.batch for _, terms in pairs])[mine]
         relative = float(np.median(np.abs(left[mine])) * 1.4826 / max(float(np.median(host)), 1e-9))
-        engines[name] = HostCosts(step_s, sequence_s, min(1.0, max(0.2, relative)), f"fitted to {mine.sum()} servers")
+        engines[name] = HostCosts(
+            step_s, sequence_s, min(1.0, max(0.2, relative)), f"fitted to {mine.sum()} servers"
+        )
     return Constants(values[0], engines, float(1.4826 * np.median(np.abs(left / measured))))
 
 
 def _fit(features: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Coefficients >= 0 with the smallest absolute error (iteratively reweighted): one odd server must not set a constant."""
+    """Coefficients >= 0 with the smallest absolute error (iteratively reweighted): one odd server
+    must not set a constant."""
     from scipy.optimize import nnls
 
     weights = np.ones(len(wanted))
@@ -260,7 +288,11 @@ def figures(pairs: Sequence[tuple[Row, float]]) -> dict[str, Any]:
         for (row, _), error in zip(pairs, errors, strict=True):
             groups.setdefault(key(row), []).append(error)
         return {
-            str(name): [round(statistics.fmean(g), 4), round(statistics.median(map(abs, g)), 4), len(g)]
+            str(name): [
+                round(statistics.fmean(g), 4),
+                round(statistics.median(map(abs, g)), 4),
+                len(g),
+            ]
             for name, g in sorted(groups.items())
         }
 
@@ -274,7 +306,9 @@ def figures(pairs: Sequence[tuple[Row, float]]) -> dict[str, Any]:
         "by_tensor_parallel": bias(lambda row: row.ranks),
         "by_backend": bias(lambda row: row.backend),
         "by_batch": bias(lambda row: row.concurrency),
-        "by_model_and_tensor_parallel": bias(lambda row: f"{MODELS[row.model]} {row.system} {row.backend} tp{row.ranks}"),
+        "by_model_and_tensor_parallel": bias(
+            lambda row: f"{MODELS[row.model]} {row.system} {row.backend} tp{row.ranks}"
+        ),
     }
 
 
@@ -283,13 +317,15 @@ def package_systems() -> Path:
     spec = find_spec("aiconfigurator_core")
     if spec is None or spec.origin is None:
         sys.exit(
-            "pip install aiconfigurator-core==0.12.0 pyarrow, or pass --systems DIR (its folder aiconfigurator_core/systems)"
+            "pip install aiconfigurator-core==0.12.0 pyarrow, or pass --systems DIR (its folder"
+            " aiconfigurator_core/systems)"
         )
     return Path(spec.origin).parent / "systems"
 
 
 def near(row: Measurement) -> bool:
-    """Rows that these models can need: fitting all 60,000 takes minutes a table and changes nothing for them."""
+    """Rows that these models can need: fitting all 60,000 takes minutes a table and changes nothing
+    for them."""
     sizes = row.sizes()
     if row.kind == "gemm":
         return min(sizes["n"], sizes["k"]) >= 512 and (sizes["m"] <= 17 or sizes["m"] % 2 == 0)
@@ -304,20 +340,29 @@ def near(row: Measurement) -> bool:
 
 
 def make_passes(systems: Path) -> Callable[[str, str, str], ComposedPass]:
-    """Composed passes by (system, backend, dtype), from the tables of that GPU and framework, without engine costs."""
+    """Composed passes by (system, backend, dtype), from the tables of that GPU and framework,
+    without engine costs."""
     from archsearch.importers.aiconfigurator import import_tables
 
     @cache
     def passes(system: str, backend: str, dtype: str) -> ComposedPass:
         names = ("bfloat16",) if dtype == "bfloat16" else ("bfloat16", dtype)
-        profile = import_tables(load_device(DEVICES[system]), framework=backend, data=systems, dtypes=names, compact=False)
+        profile = import_tables(
+            load_device(DEVICES[system]),
+            framework=backend,
+            data=systems,
+            dtypes=names,
+            compact=False,
+        )
         profile.rows = {key: row for key, row in profile.rows.items() if near(row)}
         return ComposedPass(profile, dtype, "graph")
 
     return passes
 
 
-def compare(rows: Sequence[Row], passes: Callable[[str, str, str], ComposedPass]) -> list[tuple[Row, Terms]]:
+def compare(
+    rows: Sequence[Row], passes: Callable[[str, str, str], ComposedPass]
+) -> list[tuple[Row, Terms]]:
     """Every row with its composed terms."""
     return [(row, server_terms(passes(row.system, row.backend, row.dtype), row)) for row in rows]
 
@@ -329,27 +374,43 @@ def run(pairs: Sequence[tuple[Row, Terms]], constants: Constants) -> dict[str, A
     def some(keep: Callable[[Row, Terms], bool], using: Constants = constants) -> dict[str, Any]:
         kept = [(row, terms) for row, terms in scored if keep(row, terms)]
         found = figures([(row, terms.tpot_s(using)) for row, terms in kept])
-        inside = [abs(terms.tpot_s(using) / row.tpot_s - 1) <= 2 * terms.relative_std for row, terms in kept]
+        inside = [
+            abs(terms.tpot_s(using) / row.tpot_s - 1) <= 2 * terms.relative_std
+            for row, terms in kept
+        ]
         return found | {"within_2_std": statistics.fmean(inside) if inside else None}
 
     return {
         "bf16": some(lambda row, terms: row.dtype == "bfloat16"),
         "bf16_without_constants": some(lambda row, terms: row.dtype == "bfloat16", NONE),
-        "bf16_kv_cache_full": some(lambda row, terms: row.dtype == "bfloat16" and terms.batch < row.concurrency),
+        "bf16_kv_cache_full": some(
+            lambda row, terms: row.dtype == "bfloat16" and terms.batch < row.concurrency
+        ),
         "fp8": some(lambda row, terms: row.dtype != "bfloat16"),
     }
 
 
 def transfer(pairs: Sequence[tuple[Row, Terms]]) -> dict[str, Any]:
-    """Does the wait per all-reduce carry over? From the calibration rows of one engine alone; and from Llama's to Qwen's rows."""
-    usable = [(row, terms) for row, terms in pairs if row.dtype == "bfloat16" and terms.batch == row.concurrency]
+    """Does the wait per all-reduce carry over? From the calibration rows of one engine alone; and
+    from Llama's to Qwen's rows."""
+    usable = [
+        (row, terms)
+        for row, terms in pairs
+        if row.dtype == "bfloat16" and terms.batch == row.concurrency
+    ]
     calibration = [(row, terms) for row, terms in usable if row.calibrates]
     alone = {
-        backend: calibrate([(row, terms) for row, terms in calibration if row.backend == backend]).sync_s
+        backend: (
+            calibrate([(row, terms) for row, terms in calibration if row.backend == backend]).sync_s
+        )
         for backend in sorted({row.backend for row, _ in calibration})
     }
     llama = calibrate([(row, terms) for row, terms in calibration if "Llama" in row.model])
-    others = [(row, terms.tpot_s(Constants(llama.sync_s, {}))) for row, terms in usable if "Llama" not in row.model]
+    others = [
+        (row, terms.tpot_s(Constants(llama.sync_s, {})))
+        for row, terms in usable
+        if "Llama" not in row.model
+    ]
     found = figures(others)
     names = ("rows", "median_absolute_error", "bias", "by_tensor_parallel")
     return {
@@ -371,13 +432,18 @@ def text(result: dict[str, Any]) -> str:
         )
         for by in ("by_tensor_parallel", "by_backend", "by_batch", "by_model_and_tensor_parallel"):
             lines.append(f"  {by.replace('_', ' ')} (bias, median error, rows):")
-            lines += [f"    {key:>36}  {b:+6.1%}  {m:5.1%}  {n}" for key, (b, m, n) in part[by].items()]
+            lines += [
+                f"    {key:>36}  {b:+6.1%}  {m:5.1%}  {n}" for key, (b, m, n) in part[by].items()
+            ]
     lines.append(
-        f"aiconfigurator 0.12: median {THEIRS['median']:.1%}, mean {THEIRS['mean']:.1%} of 748 rows; "
-        f"bias by tensor parallel {THEIRS['bias_by_tp']}"
+        f"aiconfigurator 0.12: median {THEIRS['median']:.1%}, mean {THEIRS['mean']:.1%} of 748"
+        f" rows; bias by tensor parallel {THEIRS['bias_by_tp']}"
     )
     lines.append(f"left out: {result['left_out']}")
-    lines.append(f"calibration rows, left out of the figures: {len(result['calibration_rows'])} (listed in the JSON)")
+    lines.append(
+        f"calibration rows, left out of the figures: {len(result['calibration_rows'])} (listed in"
+        " the JSON)"
+    )
     for name, transferred in result["transfer"].items():
         lines.append(f"{name}: {transferred}")
     lines.append(f"calibrated now: {result['calibrated_now']}")
@@ -385,22 +451,37 @@ def text(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None, passes: Callable[[str, str, str], ComposedPass] | None = None) -> dict[str, Any]:
+def main(
+    arguments: Sequence[str] | None = None,
+    passes: Callable[[str, str, str], ComposedPass] | None = None,
+) -> dict[str, Any]:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--systems", type=Path, help="the package's folder systems")
-    parser.add_argument("--calibrate", action="store_true", help="use the costs fitted now instead of those shipped")
-    parser.add_argument("--fp8", action="store_true", help="8-bit rows too, shown apart: ten minutes more")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="use the costs fitted now instead of those shipped"
+    )
+    parser.add_argument(
+        "--fp8", action="store_true", help="8-bit rows too, shown apart: ten minutes more"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--output", type=Path, help="folder for decode_steps.json")
     options = parser.parse_args(arguments)
     systems = options.systems or package_systems()
     rows, left = read_rows(systems / "silicon_sample.csv")
     if not options.fp8:
-        left["weights in fp8 (--fp8 shows them apart)"] = sum(row.dtype != "bfloat16" for row in rows)
+        left["weights in fp8 (--fp8 shows them apart)"] = sum(
+            row.dtype != "bfloat16" for row in rows
+        )
         rows = [row for row in rows if row.dtype == "bfloat16"]
     pairs = compare(rows, passes or make_passes(systems))
     # 16-bit rows whose batch fits set the constants
-    now = calibrate([(r, t) for r, t in pairs if r.calibrates and r.dtype == "bfloat16" and t.batch == r.concurrency])
+    now = calibrate(
+        [
+            (r, t)
+            for r, t in pairs
+            if r.calibrates and r.dtype == "bfloat16" and t.batch == r.concurrency
+        ]
+    )
     known = {backend: shipped_costs(ENGINE_OF.get(backend, backend)) for backend in PREFILL_TOKENS}
     shipped = Constants(constants()["graph"]["sync_s"], known)
     used = now if options.calibrate else shipped
@@ -425,10 +506,12 @@ def main(arguments: Sequence[str] | None = None, passes: Callable[[str, str, str
                 "prefill_s": terms.prefill_s,
                 "batch": terms.batch,
                 "predicted_s": terms.tpot_s(used),
-            }  # fmt: skip
+            }
             for row, terms in pairs
         ]
-        (options.output / "decode_steps.json").write_text(json.dumps(result | {"rows": predictions}, indent=1) + "\n")
+        (options.output / "decode_steps.json").write_text(
+            json.dumps(result | {"rows": predictions}, indent=1) + "\n"
+        )
     print(text(result))
     if options.json:
         print(json.dumps(result))

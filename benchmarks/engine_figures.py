@@ -1,13 +1,15 @@
-"""Predicted against measured speed-up over the cases of one or more load files (`archsearch confirm ... --concurrency`).
+"""Predicted against measured speed-up over the cases of one or more load files (`archsearch confirm
+... --concurrency`).
 
 python benchmarks/engine_figures.py runs/a/best/2/load-vllm.json runs/b/best/1/load-openvino.json
 python benchmarks/engine_figures.py --again benchmarks/results/2026-11-21-engines/load-*.json
 
-Prints a line a case and, for each engine, the median absolute error and the share of cases within 10 %: with the tau that was
-predicted and, second, with the tau that was counted, which leaves the error of the times alone.
+Prints a line a case and, for each engine, the median absolute error and the share of cases within
+10 %: with the tau that was predicted and, second, with the tau that was counted, which leaves the
+error of the times alone.
 
---again: the times are predicted anew by today's latency model, from the engines' rows as committed (`ROWS`): no engine
-is needed, and a change of the model shows in the figures.
+--again: the times are predicted anew by today's latency model, from the engines' rows as committed
+(`ROWS`): no engine is needed, and a change of the model shows in the figures.
 """
 
 from __future__ import annotations
@@ -31,15 +33,16 @@ from archsearch.workload import Workload
 RESULTS: Final = Path(__file__).parent / "results"
 ROWS: Final = RESULTS / "2026-11-21-engines" / "engine-rows.jsonl"
 REST: Final = RESULTS / "2026-11-21-epyc-2c"
-"""A profile of the same processor: a model is fitted to its passes too, though an engine's own rows answer all that is asked."""
+"""A profile of the same processor: a model is fitted to its passes too, though an engine's own rows
+answer all that is asked."""
 TARGET: Final = "smollm2-135m"
 LABEL: Final = re.compile(r"(\d+)x(\d+) ffn(\d+) (\d+)h/(\d+)kv(\d+) head(\d+)$")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One case of a load file. `predicted`, `at_measured_tau`: the speed-up as it was predicted, and as it would have been with
-    the tau that was counted."""
+    """One case of a load file. `predicted`, `at_measured_tau`: the speed-up as it was predicted,
+    and as it would have been with the tau that was counted."""
 
     engine: str
     draft: str
@@ -65,7 +68,11 @@ class Case:
 def cases(path: Path) -> list[Case]:
     """The rows of a load file that have a prediction, and what was measured."""
     data = json.loads(path.read_text(encoding="utf-8"))
-    rows = [row for row in data["rows"] if row["relative_error"] is not None and row["variant"] != "schedule"]
+    rows = [
+        row
+        for row in data["rows"]
+        if row["relative_error"] is not None and row["variant"] != "schedule"
+    ]
     return [
         Case(
             engine=f"{data['engine']} {data['engine_version']}",
@@ -103,7 +110,8 @@ def model(engine: str, dtype: str) -> LatencyModel:
 
 
 def step_by_round(case: Case, dtype: str = "bfloat16") -> float:
-    """Seconds of a plain step over those of a round, by today's model: a speed-up is tau times it."""
+    """Seconds of a plain step over those of a round, by today's model: a speed-up is tau times
+    it."""
     latency, target = model(case.engine.split()[0], dtype), catalogue.load(TARGET).architecture
     workload = Workload(case.concurrency, case.context, dtype=dtype, mode="eager")
     draft = shape(case.draft, target.vocab_size)
@@ -112,7 +120,8 @@ def step_by_round(case: Case, dtype: str = "bfloat16") -> float:
 
 
 def again(case: Case) -> tuple[float, float]:
-    """Relative errors of the speed-up by today's model: with the tau that was predicted, and with the one that was counted."""
+    """Relative errors of the speed-up by today's model: with the tau that was predicted, and with
+    the one that was counted."""
     share = step_by_round(case)
     return case.predicted_tau * share / case.measured - 1.0, case.tau * share / case.measured - 1.0
 
@@ -121,29 +130,46 @@ def figures(errors: Sequence[float]) -> str:
     """Median absolute error, the share within 10 % and the bias."""
     within = statistics.fmean(abs(error) <= 0.10 for error in errors)
     median = statistics.median(abs(error) for error in errors)
-    return f"median error {median:.1%}, {within:.0%} within 10 %, median signed {statistics.median(errors):+.1%}"
+    return (
+        f"median error {median:.1%}, {within:.0%} within 10 %, median signed"
+        f" {statistics.median(errors):+.1%}"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--again", action="store_true", help="predict the times anew from the committed rows")
+    parser.add_argument(
+        "--again", action="store_true", help="predict the times anew from the committed rows"
+    )
     arguments = parser.parse_args()
     found = [case for path in arguments.files for case in cases(path)]
     today = {case: again(case) for case in found if arguments.again}
     for case in found:
         now = "; today {:+.1%}, at measured tau {:+.1%}".format(*today[case]) if today else ""
         print(
-            f"{case.engine:18s} {case.draft:38s} {case.concurrency} in flight, gamma {case.gamma}, tau {case.tau:.2f}: "
-            f"measured {case.measured:.2f} ± {case.measured_std:.2f}, predicted {case.predicted:.2f} "
-            f"({case.error:+.1%}; at measured tau {case.error_at_measured_tau:+.1%}{now})"
+            f"{case.engine:18s} {case.draft:38s} {case.concurrency} in flight, gamma {case.gamma},"
+            f" tau {case.tau:.2f}: measured {case.measured:.2f} ± {case.measured_std:.2f},"
+            f" predicted {case.predicted:.2f} ({case.error:+.1%}; at measured tau"
+            f" {case.error_at_measured_tau:+.1%}{now})"
         )
     for engine in dict.fromkeys(case.engine for case in found):
         own = [case for case in found if case.engine == engine]
-        lines = {"": [case.error for case in own], "at measured tau: ": [case.error_at_measured_tau for case in own]}
+        lines = {
+            "": [case.error for case in own],
+            "at measured tau: ": [case.error_at_measured_tau for case in own],
+        }
         if today:
-            lines |= {"today: ": [today[case][0] for case in own], "today at measured tau: ": [today[case][1] for case in own]}
-        print(f"{engine}: {len(own)} cases, " + "; ".join(f"{name}{figures(errors)}" for name, errors in lines.items()))
+            lines |= {
+                "today: ": [today[case][0] for case in own],
+                "today at measured tau: ": [today[case][1] for case in own],
+            }
+        print(
+            f"{engine}: {len(own)} cases, "
+            + "; ".join(f"{name}{figures(errors)}" for name, errors in lines.items())
+        )
 
 
 if __name__ == "__main__":

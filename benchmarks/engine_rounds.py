@@ -1,17 +1,20 @@
-"""Hold predicted rounds against rounds that others published: vLLM, SGLang, TensorRT-LLM on GPUs, each row with its source.
+"""Hold predicted rounds against rounds that others published: vLLM, SGLang, TensorRT-LLM on GPUs,
+each row with its source.
 
-    python benchmarks/engine_rounds.py                    # shipped constants, and each source left out of the fit once
+    python benchmarks/engine_rounds.py  # and each source left out once
     python benchmarks/engine_rounds.py --json --output benchmarks/results/2026-11-22-engine-rounds
-    python benchmarks/engine_rounds.py --fit              # the constants of engine_rounds.yaml, fitted to all rows
+    python benchmarks/engine_rounds.py --fit  # constants of engine_rounds.yaml
 
-`data/engine_rounds.csv` holds the rows. A row is priced as a user would price it: shape, device, version class, batch, gamma;
-what its source says of tau is taken only for the speed-up. What a round adds is fitted to the other sources (`left one source
-out`): wide beliefs first (BELIEFS, from reading the engines' code), then least squares of ln(predicted / measured). `before` is
-what archsearch 0.2.0 said (kernels and one host term for each step), on the kernels of today. Rows that are no rounds of a
-dense model on a GPU whose kernels are known are left out by name.
+`data/engine_rounds.csv` holds the rows. A row is priced as a user would price it: shape, device,
+version class, batch, gamma; what its source says of tau is taken only for the speed-up. What a
+round adds is fitted to the other sources (`left one source out`): wide beliefs first (BELIEFS, from
+reading the engines' code), then least squares of ln(predicted / measured). `before` is what
+archsearch 0.2.0 said (kernels and one host term for each step), on the kernels of today. Rows that
+are no rounds of a dense model on a GPU whose kernels are known are left out by name.
 
-Median gaps between chunks are those of a median step. Under load that step reads prompts too (PROMPTS): in a closed loop of
-`batch` requests, batch x tau / answer prompts arrive while a round runs, at random, and the median of that many is put into it.
+Median gaps between chunks are those of a median step. Under load that step reads prompts too
+(PROMPTS): in a closed loop of `batch` requests, batch x tau / answer prompts arrive while a round
+runs, at random, and the median of that many is put into it.
 """
 
 from __future__ import annotations
@@ -43,11 +46,18 @@ from archsearch.pipeline.latency import choose_latency
 from archsearch.workload import WorkloadRequest
 
 DATA: Final = Path(__file__).parent / "data" / "engine_rounds.csv"
-LEAST_RUNNING: Final = 0.8  # share of the requests sent that must have been in a step (Little's law), or the batch was another
-CONTEXT: Final = {"random 1024/1024": 1536}  # tokens in the cache in mid-answer, where the data set says so
+# share of the requests sent that must have been in a step (Little's law), or the batch was another
+LEAST_RUNNING: Final = 0.8
+CONTEXT: Final = {
+    "random 1024/1024": 1536
+}  # tokens in the cache in mid-answer, where the data set says so
 USUAL_CONTEXT: Final = 400  # assumed of chat and code prompts: some hundreds in, some hundreds out
-SHARE: Final = 0.05  # std of ln(predicted / measured) of a row beyond what is fitted: kernels, another machine
-LOOSE_SHARE: Final = 0.12  # the same where a round was got from tokens/s, which may have prefill inside (assumed)
+SHARE: Final = (
+    0.05  # std of ln(predicted / measured) of a row beyond what is fitted: kernels, another machine
+)
+LOOSE_SHARE: Final = (
+    0.12  # the same where a round was got from tokens/s, which may have prefill inside (assumed)
+)
 
 MODELS: Final = {
     "Qwen3-32B": "qwen3-32b",
@@ -64,7 +74,8 @@ MODELS: Final = {
     "Qwen2.5-7B-Instruct": "qwen2.5-7b",
     "Qwen2.5-0.5B-Instruct": "qwen2.5-0.5b",
 }
-GEMMA: Final = {  # as plain decoders: their extra norms and windows are left out (config.json of google/gemma-3-*)
+# as plain decoders: their extra norms and windows are left out (config.json of google/gemma-3-*)
+GEMMA: Final = {
     "gemma-3-1b-it": Architecture(1152, 6912, 26, 4, 1, 256, 262144, tie_word_embeddings=True),
     "gemma-3-270m-it": Architecture(640, 2048, 18, 4, 1, 256, 262144, tie_word_embeddings=True),
 }
@@ -86,24 +97,43 @@ CLASSES: Final = {  # (engine, kind of drafter, its graphs, scheduling) as the s
     ("vLLM", "eagle3", "piecewise", "sync, padded"): "vllm-head-piecewise-sync",
     ("vLLM", "eagle3", "piecewise", "async, padded"): "vllm-head-piecewise-async",
     ("vLLM", "eagle3", "full graph, draft loop fused", "async"): "vllm-head-full",
-    ("vLLM", "eagle", "piecewise", "sync, unpadded (waits for the tokens before drafting)"): "vllm-head-serial",
-    ("vLLM", "eagle3", "piecewise", "sync, unpadded (waits for the tokens before drafting)"): "vllm-head-serial",
+    (
+        "vLLM",
+        "eagle",
+        "piecewise",
+        "sync, unpadded (waits for the tokens before drafting)",
+    ): "vllm-head-serial",
+    (
+        "vLLM",
+        "eagle3",
+        "piecewise",
+        "sync, unpadded (waits for the tokens before drafting)",
+    ): "vllm-head-serial",
     ("vLLM", "eagle", "none", "sync, unpadded"): "vllm-head-serial",
     ("SGLang", "standalone", "full graph", "sync (spec v1)"): "sglang-sync",
     ("SGLang", "dflash", "full graph", "overlap"): "sglang-overlap",
 }
-SERVED: Final = "0.15.0"  # of vLLM, for how ranks wait at all-reduces: none of the rows fuses them with norms
+SERVED: Final = (
+    "0.15.0"  # of vLLM, for how ranks wait at all-reduces: none of the rows fuses them with norms
+)
 BENCH: Final = "github tomasruizt/vllm-scripts results/full-bench-data.parquet"
-PROMPTS: Final = {  # mean tokens of a prompt and of an answer, from the logs of that source (InstructCoder, 256 tokens at most)
+# mean tokens of a prompt and of an answer, from the logs of that source (InstructCoder, 256 tokens
+# at most)
+PROMPTS: Final = {
     (BENCH, "Qwen3-32B"): (148, 200),
     (BENCH, "Llama-3.3-70B-Instruct"): (174, 146),
 }
-VERSIONS: Final = {"vllm-head-serial": ("vllm", "0.10.0"), "vllm": ("vllm", "0.15.0"), "sglang": ("sglang", "0.5.9")}
+VERSIONS: Final = {
+    "vllm-head-serial": ("vllm", "0.10.0"),
+    "vllm": ("vllm", "0.15.0"),
+    "sglang": ("sglang", "0.5.9"),
+}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One published round. Seconds; `tau` and `plain_s` (the target's own step) None where the source does not tell."""
+    """One published round. Seconds; `tau` and `plain_s` (the target's own step) None where the
+    source does not tell."""
 
     id: str
     source: str
@@ -154,7 +184,8 @@ def read_rows(path: Path = DATA) -> tuple[list[Row], Counter[str]]:
 
 
 def plain_step(line: Mapping[str, str]) -> float | None:
-    """The target's own step: its time per token alone; with several requests in flight only where that was read off one step."""
+    """The target's own step: its time per token alone; with several requests in flight only where
+    that was read off one step."""
     if line["tpot_ms_without"]:
         return float(line["tpot_ms_without"]) / 1e3
     if line["tok_s_without"]:
@@ -182,20 +213,29 @@ def left_out(line: Mapping[str, str]) -> str:
         return "how the engine ran is not told"
     if "* batch / tok_s" in line["round_from"] and int(line["batch"]) > 1:
         return "tokens/s of several requests at once: prefill is inside, and tau was told for one"
-    if line["tok_s"] and line["tau"] and "request rate" not in line["notes"] and "ITL" in line["round_from"]:
+    if (
+        line["tok_s"]
+        and line["tau"]
+        and "request rate" not in line["notes"]
+        and "ITL" in line["round_from"]
+    ):
         running = float(line["tok_s"]) * float(line["round_ms"]) / 1e3 / float(line["tau"])
         if running < LEAST_RUNNING * int(line["batch"]):
             return "fewer requests in a step than were sent (memory, or prefill in between)"
     return ""
 
 
-# --- pricing ---------------------------------------------------------------------------------------------------------
+# --- pricing
+# --------------------------------------------------------------------------------------------------
 
 
 @cache
 def latency(device: str) -> Any:
-    """The latency model that a user of the device gets: its own kernels, or a relative's carried over."""
-    asked = WorkloadRequest(gpu=device, dtype="bfloat16", tensor_parallel=1, engine="vllm", engine_version=SERVED)
+    """The latency model that a user of the device gets: its own kernels, or a relative's carried
+    over."""
+    asked = WorkloadRequest(
+        gpu=device, dtype="bfloat16", tensor_parallel=1, engine="vllm", engine_version=SERVED
+    )
     return choose_latency(asked, resolve_target("llama-3.2-1b").architecture)[0].latency
 
 
@@ -204,7 +244,8 @@ def architecture(name: str) -> Architecture:
 
 
 def prompts_of(row: Row, tau: float | None) -> list[Part]:
-    """The prompts that the median step reads beside its requests: the median of a Poisson number (see PROMPTS)."""
+    """The prompts that the median step reads beside its requests: the median of a Poisson number
+    (see PROMPTS)."""
     if (row.source, row.target) not in PROMPTS or not tau:
         return []
     tokens, answer = PROMPTS[row.source, row.target]
@@ -223,13 +264,19 @@ def step_s(row: Row, arch: Architecture, part: Part, prompts: Sequence[Part]) ->
     if prompts:
         found: Estimate = model.composed_.step_s(arch, [part, *prompts], row.ranks)
     else:
-        shape = {"batch": part.batch, "tokens": part.tokens, "context": part.context, "logits": part.logits}
+        shape = {
+            "batch": part.batch,
+            "tokens": part.tokens,
+            "context": part.context,
+            "logits": part.logits,
+        }
         found = model.forward_s(arch, ranks=row.ranks, **shape)
     return found
 
 
 def passes_of(row: Row, first_tokens: int, prompts: bool = True) -> Passes:
-    """The GPU's passes of a row's round, with nothing that an engine adds; a head's own reading of prompts is left out."""
+    """The GPU's passes of a row's round, with nothing that an engine adds; a head's own reading of
+    prompts is left out."""
     model, target = latency(row.device), architecture(row.target)
     read = prompts_of(row, row.tau) if prompts else []
     verify = step_s(row, target, Part(row.batch, row.gamma + 1, row.context), read)
@@ -239,22 +286,41 @@ def passes_of(row: Row, first_tokens: int, prompts: bool = True) -> Passes:
         later = step_s(row, draft, Part(row.batch, 1, row.context, 1), [])
         layers = draft.num_hidden_layers
         reduces = 2 * layers + 1 if row.ranks > 1 else 0
-        return Passes(verify, first, later, row.gamma, row.batch, layers, target.num_hidden_layers, reduces)
+        return Passes(
+            verify, first, later, row.gamma, row.batch, layers, target.num_hidden_layers, reduces
+        )
     head = head_for(MODELS[row.target], row.kind).head  # type: ignore[arg-type]
     ops: dict[str, Any] = {"batch": row.batch, "context": row.context, "ranks": row.ranks}
     opening = first_pass_ops(head, tokens=row.gamma + 1, **ops)
     first = model.ops_s(opening)
     layers = head.decoder.num_hidden_layers
     if row.kind == "dflash":  # one pass writes the block
-        return Passes(verify, first, first, 1, row.batch, layers, target.num_hidden_layers, opening.all_reduces())
+        return Passes(
+            verify,
+            first,
+            first,
+            1,
+            row.batch,
+            layers,
+            target.num_hidden_layers,
+            opening.all_reduces(),
+        )
     later = model.ops_s(later_step_ops(head, **ops))
     sizes = (row.gamma, row.batch, layers, target.num_hidden_layers, opening.all_reduces())
-    return Passes(verify, first, later, *sizes, scattered=row.klass.startswith("vllm") and head.decoder.trimmed)
+    return Passes(
+        verify,
+        first,
+        later,
+        *sizes,
+        scattered=row.klass.startswith("vllm") and head.decoder.trimmed,
+    )
 
 
 def plain_s(row: Row) -> float:
     """The target's own step, as predicted."""
-    step = step_s(row, architecture(row.target), Part(row.batch, 1, row.context), prompts_of(row, 1.0)).value
+    step = step_s(
+        row, architecture(row.target), Part(row.batch, 1, row.context), prompts_of(row, 1.0)
+    ).value
     return step + plain_costs(*version_of(row.klass)).at(row.batch).value
 
 
@@ -263,15 +329,21 @@ def version_of(klass: str) -> tuple[str, str]:
 
 
 def before_s(row: Row) -> tuple[float, float]:
-    """(round, plain step) as 0.2.0 priced them: kernels, the draft's first pass of one token, the host's time once a step."""
+    """(round, plain step) as 0.2.0 priced them: kernels, the draft's first pass of one token, the
+    host's time once a step."""
     passes = passes_of(row, 1, prompts=False)
     engine = row.klass.partition("-")[0]
     host = (1.0e-4 + 3.4e-5 * row.batch) if engine == "vllm" else (1.0e-4 + 1.7e-5 * row.batch)
-    step = latency(row.device).forward_s(architecture(row.target), batch=row.batch, context=row.context, ranks=row.ranks).value
+    step = (
+        latency(row.device)
+        .forward_s(architecture(row.target), batch=row.batch, context=row.context, ranks=row.ranks)
+        .value
+    )
     return passes.verify_s.value + passes.draft_s.value + host, step + host
 
 
-# --- fitting ---------------------------------------------------------------------------------------------------------
+# --- fitting
+# --------------------------------------------------------------------------------------------------
 
 BELIEFS: Final[dict[str, tuple[float, float]]] = {
     # ms, before any row: wide, from what the engines' code does in a round (docs/engine-rounds.md)
@@ -291,7 +363,8 @@ BELIEFS: Final[dict[str, tuple[float, float]]] = {
 }
 HOST: Final = ("serial_token", "serial_layer")  # the host's too
 PIECEWISE: Final = 4.1
-"""Launches of a draft pass without graphs / with piecewise ones, by the torch profile of Qwen3-1.7B (16.5 and 4.0 ms of host)."""
+"""Launches of a draft pass without graphs / with piecewise ones, by the torch profile of Qwen3-1.7B
+(16.5 and 4.0 ms of host)."""
 
 
 def constants_for(klass: str, ms: Mapping[str, float]) -> RoundCosts:
@@ -302,11 +375,18 @@ def constants_for(klass: str, ms: Mapping[str, float]) -> RoundCosts:
 
     shipped = round_costs(klass)
     if klass.startswith("vllm-head-serial"):
-        return replace(shipped, round_s=s("serial_round"), host_token_s=s("serial_token"), host_layer_s=s("serial_layer"))
+        return replace(
+            shipped,
+            round_s=s("serial_round"),
+            host_token_s=s("serial_token"),
+            host_layer_s=s("serial_layer"),
+        )
     if klass == "vllm-head-full":
         return replace(shipped, round_s=s("full_round"))
     if klass.startswith("sglang"):
-        return replace(shipped, round_s=s("sglang_overlap" if klass.endswith("overlap") else "sglang_sync"))
+        return replace(
+            shipped, round_s=s("sglang_overlap" if klass.endswith("overlap") else "sglang_sync")
+        )
     asynchronous = klass.endswith("-async")
     layer = s("host_layer", 1.0 if "none" in klass else 1.0 / PIECEWISE)
     return replace(
@@ -321,47 +401,71 @@ def constants_for(klass: str, ms: Mapping[str, float]) -> RoundCosts:
 
 
 def fit(rows: Sequence[tuple[Row, Passes]]) -> dict[str, tuple[float, float]]:
-    """Constants (ms, std) that explain the rows best, with BELIEFS as prior; rows of one source count together no more than 12.
+    """Constants (ms, std) that explain the rows best, with BELIEFS as prior; rows of one source
+    count together no more than 12.
 
-    Kernels are taken at the pace of the machine's own plain step where that is known: what a machine's memory does is no constant
-    of an engine. Each source has a host of its own speed, MACHINE_STD about the constants'.
+    Kernels are taken at the pace of the machine's own plain step where that is known: what a
+    machine's memory does is no constant of an engine. Each source has a host of its own speed,
+    MACHINE_STD about the constants'.
     """
     from scipy.optimize import least_squares
 
-    rows = [(row, scaled(passes, row.plain_s / plain_s(row)) if row.plain_s else passes) for row, passes in rows]
+    rows = [
+        (row, scaled(passes, row.plain_s / plain_s(row)) if row.plain_s else passes)
+        for row, passes in rows
+    ]
     names, sources = list(BELIEFS), sorted({row.source for row, _ in rows})
     mean = np.array([BELIEFS[name][0] for name in names] + [0.0] * len(sources))
     std = np.array([BELIEFS[name][1] for name in names] + [MACHINE_STD] * len(sources))
     counts = Counter((row.source, row.klass) for row, _ in rows)
     shares = np.array([LOOSE_SHARE if row.loose else SHARE for row, _ in rows])
-    weights = np.array([math.sqrt(min(1.0, 12.0 / counts[row.source, row.klass])) for row, _ in rows]) / shares
+    weights = (
+        np.array([math.sqrt(min(1.0, 12.0 / counts[row.source, row.klass])) for row, _ in rows])
+        / shares
+    )
     measured = np.array([math.log(row.round_s) for row, _ in rows])
 
     def residuals(values: np.ndarray) -> np.ndarray:
         ms = dict(zip(names, values.tolist(), strict=False))
         paces = dict(zip(sources, np.exp(values[len(names) :]).tolist(), strict=True))
-        costs = {(row.source, row.klass): constants_for(row.klass, at_pace(ms, paces[row.source])) for row, _ in rows}
-        told = np.array([math.log(round_time(costs[row.source, row.klass], passes).round_s.value) for row, passes in rows])
+        costs = {
+            (row.source, row.klass): constants_for(row.klass, at_pace(ms, paces[row.source]))
+            for row, _ in rows
+        }
+        told = np.array(
+            [
+                math.log(round_time(costs[row.source, row.klass], passes).round_s.value)
+                for row, passes in rows
+            ]
+        )
         off = (told - measured) * weights if len(rows) else np.zeros(0)
         return np.concatenate([off, (values - mean) / std])
 
     bounds = [0.0] * len(names) + [-2.0] * len(sources), np.inf
     found = least_squares(residuals, mean, bounds=bounds, loss="soft_l1", x_scale=std)
     errors = np.sqrt(np.diag(np.linalg.pinv(found.jac.T @ found.jac)))
-    return {name: (float(value), float(error)) for name, value, error in zip(names, found.x, errors, strict=False)}
+    return {
+        name: (float(value), float(error))
+        for name, value, error in zip(names, found.x, errors, strict=False)
+    }
 
 
 def at_pace(ms: Mapping[str, float], pace: float) -> dict[str, float]:
     """The constants on a host that takes `pace` times as long."""
-    return {name: value * pace if name.startswith("host") or name in HOST else value for name, value in ms.items()}
+    return {
+        name: value * pace if name.startswith("host") or name in HOST else value
+        for name, value in ms.items()
+    }
 
 
-# --- figures ---------------------------------------------------------------------------------------------------------
+# --- figures
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """A row beside what was said of it. `scaled_s`: with the kernels at the pace of the machine's own plain step."""
+    """A row beside what was said of it. `scaled_s`: with the kernels at the pace of the machine's
+    own plain step."""
 
     row: Row
     round_s: float
@@ -373,20 +477,31 @@ class Predicted:
 
     @property
     def measured_speedup(self) -> float | None:
-        return self.row.tau * self.row.plain_s / self.row.round_s if self.row.tau and self.row.plain_s else None
+        return (
+            self.row.tau * self.row.plain_s / self.row.round_s
+            if self.row.tau and self.row.plain_s
+            else None
+        )
 
 
 def scaled(passes: Passes, factor: float) -> Passes:
     def times(estimate: Estimate) -> Estimate:
         return Estimate(estimate.value * factor, estimate.std * factor, estimate.source)
 
-    return replace(passes, verify_s=times(passes.verify_s), first_s=times(passes.first_s), later_s=times(passes.later_s))
+    return replace(
+        passes,
+        verify_s=times(passes.verify_s),
+        first_s=times(passes.first_s),
+        later_s=times(passes.later_s),
+    )
 
 
 def predict(row: Row, passes: Passes, costs: RoundCosts) -> Predicted:
     time = round_time(costs, passes)
     step = plain_s(row)
-    at_pace = round_time(costs, scaled(passes, row.plain_s / step)).round_s.value if row.plain_s else None
+    at_pace = (
+        round_time(costs, scaled(passes, row.plain_s / step)).round_s.value if row.plain_s else None
+    )
     before, before_step = before_s(row)
     gain = row.tau * step / time.round_s.value if row.tau and row.plain_s else None
     gain_before = row.tau * before_step / before if row.tau and row.plain_s else None
@@ -432,7 +547,9 @@ def grouped(found: Sequence[Predicted]) -> dict[str, dict[str, Any]]:
         groups[f"source {item.row.source}"].append(item)
         groups[f"class {item.row.klass}"].append(item)
         batch = item.row.batch
-        groups["batch 1" if batch == 1 else "batch 2 to 16" if batch <= 16 else "batch 32 and more"].append(item)
+        groups[
+            "batch 1" if batch == 1 else "batch 2 to 16" if batch <= 16 else "batch 32 and more"
+        ].append(item)
         groups[f"bound by the {item.bound}"].append(item)
     return {name: figures(items) for name, items in sorted(groups.items())}
 
@@ -442,13 +559,24 @@ def run(path: Path = DATA) -> dict[str, Any]:
     priced = []
     for row in rows:
         try:
-            priced.append((row, passes_of(row, round_costs(row.klass).first_pass_tokens(row.gamma))))
+            priced.append(
+                (row, passes_of(row, round_costs(row.klass).first_pass_tokens(row.gamma)))
+            )
         except ArchsearchError as error:
             left[str(error)] += 1
     held_out = []
     for source in sorted({row.source for row, _ in priced}):
-        ms = {name: value for name, (value, _) in fit([(row, p) for row, p in priced if row.source != source]).items()}
-        held_out += [predict(row, p, constants_for(row.klass, ms)) for row, p in priced if row.source == source]
+        ms = {
+            name: value
+            for name, (value, _) in fit(
+                [(row, p) for row, p in priced if row.source != source]
+            ).items()
+        }
+        held_out += [
+            predict(row, p, constants_for(row.klass, ms))
+            for row, p in priced
+            if row.source == source
+        ]
     shipped = [predict(row, p, round_costs(row.klass)) for row, p in priced]
     return {
         "rows": len(priced),
@@ -479,8 +607,8 @@ def text(result: Mapping[str, Any]) -> str:
         if not found:
             return f"{name:58s} -"
         return (
-            f"{name:58s} {found['rows']:4d} {found['median']:7.1%} {found['p85']:7.1%} {found['within_20_percent']:7.0%} "
-            f"{found['bias']:+7.1%}"
+            f"{name:58s} {found['rows']:4d} {found['median']:7.1%} {found['p85']:7.1%}"
+            f" {found['within_20_percent']:7.0%} {found['bias']:+7.1%}"
         )
 
     head = f"{'':58s} rows  median     85 % in 20 %    bias"
@@ -488,29 +616,47 @@ def text(result: Mapping[str, Any]) -> str:
     lines += [f"  {count:4d}  {reason}" for reason, count in result["left_out"].items()]
     for title in ("left_one_source_out", "shipped"):
         lines += ["", title.replace("_", " "), head]
-        lines += [line(f"  {name.replace('_', ' ')}", found) for name, found in result[title].items()]
+        lines += [
+            line(f"  {name.replace('_', ' ')}", found) for name, found in result[title].items()
+        ]
     sources = sum(name.startswith("source") for name in result["by_group"])
-    lines += ["", f"the median over {sources} sources of their medians: {result['median_of_sources']:.1%}"]
+    lines += [
+        "",
+        f"the median over {sources} sources of their medians: {result['median_of_sources']:.1%}",
+    ]
     lines += ["", "left one source out, by group: round (0.2.0's beside it)", head]
     for name, group in result["by_group"].items():
-        lines += [line(name[:58], group["round"]), line("      at its machine's pace", group["round_at_its_pace"]),
-                  line("      before", group["round_before"]), line("      speed-up", group["speedup"])]  # fmt: skip
+        lines += [
+            line(name[:58], group["round"]),
+            line("      at its machine's pace", group["round_at_its_pace"]),
+            line("      before", group["round_before"]),
+            line("      speed-up", group["speedup"]),
+        ]
     lines += ["", "fitted to all rows, ms ± std:"]
-    lines += [f"  {name:16s} {value:7.3f} ± {error:.3f}" for name, (value, error) in result["fitted_to_all"].items()]
+    lines += [
+        f"  {name:16s} {value:7.3f} ± {error:.3f}"
+        for name, (value, error) in result["fitted_to_all"].items()
+    ]
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--fit", action="store_true", help="print the constants fitted to all rows only")
+    parser.add_argument(
+        "--fit", action="store_true", help="print the constants fitted to all rows only"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--output", type=Path, help="folder for engine_rounds.json")
     options = parser.parse_args(arguments)
     result = run(options.data)
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "engine_rounds.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+        (options.output / "engine_rounds.json").write_text(
+            json.dumps(result, indent=1), encoding="utf-8"
+        )
     if options.fit:
         print(json.dumps(result["fitted_to_all"], indent=1))
     elif options.json:

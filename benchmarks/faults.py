@@ -1,13 +1,16 @@
 """kill -9 at random moments over profile, search, worker, climb, train, confirm and export: does
 every one resume, is anything half-written, lost, left over or done twice?
 
-    python benchmarks/faults.py [--kills 60] [--seed 0] [--output benchmarks/results/2026-11-22-faults]
+    python benchmarks/faults.py [--kills 60] [--seed 0] [--output
+    benchmarks/results/2026-11-22-faults]
 
-A tiny random target, a made-up profile of this CPU, everything else as users run it. Each command runs in a process of its own
-(a fork, so that importing takes no part in it) and is killed at a random moment, begun again, killed again, and so on; at the
-end it runs to its end. After every kill all files are read; after every end what was recorded before the kills must still be
-there. One row a kill goes to kills.csv, one a command to commands.json. All seconds are the process's own on the processor, its
-time budgets too: on a busy machine it comes as far as on an idle one. (Linux, where another process's clock can be read.)
+A tiny random target, a made-up profile of this CPU, everything else as users run it. Each command
+runs in a process of its own (a fork, so that importing takes no part in it) and is killed at a
+random moment, begun again, killed again, and so on; at the end it runs to its end. After every kill
+all files are read; after every end what was recorded before the kills must still be there. One row
+a kill goes to kills.csv, one a command to commands.json. All seconds are the process's own on the
+processor, its time budgets too: on a busy machine it comes as far as on an idle one. (Linux, where
+another process's clock can be read.)
 """
 
 from __future__ import annotations
@@ -31,15 +34,33 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the tiny world of the tests
 
-SEARCH: Final = ("search", "--target", "target", "--gpu", "cpu", "--space", "tiny.yaml", "--context", "64")
+SEARCH: Final = (
+    "search",
+    "--target",
+    "target",
+    "--gpu",
+    "cpu",
+    "--space",
+    "tiny.yaml",
+    "--context",
+    "64",
+)
 PROMPTS: Final = ("--prompts", "prompts.jsonl", "--answer-tokens", "32")
 RANK: Final = (*SEARCH, *PROMPTS, "--trials", "24", "--run", "runs/a")
-APPENDED: Final = (".jsonl", ".log")  # a line at a time: the last may be cut, and is dropped when it is read
+APPENDED: Final = (
+    ".jsonl",
+    ".log",
+)  # a line at a time: the last may be cut, and is dropped when it is read
 EVENTS: Final = "events.jsonl"
 IMPORTED: Final = (  # once, before the forks
-    "archsearch.cli", "archsearch.pipeline.search", "archsearch.training.distill", "archsearch.engines.transformers.engine",
-    "archsearch.pipeline.confirm_prompts", "optuna", "sklearn.ensemble",
-)  # fmt: skip
+    "archsearch.cli",
+    "archsearch.pipeline.search",
+    "archsearch.training.distill",
+    "archsearch.engines.transformers.engine",
+    "archsearch.pipeline.confirm_prompts",
+    "optuna",
+    "sklearn.ensemble",
+)
 
 
 @dataclass(frozen=True)
@@ -59,30 +80,78 @@ def announced_search() -> None:
     from archsearch.workload import WorkloadRequest
 
     request = SearchRequest(
-        "target", WorkloadRequest("cpu", context_len=64), "tiny.yaml", trials=150, sampler="random",
-        alpha="0.8", run=Path("runs/a"), workers=1,
-    )  # fmt: skip
+        "target",
+        WorkloadRequest("cpu", context_len=64),
+        "tiny.yaml",
+        trials=150,
+        sampler="random",
+        alpha="0.8",
+        run=Path("runs/a"),
+        workers=1,
+    )
     session = SearchSession.start(request)
     announce(session, str(session.run.storage_file))
 
 
 STAGES: Final = (
-    Stage("profile", ("profile", "--gpu", "cpu", "--space", "tiny.yaml", "--dtype", "float32",
-                      "--budget", "8s", "--no-engine", "--output", "p")),  # fmt: skip
-    Stage("search", (*SEARCH, "--trials", "150", "--sampler", "random", "--alpha", "0.8", "--run", "runs/a")),
-    Stage("worker", ("worker", "--storage", "runs/a/journal.log", "--run", "a"), (announced_search,)),
-    Stage("climb", (*SEARCH, *PROMPTS, "--trials", "24", "--confirm", "1", "--time-budget", "60s", "--anyway",
-                     "--run", "runs/a")),  # fmt: skip
+    Stage(
+        "profile",
+        (
+            "profile",
+            "--gpu",
+            "cpu",
+            "--space",
+            "tiny.yaml",
+            "--dtype",
+            "float32",
+            "--budget",
+            "8s",
+            "--no-engine",
+            "--output",
+            "p",
+        ),
+    ),
+    Stage(
+        "search",
+        (*SEARCH, "--trials", "150", "--sampler", "random", "--alpha", "0.8", "--run", "runs/a"),
+    ),
+    Stage(
+        "worker", ("worker", "--storage", "runs/a/journal.log", "--run", "a"), (announced_search,)
+    ),
+    Stage(
+        "climb",
+        (
+            *SEARCH,
+            *PROMPTS,
+            "--trials",
+            "24",
+            "--confirm",
+            "1",
+            "--time-budget",
+            "60s",
+            "--anyway",
+            "--run",
+            "runs/a",
+        ),
+    ),
     Stage("train", ("train", "runs/a", "--budget", "6s"), (RANK,)),
-    Stage("confirm", ("confirm", "runs/a", "--count", "24"), (RANK, ("train", "runs/a", "--budget", "3s"))),
-    Stage("export", ("export", "runs/a", "--output", "p"), (RANK, ("train", "runs/a", "--budget", "3s"))),
+    Stage(
+        "confirm",
+        ("confirm", "runs/a", "--count", "24"),
+        (RANK, ("train", "runs/a", "--budget", "3s")),
+    ),
+    Stage(
+        "export",
+        ("export", "runs/a", "--output", "p"),
+        (RANK, ("train", "runs/a", "--budget", "3s")),
+    ),
 )
 
 
 @dataclass
 class Kill:
-    """One kill. `moment_s`: on the processor after the command began; `written`: files that were read; `half`: those that were
-    broken; `newest`: what had been written last."""
+    """One kill. `moment_s`: on the processor after the command began; `written`: files that were
+    read; `half`: those that were broken; `newest`: what had been written last."""
 
     stage: str
     life: int
@@ -95,8 +164,9 @@ class Kill:
 
 @dataclass
 class Outcome:
-    """A command after all its kills. `lost`: what was there before a kill and not at the end; `twice`: what was done again though
-    it had been finished; `left`: temporary files that stayed; `differs`: answers that are not those of the run without a kill."""
+    """A command after all its kills. `lost`: what was there before a kill and not at the end;
+    `twice`: what was done again though it had been finished; `left`: temporary files that stayed;
+    `differs`: answers that are not those of the run without a kill."""
 
     stage: str
     kills: int = 0
@@ -112,10 +182,13 @@ class Outcome:
 
     @property
     def clean(self) -> bool:
-        return not (self.half or self.lost or self.twice or self.left or self.differs or self.failed)
+        return not (
+            self.half or self.lost or self.twice or self.left or self.differs or self.failed
+        )
 
 
-# -- a command in a process of its own -------------------------------------------------------------------------------------
+# -- a command in a process of its own
+# -------------------------------------------------------------------------------------
 
 
 def started(folder: Path, command: tuple[str, ...] | Callable[[], None]) -> int:
@@ -149,7 +222,8 @@ def started(folder: Path, command: tuple[str, ...] | Callable[[], None]) -> int:
 
 
 def count_processor_time() -> None:
-    """Let this process's clocks, and with them its time budgets, go only while it has the processor."""
+    """Let this process's clocks, and with them its time budgets, go only while it has the
+    processor."""
     from archsearch.runs.state import StateFile
 
     time.monotonic = time.perf_counter = time.process_time
@@ -157,7 +231,8 @@ def count_processor_time() -> None:
 
 
 def watch_trainings(path: Path) -> None:
-    """Write down every training that ends: which, how far, and how many steps of it were made in this process."""
+    """Write down every training that ends: which, how far, and how many steps of it were made in
+    this process."""
     from archsearch.training import distill
 
     whole, update, counted = distill.distill, distill._Run._update, [0]
@@ -170,9 +245,14 @@ def watch_trainings(path: Path) -> None:
         before = counted[0]
         result = whole(draft, cache, config, **options)
         row = {
-            "draft": Path(options["checkpoint_dir"]).parent.name, "tokens": config.max_tokens, "seconds": config.budget_s,
-            "reached": result.tokens, "steps": counted[0] - before, "stopped": result.stopped, "spent": result.seconds,
-        }  # fmt: skip
+            "draft": Path(options["checkpoint_dir"]).parent.name,
+            "tokens": config.max_tokens,
+            "seconds": config.budget_s,
+            "reached": result.tokens,
+            "steps": counted[0] - before,
+            "stopped": result.stopped,
+            "spent": result.seconds,
+        }
         with path.open("a", encoding="utf-8") as handle:
             handle.write("\n" + json.dumps(row) + "\n")
         return result
@@ -182,7 +262,8 @@ def watch_trainings(path: Path) -> None:
 
 
 def ended(process: int, limit_s: float | None) -> tuple[int | None, float]:
-    """(exit status of a process, None where it was killed after `limit_s` on the processor; those seconds)."""
+    """(exit status of a process, None where it was killed after `limit_s` on the processor; those
+    seconds)."""
     while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         if limit_s is not None and processor_s(process) >= limit_s:
             os.kill(process, signal.SIGKILL)
@@ -195,14 +276,18 @@ def ended(process: int, limit_s: float | None) -> tuple[int | None, float]:
 
 def processor_s(process: int) -> float:
     """Seconds that another process has had on the processor."""
-    return time.clock_gettime((~process << 3) | 2)  # Linux's name for its CPU clock: clock_getcpuclockid(3)
+    return time.clock_gettime(
+        (~process << 3) | 2
+    )  # Linux's name for its CPU clock: clock_getcpuclockid(3)
 
 
-# -- what lies in a folder ------------------------------------------------------------------------------------------------
+# -- what lies in a folder
+# ------------------------------------------------------------------------------------------------
 
 
 def files_of(folder: Path) -> list[Path]:
-    """What commands have written: not the world that they began with, nor what this script writes."""
+    """What commands have written: not the world that they began with, nor what this script
+    writes."""
     roots = (folder / "runs", folder / "p")
     return [path for root in roots for path in sorted(root.rglob("*")) if path.is_file()]
 
@@ -268,24 +353,43 @@ def _yaml(path: Path) -> None:
 
 
 READERS: Final[dict[str, Callable[[Path], Any]]] = {
-    ".json": lambda path: json.loads(path.read_text(encoding="utf-8")), ".jsonl": _lines, ".log": _lines, ".csv": _table,
-    ".html": _ends("</html>"), ".svg": _ends("</svg>"), ".safetensors": _tensors, ".pt": _state, ".npz": _arrays, ".yaml": _yaml,
-}  # fmt: skip
+    ".json": lambda path: json.loads(path.read_text(encoding="utf-8")),
+    ".jsonl": _lines,
+    ".log": _lines,
+    ".csv": _table,
+    ".html": _ends("</html>"),
+    ".svg": _ends("</svg>"),
+    ".safetensors": _tensors,
+    ".pt": _state,
+    ".npz": _arrays,
+    ".yaml": _yaml,
+}
 
 
 def is_temporary(path: Path) -> bool:
-    names = (path.name, *(each.name for each in path.parents))  # a file, or a folder that is made aside
-    return any(re.match(r"\..*-\d+-\w{8}", name) for name in names)  # as archsearch.files names them
+    names = (
+        path.name,
+        *(each.name for each in path.parents),
+    )  # a file, or a folder that is made aside
+    return any(
+        re.match(r"\..*-\d+-\w{8}", name) for name in names
+    )  # as archsearch.files names them
 
 
 def records(folder: Path) -> set[str]:
-    """What must not get lost: rows of the profile, scored trials, drafts that were trained, confirmations."""
+    """What must not get lost: rows of the profile, scored trials, drafts that were trained,
+    confirmations."""
     found = set()
     for path in folder.glob("p/rows.jsonl"):
         found |= {json.dumps(row, sort_keys=True) for row in _lines(path)}
     for path in folder.glob("runs/*/journal.log"):
-        rows = [row for row in _lines(path) if row.get("op_code") == 4 and row.get("state") == 1]  # a finished trial
-        found |= {json.dumps([row.get("params"), row.get("value"), row.get("values")], sort_keys=True) for row in rows}
+        rows = [
+            row for row in _lines(path) if row.get("op_code") == 4 and row.get("state") == 1
+        ]  # a finished trial
+        found |= {
+            json.dumps([row.get("params"), row.get("value"), row.get("values")], sort_keys=True)
+            for row in rows
+        }
     for path in folder.glob("runs/*/finalists/*/curve.json"):
         found.add(f"{path.parent.name} was trained a little")
     for path in folder.glob("runs/*/finalists/*/training.json"):
@@ -307,7 +411,8 @@ def _trainings(path: Path) -> list[dict[str, Any]]:
 
 
 def done_twice(folder: Path) -> list[str]:
-    """Rows and trials that are there twice, and trainings that went on although they had reached their end before."""
+    """Rows and trials that are there twice, and trainings that went on although they had reached
+    their end before."""
     found = []
     for path in folder.glob("p/rows.jsonl"):
         names = ("kind", "shape", "dtype", "mode", "cache")
@@ -328,20 +433,25 @@ def done_twice(folder: Path) -> list[str]:
     return found
 
 
-# -- kills ----------------------------------------------------------------------------------------------------------------
+# -- kills
+# --------------------------------------------------------------------------------------------------
 
 
 def run_whole(folder: Path, command: tuple[str, ...] | Callable[[], None]) -> float:
-    """Run a command to its end; its seconds on the processor. RuntimeError, with what it said, where it fails."""
+    """Run a command to its end; its seconds on the processor. RuntimeError, with what it said,
+    where it fails."""
     code, seconds = ended(started(folder, command), None)
     if code != 0:
-        said = (folder / "said.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        said = (
+            (folder / "said.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        )
         raise RuntimeError(f"exit status {code}: {said[-1] if said else ''}")
     return seconds
 
 
 def answer_of(folder: Path) -> Any:
-    """The shapes that a search of its whole space found, with their scores: the same however often it was killed.
+    """The shapes that a search of its whole space found, with their scores: the same however often
+    it was killed.
 
     Their order is not: a sampler that is started again draws anew.
     """
@@ -353,8 +463,11 @@ def answer_of(folder: Path) -> Any:
     return sorted(rows)
 
 
-def torture(stage: Stage, world: Path, kills: int, rng: random.Random, note: Callable[[Kill], None]) -> Outcome:
-    """Kill a stage's command `kills` times, in as many lives as that takes; a life goes on until its command has ended."""
+def torture(
+    stage: Stage, world: Path, kills: int, rng: random.Random, note: Callable[[Kill], None]
+) -> Outcome:
+    """Kill a stage's command `kills` times, in as many lives as that takes; a life goes on until
+    its command has ended."""
     outcome = Outcome(stage.name)
     base, whole = world.parent / f"{stage.name}-base", world.parent / f"{stage.name}-whole"
     shutil.copytree(world, base)
@@ -369,7 +482,9 @@ def torture(stage: Stage, world: Path, kills: int, rng: random.Random, note: Cal
         known = _life(stage, folder, kills, rng, outcome, note)
         outcome.lost += sorted(known - records(folder))
         outcome.twice += done_twice(folder)
-        outcome.left += [str(path.relative_to(folder)) for path in folder.rglob("*") if is_temporary(path)]
+        outcome.left += [
+            str(path.relative_to(folder)) for path in folder.rglob("*") if is_temporary(path)
+        ]
         if stage.name == "search" and answer_of(folder) != answer_of(whole):
             outcome.differs.append(f"life {outcome.lives}: trials.csv")
         if stage.name == "worker" and records(folder) != records(whole):
@@ -380,7 +495,14 @@ def torture(stage: Stage, world: Path, kills: int, rng: random.Random, note: Cal
     return outcome
 
 
-def _life(stage: Stage, folder: Path, kills: int, rng: random.Random, outcome: Outcome, note: Callable[[Kill], None]) -> set[str]:
+def _life(
+    stage: Stage,
+    folder: Path,
+    kills: int,
+    rng: random.Random,
+    outcome: Outcome,
+    note: Callable[[Kill], None],
+) -> set[str]:
     """One life of a stage; what was recorded before its kills."""
     known: set[str] = set()
     while outcome.kills < kills:
@@ -390,19 +512,30 @@ def _life(stage: Stage, folder: Path, kills: int, rng: random.Random, outcome: O
             break
         outcome.kills += 1
         written = [path for path in files_of(folder) if not is_temporary(path)]
-        half = [str(path.relative_to(folder)) for path in written if path.name != ".lock" and half_written(path)]
+        half = [
+            str(path.relative_to(folder))
+            for path in written
+            if path.name != ".lock" and half_written(path)
+        ]
         outcome.half += half
         known |= records(folder)
         newest = max(written, key=lambda path: path.stat().st_mtime, default=None)
         said = "" if newest is None else str(newest.relative_to(folder))
-        note(Kill(stage.name, outcome.lives, outcome.kills, round(moment, 3), len(written), half, said))
+        note(
+            Kill(
+                stage.name, outcome.lives, outcome.kills, round(moment, 3), len(written), half, said
+            )
+        )
     else:
         code = None
     try:
         if code is None:
             run_whole(folder, stage.command)
         elif code:
-            raise RuntimeError(f"exit status {code}: {(folder / 'said.txt').read_text(errors='replace').strip()[-300:]}")
+            raise RuntimeError(
+                f"exit status {code}:"
+                f" {(folder / 'said.txt').read_text(errors='replace').strip()[-300:]}"
+            )
         outcome.resumed += 1
     except RuntimeError as error:
         outcome.failed.append(f"life {outcome.lives}: {error}")
@@ -410,7 +543,12 @@ def _life(stage: Stage, folder: Path, kills: int, rng: random.Random, outcome: O
 
 
 def faults(
-    kills: int, seed: int, folder: Path, *, only: tuple[str, ...] = (), note: Callable[[Kill], None] = lambda kill: None
+    kills: int,
+    seed: int,
+    folder: Path,
+    *,
+    only: tuple[str, ...] = (),
+    note: Callable[[Kill], None] = lambda kill: None,
 ) -> list[Outcome]:
     """`kills` kills over all stages (or `only` some), in `folder`."""
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -420,7 +558,9 @@ def faults(
         __import__(name)
     stages = [stage for stage in STAGES if not only or stage.name in only]
     world = make_world(folder / "world")
-    shares = [kills // len(stages) + (number < kills % len(stages)) for number in range(len(stages))]
+    shares = [
+        kills // len(stages) + (number < kills % len(stages)) for number in range(len(stages))
+    ]
     return [
         torture(stage, world, share, random.Random(f"{seed} {stage.name}"), note)
         for stage, share in zip(stages, shares, strict=True)
@@ -428,32 +568,45 @@ def faults(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", action="append", default=[], choices=[stage.name for stage in STAGES])
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "2026-11-24-faults")
+    parser.add_argument(
+        "--only", action="append", default=[], choices=[stage.name for stage in STAGES]
+    )
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "benchmarks" / "results" / "2026-11-24-faults"
+    )
     arguments = parser.parse_args()
     rows: list[Kill] = []
 
     def note(kill: Kill) -> None:
         rows.append(kill)
         print(
-            f"{kill.stage:8} life {kill.life}, kill {kill.number} after {kill.moment_s:6.2f} s; last written {kill.newest}",
+            f"{kill.stage:8} life {kill.life}, kill {kill.number} after {kill.moment_s:6.2f} s;"
+            f" last written {kill.newest}",
             flush=True,
         )
 
     with tempfile.TemporaryDirectory(prefix="archsearch-faults-") as folder:
-        outcomes = faults(arguments.kills, arguments.seed, Path(folder), only=tuple(arguments.only), note=note)
+        outcomes = faults(
+            arguments.kills, arguments.seed, Path(folder), only=tuple(arguments.only), note=note
+        )
     arguments.output.mkdir(parents=True, exist_ok=True)
     with (arguments.output / "kills.csv").open("w", encoding="utf-8", newline="") as handle:
         writer = csv.DictWriter(handle, list(Kill.__dataclass_fields__), lineterminator="\n")
         writer.writeheader()
         writer.writerows({**asdict(kill), "half": " ".join(kill.half)} for kill in rows)
-    (arguments.output / "commands.json").write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=2) + "\n")
+    (arguments.output / "commands.json").write_text(
+        json.dumps([asdict(outcome) for outcome in outcomes], indent=2) + "\n"
+    )
     for outcome in outcomes:
-        print(f"{outcome.stage}: {outcome.kills} kills in {outcome.lives} lives, {outcome.resumed} resumed;"
-              f" {'clean' if outcome.clean else asdict(outcome)}")  # fmt: skip
+        print(
+            f"{outcome.stage}: {outcome.kills} kills in {outcome.lives} lives, {outcome.resumed}"
+            f" resumed; {'clean' if outcome.clean else asdict(outcome)}"
+        )
 
 
 if __name__ == "__main__":

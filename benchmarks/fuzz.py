@@ -7,9 +7,9 @@ profile, a run's files, neighbours in runs/, prompts, a mix of work, a space, a 
 mutated: bytes flipped, cut, doubled; JSON and YAML values replaced by what has another type or lies
 outside all bounds; keys dropped and renamed. The command that reads it runs in a process of its own
 with a limit on time and memory. Outcomes: `refused` (exit status 2, one line), `same` and `changed`
-(exit status 0), and the faults: `traceback`, `hang` (10 s of the processor, or waiting without end),
-`silent` (a number that is kept changed type or left its bounds, and the answer changed without a
-word on stderr).
+(exit status 0), and the faults: `traceback`, `hang` (10 s of the processor, or waiting without
+end), `silent` (a number that is kept changed type or left its bounds, and the answer changed
+without a word on stderr).
 """
 
 from __future__ import annotations
@@ -39,17 +39,68 @@ LIMIT_S: Final = 10
 MEMORY: Final = 6 * 2**30  # above what imports have mapped
 FAULTS: Final = ("traceback", "hang", "silent")
 HF_FAMILIES: Final = (
-    "llama", "qwen2", "qwen3", "qwen3_moe", "mistral", "mixtral", "gemma3_text", "gpt_oss", "opt",
-    "phi3", "glm4_moe",
-)  # fmt: skip
-SEARCH: Final = ("search", "--target", "target", "--gpu", "cpu", "--space", "tiny.yaml",
-                 "--context", "64", "--trials", "8", "--alpha", "0.8")  # fmt: skip
-ESTIMATE: Final = ("estimate", "--target", "target", "--gpu", "cpu", "--draft", "draft",
-                   "--alpha", "0.8")  # fmt: skip
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "mistral",
+    "mixtral",
+    "gemma3_text",
+    "gpt_oss",
+    "opt",
+    "phi3",
+    "glm4_moe",
+)
+SEARCH: Final = (
+    "search",
+    "--target",
+    "target",
+    "--gpu",
+    "cpu",
+    "--space",
+    "tiny.yaml",
+    "--context",
+    "64",
+    "--trials",
+    "8",
+    "--alpha",
+    "0.8",
+)
+ESTIMATE: Final = (
+    "estimate",
+    "--target",
+    "target",
+    "--gpu",
+    "cpu",
+    "--draft",
+    "draft",
+    "--alpha",
+    "0.8",
+)
 WRONG: Final[tuple[Any, ...]] = (
-    None, True, "", "x", "12", [], [1], {}, {"a": 1}, -1, 0, -5, 1e308, float("nan"), float("inf"),
-    10**9, 10**18, 10**400, 0.5, "\ud800", "x" * 5000, [[[[]]]],
-)  # fmt: skip
+    None,
+    True,
+    "",
+    "x",
+    "12",
+    [],
+    [1],
+    {},
+    {"a": 1},
+    -1,
+    0,
+    -5,
+    1e308,
+    float("nan"),
+    float("inf"),
+    10**9,
+    10**18,
+    10**400,
+    0.5,
+    "\ud800",
+    "x" * 5000,
+    [[[[]]]],
+)
 MIX: Final = """objective: throughput
 memory_fraction: 0.9
 limits: {tpot_ms: 400, ttft_ms: 8000}
@@ -75,16 +126,29 @@ def _estimate(config: Path) -> tuple[str, ...]:
 
 CASES: Final = (
     Case("config", ("configs/*/config.json",), _estimate),
-    Case("profile", ("profiles/*/*/rows.jsonl", "profiles/*/*/profile.json"),
-         lambda _: (*ESTIMATE, "--context", "64")),
-    Case("run", ("runs/a/*.json", "runs/a/run.yaml", "runs/a/trials.csv", "runs/a/best/*/*.json"),
-         lambda _: ("report", "runs/a", "--json")),
-    Case("neighbour", ("runs/a/run.yaml", "runs/a/best/*/*.json"),
-         lambda _: (*SEARCH[:-2], "--run", "runs/new")),
-    Case("prompts", ("prompts.jsonl",), lambda _: (*SEARCH, "--prompts", "prompts.jsonl", "--run", "runs/new")),
+    Case(
+        "profile",
+        ("profiles/*/*/rows.jsonl", "profiles/*/*/profile.json"),
+        lambda _: (*ESTIMATE, "--context", "64"),
+    ),
+    Case(
+        "run",
+        ("runs/a/*.json", "runs/a/run.yaml", "runs/a/trials.csv", "runs/a/best/*/*.json"),
+        lambda _: ("report", "runs/a", "--json"),
+    ),
+    Case(
+        "neighbour",
+        ("runs/a/run.yaml", "runs/a/best/*/*.json"),
+        lambda _: (*SEARCH[:-2], "--run", "runs/new"),
+    ),
+    Case(
+        "prompts",
+        ("prompts.jsonl",),
+        lambda _: (*SEARCH, "--prompts", "prompts.jsonl", "--run", "runs/new"),
+    ),
     Case("mix", ("mix.yaml",), lambda _: (*ESTIMATE, "--workload", "mix.yaml")),
     Case("space", ("tiny.yaml",), lambda _: (*SEARCH, "--run", "runs/new")),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -103,7 +167,8 @@ class Row:
 
 
 def mutated(path: Path, rng: random.Random) -> tuple[bytes, str, bool]:
-    """(new content, what was done, whether a number was replaced by what is none or has no bounds)."""
+    """(new content, what was done, whether a number was replaced by what is none or has no
+    bounds)."""
     data = path.read_bytes()
     if rng.random() < 0.75:
         found = _structured(path, data, rng)
@@ -120,7 +185,9 @@ def mutated(path: Path, rng: random.Random) -> tuple[bytes, str, bool]:
         end = min(len(data), at + rng.randrange(1, 200))
         return data[:end] + data[at:], f"double {at} to {end}", False
     if kind == "insert":
-        what = rng.choice((b"\xff\xfe", b"\x00", "\u2028".encode(), b"[" * 5000, b"9" * 5000, b"\n\n", b"&a *a"))
+        what = rng.choice(
+            (b"\xff\xfe", b"\x00", "\u2028".encode(), b"[" * 5000, b"9" * 5000, b"\n\n", b"&a *a")
+        )
         return data[:at] + what + data[at:], f"insert {what[:8]!r} at {at}", False
     return b"", "empty", False
 
@@ -157,9 +224,15 @@ def _structured(path: Path, data: bytes, rng: random.Random) -> tuple[bytes, str
         new = rng.choice(WRONG)
         holder[way[-1]] = new
         done = f"{name} = {str(new)[:30]} (was {str(old)[:30]})"
-        number_lost = _is_number(old) and (not _is_number(new) or not abs(new) <= sys.float_info.max or new < 0 <= old)
+        number_lost = _is_number(old) and (
+            not _is_number(new) or not abs(new) <= sys.float_info.max or new < 0 <= old
+        )
     if path.suffix == ".yaml":
-        return yaml.safe_dump(tree, allow_unicode=True).encode(errors="surrogatepass"), done, number_lost
+        return (
+            yaml.safe_dump(tree, allow_unicode=True).encode(errors="surrogatepass"),
+            done,
+            number_lost,
+        )
     said = json.dumps(tree)
     lines[number] = said
     return ("\n".join(lines) if path.suffix == ".jsonl" else said).encode(), done, number_lost
@@ -171,7 +244,13 @@ def _is_number(value: Any) -> bool:
 
 def _places(tree: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Ways to every value of a tree."""
-    inside = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    inside = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
     for key, value in inside:
         yield (*way, key)
         yield from _places(value, (*way, key))
@@ -196,7 +275,10 @@ def _child(folder: Path, command: tuple[str, ...]) -> None:
         os.chdir(folder)
         for stream, name in ((1, "out.txt"), (2, "err.txt")):
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # pytest has put its own in place
+        sys.stdout, sys.stderr = (
+            os.fdopen(1, "w"),
+            os.fdopen(2, "w"),
+        )  # pytest has put its own in place
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
         resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S))  # busy without end
@@ -222,7 +304,11 @@ def outcome_of(code: int, out: str, err: str, base: tuple[str, str], number_lost
     if code < 0:
         return "hang" if -code in (signal.SIGXCPU, signal.SIGALRM, signal.SIGKILL) else "traceback"
     if code:
-        return "refused" if code == 2 and err.strip() and len(err.strip().splitlines()[-1]) < 2000 else "traceback"
+        return (
+            "refused"
+            if code == 2 and err.strip() and len(err.strip().splitlines()[-1]) < 2000
+            else "traceback"
+        )
     if plain(out) == plain(base[0]):
         return "same"
     words = set(err.splitlines()) - set(base[1].splitlines())
@@ -238,7 +324,8 @@ def plain(text: str) -> str:
 
 
 def make_world(folder: Path) -> Path:
-    """The tests' tiny world with a finished run, a draft's folder, a mix and configs of families."""
+    """The tests' tiny world with a finished run, a draft's folder, a mix and configs of
+    families."""
     from tests.doubles.world import make_world as tiny_world
 
     world = tiny_world(folder / "world")
@@ -266,8 +353,17 @@ def fuzz(
 ) -> list[Row]:
     """`mutations` over all kinds of files (or `only` some), from number `begin` on, in `folder`."""
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    for name in ("archsearch.cli", "archsearch.pipeline.search", "archsearch.pipeline.estimate", "archsearch.report.page",
-                 "optuna", "sklearn.gaussian_process", "pandas", "transformers", "archsearch.text.prompts"):  # fmt: skip
+    for name in (
+        "archsearch.cli",
+        "archsearch.pipeline.search",
+        "archsearch.pipeline.estimate",
+        "archsearch.report.page",
+        "optuna",
+        "sklearn.gaussian_process",
+        "pandas",
+        "transformers",
+        "archsearch.text.prompts",
+    ):
         __import__(name)
     world, rows = make_world(folder), []
     cases = [case for case in CASES if not only or case.name in only]
@@ -295,7 +391,11 @@ def _one(case: Case, path: Path, world: Path, number: int, rng: random.Random) -
         shutil.rmtree(world / "runs" / "new", ignore_errors=True)
     before = path.read_bytes()
     after, done, number_lost = mutated(path, rng)
-    kept = {each: each.read_bytes() for each in world.glob("runs/a/**/*") if each.is_file()} if case.name == "run" else {}
+    kept = (
+        {each: each.read_bytes() for each in world.glob("runs/a/**/*") if each.is_file()}
+        if case.name == "run"
+        else {}
+    )
     path.write_bytes(after)
     code, out, err = run(world, command)
     outcome = outcome_of(code, out, err, _bases[command], number_lost)
@@ -309,10 +409,14 @@ def _one(case: Case, path: Path, world: Path, number: int, rng: random.Random) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--mutations", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", action="append", default=[], choices=[case.name for case in CASES])
+    parser.add_argument(
+        "--only", action="append", default=[], choices=[case.name for case in CASES]
+    )
     parser.add_argument("--output", type=Path, help="where mutations.csv goes; a begun one goes on")
     arguments = parser.parse_args()
     path = arguments.output / "mutations.csv" if arguments.output else None
@@ -320,7 +424,10 @@ def main() -> None:
 
     def note(row: Row) -> None:
         if row.outcome in FAULTS:
-            print(f"{row.outcome}: {row.file} ({row.number}): {row.mutation!a}: {row.line!a}", flush=True)
+            print(
+                f"{row.outcome}: {row.file} ({row.number}): {row.mutation!a}: {row.line!a}",
+                flush=True,
+            )
         if row.number % 100 == 99:
             print(f"{row.number + 1} of {arguments.mutations}", flush=True)
         if path is not None:
@@ -328,12 +435,18 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(prefix="archsearch-fuzz-") as folder:
         rows = known + fuzz(
-            arguments.mutations, arguments.seed, Path(folder), only=tuple(arguments.only),
-            begin=known[-1].number + 1 if known else 0, note=note,
-        )  # fmt: skip
+            arguments.mutations,
+            arguments.seed,
+            Path(folder),
+            only=tuple(arguments.only),
+            begin=known[-1].number + 1 if known else 0,
+            note=note,
+        )
     for name in dict.fromkeys(row.case for row in rows):
         counts = collections.Counter(row.outcome for row in rows if row.case == name)
-        print(f"{name}: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common()))
+        print(
+            f"{name}: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+        )
 
 
 def _keep(path: Path, row: Row) -> None:
@@ -343,7 +456,9 @@ def _keep(path: Path, row: Row) -> None:
         if not handle.tell():
             writer.writeheader()
         fields = asdict(row).items()
-        writer.writerow({key: str(value).encode(errors="replace").decode() for key, value in fields})
+        writer.writerow(
+            {key: str(value).encode(errors="replace").decode() for key, value in fields}
+        )
 
 
 def _known(path: Path) -> list[Row]:

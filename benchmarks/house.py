@@ -30,16 +30,24 @@ def measured(folder: Path) -> dict[str, str]:
     functions = [node for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     sizes = sorted((node.end_lineno or node.lineno) - node.lineno + 1 for node in functions)
     parameters = [_parameters(node) for node in functions]
-    numerical = [text for path, text in files.items() if path.relative_to(folder).parts[0] in NUMERICAL]
+    numerical = [
+        text for path, text in files.items() if path.relative_to(folder).parts[0] in NUMERICAL
+    ]
     return {
         "files": str(len(files)),
         "lines": f"{sum(lines):,}",
         "megabytes": f"{sum(len(text.encode()) for text in files.values()) / 1e6:.3f}",
-        "lines over 100 columns": f"{sum(len(line) > 100 for text in files.values() for line in text.splitlines()):,}",
+        "lines over 100 columns": (
+            f"{sum(len(line) > 100 for text in files.values() for line in text.splitlines()):,}"
+        ),
         "file: median, longest": f"{statistics.median(lines):.0f}, {max(lines)}",
         "functions": f"{len(functions):,}",
-        "function: median, p99, longest": f"{sizes[len(sizes) // 2]}, {sizes[int(0.99 * len(sizes))]}, {sizes[-1]}",
-        f"functions over {MOST_PARAMETERS} parameters": str(sum(n > MOST_PARAMETERS for n in parameters)),
+        "function: median, p99, longest": (
+            f"{sizes[len(sizes) // 2]}, {sizes[int(0.99 * len(sizes))]}, {sizes[-1]}"
+        ),
+        f"functions over {MOST_PARAMETERS} parameters": str(
+            sum(n > MOST_PARAMETERS for n in parameters)
+        ),
         "Any": f"{sum(isinstance(node, ast.Name) and node.id == 'Any' for node in found):,}",
         "string subscripts": f"{sum(_by_name(node) for node in found):,}",
         "comment lines of numerical files": f"{_comments(numerical):.1%}",
@@ -53,13 +61,21 @@ def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def _by_name(node: ast.AST) -> bool:
-    return isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+    return (
+        isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Constant)
+        and isinstance(node.slice.value, str)
+    )
 
 
 def _comments(texts: list[str]) -> float:
     """Share of lines that hold a comment, beside those that a tool reads."""
     lines = [line for text in texts for line in text.splitlines() if line.strip()]
-    said = [line for line in lines if "# " in line and not any(f"# {tool}" in line for tool in ("fmt:", "type:", "noqa"))]
+    said = [
+        line
+        for line in lines
+        if "# " in line and not any(f"# {tool}" in line for tool in ("fmt:", "type:", "noqa"))
+    ]
     return len(said) / max(1, len(lines))
 
 
@@ -107,7 +123,9 @@ def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folders", nargs="*", type=Path, default=[ROOT / "archsearch"])
     columns = [measured(folder.resolve()) for folder in parser.parse_args().folders]
     for name in columns[0]:

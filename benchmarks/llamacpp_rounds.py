@@ -1,7 +1,9 @@
-"""Rounds of llama.cpp predicted from its profile beside rounds measured, for drafts that the profile has not seen.
+"""Rounds of llama.cpp predicted from its profile beside rounds measured, for drafts that the
+profile has not seen.
 
-Synthetic acceptance; a second server runs the target alone just before and after each answer, so that times can be divided by how
-slow the machine is at that moment. Of a profile made by `archsearch profile --gpu cpu --target T --engine llama.cpp`:
+Synthetic acceptance; a second server runs the target alone just before and after each answer, so
+that times can be divided by how slow the machine is at that moment. Of a profile made by
+`archsearch profile --gpu cpu --target T --engine llama.cpp`:
 
     python benchmarks/llamacpp_rounds.py PROFILE OUTPUT.jsonl [DTYPE..]
 """
@@ -40,14 +42,19 @@ def main() -> None:
             settings = EngineSettings(dtype=dtype, max_len=256, threads=threads)
             probe = PlainSteps(
                 lambda settings=settings: make_engine("llama.cpp", settings),
-                engine_target(ref), ref.architecture.vocab_size, reference_s=profile.probe_reference_s[f"llama.cpp {dtype}"],
-            )  # fmt: skip
+                engine_target(ref),
+                ref.architecture.vocab_size,
+                reference_s=profile.probe_reference_s[f"llama.cpp {dtype}"],
+            )
             engine = make_engine("llama.cpp", settings)
             for layers, hidden, ffn, heads in SHAPES:
                 draft = ref.architecture.replace(
-                    num_hidden_layers=layers, hidden_size=hidden, intermediate_size=ffn,
-                    num_attention_heads=heads, num_key_value_heads=heads,
-                )  # fmt: skip
+                    num_hidden_layers=layers,
+                    hidden_size=hidden,
+                    intermediate_size=ffn,
+                    num_attention_heads=heads,
+                    num_key_value_heads=heads,
+                )
                 folder = random_draft(draft, dtype, Path(temporary))
                 for gamma in GAMMAS:
                     rates = tuple(RATE ** (place + 1) for place in range(gamma))
@@ -61,7 +68,11 @@ def main() -> None:
                         tokens = 1 + round(ROUNDS * sum((1.0, *rates))) + gamma
                         engine.generate([EnginePrompt("p", ids)], Sampling(tokens, ignore_end=True))
                         slow = 0.5 * (before + probe.now())
-                        steps = [step for step in engine.steps() if not step.prefill and step.gamma == gamma]
+                        steps = [
+                            step
+                            for step in engine.steps()
+                            if not step.prefill and step.gamma == gamma
+                        ]
                         wall += [step.seconds for step in steps]
                         times += [step.seconds / slow for step in steps]
                         contexts += [step.context for step in steps]
@@ -71,19 +82,33 @@ def main() -> None:
                     error = found.value / measured - 1.0
                     errors.setdefault(dtype, []).append(error)
                     row = {
-                        "dtype": dtype, "draft": draft.label(), "gamma": gamma, "context": work.context_len, "rounds": len(times),
-                        "measured_s": measured, "wall_s": statistics.median(wall), "predicted_s": found.value,
-                        "predicted_std_s": found.std, "error": error,
-                    }  # fmt: skip
+                        "dtype": dtype,
+                        "draft": draft.label(),
+                        "gamma": gamma,
+                        "context": work.context_len,
+                        "rounds": len(times),
+                        "measured_s": measured,
+                        "wall_s": statistics.median(wall),
+                        "predicted_s": found.value,
+                        "predicted_std_s": found.std,
+                        "error": error,
+                    }
                     rows.write(json.dumps(row) + "\n")
                     rows.flush()
                     what = f"{dtype} {draft.label()} gamma {gamma}"
-                    print(f"{what}: {1e3 * measured:.1f} ms, predicted {1e3 * found.value:.1f}, {error:+.1%}", flush=True)
+                    print(
+                        f"{what}: {1e3 * measured:.1f} ms, predicted {1e3 * found.value:.1f},"
+                        f" {error:+.1%}",
+                        flush=True,
+                    )
             engine.stop()
             probe.stop()
     for dtype, found_errors in errors.items():
         sizes = sorted(map(abs, found_errors))
-        print(f"{dtype}: {len(sizes)} cases, median {statistics.median(sizes):.1%}, worst {sizes[-1]:.1%}")
+        print(
+            f"{dtype}: {len(sizes)} cases, median {statistics.median(sizes):.1%}, worst"
+            f" {sizes[-1]:.1%}"
+        )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python poisson_worker.py ASK.json ANSWERS.json
 
-ASK: `worker` (folder of archsearch's vllm_worker.py), `start` (what that worker's `start` takes), `loads` (lists of requests with
-arrival_s, prompt_tokens, output_tokens), `seed`. ANSWERS: for each load its requests (seconds after its start) and its steps.
+ASK: `worker` (folder of archsearch's vllm_worker.py), `start` (what that worker's `start` takes),
+`loads` (lists of requests with arrival_s, prompt_tokens, output_tokens), `seed`. ANSWERS: for each
+load its requests (seconds after its start) and its steps.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def main() -> None:
     warm = [{"arrival_s": 0.1 * i, "prompt_tokens": 64, "output_tokens": 24} for i in range(8)]
     run(worker, warm, chance)
     loads = [run(worker, load, chance) for load in ask["loads"]]
-    Path(sys.argv[2]).write_text(json.dumps({"version": told["version"], "loads": loads}), encoding="utf-8")
+    Path(sys.argv[2]).write_text(
+        json.dumps({"version": told["version"], "loads": loads}), encoding="utf-8"
+    )
 
 
 def run(worker: Any, load: list[dict[str, Any]], chance: random.Random) -> dict[str, Any]:
@@ -38,7 +41,9 @@ def run(worker: Any, load: list[dict[str, Any]], chance: random.Random) -> dict[
 
     CHANCES.begin(0)
     engine = worker.llm.llm_engine
-    prompts = [[chance.randrange(100, 1000) for _ in range(request["prompt_tokens"])] for request in load]
+    prompts = [
+        [chance.randrange(100, 1000) for _ in range(request["prompt_tokens"])] for request in load
+    ]
     served: dict[str, dict[str, Any]] = {}
     steps: list[list[float]] = []
     waiting = list(enumerate(load))
@@ -48,9 +53,12 @@ def run(worker: Any, load: list[dict[str, Any]], chance: random.Random) -> dict[
         while waiting and waiting[0][1]["arrival_s"] <= now:
             number, request = waiting.pop(0)
             params = SamplingParams(
-                max_tokens=request["output_tokens"], temperature=0.0, ignore_eos=True, detokenize=False,
+                max_tokens=request["output_tokens"],
+                temperature=0.0,
+                ignore_eos=True,
+                detokenize=False,
                 output_kind=RequestOutputKind.DELTA,
-            )  # fmt: skip
+            )
             worker.calls += 1
             key = f"{worker.calls}-{number}"
             engine.add_request(key, {"prompt_token_ids": prompts[number]}, params)
@@ -72,10 +80,16 @@ def run(worker: Any, load: list[dict[str, Any]], chance: random.Random) -> dict[
         plan = worker.planned[-1] if worker.planned else None
         if plan is not None and plan.total_num_scheduled_tokens:
             new = sum(plan.num_scheduled_tokens[each.req_id] for each in plan.scheduled_new_reqs)
-            steps.append([
-                round(started - began, 6), round(ended, 6), len(plan.num_scheduled_tokens), plan.total_num_scheduled_tokens,
-                len(plan.scheduled_new_reqs), new,
-            ])  # fmt: skip
+            steps.append(
+                [
+                    round(started - began, 6),
+                    round(ended, 6),
+                    len(plan.num_scheduled_tokens),
+                    plan.total_num_scheduled_tokens,
+                    len(plan.scheduled_new_reqs),
+                    new,
+                ]
+            )
     return {"requests": list(served.values()), "steps": steps}
 
 

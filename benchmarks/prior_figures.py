@@ -1,19 +1,25 @@
 """How right the acceptance prior is on studies that it has not seen: leave one source out.
 
-    python benchmarks/prior_figures.py [--output benchmarks/results/2026-11-23-acceptance/prior_figures.json] [--quick]
+    python benchmarks/prior_figures.py [--output
+    benchmarks/results/2026-11-23-acceptance/prior_figures.json] [--quick]
 
-(a) logit(alpha) of every row of a study from the other studies alone: coefficients, random effects, their spreads (marginal
-    likelihood of the other studies) and the drift along the block are all fitted without the study; what it shares with others
-    (target, its family, data set) is known from them.
+(a) logit(alpha) of every row of a study from the other studies alone: coefficients, random effects,
+    their spreads (marginal likelihood of the other studies) and the drift along the block are all
+    fitted without the study; what it shares with others (target, its family, data set) is known
+    from them.
 (b) the rest of the study after one of its rows was measured (each row in turn).
-(c) tau at larger gamma from tau at the smallest gamma of a sweep; the drift learnt from other studies only, beside it the
-    closed form.
-(d) logit(alpha) of a draft from the other drafts of its target: with those of its kind, and from other kinds only.
-(f) of (a) what independent drafts say: the mean over studies and over rows, the 80 % band, differences; the same with log-linear
-    terms in the columns in the place of the law of excess loss (`log_linear`).
-(g) the order of families: of all pairs in which one study ran two kinds on one target and text, which are predicted in the
-    published order (their study left out), and which are told apart (1.64 std of the difference) the wrong way.
-(e) alpha of drafts as they come from their vendor (`shared` or `other` training, nothing distilled), their study left out.
+(c) tau at larger gamma from tau at the smallest gamma of a sweep; the drift learnt from other
+    studies only, beside it the closed form.
+(d) logit(alpha) of a draft from the other drafts of its target: with those of its kind, and from
+other kinds only.
+(f) of (a) what independent drafts say: the mean over studies and over rows, the 80 % band,
+    differences; the same with log-linear terms in the columns in the place of the law of excess
+    loss (`log_linear`).
+(g) the order of families: of all pairs in which one study ran two kinds on one target and text,
+    which are predicted in the published order (their study left out), and which are told apart
+    (1.64 std of the difference) the wrong way.
+(e) alpha of drafts as they come from their vendor (`shared` or `other` training, nothing
+distilled), their study left out.
 
 Each row's prediction is kept beside the output (rows.csv). Rows, groups and what is a "difference
 between drafts trained alike" are fixed by the table's columns (study, draft, target, data set,
@@ -60,7 +66,8 @@ GOALS = {
     "tau_rms_independent": 0.02,
     "tau_rms_feature": 0.06,
 }
-# Sweeps in which nearly every token is accepted: they cannot tell one drift from another and flatter any rule.
+# Sweeps in which nearly every token is accepted: they cannot tell one drift from another and
+# flatter any rule.
 DEGENERATE_ALPHA = 0.98
 
 
@@ -79,8 +86,8 @@ def after_one(levels: Levels, rows: Design) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pairs(rows: Design, error: np.ndarray) -> list[tuple[float, float, bool]]:
-    """Drafts of one study that differ in the draft only (same target, text, temperature and recipe): (error of the difference,
-    the difference, same kind of drafter)."""
+    """Drafts of one study that differ in the draft only (same target, text, temperature and
+    recipe): (error of the difference, the difference, same kind of drafter)."""
     return [
         (float(error[i] - error[j]), float(rows.y[i] - rows.y[j]), rows.kind[i] == rows.kind[j])
         for i in range(len(rows))
@@ -94,7 +101,11 @@ def mae(values: Any) -> float:
 
 
 def rms(values: Any) -> float:
-    return float(np.sqrt(np.mean(np.square(np.array(values, dtype=float))))) if len(values) else math.nan
+    return (
+        float(np.sqrt(np.mean(np.square(np.array(values, dtype=float)))))
+        if len(values)
+        else math.nan
+    )
 
 
 def levels_left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
@@ -139,7 +150,10 @@ def levels_left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
     kinds, texts, new = np.array(family), np.array(domain), np.array(unseen)
     same = [pair for pair in differences if pair[2]]
     own = [pair for pair in same if pair[4] == "independent"]
-    by_pair_study = {s: mae([pair[0] for pair in same if pair[3] == s]) for s in sorted({pair[3] for pair in same})}
+    by_pair_study = {
+        s: mae([pair[0] for pair in same if pair[3] == s])
+        for s in sorted({pair[3] for pair in same})
+    }
     rest, rest_std = np.concatenate(later), np.concatenate(later_std)
     return {
         "spread": asdict(start),
@@ -150,12 +164,20 @@ def levels_left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
         "level_mae_kinds_seen_elsewhere": mae(errors[~new]),
         "rows_of_kinds_seen_nowhere_else": int(new.sum()),
         "level_mae_mean_of_studies": float(np.mean([item["mae"] for item in per_study.values()])),
-        "level_mae_median_of_studies": float(np.median([item["mae"] for item in per_study.values()])),
+        "level_mae_median_of_studies": float(
+            np.median([item["mae"] for item in per_study.values()])
+        ),
         "within_two_std": float(np.mean(np.abs(errors) < 2 * stds)),
         "within_0.67_std": float(np.mean(np.abs(errors) < 0.67 * stds)),
         "mean_std": float(stds.mean()),
-        "by_family": {k: {"rows": int((kinds == k).sum()), "mae": mae(errors[kinds == k])} for k in sorted(set(family))},
-        "by_domain": {k: {"rows": int((texts == k).sum()), "mae": mae(errors[texts == k])} for k in sorted(set(domain))},
+        "by_family": {
+            k: {"rows": int((kinds == k).sum()), "mae": mae(errors[kinds == k])}
+            for k in sorted(set(family))
+        },
+        "by_domain": {
+            k: {"rows": int((texts == k).sum()), "mae": mae(errors[texts == k])}
+            for k in sorted(set(domain))
+        },
         "by_study": per_study,
         "differences": {
             "one_kind_pairs": len(same),
@@ -172,7 +194,9 @@ def levels_left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
         "after_one": {
             "predictions": len(rest),
             "mae": mae(rest),
-            "mae_mean_of_studies": float(np.nanmean([item["after_one_mae"] for item in per_study.values()])),
+            "mae_mean_of_studies": float(
+                np.nanmean([item["after_one_mae"] for item in per_study.values()])
+            ),
             "within_two_std": float(np.mean(np.abs(rest) < 2 * rest_std)),
             "mean_std": float(rest_std.mean()),
         },
@@ -180,7 +204,9 @@ def levels_left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
 
 
 BAND_80 = 1.2816
-BLIND_STUDY = "arXiv:2604.26412"  # the one that trained a blind layer from random weights for a target of 8B
+BLIND_STUDY = (  # the one that trained a blind layer from random weights for a target of 8B
+    "arXiv:2604.26412"
+)
 
 
 def left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
@@ -196,16 +222,27 @@ def left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
         mean, covariance = Levels(train, start if quick else best_spread(train, start)).joint(test)
         for i in range(len(test)):
             std = math.sqrt(covariance[i, i])
-            raw.append({
-                "study": study, "kind": test.kind[i], "draft": test.draft[i], "domain": test.domain[i],
-                "logit": round(float(test.y[i]), 3), "predicted": round(float(mean[i]), 3), "std": round(std, 3),
-            })  # fmt: skip
+            raw.append(
+                {
+                    "study": study,
+                    "kind": test.kind[i],
+                    "draft": test.draft[i],
+                    "domain": test.domain[i],
+                    "logit": round(float(test.y[i]), 3),
+                    "predicted": round(float(mean[i]), 3),
+                    "std": round(std, 3),
+                }
+            )
             for j in range(i):
                 true, said = float(test.y[i] - test.y[j]), float(mean[i] - mean[j])
                 if test.kind[i] == test.kind[j] == "independent":
                     if test.condition[i] == test.condition[j] and test.draft[i] != test.draft[j]:
                         differences.append(said - true)
-                elif test.kind[i] != test.kind[j] and _where(test.condition[i]) == _where(test.condition[j]) and true:
+                elif (
+                    test.kind[i] != test.kind[j]
+                    and _where(test.condition[i]) == _where(test.condition[j])
+                    and true
+                ):
                     gap = math.sqrt(covariance[i, i] + covariance[j, j] - 2 * covariance[i, j])
                     orders.append((said * true > 0, abs(said) > 1.645 * gap))
     own = [row for row in raw if row["kind"] == "independent"]
@@ -216,7 +253,8 @@ def left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
     inside_band = [abs(row["logit"] - row["predicted"]) < BAND_80 * row["std"] for row in own]
     return {
         "by_study": {
-            study: {"rows": len(gaps), "mae": mae(gaps), "bias": float(np.mean(gaps))} for study, gaps in errors.items()
+            study: {"rows": len(gaps), "mae": mae(gaps), "bias": float(np.mean(gaps))}
+            for study, gaps in errors.items()
         },
         "mean_of_studies": float(np.mean([mae(gaps) for gaps in errors.values()])),
         "rms_of_study_levels": rms([np.mean(gaps) for gaps in errors.values()]),
@@ -235,14 +273,19 @@ def left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
 
 
 def families_as_shipped() -> dict[str, Any]:
-    """Figure (g) of the stored fit, which has read these studies, asked about a target that nobody measured."""
+    """Figure (g) of the stored fit, which has read these studies, asked about a target that nobody
+    measured."""
     fit = load_fit()
     rows = design(drifts=fit.drift, anchors=False)
     orders = []
     for i in range(len(rows)):
         for j in range(i):
             true = float(rows.y[i] - rows.y[j])
-            if rows.kind[i] != rows.kind[j] and _where(rows.condition[i]) == _where(rows.condition[j]) and true:
+            if (
+                rows.kind[i] != rows.kind[j]
+                and _where(rows.condition[i]) == _where(rows.condition[j])
+                and true
+            ):
                 apart = rows.x[i] - rows.x[j]
                 said = float(apart @ fit.mean)
                 gap = math.sqrt(float(apart @ fit.covariance @ apart) + 2 * SHAPE_NOISE_STD**2)
@@ -265,9 +308,16 @@ def log_linear(found: Sequence[Published], quick: bool) -> dict[str, Any]:
     studies, so in its favour) where drafts that see tokens only have the law."""
     law = Learning.terms
 
-    def terms(self: Learning, body: Any, target_body: float, target_tokens: float) -> dict[str, Any]:
-        size = 0.36 * math.log10(min(body, target_body) / 1e8) - 0.17 * math.log10(target_body / 1e10)
-        return {**law(self, body, target_body, target_tokens), "learnt": 0.16 + size + 0.32 * math.log10(self.tokens / 1e10)}
+    def terms(
+        self: Learning, body: Any, target_body: float, target_tokens: float
+    ) -> dict[str, Any]:
+        size = 0.36 * math.log10(min(body, target_body) / 1e8) - 0.17 * math.log10(
+            target_body / 1e10
+        )
+        return {
+            **law(self, body, target_body, target_tokens),
+            "learnt": 0.16 + size + 0.32 * math.log10(self.tokens / 1e10),
+        }
 
     with mock.patch.object(Learning, "terms", terms):
         return left_out(found, quick)
@@ -277,7 +327,9 @@ def known_targets(found: Sequence[Published]) -> dict[str, Any]:
     """Figure (d)."""
     rows = design(drifts=Drifts().fit(sweeps(found)).drift_, anchors=False)
     spread = best_spread(rows)
-    target, kind, draft = (np.array(labels) for labels in (rows.groups["target"], rows.kind, rows.draft))
+    target, kind, draft = (
+        np.array(labels) for labels in (rows.groups["target"], rows.kind, rows.draft)
+    )
     result: dict[str, Any] = {}
     for name in ("same_kind", "other_kinds"):
         errors, stds, by_target = [], [], {}
@@ -302,14 +354,24 @@ def known_targets(found: Sequence[Published]) -> dict[str, Any]:
             "within_two_std": float(np.mean(np.abs(gaps) < 2 * widths)),
             "within_0.67_std": float(np.mean(np.abs(gaps) < 0.67 * widths)),
             "mean_std": float(widths.mean()),
-            "by_target": {key: {"rows": len(np.concatenate(v)), "mae": mae(np.concatenate(v))} for key, v in by_target.items()},
+            "by_target": {
+                key: {"rows": len(np.concatenate(v)), "mae": mae(np.concatenate(v))}
+                for key, v in by_target.items()
+            },
         }
     paper = []
-    for one in sorted({label for label, name in zip(draft, target, strict=True) if name == "llama-65b"}):
+    for one in sorted(
+        {label for label, name in zip(draft, target, strict=True) if name == "llama-65b"}
+    ):
         test = rows.where(draft == one)
         mean, std = Levels(rows.where(draft != one), spread).predict(test)
         paper += [
-            {"draft": one.rpartition("|")[2], "alpha": sigmoid(y), "predicted": sigmoid(m), "logit_std": float(s)}
+            {
+                "draft": one.rpartition("|")[2],
+                "alpha": sigmoid(y),
+                "predicted": sigmoid(m),
+                "logit_std": float(s),
+            }
             for y, m, s in zip(test.y, mean, std, strict=True)
         ]
     return result | {"spread": asdict(spread), "llama-65b": paper}
@@ -320,7 +382,10 @@ def off_the_shelf(found: Sequence[Published], quick: bool) -> dict[str, Any]:
     untuned = {
         lot_of(row)
         for row in found
-        if row.level and row.family == "independent" and row.training != "target" and row.init != "pruned"
+        if row.level
+        and row.family == "independent"
+        and row.training != "target"
+        and row.init != "pruned"
     }
     everything = design(drifts=Drifts().fit(sweeps(found)).drift_)
     start = best_spread(everything)
@@ -333,7 +398,11 @@ def off_the_shelf(found: Sequence[Published], quick: bool) -> dict[str, Any]:
         train = everything.where(~inside)
         mean, _ = Levels(train, start if quick else best_spread(train, start)).predict(test)
         errors = np.array([sigmoid(y) - sigmoid(m) for y, m in zip(test.y, mean, strict=True)])
-        result["by_study"][study] = {"rows": len(errors), "mae_alpha": mae(errors), "bias": float(errors.mean())}
+        result["by_study"][study] = {
+            "rows": len(errors),
+            "mae_alpha": mae(errors),
+            "bias": float(errors.mean()),
+        }
         gaps.append(errors)
     return result | {"rows": sum(map(len, gaps)), "mae_alpha": mae(np.concatenate(gaps))}
 
@@ -350,19 +419,33 @@ def sweeps_left_out(found: Sequence[Published]) -> dict[str, Any]:
             smallest = min(sweep.taus)
             flat = sweep.taus[smallest] - 1 > DEGENERATE_ALPHA * smallest
             group = "independent" if sweep.family == "independent" else "feature"
-            predicted.setdefault(group, []).append((errors, closed, flat, study == "archsearch demo"))
-            entry = result["by_study"].setdefault(f"{study} ({sweep.kind})", {"drift": drifts[sweep.kind].mean, "e": [], "c": []})
+            predicted.setdefault(group, []).append(
+                (errors, closed, flat, study == "archsearch demo")
+            )
+            entry = result["by_study"].setdefault(
+                f"{study} ({sweep.kind})", {"drift": drifts[sweep.kind].mean, "e": [], "c": []}
+            )
             entry["e"].append(errors)
             entry["c"].append(closed)
     for entry in result["by_study"].values():
         learnt, closed = np.concatenate(entry.pop("e")), np.concatenate(entry.pop("c"))
-        entry |= {"predictions": len(learnt), "rms": rms(learnt), "bias": float(learnt.mean()), "rms_closed_form": rms(closed)}
+        entry |= {
+            "predictions": len(learnt),
+            "rms": rms(learnt),
+            "bias": float(learnt.mean()),
+            "rms_closed_form": rms(closed),
+        }
 
     def gather(items: list[tuple[np.ndarray, np.ndarray, bool, bool]]) -> dict[str, float]:
         if not items:
             return {"predictions": 0}
         learnt, closed = (np.concatenate([item[k] for item in items]) for k in (0, 1))
-        return {"predictions": len(learnt), "rms": rms(learnt), "bias": float(learnt.mean()), "rms_closed_form": rms(closed)}
+        return {
+            "predictions": len(learnt),
+            "rms": rms(learnt),
+            "bias": float(learnt.mean()),
+            "rms_closed_form": rms(closed),
+        }
 
     for group, items in predicted.items():
         result[group] = gather(items)
@@ -382,32 +465,56 @@ def report(figures: dict[str, Any]) -> str:
 
     lines = [
         f"(a) {levels['rows']} rows of {levels['studies']} studies, each left out whole",
-        f"    |error| of logit alpha      {levels['level_mae']:.3f}  ({verdict(levels['level_mae'], GOALS['level_mae'])};"
-        f" a constant: {levels['level_mae_of_a_constant']:.3f})",
-        f"      kinds seen elsewhere      {levels['level_mae_kinds_seen_elsewhere']:.3f}"
-        f"  (without {levels['rows_of_kinds_seen_nowhere_else']} rows whose kind of drafter no other study has)",
-        f"      mean / median of studies  {levels['level_mae_mean_of_studies']:.3f}"
-        f" / {levels['level_mae_median_of_studies']:.3f}",
-        f"    within two std              {100 * levels['within_two_std']:.1f} %"
-        f"  (goal about 95 %; mean std {levels['mean_std']:.2f}); within 0.67 std {100 * levels['within_0.67_std']:.0f} %"
-        " (goal 40 to 60)",
+        (
+            f"    |error| of logit alpha      {levels['level_mae']:.3f} "
+            f" ({verdict(levels['level_mae'], GOALS['level_mae'])}; a constant:"
+            f" {levels['level_mae_of_a_constant']:.3f})"
+        ),
+        (
+            f"      kinds seen elsewhere      {levels['level_mae_kinds_seen_elsewhere']:.3f} "
+            f" (without {levels['rows_of_kinds_seen_nowhere_else']} rows whose kind of drafter no"
+            " other study has)"
+        ),
+        (
+            f"      mean / median of studies  {levels['level_mae_mean_of_studies']:.3f}"
+            f" / {levels['level_mae_median_of_studies']:.3f}"
+        ),
+        (
+            f"    within two std              {100 * levels['within_two_std']:.1f} %  (goal about"
+            f" 95 %; mean std {levels['mean_std']:.2f}); within 0.67 std"
+            f" {100 * levels['within_0.67_std']:.0f} % (goal 40 to 60)"
+        ),
         "    by family                   "
         + ", ".join(f"{k} {v['mae']:.2f} ({v['rows']})" for k, v in levels["by_family"].items()),
         "    by domain                   "
         + ", ".join(f"{k} {v['mae']:.2f} ({v['rows']})" for k, v in levels["by_domain"].items()),
-        f"    differences, one kind       {gaps['one_kind_mae']:.3f}  ({verdict(gaps['one_kind_mae'], GOALS['difference_mae'])};"
-        f" {gaps['one_kind_pairs']} pairs; no difference: {gaps['one_kind_mae_of_no_difference']:.3f})",
-        f"      independent drafts        {gaps['independent_mae']:.3f}  ({gaps['independent_pairs']} pairs;"
-        f" no difference: {gaps['independent_mae_of_no_difference']:.3f})",
-        f"      also between kinds        {gaps['all_kinds_mae']:.3f}"
-        f"  ({verdict(gaps['all_kinds_mae'], GOALS['difference_mae'])}; {gaps['all_kinds_pairs']} pairs;"
-        f" no difference: {gaps['all_kinds_mae_of_no_difference']:.3f})",
-        f"(b) after one measurement       {after['mae']:.3f}  ({after['predictions']} predictions; mean of studies"
-        f" {after['mae_mean_of_studies']:.3f}; within two std {100 * after['within_two_std']:.1f} %,"
-        f" mean std {after['mean_std']:.2f})",
+        (
+            f"    differences, one kind       {gaps['one_kind_mae']:.3f} "
+            f" ({verdict(gaps['one_kind_mae'], GOALS['difference_mae'])}; {gaps['one_kind_pairs']}"
+            f" pairs; no difference: {gaps['one_kind_mae_of_no_difference']:.3f})"
+        ),
+        (
+            f"      independent drafts        {gaps['independent_mae']:.3f} "
+            f" ({gaps['independent_pairs']} pairs; no difference:"
+            f" {gaps['independent_mae_of_no_difference']:.3f})"
+        ),
+        (
+            f"      also between kinds        {gaps['all_kinds_mae']:.3f} "
+            f" ({verdict(gaps['all_kinds_mae'], GOALS['difference_mae'])};"
+            f" {gaps['all_kinds_pairs']} pairs; no difference:"
+            f" {gaps['all_kinds_mae_of_no_difference']:.3f})"
+        ),
+        (
+            f"(b) after one measurement       {after['mae']:.3f}  ({after['predictions']}"
+            f" predictions; mean of studies {after['mae_mean_of_studies']:.3f}; within two std"
+            f" {100 * after['within_two_std']:.1f} %, mean std {after['mean_std']:.2f})"
+        ),
         "(c) tau at larger gamma, rms",
     ]
-    for group, goal in (("independent", GOALS["tau_rms_independent"]), ("feature", GOALS["tau_rms_feature"])):
+    for group, goal in (
+        ("independent", GOALS["tau_rms_independent"]),
+        ("feature", GOALS["tau_rms_feature"]),
+    ):
         for label, key in (
             ("", group),
             (", published only", f"{group}_published_only"),
@@ -415,8 +522,9 @@ def report(figures: dict[str, Any]) -> str:
         ):
             item = along[key]
             lines.append(
-                f"    {group + label:32s}{100 * item['rms']:.2f} %  ({verdict(item['rms'], goal)}; closed form"
-                f" {100 * item['rms_closed_form']:.2f} %; {item['predictions']} predictions)"
+                f"    {group + label:32s}{100 * item['rms']:.2f} %  ({verdict(item['rms'], goal)};"
+                f" closed form {100 * item['rms_closed_form']:.2f} %; {item['predictions']}"
+                " predictions)"
             )
     for study, item in along["by_study"].items():
         lines.append(
@@ -427,12 +535,13 @@ def report(figures: dict[str, Any]) -> str:
     for name in ("same_kind", "other_kinds"):
         item, goal = figures["known_targets"][name], GOALS[f"known_target_mae_{name}"]
         lines.append(
-            f"    {name:26s}  {item['mae']:.3f}  ({verdict(item['mae'], goal)}; {item['drafts']} drafts,"
-            f" {item['rows']} rows; within two std {100 * item['within_two_std']:.0f} %, 0.67 std"
-            f" {100 * item['within_0.67_std']:.0f} %, mean std {item['mean_std']:.2f})"
+            f"    {name:26s}  {item['mae']:.3f}  ({verdict(item['mae'], goal)}; {item['drafts']}"
+            f" drafts, {item['rows']} rows; within two std {100 * item['within_two_std']:.0f} %,"
+            f" 0.67 std {100 * item['within_0.67_std']:.0f} %, mean std {item['mean_std']:.2f})"
         )
     lines += [
-        f"      LLaMA-65B, {item['draft']}: {item['predicted']:.2f}, published {item['alpha']:.2f} (± {item['logit_std']:.2f})"
+        f"      LLaMA-65B, {item['draft']}: {item['predicted']:.2f}, published {item['alpha']:.2f}"
+        f" (± {item['logit_std']:.2f})"
         for item in figures["known_targets"]["llama-65b"]
     ]
     shelf = figures["off_the_shelf"]
@@ -440,7 +549,10 @@ def report(figures: dict[str, Any]) -> str:
         f"(e) drafts as they come, |error| of alpha {shelf['mae_alpha']:.3f}"
         f"  ({verdict(shelf['mae_alpha'], GOALS['off_the_shelf_mae_alpha'])}; {shelf['rows']} rows)"
     )
-    lines += [f"      {k}: {v['mae_alpha']:.3f}, bias {v['bias']:+.3f} ({v['rows']})" for k, v in shelf["by_study"].items()]
+    lines += [
+        f"      {k}: {v['mae_alpha']:.3f}, bias {v['bias']:+.3f} ({v['rows']})"
+        for k, v in shelf["by_study"].items()
+    ]
     return "\n".join(lines)
 
 
@@ -450,14 +562,22 @@ def report_independent(figures: dict[str, Any]) -> str:
     for name in ("law", "log_linear"):
         item = figures[name]
         lines.append(
-            f"(f) independent drafts, {name}: |error| {item['mean_of_studies']:.3f} (mean of {len(item['by_study'])} studies,"
-            f" goal {GOALS['independent_mae_of_studies']}), {item['mean_of_rows']:.3f} (of rows), rms of a study's level"
-            f" {item['rms_of_study_levels']:.2f}; blind layer {item['blind_study']:.2f} (goal {GOALS['one_blind_study_mae']});"
-            f" 80 % band holds {item['within_80_band']:.0%} (goal 75 to 92); differences {item['differences']['mae']:.3f}"
+            f"(f) independent drafts, {name}: |error| {item['mean_of_studies']:.3f} (mean of"
+            f" {len(item['by_study'])} studies, goal {GOALS['independent_mae_of_studies']}),"
+            f" {item['mean_of_rows']:.3f} (of rows), rms of a study's level"
+            f" {item['rms_of_study_levels']:.2f}; blind layer {item['blind_study']:.2f} (goal"
+            f" {GOALS['one_blind_study_mae']}); 80 % band holds {item['within_80_band']:.0%} (goal"
+            f" 75 to 92); differences {item['differences']['mae']:.3f}"
             f" ({item['differences']['pairs']} pairs, goal {GOALS['independent_differences_mae']})"
         )
-    lines += [f"      {k}: {v['mae']:.2f}, bias {v['bias']:+.2f} ({v['rows']})" for k, v in figures["law"]["by_study"].items()]
-    for name, order in (("as shipped", figures["families_as_shipped"]), ("study left out", figures["law"]["families"])):
+    lines += [
+        f"      {k}: {v['mae']:.2f}, bias {v['bias']:+.2f} ({v['rows']})"
+        for k, v in figures["law"]["by_study"].items()
+    ]
+    for name, order in (
+        ("as shipped", figures["families_as_shipped"]),
+        ("study left out", figures["law"]["families"]),
+    ):
         lines.append(
             f"(g) families, {name}: {order['in_order']:.0%} of {order['pairs']} pairs in order"
             f" (goal {GOALS['families_in_order']:.0%});"
@@ -467,12 +587,21 @@ def report_independent(figures: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/2026-11-23-acceptance/prior_figures.json"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("benchmarks/results/2026-11-23-acceptance/prior_figures.json"),
+    )
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
     found = load_published()
-    new = {"law": left_out(found, arguments.quick), "log_linear": log_linear(found, arguments.quick)}
+    new = {
+        "law": left_out(found, arguments.quick),
+        "log_linear": log_linear(found, arguments.quick),
+    }
     new["families_as_shipped"] = families_as_shipped()
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     with (arguments.output.parent / "rows.csv").open("w", newline="", encoding="utf-8") as handle:

@@ -2,9 +2,10 @@
 
     python benchmarks/report_speed.py [--trials 2000] [--run RUN]
 
-Without --run: a search over 2,000 shapes for Llama-3.1-8B on an H100 is made first (in a folder of its own). Measured are:
-curves.json worked out anew, the page written again (what `archsearch report` does afterwards), and its figures as files. Aims:
-the page under 5 s and 6 MB. Processor seconds are told beside wall seconds, for machines that do other things.
+Without --run: a search over 2,000 shapes for Llama-3.1-8B on an H100 is made first (in a folder of
+its own). Measured are: curves.json worked out anew, the page written again (what `archsearch
+report` does afterwards), and its figures as files. Aims: the page under 5 s and 6 MB. Processor
+seconds are told beside wall seconds, for machines that do other things.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from archsearch.runs.run import open_run
 def timed(name: str, call: Callable[[], object]) -> None:
     wall, cpu = time.perf_counter(), time.process_time()
     call()
-    print(f"{name:<44}{time.perf_counter() - wall:8.2f} s wall{time.process_time() - cpu:8.2f} s processor", flush=True)
+    print(
+        f"{name:<44}{time.perf_counter() - wall:8.2f} s wall{time.process_time() - cpu:8.2f} s"
+        " processor",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -40,7 +45,9 @@ def main() -> None:
 
         path = Path(tempfile.mkdtemp()) / "run"
         asked = WorkloadRequest(gpu="h100")
-        request = SearchRequest("llama-3.1-8b", asked, trials=arguments.trials, families=("independent",), run=path)
+        request = SearchRequest(
+            "llama-3.1-8b", asked, trials=arguments.trials, families=("independent",), run=path
+        )
         timed(f"search, {arguments.trials} trials", lambda: search(request))
     run = open_run(path)
     (path / CURVES_FILE).unlink(missing_ok=True)

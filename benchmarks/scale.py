@@ -1,4 +1,5 @@
-"""How a search scales: scoring all shapes at once, what samplers miss of the exact best, what a recorded trial costs.
+"""How a search scales: scoring all shapes at once, what samplers miss of the exact best, what a
+recorded trial costs.
 
     python benchmarks/scale.py exact [--target llama-3.1-8b] [--gpu h100-sxm5-80gb] [--layers 16]
     python benchmarks/scale.py large [--layers 64] [--trials 300]
@@ -6,7 +7,8 @@
     python benchmarks/scale.py overhead
     python benchmarks/scale.py mix
 
-Times are seconds of the processor (one thread), so that what else runs matters little; `exact` prints wall seconds too.
+Times are seconds of the processor (one thread), so that what else runs matters little; `exact`
+prints wall seconds too.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ def scorer_of(target: str, gpu: str, space: SearchSpace) -> Scorer:
 
 
 def exact(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every shape of a large space: its rate, its memory, and how far a sample lies from scores of one shape alone."""
+    """Every shape of a large space: its rate, its memory, and how far a sample lies from scores of
+    one shape alone."""
     space = million(arguments.layers).served(1, 608)
     scorer = scorer_of(arguments.target, arguments.gpu, space)
     first = next(space.enumerate(scorer.target))
@@ -90,18 +93,26 @@ def exact(arguments: argparse.Namespace) -> dict[str, Any]:
         score = scorer(grid.grid.at(sample.place(int(flat))))
         worst = max(worst, abs(sample.speedup.flat[flat] / score.speedup.value - 1.0))
     return {
-        "target": arguments.target, "gpu": arguments.gpu, "points": grid.points, "shapes": ranking.size,
-        "cpu_s": round(seconds, 2), "of_it_grid_s": round(made - before, 2), "wall_s": round(elapsed, 2),
-        "shapes_per_cpu_s": round(ranking.size / seconds), "points_per_cpu_s": round(grid.points / seconds),
+        "target": arguments.target,
+        "gpu": arguments.gpu,
+        "points": grid.points,
+        "shapes": ranking.size,
+        "cpu_s": round(seconds, 2),
+        "of_it_grid_s": round(made - before, 2),
+        "wall_s": round(elapsed, 2),
+        "shapes_per_cpu_s": round(ranking.size / seconds),
+        "points_per_cpu_s": round(grid.points / seconds),
         "one_by_one_per_cpu_s": round(200 / (time.process_time() - alone)),
         "largest_relative_difference": worst,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "best": scorer(grid.grid.at(ranking.best[0][1])).architecture.label(), "best_speedup": ranking.best[0][0],
-    }  # fmt: skip
+        "best": scorer(grid.grid.at(ranking.best[0][1])).architecture.label(),
+        "best_speedup": ranking.best[0][0],
+    }
 
 
 def large(arguments: argparse.Namespace) -> dict[str, Any]:
-    """A default search of a space that is too large to score in full, and what it says it missed."""
+    """A default search of a space that is too large to score in full, and what it says it
+    missed."""
     space = million(arguments.layers).served(1, 608)
     scorer = scorer_of(arguments.target, arguments.gpu, space)
     scorer(next(space.enumerate(scorer.target)))
@@ -109,10 +120,15 @@ def large(arguments: argparse.Namespace) -> dict[str, Any]:
     result = search(space, scorer, trials=arguments.trials, how=How(regret=True))
     (regret,) = result.regrets
     return {
-        "target": arguments.target, "gpu": arguments.gpu, "points": space.size(scorer.target), "trials": result.finished,
-        "cpu_s": round(time.process_time() - before, 2), "wall_s": round(time.perf_counter() - wall, 2),
-        "best": result.best[0].architecture.label(), **regret.to_dict(),
-    }  # fmt: skip
+        "target": arguments.target,
+        "gpu": arguments.gpu,
+        "points": space.size(scorer.target),
+        "trials": result.finished,
+        "cpu_s": round(time.process_time() - before, 2),
+        "wall_s": round(time.perf_counter() - wall, 2),
+        "best": result.best[0].architecture.label(),
+        **regret.to_dict(),
+    }
 
 
 SPACES = (("smollm2-135m", "demo"), ("llama-3.1-8b", "default"), ("llama-3.1-8b", "wide-shallow"))
@@ -132,7 +148,9 @@ def samplers(arguments: argparse.Namespace) -> dict[str, Any]:
             for seed in range(arguments.seeds):
                 start = time.process_time()
                 try:
-                    result = search(space, scorer, trials=arguments.trials, seed=seed, how=How(sampler))
+                    result = search(
+                        space, scorer, trials=arguments.trials, seed=seed, how=How(sampler)
+                    )
                 except ArchsearchError as error:
                     found[f"{target} {name} {sampler}"] = str(error)
                     break
@@ -140,9 +158,11 @@ def samplers(arguments: argparse.Namespace) -> dict[str, Any]:
                 regrets.append(100.0 * (1.0 - result.best[0].speedup.value / best))
             else:
                 found[f"{target} {name} {sampler}"] = {
-                    "shapes": grid.grid.size, "exact": best, "regret_percent": [round(regret, 3) for regret in regrets],
+                    "shapes": grid.grid.size,
+                    "exact": best,
+                    "regret_percent": [round(regret, 3) for regret in regrets],
                     "median_cpu_s": round(statistics.median(seconds), 1),
-                }  # fmt: skip
+                }
             print(target, name, sampler, found[f"{target} {name} {sampler}"], flush=True)
     return found
 
@@ -156,14 +176,31 @@ MIXES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def mixed(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Spaces scored in full over mixes of two kinds of work, and how far a sample lies from scores one by one."""
+    """Spaces scored in full over mixes of two kinds of work, and how far a sample lies from scores
+    one by one."""
     space = load_space("default").served(1, 2000)
     scorer, found = scorer_of(arguments.target, arguments.gpu, space), {}
     scorer(next(space.enumerate(scorer.target)))
     for name, (objective, load) in MIXES.items():
-        chat = {"name": "chat", "weight": 70, "prompt_tokens": 600, "output_tokens": 250, "temperature": 0.7, **load}
-        code = {"name": "code", "weight": 30, "concurrency": 32, "prompt_tokens": 1500, "output_tokens": 300, "domain": "code"}
-        mix = mix_of({"objective": objective, "limits": {"ttft_ms": 900}, "parts": [chat, code]}, name)
+        chat = {
+            "name": "chat",
+            "weight": 70,
+            "prompt_tokens": 600,
+            "output_tokens": 250,
+            "temperature": 0.7,
+            **load,
+        }
+        code = {
+            "name": "code",
+            "weight": 30,
+            "concurrency": 32,
+            "prompt_tokens": 1500,
+            "output_tokens": 300,
+            "domain": "code",
+        }
+        mix = mix_of(
+            {"objective": objective, "limits": {"ttft_ms": 900}, "parts": [chat, code]}, name
+        )
         own, before = MixScorer(scorer, mix, load_device(arguments.gpu)), time.process_time()
         grid = exact_grid(space, own)
         assert grid is not None
@@ -175,15 +212,19 @@ def mixed(arguments: argparse.Namespace) -> dict[str, Any]:
             one = own(grid.grid.at(chunks[scores].place(flat)))
             worst = max(worst, abs(float(chunks[scores].ranked_by.flat[flat]) / one.worth - 1.0))
         found[name] = {
-            "objective": objective, "shapes": grid.grid.size, "cpu_s": round(seconds, 1),
-            "one_by_one_cpu_ms": round(1e3 * (time.process_time() - alone) / 12), "largest_relative_difference": worst,
-        }  # fmt: skip
+            "objective": objective,
+            "shapes": grid.grid.size,
+            "cpu_s": round(seconds, 1),
+            "one_by_one_cpu_ms": round(1e3 * (time.process_time() - alone) / 12),
+            "largest_relative_difference": worst,
+        }
         print(name, found[name], flush=True)
     return found
 
 
 def overhead(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of the processor that a recorded trial costs beside its score, at 100 and at 10,000 trials."""
+    """Seconds of the processor that a recorded trial costs beside its score, at 100 and at 10,000
+    trials."""
     import optuna
 
     from archsearch.search.storage import open_storage
@@ -194,32 +235,53 @@ def overhead(arguments: argparse.Namespace) -> dict[str, Any]:
     row = scorer(next(space.enumerate(scorer.target))).to_dict()
     for count in (100, 10_000):
         with tempfile.TemporaryDirectory() as folder:
-            study = optuna.create_study(storage=open_storage(Path(folder) / "journal.log"), direction="maximize")
+            study = optuna.create_study(
+                storage=open_storage(Path(folder) / "journal.log"), direction="maximize"
+            )
             start = time.process_time()
             for number in range(count):
-                study.add_trial(optuna.trial.create_trial(value=float(number), user_attrs={"origin": "exact", "score": row}))
+                study.add_trial(
+                    optuna.trial.create_trial(
+                        value=float(number), user_attrs={"origin": "exact", "score": row}
+                    )
+                )
             each = (time.process_time() - start) / count
             start = time.process_time()
             trials = len(study.get_trials(deepcopy=False))
-            found[f"{count} trials"] = {"ms_each": round(1e3 * each, 3), "read_ms": round(1e3 * (time.process_time() - start), 1)}
+            found[f"{count} trials"] = {
+                "ms_each": round(1e3 * each, 3),
+                "read_ms": round(1e3 * (time.process_time() - start), 1),
+            }
             assert trials == count
     found["ratio"] = round(found["10000 trials"]["ms_each"] / found["100 trials"]["ms_each"], 2)
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["exact", "large", "samplers", "overhead", "mix"])
     parser.add_argument("--target", default="llama-3.1-8b")
     parser.add_argument("--gpu", default="h100-sxm5-80gb")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--trials", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--spaces", type=int, default=len(SPACES), help="only the first so many spaces")
-    parser.add_argument("--samplers", nargs="+", default=[name for name in get_args(Sampler) if name != "auto"])
+    parser.add_argument(
+        "--spaces", type=int, default=len(SPACES), help="only the first so many spaces"
+    )
+    parser.add_argument(
+        "--samplers", nargs="+", default=[name for name in get_args(Sampler) if name != "auto"]
+    )
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    found = {"exact": exact, "large": large, "samplers": samplers, "overhead": overhead, "mix": mixed}[arguments.what](arguments)
+    found = {
+        "exact": exact,
+        "large": large,
+        "samplers": samplers,
+        "overhead": overhead,
+        "mix": mixed,
+    }[arguments.what](arguments)
     text = json.dumps(found, indent=1)
     if arguments.output:
         arguments.output.write_text(f"{text}\n", encoding="utf-8")

@@ -1,8 +1,11 @@
-"""Speed and quality of the search: candidates a second, distinct shapes, CPU seconds, gap to the exact optimum over seeds.
+"""Speed and quality of the search: candidates a second, distinct shapes, CPU seconds, gap to the
+exact optimum over seeds.
 
-    python benchmarks/search_speed.py [--target smollm2-135m] [--space demo] [--profile DIR] [--trials 300] [--seeds 5]
+    python benchmarks/search_speed.py [--target smollm2-135m] [--space demo] [--profile DIR]
+    [--trials 300] [--seeds 5]
 
-Without --profile a roofline of a made-up CPU stands in for the latency model, so the numbers are comparable anywhere.
+Without --profile a roofline of a made-up CPU stands in for the latency model, so the numbers are
+comparable anywhere.
 """
 
 from __future__ import annotations
@@ -38,9 +41,15 @@ class StandInLatency(LatencyOfRounds):
 
     def forward_s(self, arch: Architecture, workload: Workload, tokens: int) -> Estimate:
         size = weight_bytes_per_pass(arch, workload.dtype_bytes)
-        size += kv_cache_bytes(arch, workload.context_len, workload.dtype_bytes, workload.batch_size)
+        size += kv_cache_bytes(
+            arch, workload.context_len, workload.dtype_bytes, workload.batch_size
+        )
         work = flops_per_token(arch, workload.context_len) * tokens * workload.batch_size
-        value = max(size / self.bytes_per_s, work / self.flops_per_s) + arch.num_hidden_layers * self.layer_s + self.pass_s
+        value = (
+            max(size / self.bytes_per_s, work / self.flops_per_s)
+            + arch.num_hidden_layers * self.layer_s
+            + self.pass_s
+        )
         return Estimate(value, 0.1 * value, "roofline")
 
     def decode_s(self, target: Architecture, workload: Workload) -> Estimate:
@@ -58,7 +67,9 @@ class StandInLatency(LatencyOfRounds):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--space", default="demo")
     parser.add_argument("--profile", type=Path)
@@ -68,12 +79,16 @@ def main() -> None:
     parser.add_argument("--mode", default="eager")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--tensor-parallel", type=int, default=1)
-    parser.add_argument("--no-enumeration", action="store_true", help="for spaces too large to enumerate")
+    parser.add_argument(
+        "--no-enumeration", action="store_true", help="for spaces too large to enumerate"
+    )
     arguments = parser.parse_args()
 
     target = catalogue.load(arguments.target).architecture
     space = load_space(arguments.space)
-    workload = Workload(1, arguments.context, arguments.tensor_parallel, arguments.dtype, arguments.mode)
+    workload = Workload(
+        1, arguments.context, arguments.tensor_parallel, arguments.dtype, arguments.mode
+    )
     latency: Latency = StandInLatency()
     if arguments.profile:
         from archsearch.latency.model import LatencyModel
@@ -89,8 +104,13 @@ def main() -> None:
         alone = rank_alone(space, scorer)
         seconds = time.perf_counter() - start
         rate = f"{alone.shapes / seconds:.0f} candidates/s"
-        print(f"enumeration: {alone.shapes} shapes in {seconds:.1f} s, {rate} (space of {space.size(target)})")
-        exact = [score.with_rank(rank) for rank, (*_, score) in enumerate(alone.ranked[:5], start=1)]
+        print(
+            f"enumeration: {alone.shapes} shapes in {seconds:.1f} s, {rate} (space of"
+            f" {space.size(target)})"
+        )
+        exact = [
+            score.with_rank(rank) for rank, (*_, score) in enumerate(alone.ranked[:5], start=1)
+        ]
         groups = scorer.indistinguishable(exact)
         for score in exact:
             gain = f"{score.speedup.value:.4f} +- {score.speedup.std:.2f}"
@@ -102,14 +122,19 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             start = time.process_time()
             journal = Path(folder) / "journal.log"
-            result = search(space, scorer, trials=arguments.trials, seed=seed, storage=journal, how=How("tpe"))
+            result = search(
+                space, scorer, trials=arguments.trials, seed=seed, storage=journal, how=How("tpe")
+            )
             times.append(time.process_time() - start)
         best = result.best[0].speedup.value
         found.append(result.finished)
         gaps.append(1.0 - best / exact[0].speedup.value if exact else best)
     what = "gap to the exact best (%)" if exact else "best speed-up"
     shown = ", ".join(f"{100 * gap:.2f}" if exact else f"{gap:.4f}" for gap in gaps)
-    print(f"search: {min(found)} distinct shapes in {statistics.median(times):.1f} CPU s (median), {what}: {shown}")
+    print(
+        f"search: {min(found)} distinct shapes in {statistics.median(times):.1f} CPU s (median),"
+        f" {what}: {shown}"
+    )
 
 
 if __name__ == "__main__":

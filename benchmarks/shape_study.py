@@ -1,17 +1,19 @@
-"""What width, depth, attention and vocabulary do to acceptance, measured: many draft shapes trained alike on the same text.
+"""What width, depth, attention and vocabulary do to acceptance, measured: many draft shapes trained
+alike on the same text.
 
-    python benchmarks/shape_study.py text --plain FILE --work DIR            (the target reads plain text: kind `plain`)
-    python benchmarks/shape_study.py train --work DIR --text KIND=FOLDER --heldout KIND=FOLDER [--group width ...] [--seeds 0 1]
-    python benchmarks/shape_study.py report --work DIR [--json FILE] [--table FILE] [--plots FILE.png]
+    python benchmarks/shape_study.py text --plain FILE --work DIR
+    python benchmarks/shape_study.py train --work DIR --text KIND=FOLDER --heldout KIND=FOLDER ...
+    python benchmarks/shape_study.py report --work DIR [--json FILE] [--plots FILE.png]
 
-`train` writes one file per kind of text, shape and seed: held-out greedy acceptance of the running mean of the weights after
-LOOKS tokens. No token is seen twice (but with `--epochs`): shapes are compared where repetition hides nothing. All
-shapes see the same texts in the same order. The list of shapes is `study_shapes()`: hidden size at equal parameters, depth at
-equal parameters, KV heads, FFN ratio, window, head rows. Every stage resumes.
+`train` writes one file per kind of text, shape and seed: held-out greedy acceptance of the running
+mean of the weights after LOOKS tokens. No token is seen twice (but with `--epochs`): shapes are
+compared where repetition hides nothing. All shapes see the same texts in the same order. The list
+of shapes is `study_shapes()`: hidden size at equal parameters, depth at equal parameters, KV heads,
+FFN ratio, window, head rows. Every stage resumes.
 
-`report` fits the prior's own regressors (acceptance/terms.py) to the study with one level a (kind, seed, tokens), leaves every
-fold of shapes out in turn, and says how far differences of logit(alpha) between shapes that were left out miss, beside the same
-with the terms of the published table alone.
+`report` fits the prior's own regressors (acceptance/terms.py) to the study with one level a (kind,
+seed, tokens), leaves every fold of shapes out in turn, and says how far differences of logit(alpha)
+between shapes that were left out miss, beside the same with the terms of the published table alone.
 """
 
 from __future__ import annotations
@@ -44,10 +46,22 @@ LOOKS = (32_000, 64_000, 128_000, 256_000, 512_000, 1_000_000, 2_000_000)
 HELDOUT_TEXTS = 40
 HEAD_DIM = 64
 TERMS: Final = (
-    "size", "depth", "single_layer", "narrow", "overwide", "grouped", "single_kv_head", "cut_by_window", "window",
-)  # fmt: skip
+    "size",
+    "depth",
+    "single_layer",
+    "narrow",
+    "overwide",
+    "grouped",
+    "single_kv_head",
+    "cut_by_window",
+    "window",
+)
 SHAPE_COLUMNS: Final = (*STUDY_SHAPE, "window_pattern", "sliding_window")
-DOMAIN_OF: Final = {"maths": "narrow", "plain": "completion", "manuals": "completion"}  # a kind of text, in the prior's words
+DOMAIN_OF: Final = {
+    "maths": "narrow",
+    "plain": "completion",
+    "manuals": "completion",
+}  # a kind of text, in the prior's words
 DRAWN = (64_000, 128_000)  # tokens
 FOLDS = 5
 NOISE = 0.04  # logit: one look of one seed; assumed until a second seed says more
@@ -62,14 +76,24 @@ def shape(
     rows: int = HEAD_ROWS,
     windows: tuple[str, int] | None = None,
 ) -> Architecture:
-    """`kv_heads`: a third of the heads where that is whole, else all. `windows`: (pattern, tokens)."""
+    """`kv_heads`: a third of the heads where that is whole, else all. `windows`: (pattern,
+    tokens)."""
     heads = hidden // HEAD_DIM
     usual = heads // 3 if heads % 3 == 0 else heads
     pattern, window = windows or ("L", None)
     return Architecture(
-        hidden, ffn, layers, heads, kv_heads or usual, HEAD_DIM, VOCABULARY, rows, window_pattern=pattern, sliding_window=window,
+        hidden,
+        ffn,
+        layers,
+        heads,
+        kv_heads or usual,
+        HEAD_DIM,
+        VOCABULARY,
+        rows,
+        window_pattern=pattern,
+        sliding_window=window,
         max_position_embeddings=8192,
-    )  # fmt: skip
+    )
 
 
 def filled(hidden: int, layers: int, body: float) -> Architecture:
@@ -88,28 +112,40 @@ def study_shapes() -> dict[str, dict[str, Architecture]]:
     depth = [(576, n, 8e6) for n in (1, 2, 3, 4, 6)] + [(576, n, 4e6) for n in (1, 2, 3, 4)]
     depth += [(576, n, 16e6) for n in (1, 2, 4, 8)] + [(768, n, 16e6) for n in (1, 2, 4)]
     depth += [(384, n, 4e6) for n in (1, 2, 4, 6, 8)]
-    kv = [shape(576, 2, 1536, n) for n in (9, 3, 1)] + [shape(384, 4, 1024, n) for n in (6, 3, 2, 1)]
+    kv = [shape(576, 2, 1536, n) for n in (9, 3, 1)] + [
+        shape(384, 4, 1024, n) for n in (6, 3, 2, 1)
+    ]
     kv += [shape(768, 1, 2048, n) for n in (12, 4, 1)] + [shape(576, 4, 768, n) for n in (9, 3, 1)]
-    ffn = [shape(576, 2, f) for f in (144, 384, 768, 1536, 3072, 4608)] + [shape(384, 2, f) for f in (256, 1024, 2048)]
+    ffn = [shape(576, 2, f) for f in (144, 384, 768, 1536, 3072, 4608)] + [
+        shape(384, 2, f) for f in (256, 1024, 2048)
+    ]
     ffn += [shape(576, 1, f) for f in (768, 1536, 4608)]
     windows = [shape(576, 2, 1536, windows=("S", tokens)) for tokens in (8, 16, 32, 64, 128)]
-    windows += [shape(576, 2, 1536, windows=("SL", tokens)) for tokens in (8, 32)] + [shape(384, 4, 1024, windows=("S", 32))]
+    windows += [shape(576, 2, 1536, windows=("SL", tokens)) for tokens in (8, 32)] + [
+        shape(384, 4, 1024, windows=("S", 32))
+    ]
     head = [shape(576, 2, 1536, rows=rows) for rows in (512, 1024, 2048, 4096, 8192)]
     groups = {
-        "width": [filled(*one) for one in width], "depth": [filled(*one) for one in depth], "kv": kv, "ffn": ffn,
-        "window": windows, "head": head,
-    }  # fmt: skip
+        "width": [filled(*one) for one in width],
+        "depth": [filled(*one) for one in depth],
+        "kv": kv,
+        "ffn": ffn,
+        "window": windows,
+        "head": head,
+    }
     return {group: {name_of(arch): arch for arch in shapes} for group, shapes in groups.items()}
 
 
 def name_of(arch: Architecture) -> str:
-    name = f"{arch.num_hidden_layers}x{arch.hidden_size}-f{arch.intermediate_size}-kv{arch.num_key_value_heads}"
+    name = f"{arch.num_hidden_layers}x{arch.hidden_size}-f{arch.intermediate_size}"
+    name += f"-kv{arch.num_key_value_heads}"
     window = "" if arch.sliding_window is None else f"-{arch.window_pattern}{arch.sliding_window}"
     return f"{name}-h{arch.head_rows}{window}"
 
 
 def chosen_shapes(groups: list[str] | None) -> dict[str, Architecture]:
-    """All shapes, each once, the groups dealt out in turn so that an interrupted study is a balanced one."""
+    """All shapes, each once, the groups dealt out in turn so that an interrupted study is a
+    balanced one."""
     found = study_shapes()
     piles = [list(found[group].items()) for group in groups or found]
     shapes: dict[str, Architecture] = {}
@@ -134,9 +170,14 @@ def read_plain(arguments: argparse.Namespace) -> None:
     texts = ["\n\n".join(read_texts(Path(arguments.plain)))]
     tokens = loaded[1](texts[0], add_special_tokens=False)["input_ids"]
     most, kept = arguments.tokens + 256, 256 * HELDOUT_TEXTS
-    for name, ids in (("heldout", tokens[-kept:]), ("text", tokens[: min(most, len(tokens) - kept)])):
+    for name, ids in (
+        ("heldout", tokens[-kept:]),
+        ("text", tokens[: min(most, len(tokens) - kept)]),
+    ):
         strings = [loaded[1].decode(ids[start : start + 256]) for start in range(0, len(ids), 256)]
-        cache = encode_text(loaded[0], loaded[1], strings, cache_dir=Path(arguments.work[0]) / "plain" / name)
+        cache = encode_text(
+            loaded[0], loaded[1], strings, cache_dir=Path(arguments.work[0]) / "plain" / name
+        )
         print(f"{name}: {cache.written_tokens} tokens", flush=True)
 
 
@@ -148,18 +189,36 @@ def train(arguments: argparse.Namespace) -> None:
     loaded = load_target(resolve_target(arguments.target), "float32")
     heldouts = dict(pair.split("=", 1) for pair in arguments.heldout)
     for kind, folder in (pair.split("=", 1) for pair in arguments.text):
-        cache, heldout = TextCache.load(folder), TextCache.load(heldouts[kind]).sequences[:HELDOUT_TEXTS]
+        cache, heldout = (
+            TextCache.load(folder),
+            TextCache.load(heldouts[kind]).sequences[:HELDOUT_TEXTS],
+        )
         for seed in arguments.seeds:
             for name, arch in chosen_shapes(arguments.group).items():
                 path = Path(arguments.work[0]) / f"{kind}-s{seed}-{name}.json"
                 if not path.exists() and (not arguments.only or name in arguments.only):
-                    found = train_one(loaded, arch, cache, heldout, seed, arguments.tokens, arguments.epochs)
-                    write_json(path, {"kind": kind, "seed": seed, "name": name, "shape": arch.to_dict(), **found})
-                    looks = " ".join(f"{look['tokens'] // 1000}k:{look['alpha']:.4f}" for look in found["looks"])
+                    found = train_one(
+                        loaded, arch, cache, heldout, seed, arguments.tokens, arguments.epochs
+                    )
+                    write_json(
+                        path,
+                        {
+                            "kind": kind,
+                            "seed": seed,
+                            "name": name,
+                            "shape": arch.to_dict(),
+                            **found,
+                        },
+                    )
+                    looks = " ".join(
+                        f"{look['tokens'] // 1000}k:{look['alpha']:.4f}" for look in found["looks"]
+                    )
                     print(f"{path.stem}: {looks} ({found['seconds']:.0f} s)", flush=True)
 
 
-def train_one(loaded: Any, arch: Architecture, cache: Any, heldout: Any, seed: int, tokens: int, epochs: float) -> dict[str, Any]:
+def train_one(
+    loaded: Any, arch: Architecture, cache: Any, heldout: Any, seed: int, tokens: int, epochs: float
+) -> dict[str, Any]:
     import torch
 
     from archsearch.text.vocabulary import choose_draft_vocab, token_frequencies
@@ -168,28 +227,51 @@ def train_one(loaded: Any, arch: Architecture, cache: Any, heldout: Any, seed: i
 
     vocabulary = choose_draft_vocab(token_frequencies(cache), arch.head_rows, loaded[1])
     proposed = torch.tensor(sorted(vocabulary.token_ids))
-    coverage = float(torch.isin(torch.cat([s.greedy_ids for s in heldout]), proposed).float().mean())
-    calibration = torch.stack([s.token_ids[:64] for s in cache.sequences if len(s.token_ids) >= 64][:32]).long()
-    draft = initialise_draft(loaded[0], arch, draft_token_ids=vocabulary.token_ids, calibration_ids=calibration, seed=seed)
+    coverage = float(
+        torch.isin(torch.cat([s.greedy_ids for s in heldout]), proposed).float().mean()
+    )
+    calibration = torch.stack(
+        [s.token_ids[:64] for s in cache.sequences if len(s.token_ids) >= 64][:32]
+    ).long()
+    draft = initialise_draft(
+        loaded[0],
+        arch,
+        draft_token_ids=vocabulary.token_ids,
+        calibration_ids=calibration,
+        seed=seed,
+    )
     epoch = sum(len(s) - 1 for s in cache.sequences)
     most = min(tokens, int(epochs * epoch))  # nothing twice unless asked
     looks = tuple(look for look in LOOKS if look < 0.98 * most)
-    fixed = {"max_tokens": most, "evaluate_at": looks, "seed": seed, "heldout_sequences": 0, "anneal": 0.0}
+    fixed = {
+        "max_tokens": most,
+        "evaluate_at": looks,
+        "seed": seed,
+        "heldout_sequences": 0,
+        "anneal": 0.0,
+    }
     begin, cpu = time.monotonic(), time.process_time()
     result = distill(draft, cache, DistillConfig(**fixed), heldout=heldout)
     return {
-        "coverage": coverage, "distinct_tokens": epoch, "tokens": result.tokens, "seconds": time.monotonic() - begin,
-        "process_s": time.process_time() - cpu, "heldout_tokens": list(result.heldout_tokens),
-        "looks": [{"tokens": p.tokens, "alpha": p.value, "weights": p.weights, "hits": list(p.hits)}
-                  for p in result.alpha_curve],
-    }  # fmt: skip
+        "coverage": coverage,
+        "distinct_tokens": epoch,
+        "tokens": result.tokens,
+        "seconds": time.monotonic() - begin,
+        "process_s": time.process_time() - cpu,
+        "heldout_tokens": list(result.heldout_tokens),
+        "looks": [
+            {"tokens": p.tokens, "alpha": p.value, "weights": p.weights, "hits": list(p.hits)}
+            for p in result.alpha_curve
+        ],
+    }
 
 
 # ---- report
 
 
 def read_rows(folders: Sequence[str]) -> list[dict[str, Any]]:
-    """One row a look: its condition (kind, seed, tokens), shape, terms, and logit(alpha) as with a full head."""
+    """One row a look: its condition (kind, seed, tokens), shape, terms, and logit(alpha) as with a
+    full head."""
     target = catalogue.load("smollm2-135m").architecture
     found = []
     for path in (path for folder in folders for path in sorted(Path(folder).glob("*.json"))):
@@ -203,12 +285,20 @@ def read_rows(folders: Sequence[str]) -> list[dict[str, Any]]:
             if look["tokens"]:
                 terms = shape_terms(arch, replace(context, trained_tokens=look["tokens"]))
                 mark = min(LOOKS, key=lambda at, seen=look["tokens"]: abs(math.log(at / seen)))
-                found.append({
-                    "kind": row["kind"], "seed": row["seed"], "tokens": mark, "name": row["name"], "arch": arch,
-                    "alpha": look["alpha"], "y": logit(clamped(full_head(look["alpha"], row["coverage"]))),
-                    "x": regressors(terms, TERMS), "context_len": context.context_len,
-                    "full_alpha": full_head(look["alpha"], row["coverage"]),
-                })  # fmt: skip
+                found.append(
+                    {
+                        "kind": row["kind"],
+                        "seed": row["seed"],
+                        "tokens": mark,
+                        "name": row["name"],
+                        "arch": arch,
+                        "alpha": look["alpha"],
+                        "y": logit(clamped(full_head(look["alpha"], row["coverage"]))),
+                        "x": regressors(terms, TERMS),
+                        "context_len": context.context_len,
+                        "full_alpha": full_head(look["alpha"], row["coverage"]),
+                    }
+                )
     return found
 
 
@@ -223,10 +313,15 @@ def condition(row: dict[str, Any]) -> tuple[str, int, int]:
 
 
 def fit(rows: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """(coefficients, stds) of TERMS: ridge towards zero with the prior's width, a free level for each condition."""
+    """(coefficients, stds) of TERMS: ridge towards zero with the prior's width, a free level for
+    each condition."""
     conditions = sorted({condition(row) for row in rows})
-    x = np.array([[*row["x"], *(float(condition(row) == one) for one in conditions)] for row in rows])
-    penalty = np.diag([(NOISE / prior_of(name).std) ** 2 for name in TERMS] + [1e-9] * len(conditions))
+    x = np.array(
+        [[*row["x"], *(float(condition(row) == one) for one in conditions)] for row in rows]
+    )
+    penalty = np.diag(
+        [(NOISE / prior_of(name).std) ** 2 for name in TERMS] + [1e-9] * len(conditions)
+    )
     information = x.T @ x + penalty
     found = np.linalg.solve(information, x.T @ np.array([row["y"] for row in rows]))
     left = np.array([row["y"] for row in rows]) - x @ found
@@ -235,14 +330,18 @@ def fit(rows: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def misses(rows: Sequence[dict[str, Any]], said: np.ndarray) -> tuple[list[float], list[float]]:
-    """(errors of differences between the shapes of one condition, Spearman's rank correlation in each condition)."""
+    """(errors of differences between the shapes of one condition, Spearman's rank correlation in
+    each condition)."""
     from scipy.stats import spearmanr
 
     gaps, ranks = [], []
     for one in sorted({condition(row) for row in rows}):
         chosen = [i for i, row in enumerate(rows) if condition(row) == one]
         y, guess = np.array([rows[i]["y"] for i in chosen]), said[chosen]
-        gaps += [abs((y[i] - y[j]) - (guess[i] - guess[j])) for i, j in itertools.combinations(range(len(chosen)), 2)]
+        gaps += [
+            abs((y[i] - y[j]) - (guess[i] - guess[j]))
+            for i, j in itertools.combinations(range(len(chosen)), 2)
+        ]
         if len(chosen) > 4:
             ranks.append(float(spearmanr(y, guess).statistic))
     return gaps, ranks
@@ -278,32 +377,63 @@ def report(arguments: argparse.Namespace) -> None:
     rows = read_rows(arguments.work)
     table = load_fit()
     published = np.array([table.mean[COEFFICIENTS.index(name)] for name in TERMS])
-    published_std = np.array([math.sqrt(table.covariance[COEFFICIENTS.index(n), COEFFICIENTS.index(n)]) for n in TERMS])
+    published_std = np.array(
+        [math.sqrt(table.covariance[COEFFICIENTS.index(n), COEFFICIENTS.index(n)]) for n in TERMS]
+    )
     found, stds = fit(rows)
-    by_kind = {kind: fit([row for row in rows if row["kind"] == kind])[0] for kind in sorted({row["kind"] for row in rows})}
-    own, table_says = misses(rows, left_out(rows)), misses(rows, np.array([row["x"] @ published for row in rows]))
+    by_kind = {
+        kind: fit([row for row in rows if row["kind"] == kind])[0]
+        for kind in sorted({row["kind"] for row in rows})
+    }
+    own, table_says = (
+        misses(rows, left_out(rows)),
+        misses(rows, np.array([row["x"] @ published for row in rows])),
+    )
     nothing = misses(rows, np.zeros(len(rows)))
     apart = seeds_apart(rows)
     data = {
-        "shapes": len({row["name"] for row in rows}), "looks": len(rows), "conditions": sorted({condition(row) for row in rows}),
-        "terms": {name: {"study": float(found[i]), "std": float(stds[i]), "table": float(published[i]),
-                         "table_std": float(published_std[i]), **{kind: float(c[i]) for kind, c in by_kind.items()}}
-                  for i, name in enumerate(TERMS)},
+        "shapes": len({row["name"] for row in rows}),
+        "looks": len(rows),
+        "conditions": sorted({condition(row) for row in rows}),
+        "terms": {
+            name: {
+                "study": float(found[i]),
+                "std": float(stds[i]),
+                "table": float(published[i]),
+                "table_std": float(published_std[i]),
+                **{kind: float(c[i]) for kind, c in by_kind.items()},
+            }
+            for i, name in enumerate(TERMS)
+        },
         "left_out": {"difference_mae": float(np.mean(own[0])), "spearman": float(np.mean(own[1]))},
-        "table_alone": {"difference_mae": float(np.mean(table_says[0])), "spearman": float(np.mean(table_says[1]))},
-        "no_difference_mae": float(np.mean(nothing[0])), "seed_std": float(np.std(apart) / math.sqrt(2)) if apart else None,
-        "rows": [{key: row[key] for key in ("kind", "seed", "tokens", "name", "alpha", "y")} for row in rows],
-    }  # fmt: skip
-    print(f"{data['shapes']} shapes, {data['looks']} looks in {len(data['conditions'])} conditions (text, seed, tokens)")
+        "table_alone": {
+            "difference_mae": float(np.mean(table_says[0])),
+            "spearman": float(np.mean(table_says[1])),
+        },
+        "no_difference_mae": float(np.mean(nothing[0])),
+        "seed_std": float(np.std(apart) / math.sqrt(2)) if apart else None,
+        "rows": [
+            {key: row[key] for key in ("kind", "seed", "tokens", "name", "alpha", "y")}
+            for row in rows
+        ],
+    }
+    print(
+        f"{data['shapes']} shapes, {data['looks']} looks in {len(data['conditions'])} conditions"
+        " (text, seed, tokens)"
+    )
     for name, row in data["terms"].items():
         kinds = ", ".join(f"{kind} {row[kind]:+.3f}" for kind in by_kind)
         said = f"study {row['study']:+.3f} ± {row['std']:.3f} ({kinds})"
         print(f"  {name:16s}{said}   stored fit {row['table']:+.3f} ± {row['table_std']:.3f}")
     print(
-        f"differences of shapes left out: {data['left_out']['difference_mae']:.3f}, Spearman {data['left_out']['spearman']:.2f}"
+        f"differences of shapes left out: {data['left_out']['difference_mae']:.3f}, Spearman"
+        f" {data['left_out']['spearman']:.2f}"
     )
-    print(f"  by the stored fit: {data['table_alone']['difference_mae']:.3f}, Spearman {data['table_alone']['spearman']:.2f};"
-          f" no difference: {data['no_difference_mae']:.3f}; between seeds: {data['seed_std']}")  # fmt: skip
+    print(
+        f"  by the stored fit: {data['table_alone']['difference_mae']:.3f}, Spearman"
+        f" {data['table_alone']['spearman']:.2f}; no difference: {data['no_difference_mae']:.3f};"
+        f" between seeds: {data['seed_std']}"
+    )
     if arguments.json:
         write_json(Path(arguments.json), data)
     if arguments.table:
@@ -313,45 +443,71 @@ def report(arguments: argparse.Namespace) -> None:
 
 
 def write_table(rows: Sequence[dict[str, Any]], path: Path, std: float) -> None:
-    """The rows that the prior is fitted with (acceptance/shape_study.csv): first and last look of drafts with the usual head."""
+    """The rows that the prior is fitted with (acceptance/shape_study.csv): first and last look of
+    drafts with the usual head."""
     columns = ("domain", "target", "seed", "tokens", "context_len", *SHAPE_COLUMNS, "alpha", "std")
     looks: dict[tuple[str, int, str], dict[int, dict[str, Any]]] = {}
     for row in rows:
         if row["arch"].head_rows == HEAD_ROWS:
             looks.setdefault((row["kind"], row["seed"], row["name"]), {})[row["tokens"]] = row
     lines = [
-        "# Drafts of many shapes for one target, trained alike on one pass over the same texts (benchmarks/shape_study.py; rows",
-        "# and page: benchmarks/results/2026-11-22-shapes). alpha: greedy agreement on held-out text, as with a full head;",
-        "# tokens: seen in training, none twice; context_len: mean length of the held-out texts; std: assumed.",
+        (
+            "# Drafts of many shapes for one target, trained alike on one pass over the same texts"
+            " (benchmarks/shape_study.py; rows"
+        ),
+        (
+            "# and page: benchmarks/results/2026-11-22-shapes). alpha: greedy agreement on held-out"
+            " text, as with a full head;"
+        ),
+        (
+            "# tokens: seen in training, none twice; context_len: mean length of the held-out"
+            " texts; std: assumed."
+        ),
         ",".join(columns),
     ]
-    chosen = [(key, of[tokens]) for key, of in sorted(looks.items()) for tokens in sorted({min(of), max(of)})]
+    chosen = [
+        (key, of[tokens])
+        for key, of in sorted(looks.items())
+        for tokens in sorted({min(of), max(of)})
+    ]
     for (kind, seed, _), row in chosen:
         shape_values = row["arch"].to_dict() | {"sliding_window": row["arch"].sliding_window or ""}
         values = {
-            "domain": DOMAIN_OF[kind], "target": "smollm2-135m", "seed": seed, "tokens": row["tokens"], "std": round(std, 3),
-            "context_len": row["context_len"], "alpha": round(row["full_alpha"], 4), **shape_values,
-        }  # fmt: skip
+            "domain": DOMAIN_OF[kind],
+            "target": "smollm2-135m",
+            "seed": seed,
+            "tokens": row["tokens"],
+            "std": round(std, 3),
+            "context_len": row["context_len"],
+            "alpha": round(row["full_alpha"], 4),
+            **shape_values,
+        }
         lines.append(",".join(str(values[name]) for name in columns))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """A panel for each question: alpha of seed 0 after DRAWN tokens, by kind of text; lines of one shape are left out."""
+    """A panel for each question: alpha of seed 0 after DRAWN tokens, by kind of text; lines of one
+    shape are left out."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     from matplotlib.ticker import NullFormatter, NullLocator
 
-    drawn = {(row["kind"], row["tokens"], row["name"]): row["alpha"] for row in rows
-             if row["seed"] == 0 and row["tokens"] in DRAWN}  # fmt: skip
+    drawn = {
+        (row["kind"], row["tokens"], row["name"]): row["alpha"]
+        for row in rows
+        if row["seed"] == 0 and row["tokens"] in DRAWN
+    }
     axes_of = {
-        "width": ("hidden size", lambda a: a.hidden_size), "depth": ("layers", lambda a: a.num_hidden_layers),
+        "width": ("hidden size", lambda a: a.hidden_size),
+        "depth": ("layers", lambda a: a.num_hidden_layers),
         "kv": ("KV heads / heads", lambda a: a.num_key_value_heads / a.num_attention_heads),
         "ffn": ("FFN / hidden size", lambda a: a.intermediate_size / a.hidden_size),
-        "window": ("window, tokens", lambda a: a.sliding_window or 256), "head": ("head rows", lambda a: a.head_rows),
-    }  # fmt: skip
+        "window": ("window, tokens", lambda a: a.sliding_window or 256),
+        "head": ("head rows", lambda a: a.head_rows),
+    }
     figure, panels = plt.subplots(2, 3, figsize=(13, 9.5), constrained_layout=True)
     for panel, (group, shapes) in zip(panels.flat, study_shapes().items(), strict=True):
         label, value = axes_of[group]
@@ -362,14 +518,22 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
                 lines.setdefault(line, []).append((value(shapes[name]), alpha))
         lines = {name: points for name, points in lines.items() if len(points) > 1}
         for name, points in sorted(lines.items()):
-            panel.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3.5, linewidth=1, label=name)
+            panel.plot(
+                *zip(*sorted(points), strict=True),
+                marker="o",
+                markersize=3.5,
+                linewidth=1,
+                label=name,
+            )
         ticks = sorted({x for points in lines.values() for x, _ in points})
         panel.set(xlabel=label, ylabel="held-out alpha", xscale="log", title=group, xticks=ticks)
         panel.set_xticks(ticks, [f"{tick:.4g}" for tick in ticks], fontsize=7, rotation=45)
         panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_minor_formatter(NullFormatter())
         if lines:
-            panel.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=2, frameon=False)
+            panel.legend(
+                fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=2, frameon=False
+            )
     figure.savefig(path, dpi=110)
 
 
@@ -387,19 +551,32 @@ def same_but(group: str, arch: Architecture) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("stage", choices=("text", "train", "report"))
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--plain", help="text: the file to read")
     parser.add_argument("--text", nargs="+", default=[], metavar="KIND=FOLDER")
     parser.add_argument("--heldout", nargs="+", default=[], metavar="KIND=FOLDER")
-    parser.add_argument("--work", nargs="+", required=True, help="folder of results; report reads several")
-    parser.add_argument("--group", nargs="+", choices=("width", "depth", "kv", "ffn", "window", "head"))
+    parser.add_argument(
+        "--work", nargs="+", required=True, help="folder of results; report reads several"
+    )
+    parser.add_argument(
+        "--group", nargs="+", choices=("width", "depth", "kv", "ffn", "window", "head")
+    )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="train: these shapes")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--tokens", type=int, default=64_000)
-    parser.add_argument("--epochs", type=float, default=1.0, help="train: at most so often through the text")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="text: what the target reads it in")
+    parser.add_argument(
+        "--epochs", type=float, default=1.0, help="train: at most so often through the text"
+    )
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        choices=("float32", "bfloat16"),
+        help="text: what the target reads it in",
+    )
     parser.add_argument("--json", help="report: write all of it there")
     parser.add_argument("--table", help="report: write the rows of the prior's table there")
     parser.add_argument("--plots", help="report: draw alpha by each question there (.png)")

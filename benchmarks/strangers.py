@@ -6,9 +6,9 @@
 Each row is one published number of an engine of one version on one GPU: a plain step, the target's
 pass over gamma + 1 tokens, a whole round, the speed-up at the published acceptance (where tau is
 published, alpha is the one that gives it), or `gain`: the speed-up when nothing is given, as a user
-asks before a drafter was measured. `used` names what of archsearch rests on the row (then it is no test of it); rows
-without were fitted to by nothing. `trend` rows count for the order only: their levels are not
-comparable (another acceptance rule).
+asks before a drafter was measured. `used` names what of archsearch rests on the row (then it is no
+test of it); rows without were fitted to by nothing. `trend` rows count for the order only: their
+levels are not comparable (another acceptance rule).
 """
 
 from __future__ import annotations
@@ -76,67 +76,152 @@ class Row:
 
 def _a100(batch: int) -> Case:
     return Case(
-        source=A100, target="llama-3.1-8b", draft="eagle3", gpu="a100-40gb", engine="vllm",
-        version="0.23.0", gamma=3, batch=batch, context=1095, tau=tau(0.667, 3),
-    )  # fmt: skip
+        source=A100,
+        target="llama-3.1-8b",
+        draft="eagle3",
+        gpu="a100-40gb",
+        engine="vllm",
+        version="0.23.0",
+        gamma=3,
+        batch=batch,
+        context=1095,
+        tau=tau(0.667, 3),
+    )
 
 
 def _fp8(batch: int, gamma: int = 5) -> Case:
     return Case(
-        source=FP8, target="llama-3.1-8b", draft="eagle3", gpu="h200", engine="vllm",
-        version="0.23.0", gamma=gamma, batch=batch, context=2200, dtype="float8_e4m3fn",
-    )  # fmt: skip
+        source=FP8,
+        target="llama-3.1-8b",
+        draft="eagle3",
+        gpu="h200",
+        engine="vllm",
+        version="0.23.0",
+        gamma=gamma,
+        batch=batch,
+        context=2200,
+        dtype="float8_e4m3fn",
+    )
 
 
 def _qwen(gpu: str, batch: int, version: str, dtype: str = "bfloat16") -> Case:
     return Case(
-        source="target alone (course, blogs)", target="qwen3-8b", draft="eagle3", gpu=gpu,
-        engine="vllm", version=version, gamma=3, batch=batch, context=400, dtype=dtype,
-    )  # fmt: skip
+        source="target alone (course, blogs)",
+        target="qwen3-8b",
+        draft="eagle3",
+        gpu=gpu,
+        engine="vllm",
+        version=version,
+        gamma=3,
+        batch=batch,
+        context=400,
+        dtype=dtype,
+    )
 
 
 def _specforge(batch: int) -> Case:
     return Case(
-        source=SPECFORGE, target="qwen3-30b-a3b", draft="eagle3", gpu="h100", engine="sglang",
-        version="0.5.5", gamma=3, batch=batch, context=500, tau=1.86, ranks=2,
-    )  # fmt: skip
+        source=SPECFORGE,
+        target="qwen3-30b-a3b",
+        draft="eagle3",
+        gpu="h100",
+        engine="sglang",
+        version="0.5.5",
+        gamma=3,
+        batch=batch,
+        context=500,
+        tau=1.86,
+        ranks=2,
+    )
 
 
 COLAB_CASE: Final = Case(
-    source=COLAB, target="qwen3-8b", draft="qwen3-1.7b", gpu="a100-40gb", engine="vllm",
-    version="0.25.1", gamma=3, batch=1, context=400, tau=2.44,
-)  # fmt: skip
+    source=COLAB,
+    target="qwen3-8b",
+    draft="qwen3-1.7b",
+    gpu="a100-40gb",
+    engine="vllm",
+    version="0.25.1",
+    gamma=3,
+    batch=1,
+    context=400,
+    tau=2.44,
+)
 GPT_OSS: Final = Case(
-    source="llm-d and others: gpt-oss-120b alone on B200", target="gpt-oss-120b", draft="eagle3",
-    gpu="b200", engine="vllm", version="0.24.0", gamma=3, batch=1, context=500,
-)  # fmt: skip
+    source="llm-d and others: gpt-oss-120b alone on B200",
+    target="gpt-oss-120b",
+    draft="eagle3",
+    gpu="b200",
+    engine="vllm",
+    version="0.24.0",
+    gamma=3,
+    batch=1,
+    context=500,
+)
 DEEPSEEK: Final = Case(
-    source=AMD, target="deepseek-v3", draft="mtp", gpu="mi300x", engine="sglang", version="0.5.5",
-    gamma=2, batch=1, context=1000, tau=2.9, ranks=8, dtype="float8_e4m3fn",
-)  # fmt: skip
+    source=AMD,
+    target="deepseek-v3",
+    draft="mtp",
+    gpu="mi300x",
+    engine="sglang",
+    version="0.5.5",
+    gamma=2,
+    batch=1,
+    context=1000,
+    tau=2.9,
+    ranks=8,
+    dtype="float8_e4m3fn",
+)
 LLAMA_SGLANG: Final = Case(
-    source="sglang docs and pull 4716 (plain steps beside trees)", target="llama-3.1-8b",
-    draft="eagle3", gpu="h100", engine="sglang", version="0.4.5", gamma=3, batch=1, context=400,
-)  # fmt: skip
+    source="sglang docs and pull 4716 (plain steps beside trees)",
+    target="llama-3.1-8b",
+    draft="eagle3",
+    gpu="h100",
+    engine="sglang",
+    version="0.4.5",
+    gamma=3,
+    batch=1,
+    context=400,
+)
 
 ANGELSLIM: Final = "github Tencent/AngelSlim README_en.md (one H20, vLLM 0.11.2, 1,024 tokens out)"
-# Target: tokens/s alone on MT-bench; (speed-up, tau) of its EAGLE-3 head on GSM8K, HumanEval, MT-bench.
+# Target: tokens/s alone on MT-bench; (speed-up, tau) of its EAGLE-3 head on GSM8K, HumanEval,
+# MT-bench.
 ANGELSLIM_RUNS: Final = {
-    "qwen3-1.7b": (390.53, ((616.9 / 376.42, 2.13), (680.1 / 378.38, 2.20), (621.44 / 390.53, 2.17))),
-    "qwen3-4b": (234.04, ((389.35 / 229.05, 2.07), (377.84 / 234.66, 2.08), (384.6 / 234.04, 2.07))),
-    "qwen3-8b": (153.81, ((257.32 / 149.63, 2.00), (244.89 / 153.85, 1.97), (258.2 / 153.81, 1.97))),
+    "qwen3-1.7b": (
+        390.53,
+        ((616.9 / 376.42, 2.13), (680.1 / 378.38, 2.20), (621.44 / 390.53, 2.17)),
+    ),
+    "qwen3-4b": (
+        234.04,
+        ((389.35 / 229.05, 2.07), (377.84 / 234.66, 2.08), (384.6 / 234.04, 2.07)),
+    ),
+    "qwen3-8b": (
+        153.81,
+        ((257.32 / 149.63, 2.00), (244.89 / 153.85, 1.97), (258.2 / 153.81, 1.97)),
+    ),
     "qwen3-14b": (94.46, ((153.72 / 92.97, 1.87), (144.68 / 92.94, 1.76), (142.45 / 94.46, 1.74))),
     "qwen3-32b": (43.3, ((80.43 / 43.39, 2.01), (71.57 / 43.19, 1.86), (74.1 / 43.3, 1.86))),
-    "qwen3-30b-a3b": (325.42, ((453.97 / 311.84, 2.10), (428.81 / 325.77, 2.02), (437.06 / 325.42, 2.01))),
-}  # fmt: skip
+    "qwen3-30b-a3b": (
+        325.42,
+        ((453.97 / 311.84, 2.10), (428.81 / 325.77, 2.02), (437.06 / 325.42, 2.01)),
+    ),
+}
 
 
 def _angelslim() -> Iterator[Row]:
     for target, (alone, runs) in ANGELSLIM_RUNS.items():
         case = Case(
-            source=ANGELSLIM, target=target, draft="eagle3", gpu="h20", engine="vllm",
-            version="0.11.2", gamma=2, batch=1, context=600,
-        )  # fmt: skip
+            source=ANGELSLIM,
+            target=target,
+            draft="eagle3",
+            gpu="h20",
+            engine="vllm",
+            version="0.11.2",
+            gamma=2,
+            batch=1,
+            context=600,
+        )
         yield Row(case, "step", 1e3 / alone)
         for domain, (gain, tokens) in zip(("math", "code", "chat"), runs, strict=True):
             asked = replace(case, domain=domain, tau=tokens)
@@ -146,50 +231,76 @@ def _angelslim() -> Iterator[Row]:
 
 def _eagle_on_h100(draft: str, gamma: int) -> Case:
     return Case(
-        source="github vllm-project/vllm pull/16937 (MT-bench, prompts inside)", target="llama-3.1-8b",
-        draft=draft, gpu="h100", engine="vllm", version="0.8.5", gamma=gamma, batch=1, context=400,
-    )  # fmt: skip
+        source="github vllm-project/vllm pull/16937 (MT-bench, prompts inside)",
+        target="llama-3.1-8b",
+        draft=draft,
+        gpu="h100",
+        engine="vllm",
+        version="0.8.5",
+        gamma=gamma,
+        batch=1,
+        context=400,
+    )
 
 
 EAGLE_A100: Final = Case(
-    source="github vllm-project/vllm pull/24343 (MT-bench)", target="llama-3.1-8b", draft="eagle1",
-    gpu="a100-40gb", engine="vllm", version="0.10.2", gamma=1, batch=1, context=400, tau=1.63,
-)  # fmt: skip
+    source="github vllm-project/vllm pull/24343 (MT-bench)",
+    target="llama-3.1-8b",
+    draft="eagle1",
+    gpu="a100-40gb",
+    engine="vllm",
+    version="0.10.2",
+    gamma=1,
+    batch=1,
+    context=400,
+    tau=1.63,
+)
 HEADS: Final = "published.csv holds other runs of the same heads"
 KERNEL: Final = "the FlashAttention 2 model was checked on it"
 GRAPH: Final = "ungraphed_layer of engine_rounds.yaml"
 ROWS: Final = (
-    Row(_a100(2), "step", 13.05), Row(_a100(3), "step", 13.2), Row(_a100(7), "step", 13.65),
-    Row(_a100(32), "step", 17.5), Row(_a100(128), "step", 30.0),
-    Row(_a100(32), "verify", 24.4, KERNEL), Row(_a100(128), "verify", 84.4, KERNEL),
-    Row(_a100(32), "speedup", 1.56, KERNEL), Row(_a100(128), "speedup", 0.80, KERNEL),
+    Row(_a100(2), "step", 13.05),
+    Row(_a100(3), "step", 13.2),
+    Row(_a100(7), "step", 13.65),
+    Row(_a100(32), "step", 17.5),
+    Row(_a100(128), "step", 30.0),
+    Row(_a100(32), "verify", 24.4, KERNEL),
+    Row(_a100(128), "verify", 84.4, KERNEL),
+    Row(_a100(32), "speedup", 1.56, KERNEL),
+    Row(_a100(128), "speedup", 0.80, KERNEL),
     Row(_qwen("a100-40gb", 1, "0.20.0"), "step", 13.05),
     Row(_qwen("a100", 1, "0.20.0"), "step", 11.4),
-    Row(_qwen("h100", 8, "0.20.0"), "step", 6.99), Row(_qwen("h100", 8, "0.24.0"), "step", 6.85),
+    Row(_qwen("h100", 8, "0.20.0"), "step", 6.99),
+    Row(_qwen("h100", 8, "0.24.0"), "step", 6.85),
     Row(_qwen("h100", 8, "0.24.0", "float8_e4m3fn"), "step", 4.62),
     Row(_qwen("h100", 8, "0.20.0", "float8_e4m3fn"), "step", 4.86),
     Row(_fp8(83), "step", 10.75),
-    Row(_fp8(83), "round", 18.3), Row(_fp8(85), "round", 18.4),
-    Row(_fp8(86), "round", 30.6, GRAPH), Row(_fp8(118), "round", 27.3, GRAPH),
+    Row(_fp8(83), "round", 18.3),
+    Row(_fp8(85), "round", 18.4),
+    Row(_fp8(86), "round", 30.6, GRAPH),
+    Row(_fp8(118), "round", 27.3, GRAPH),
     Row(COLAB_CASE, "round", 74.0, "MACHINE_STD", group="drafts without graphs"),
     Row(COLAB_CASE, "speedup", 0.43, "MACHINE_STD", group="drafts without graphs"),
     Row(replace(COLAB_CASE, host="slow"), "round", 74.0, "HOSTS", group="drafts without graphs"),
-    Row(_specforge(1), "step", 4.5, group="SGLang"), Row(_specforge(4), "step", 7.1, group="SGLang"),
+    Row(_specforge(1), "step", 4.5, group="SGLang"),
+    Row(_specforge(4), "step", 7.1, group="SGLang"),
     Row(_specforge(1), "round", 11.6, "sglang-sync", group="SGLang"),
     Row(_specforge(4), "round", 16.6, "sglang-sync", group="SGLang"),
     Row(_specforge(1), "speedup", 0.72, "sglang-sync", group="SGLang"),
     Row(_specforge(4), "speedup", 0.79, "sglang-sync", group="SGLang"),
     Row(LLAMA_SGLANG, "step", 1e3 / 158, group="SGLang"),
-    Row(
-        replace(LLAMA_SGLANG, target="llama-3.3-70b", ranks=8), "step", 1e3 / 88.6, group="SGLang"
-    ),
-    Row(GPT_OSS, "step", 2.71), Row(replace(GPT_OSS, batch=8), "step", 4.49),
+    Row(replace(LLAMA_SGLANG, target="llama-3.3-70b", ranks=8), "step", 1e3 / 88.6, group="SGLang"),
+    Row(GPT_OSS, "step", 2.71),
+    Row(replace(GPT_OSS, batch=8), "step", 4.49),
     Row(DEEPSEEK, "step", 17.0, group="roofline"),
     *_angelslim(),
     *(
         Row(_eagle_on_h100(draft, gamma), "gain", gain, HEADS, group="nothing given")
         for draft, gamma, gain in (
-            ("eagle1", 2, 1.51), ("eagle1", 4, 1.48), ("eagle1", 7, 1.27), ("eagle3", 2, 1.65),
+            ("eagle1", 2, 1.51),
+            ("eagle1", 4, 1.48),
+            ("eagle1", 7, 1.27),
+            ("eagle3", 2, 1.65),
         )
     ),
     Row(replace(EAGLE_A100, tau=None), "gain", 1.3211 / 1.0179, HEADS, group="nothing given"),
@@ -200,9 +311,17 @@ ROWS: Final = (
     Row(COLAB_CASE, "gain", 0.43, HEADS, group="nothing given"),
     *(
         Row(replace(DEEPSEEK, batch=batch), "speedup", gain, trend=True, group="roofline")
-        for batch, gain in ((1, 2.11), (2, 2.04), (4, 1.84), (8, 1.70), (16, 1.53), (32, 1.44), (64, 1.25))
+        for batch, gain in (
+            (1, 2.11),
+            (2, 2.04),
+            (4, 1.84),
+            (8, 1.70),
+            (16, 1.53),
+            (32, 1.44),
+            (64, 1.25),
+        )
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,10 +352,18 @@ def predicted(row: Row) -> Answer:
     ref = resolve_target(case.target)
     drafter = resolve_drafter(case.draft, ref).drafter
     asked = WorkloadRequest(
-        gpu=case.gpu, batch_size=case.batch, context_len=case.context, tensor_parallel=case.ranks,
-        dtype=case.dtype, engine=case.engine, engine_version=case.version, host=case.host,
-    )  # fmt: skip
-    source, work = choose_latency(with_engine(asked, drafter.rounds), ref.architecture, drafter.rounds)
+        gpu=case.gpu,
+        batch_size=case.batch,
+        context_len=case.context,
+        tensor_parallel=case.ranks,
+        dtype=case.dtype,
+        engine=case.engine,
+        engine_version=case.version,
+        host=case.host,
+    )
+    source, work = choose_latency(
+        with_engine(asked, drafter.rounds), ref.architecture, drafter.rounds
+    )
     latency, target = source.latency, ref.architecture
     if row.metric == "step":
         return _answer(row, latency.decode_s(target, work), 1e3)
@@ -245,7 +372,9 @@ def predicted(row: Row) -> Answer:
     if row.metric == "round":
         return _answer(row, latency.round(target, drafter, work, case.gamma).round_s, 1e3)
     assert case.tau is not None
-    scorer = Scorer(target, work, latency, GivenAcceptance(0.5), gammas=[case.gamma], domain="mixed")
+    scorer = Scorer(
+        target, work, latency, GivenAcceptance(0.5), gammas=[case.gamma], domain="mixed"
+    )
     known = Estimate(case.tau, 0.0, "published").between((case.tau, case.tau))
     alpha = Estimate(alpha_from_tau(case.tau, case.gamma), 0.0, "published")
     return _answer(row, scorer.measured(drafter, alpha, {case.gamma: known}).speedup, 1.0)
@@ -254,10 +383,18 @@ def predicted(row: Row) -> Answer:
 def asked_by_a_user(case: Case) -> Estimate:
     """The speed-up that `archsearch estimate` says when no acceptance is given."""
     work = WorkloadRequest(
-        gpu=case.gpu, batch_size=case.batch, context_len=case.context, tensor_parallel=case.ranks,
-        dtype=case.dtype, engine=case.engine, engine_version=case.version, host=case.host,
-    )  # fmt: skip
-    request = EstimateRequest(case.target, (case.draft,), work, gamma=case.gamma, domain=case.domain)
+        gpu=case.gpu,
+        batch_size=case.batch,
+        context_len=case.context,
+        tensor_parallel=case.ranks,
+        dtype=case.dtype,
+        engine=case.engine,
+        engine_version=case.version,
+        host=case.host,
+    )
+    request = EstimateRequest(
+        case.target, (case.draft,), work, gamma=case.gamma, domain=case.domain
+    )
     (found,) = estimate_drafts(request)["drafts"]
     return Estimate.from_dict(found["speedup"])
 
@@ -283,9 +420,13 @@ def figures(found: list[Answer]) -> str:
     lines = [f"{'':44} {'n':>3} {'median':>7} {'bias':>7} {'in 20 %':>8} {'in band':>8}"]
     kept = [each for each in found if not each.refused and not each.row.trend]
     groups: list[tuple[str, list[Answer]]] = [
-        (group, [each for each in kept if each.row.group == group]) for group in dict.fromkeys(each.row.group for each in kept)
+        (group, [each for each in kept if each.row.group == group])
+        for group in dict.fromkeys(each.row.group for each in kept)
     ]
-    groups += [(f"{group}, nothing rests on it", [each for each in members if not each.row.used]) for group, members in groups]
+    groups += [
+        (f"{group}, nothing rests on it", [each for each in members if not each.row.used])
+        for group, members in groups
+    ]
     for metric in ("step", "verify", "round", "speedup", "gain"):
         groups.append((f"all: {metric}", [each for each in kept if each.row.metric == metric]))
     for name, members in [*groups, ("all", kept)]:
@@ -321,19 +462,25 @@ def text(found: list[Answer]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--output", type=Path, help="folder for strangers.json and strangers.txt")
     parser.add_argument("--only", default="", help="rows whose source or target holds this text")
     asked = parser.parse_args()
-    rows = [row for row in ROWS if asked.only.lower() in f"{row.case.source} {row.case.target}".lower()]
+    rows = [
+        row for row in ROWS if asked.only.lower() in f"{row.case.source} {row.case.target}".lower()
+    ]
     found = list(answers(rows))
     data: list[dict[str, Any]] = [asdict(each) | {"error": each.error} for each in found]
     words = text(found)
     print(json.dumps(data) if asked.json else words)
     if asked.output:
         asked.output.mkdir(parents=True, exist_ok=True)
-        (asked.output / "strangers.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        (asked.output / "strangers.json").write_text(
+            json.dumps(data, indent=1) + "\n", encoding="utf-8"
+        )
         (asked.output / "strangers.txt").write_text(words + "\n", encoding="utf-8")
 
 

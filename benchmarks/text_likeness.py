@@ -1,14 +1,17 @@
-"""How far may what was measured on one text speak for another? Alpha of one shape on kinds of text, and how alike they are.
+"""How far may what was measured on one text speak for another? Alpha of one shape on kinds of text,
+and how alike they are.
 
-    python benchmarks/text_likeness.py measure KIND.jsonl ... --target smollm2-135m --work runs/likeness
-    python benchmarks/text_likeness.py likeness KIND.jsonl ... --work runs/likeness
+    python benchmarks/text_likeness.py measure KIND.jsonl ... --target smollm2-135m --work
+    runs/likeness python benchmarks/text_likeness.py likeness KIND.jsonl ... --work runs/likeness
     python benchmarks/text_likeness.py fit --work runs/likeness
 
-`measure`: of every prompt file the target writes answers, every fourth prompt held out; one shape is trained on the others, to
-the same tokens from the same number of distinct ones, and its alpha on the held-out answers is a row of rows.json. Every file
-resumes. `likeness`: of every pair of files by `archsearch.text.likeness`, likeness.json. `fit`: what a pair's likeness says of
-the difference of the two logits of alpha: the std of a text's own effect, and the power of the likeness that is its correlation,
-by marginal likelihood (mean open). Run it with one thread where the machine is shared.
+`measure`: of every prompt file the target writes answers, every fourth prompt held out; one shape
+is trained on the others, to the same tokens from the same number of distinct ones, and its alpha on
+the held-out answers is a row of rows.json. Every file resumes. `likeness`: of every pair of files
+by `archsearch.text.likeness`, likeness.json. `fit`: what a pair's likeness says of the difference
+of the two logits of alpha: the std of a text's own effect, and the power of the likeness that is
+its correlation, by marginal likelihood (mean open). Run it with one thread where the machine is
+shared.
 """
 
 from __future__ import annotations
@@ -57,7 +60,9 @@ def measure(target: str, files: list[Path], work: Path, dtype: str) -> None:
         prompts = read_prompts(file)
         kept = [p for number, p in enumerate(prompts) if number % HELDOUT_EVERY]
         prompt_set = PromptSet(kept, prompts[::HELDOUT_EVERY], str(file))
-        trainer = DraftTrainer(ref, dtype, prompt_set, work / file.stem, answer_tokens=ANSWER_TOKENS, threads=1)
+        trainer = DraftTrainer(
+            ref, dtype, prompt_set, work / file.stem, answer_tokens=ANSWER_TOKENS, threads=1
+        )
         text = trainer.texts.write_training_once(900.0)
         enough, count = [], 0
         for sequence in text.sequences:  # the same distinct tokens for all
@@ -73,9 +78,13 @@ def measure(target: str, files: list[Path], work: Path, dtype: str) -> None:
         found = alpha(trace)
         curve = read_json(trained.folder / "training.json", "record")
         rows[file.stem] = {
-            "prompts": len(prompts), "distinct": count, "tokens": trained.tokens, "alpha": found.to_dict(),
-            "looks": [list(point) for point in trained.points], "seconds": curve["seconds"],
-        }  # fmt: skip
+            "prompts": len(prompts),
+            "distinct": count,
+            "tokens": trained.tokens,
+            "alpha": found.to_dict(),
+            "looks": [list(point) for point in trained.points],
+            "seconds": curve["seconds"],
+        }
         write_json(path, rows)
         print(file.stem, count, trained.tokens, f"{found.value:.3f} ± {found.std:.3f}", flush=True)
 
@@ -86,7 +95,9 @@ def likenesses(files: list[Path], work: Path) -> None:
     from archsearch.text.prompts import read_prompts
 
     sketches = {file.stem: sketch_of(read_prompts(file)) for file in files}
-    found = {a: {b: round(likeness(sketches[a], sketches[b]), 3) for b in sketches} for a in sketches}
+    found = {
+        a: {b: round(likeness(sketches[a], sketches[b]), 3) for b in sketches} for a in sketches
+    }
     write_json(work / "likeness.json", found)
     for name, row in found.items():
         print(f"{name:14}", " ".join(f"{value:5.2f}" for value in row.values()))
@@ -94,7 +105,10 @@ def likenesses(files: list[Path], work: Path) -> None:
 
 def fit(work: Path) -> None:
     """The std of a text's effect and the power of its correlation, on a grid."""
-    rows, alike = read_json(work / "rows.json", "rows"), read_json(work / "likeness.json", "likeness")
+    rows, alike = (
+        read_json(work / "rows.json", "rows"),
+        read_json(work / "likeness.json", "likeness"),
+    )
     names = [name for name in rows if name in alike]
     alphas = [Estimate.from_dict(rows[name]["alpha"]) for name in names]
     levels = np.array([logit(alpha.value) for alpha in alphas])
@@ -105,19 +119,26 @@ def fit(work: Path) -> None:
     def likelihood(std: float, power: float) -> float:
         correlation = np.where(np.eye(len(names)) > 0, 1.0, pairs**power)
         covariance = std**2 * correlation + np.diag(noise**2) + 4.0  # the mean: std 2
-        return float(-0.5 * (levels @ np.linalg.solve(covariance, levels) + np.linalg.slogdet(covariance)[1]))
+        return float(
+            -0.5 * (levels @ np.linalg.solve(covariance, levels) + np.linalg.slogdet(covariance)[1])
+        )
 
     for name, level, error in zip(names, levels, noise, strict=True):
         print(f"{name:14} logit(alpha) {level:+.2f} +- {error:.2f}")
     for a, b in itertools.combinations(range(len(names)), 2):
-        print(f"{names[a]:12} {names[b]:12} likeness {pairs[a, b]:.2f}  apart by {abs(levels[a] - levels[b]):.2f}")
+        print(
+            f"{names[a]:12} {names[b]:12} likeness {pairs[a, b]:.2f}  apart by"
+            f" {abs(levels[a] - levels[b]):.2f}"
+        )
     print("log likelihood by std (down) and power (across)", *POWERS)
     for std in STDS:
         print(f"{std:.1f}", " ".join(f"{likelihood(std, power):7.2f}" for power in POWERS))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["measure", "likeness", "fit"])
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--target", default="smollm2-135m")

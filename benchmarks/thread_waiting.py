@@ -1,12 +1,15 @@
-"""How idle OpenMP threads should wait: speed of training and of one decode step, alone and beside other busy processes.
+"""How idle OpenMP threads should wait: speed of training and of one decode step, alone and beside
+other busy processes.
 
     python benchmarks/thread_waiting.py [--busy 0,1] [--rounds 12] [--seconds 1] [--json FILE]
 
-Each policy has a process of its own, because libgomp reads it once, when torch loads. They take turns of a second, so that a host
-that is slow for a while is slow for all alike; printed are medians of the ratio to the default policy's turn in the same round.
-`train`: forward and backward passes of a 2-layer draft over made-up tokens, tokens/s; `decode`: one token through a model of 30
-layers with random weights (SmolLM2-135M's shape, bf16), steps/s: small kernels, a barrier after each. `steal`: share of the time
-in which the hypervisor ran somebody else, where the system says so.
+Each policy has a process of its own, because libgomp reads it once, when torch loads. They take
+turns of a second, so that a host that is slow for a while is slow for all alike; printed are
+medians of the ratio to the default policy's turn in the same round. `train`: forward and backward
+passes of a 2-layer draft over made-up tokens, tokens/s; `decode`: one token through a model of 30
+layers with random weights (SmolLM2-135M's shape, bf16), steps/s: small kernels, a barrier after
+each. `steal`: share of the time in which the hypervisor ran somebody else, where the system says
+so.
 """
 
 from __future__ import annotations
@@ -39,9 +42,13 @@ def shape(layers: int) -> Any:
     from transformers import LlamaConfig
 
     return LlamaConfig(
-        hidden_size=576, intermediate_size=1536, num_hidden_layers=layers, num_attention_heads=9, num_key_value_heads=3,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=layers,
+        num_attention_heads=9,
+        num_key_value_heads=3,
         vocab_size=2048,
-    )  # fmt: skip
+    )
 
 
 def train_step() -> Callable[[], int]:
@@ -95,7 +102,8 @@ def serve(seconds: float) -> None:
 
 
 def steal() -> tuple[int, int]:
-    """(ticks that the hypervisor gave to others, all ticks) since boot; zeros where the system does not say."""
+    """(ticks that the hypervisor gave to others, all ticks) since boot; zeros where the system does
+    not say."""
     try:
         ticks = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     except (OSError, ValueError):
@@ -104,7 +112,9 @@ def steal() -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--busy", default="0,1", help="numbers of other busy processes to try")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=1.0)
@@ -115,7 +125,11 @@ def main() -> None:
     if options.child:
         serve(options.seconds)
         return
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OMP_", "GOMP_", "KMP_"))
+    }
     command = [sys.executable, __file__, "--child", "--seconds", str(options.seconds)]
     children = {
         policy: subprocess.Popen(
@@ -143,7 +157,16 @@ def main() -> None:
                     speed = float(child.stdout.readline())
                     after = steal()
                     stolen = (after[0] - before[0]) / max(1, after[1] - before[1])
-                    rows.append({"round": number, "busy": busy, "what": what, "policy": policy, "per_s": speed, "steal": stolen})
+                    rows.append(
+                        {
+                            "round": number,
+                            "busy": busy,
+                            "what": what,
+                            "policy": policy,
+                            "per_s": speed,
+                            "steal": stolen,
+                        }
+                    )
             for other in others:
                 other.kill()
                 other.wait()
@@ -164,8 +187,14 @@ def report(rows: Sequence[Mapping[str, Any]]) -> None:
         default = speeds.get((what, busy, "default"), found)
         ratios = [row["per_s"] / default[number]["per_s"] for number, row in found.items()]
         low, middle, high = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-        speed, stolen = median(row["per_s"] for row in found.values()), median(row["steal"] for row in found.values())
-        print(f"{what:8} {busy:4}  {policy:10} {speed:9.1f}  {middle:6.2f} ({low:.2f} to {high:.2f})   {stolen:10.0%}")
+        speed, stolen = (
+            median(row["per_s"] for row in found.values()),
+            median(row["steal"] for row in found.values()),
+        )
+        print(
+            f"{what:8} {busy:4}  {policy:10} {speed:9.1f}  {middle:6.2f} ({low:.2f} to {high:.2f}) "
+            f"  {stolen:10.0%}"
+        )
 
 
 if __name__ == "__main__":

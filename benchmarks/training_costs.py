@@ -1,4 +1,5 @@
-"""Training hours by the cost model of `archsearch.latency.training_cost` beside what publications say.
+"""Training hours by the cost model of `archsearch.latency.training_cost` beside what publications
+say.
 
     python benchmarks/training_costs.py
 
@@ -165,7 +166,10 @@ def main() -> None:
         parts = predicted(case)
         whole = sum(parts)
         said = f"{case.low:g} to {case.high:g}" if case.low is not None else f"< {case.high:g}"
-        row = f"{case.name:32} {' + '.join(f'{part:.1f}' for part in parts):>22} = {whole:9.1f}  published {said:>16}"
+        row = (
+            f"{case.name:32} {' + '.join(f'{part:.1f}' for part in parts):>22} = {whole:9.1f} "
+            f" published {said:>16}"
+        )
         if case.low is not None:
             error = whole / math.sqrt(case.low * case.high) - 1.0
             row += f"  {error:+.0%}"
@@ -174,7 +178,8 @@ def main() -> None:
         print(row + ("  (fitted)" if case.fitted else ""))
     factor = math.exp(statistics.median(errors))
     print(
-        f"not fitted: {len(errors)} rows, off by a factor of {factor:.2f} in the median, {math.exp(max(errors)):.2f} at most"
+        f"not fitted: {len(errors)} rows, off by a factor of {factor:.2f} in the median,"
+        f" {math.exp(max(errors)):.2f} at most"
     )
 
 

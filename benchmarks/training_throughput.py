@@ -1,12 +1,15 @@
 """Tokens per second of distillation beside what the bare passes of the same module allow.
 
-    python benchmarks/training_throughput.py --target smollm2-135m --text RUN/text [--layers 1,2,4] [--threads N] [--json FILE]
+    python benchmarks/training_throughput.py --target smollm2-135m --text RUN/text [--layers 1,2,4]
+    [--threads N] [--json FILE]
 
-`distill` runs as it is (batches made, teacher's logits rebuilt, loss, clipping, optimizer, running mean of weights), timed from
-step to step by its progress callback; looks at alpha are left out. The bare passes take the very same batches, on the same
-module, in the same arithmetic: forward to the logits of the written positions and backward from ones, nothing else (`passes`), or
-with the loss on fixed teacher logits and the optimizer as well (`step`). Rounds of the three alternate, so drift and other load
-hit all alike; times are processor seconds of the process divided by its threads' share, the ratio is the median over rounds.
+`distill` runs as it is (batches made, teacher's logits rebuilt, loss, clipping, optimizer, running
+mean of weights), timed from step to step by its progress callback; looks at alpha are left out. The
+bare passes take the very same batches, on the same module, in the same arithmetic: forward to the
+logits of the written positions and backward from ones, nothing else (`passes`), or with the loss on
+fixed teacher logits and the optimizer as well (`step`). Rounds of the three alternate, so drift and
+other load hit all alike; times are processor seconds of the process divided by its threads' share,
+the ratio is the median over rounds.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ def rates(draft: Any, cache: Any, rounds: int, steps: int) -> dict[str, float]:
     config = DistillConfig(max_steps=steps + 1, evaluate_at=(10**9,), anneal=0.0)
     sequences, _ = split_heldout(cache.sequences, config.heldout_sequences)
     plan = training.plan_epoch([len(s) - 1 for s in sequences], config.batch_tokens, config.seed, 0)
-    batches = [training.make_batch([sequences[i] for i in indices]) for indices in plan[1 : steps + 1]]
+    batches = [
+        training.make_batch([sequences[i] for i in indices]) for indices in plan[1 : steps + 1]
+    ]
     tokens = sum(batch.tokens for batch in batches)
     kept = training.kept_token_ids(draft)
     head = cache.head if kept is None else cache.head[kept]
@@ -42,14 +47,22 @@ def rates(draft: Any, cache: Any, rounds: int, steps: int) -> dict[str, float]:
 
     def distilling() -> float:
         marks: list[float] = []
-        distill(draft, cache, config, heldout=sequences[:1], progress=lambda _: marks.append(time.process_time()))
+        distill(
+            draft,
+            cache,
+            config,
+            heldout=sequences[:1],
+            progress=lambda _: marks.append(time.process_time()),
+        )
         return tokens / (marks[-1] - marks[0])  # from the end of the first step on
 
     def bare(step: bool) -> float:
         embedding = draft.get_input_embeddings().weight
         embedding.requires_grad_(False)
         weights = [p for p in draft.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(weights, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+        optimizer = torch.optim.AdamW(
+            weights, lr=config.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+        )
         draft.train()
 
         def once(batch: Any, teacher: Any) -> None:
@@ -57,7 +70,11 @@ def rates(draft: Any, cache: Any, rounds: int, steps: int) -> dict[str, float]:
                 states = training.draft_states(draft, batch)
                 logits = functional.linear(states, draft.lm_head.weight)
             if step:
-                features = (states, batch.hidden) if states.shape[-1] == batch.hidden.shape[-1] else (None, None)
+                features = (
+                    (states, batch.hidden)
+                    if states.shape[-1] == batch.hidden.shape[-1]
+                    else (None, None)
+                )
                 training.distill_loss(logits, teacher, nobody, config, *features).backward()
                 optimizer.step()
             else:
@@ -92,7 +109,9 @@ def rates(draft: Any, cache: Any, rounds: int, steps: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--text", type=Path, required=True, help="a text cache of that target")
     parser.add_argument("--layers", default="1,2,4")
@@ -115,18 +134,29 @@ def main() -> None:
     tune_malloc()
     cache = TextCache.load(arguments.text)
     target = resolve_target(arguments.target).architecture
-    print(f"{'draft':38} {'distill':>9} {'passes':>9} {'step':>9} tokens/s   distill/passes  distill/step")
+    print(
+        f"{'draft':38} {'distill':>9} {'passes':>9} {'step':>9} tokens/s   distill/passes "
+        " distill/step"
+    )
     rows = []
     for layers in map(int, arguments.layers.split(",")):
         arch = Architecture(
-            target.hidden_size, target.intermediate_size, layers, target.num_attention_heads, target.num_key_value_heads,
-            target.head_dim, target.vocab_size, arguments.head, rope_theta=target.rope_theta,
-        )  # fmt: skip
+            target.hidden_size,
+            target.intermediate_size,
+            layers,
+            target.num_attention_heads,
+            target.num_key_value_heads,
+            target.head_dim,
+            target.vocab_size,
+            arguments.head,
+            rope_theta=target.rope_theta,
+        )
         row = rates(build_draft(arch), cache, arguments.rounds, arguments.steps)
         rows.append({"shape": arch.label()} | row)
         print(
-            f"{arch.label():38} {row['distill_tokens_per_s']:9.0f} {row['passes_tokens_per_s']:9.0f} "
-            f"{row['step_tokens_per_s']:9.0f}            {row['ratio_to_passes']:14.1%} {row['ratio_to_step']:13.1%}",
+            f"{arch.label():38} {row['distill_tokens_per_s']:9.0f}"
+            f" {row['passes_tokens_per_s']:9.0f} {row['step_tokens_per_s']:9.0f}           "
+            f" {row['ratio_to_passes']:14.1%} {row['ratio_to_step']:13.1%}",
             flush=True,
         )
     if arguments.json:

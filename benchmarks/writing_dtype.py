@@ -1,11 +1,14 @@
-"""Whether drafts learn less from text that the target wrote in bfloat16 than from its float32 text, and what writing costs.
+"""Whether drafts learn less from text that the target wrote in bfloat16 than from its float32 text,
+and what writing costs.
 
-    python benchmarks/writing_dtype.py --prompts FILE --output FILE [--count 400] [--tokens 128000] [--seeds 0 1]
+    python benchmarks/writing_dtype.py --prompts FILE --output FILE [--count 400] [--tokens 128000]
+    [--seeds 0 1]
 
-The target answers the same prompts in both dtypes (on a CPU a user's greedy text may be float32 where bfloat16 multiplies
-faster); drafts of one shape are trained alike on either text, and judged on float32 text of held-out prompts. Written tokens a
-second of the processor, the share of written tokens that the two texts share up to their first difference, held-out alpha and
-the paired difference by text.
+The target answers the same prompts in both dtypes (on a CPU a user's greedy text may be float32
+where bfloat16 multiplies faster); drafts of one shape are trained alike on either text, and judged
+on float32 text of held-out prompts. Written tokens a second of the processor, the share of written
+tokens that the two texts share up to their first difference, held-out alpha and the paired
+difference by text.
 """
 
 from __future__ import annotations
@@ -43,13 +46,18 @@ def shared_share(first: TextCache, second: TextCache) -> tuple[float, float]:
     for a, b in zip(first.sequences, second.sequences, strict=True):
         left, right = a.written.tolist(), b.written.tolist()
         equal += left == right
-        agree = next((i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), min(len(left), len(right)))
+        agree = next(
+            (i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y),
+            min(len(left), len(right)),
+        )
         same, total = same + agree, total + max(len(left), len(right))
     return equal / len(first.sequences), same / total
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
@@ -63,12 +71,18 @@ def main() -> None:
     models = {dtype: load_target(ref, dtype) for dtype in DTYPES}
     prompts = read_prompts(arguments.prompts)[: arguments.count + HELDOUT]
     writing = Writing(arguments.answer_tokens)
-    result: dict[str, Any] = {"arguments": {k: str(v) for k, v in vars(arguments).items()}, "writing": {}, "drafts": []}
+    result: dict[str, Any] = {
+        "arguments": {k: str(v) for k, v in vars(arguments).items()},
+        "writing": {},
+        "drafts": [],
+    }
     with TemporaryDirectory() as folder:
         caches = {}
         for dtype, (model, tokenizer) in models.items():
             begin = time.process_time()
-            caches[dtype] = generate_text(model, tokenizer, prompts[HELDOUT:], cache_dir=f"{folder}/{dtype}", writing=writing)
+            caches[dtype] = generate_text(
+                model, tokenizer, prompts[HELDOUT:], cache_dir=f"{folder}/{dtype}", writing=writing
+            )
             spent = time.process_time() - begin
             result["writing"][dtype] = {
                 "tokens": caches[dtype].written_tokens,
@@ -76,27 +90,58 @@ def main() -> None:
                 "tokens_per_cpu_s": caches[dtype].written_tokens / spent,
             }
             print(dtype, result["writing"][dtype], flush=True)
-        result["equal_answers"], result["equal_tokens"] = shared_share(*(caches[dtype] for dtype in DTYPES))
+        result["equal_answers"], result["equal_tokens"] = shared_share(
+            *(caches[dtype] for dtype in DTYPES)
+        )
         model, tokenizer = models["float32"]
-        heldout = generate_text(model, tokenizer, prompts[:HELDOUT], cache_dir=f"{folder}/heldout", writing=writing)
+        heldout = generate_text(
+            model, tokenizer, prompts[:HELDOUT], cache_dir=f"{folder}/heldout", writing=writing
+        )
         base = ref.architecture
         shape = Architecture(
-            384, 1536, 2, 6, 2, 64, base.vocab_size, HEAD_ROWS, max_position_embeddings=base.max_position_embeddings
-        )  # fmt: skip
+            384,
+            1536,
+            2,
+            6,
+            2,
+            64,
+            base.vocab_size,
+            HEAD_ROWS,
+            max_position_embeddings=base.max_position_embeddings,
+        )
         for seed in arguments.seeds:
             traces = {}
             for dtype in DTYPES:
-                ids = choose_draft_vocab(token_frequencies(caches[dtype]), HEAD_ROWS, tokenizer).token_ids
-                rows = torch.stack([s.token_ids[:64] for s in caches[dtype].sequences if len(s.token_ids) >= 64][:32]).long()
-                draft = initialise_draft(models["float32"][0], shape, draft_token_ids=ids, calibration_ids=rows, seed=seed)
+                ids = choose_draft_vocab(
+                    token_frequencies(caches[dtype]), HEAD_ROWS, tokenizer
+                ).token_ids
+                rows = torch.stack(
+                    [s.token_ids[:64] for s in caches[dtype].sequences if len(s.token_ids) >= 64][
+                        :32
+                    ]
+                ).long()
+                draft = initialise_draft(
+                    models["float32"][0],
+                    shape,
+                    draft_token_ids=ids,
+                    calibration_ids=rows,
+                    seed=seed,
+                )
                 config = DistillConfig(max_tokens=arguments.tokens, seed=seed)
                 done = distill(draft, caches[dtype], config, heldout=heldout.sequences)
                 traces[dtype] = agreement_trace(draft, heldout)
-                row = {"dtype": dtype, "seed": seed, "tokens": done.tokens, "alpha": alpha(traces[dtype]).value}
+                row = {
+                    "dtype": dtype,
+                    "seed": seed,
+                    "tokens": done.tokens,
+                    "alpha": alpha(traces[dtype]).value,
+                }
                 result["drafts"].append(row)
                 print(row, flush=True)
             gap = paired_difference(traces["bfloat16"], traces["float32"])
-            result["drafts"].append({"seed": seed, "bfloat16_minus_float32": gap.value, "std": gap.std})
+            result["drafts"].append(
+                {"seed": seed, "bfloat16_minus_float32": gap.value, "std": gap.std}
+            )
             print(result["drafts"][-1], flush=True)
             write_json(arguments.output, result)
 

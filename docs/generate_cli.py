@@ -20,15 +20,18 @@ INTRODUCTION = """\
 
 # Commands
 
-Every command takes `--json`: the last line of stdout is then one JSON object with the same data. Progress goes to stderr.
-Exit status: 0 done, 1 a run that failed, 2 something you can mend (one line says what), 130 stopped with Ctrl-C. Stopping
-loses at most the measurement, trial, shard of text or checkpoint interval in flight; the same command continues.
+Every command takes `--json`: the last line of stdout is then one JSON object with the same data.
+Progress goes to stderr. Exit status: 0 done, 1 a run that failed, 2 something you can mend (one
+line says what), 130 stopped with Ctrl-C. Stopping loses at most the measurement, trial, shard of
+text or checkpoint interval in flight; the same command continues.
 
 Durations are written `90s`, `10m`, `1.5h`, or as a number of seconds.
 """
 
 
-def commands(command: click.Command, name: str = "archsearch") -> Iterator[tuple[str, click.Command]]:
+def commands(
+    command: click.Command, name: str = "archsearch"
+) -> Iterator[tuple[str, click.Command]]:
     """(full name, command) of a group and everything below it, in the order of --help."""
     yield name, command
     if isinstance(command, click.Group):
@@ -39,7 +42,11 @@ def commands(command: click.Command, name: str = "archsearch") -> Iterator[tuple
 def help_text(name: str, command: click.Command) -> str:
     """--help at a fixed width, whatever the terminal."""
     context = click.Context(
-        command, info_name=name, terminal_width=WIDTH, max_content_width=WIDTH, help_option_names=["-h", "--help"]
+        command,
+        info_name=name,
+        terminal_width=WIDTH,
+        max_content_width=WIDTH,
+        help_option_names=["-h", "--help"],
     )
     lines = (line.rstrip() for line in command.get_help(context).splitlines())
     return "\n".join(lines).strip()

@@ -19,7 +19,10 @@ from archsearch.files import write_text
 
 FILE = Path(__file__).with_name("engine-rounds.md")
 DATA = Path(engine_rounds.__file__).with_suffix(".yaml")
-BEGIN, END = "<!-- engine_rounds.yaml: written by make docs -->", "<!-- end of engine_rounds.yaml -->"
+BEGIN, END = (
+    "<!-- engine_rounds.yaml: written by make docs -->",
+    "<!-- end of engine_rounds.yaml -->",
+)
 DRAFTERS = {
     "draft_model": "draft",
     "feature_head": "EAGLE, MTP",
@@ -53,7 +56,10 @@ def version_rows(engine: str, known: dict[str, Any]) -> list[str]:
         way += "; target too" if row.get("eager") else ""
         mend = [f"`{name}={value}`" for name, value in row.get("remedy_options", {}).items()]
         mend += [f"version {row['remedy']}"] if "remedy" in row else []
-        lines.append(f"| {engine} | {DRAFTERS[drafter]} | {versions} | {switches} | {way} | {', '.join(mend)} |")
+        lines.append(
+            f"| {engine} | {DRAFTERS[drafter]} | {versions} | {switches} | {way} |"
+            f" {', '.join(mend)} |"
+        )
     return lines
 
 
@@ -73,15 +79,23 @@ def tables() -> str:
         "Milliseconds. GPU: what a round, a draft token and a sequence add.",
         "Host: a round, a draft pass, each of its layers.",
         "",
-        "| class | draft | order | round | token | sequence | host round | host pass | host layer |",
+        (
+            "| class | draft | order | round | token | sequence | host round | host pass | host"
+            " layer |"
+        ),
         "|---|---|---|---|---|---|---|---|---|",
     ]
     sources = ["", "## Sources", ""]
     for name in data["classes"]:
         costs = round_costs(name)
         times = (
-            costs.round_s, costs.token_s, costs.sequence_s, costs.host_round_s, costs.host_token_s, costs.host_layer_s,
-        )  # fmt: skip
+            costs.round_s,
+            costs.token_s,
+            costs.sequence_s,
+            costs.host_round_s,
+            costs.host_token_s,
+            costs.host_layer_s,
+        )
         cells = [f"`{name}`", costs.title, costs.order, *map(milliseconds, times)]
         lines.append(f"| {' | '.join(cells)} |")
         source = f"- `{name}`: {costs.source}"

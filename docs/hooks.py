@@ -1,4 +1,5 @@
-"""What the site does with links that leave docs/: the files stay in the repository, so their names stand as text.
+"""What the site does with links that leave docs/: the files stay in the repository, so their names
+stand as text.
 
 mkdocs calls `on_page_markdown`; a link to a file that does not exist ends the build.
 """

@@ -2,11 +2,12 @@
 
     python examples/half_the_depth.py [--picture docs/pictures/half-the-depth.svg]
 
-"Decoding Speculative Decoding" (arXiv 2402.01528) found that a draft's latency decides the speed-up, and depth the latency.
-Here two drafts of 1.3 billion parameters for LLaMA-65B on four A100: Sheared-LLaMA with 24 layers, and 12 wider ones. Both are
-given the same alpha, so that nothing but time differs. Launched kernel by kernel the host pays for every layer, and half of them
-bring a third more; inside CUDA graphs depth costs less, and they bring a tenth. Runs in about a minute, without a GPU;
-everything is predicted from measured kernels and published host times.
+"Decoding Speculative Decoding" (arXiv 2402.01528) found that a draft's latency decides the
+speed-up, and depth the latency. Here two drafts of 1.3 billion parameters for LLaMA-65B on four
+A100: Sheared-LLaMA with 24 layers, and 12 wider ones. Both are given the same alpha, so that
+nothing but time differs. Launched kernel by kernel the host pays for every layer, and half of them
+bring a third more; inside CUDA graphs depth costs less, and they bring a tenth. Runs in about a
+minute, without a GPU; everything is predicted from measured kernels and published host times.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ DRAFTS = {"sheared-llama-1.3b": "24 layers of 2048", "wide-1.3b": "12 layers of 
 WAYS = {
     "transformers, eager": {"engine": "transformers", "mode": "eager"},
     "vLLM, no graphs for drafts": {"engine": "vllm"},
-    "vLLM, graphs for drafts": {"engine": "vllm", "engine_options": ("VLLM_USE_V2_MODEL_RUNNER=0",)},
+    "vLLM, graphs for drafts": {
+        "engine": "vllm",
+        "engine_options": ("VLLM_USE_V2_MODEL_RUNNER=0",),
+    },
     "SGLang, one graph": {"engine": "sglang"},
 }
 
@@ -34,7 +38,9 @@ def rows() -> dict[str, dict[str, dict]]:
     found: dict[str, dict[str, dict]] = {}
     for way, how in WAYS.items():
         asked = WorkloadRequest(gpu=DEVICE, tensor_parallel=RANKS, **how)  # type: ignore[arg-type]
-        answer = estimate_drafts(EstimateRequest(TARGET, tuple(DRAFTS), asked, alpha=ALPHA, gamma=GAMMA))
+        answer = estimate_drafts(
+            EstimateRequest(TARGET, tuple(DRAFTS), asked, alpha=ALPHA, gamma=GAMMA)
+        )
         found[way] = {score["draft"]: score for score in answer["drafts"]}
     return found
 
@@ -42,12 +48,29 @@ def rows() -> dict[str, dict[str, dict]]:
 def chart(found: dict[str, dict[str, dict]]) -> Chart:
     """Speed-up of both drafts in each way, side by side."""
     series = tuple(
-        Series(shape, tuple(way.replace(", ", ",\n") for way in found),
-               tuple(scores[draft]["speedup"]["value"] for scores in found.values()), "bar", SERIES[number])
+        Series(
+            shape,
+            tuple(way.replace(", ", ",\n") for way in found),
+            tuple(scores[draft]["speedup"]["value"] for scores in found.values()),
+            "bar",
+            SERIES[number],
+        )
         for number, (draft, shape) in enumerate(DRAFTS.items())
-    )  # fmt: skip
-    title = f"Same parameters, half the depth: {TARGET} on {RANKS} {DEVICE.upper()}, alpha {ALPHA}, gamma {GAMMA}"
-    return Chart("half-the-depth", title, "", "", "speed-up, x (predicted)", series, level=1.0, y_from_zero=True)  # fmt: skip
+    )
+    title = (
+        f"Same parameters, half the depth: {TARGET} on {RANKS} {DEVICE.upper()}, alpha {ALPHA},"
+        f" gamma {GAMMA}"
+    )
+    return Chart(
+        "half-the-depth",
+        title,
+        "",
+        "",
+        "speed-up, x (predicted)",
+        series,
+        level=1.0,
+        y_from_zero=True,
+    )
 
 
 def main() -> None:
@@ -55,14 +78,23 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="where to draw it (.svg or .png)")
     arguments = parser.parse_args()
     found = rows()
-    print(f"{'':<28}" + "".join(f"{shape:>32}" for shape in DRAFTS.values()) + "   half the depth brings")
+    print(
+        f"{'':<28}"
+        + "".join(f"{shape:>32}" for shape in DRAFTS.values())
+        + "   half the depth brings"
+    )
     for way, scores in found.items():
         cells = [scores[draft] for draft in DRAFTS]
         told = [
-            f"{s['speedup']['value']:.2f}x ± {s['speedup']['std']:.2f}, draft {1e3 * s['draft_s']['value']:.1f} ms" for s in cells
+            f"{s['speedup']['value']:.2f}x ± {s['speedup']['std']:.2f}, draft"
+            f" {1e3 * s['draft_s']['value']:.1f} ms"
+            for s in cells
         ]
-        print(f"{way:<28}" + "".join(f"{text:>32}" for text in told)
-              + f"   {cells[1]['speedup']['value'] / cells[0]['speedup']['value']:.2f} times")  # fmt: skip
+        print(
+            f"{way:<28}"
+            + "".join(f"{text:>32}" for text in told)
+            + f"   {cells[1]['speedup']['value'] / cells[0]['speedup']['value']:.2f} times"
+        )
     if arguments.picture is not None:
         arguments.picture.parent.mkdir(parents=True, exist_ok=True)
         print(f"\n{write_picture(arguments.picture, drawn(chart(found), size=(7.6, 4.2)))}")

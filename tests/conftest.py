@@ -1,4 +1,5 @@
-"""Every test works in its own folder and its own cache; nothing is read from or written to the user's."""
+"""Every test works in its own folder and its own cache; nothing is read from or written to the
+user's."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="session")
 def shipped_profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The profiles that git knows: a checkout also holds those that `make demo` and users measured."""
+    """The profiles that git knows: a checkout also holds those that `make demo` and users
+    measured."""
     listed = subprocess.run(
         ["git", "ls-files", "profiles/*/profile.json"], cwd=ROOT, capture_output=True, text=True
     )

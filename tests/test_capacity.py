@@ -1,4 +1,5 @@
-"""Memory on known cases: the paper's two drafts, and models whose fit on known GPUs is well known."""
+"""Memory on known cases: the paper's two drafts, and models whose fit on known GPUs is well
+known."""
 
 from dataclasses import replace
 
@@ -14,7 +15,9 @@ from archsearch.workload import Workload
 AT_1024 = Workload(context_len=1024, dtype="float16")
 A100 = load_device("a100")
 L4 = load_device("l4")
-LLAMA_65B, LLAMA_7B, LLAMA_70B = (load(name).architecture for name in ("llama-65b", "llama-7b", "llama-2-70b"))
+LLAMA_65B, LLAMA_7B, LLAMA_70B = (
+    load(name).architecture for name in ("llama-65b", "llama-7b", "llama-2-70b")
+)
 WIDE, DEEP = (load(name).architecture for name in ("wide-1.3b", "sheared-llama-1.3b"))
 
 
@@ -34,7 +37,9 @@ def test_parts_add_up():
 
 
 def test_tensor_parallel_splits_the_target_and_not_the_draft():
-    one, four = (capacity.memory_bytes(LLAMA_65B, WIDE, replace(AT_1024, tensor_parallel=n)) for n in (1, 4))
+    one, four = (
+        capacity.memory_bytes(LLAMA_65B, WIDE, replace(AT_1024, tensor_parallel=n)) for n in (1, 4)
+    )
     norms = 161 * 8192 * 2  # stay whole on every rank
     assert 4 * (four.target_weight_bytes - norms) == one.target_weight_bytes - norms
     assert 4 * four.target_kv_bytes == one.target_kv_bytes
@@ -42,7 +47,12 @@ def test_tensor_parallel_splits_the_target_and_not_the_draft():
 
 
 def test_kv_heads_are_replicated_beyond_their_number():
-    use = {n: capacity.memory_bytes(LLAMA_70B, None, replace(AT_1024, tensor_parallel=n)).target_kv_bytes for n in (1, 8, 16)}
+    use = {
+        n: capacity.memory_bytes(
+            LLAMA_70B, None, replace(AT_1024, tensor_parallel=n)
+        ).target_kv_bytes
+        for n in (1, 8, 16)
+    }
     assert use[1] == 8 * use[8] == 8 * use[16]
 
 
@@ -50,13 +60,20 @@ def test_tensor_parallel_must_divide():
     with pytest.raises(InvalidShapeError, match="num_attention_heads"):
         capacity.memory_bytes(LLAMA_65B, None, replace(AT_1024, tensor_parallel=3))
     with pytest.raises(InvalidShapeError, match="num_key_value_heads"):
-        capacity.shard(LLAMA_70B.replace(num_key_value_heads=32, num_attention_heads=96, intermediate_size=96), 24)
+        capacity.shard(
+            LLAMA_70B.replace(num_key_value_heads=32, num_attention_heads=96, intermediate_size=96),
+            24,
+        )
 
 
 def test_what_is_known_to_fit():
     assert not capacity.fits(LLAMA_65B, WIDE, AT_1024, A100)
-    assert not capacity.fits(LLAMA_65B, WIDE, replace(AT_1024, tensor_parallel=1), load_device("h100"))
-    assert capacity.fits(LLAMA_65B, WIDE, replace(AT_1024, tensor_parallel=4), A100)  # the paper's set-up
+    assert not capacity.fits(
+        LLAMA_65B, WIDE, replace(AT_1024, tensor_parallel=1), load_device("h100")
+    )
+    assert capacity.fits(
+        LLAMA_65B, WIDE, replace(AT_1024, tensor_parallel=4), A100
+    )  # the paper's set-up
     assert capacity.fits(LLAMA_7B, None, AT_1024, L4)
     assert not capacity.fits(LLAMA_7B, None, replace(AT_1024, dtype="float32"), L4)
 
@@ -70,7 +87,9 @@ def test_max_batch_is_the_last_that_fits(draft):
 
 
 def test_less_kv_leaves_room_for_more_sequences():
-    assert capacity.max_batch_size(LLAMA_7B, WIDE, AT_1024, A100) > capacity.max_batch_size(LLAMA_7B, DEEP, AT_1024, A100)
+    assert capacity.max_batch_size(LLAMA_7B, WIDE, AT_1024, A100) > capacity.max_batch_size(
+        LLAMA_7B, DEEP, AT_1024, A100
+    )
 
 
 def test_nothing_fits():

@@ -36,5 +36,6 @@ def test_a_third_of_the_heldout_prompts_uses_templates_never_trained_on():
 def test_every_template_leaves_no_field_open_and_the_seed_decides():
     assert not [row for row in prompts.training_prompts(300) if "{" in row["prompt"]]
     assert prompts.training_prompts(40, seed=1) != prompts.training_prompts(40, seed=2)
-    # More prompts of the same seed only add to the list, so a smaller demo is a prefix of the larger one.
+    # More prompts of the same seed only add to the list, so a smaller demo is a prefix of the
+    # larger one.
     assert prompts.training_prompts(40) == prompts.training_prompts(80)[:40]

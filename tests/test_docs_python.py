@@ -1,4 +1,5 @@
-"""Docs that run: the examples of docs/python.md, and every command line of README and docs as far as it can be parsed."""
+"""Docs that run: the examples of docs/python.md, and every command line of README and docs as far
+as it can be parsed."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ COMMAND = re.compile(r"^(?:[A-Z_0-9]+=\S+ )*archsearch (?!\.\.\.)[a-z].*$", re.M
 
 
 @pytest.mark.slow  # fits an H100's kernel tables and searches
-def test_the_examples_of_the_python_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_of_the_python_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     text = "\n".join(re.findall(r"```pycon\n(.*?)```", page, re.DOTALL))
@@ -32,7 +35,9 @@ def test_the_examples_of_the_python_page_run(tmp_path: Path, monkeypatch: pytest
 def command_lines() -> list[tuple[str, str]]:
     found = []
     for page in PAGES:
-        blocks = re.findall(r"^```\w*\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        blocks = re.findall(
+            r"^```\w*\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+        )
         found += [(page.name, line) for block in blocks for line in COMMAND.findall(block)]
     return found
 
@@ -41,14 +46,17 @@ def test_commands_are_found() -> None:
     assert len(command_lines()) > 50
 
 
-@pytest.mark.parametrize(("page", "line"), command_lines(), ids=lambda text: text.replace("/", "|")[:60])
+@pytest.mark.parametrize(
+    ("page", "line"), command_lines(), ids=lambda text: text.replace("/", "|")[:60]
+)
 def test_every_documented_command_is_one(page: str, line: str) -> None:
     """Its options exist and take such values; `...` stands for what a reader fills in."""
     words = shlex.split(line, comments=True)
     words = words[words.index("archsearch") + 1 :]
     words = words[: words.index("|")] if "|" in words else words  # what another command reads
     command: click.Command = main
-    # With the group's own settings: a command keeps the help option of the first context that asks it.
+    # With the group's own settings: a command keeps the help option of the first context that asks
+    # it.
     context = click.Context(main, info_name="archsearch", **main.context_settings)
     while isinstance(command, click.Group) and words:
         name = words.pop(0)

@@ -1,4 +1,5 @@
-"""Every command of README and docs that needs no more than a CPU is run as it stands, with small models and budgets."""
+"""Every command of README and docs that needs no more than a CPU is run as it stands, with small
+models and budgets."""
 
 from __future__ import annotations
 
@@ -21,31 +22,54 @@ from tests.test_docs_commands import PAGES, ROOT, Line, lines_of
 PREPARED = {"scale.md": ("a", "b"), "families.md": ("demo",)}  # runs that a page takes for granted
 BUDGETS = {"--time-budget": "6s", "--budget": "6s", "--check": "1", "--workers": "1"}
 ON_CPU = {
-    "search": "--space tiny.yaml --context 64 --trials 8", "profile": "--space tiny.yaml --dtype float32 --no-engine",
+    "search": "--space tiny.yaml --context 64 --trials 8",
+    "profile": "--space tiny.yaml --dtype float32 --no-engine",
     "acceptance": "--answer-tokens 16 --max-prompts 8",
-}  # fmt: skip
+}
 ON_GPU = {"search": "--space small.yaml --trials 8"}
 WHOLE = ("recipe.md",)  # its ranks are those of the search as a reader runs it
-SMALL = {"num_hidden_layers": [1, 2, 3], "hidden_size": [2048], "ffn_ratio": [2, 3], "num_key_value_heads": [8]}
+SMALL = {
+    "num_hidden_layers": [1, 2, 3],
+    "hidden_size": [2048],
+    "ffn_ratio": [2, 3],
+    "num_key_value_heads": [8],
+}
 SMALL |= {"kv_group_size": [4], "head_dim": [64], "draft_vocab_size": [32768, "target"]}
 HEAD = {
-    "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 1, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256,
-    "draft_vocab_size": 32000, "tie_word_embeddings": False, "max_position_embeddings": 131072,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "draft_vocab_size": 32000,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 131072,
+}
 
 
 def make_home(folder: Path) -> None:
-    """What the pages call one's own: a target, a draft, prompts, a mix of work, a trace, a head; all of them tiny."""
+    """What the pages call one's own: a target, a draft, prompts, a mix of work, a trace, a head;
+    all of them tiny."""
     make_world(folder)
     (folder / "target").rename(folder / "my-model")
     make_model_folder(folder / "a-draft", TINY.replace(num_hidden_layers=1), seed=1)
     for name in ("my.jsonl", "my-prompts.jsonl"):
         make_prompts(folder / name, 24)
-    (folder / "small.yaml").write_text(yaml.safe_dump({"description": "a few", "dimensions": SMALL}))
-    examples = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "serving.md").read_text(encoding="utf-8"), re.DOTALL)
+    (folder / "small.yaml").write_text(
+        yaml.safe_dump({"description": "a few", "dimensions": SMALL})
+    )
+    examples = re.findall(
+        r"```yaml\n(.*?)```", (ROOT / "docs" / "serving.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     (folder / "mix.yaml").write_text(next(text for text in examples if "parts:" in text))
-    rows = [{"timestamp": 400 * number, "input_length": 300, "output_length": 60} for number in range(40)]
+    rows = [
+        {"timestamp": 400 * number, "input_length": 300, "output_length": 60}
+        for number in range(40)
+    ]
     (folder / "mooncake.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "my-head").mkdir()
     (folder / "my-head" / "config.json").write_text(json.dumps(HEAD))
@@ -86,7 +110,9 @@ def prepare(page: str) -> None:
 
 
 @pytest.mark.slow
-def test_commands_that_need_a_cpu_alone_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_that_need_a_cpu_alone_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(click, "launch", lambda address: 0)
     make_home(tmp_path)
@@ -94,7 +120,11 @@ def test_commands_that_need_a_cpu_alone_run(tmp_path: Path, monkeypatch: pytest.
     failed, words = [], []
     with single_threaded():
         for page in PAGES:
-            lines = [line for line in lines_of(page) if line.text.startswith("archsearch ") and not line.needs]
+            lines = [
+                line
+                for line in lines_of(page)
+                if line.text.startswith("archsearch ") and not line.needs
+            ]
             if lines:
                 prepare(page.name)
             for line in lines:
@@ -108,16 +138,22 @@ def test_commands_that_need_a_cpu_alone_run(tmp_path: Path, monkeypatch: pytest.
                     if "my-head" in words:
                         shutil.rmtree("my-head", ignore_errors=True)
                 result = invoke(*words)
-                fine = result.exit_code == 0 or (words[0] == "doctor" and result.exit_code == 1)  # 1: something must be mended
+                fine = result.exit_code == 0 or (
+                    words[0] == "doctor" and result.exit_code == 1
+                )  # 1: something must be mended
                 if not fine:
-                    failed.append(f"{page.name}: {told}\n    {result.stderr[-300:] or repr(result.exception)}")
+                    failed.append(
+                        f"{page.name}: {told}\n    {result.stderr[-300:] or repr(result.exception)}"
+                    )
     assert len(done) > 35
     assert not failed, "\n".join(failed)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_shells_of_the_install_page_complete(shell: str) -> None:
-    assert f"_ARCHSEARCH_COMPLETE={shell}_source archsearch" in (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    assert f"_ARCHSEARCH_COMPLETE={shell}_source archsearch" in (
+        ROOT / "docs" / "install.md"
+    ).read_text(encoding="utf-8")
     kind = get_completion_class(shell)
     assert kind is not None
     completion = kind(main, {}, "archsearch", "_ARCHSEARCH_COMPLETE")

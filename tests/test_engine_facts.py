@@ -1,4 +1,5 @@
-"""What is known of the engines: who can do what, how each runs a draft, and that nothing else need be told of a new one."""
+"""What is known of the engines: who can do what, how each runs a draft, and that nothing else need
+be told of a new one."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ from archsearch.workload import Workload
 DRAFT = Architecture(256, 512, 2, 4, 4, 64, 32000, draft_vocab_size=8000)
 
 
-@pytest.mark.parametrize(("engine", "rows"), [(None, 8000), ("transformers", 8000), ("vllm", 32000), ("openvino", 32000)])
+@pytest.mark.parametrize(
+    ("engine", "rows"), [(None, 8000), ("transformers", 8000), ("vllm", 32000), ("openvino", 32000)]
+)
 def test_only_some_engines_know_a_trimmed_head(engine: str | None, rows: int) -> None:
     assert engine_facts(engine).served_draft(DRAFT).head_rows == rows
 
@@ -41,7 +44,13 @@ def test_only_vllm_runs_an_idle_draft() -> None:
     names = engines_that(lambda row: True)
     costs = {name: RooflineLatency(device, "bfloat16", "graph", name) for name in names}
     idle = {name: latency.idle_draft_s(DRAFT, workload).value for name, latency in costs.items()}
-    assert idle["transformers"] == idle["openvino"] == 0 < idle["vllm"] < costs["vllm"].draft_s(DRAFT, workload, 2).value
+    assert (
+        idle["transformers"]
+        == idle["openvino"]
+        == 0
+        < idle["vllm"]
+        < costs["vllm"].draft_s(DRAFT, workload, 2).value
+    )
 
 
 def test_what_archsearch_runs_and_what_each_can() -> None:
@@ -49,7 +58,11 @@ def test_what_archsearch_runs_and_what_each_can() -> None:
     assert engines_that(has_recipe) == ("vllm", "openvino", "llama.cpp")
     assert engines_that(lambda row: row.batches) == ("vllm", "openvino")
     assert engines_that(lambda row: row.synthesises) == ("transformers", "vllm", "llama.cpp")
-    assert engines_that(lambda row: row.schedules) == engines_that(lambda row: row.dummy_weights) == ("vllm",)
+    assert (
+        engines_that(lambda row: row.schedules)
+        == engines_that(lambda row: row.dummy_weights)
+        == ("vllm",)
+    )
 
 
 @pytest.mark.parametrize("row", ENGINES.values(), ids=lambda row: row.name)
@@ -76,12 +89,20 @@ def test_an_engine_that_runs_says_what_its_row_says() -> None:
 
 
 def test_unknown_engines() -> None:
-    with pytest.raises(ArchsearchError, match="unknown engine 'ollama'; choose one of transformers, vllm, openvino, sglang"):
+    with pytest.raises(
+        ArchsearchError,
+        match="unknown engine 'ollama'; choose one of transformers, vllm, openvino, sglang",
+    ):
         engine_facts("ollama")
-    with pytest.raises(ArchsearchError, match="unknown engine 'ollama'; choose one of transformers, vllm, openvino, llama.cpp$"):
+    with pytest.raises(
+        ArchsearchError,
+        match="unknown engine 'ollama'; choose one of transformers, vllm, openvino, llama.cpp$",
+    ):
         runnable_engine("ollama")
     # No longer unknown: drafts are ranked for it, so the line says which engine confirms them.
-    words = "does not run SGLang: it ranks drafts for it .* --engine transformers or vllm or llama.cpp$"
+    words = (
+        "does not run SGLang: it ranks drafts for it .* --engine transformers or vllm or llama.cpp$"
+    )
     with pytest.raises(ArchsearchError, match=words):
         runnable_engine("sglang")
     assert engine_title("vllm") == "vLLM" and engine_title("ollama") == "ollama"
@@ -95,16 +116,24 @@ def test_off_still_costs_a_round_in_tensorrt_llm() -> None:
 
     target, draft = shape("llama-3.1-8b").architecture, shape("llama-3.2-1b").architecture
     costs = {
-        name: RooflineLatency(load_device("h100"), "bfloat16", "graph", name).idle_s(target, draft, Workload()).value
+        name: RooflineLatency(load_device("h100"), "bfloat16", "graph", name)
+        .idle_s(target, draft, Workload())
+        .value
         for name in ("vllm", "sglang", "tensorrt-llm")
     }
     assert costs["sglang"] == 0.0 and costs["vllm"] > 0.0
-    assert costs["tensorrt-llm"] == pytest.approx(0.5e-3, rel=0.1), "what a round adds, without drafting"
+    assert costs["tensorrt-llm"] == pytest.approx(0.5e-3, rel=0.1), (
+        "what a round adds, without drafting"
+    )
 
 
 def test_a_version_that_nobody_looked_at_answers_with_a_warning() -> None:
     vllm = engine_facts("vllm")
     assert not vllm.lacks("dflash", "0.25") and "not in 0.25" in vllm.doubt("dflash", "0.25")
-    assert not vllm.doubt("dflash", "0.32") and not vllm.doubt("dflash", None) and not vllm.doubt("eagle3", "0.25")
+    assert (
+        not vllm.doubt("dflash", "0.32")
+        and not vllm.doubt("dflash", None)
+        and not vllm.doubt("eagle3", "0.25")
+    )
     assert not vllm.lacks("suffix", "0.12.0") and "0.12 or later" in vllm.lacks("suffix", "0.11.0")
     assert "49548" in vllm.schedule_doubt and "enable_adaptive_verification" in vllm.schedule_doubt

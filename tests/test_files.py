@@ -1,4 +1,5 @@
-"""Files are written whole or not at all; what a killed process left is cleared; other libraries' errors are the system's."""
+"""Files are written whole or not at all; what a killed process left is cleared; other libraries'
+errors are the system's."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def test_what_a_killed_process_left_goes_with_the_next_write(what: str, tmp_path
     assert done.returncode == -signal.SIGKILL
     (left,) = [entry for entry in path.parent.iterdir() if entry != path]
     assert left.name.startswith(".") and path.read_text() == "before"
-    foreign = path.parent / f".{path.name}.elsewhere-1-x.json"  # of another machine: nobody here can tell whether it lives
+    foreign = (
+        path.parent / f".{path.name}.elsewhere-1-x.json"
+    )  # of another machine: nobody here can tell whether it lives
     alive = path.parent / left.name.replace(f"-{left.name.split('-')[-2]}-", f"-{os.getpid()}-")
     foreign.touch()
     alive.touch()

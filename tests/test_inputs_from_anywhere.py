@@ -31,18 +31,35 @@ def made(folder: Path, text: str) -> Profile:
 
 @pytest.mark.parametrize(
     "change",
-    [{"times_s": "123"}, {"times_s": [True]}, {"times_s": [10**400]}, {"slowdown": 0}, {"slowdown": -1}, {"mode": None},
-     {"slowdown": float("nan")}, {"slowdown": "1"}, {"shape": []}, {"shape": None}, {"shape": {"m": [1]}}, {"dtype": 3},
-     {"throttled": "no"}, {"std_s": "1"}],
-)  # fmt: skip
-def test_rows_that_cannot_be_are_refused_with_their_line(change: dict[str, object], tmp_path: Path) -> None:
+    [
+        {"times_s": "123"},
+        {"times_s": [True]},
+        {"times_s": [10**400]},
+        {"slowdown": 0},
+        {"slowdown": -1},
+        {"mode": None},
+        {"slowdown": float("nan")},
+        {"slowdown": "1"},
+        {"shape": []},
+        {"shape": None},
+        {"shape": {"m": [1]}},
+        {"dtype": 3},
+        {"throttled": "no"},
+        {"std_s": "1"},
+    ],
+)
+def test_rows_that_cannot_be_are_refused_with_their_line(
+    change: dict[str, object], tmp_path: Path
+) -> None:
     made(tmp_path, json.dumps(row(1).to_dict() | change) + "\n")
     with pytest.raises(ArchsearchError, match="rows.jsonl:1 is broken"):
         Profile.load(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 100_000, "1" * 5_000, '"\\ud800"', "{", ""], ids=["nested", "digits", "surrogate", "cut", "empty"]
+    "text",
+    ["[" * 100_000, "1" * 5_000, '"\\ud800"', "{", ""],
+    ids=["nested", "digits", "surrogate", "cut", "empty"],
 )
 def test_json_from_anywhere_is_read_or_refused_in_one_line(text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]+$"):
@@ -66,18 +83,30 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["mysql://me:topsecretpw@host/db", "sqlite:///s.db?password=topsecretpw", "postgresql://h/x?user=me&passwd=topsecretpw",
-     "mysql://me:top@secretpw@host/db"],
-)  # fmt: skip
+    [
+        "mysql://me:topsecretpw@host/db",
+        "sqlite:///s.db?password=topsecretpw",
+        "postgresql://h/x?user=me&passwd=topsecretpw",
+        "mysql://me:top@secretpw@host/db",
+    ],
+)
 def test_no_password_of_a_storage_is_written_down(url: str) -> None:
     masked = without_password(url)
-    assert masked is not None and "secretpw" not in masked and masked.split(":")[0] == url.split(":")[0]
+    assert (
+        masked is not None
+        and "secretpw" not in masked
+        and masked.split(":")[0] == url.split(":")[0]
+    )
 
 
 @pytest.mark.parametrize("option", ["--target", "--draft"])
 def test_a_path_that_is_too_long_is_one_line(option: str) -> None:
-    asked = {"--target": "llama-65b", "--draft": "wide-796m", "--gpu": "a100"} | {option: "a/" + "x" * 5_000}
-    result = CliRunner().invoke(main, ["estimate", *(word for pair in asked.items() for word in pair)])
+    asked = {"--target": "llama-65b", "--draft": "wide-796m", "--gpu": "a100"} | {
+        option: "a/" + "x" * 5_000
+    }
+    result = CliRunner().invoke(
+        main, ["estimate", *(word for pair in asked.items() for word in pair)]
+    )
     assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
     assert result.output.strip().count("\n") == 0 and result.output.startswith("Error: ")
 
@@ -99,9 +128,13 @@ class Tokenizer:
 
 @pytest.mark.parametrize(
     ("template", "words"),
-    [("{{ 1 / 0 }}", "refuses the prompt in line 3 .turns: system, user."), ("{% if %}", "refuses the prompt in line 3"),
-     ("", "x"), ("{# #}", "makes no text of the prompt in line 3")],
-)  # fmt: skip
+    [
+        ("{{ 1 / 0 }}", "refuses the prompt in line 3 .turns: system, user."),
+        ("{% if %}", "refuses the prompt in line 3"),
+        ("", "x"),
+        ("{# #}", "makes no text of the prompt in line 3"),
+    ],
+)
 def test_templates_that_refuse_a_prompt_name_it(template: str, words: str) -> None:
     prompt = Prompt((("system", "be kind"), ("user", "what is it")), line=3)
     if not template:

@@ -26,8 +26,12 @@ from archsearch.profiles import (
 STACK = {"torch": "2.13.0+cpu", "transformers": "5.23.0"}
 
 
-def row(n: int = 576, times: tuple[float, ...] = (1e-3, 1.1e-3, 1.05e-3), cache: str = "cold") -> Measurement:
-    return Measurement("gemm", freeze_shape({"m": 1, "n": n, "k": 576}), "bfloat16", "eager", cache, times, 1.25)
+def row(
+    n: int = 576, times: tuple[float, ...] = (1e-3, 1.1e-3, 1.05e-3), cache: str = "cold"
+) -> Measurement:
+    return Measurement(
+        "gemm", freeze_shape({"m": 1, "n": n, "k": 576}), "bfloat16", "eager", cache, times, 1.25
+    )
 
 
 def profile(folder: Path) -> Profile:
@@ -37,7 +41,9 @@ def profile(folder: Path) -> Profile:
 def test_rows_survive_a_round_trip(tmp_path: Path) -> None:
     written = profile(tmp_path / "p")
     written.record(row())
-    assert "kernel" not in row().to_dict()  # rows without it keep their line, and profiles their fingerprint
+    assert (
+        "kernel" not in row().to_dict()
+    )  # rows without it keep their line, and profiles their fingerprint
     written.record(replace(row(n=64), kernel="FlashAttention 2"))
     written.record(row(cache="warm"))
     read = Profile.load(tmp_path / "p")
@@ -51,13 +57,28 @@ SMALL = Architecture(64, 128, 4, 4, 2, 16, 320, draft_vocab_size=64)
 @pytest.mark.parametrize(
     ("kind", "shape", "on_disk"),
     [
-        ("forward", ForwardShape(SMALL, 1, 3, 256), {"batch": 1, "tokens": 3, "context": 256, **SMALL.to_dict()}),
+        (
+            "forward",
+            ForwardShape(SMALL, 1, 3, 256),
+            {"batch": 1, "tokens": 3, "context": 256, **SMALL.to_dict()},
+        ),
         (
             "pass",
             PassShape("vllm", "draft", SMALL, 4, 2, 192),
-            {"engine": "vllm", "role": "draft", "architecture": SMALL.to_dict(), "batch": 4, "tokens": 2, "context": 192},
+            {
+                "engine": "vllm",
+                "role": "draft",
+                "architecture": SMALL.to_dict(),
+                "batch": 4,
+                "tokens": 2,
+                "context": 192,
+            },
         ),
-        ("rest", RestShape("vllm", 3, 4, 5), {"engine": "vllm", "gamma": 3, "batch": 4, "first_tokens": 5}),
+        (
+            "rest",
+            RestShape("vllm", 3, 4, 5),
+            {"engine": "vllm", "gamma": 3, "batch": 4, "first_tokens": 5},
+        ),
         (
             "engine",
             EngineShape("transformers", 3, 6, 320),
@@ -65,7 +86,9 @@ SMALL = Architecture(64, 128, 4, 4, 2, 16, 320, draft_vocab_size=64)
         ),
     ],
 )
-def test_what_a_row_is_about_is_on_disk_as_before(kind: str, shape: ForwardShape, on_disk: dict) -> None:
+def test_what_a_row_is_about_is_on_disk_as_before(
+    kind: str, shape: ForwardShape, on_disk: dict
+) -> None:
     assert shape.to_dict() == on_disk
     row = Measurement(kind, freeze_shape(on_disk), "bfloat16", "eager", "warm", (1e-3,))
     assert type(shape).of(Measurement.from_dict(json.loads(json.dumps(row.to_dict())))) == shape
@@ -145,7 +168,8 @@ def test_statistics_and_noise() -> None:
 
 
 def test_a_last_row_without_its_line_end_is_kept_and_added_to(tmp_path: Path) -> None:
-    """A file joined with `cat` or edited by hand: reading loses no row and changes nothing, recording ends the line first."""
+    """A file joined with `cat` or edited by hand: reading loses no row and changes nothing,
+    recording ends the line first."""
     written = profile(tmp_path / "p")
     for n in (64, 128):
         written.record(row(n=n))

@@ -1,4 +1,5 @@
-"""Everything that can be imported says what it is, and what it raises; the examples in docstrings run."""
+"""Everything that can be imported says what it is, and what it raises; the examples in docstrings
+run."""
 
 from __future__ import annotations
 
@@ -14,17 +15,33 @@ import archsearch
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "archsearch"
-# Classes a user of the Python API holds in hand: each of their public methods and properties speaks for itself.
+# Classes a user of the Python API holds in hand: each of their public methods and properties speaks
+# for itself.
 HELD = {
-    *(name for name in archsearch.__all__ if name[0].isupper()), "Acceptance", "Confirmed", "Dimension", "GivenAcceptance",
-    "Limits", "MemoryUse", "Ranking", "Regret", "Replay", "RoundTerms", "Run", "Scored", "SearchRequest", "SearchResult", "Trace",
+    *(name for name in archsearch.__all__ if name[0].isupper()),
+    "Acceptance",
+    "Confirmed",
+    "Dimension",
+    "GivenAcceptance",
+    "Limits",
+    "MemoryUse",
+    "Ranking",
+    "Regret",
+    "Replay",
+    "RoundTerms",
+    "Run",
+    "Scored",
+    "SearchRequest",
+    "SearchResult",
+    "Trace",
     "TrainingRecord",
-}  # fmt: skip
+}
 Node = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def public_nodes() -> Iterator[tuple[str, Node]]:
-    """(where and what, its definition) of every public function and class, and of the members of HELD."""
+    """(where and what, its definition) of every public function and class, and of the members of
+    HELD."""
     for path in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in tree.body:
@@ -33,7 +50,10 @@ def public_nodes() -> Iterator[tuple[str, Node]]:
             yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node
             for member in node.body if isinstance(node, ast.ClassDef) and node.name in HELD else ():
                 if isinstance(member, Node) and not member.name.startswith("_"):
-                    yield f"{path.relative_to(ROOT)}:{member.lineno} {node.name}.{member.name}", member
+                    yield (
+                        f"{path.relative_to(ROOT)}:{member.lineno} {node.name}.{member.name}",
+                        member,
+                    )
 
 
 def test_every_public_name_has_a_docstring() -> None:
@@ -43,16 +63,27 @@ def test_every_public_name_has_a_docstring() -> None:
 
 
 def test_what_can_go_wrong_is_said_where_it_is_raised() -> None:
-    """A public function that raises an error itself says so: archsearch's own, and those of wrong numbers."""
+    """A public function that raises an error itself says so: archsearch's own, and those of wrong
+    numbers."""
     silent = []
     for where, node in public_nodes():
-        if isinstance(node, ast.ClassDef) or where.startswith("archsearch/cli/"):  # the help of commands is for who types them
+        if isinstance(node, ast.ClassDef) or where.startswith(
+            "archsearch/cli/"
+        ):  # the help of commands is for who types them
             continue
         if "/worker/" in where:  # scripts in an engine's interpreter: they raise to their own loop
             continue
-        calls = (n.exc for n in _own(node) if isinstance(n, ast.Raise) and isinstance(n.exc, ast.Call))
-        raised = {call.func.id for call in calls if isinstance(call.func, ast.Name)} - {"AssertionError", "NotImplementedError"}
-        if raised and not any(word in (ast.get_docstring(node) or "") for word in ("Error", "Raises", "refuse", "Refuse")):
+        calls = (
+            n.exc for n in _own(node) if isinstance(n, ast.Raise) and isinstance(n.exc, ast.Call)
+        )
+        raised = {call.func.id for call in calls if isinstance(call.func, ast.Name)} - {
+            "AssertionError",
+            "NotImplementedError",
+        }
+        if raised and not any(
+            word in (ast.get_docstring(node) or "")
+            for word in ("Error", "Raises", "refuse", "Refuse")
+        ):
             silent.append(f"{where}: {', '.join(sorted(raised))}")
     assert silent == []
 

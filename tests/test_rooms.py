@@ -1,4 +1,5 @@
-"""The house keeps its order: who may import whom, what `--help` may load, what every module must hold to."""
+"""The house keeps its order: who may import whom, what `--help` may load, what every module must
+hold to."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ import archsearch
 
 PACKAGE = Path(archsearch.__file__).resolve().parent
 
-# Floors from the ground up. A room (a module or a folder of the package) imports itself and rooms on floors below its own.
+# Floors from the ground up. A room (a module or a folder of the package) imports itself and rooms
+# on floors below its own.
 FLOORS = (
     ("errors", "estimate", "paths", "progress", "threads"),
     ("files", "needs", "workload", "speedup", "schedule"),
@@ -34,7 +36,9 @@ FLOORS = (
     ("cli",),
 )
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-GROUND = [room for rooms in FLOORS[:3] for room in rooms]  # what everything else stands on: explained without exception
+GROUND = [
+    room for rooms in FLOORS[:3] for room in rooms
+]  # what everything else stands on: explained without exception
 HEAVY = ("torch", "transformers", "optuna", "sklearn", "scipy", "pandas", "matplotlib", "numpy")
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
@@ -42,13 +46,15 @@ TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
 
 
 def room_of(path: Path) -> str:
-    """The room of a file: its folder under archsearch/, or its own name. "" for archsearch/__init__.py."""
+    """The room of a file: its folder under archsearch/, or its own name. "" for
+    archsearch/__init__.py."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return "" if parts == ("__init__",) else parts[0]
 
 
 def imported_rooms(tree: ast.Module) -> set[tuple[str, int]]:
-    """(room, line) of every archsearch import anywhere in a module: lazy ones and those for type checkers count too."""
+    """(room, line) of every archsearch import anywhere in a module: lazy ones and those for type
+    checkers count too."""
     found = set()
     for node in ast.walk(tree):
         names: list[str] = []
@@ -86,21 +92,31 @@ def test_a_room_imports_only_rooms_below_it() -> None:
     def wrong(path: Path) -> list[str]:
         if room := room_of(path):
             return wrong_imports(room, TREES[path])
-        return [f"{other}: the package itself imports no room" for other, _ in imported_rooms(TREES[path])]
+        return [
+            f"{other}: the package itself imports no room"
+            for other, _ in imported_rooms(TREES[path])
+        ]
 
     assert not of_all(MODULES, wrong)
 
 
 def test_the_check_sees_lazy_and_aliased_imports() -> None:
-    bad = "from archsearch import cli as c\ndef f():\n    import archsearch.pipeline\n    from archsearch.report import x\n"
-    assert [text.split(" imports ")[1].split()[0] for text in wrong_imports("search", ast.parse(bad))] == [
+    bad = (
+        "from archsearch import cli as c\ndef f():\n    import archsearch.pipeline\n    from"
+        " archsearch.report import x\n"
+    )
+    assert [
+        text.split(" imports ")[1].split()[0] for text in wrong_imports("search", ast.parse(bad))
+    ] == [
         "cli",
         "pipeline",
         "report",
     ]
     good = "from archsearch import __version__, files\nfrom archsearch.search.space import Limits\n"
     assert not wrong_imports("search", ast.parse(good))
-    assert wrong_imports("runs", ast.parse("from archsearch.drafts.trainer import DraftTrainer")), "the same floor is not below"
+    assert wrong_imports("runs", ast.parse("from archsearch.drafts.trainer import DraftTrainer")), (
+        "the same floor is not below"
+    )
 
 
 def relative_imports_and_prints(path: Path) -> list[str]:
@@ -108,7 +124,11 @@ def relative_imports_and_prints(path: Path) -> list[str]:
     for node in ast.walk(TREES[path]):
         if isinstance(node, ast.ImportFrom) and node.level:
             found.append(f"line {node.lineno}: relative import; write it from archsearch down")
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "print"
+        ):
             found.append(f"line {node.lineno}: print; return text, or use click.echo in cli.py")
     return found
 
@@ -136,15 +156,19 @@ def test_ground_floors_explain_themselves() -> None:
     [
         "import archsearch",
         "import archsearch.cli",
-        "from click.testing import CliRunner; from archsearch.cli import main; "
-        "assert CliRunner().invoke(main, ['--help']).exit_code == 0; "
-        "assert CliRunner().invoke(main, ['search', '--help']).exit_code == 0",
+        (
+            "from click.testing import CliRunner; from archsearch.cli import main; "
+            "assert CliRunner().invoke(main, ['--help']).exit_code == 0; "
+            "assert CliRunner().invoke(main, ['search', '--help']).exit_code == 0"
+        ),
     ],
     ids=["package", "cli", "help"],
 )
 def test_nothing_heavy_is_imported_on_the_way_to_help(code: str) -> None:
     program = f"import json, sys; {code}; print(json.dumps(sorted(sys.modules)))"
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     loaded = set(json.loads(answer.stdout.splitlines()[-1]))
     assert not loaded & set(HEAVY)
 
@@ -152,7 +176,10 @@ def test_nothing_heavy_is_imported_on_the_way_to_help(code: str) -> None:
 def test_public_names_of_the_package_exist() -> None:
     # In a process of its own: they load torch-free modules only, but numpy and yaml come along.
     program = (
-        "import archsearch; [getattr(archsearch, name) for name in archsearch.__all__]; import sys; print('torch' in sys.modules)"
+        "import archsearch; [getattr(archsearch, name) for name in archsearch.__all__]; import sys;"
+        " print('torch' in sys.modules)"
     )
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     assert answer.stdout.strip() == "False"

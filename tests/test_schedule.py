@@ -1,4 +1,5 @@
-"""Gamma by batch size: what a schedule says of one batch size, and how it is made out of single ones."""
+"""Gamma by batch size: what a schedule says of one batch size, and how it is made out of single
+ones."""
 
 from __future__ import annotations
 
@@ -13,7 +14,15 @@ RANGES = ((1, 2, 4), (3, 16, 1), (17, 256, 0))
 
 
 def test_gamma_at_a_batch_size() -> None:
-    assert [gamma_at(RANGES, batch) for batch in (1, 2, 3, 16, 17, 256, 1000)] == [4, 4, 1, 1, 0, 0, 0]
+    assert [gamma_at(RANGES, batch) for batch in (1, 2, 3, 16, 17, 256, 1000)] == [
+        4,
+        4,
+        1,
+        1,
+        0,
+        0,
+        0,
+    ]
     assert gamma_at(((1, 4, 3),), 9) == 3, "the last gamma goes on above the end"
     assert gamma_at((), 9, 5) == 5
 
@@ -43,7 +52,10 @@ def test_borders_are_looked_for_between_points() -> None:
     ranges = schedule_from_points(refined(points, choose))
     assert ranges == ((1, 18, 4), (19, 24, 2), (25, 64, 0))
     assert len(asked) < 16, "by bisection"
-    assert refined([(1, 3)], choose) == [(1, 3)] and refined([(1, 3), (2, 1)], choose) == [(1, 3), (2, 1)]
+    assert refined([(1, 3)], choose) == [(1, 3)] and refined([(1, 3), (2, 1)], choose) == [
+        (1, 3),
+        (2, 1),
+    ]
 
 
 def point(batch: int, *gains: float) -> SchedulePoint:
@@ -51,22 +63,39 @@ def point(batch: int, *gains: float) -> SchedulePoint:
     by_gamma = {gamma: Estimate(gain, 0.2, "modelled") for gamma, gain in enumerate(gains, start=1)}
     best = max(by_gamma, key=lambda gamma: by_gamma[gamma].value)
     gamma = best if by_gamma[best].value > 1.0 else 0
-    return SchedulePoint(batch, gamma, None, by_gamma[best] if gamma else Estimate(1.0, 0.0, "modelled"), by_gamma)
+    return SchedulePoint(
+        batch, gamma, None, by_gamma[best] if gamma else Estimate(1.0, 0.0, "modelled"), by_gamma
+    )
 
 
 def test_ranges_that_gain_less_than_a_hundredth_are_one() -> None:
-    points = [point(1, 1.5, 1.995, 2.0), point(2, 1.5, 2.0, 1.995), point(4, 1.5, 1.99, 2.0), point(8, 1.5, 1.2, 1.1)]
+    points = [
+        point(1, 1.5, 1.995, 2.0),
+        point(2, 1.5, 2.0, 1.995),
+        point(4, 1.5, 1.99, 2.0),
+        point(8, 1.5, 1.2, 1.1),
+    ]
     assert [each.gamma for each in points] == [3, 2, 3, 1]
     found = merged(points)
     assert [gamma for _, gamma in found] == [3, 3, 3, 1]
     points[3] = point(8, 1.5, 1.495, 1.1)
-    assert [gamma for _, gamma in merged(points)] == [2, 2, 2, 2], "one gamma that is best nowhere but good enough everywhere"
+    assert [gamma for _, gamma in merged(points)] == [2, 2, 2, 2], (
+        "one gamma that is best nowhere but good enough everywhere"
+    )
     for (batch, gamma), at in zip(found, points, strict=True):
-        assert batch == at.batch_size and at.by_gamma[gamma].value >= 0.99 * at.by_gamma[at.gamma].value
+        assert (
+            batch == at.batch_size
+            and at.by_gamma[gamma].value >= 0.99 * at.by_gamma[at.gamma].value
+        )
 
 
 def test_the_batch_that_was_asked_for_keeps_its_best_gamma_and_off_stays_off() -> None:
-    points = [point(1, 1.5, 1.995, 2.0), point(2, 1.5, 2.0, 1.995), point(4, 1.002, 0.9, 0.8), point(8, 0.998, 0.9, 0.8)]
+    points = [
+        point(1, 1.5, 1.995, 2.0),
+        point(2, 1.5, 2.0, 1.995),
+        point(4, 1.002, 0.9, 0.8),
+        point(8, 0.998, 0.9, 0.8),
+    ]
     assert merged(points, kept=2) == [(1, 2), (2, 2), (4, 1), (8, 0)]
     assert merged(points, kept=1) == [(1, 3), (2, 3), (4, 1), (8, 0)]
     assert merged([]) == []

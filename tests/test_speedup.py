@@ -1,4 +1,5 @@
-"""Known answers: the paper's rows (arXiv 2402.01528), its public log, and limits that hold for any speculation."""
+"""Known answers: the paper's rows (arXiv 2402.01528), its public log, and limits that hold for any
+speculation."""
 
 import dataclasses
 import math
@@ -10,7 +11,13 @@ import pytest
 from archsearch import speedup as sp
 from archsearch.estimate import Estimate
 
-LOG = (0.2723, 0.1580, 0.0947, 0.0673, 0.4077)  # P(1..5 tokens per round), Wide-796M for LLaMA-65B on HellaSwag, gamma 4
+LOG = (
+    0.2723,
+    0.1580,
+    0.0947,
+    0.0673,
+    0.4077,
+)  # P(1..5 tokens per round), Wide-796M for LLaMA-65B on HellaSwag, gamma 4
 
 
 def test_throughput_of_the_two_1_3b_drafts():
@@ -64,7 +71,8 @@ def test_speedup_and_tpot_agree():
 
 
 def test_break_even():
-    # facts of the literature: v = 1.12, c = 0.05, gamma 5 needs alpha of about 0.27; c = 0.15 about 0.47
+    # facts of the literature: v = 1.12, c = 0.05, gamma 5 needs alpha of about 0.27; c = 0.15 about
+    # 0.47
     assert sp.break_even_alpha(5, 1.0, 0.25, 1.12) == pytest.approx(0.27, abs=0.01)
     assert sp.break_even_alpha(5, 1.0, 0.75, 1.12) == pytest.approx(0.47, abs=0.01)
     alpha = sp.break_even_alpha(3, 1.0, 0.6, 1.1, 0.05)
@@ -95,7 +103,9 @@ def _spread(function, draws=40_000):
 
 
 def _sum(*parts):
-    return Estimate(sum(part.value for part in parts), math.hypot(*(part.std for part in parts)), "modelled")
+    return Estimate(
+        sum(part.value for part in parts), math.hypot(*(part.std for part in parts)), "modelled"
+    )
 
 
 def test_speedup_std_agrees_with_sampling():
@@ -129,19 +139,31 @@ def test_tau_std_without_drift_is_the_slope():
 
 def test_shared_target_error_cancels():
     one = Estimate(1.0, 0.0, "measured")
-    decode, verify, free = Estimate(1.0, 0.1, "modelled"), Estimate(1.0, 0.1, "modelled"), Estimate(0.0, 0.0, "modelled")
+    decode, verify, free = (
+        Estimate(1.0, 0.1, "modelled"),
+        Estimate(1.0, 0.1, "modelled"),
+        Estimate(0.0, 0.0, "modelled"),
+    )
     round_s = _sum(free, verify)
-    assert sp.speedup_estimate(one, decode, round_s, verify, target_correlation=1.0).std == pytest.approx(0.0, abs=1e-9)
+    assert sp.speedup_estimate(
+        one, decode, round_s, verify, target_correlation=1.0
+    ).std == pytest.approx(0.0, abs=1e-9)
     assert sp.speedup_estimate(one, decode, round_s, verify).std == pytest.approx(0.1 * 2**0.5)
 
 
 def test_break_even_estimate():
-    decode, draft, verify = Estimate(1.0, 0.02, "modelled"), Estimate(0.25, 0.02, "modelled"), Estimate(1.12, 0.03, "measured")
+    decode, draft, verify = (
+        Estimate(1.0, 0.02, "modelled"),
+        Estimate(0.25, 0.02, "modelled"),
+        Estimate(1.12, 0.03, "measured"),
+    )
     estimate = sp.break_even_estimate(5, decode, _sum(draft, verify))
     assert estimate.value == pytest.approx(sp.break_even_alpha(5, 1.0, 0.25, 1.12))
 
     def draw(generator):
-        return sp.break_even_alpha(5, *(max(generator.gauss(e.value, e.std), 1e-9) for e in (decode, draft, verify)))
+        return sp.break_even_alpha(
+            5, *(max(generator.gauss(e.value, e.std), 1e-9) for e in (decode, draft, verify))
+        )
 
     assert estimate.std == pytest.approx(_spread(draw, 4000)[1], rel=0.1)
     assert sp.break_even_estimate(2, decode, _sum(Estimate(4.0, 0.0, "modelled"), verify)) is None
@@ -153,20 +175,32 @@ def test_error_by_term_adds_up_to_the_error():
     shares = sp.error_by_term(predicted, measured)
     gains = [sp.speedup(*dataclasses.astuple(terms)) for terms in (predicted, measured)]
     assert sum(dataclasses.astuple(shares)) == pytest.approx(math.log(gains[0] / gains[1]))
-    assert shares.tau == pytest.approx(math.log(2.7 / 2.5)) and shares.decode_s == pytest.approx(math.log(21 / 20))
-    assert shares.draft_s > 0 > shares.verify_s and shares.overhead_s == 0  # too fast a draft flatters, too slow a check not
+    assert shares.tau == pytest.approx(math.log(2.7 / 2.5)) and shares.decode_s == pytest.approx(
+        math.log(21 / 20)
+    )
+    assert (
+        shares.draft_s > 0 > shares.verify_s and shares.overhead_s == 0
+    )  # too fast a draft flatters, too slow a check not
     assert set(dataclasses.astuple(sp.error_by_term(measured, measured))) == {0.0}
 
 
 def test_error_by_term_where_the_rounds_agree_but_their_parts_do_not():
     measured = sp.RoundTerms(2.0, 0.02, 0.006, 0.020, 0.004)
-    shares = sp.error_by_term(dataclasses.replace(measured, draft_s=0.010, verify_s=0.016), measured)
-    assert shares.draft_s == pytest.approx(-0.004 / 0.030) and shares.verify_s == pytest.approx(0.004 / 0.030)
+    shares = sp.error_by_term(
+        dataclasses.replace(measured, draft_s=0.010, verify_s=0.016), measured
+    )
+    assert shares.draft_s == pytest.approx(-0.004 / 0.030) and shares.verify_s == pytest.approx(
+        0.004 / 0.030
+    )
 
 
-@pytest.mark.parametrize(("alpha", "std", "gamma", "drift"), [(0.79, 0.07, 8, 0.05), (0.5, 0.15, 4, 0.0), (0.9, 0.04, 12, 0.1)])
+@pytest.mark.parametrize(
+    ("alpha", "std", "gamma", "drift"),
+    [(0.79, 0.07, 8, 0.05), (0.5, 0.15, 4, 0.0), (0.9, 0.04, 12, 0.1)],
+)
 def test_intervals_agree_with_sampling(alpha, std, gamma, drift):
-    """5 and 95 % of alpha, tau and the speed-up against 40,000 draws; tau leans to the high side where alpha is high."""
+    """5 and 95 % of alpha, tau and the speed-up against 40,000 draws; tau leans to the high side
+    where alpha is high."""
     rng = np.random.default_rng(0)
     count = 40_000
     known, along = Estimate(alpha, std, "prior"), Estimate(-0.05, drift, "prior")
@@ -192,7 +226,11 @@ def test_intervals_of_what_is_known_are_points():
     sure = Estimate(0.8, 0.0, "given")
     value = sp.tau(0.8, 4)
     assert sp.alpha_interval(sure) == pytest.approx((0.8, 0.8))
-    assert sp.tau_interval(sure, 4) == pytest.approx((value, value)) and sp.tau_interval(sure, 0) == (1.0, 1.0)
-    assert sp.speedup_interval(Estimate(2.0, 0.0, "given"), Estimate(value, 0.0, "given"), (value, value)) == (2.0, 2.0)
+    assert sp.tau_interval(sure, 4) == pytest.approx((value, value)) and sp.tau_interval(
+        sure, 0
+    ) == (1.0, 1.0)
+    assert sp.speedup_interval(
+        Estimate(2.0, 0.0, "given"), Estimate(value, 0.0, "given"), (value, value)
+    ) == (2.0, 2.0)
     low, high = sp.alpha_interval(Estimate(0.0, 0.01, "measured"))
     assert low == 0.0 and 0.0 < high < 0.1

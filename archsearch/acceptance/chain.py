@@ -47,7 +47,8 @@ class ChainRule:
             )
         if not 0.0 <= self.least < 1.0:
             raise ArchsearchError(
-                f"the probability below which a draft stops lies between 0 and 1, got {self.least:g}"
+                "the probability below which a draft stops lies between 0 and 1, got"
+                f" {self.least:g}"
             )
 
     @property
@@ -137,7 +138,11 @@ def replay_chain(
         )
     longest = rule.longest
     totals = np.zeros((len(trace.accepted), 2))
-    accepted, by_find, by_draft = np.zeros(longest + 1), np.zeros(rule.found + 1), np.zeros(rule.gamma + 1)
+    accepted, by_find, by_draft = (
+        np.zeros(longest + 1),
+        np.zeros(rule.found + 1),
+        np.zeros(rule.gamma + 1),
+    )
     unseen = 0.0
     written = np.arange(1, longest + 2)
     for index, chances in enumerate(trace.accepted):
@@ -164,7 +169,8 @@ def replay_chain(
     rounds_in_all = float(accepted.sum())
     if rounds_in_all <= 0:
         raise ArchsearchError(
-            f"no text is long enough for a whole round of {longest} tokens; measure on more or longer text"
+            f"no text is long enough for a whole round of {longest} tokens; measure on more or"
+            " longer text"
         )
     tau = resampled_ratio(totals, resamples=resamples, seed=seed, fallback_std=1.0)
     return ChainReplay(

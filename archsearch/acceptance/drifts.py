@@ -1,4 +1,5 @@
-"""How acceptance runs along a block, learnt from published sweeps over gamma and printed positions."""
+"""How acceptance runs along a block, learnt from published sweeps over gamma and printed
+positions."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ KINDS: Final = ("greedy", "sampled", "feature", "block")
 
 
 def kind_of(family: str, temperature: float | None) -> str:
-    """What decides how acceptance runs along the block: `feature` (its inputs are its own features and degrade), `block` (all
-    positions in one pass), or of an independent draft how tokens are chosen, `greedy` or `sampled`."""
+    """What decides how acceptance runs along the block: `feature` (its inputs are its own features
+    and degrade), `block` (all positions in one pass), or of an independent draft how tokens are
+    chosen, `greedy` or `sampled`."""
     if family in ("independent", "medusa", "mlp"):
         return "greedy" if temperature == 0 else "sampled"
     return "block" if family == "block" else "feature"
@@ -50,24 +52,39 @@ def sweeps(rows: Iterable[Published] | None = None) -> list[Sweep]:
         taus: dict[int, float] = {}
         for row in members:
             if row.positions:
-                taus |= {g: tau_from_positions(row.positions[:g]) for g in range(1, len(row.positions) + 1)}
+                taus |= {
+                    g: tau_from_positions(row.positions[:g])
+                    for g in range(1, len(row.positions) + 1)
+                }
             elif row.gamma and row.tau:
                 taus[row.gamma] = row.tau
         first = members[0]
         if len(taus) > 1:
-            found.append(Sweep(name, first.study, first.family, first.temperature, dict(sorted(taus.items()))))
+            found.append(
+                Sweep(
+                    name, first.study, first.family, first.temperature, dict(sorted(taus.items()))
+                )
+            )
     return found
 
 
 def sweep_errors(sweep: Sweep, drift: float) -> np.ndarray:
-    """ln(predicted / printed tau) at each gamma above the smallest, from tau at the smallest and a drift (logit per position)."""
+    """ln(predicted / printed tau) at each gamma above the smallest, from tau at the smallest and a
+    drift (logit per position)."""
     smallest = min(sweep.taus)
     first = first_alpha(sweep.taus[smallest], smallest, drift)
     positions = drifting_positions(first, drift, max(sweep.taus))
-    return np.array([math.log(tau_from_positions(positions[:g]) / t) for g, t in sweep.taus.items() if g > smallest])
+    return np.array(
+        [
+            math.log(tau_from_positions(positions[:g]) / t)
+            for g, t in sweep.taus.items()
+            if g > smallest
+        ]
+    )
 
 
-# Each study's drift is one draw from N(mean, BETWEEN^2), mean from N(0, BETWEEN^2); tau is believed to TAU_STD beyond that.
+# Each study's drift is one draw from N(mean, BETWEEN^2), mean from N(0, BETWEEN^2); tau is believed
+# to TAU_STD beyond that.
 DRIFT_BETWEEN: Final = 0.12
 DRIFT_TAU_STD: Final = 0.02
 DRIFT_GRID: Final = np.linspace(-0.6, 0.6, 121)
@@ -77,8 +94,9 @@ DRIFT_GRID: Final = np.linspace(-0.6, 0.6, 121)
 class Drifts:
     """Drift along the block by kind (KINDS), learnt from sweeps of several studies.
 
-    A study's sweeps are as good as one (they share drafts and engine): its likelihood over the drift is that of its mean squared
-    error. After `fit`: `drift_` by kind, mean and std of the drift of a new study.
+    A study's sweeps are as good as one (they share drafts and engine): its likelihood over the
+    drift is that of its mean squared error. After `fit`: `drift_` by kind, mean and std of the
+    drift of a new study.
     """
 
     between: float = DRIFT_BETWEEN
@@ -94,7 +112,9 @@ class Drifts:
                 errors = self._squared([sweep for sweep in members if sweep.study == study])
                 own = np.exp(-0.5 * (errors - errors.min()) / self.tau_std**2)
                 # p(study's data | mean of studies) = integral of its likelihood over its own drift
-                kernel = np.exp(-0.5 * ((DRIFT_GRID[:, None] - DRIFT_GRID[None, :]) / self.between) ** 2)
+                kernel = np.exp(
+                    -0.5 * ((DRIFT_GRID[:, None] - DRIFT_GRID[None, :]) / self.between) ** 2
+                )
                 log_post += np.log(kernel @ own)
             weight = np.exp(log_post - log_post.max())
             weight /= weight.sum()
@@ -106,7 +126,12 @@ class Drifts:
     @staticmethod
     def _squared(members: Sequence[Sweep]) -> np.ndarray:
         """Mean squared error over the members' gammas at each point of the grid."""
-        return np.array([np.mean([np.mean(_cached_errors(sweep, float(d)) ** 2) for sweep in members]) for d in DRIFT_GRID])
+        return np.array(
+            [
+                np.mean([np.mean(_cached_errors(sweep, float(d)) ** 2) for sweep in members])
+                for d in DRIFT_GRID
+            ]
+        )
 
 
 _ERRORS: dict[tuple[str, float], np.ndarray] = {}
@@ -120,14 +145,19 @@ def _cached_errors(sweep: Sweep, drift: float) -> np.ndarray:
 
 
 def first_alpha(tau_value: float, gamma: int, drift: float) -> float:
-    """Acceptance at the first position that gives `tau_value` at `gamma` when logits move by `drift` per position.
+    """Acceptance at the first position that gives `tau_value` at `gamma` when logits move by
+    `drift` per position.
 
-    `alpha_from_tau` is the case of no drift. Raises ValueError for gamma < 1 or a tau outside 1..gamma + 1.
+    `alpha_from_tau` is the case of no drift. Raises ValueError for gamma < 1 or a tau outside
+    1..gamma + 1.
     """
     if drift == 0.0 or tau_value in (1.0, gamma + 1.0):
         return alpha_from_tau(tau_value, gamma)
     if gamma < 1 or not 1.0 <= tau_value <= gamma + 1:
-        raise ValueError(f"tau must lie between 1 and gamma + 1 with gamma >= 1, got tau {tau_value} at gamma {gamma}")
+        raise ValueError(
+            f"tau must lie between 1 and gamma + 1 with gamma >= 1, got tau {tau_value} at gamma"
+            f" {gamma}"
+        )
 
     def reached(alpha: float) -> float:
         return tau_from_positions(drifting_positions(alpha, drift, gamma))

@@ -1,4 +1,5 @@
-"""What measurements of earlier runs did to the answer: which were used, on which text, and how far they moved alpha."""
+"""What measurements of earlier runs did to the answer: which were used, on which text, and how far
+they moved alpha."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ RUNS_TOLD: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class EarlierText:
-    """One text of earlier runs: the runs, how many drafts were measured on it, how alike it is to the asked one (0 to 1; `match`
-    says how that is known), and alpha of the reference draft with these measurements alone."""
+    """One text of earlier runs: the runs, how many drafts were measured on it, how alike it is to
+    the asked one (0 to 1; `match` says how that is known), and alpha of the reference draft with
+    these measurements alone."""
 
     runs: tuple[str, ...]
     drafts: int
@@ -41,7 +43,8 @@ class EarlierText:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What all earlier runs did to alpha of a reference draft, a shape of `layers` layers: `before` any of them, `after` all."""
+    """What all earlier runs did to alpha of a reference draft, a shape of `layers` layers: `before`
+    any of them, `after` all."""
 
     layers: int
     before: Estimate
@@ -64,12 +67,18 @@ class Earlier:
             "layers": self.layers,
             "alpha_before": self.before.to_dict(),
             "alpha_after": self.after.to_dict(),
-            "texts": [{**asdict(text), "runs": list(text.runs), "alpha": text.alpha.to_dict()} for text in self.texts],
+            "texts": [
+                {**asdict(text), "runs": list(text.runs), "alpha": text.alpha.to_dict()}
+                for text in self.texts
+            ],
         }
 
 
-def earlier(target: Architecture, known: Sequence[KnownDraft], asked: AskedText, temperature: float) -> Earlier | None:
-    """What `known` did to alpha of a draft of the target's width with two layers, on the asked text; None where nothing is known.
+def earlier(
+    target: Architecture, known: Sequence[KnownDraft], asked: AskedText, temperature: float
+) -> Earlier | None:
+    """What `known` did to alpha of a draft of the target's width with two layers, on the asked
+    text; None where nothing is known.
 
     The texts that are most alike come first.
     """

@@ -1,7 +1,9 @@
-"""Early exit measured: what the target's own first layers would draft, beside the text that the whole target wrote.
+"""Early exit measured: what the target's own first layers would draft, beside the text that the
+whole target wrote.
 
-The draft is the first k layers with the target's final norm and head, as transformers' `assistant_early_exit` runs them. One
-pass of the target over its text gives the states after every layer, so all exits are measured at once.
+The draft is the first k layers with the target's final norm and head, as transformers'
+`assistant_early_exit` runs them. One pass of the target over its text gives the states after every
+layer, so all exits are measured at once.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ def exit_traces(
     end_ids: Collection[int],
     report: Report | None = None,
 ) -> dict[int, Trace]:
-    """Where an exit after each of `layers` agrees with the whole target along its greedy text: a trace for each.
+    """Where an exit after each of `layers` agrees with the whole target along its greedy text: a
+    trace for each.
 
-    Raises ArchsearchError for a layer that the target does not have or a model whose final norm is not found.
+    Raises ArchsearchError for a layer that the target does not have or a model whose final norm is
+    not found.
     """
     import torch
     from torch.nn import functional
@@ -40,22 +44,33 @@ def exit_traces(
     base, count = target.base_model, int(target.config.num_hidden_layers)
     norm = getattr(base, "norm", None)
     if norm is None:
-        raise ArchsearchError(f"early exit needs a model with a final `norm`; {type(base).__name__} has none by that name")
+        raise ArchsearchError(
+            f"early exit needs a model with a final `norm`; {type(base).__name__} has none by that"
+            " name"
+        )
     for layer in layers:
         if not 1 <= layer < count:
-            raise ArchsearchError(f"a target of {count} layers has no exit after layer {layer}; use 1 to {count - 1}")
+            raise ArchsearchError(
+                f"a target of {count} layers has no exit after layer {layer}; use 1 to {count - 1}"
+            )
     if not sequences:
         raise ArchsearchError("there is no text to measure acceptance on; generate some first")
     weight = target.get_output_embeddings().weight
-    found: dict[int, list[np.ndarray]] = {layer: [np.zeros(0, bool)] * len(sequences) for layer in layers}
+    found: dict[int, list[np.ndarray]] = {
+        layer: [np.zeros(0, bool)] * len(sequences) for layer in layers
+    }
     done = 0
     for chosen in by_length(sequences, BATCH_TOKENS):
         batch = make_batch([sequences[i] for i in chosen]).to(weight.device)
         with torch.inference_mode():
-            states = base(input_ids=batch.input_ids, use_cache=False, output_hidden_states=True).hidden_states
+            states = base(
+                input_ids=batch.input_ids, use_cache=False, output_hidden_states=True
+            ).hidden_states
             for layer in layers:  # hidden_states[0] is the embedding
                 rows = norm(states[layer].reshape(-1, states[layer].shape[-1])[batch.positions])
-                hits = (functional.linear(rows, weight).argmax(-1) == batch.greedy_ids).cpu().numpy()
+                hits = (
+                    (functional.linear(rows, weight).argmax(-1) == batch.greedy_ids).cpu().numpy()
+                )
                 offset = 0
                 for i in chosen:
                     tokens = int(sequences[i].greedy_ids.shape[0])

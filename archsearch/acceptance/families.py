@@ -1,16 +1,19 @@
-"""What is believed of a drafter of any family: alpha at the first position, its drift along the block, and how often it drafts.
+"""What is believed of a drafter of any family: alpha at the first position, its drift along the
+block, and how often it drafts.
 
 | `Drafter.acceptance` | from |
 |---|---|
-| `independent`, `eagle1`, `eagle3`, `mtp`, `block`, `medusa` | the estimator: the table's terms and drifts for that kind |
-| `parallel_head` (P-EAGLE) | the first position of an EAGLE-3 head, computed alike; `PARALLEL_HEAD_DRIFT` along the block |
+| `independent` and heads | the estimator: terms and drifts of that kind |
+| `parallel_head` (P-EAGLE) | EAGLE-3's first position; `PARALLEL_HEAD_DRIFT` along the block |
 | `parallel_draft` (PARD) | as an independent draft that sinks along the block (`PARALLEL_DRIFT`) |
-| `ngram`, `suffix` | `LOOKUPS` by kind of text; to be measured on the user's own text, which needs no training |
-| `early_exit` | `EXIT_LEVEL`, from two untrained cuts of this project; checkpoints trained for it accept far more |
+| `ngram`, `suffix` | `LOOKUPS` by kind of text; measure it on your own text, untrained |
+| `early_exit` | `EXIT_LEVEL`, from two untrained cuts; trained checkpoints accept far more |
 
-Of a head of another size than usual HEAD_SIZE is assumed. An alpha that the user gave holds for every family.
+Of a head of another size than usual HEAD_SIZE is assumed. An alpha that the user gave holds for
+every family.
 
-ASSUMED names the families of which too little was published to be ranked by what is believed of them.
+ASSUMED names the families of which too little was published to be ranked by what is believed of
+them.
 """
 
 from __future__ import annotations
@@ -20,39 +23,55 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from archsearch.acceptance.estimator import Acceptance, AcceptanceContext, AcceptanceEstimator, GivenAcceptance
+from archsearch.acceptance.estimator import (
+    Acceptance,
+    AcceptanceContext,
+    AcceptanceEstimator,
+    GivenAcceptance,
+)
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.drafters.drafter import Drafter
 from archsearch.estimate import Estimate
-from archsearch.speedup import accepted_by_position, alpha_estimate, alpha_from_tau, drifting_positions, logit, logit_std
+from archsearch.speedup import (
+    accepted_by_position,
+    alpha_estimate,
+    alpha_from_tau,
+    drifting_positions,
+    logit,
+    logit_std,
+)
 
-# Logit per position of P-EAGLE heads: fitted as `drifts.Drifts` fits the table's kinds to five sweeps of three targets (one study
-# a target), benchmarks/results/2026-11-22-families/parallel.csv.
+# Logit per position of P-EAGLE heads: fitted as `drifts.Drifts` fits the table's kinds to five
+# sweeps of three targets (one study a target), benchmarks/results/2026-11-22-families/parallel.csv.
 PARALLEL_HEAD_DRIFT: Final = Estimate(-0.17, 0.14, "prior")
 # The same of PARD: its paper's first and fourth position of one draft, .93 -> .90 and .88 -> .85.
 PARALLEL_DRIFT: Final = Estimate(-0.11, 0.15, "prior")
-# logit: what drafting in parallel costs at the first position. Nobody varied it at equal training; one P-EAGLE head stands 0.2 to
-# 0.6 above another's EAGLE-3 head of the same target.
+# logit: what drafting in parallel costs at the first position. Nobody varied it at equal training;
+# one P-EAGLE head stands 0.2 to 0.6 above another's EAGLE-3 head of the same target.
 PARALLEL_STD: Final = 0.3
-# Lookup: what followed once goes on once it has begun. Conditional acceptance by position of n-gram drafts of a Llama of 8B in
-# vLLM (pull request 24344): .81 .91 .95 .97 .97 on code edits, .69 .83 .88 .90 .93 on InstructCoder: +0.65 and +0.45 a position.
+# Lookup: what followed once goes on once it has begun. Conditional acceptance by position of n-gram
+# drafts of a Llama of 8B in vLLM (pull request 24344): .81 .91 .95 .97 .97 on code edits, .69 .83
+# .88 .90 .93 on InstructCoder: +0.65 and +0.45 a position.
 LOOKUP_DRIFT: Final = Estimate(0.5, 0.2, "prior")
 LOOKUP_STD: Final = 0.6  # logit of the first position, between texts
 SHARE_STD: Final = 0.15
 LOOKUP_TOKENS: Final = 10  # as prompt lookup drafted in the studies below
 SUFFIX_GAIN: Final = 1.2
-"""Tokens beyond the first, suffix trees / n-gram: 1.11 to 1.17 times its speed-up on Spec-Bench (arXiv 2411.04975); converted."""
+"""Tokens beyond the first, suffix trees / n-gram: 1.11 to 1.17 times its speed-up on Spec-Bench
+(arXiv 2411.04975); converted."""
 
 
-# logit(alpha) per decade of a head's body against the usual one's: what the table has for independent drafts, roughly. Nobody
-# varied it for heads at equal training: as unsure as it is large.
+# logit(alpha) per decade of a head's body against the usual one's: what the table has for
+# independent drafts, roughly. Nobody varied it for heads at equal training: as unsure as it is
+# large.
 HEAD_SIZE: Final = Estimate(0.3, 0.3, "prior")
 
 
 @dataclass(frozen=True)
 class LookupText:
-    """Of one kind of text: acceptance of the first token of a match (assumed, between a chat and an edit), and tau over all
-    rounds of prompt lookup with `tokens` (means over four targets of Spec-Bench's sets, batch 1, temperature 0)."""
+    """Of one kind of text: acceptance of the first token of a match (assumed, between a chat and an
+    edit), and tau over all rounds of prompt lookup with `tokens` (means over four targets of
+    Spec-Bench's sets, batch 1, temperature 0)."""
 
     first: float
     tau: float
@@ -62,7 +81,9 @@ class LookupText:
 LOOKUPS: Final[Mapping[str, LookupText]] = {
     "chat": LookupText(0.45, 1.58),  # MT-Bench 1.55, Spec-Bench's conversations and rest 1.67
     "code": LookupText(0.55, 1.77),  # HumanEval
-    "editing": LookupText(0.69, 1.95, 5),  # InstructCoder (vLLM pull request 24344), 5 tokens; a Blazedit .81, 2.96
+    "editing": LookupText(
+        0.69, 1.95, 5
+    ),  # InstructCoder (vLLM pull request 24344), 5 tokens; a Blazedit .81, 2.96
     "math": LookupText(0.45, 1.63),  # GSM8K
     "qa": LookupText(0.40, 1.24),  # Natural Questions
     "summarisation": LookupText(0.60, 2.05),  # CNN/DM
@@ -72,7 +93,8 @@ LOOKUPS: Final[Mapping[str, LookupText]] = {
     "narrow": LookupText(0.50, 1.67),  # as mixed: assumed
     "random": LookupText(0.40, 1.24),  # as qa: assumed
 }
-# logit(alpha) of the first `share` of a target's layers, without training: 5 % accepted at 8 of 30 layers, 46 % at 24 of 30.
+# logit(alpha) of the first `share` of a target's layers, without training: 5 % accepted at 8 of 30
+# layers, 46 % at 24 of 30.
 EXIT_LEVEL: Final = (logit(0.05), logit(0.46))
 EXIT_SHARES: Final = (8 / 30, 24 / 30)
 EXIT_STD: Final = 0.8
@@ -86,19 +108,21 @@ ASSUMED: Final[Mapping[str, str]] = {
     "suffix": "published by kind of text, not replayed on yours",
     "early_exit": "two untrained cuts of one target",
 }
-"""Kinds of acceptance of which less than three targets were published (rows of the table), or nothing of the user's text: why
-they are assumed."""
+"""Kinds of acceptance of which less than three targets were published (rows of the table), or
+nothing of the user's text: why they are assumed."""
 
 
 @dataclass(frozen=True)
 class FamilyAcceptance:
-    """Acceptance in rounds that draft, and `share`, how many do: None where all do. `assumed`: why it is no more than a belief,
-    "" where enough was published, measured or given."""
+    """Acceptance in rounds that draft, and `share`, how many do: None where all do. `assumed`: why
+    it is no more than a belief, "" where enough was published, measured or given."""
 
     acceptance: Acceptance
     share: Estimate | None = None
     assumed: str = ""
-    taus: Mapping[int, Estimate] | None = None  # over all rounds, by gamma, where they were counted: no curve then
+    taus: Mapping[int, Estimate] | None = (
+        None  # over all rounds, by gamma, where they were counted: no curve then
+    )
 
     def tau(self, tau: Estimate) -> Estimate:
         """tau over all rounds from that of rounds that draft."""
@@ -111,17 +135,28 @@ class FamilyAcceptance:
         if tau.low is None or tau.high is None:
             return found
         ends = ((tau.low, -1.0), (tau.high, 1.0))
-        low, high = (value + side * math.hypot(share.value * (end - tau.value), 1.645 * more * share.std) for end, side in ends)
+        low, high = (
+            value + side * math.hypot(share.value * (end - tau.value), 1.645 * more * share.std)
+            for end, side in ends
+        )
         return found.between((max(1.0, low), high))
 
 
-def acceptance_of(drafter: Drafter, estimator: AcceptanceEstimator, context: AcceptanceContext) -> FamilyAcceptance:
+def acceptance_of(
+    drafter: Drafter, estimator: AcceptanceEstimator, context: AcceptanceContext
+) -> FamilyAcceptance:
     """What is believed of `drafter` in `context`, whose `drafter` is left to this function."""
     found = _believed(drafter, estimator, context)
-    return found if isinstance(estimator, GivenAcceptance) else replace(found, assumed=ASSUMED.get(drafter.acceptance, ""))
+    return (
+        found
+        if isinstance(estimator, GivenAcceptance)
+        else replace(found, assumed=ASSUMED.get(drafter.acceptance, ""))
+    )
 
 
-def _believed(drafter: Drafter, estimator: AcceptanceEstimator, context: AcceptanceContext) -> FamilyAcceptance:
+def _believed(
+    drafter: Drafter, estimator: AcceptanceEstimator, context: AcceptanceContext
+) -> FamilyAcceptance:
     kind = drafter.acceptance
     if kind == "independent":
         return FamilyAcceptance(estimator.predict(drafter.architecture, context))
@@ -142,29 +177,40 @@ def _believed(drafter: Drafter, estimator: AcceptanceEstimator, context: Accepta
     if kind == "parallel_head" and not given:
         found = Acceptance(_doubted(found.alpha), PARALLEL_HEAD_DRIFT)
     decades = 0.0 if given else _decades(drafter, context)
-    return FamilyAcceptance(replace(found, alpha=_shifted(found.alpha, decades)) if decades else found)
+    return FamilyAcceptance(
+        replace(found, alpha=_shifted(found.alpha, decades)) if decades else found
+    )
 
 
 def _doubted(alpha: Estimate) -> Estimate:
     """alpha with the doubt about drafting in parallel."""
-    return Estimate(alpha.value, math.hypot(alpha.std, PARALLEL_STD * alpha.value * (1.0 - alpha.value)), alpha.source)
+    return Estimate(
+        alpha.value,
+        math.hypot(alpha.std, PARALLEL_STD * alpha.value * (1.0 - alpha.value)),
+        alpha.source,
+    )
 
 
 def _decades(drafter: Drafter, context: AcceptanceContext) -> float:
     """log10 of a head's body over that of the usual head of its family for the target."""
     if context.target is None or not drafter.body_parameters():
         return 0.0
-    return math.log10(drafter.body_parameters() / type(drafter).usual(context.target).body_parameters())
+    return math.log10(
+        drafter.body_parameters() / type(drafter).usual(context.target).body_parameters()
+    )
 
 
 def _shifted(alpha: Estimate, decades: float) -> Estimate:
     level = logit(min(max(alpha.value, 1e-6), 1.0 - 1e-6)) + HEAD_SIZE.value * decades
-    return alpha_estimate(level, math.hypot(logit_std(alpha), HEAD_SIZE.std * decades), alpha.source)
+    return alpha_estimate(
+        level, math.hypot(logit_std(alpha), HEAD_SIZE.std * decades), alpha.source
+    )
 
 
 def context_for(drafter: Drafter, context: AcceptanceContext) -> AcceptanceContext:
-    """The context in which the table is asked about a drafter: of its kind, made for its target, on the tokens that the budget
-    buys for it. What comes with its target (MTP) accepts as published ones do, whatever the budget."""
+    """The context in which the table is asked about a drafter: of its kind, made for its target, on
+    the tokens that the budget buys for it. What comes with its target (MTP) accepts as published
+    ones do, whatever the budget."""
     kind = {"parallel_head": "eagle3"}.get(drafter.acceptance, drafter.acceptance)
     if kind == "independent" or kind in _OWN or kind == "parallel_draft":
         return context
@@ -183,28 +229,42 @@ def _bought(drafter: Drafter, context: AcceptanceContext) -> AcceptanceContext:
     return replace(context, trained_tokens=float(tokens))
 
 
-def gap_std(first: Drafter, second: Drafter, estimator: AcceptanceEstimator, context: AcceptanceContext) -> float:
+def gap_std(
+    first: Drafter, second: Drafter, estimator: AcceptanceEstimator, context: AcceptanceContext
+) -> float:
     """Std of logit(alpha of first) - logit(alpha of second).
 
-    Between families what the table knows of both is correlated: a study's target, domain and temperature are the same.
+    Between families what the table knows of both is correlated: a study's target, domain and
+    temperature are the same.
     """
     if first.family == second.family or isinstance(estimator, GivenAcceptance):
-        alike = estimator.difference_std(first.architecture, second.architecture, context_for(first, context))
+        alike = estimator.difference_std(
+            first.architecture, second.architecture, context_for(first, context)
+        )
         if isinstance(estimator, GivenAcceptance):
             return alike
-        return math.hypot(alike, HEAD_SIZE.std * (_decades(first, context) - _decades(second, context)))
+        return math.hypot(
+            alike, HEAD_SIZE.std * (_decades(first, context) - _decades(second, context))
+        )
     contexts = context_for(first, context), context_for(second, context)
     in_table = not {first.acceptance, second.acceptance} & set(_OWN)
     if isinstance(estimator, PriorAcceptance) and in_table:
-        return estimator.gap_std((first.architecture, contexts[0]), (second.architecture, contexts[1]))
-    stds = [logit_std(acceptance_of(each, estimator, context).acceptance.alpha) for each in (first, second)]
+        return estimator.gap_std(
+            (first.architecture, contexts[0]), (second.architecture, contexts[1])
+        )
+    stds = [
+        logit_std(acceptance_of(each, estimator, context).acceptance.alpha)
+        for each in (first, second)
+    ]
     return math.hypot(*stds)
 
 
 def _lookup(drafter: Drafter, context: AcceptanceContext) -> FamilyAcceptance:
     text = LOOKUPS[context.domain]
     alpha = alpha_estimate(logit(text.first), LOOKUP_STD, "prior")
-    reached = math.fsum(accepted_by_position(drifting_positions(text.first, LOOKUP_DRIFT.value, text.tokens)))
+    reached = math.fsum(
+        accepted_by_position(drifting_positions(text.first, LOOKUP_DRIFT.value, text.tokens))
+    )
     share = min(1.0, (text.tau - 1.0) / reached)
     return FamilyAcceptance(Acceptance(alpha, LOOKUP_DRIFT), Estimate(share, SHARE_STD, "prior"))
 
@@ -212,15 +272,20 @@ def _lookup(drafter: Drafter, context: AcceptanceContext) -> FamilyAcceptance:
 def _suffix(drafter: Drafter, context: AcceptanceContext) -> FamilyAcceptance:
     found = _lookup(drafter, context)
     assert found.share is not None
-    return replace(found, share=Estimate(min(1.0, SUFFIX_GAIN * found.share.value), SHARE_STD, "prior"))
+    return replace(
+        found, share=Estimate(min(1.0, SUFFIX_GAIN * found.share.value), SHARE_STD, "prior")
+    )
 
 
 def _drafting_in(found: FamilyAcceptance, tau: float, gamma: int) -> FamilyAcceptance:
-    """Where tau over all rounds was given: a match goes on as is usual, and so many rounds have one; where all would not be
-    enough, all have and more is accepted."""
+    """Where tau over all rounds was given: a match goes on as is usual, and so many rounds have
+    one; where all would not be enough, all have and more is accepted."""
     share = (tau - 1.0) / (found.acceptance.tau(gamma).value - 1.0)
     if share > 1.0:
-        return FamilyAcceptance(Acceptance(Estimate(alpha_from_tau(tau, gamma), 0.0, "given")), Estimate(1.0, 0.0, "given"))
+        return FamilyAcceptance(
+            Acceptance(Estimate(alpha_from_tau(tau, gamma), 0.0, "given")),
+            Estimate(1.0, 0.0, "given"),
+        )
     alpha = replace(found.acceptance.alpha, std=0.0, source="given")
     drift = replace(found.acceptance.drift, std=0.0, source="given")
     return FamilyAcceptance(Acceptance(alpha, drift), Estimate(share, 0.0, "given"))
@@ -228,11 +293,17 @@ def _drafting_in(found: FamilyAcceptance, tau: float, gamma: int) -> FamilyAccep
 
 def _exit(drafter: Drafter, context: AcceptanceContext) -> FamilyAcceptance:
     target = context.target
-    whole = target.num_hidden_layers if target is not None else 2 * drafter.architecture.num_hidden_layers
+    whole = (
+        target.num_hidden_layers
+        if target is not None
+        else 2 * drafter.architecture.num_hidden_layers
+    )
     share = drafter.architecture.num_hidden_layers / whole
     (low, high), (first, last) = EXIT_LEVEL, EXIT_SHARES
     level = low + (high - low) * (share - first) / (last - first)
-    return FamilyAcceptance(Acceptance(alpha_estimate(level, EXIT_STD, "prior"), Estimate(0.0, 0.05, "prior")))
+    return FamilyAcceptance(
+        Acceptance(alpha_estimate(level, EXIT_STD, "prior"), Estimate(0.0, 0.05, "prior"))
+    )
 
 
 _OWN: Final[Mapping[str, Callable[[Drafter, AcceptanceContext], FamilyAcceptance]]] = {

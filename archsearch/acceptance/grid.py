@@ -1,4 +1,5 @@
-"""alpha of many independent drafts at once: what the prior says of each of a `ShapeGrid`, without its std.
+"""alpha of many independent drafts at once: what the prior says of each of a `ShapeGrid`, without
+its std.
 
 The regressors of `terms` over arrays; tests/search/test_grid.py holds the two together.
 """
@@ -15,7 +16,14 @@ from numpy.typing import NDArray
 from archsearch.acceptance.estimator import AcceptanceContext, GivenAcceptance
 from archsearch.acceptance.learnt import tokens_behind
 from archsearch.acceptance.prior import INDEPENDENT_DRIFT, PriorAcceptance, after_trimming
-from archsearch.acceptance.terms import COEFFICIENTS, learning_of, shape_terms, target_body, tokens_of, while_young
+from archsearch.acceptance.terms import (
+    COEFFICIENTS,
+    learning_of,
+    shape_terms,
+    target_body,
+    tokens_of,
+    while_young,
+)
 from archsearch.architecture.grid import ShapeGrid
 
 Array = NDArray[np.float64]
@@ -24,12 +32,15 @@ Array = NDArray[np.float64]
 def can_predict(estimator: Any) -> bool:
     """Whether `alphas` knows the estimator."""
     if type(estimator) is PriorAcceptance:
-        return bool(estimator.names_ == COEFFICIENTS)  # one of an earlier version has terms that vary otherwise
+        return bool(
+            estimator.names_ == COEFFICIENTS
+        )  # one of an earlier version has terms that vary otherwise
     return type(estimator) is GivenAcceptance
 
 
 def alphas(estimator: Any, grid: ShapeGrid, context: AcceptanceContext) -> tuple[Array, float]:
-    """(alpha of every shape, [bodies, layers, windows, heads] or what broadcasts to it; the drift along the block)."""
+    """(alpha of every shape, [bodies, layers, windows, heads] or what broadcasts to it; the drift
+    along the block)."""
     if isinstance(estimator, GivenAcceptance):
         known = estimator.predict(grid.at((0, 0, 0, 0)), context)
         return np.full((1, 1, 1, 1), known.alpha.value), known.drift.value
@@ -45,7 +56,9 @@ def _level(prior: PriorAcceptance, grid: ShapeGrid, context: AcceptanceContext) 
     slope = dict(zip(prior.names_, prior.coefficients_.tolist(), strict=True))
     varying = _terms(grid, context)
     first = prior._terms(grid.at((0, 0, 0, 0)), context)
-    level: Any = math.fsum(slope.get(name, 0.0) * value for name, value in first.items() if name not in varying)
+    level: Any = math.fsum(
+        slope.get(name, 0.0) * value for name, value in first.items() if name not in varying
+    )
     for name, value in varying.items():
         level = level + slope.get(name, 0.0) * value
     return np.asarray(level, dtype=float)
@@ -60,7 +73,9 @@ def _terms(grid: ShapeGrid, context: AcceptanceContext) -> Mapping[str, Any]:
     hidden = grid.hidden_size[:, None, None, None]
     width = np.log(hidden / target.hidden_size) if target else np.zeros((1, 1, 1, 1))
     layers = np.array(grid.layers)[None, :, None, None]
-    heads, kv_heads = (x[:, None, None, None] for x in (grid.num_attention_heads, grid.num_key_value_heads))
+    heads, kv_heads = (
+        x[:, None, None, None] for x in (grid.num_attention_heads, grid.num_key_value_heads)
+    )
     learning = learning_of(grid.at((0, 0, 0, 0)), context, tokens_of(context, grid.parameters()))
     of_body = {
         "size": np.log10(np.minimum(body, 1.0) / REFERENCE_RATIO),
@@ -86,9 +101,13 @@ def _window_terms(grid: ShapeGrid, context: AcceptanceContext) -> Mapping[str, A
     return {name: values[None, :, :, None] for name, values in zip(names, found, strict=True)}
 
 
-def _trimmed(prior: PriorAcceptance, grid: ShapeGrid, full: Array, context: AcceptanceContext) -> Array:
+def _trimmed(
+    prior: PriorAcceptance, grid: ShapeGrid, full: Array, context: AcceptanceContext
+) -> Array:
     """`prior.trimmed_alpha` of each head."""
-    alpha = np.broadcast_to(full, (*np.broadcast_shapes(full.shape, (1, 1, 1, 1))[:3], len(grid.heads))).copy()
+    alpha = np.broadcast_to(
+        full, (*np.broadcast_shapes(full.shape, (1, 1, 1, 1))[:3], len(grid.heads))
+    ).copy()
     for head in range(len(grid.heads)):
         coverage, _ = prior._coverage(grid.at((0, 0, 0, head)), context)
         alpha[..., head] = np.minimum(after_trimming(alpha[..., head], coverage), coverage)

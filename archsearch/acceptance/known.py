@@ -1,12 +1,16 @@
-"""What was measured for this target before: drafts of earlier runs, and alpha files of drafts that exist.
+"""What was measured for this target before: drafts of earlier runs, and alpha files of drafts that
+exist.
 
-A run folder keeps its finalists (training.json, trace.npz) and what an engine confirmed (best/<rank>/confirmed.json beside
-score.json); beside the runs lies what `archsearch acceptance --output runs/x.json` measured of drafts that exist. Each becomes an
-AcceptanceObservation in the context it was measured in, for `PriorAcceptance.fit`: one of them on the asked text moves the
-intercept almost wholly. The training tokens go along, so that two minutes of training do not speak for ten hours, and so does how
-alike its text is to the one that is asked about: text decides alpha more than any shape.
+A run folder keeps its finalists (training.json, trace.npz) and what an engine confirmed
+(best/<rank>/confirmed.json beside score.json); beside the runs lies what `archsearch acceptance
+--output runs/x.json` measured of drafts that exist. Each becomes an AcceptanceObservation in the
+context it was measured in, for `PriorAcceptance.fit`: one of them on the asked text moves the
+intercept almost wholly. The training tokens go along, so that two minutes of training do not speak
+for ten hours, and so does how alike its text is to the one that is asked about: text decides alpha
+more than any shape.
 
-Folders that are broken, unfinished or of another target are passed over: a search must not fail on what another one left.
+Folders that are broken, unfinished or of another target are passed over: a search must not fail on
+what another one left.
 """
 
 from __future__ import annotations
@@ -18,7 +22,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from archsearch.acceptance import run_index
-from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceObservation, VocabularyCoverage
+from archsearch.acceptance.estimator import (
+    AcceptanceContext,
+    AcceptanceObservation,
+    VocabularyCoverage,
+)
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
@@ -29,14 +37,15 @@ from archsearch.text.sketch_file import TextSketch
 # Prompts this much alike are of one domain, whatever two people called it.
 SAME_DOMAIN: Final = 0.5
 
-# How the text of an earlier run is known to compare: the same prompts, others (likeness from their words), or nothing is kept of
-# them, so that its domain's name is all there is.
+# How the text of an earlier run is known to compare: the same prompts, others (likeness from their
+# words), or nothing is kept of them, so that its domain's name is all there is.
 Match = Literal["same", "other", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
 class AskedText:
-    """The text that a search asks about: the sketch of its prompts, None where it has none, and its domain."""
+    """The text that a search asks about: the sketch of its prompts, None where it has none, and its
+    domain."""
 
     sketch: TextSketch | None = None
     domain: str = ""
@@ -44,7 +53,8 @@ class AskedText:
 
 @dataclass(frozen=True, slots=True)
 class KnownDraft:
-    """An observation (which says how alike its text is), the folder it lies in, its run, and how that text is known."""
+    """An observation (which says how alike its text is), the folder it lies in, its run, and how
+    that text is known."""
 
     observation: AcceptanceObservation
     path: Path
@@ -60,10 +70,11 @@ def known_observations(
     asked: AskedText = AskedText(),
     exclude: Path | None = None,
 ) -> list[AcceptanceObservation]:
-    """What runs and alpha files under `roots`, and `files`, measured of drafts for `target` (its name, or its shape).
+    """What runs and alpha files under `roots`, and `files`, measured of drafts for `target` (its
+    name, or its shape).
 
-    `exclude`: a run folder to leave out (the one that is asking). Raises ArchsearchError for a file of `files` that cannot be
-    read or is of another target; never for what lies in a run folder.
+    `exclude`: a run folder to leave out (the one that is asking). Raises ArchsearchError for a file
+    of `files` that cannot be read or is of another target; never for what lies in a run folder.
     """
     found = [known.observation for known in all_known(target, roots, asked=asked, exclude=exclude)]
     return [*found, *(read_alpha_file(path, target) for path in files)]
@@ -78,14 +89,21 @@ def all_known(
 ) -> list[KnownDraft]:
     """The drafts of `known_drafts` and of `alpha_files`."""
     roots = tuple(roots)
-    return [*known_drafts(target, roots, asked=asked, exclude=exclude), *alpha_files(target, roots, asked=asked)]
+    return [
+        *known_drafts(target, roots, asked=asked, exclude=exclude),
+        *alpha_files(target, roots, asked=asked),
+    ]
 
 
-def alpha_files(target: str | Architecture, roots: Iterable[Path], *, asked: AskedText = AskedText()) -> list[KnownDraft]:
-    """The drafts for `target` whose alpha `archsearch acceptance --output` wrote right under `roots`; other files are passed
-    over."""
+def alpha_files(
+    target: str | Architecture, roots: Iterable[Path], *, asked: AskedText = AskedText()
+) -> list[KnownDraft]:
+    """The drafts for `target` whose alpha `archsearch acceptance --output` wrote right under
+    `roots`; other files are passed over."""
     found = []
-    for path in sorted(path for root in roots for path in root.glob("*.json") if not path.name.startswith(".")):
+    for path in sorted(
+        path for root in roots for path in root.glob("*.json") if not path.name.startswith(".")
+    ):
         try:
             data = read_json(path, "measured acceptance")
             if not isinstance(data, dict) or "target" not in data:  # of which target, nobody knows
@@ -105,7 +123,8 @@ def known_drafts(
     asked: AskedText = AskedText(),
     exclude: Path | None = None,
 ) -> list[KnownDraft]:
-    """Every draft for `target` in the run folders under `roots`; a draft both replayed and confirmed once."""
+    """Every draft for `target` in the run folders under `roots`; a draft both replayed and
+    confirmed once."""
     found: list[KnownDraft] = []
     left_out = exclude.resolve() if exclude else None
     for root in roots:
@@ -119,9 +138,9 @@ def known_drafts(
 
 
 def read_alpha_file(path: Path, target: str | Architecture) -> AcceptanceObservation:
-    """A draft's measured alpha: JSON with `architecture`, `alpha` {value, std} and, where known, `target`, `domain`,
-    `temperature`, `trained_tokens`, as `archsearch acceptance --json` writes it.
-    Raises ArchsearchError for a file that is none, or of another target."""
+    """A draft's measured alpha: JSON with `architecture`, `alpha` {value, std} and, where known,
+    `target`, `domain`, `temperature`, `trained_tokens`, as `archsearch acceptance --json` writes
+    it. Raises ArchsearchError for a file that is none, or of another target."""
     data = read_json(path, "measured acceptance")
     try:
         arch = Architecture.from_dict(dict(data["architecture"]))
@@ -132,24 +151,31 @@ def read_alpha_file(path: Path, target: str | Architecture) -> AcceptanceObserva
             shape,
             float(data.get("temperature") or 0.0),
             domain=str(data.get("domain") or "narrow"),
-            trained_tokens=None if data.get("trained_tokens") is None else float(data["trained_tokens"]),
+            trained_tokens=(
+                None if data.get("trained_tokens") is None else float(data["trained_tokens"])
+            ),
             training=str(data.get("training") or "target"),
         )
     except (KeyError, TypeError, ValueError, AttributeError, ArchsearchError) as error:
         raise ArchsearchError(
-            f"{path} is no measured acceptance of a draft ({error}); write one with: archsearch acceptance --json"
+            f"{path} is no measured acceptance of a draft ({error}); write one with: archsearch"
+            " acceptance --json"
         ) from error
     if other is not None and shape is None:
-        raise ArchsearchError(f"{path} was measured for target {other!r}, not for this one; leave it out")
+        raise ArchsearchError(
+            f"{path} was measured for target {other!r}, not for this one; leave it out"
+        )
     return AcceptanceObservation(arch, alpha, context)
 
 
-# --- targets ---------------------------------------------------------------------------------------------------------------
+# --- targets
+# --------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=256)
 def _shape(target: str | Architecture) -> Architecture | None:
-    """The target's shape; None for a name that is not on this machine (nothing is asked of the network)."""
+    """The target's shape; None for a name that is not on this machine (nothing is asked of the
+    network)."""
     if isinstance(target, Architecture):
         return target
     if "/" in target and not Path(target).expanduser().is_dir():
@@ -161,7 +187,8 @@ def _shape(target: str | Architecture) -> Architecture | None:
 
 
 def _same_target(name: str, target: str | Architecture) -> Architecture | None:
-    """The shape behind `name` where it is `target`: by name, folder or shape. None where it is another or cannot be told."""
+    """The shape behind `name` where it is `target`: by name, folder or shape. None where it is
+    another or cannot be told."""
     wanted, shape = _shape(target), _shape(name)
     if isinstance(target, str) and name == target:
         return wanted
@@ -173,16 +200,23 @@ def _target_of(arguments: Mapping[str, Any], target: str | Architecture) -> Arch
     return _same_target(name, target) if isinstance(name, str) else None
 
 
-# --- drafts of one run -----------------------------------------------------------------------------------------------------
+# --- drafts of one run
+# --------------------------------------------------------------------------------------------------
 
 
-def _drafts_of(run: Path, facts: run_index.RunFacts, target: Architecture, asked: AskedText) -> list[KnownDraft]:
+def _drafts_of(
+    run: Path, facts: run_index.RunFacts, target: Architecture, asked: AskedText
+) -> list[KnownDraft]:
     sketch = facts.text or _sketch_then(run / "run.yaml", facts.arguments)
     found: dict[Architecture, KnownDraft] = {}
     for draft in facts.drafts:
         try:
-            observation = AcceptanceObservation(draft.architecture, draft.alpha, _context(facts.arguments, target, draft))
-            known = _on_text(KnownDraft(observation, run / draft.folder, run, "unknown"), sketch, asked)
+            observation = AcceptanceObservation(
+                draft.architecture, draft.alpha, _context(facts.arguments, target, draft)
+            )
+            known = _on_text(
+                KnownDraft(observation, run / draft.folder, run, "unknown"), sketch, asked
+            )
         except (ArchsearchError, TypeError, ValueError):
             continue  # asked with values that another version knew
         found.setdefault(draft.architecture, known)
@@ -191,24 +225,40 @@ def _drafts_of(run: Path, facts: run_index.RunFacts, target: Architecture, asked
 
 def _on_text(draft: KnownDraft, sketch: TextSketch | None, asked: AskedText) -> KnownDraft:
     """The draft with how alike its text is to the asked one."""
-    observation = replace(draft.observation, likeness=0.0, text=str(draft.run) if sketch is None else sketch.digest)
+    observation = replace(
+        draft.observation, likeness=0.0, text=str(draft.run) if sketch is None else sketch.digest
+    )
     if sketch is None or asked.sketch is None:
         return replace(draft, observation=observation)
     from archsearch.text.likeness import likeness
 
     observation = replace(observation, likeness=likeness(sketch, asked.sketch))
     if observation.likeness >= SAME_DOMAIN and asked.domain:
-        observation = replace(observation, context=replace(observation.context, domain=asked.domain))
-    return replace(draft, observation=observation, match="same" if sketch.digest == asked.sketch.digest else "other")
+        observation = replace(
+            observation, context=replace(observation.context, domain=asked.domain)
+        )
+    return replace(
+        draft,
+        observation=observation,
+        match="same" if sketch.digest == asked.sketch.digest else "other",
+    )
 
 
 def _sketch_then(written: Path, arguments: Mapping[str, Any]) -> TextSketch | None:
-    """The sketch of a run that kept none, from its prompt files where they still are as they were when `written` was."""
-    files = [Path(value) if isinstance(value := arguments.get(name), str) else None for name in ("prompts", "heldout")]
+    """The sketch of a run that kept none, from its prompt files where they still are as they were
+    when `written` was."""
+    files = [
+        Path(value) if isinstance(value := arguments.get(name), str) else None
+        for name in ("prompts", "heldout")
+    ]
     try:
         began = written.stat().st_mtime
         changed = [path.stat().st_mtime for path in files if path is not None]
-        return None if any(time > began for time in changed) else _sketch_of_files(files[0], files[1], max(changed, default=0.0))
+        return (
+            None
+            if any(time > began for time in changed)
+            else _sketch_of_files(files[0], files[1], max(changed, default=0.0))
+        )
     except (OSError, ArchsearchError):
         return None
 
@@ -221,7 +271,9 @@ def _sketch_of_files(prompts: Path | None, heldout: Path | None, _changed: float
     return sketch_of_set(load_prompt_set(prompts, heldout))
 
 
-def _context(arguments: Mapping[str, Any], target: Architecture, draft: run_index.DraftFact) -> AcceptanceContext:
+def _context(
+    arguments: Mapping[str, Any], target: Architecture, draft: run_index.DraftFact
+) -> AcceptanceContext:
     arch, coverage = draft.architecture, None
     if draft.coverage is not None:
         coverage = VocabularyCoverage(((arch.head_rows, draft.coverage), (arch.vocab_size, 1.0)))

@@ -1,20 +1,22 @@
 """What a drafter has learnt: the tokens that shaped its weights, and the alpha that goes with them.
 
-    e = A / N^a + B / D^b - (A / Nt^a + B / Dt^b)          excess loss over the target's, nats a token
+    e = A / N^a + B / D^b - (A / Nt^a + B / Dt^b)        excess loss over the target's, nats a token
     D = pretraining + 1.9 distillation + 1e7 [layers from the target] + .037 parent's [pruned]
     odds(alpha) = 1.4 (e + .25)^-.87                       `speedup.alpha_of_divergence`
 
 A, a, B, b: Epoch AI's refit (arXiv 2404.10102) of the scaling law of Hoffmann et al. (2203.15556);
 N, Nt: parameters in the bodies of draft and target, D, Dt their tokens. The excess loss, and .25 by
 which models that are equally good still differ (chosen: .1 to .3 are alike), stand in for the
-divergence of draft and target. What a distilled token and a parent are worth was fitted to published
-drafts and is loose, to factors of 4 to 5; what the target's layers are, to a factor of 10: so that the
-curve of this project's own drafts goes on after its first million tokens without a break.
+divergence of draft and target. What a distilled token and a parent are worth was fitted to
+published drafts and is loose, to factors of 4 to 5; what the target's layers are, to a factor of
+10: so that the curve of this project's own drafts goes on after its first million tokens without a
+break.
 
 A drafter that reads the target's hidden states lacks no N of its own, and learns as much from a
-token as a blind draft from HEAD_WORTH: DSpark heads of an 8B (swiss-ai/apertus-speculative-decoding)
-reached alpha .68 after 6e7 tokens and .82 after 5.4e8, which is this curve's slope, at 76 and 89; an
-EAGLE-3 layer on foreign text (2604.26412) 11; sanity runs of DFlash on 5,000 samples 2.
+token as a blind draft from HEAD_WORTH: DSpark heads of an 8B
+(swiss-ai/apertus-speculative-decoding) reached alpha .68 after 6e7 tokens and .82 after 5.4e8,
+which is this curve's slope, at 76 and 89; an EAGLE-3 layer on foreign text (2604.26412) 11; sanity
+runs of DFlash on 5,000 samples 2.
 """
 
 from __future__ import annotations
@@ -60,8 +62,8 @@ MODELS_FILE: Final = Path(__file__).parent / "pretraining.csv"
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """How a draft came to be; tokens may be arrays. `parent_tokens`: of the model it was pruned from;
-    `on_policy`: whether its target wrote what it was distilled on."""
+    """How a draft came to be; tokens may be arrays. `parent_tokens`: of the model it was pruned
+    from; `on_policy`: whether its target wrote what it was distilled on."""
 
     init: str
     pretrain_tokens: Any = 0.0
@@ -77,8 +79,8 @@ class Learning:
         return own + PARENT_WORTH * self.parent_tokens + cut
 
     def terms(self, body: Any, target_body: float, target_tokens: float) -> dict[str, Any]:
-        """The regressors `learnt`, `early`, `late` and `tuned` of a draft that sees tokens only, with
-        `body` parameters in its layers."""
+        """The regressors `learnt`, `early`, `late` and `tuned` of a draft that sees tokens only,
+        with `body` parameters in its layers."""
         body = np.minimum(body, target_body)
         lacking = SIZE_LOSS * (body**-SIZE_POWER - target_body**-SIZE_POWER)
         found = {"learnt": _logit(lacking + _token_loss(self.tokens) - _token_loss(target_tokens))}
@@ -92,8 +94,8 @@ class Learning:
 
 
 def head_terms(tokens: Any, target_tokens: float) -> dict[str, Any]:
-    """The regressors `learnt`, `early` and `head_tokens` of a drafter that reads the target's hidden
-    states, after `tokens`. What it reads is worth no less than layers of the target."""
+    """The regressors `learnt`, `early` and `head_tokens` of a drafter that reads the target's
+    hidden states, after `tokens`. What it reads is worth no less than layers of the target."""
     seen = np.maximum(tokens, 1e3)
     excess = _token_loss(HEAD_WORTH * seen + LAYERS_WORTH) - _token_loss(target_tokens)
     early = np.log10(np.minimum(seen, EARLY_TOKENS) / EARLY_TOKENS)
@@ -125,7 +127,8 @@ def _models() -> dict[str, tuple[float, float]]:
 
 @lru_cache(maxsize=512)
 def known_learning(shape: Architecture) -> Learning | None:
-    """How a model of the catalogue with this shape came to be; None where its tokens are not known."""
+    """How a model of the catalogue with this shape came to be; None where its tokens are not
+    known."""
     models = _models()
     for entry in catalogue.alike(shape):
         if entry.name in models:

@@ -1,16 +1,20 @@
 """Drafters that are no model: they look the next tokens up in what was read and written before.
 
-- `Ngram`: the tokens that followed an earlier occurrence of the last n tokens of prompt and answer; the longest n that occurs,
-  and of its occurrences the first, as vLLM's `ngram` finds them (`v1/spec_decode/ngram_proposer.py`: Knuth-Morris-Pratt from the
-  end, the position farthest from it wins).
-- `Suffix`: suffix decoding (arXiv 2411.04975) as Arctic Inference does it for vLLM's `suffix`: `suffix_tree.py`.
+- `Ngram`: the tokens that followed an earlier occurrence of the last n tokens of prompt and answer;
+  the longest n that occurs, and of its occurrences the first, as vLLM's `ngram` finds them
+  (`v1/spec_decode/ngram_proposer.py`: Knuth-Morris-Pratt from the end, the position farthest from
+  it wins).
+- `Suffix`: suffix decoding (arXiv 2411.04975) as Arctic Inference does it for vLLM's `suffix`:
+`suffix_tree.py`.
 
-What they draft depends on the text alone, so a text that a target wrote, walked round by round, says *exactly* what they do on
-it: which rounds draft at all, how many tokens, and how many of these are accepted. That holds for sampled text too: the drafted
-token has all the mass of its distribution, so it is accepted with the chance that the target writes it, which is what the text
+What they draft depends on the text alone, so a text that a target wrote, walked round by round,
+says *exactly* what they do on it: which rounds draft at all, how many tokens, and how many of these
+are accepted. That holds for sampled text too: the drafted token has all the mass of its
+distribution, so it is accepted with the chance that the target writes it, which is what the text
 shows.
 
-The first token of an answer comes out of the prefill; rounds start after it. Which rounds count: as in `replay.py`.
+The first token of an answer comes out of the prefill; rounds start after it. Which rounds count: as
+in `replay.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ Proposals = dict[int, list[int]]
 
 @dataclass(frozen=True, slots=True)
 class LookupText:
-    """A prompt and what the target wrote for it, as token ids. `ended`: with its end token, not cut at a length."""
+    """A prompt and what the target wrote for it, as token ids. `ended`: with its end token, not cut
+    at a length."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
@@ -56,29 +61,33 @@ class Reader(Protocol):
 
 
 class Drafter(Protocol):
-    """A way to look tokens up. `starts` returns what opens an answer, given its prompt; one such opener serves one list of texts,
-    in their order."""
+    """A way to look tokens up. `starts` returns what opens an answer, given its prompt; one such
+    opener serves one list of texts, in their order."""
 
     def starts(self) -> Callable[[Sequence[int]], Reader]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ngram:
-    """Prompt lookup with n-grams of `shortest` to `longest` tokens: vLLM's `prompt_lookup_min` and `prompt_lookup_max`."""
+    """Prompt lookup with n-grams of `shortest` to `longest` tokens: vLLM's `prompt_lookup_min` and
+    `prompt_lookup_max`."""
 
     shortest: int = 2
     longest: int = 5
 
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest:
-            raise ArchsearchError(f"n-grams need 1 <= shortest <= longest, got {self.shortest} and {self.longest}")
+            raise ArchsearchError(
+                f"n-grams need 1 <= shortest <= longest, got {self.shortest} and {self.longest}"
+            )
 
     def starts(self) -> Callable[[Sequence[int]], Reader]:
         return lambda prompt: _NgramReader(self, prompt)
 
 
 class _NgramReader:
-    """`_first`: for every n-gram that has a token after it, where that token stands at its first occurrence."""
+    """`_first`: for every n-gram that has a token after it, where that token stands at its first
+    occurrence."""
 
     def __init__(self, rule: Ngram, prompt: Sequence[int]) -> None:
         self._tokens: list[int] = []
@@ -105,8 +114,8 @@ class _NgramReader:
 
 @dataclass(frozen=True, slots=True)
 class Suffix:
-    """Suffix decoding with vLLM's defaults. `shared`: answers of earlier requests are looked up as well, in the order of the
-    texts, one request after the other (vLLM keeps 10,000)."""
+    """Suffix decoding with vLLM's defaults. `shared`: answers of earlier requests are looked up as
+    well, in the order of the texts, one request after the other (vLLM keeps 10,000)."""
 
     limits: SuffixLimits = SuffixLimits()
     shared: bool = True
@@ -115,17 +124,19 @@ class Suffix:
         return SuffixCache(self.limits, self.shared).start
 
 
-# ------------------------------------------------------------------------------------------------------------------- replay
+# --------------------------------------------------------------------------------------------------
+# replay
 
 
 @dataclass(frozen=True, slots=True)
 class LookupReplay:
     """What rounds with a looked-up draft of at most `gamma` tokens do on a list of texts.
 
-    `rounds`; `drafts_share`: of them draft at all, the others are plain steps of the target. Of those that draft: `drafted`
-    tokens in the mean, `drafted_by_position` [gamma]: in how many position i is drafted, `accepted_by_position` [gamma]: in how
-    many it is accepted. `tau`: mean tokens over all rounds, `1 + drafts_share * sum(accepted_by_position)`. The stds are
-    bootstrap ones over texts.
+    `rounds`; `drafts_share`: of them draft at all, the others are plain steps of the target. Of
+    those that draft: `drafted` tokens in the mean, `drafted_by_position` [gamma]: in how many
+    position i is drafted, `accepted_by_position` [gamma]: in how many it is accepted. `tau`: mean
+    tokens over all rounds, `1 + drafts_share * sum(accepted_by_position)`. The stds are bootstrap
+    ones over texts.
     """
 
     gamma: int
@@ -139,7 +150,8 @@ class LookupReplay:
 
     @property
     def alpha(self) -> float:
-        """Share of the drafted tokens that were judged (all before them accepted) which are accepted; 0 without any."""
+        """Share of the drafted tokens that were judged (all before them accepted) which are
+        accepted; 0 without any."""
         accepted = float(sum(self.accepted_by_position))
         reached = (1.0, *self.accepted_by_position[:-1])
         judged = sum(min(a, b) for a, b in zip(self.drafted_by_position, reached, strict=True))
@@ -160,8 +172,11 @@ class _Counts:
     written: int = 0
 
 
-def replay(drafter: Drafter, texts: Sequence[LookupText], gammas: Sequence[int]) -> dict[int, LookupReplay]:
-    """What `drafter` does on `texts` for each of `gammas` (those for which some text is long enough for a whole round).
+def replay(
+    drafter: Drafter, texts: Sequence[LookupText], gammas: Sequence[int]
+) -> dict[int, LookupReplay]:
+    """What `drafter` does on `texts` for each of `gammas` (those for which some text is long enough
+    for a whole round).
 
     Raises ArchsearchError where no text is long enough for any.
     """
@@ -175,13 +190,18 @@ def replay(drafter: Drafter, texts: Sequence[LookupText], gammas: Sequence[int])
         if any(each.drafted.sum() for each in counts):
             found[gamma] = _summed(gamma, counts)
     if not found:
-        raise ArchsearchError(f"no text is long enough for a whole round of gamma {min(gammas)}; measure on more or longer text")
+        raise ArchsearchError(
+            f"no text is long enough for a whole round of gamma {min(gammas)}; measure on more or"
+            " longer text"
+        )
     return found
 
 
 def _walk(reader: Reader, text: LookupText, gammas: Sequence[int]) -> dict[int, _Counts]:
     answer, length = text.answer, len(text.answer)
-    counts = {gamma: _Counts(1, np.zeros(gamma + 1, int), np.zeros(gamma + 1, int)) for gamma in gammas}
+    counts = {
+        gamma: _Counts(1, np.zeros(gamma + 1, int), np.zeros(gamma + 1, int)) for gamma in gammas
+    }
     for at in range(length):
         if at > 0:
             now = [gamma for gamma in gammas if counts[gamma].start == at]
@@ -195,10 +215,15 @@ def _round(counts: _Counts, tokens: Sequence[int], text: LookupText, at: int, ga
     """One round of a text that starts at its token `at` and drafts `tokens`."""
     answer, length = text.answer, len(text.answer)
     accepted = 0
-    while accepted < len(tokens) and at + accepted < length and tokens[accepted] == answer[at + accepted]:
+    while (
+        accepted < len(tokens)
+        and at + accepted < length
+        and tokens[accepted] == answer[at + accepted]
+    ):
         accepted += 1
     counts.start = at + accepted + 1
-    # Room decides of a text that was cut; of one that ended, all rounds but the one that wrote its end.
+    # Room decides of a text that was cut; of one that ended, all rounds but the one that wrote its
+    # end.
     whole = counts.start < length if text.ended else at + gamma + 1 <= length
     if whole:
         counts.drafted[len(tokens)] += 1
@@ -211,18 +236,33 @@ def _summed(gamma: int, counts: Sequence[_Counts]) -> LookupReplay:
     drafted = np.sum([each.drafted for each in counts], axis=0)  # [gamma + 1]
     accepted = np.sum([each.accepted for each in counts], axis=0)  # [gamma + 1]
     rounds, drafting = int(drafted.sum()), int(drafted[1:].sum())
-    per_text = np.array([[each.written, each.drafted[1:].sum(), each.drafted.sum()] for each in counts], dtype=np.float64)
+    per_text = np.array(
+        [[each.written, each.drafted[1:].sum(), each.drafted.sum()] for each in counts],
+        dtype=np.float64,
+    )
     tau = resampled_ratio(per_text[:, [0, 2]], fallback_std=1.0)
     share = resampled_ratio(per_text[:, [1, 2]], fallback_std=0.5)
 
     def at_least(values: np.ndarray) -> tuple[float, ...]:
-        return tuple(float(values[k:].sum() / drafting) if drafting else 0.0 for k in range(1, gamma + 1))
+        return tuple(
+            float(values[k:].sum() / drafting) if drafting else 0.0 for k in range(1, gamma + 1)
+        )
 
     mean = float(drafted @ np.arange(gamma + 1) / drafting) if drafting else 0.0
-    return LookupReplay(gamma, rounds, share.estimate(), mean, at_least(drafted), at_least(accepted), tau.estimate(), tau)
+    return LookupReplay(
+        gamma,
+        rounds,
+        share.estimate(),
+        mean,
+        at_least(drafted),
+        at_least(accepted),
+        tau.estimate(),
+        tau,
+    )
 
 
-# -------------------------------------------------------------------------------------------------------------------- texts
+# --------------------------------------------------------------------------------------------------
+# texts
 
 
 def texts_of(sequences: Sequence[CachedSequence], end_ids: Sequence[int] = ()) -> list[LookupText]:
@@ -232,5 +272,12 @@ def texts_of(sequences: Sequence[CachedSequence], end_ids: Sequence[int] = ()) -
     for each in sequences:
         ids = each.token_ids.tolist()
         answer = tuple(ids[each.prompt_tokens :])
-        found.append(LookupText(tuple(ids[: each.prompt_tokens]), answer, bool(answer) and answer[-1] in ends, each.category))
+        found.append(
+            LookupText(
+                tuple(ids[: each.prompt_tokens]),
+                answer,
+                bool(answer) and answer[-1] in ends,
+                each.category,
+            )
+        )
     return found

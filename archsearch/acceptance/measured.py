@@ -1,15 +1,17 @@
 """Acceptance measured: a draft beside the text its target wrote.
 
-One teacher-forced pass of the draft over cached text records, at every written token, what a verification would decide (a trace):
+One teacher-forced pass of the draft over cached text records, at every written token, what a
+verification would decide (a trace):
 
 - greedy text: whether the draft's most likely token is the target's (0 or 1);
-- sampled text: min(1, q(x) / p(x)) for the target's token x, the chance that the token was drafted and kept and not resampled,
-  and the overlap, the sum over all tokens of min(p, q), which is the chance that a draft token is accepted there (arXiv
-  2211.17192, theorem 3.5). p and q are the target's and the draft's distribution after temperature and top-p, as engines
-  sample from both.
+- sampled text: min(1, q(x) / p(x)) for the target's token x, the chance that the token was drafted
+  and kept and not resampled, and the overlap, the sum over all tokens of min(p, q), which is the
+  chance that a draft token is accepted there (arXiv 2211.17192, theorem 3.5). p and q are the
+  target's and the draft's distribution after temperature and top-p, as engines sample from both.
 
-The mean is alpha; the sequence, replayed (`replay.py`), is tau for every gamma. Drafts are compared on the same texts: the spread
-over prompts is larger than the differences between drafts, and pairing removes it.
+The mean is alpha; the sequence, replayed (`replay.py`), is tau for every gamma. Drafts are compared
+on the same texts: the spread over prompts is larger than the differences between drafts, and
+pairing removes it.
 """
 
 from __future__ import annotations
@@ -42,13 +44,15 @@ Report = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a draft does at every token its target wrote: one array per text, with the text's category and id.
+    """What a draft does at every token its target wrote: one array per text, with the text's
+    category and id.
 
-    `agreements` [tokens] bool: both argmaxes are the same token. `ended`: which texts end by themselves, with the end token last
-    (the others were cut at a length); empty where that was not recorded. Sampled text (`temperature` > 0) has two arrays more:
-    `chances` [tokens] = min(1, q(x) / p(x)) at the target's token x, and `overlaps` [tokens] = sum of min(p, q).
-    `confidences` [tokens]: the probability that the draft gives its most likely token, on greedy text
-    (empty in files of earlier versions): what `chain.py` lets it stop by.
+    `agreements` [tokens] bool: both argmaxes are the same token. `ended`: which texts end by
+    themselves, with the end token last (the others were cut at a length); empty where that was not
+    recorded. Sampled text (`temperature` > 0) has two arrays more: `chances` [tokens] = min(1, q(x)
+    / p(x)) at the target's token x, and `overlaps` [tokens] = sum of min(p, q). `confidences`
+    [tokens]: the probability that the draft gives its most likely token, on greedy text (empty in
+    files of earlier versions): what `chain.py` lets it stop by.
     """
 
     agreements: tuple[np.ndarray, ...]
@@ -69,8 +73,12 @@ class Trace:
             raise ValueError("a trace knows the end of every text or of none")
         if self.sampled:
             shapes = [a.shape for a in self.agreements]
-            if shapes != [a.shape for a in self.chances] or shapes != [a.shape for a in self.overlaps]:
-                raise ValueError("a trace of sampled text needs a chance and an overlap for every token")
+            if shapes != [a.shape for a in self.chances] or shapes != [
+                a.shape for a in self.overlaps
+            ]:
+                raise ValueError(
+                    "a trace of sampled text needs a chance and an overlap for every token"
+                )
 
     @property
     def sampled(self) -> bool:
@@ -84,12 +92,18 @@ class Trace:
 
     @property
     def accepted(self) -> tuple[np.ndarray, ...]:
-        """Per text [tokens] float: the chance that this token was an accepted draft token, if a round asked for it."""
-        return self.chances if self.sampled else tuple(np.asarray(a, dtype=np.float64) for a in self.agreements)
+        """Per text [tokens] float: the chance that this token was an accepted draft token, if a
+        round asked for it."""
+        return (
+            self.chances
+            if self.sampled
+            else tuple(np.asarray(a, dtype=np.float64) for a in self.agreements)
+        )
 
     @property
     def shares(self) -> tuple[np.ndarray, ...]:
-        """Per text [tokens]: what alpha is the mean of. The overlap has the mean of `accepted` with less noise."""
+        """Per text [tokens]: what alpha is the mean of. The overlap has the mean of `accepted` with
+        less noise."""
         return self.overlaps if self.sampled else self.agreements
 
     def ends(self, index: int) -> bool:
@@ -107,9 +121,16 @@ class Trace:
             return tuple(values[i] for i in indices) if values else ()
 
         return Trace(
-            take(self.agreements), take(self.categories), take(self.ids), take(self.ended), take(self.chances),
-            take(self.overlaps), self.temperature, self.top_p, take(self.confidences),
-        )  # fmt: skip
+            take(self.agreements),
+            take(self.categories),
+            take(self.ids),
+            take(self.ended),
+            take(self.chances),
+            take(self.overlaps),
+            self.temperature,
+            self.top_p,
+            take(self.confidences),
+        )
 
     def save(self, path: Path | str) -> None:
         """Write the trace as .npz (atomically)."""
@@ -134,18 +155,23 @@ class Trace:
     def load(cls, path: Path | str) -> Trace:
         """Read a trace that `save` wrote, of this version or an earlier one.
 
-        Earlier ones hold greedy agreement only and do not say which texts ended: those shorter than the longest did, since all
-        were cut at one length. Raises ArchsearchError for a file that is no trace.
+        Earlier ones hold greedy agreement only and do not say which texts ended: those shorter than
+        the longest did, since all were cut at one length. Raises ArchsearchError for a file that is
+        no trace.
         """
         try:
             with np.load(path, allow_pickle=False) as data:
                 lengths = data["lengths"]
-                agreements = _split(np.unpackbits(data["agreement"], count=int(lengths.sum())).astype(bool), lengths)
+                agreements = _split(
+                    np.unpackbits(data["agreement"], count=int(lengths.sum())).astype(bool), lengths
+                )
                 categories, ids = json.loads(str(data["labels"]))
                 known = data["ended"] if "ended" in data else lengths < lengths.max(initial=0)
                 ended = tuple(bool(value) for value in known)
                 sampled = "sampling" in data
-                temperature, top_p = (float(value) for value in data["sampling"]) if sampled else (0.0, 1.0)
+                temperature, top_p = (
+                    (float(value) for value in data["sampling"]) if sampled else (0.0, 1.0)
+                )
                 chances = _split(data["chances"], lengths) if sampled else ()
                 overlaps = _split(data["overlaps"], lengths) if sampled else ()
                 sure = _split(data["confidences"], lengths) if "confidences" in data else ()
@@ -154,7 +180,9 @@ class Trace:
         except FileNotFoundError:
             raise MissingDataError(f"agreement trace not found: {path}") from None
         except (OSError, EOFError, ValueError, TypeError, KeyError, zipfile.BadZipFile) as error:
-            raise ArchsearchError(f"{path} is not an agreement trace ({error}); measure the draft again") from error
+            raise ArchsearchError(
+                f"{path} is not an agreement trace ({error}); measure the draft again"
+            ) from error
 
 
 def _joined(arrays: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
@@ -167,7 +195,8 @@ def _split(flat: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
     return tuple(np.split(flat, np.cumsum(lengths)[:-1])) if len(lengths) else ()
 
 
-# -------------------------------------------------------------------------------------------------------------- recording
+# --------------------------------------------------------------------------------------------------
+# recording
 
 
 def agreement_trace(
@@ -177,10 +206,11 @@ def agreement_trace(
     end_ids: Collection[int] | None = None,
     report: Report | None = None,
 ) -> Trace:
-    """Where `draft` and the target agree along the target's own greedy text: one teacher-forced pass in the draft's dtype.
+    """Where `draft` and the target agree along the target's own greedy text: one teacher-forced
+    pass in the draft's dtype.
 
-    `end_ids`: tokens that end an answer (default: those of the draft's own configs). Raises ArchsearchError for no text, text of
-    another vocabulary, or a draft whose states are not finite.
+    `end_ids`: tokens that end an answer (default: those of the draft's own configs). Raises
+    ArchsearchError for no text, text of another vocabulary, or a draft whose states are not finite.
     """
     sequences = _sequences(texts)
     ends = _end_ids(draft) if end_ids is None else set(end_ids)
@@ -188,8 +218,13 @@ def agreement_trace(
     confidences = [np.zeros(0, dtype=np.float32)] * len(sequences)
     head = _DraftHead(draft)
     for done, (index, states) in enumerate(_draft_states(draft, sequences), start=1):
-        rows = [head.best(states[start : start + _HEAD_ROWS]) for start in range(0, states.shape[0], _HEAD_ROWS)]
-        agreements[index] = (_cat([tokens for tokens, _ in rows]) == sequences[index].greedy_ids).numpy()
+        rows = [
+            head.best(states[start : start + _HEAD_ROWS])
+            for start in range(0, states.shape[0], _HEAD_ROWS)
+        ]
+        agreements[index] = (
+            _cat([tokens for tokens, _ in rows]) == sequences[index].greedy_ids
+        ).numpy()
         confidences[index] = _cat([sure for _, sure in rows]).numpy()
         if report is not None:
             report(done, len(sequences))
@@ -207,12 +242,13 @@ def sampling_trace(
     end_ids: Collection[int] | None = None,
     report: Report | None = None,
 ) -> Trace:
-    """Acceptance along text that the target sampled at `temperature` and `top_p`. `head` [vocab, hidden]: the target's (default:
-    the text cache's), for its logits.
+    """Acceptance along text that the target sampled at `temperature` and `top_p`. `head` [vocab,
+    hidden]: the target's (default: the text cache's), for its logits.
 
-    Both distributions get the same temperature and top-p, unless `draft_temperature` says that the engine drafts at another one
-    (transformers 5 applies a temperature in the generation config twice to the draft: its square). A vocabulary shorter or longer
-    than the target's (padding rows) is compared on the ids that both have. Raises as `agreement_trace`, and for settings out of
+    Both distributions get the same temperature and top-p, unless `draft_temperature` says that the
+    engine drafts at another one (transformers 5 applies a temperature in the generation config
+    twice to the draft: its square). A vocabulary shorter or longer than the target's (padding rows)
+    is compared on the ids that both have. Raises as `agreement_trace`, and for settings out of
     range. Raises ArchsearchError at temperature 0, which is greedy text.
     """
     import torch
@@ -234,19 +270,34 @@ def sampling_trace(
         with torch.inference_mode():
             for start in range(0, states.shape[0], _HEAD_ROWS):
                 part = slice(start, start + _HEAD_ROWS)
-                target_logits = functional.linear(sequence.hidden[part].to(target_head.dtype), target_head)
+                target_logits = functional.linear(
+                    sequence.hidden[part].to(target_head.dtype), target_head
+                )
                 target_probs = warped_probs(target_logits, temperature, top_p)
                 draft_logits = draft_head.logits(states[part])
                 ids = draft_head.ids_within(target_probs.shape[-1])
-                draft_probs = warped_probs(draft_logits, draft_temperature or temperature, top_p)[:, : len(ids)]
+                draft_probs = warped_probs(draft_logits, draft_temperature or temperature, top_p)[
+                    :, : len(ids)
+                ]
                 overlap = torch.minimum(target_probs[:, ids], draft_probs).sum(-1)
                 written = sequence.written[part]
                 of_target = target_probs.gather(1, written[:, None])[:, 0]
-                of_draft = torch.zeros_like(target_probs).index_copy_(1, ids, draft_probs).gather(1, written[:, None])[:, 0]
-                # p(x) = 0: x stood at the edge of the nucleus and rounding moved it out; nothing is known, count a rejection.
-                chance = torch.where(of_target > 0, (of_draft / of_target.clamp_min(1e-30)).clamp_max(1.0), 0.0)
+                of_draft = (
+                    torch.zeros_like(target_probs)
+                    .index_copy_(1, ids, draft_probs)
+                    .gather(1, written[:, None])[:, 0]
+                )
+                # p(x) = 0: x stood at the edge of the nucleus and rounding moved it out; nothing is
+                # known, count a rejection.
+                chance = torch.where(
+                    of_target > 0, (of_draft / of_target.clamp_min(1e-30)).clamp_max(1.0), 0.0
+                )
                 rows.append(
-                    (draft_head.ids[draft_logits.argmax(-1)] == sequence.greedy_ids[part], chance, overlap.clamp(0.0, 1.0))
+                    (
+                        draft_head.ids[draft_logits.argmax(-1)] == sequence.greedy_ids[part],
+                        chance,
+                        overlap.clamp(0.0, 1.0),
+                    )
                 )
         agreements[index] = _cat([row[0] for row in rows]).numpy()
         chances[index] = _cat([row[1] for row in rows]).float().numpy()
@@ -255,12 +306,21 @@ def sampling_trace(
             report(done, len(sequences))
     categories, ids_of_texts, ended = text_labels(sequences, ends)
     return Trace(
-        tuple(agreements), categories, ids_of_texts, ended, tuple(chances), tuple(overlaps), float(temperature), float(top_p)
+        tuple(agreements),
+        categories,
+        ids_of_texts,
+        ended,
+        tuple(chances),
+        tuple(overlaps),
+        float(temperature),
+        float(top_p),
     )
 
 
 def _sequences(texts: TextCache | Sequence[CachedSequence]) -> list[CachedSequence]:
-    sequences: list[CachedSequence] = list(texts.sequences if hasattr(texts, "sequences") else texts)
+    sequences: list[CachedSequence] = list(
+        texts.sequences if hasattr(texts, "sequences") else texts
+    )
     if not sequences:
         raise ArchsearchError("there is no text to measure acceptance on; generate some first")
     return sequences
@@ -289,7 +349,8 @@ def _cat(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 class _DraftHead:
-    """A draft's head: [n, hidden] -> logits [n, rows], and which token each row stands for (`ids` [rows])."""
+    """A draft's head: [n, hidden] -> logits [n, rows], and which token each row stands for (`ids`
+    [rows])."""
 
     def __init__(self, draft: Any) -> None:
         import torch
@@ -300,7 +361,10 @@ class _DraftHead:
         for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
             if getattr(draft.config, name, None) not in (None, 1, 1.0):
                 value = getattr(draft.config, name)
-                raise ArchsearchError(f"the draft's {name}={value} changes its logits; such drafts are not supported yet")
+                raise ArchsearchError(
+                    f"the draft's {name}={value} changes its logits; such drafts are not"
+                    " supported yet"
+                )
         self.weight, self.bias = module.weight.detach(), getattr(module, "bias", None)
         kept = head_token_ids(draft)
         self.ids = torch.arange(self.weight.shape[0]) if kept is None else kept.cpu()
@@ -325,14 +389,21 @@ class _DraftHead:
 def _draft_states(
     draft: Any, sequences: Sequence[CachedSequence], batch_tokens: int = 4096
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """(index of a sequence, the draft's final states [written, hidden] that predict its written tokens), shortest texts first."""
+    """(index of a sequence, the draft's final states [written, hidden] that predict its written
+    tokens), shortest texts first."""
     import torch
 
     from archsearch.training.distill import draft_states, make_batch
 
-    largest, rows = max(int(s.token_ids.max()) for s in sequences), draft.get_input_embeddings().weight.shape[0]
+    largest, rows = (
+        max(int(s.token_ids.max()) for s in sequences),
+        draft.get_input_embeddings().weight.shape[0],
+    )
     if largest >= rows:
-        raise ArchsearchError(f"the text holds token id {largest}, the draft's vocabulary ends at {rows - 1}: another tokenizer")
+        raise ArchsearchError(
+            f"the text holds token id {largest}, the draft's vocabulary ends at {rows - 1}: another"
+            " tokenizer"
+        )
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
     training = draft.training
     draft.eval()
@@ -340,15 +411,22 @@ def _draft_states(
     try:
         while start < len(order):
             stop = start + 1
-            while stop < len(order) and (stop + 1 - start) * len(sequences[order[stop]]) <= batch_tokens:
+            while (
+                stop < len(order)
+                and (stop + 1 - start) * len(sequences[order[stop]]) <= batch_tokens
+            ):
                 stop += 1
             chosen = order[start:stop]
-            # No autocast: an engine runs the draft in its own dtype, and near ties fall differently in another one.
+            # No autocast: an engine runs the draft in its own dtype, and near ties fall differently
+            # in another one.
             with torch.inference_mode():
-                states = draft_states(draft, make_batch([sequences[i] for i in chosen]).to(draft.device))
+                states = draft_states(
+                    draft, make_batch([sequences[i] for i in chosen]).to(draft.device)
+                )
                 if not bool(torch.isfinite(states).all()):
                     raise ArchsearchError(
-                        "the draft computes NaN or infinite states: its weights are broken; train or load it again"
+                        "the draft computes NaN or infinite states: its weights are broken; train"
+                        " or load it again"
                     )
             offset = 0
             for index in chosen:
@@ -360,12 +438,14 @@ def _draft_states(
         draft.train(training)
 
 
-# -------------------------------------------------------------------------------------------------------------- summaries
+# --------------------------------------------------------------------------------------------------
+# summaries
 
 
 @dataclass(frozen=True, slots=True)
 class Resampled:
-    """A measured ratio, with what it was on texts drawn again with replacement (bootstrap): std and intervals over prompts."""
+    """A measured ratio, with what it was on texts drawn again with replacement (bootstrap): std and
+    intervals over prompts."""
 
     value: float
     draws: np.ndarray = field(repr=False, compare=False)
@@ -373,22 +453,27 @@ class Resampled:
 
     @property
     def std(self) -> float:
-        """Over the draws; `fallback_std` where one text alone says nothing about the spread over texts."""
+        """Over the draws; `fallback_std` where one text alone says nothing about the spread over
+        texts."""
         return float(np.std(self.draws, ddof=1)) if len(self.draws) > 1 else self.fallback_std
 
     def estimate(self) -> Estimate:
         return Estimate(self.value, self.std, "measured")
 
     def interval(self, level: float = 0.95) -> tuple[float, float] | None:
-        """The central interval that holds `level` of the draws (percentile bootstrap); None for a single text."""
+        """The central interval that holds `level` of the draws (percentile bootstrap); None for a
+        single text."""
         if len(self.draws) < 2:
             return None
         low, high = np.quantile(self.draws, [(1 - level) / 2, (1 + level) / 2])
         return float(low), float(high)
 
 
-def resampled_ratio(totals: np.ndarray, *, resamples: int = RESAMPLES, seed: int = 0, fallback_std: float = 0.0) -> Resampled:
-    """sum(totals[:, 0]) / sum(totals[:, 1]) over rows (texts), with bootstrap draws of the rows. `totals` [texts, 2]."""
+def resampled_ratio(
+    totals: np.ndarray, *, resamples: int = RESAMPLES, seed: int = 0, fallback_std: float = 0.0
+) -> Resampled:
+    """sum(totals[:, 0]) / sum(totals[:, 1]) over rows (texts), with bootstrap draws of the rows.
+    `totals` [texts, 2]."""
     whole = totals.sum(axis=0)
     value = float(whole[0] / whole[1])
     if len(totals) < 2 or resamples < 2:
@@ -404,34 +489,57 @@ def alpha_resampled(trace: Trace, *, resamples: int = RESAMPLES, seed: int = 0) 
 
     Raises ArchsearchError for a trace without tokens.
     """
-    counts = np.array([[float(a.sum()), a.shape[0]] for a in trace.shares], dtype=np.float64).reshape(-1, 2)
+    counts = np.array(
+        [[float(a.sum()), a.shape[0]] for a in trace.shares], dtype=np.float64
+    ).reshape(-1, 2)
     if counts[:, 1].sum() == 0:
         raise ArchsearchError("the trace holds no tokens; measure on more text")
     value = float(counts[:, 0].sum() / counts[:, 1].sum())
     # One text says nothing about the spread over texts: the widest a share can have.
-    return resampled_ratio(counts, resamples=resamples, seed=seed, fallback_std=float(np.sqrt(max(value * (1 - value), 0.0))))
+    return resampled_ratio(
+        counts,
+        resamples=resamples,
+        seed=seed,
+        fallback_std=float(np.sqrt(max(value * (1 - value), 0.0))),
+    )
 
 
 def alpha(trace: Trace, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
-    """Mean acceptance at a token (greedy: share of agreements; sampled: mean overlap), with its bootstrap std over texts."""
+    """Mean acceptance at a token (greedy: share of agreements; sampled: mean overlap), with its
+    bootstrap std over texts."""
     return alpha_resampled(trace, resamples=resamples, seed=seed).estimate()
 
 
-def alpha_by_category(trace: Trace, *, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Estimate]:
+def alpha_by_category(
+    trace: Trace, *, resamples: int = RESAMPLES, seed: int = 0
+) -> dict[str, Estimate]:
     """alpha of every category, in the order of first appearance."""
-    return {name: alpha(trace.of_category(name), resamples=resamples, seed=seed) for name in dict.fromkeys(trace.categories)}
+    return {
+        name: alpha(trace.of_category(name), resamples=resamples, seed=seed)
+        for name in dict.fromkeys(trace.categories)
+    }
 
 
-def paired_difference(first: Trace, second: Trace, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
-    """alpha(first) - alpha(second) on the same texts, with the bootstrap std of the difference (half of the unpaired one).
+def paired_difference(
+    first: Trace, second: Trace, *, resamples: int = RESAMPLES, seed: int = 0
+) -> Estimate:
+    """alpha(first) - alpha(second) on the same texts, with the bootstrap std of the difference
+    (half of the unpaired one).
 
     Raises ArchsearchError for traces of other texts than each other's, or without tokens.
     """
     lengths = [a.shape for a in first.agreements]
     settings = (first.temperature, first.top_p) == (second.temperature, second.top_p)
     if first.ids != second.ids or lengths != [a.shape for a in second.agreements] or not settings:
-        raise ArchsearchError("the two traces are not of the same texts; measure both drafts on one cache")
-    counts = np.array([[float(a.sum()) - float(b.sum()), a.shape[0]] for a, b in zip(first.shares, second.shares, strict=True)])
+        raise ArchsearchError(
+            "the two traces are not of the same texts; measure both drafts on one cache"
+        )
+    counts = np.array(
+        [
+            [float(a.sum()) - float(b.sum()), a.shape[0]]
+            for a, b in zip(first.shares, second.shares, strict=True)
+        ]
+    )
     if counts.size == 0 or counts[:, 1].sum() == 0:
         raise ArchsearchError("the traces hold no tokens; measure on more text")
     return resampled_ratio(counts, resamples=resamples, seed=seed, fallback_std=1.0).estimate()

@@ -1,19 +1,24 @@
-"""The lowest rung: what published measurements say about the alpha of a shape that nobody has trained.
+"""The lowest rung: what published measurements say about the alpha of a shape that nobody has
+trained.
 
-    logit(alpha) = x . beta + target + e        beta ~ N(mean, covariance), one coefficient per term of COEFFICIENTS
+    logit(alpha) = x . beta + target + e
+    beta ~ N(mean, covariance)  one coefficient per term of COEFFICIENTS
 
-Effects are nearly additive in logit(alpha) across published studies. Where the table of published measurements (published.csv,
-with this project's own sketches in anchors.yaml) says something about a term, its coefficient is the posterior of a regression
-with random effects (`published.py`); where it says nothing (narrow or over-wide drafts, fewer KV heads, windows) it keeps the
-belief of `PriorTerms`. `published_fit.json` holds the outcome, so that nothing is fitted here.
+Effects are nearly additive in logit(alpha) across published studies. Where the table of published
+measurements (published.csv, with this project's own sketches in anchors.yaml) says something about
+a term, its coefficient is the posterior of a regression with random effects (`published.py`); where
+it says nothing (narrow or over-wide drafts, fewer KV heads, windows) it keeps the belief of
+`PriorTerms`. `published_fit.json` holds the outcome, so that nothing is fitted here.
 
-What is believed of a *new* target is wider than the coefficients: the spread over studies and lots is part of the intercept's
-std, the spread of a domain over studies and data sets part of each domain's. All drafts of a search share both, so the std of a
-*difference* between two shapes (about 0.15 for usual ones) is far below the absolute one (about 0.6).
+What is believed of a *new* target is wider than the coefficients: the spread over studies and lots
+is part of the intercept's std, the spread of a domain over studies and data sets part of each
+domain's. All drafts of a search share both, so the std of a *difference* between two shapes (about
+0.15 for usual ones) is far below the absolute one (about 0.6).
 
-`fit` is the conjugate update of all coefficients: one measured draft moves the intercept almost wholly, several sharpen the
-slopes. What was measured on another text than the asked one has that text's own effect: a Gaussian process over texts, whose
-correlation follows from how alike their words are (`text_correlation`).
+`fit` is the conjugate update of all coefficients: one measured draft moves the intercept almost
+wholly, several sharpen the slopes. What was measured on another text than the asked one has that
+text's own effect: a Gaussian process over texts, whose correlation follows from how alike their
+words are (`text_correlation`).
 """
 
 from __future__ import annotations
@@ -48,34 +53,43 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.speedup import alpha_from_tau, logit, sigmoid, tau
 
-# FR-Spec (Llama-3-8B, EAGLE-2): tau loses 2.3 h^1.54 % when the head is cut by 2^h, at a tau of 3.89 with drafts 6 deep.
+# FR-Spec (Llama-3-8B, EAGLE-2): tau loses 2.3 h^1.54 % when the head is cut by 2^h, at a tau of
+# 3.89 with drafts 6 deep.
 FRSPEC_TAU: Final = 3.89
 FRSPEC_DEPTH: Final = 6
 
-# What no term explains about a shape. Differences between independent drafts of a left-out study miss by 0.12 on average
-# (benchmarks/prior_figures.py), which is 0.1 for each of the two.
+# What no term explains about a shape. Differences between independent drafts of a left-out study
+# miss by 0.12 on average (benchmarks/prior_figures.py), which is 0.1 for each of the two.
 SHAPE_NOISE_STD: Final = 0.10
-# Doubt about the trimmed vocabulary: per halving by the rule; of the whole term where coverage is known.
+# Doubt about the trimmed vocabulary: per halving by the rule; of the whole term where coverage is
+# known.
 VOCABULARY_STD_PER_HALVING: Final = 0.04
 VOCABULARY_STD_KNOWN: Final = 0.03
-# Logit per position of an independent draft, counted from an alpha that is the mean over all tokens, as the prior's is: none,
-# with doubt. The first position lies below that mean (a round starts after a miss) and the later ones above, which nearly
-# cancels: the closed form is 0 to 5 % too high at gamma 4 to 8 in nine greedy traces of this project (three of the demo, six
-# sketches) and 0 to 4 % in sampled published sweeps (NeMo-RL). From the *first* position acceptance rises when greedy:
-# `drifts.Drifts`.
+# Logit per position of an independent draft, counted from an alpha that is the mean over all
+# tokens, as the prior's is: none, with doubt. The first position lies below that mean (a round
+# starts after a miss) and the later ones above, which nearly
+# cancels: the closed form is 0 to 5 % too high at gamma 4 to 8 in nine greedy traces of this
+# project (three of the demo, six sketches) and 0 to 4 % in sampled published sweeps (NeMo-RL). From
+# the *first* position acceptance rises when greedy: `drifts.Drifts`.
 INDEPENDENT_DRIFT: Final = Term(0.0, 0.05)
 
-# Std of logit(alpha) over kinds of prompts, one shape distilled on each (benchmarks/text_likeness.py). The table's data sets,
-# whose drafts are larger and saw much of everything, spread by half as much.
+# Std of logit(alpha) over kinds of prompts, one shape distilled on each
+# (benchmarks/text_likeness.py). The table's data sets, whose drafts are larger and saw much of
+# everything, spread by half as much.
 NARROW_TEXT_STD: Final = 0.65
-# The correlation of two texts' effects is their likeness to this power (benchmarks/text_likeness.py).
+# The correlation of two texts' effects is their likeness to this power
+# (benchmarks/text_likeness.py).
 LIKENESS_POWER: Final = 1.0
 
 # What version 0.1.0 wrote to prior.json, in its order: without names.
 OLD_COEFFICIENTS: Final = (
-    *"intercept size target_size depth single_layer overwide narrow temperature tokens early grouped".split(),
+    *"intercept size target_size depth single_layer overwide narrow temperature tokens early"
+    " grouped".split(),
     *"single_kv_head cut_by_window window sees_target".split(),
-    *(f"domain {name}" for name in "chat code math qa summarisation translation completion mixed narrow".split()),
+    *(
+        f"domain {name}"
+        for name in "chat code math qa summarisation translation completion mixed narrow".split()
+    ),
     *(name for name in COEFFICIENTS if name.startswith("drafter ")),
 )
 # Terms of versions 0.1.0 and 0.2.0 in the place of `learnt`: see `earlier_terms`.
@@ -84,25 +98,32 @@ KNOWN_NAMES: Final = {*COEFFICIENTS, *EARLIER_TERMS}
 
 
 def earlier_terms(terms: Mapping[str, float], context: AcceptanceContext) -> dict[str, float]:
-    """What versions 0.1.0 and 0.2.0 knew of a draft's training and windows, so that a run of theirs is scored on as it began:
-    decades of tokens above and below 200k, or that it was not made for the target; all halvings by windows alike."""
+    """What versions 0.1.0 and 0.2.0 knew of a draft's training and windows, so that a run of theirs
+    is scored on as it began: decades of tokens above and below 200k, or that it was not made for
+    the target; all halvings by windows alike."""
     cut = {"cut_by_window": terms.get("cut_by_window", 0.0) + terms.get("cut_far", 0.0)}
     if context.training != "target":
         return cut | {f"{context.training}_training": 1.0, "early": 0.0}
     seen = max(float(tokens_of(context, 0.0)), 1e3)
-    return cut | {"tokens": math.log10(max(seen, 2e5) / 5e5), "early": math.log10(min(seen, 2e5) / 2e5)}
+    return cut | {
+        "tokens": math.log10(max(seen, 2e5) / 5e5),
+        "early": math.log10(min(seen, 2e5) / 2e5),
+    }
 
 
-# --- trimmed heads ---------------------------------------------------------------------------------------------------------
+# --- trimmed heads
+# --------------------------------------------------------------------------------------------------
 
 
 def trimmed_alpha(alpha: float, coverage: float) -> float:
-    """alpha of a draft whose head covers the share `coverage` of the target's tokens, from its alpha with a full head.
+    """alpha of a draft whose head covers the share `coverage` of the target's tokens, from its
+    alpha with a full head.
 
-    A dropped token can no longer be accepted, but a weak draft never had it: rare tokens are the hard ones. The chance that a
-    token outside the head would have been accepted is taken as alpha^4, hence alpha * (1 - (1 - coverage) * alpha^3). Checked
-    against: a sketch with 93 % coverage lost 0.00 of 0.30 and 0.033 of 0.82 (this: 0.001 and 0.032); alpha = 1 gives `coverage`,
-    as it must.
+    A dropped token can no longer be accepted, but a weak draft never had it: rare tokens are the
+    hard ones. The chance that a token outside the head would have been accepted is taken as
+    alpha^4, hence alpha * (1 - (1 - coverage) * alpha^3). Checked against: a sketch with 93 %
+    coverage lost 0.00 of 0.30 and 0.033 of 0.82 (this: 0.001 and 0.032); alpha = 1 gives
+    `coverage`, as it must.
     """
     return min(after_trimming(alpha, coverage), coverage)
 
@@ -114,7 +135,8 @@ def after_trimming(alpha: Any, coverage: float) -> Any:
 
 @cache
 def assumed_coverage(halvings: float) -> float:
-    """Coverage of a head cut by 2^halvings, unknown text: what makes `trimmed_alpha` lose FR-Spec's 2.3 h^1.54 % of tau."""
+    """Coverage of a head cut by 2^halvings, unknown text: what makes `trimmed_alpha` lose FR-Spec's
+    2.3 h^1.54 % of tau."""
     if halvings <= 0:
         return 1.0
     full = alpha_from_tau(FRSPEC_TAU, FRSPEC_DEPTH)
@@ -124,7 +146,8 @@ def assumed_coverage(halvings: float) -> float:
 
 
 def _untrimmed_alpha(alpha: float, coverage: float) -> float:
-    """The full-head alpha that `trimmed_alpha` turns into `alpha` (the smallest, where the curve bends back)."""
+    """The full-head alpha that `trimmed_alpha` turns into `alpha` (the smallest, where the curve
+    bends back)."""
     low, high = alpha, 0.995
     if coverage >= 1.0 or trimmed_alpha(high, coverage) <= alpha:
         return alpha if coverage >= 1.0 else high
@@ -135,9 +158,11 @@ def _untrimmed_alpha(alpha: float, coverage: float) -> float:
 
 
 def text_std(domain: str, spread: Mapping[str, float], *, own: bool = True) -> float:
-    """Std in logit of a text's own effect in a domain: as the table's data sets spread, and with `own` of `narrow` as it was
-    measured here where that is more."""
-    return max(NARROW_TEXT_STD if own and domain == "narrow" else 0.0, Spread(**spread).of_text(domain))
+    """Std in logit of a text's own effect in a domain: as the table's data sets spread, and with
+    `own` of `narrow` as it was measured here where that is more."""
+    return max(
+        NARROW_TEXT_STD if own and domain == "narrow" else 0.0, Spread(**spread).of_text(domain)
+    )
 
 
 def text_correlation(likeness: float) -> float:
@@ -146,10 +171,11 @@ def text_correlation(likeness: float) -> float:
 
 
 class PriorAcceptance:
-    """alpha of an untrained shape from published measurements, sharpened by what was measured for this target.
+    """alpha of an untrained shape from published measurements, sharpened by what was measured for
+    this target.
 
-    After `fit`: `coefficients_` and `covariance_` (in the order of COEFFICIENTS), `observations_` (how many were used),
-    `source_`.
+    After `fit`: `coefficients_` and `covariance_` (in the order of COEFFICIENTS), `observations_`
+    (how many were used), `source_`.
     """
 
     def __init__(self, fit_file: Path = FIT_FILE) -> None:
@@ -166,13 +192,16 @@ class PriorAcceptance:
         self.covariance_ = (known or self._published).covariance.copy()
         narrow, spread = self.names_.index("domain narrow"), self._published.spread
         # The table's share of a text's effect is in there already.
-        self.covariance_[narrow, narrow] += text_std("narrow", spread) ** 2 - text_std("narrow", spread, own=False) ** 2
+        self.covariance_[narrow, narrow] += (
+            text_std("narrow", spread) ** 2 - text_std("narrow", spread, own=False) ** 2
+        )
         self.observations_ = 0
         self.source_ = "prior"
         self._kept = False
 
     def about(self, target: Architecture | None) -> Self:
-        """The same estimator, knowing which target it is asked about; what was fitted or read back stays."""
+        """The same estimator, knowing which target it is asked about; what was fitted or read back
+        stays."""
         if not self._kept and target != self._target:
             self._start(target)
         return self
@@ -196,8 +225,9 @@ class PriorAcceptance:
         return assumed_coverage(halvings), VOCABULARY_STD_PER_HALVING * halvings
 
     def fit(self, observations: Sequence[AcceptanceObservation]) -> Self:
-        """Update the coefficients with measured drafts of one target (conjugate, Gaussian in logit); starts from the published
-        ones each time. An observation counts in its own context: its domain, temperature and training tokens are part of it."""
+        """Update the coefficients with measured drafts of one target (conjugate, Gaussian in
+        logit); starts from the published ones each time. An observation counts in its own context:
+        its domain, temperature and training tokens are part of it."""
         self._start(observations[0].context.target if observations else self._target)
         if not observations:
             return self
@@ -222,12 +252,16 @@ class PriorAcceptance:
         self.source_ = "modelled"
         return self
 
-    def _other_texts(self, observations: Sequence[AcceptanceObservation]) -> tuple[np.ndarray, np.ndarray]:
-        """What texts other than the asked one add to each observation: its covariance with the coefficients
-        [coefficients, observations] and among observations [observations, observations]; zero for the asked text.
+    def _other_texts(
+        self, observations: Sequence[AcceptanceObservation]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What texts other than the asked one add to each observation: its covariance with the
+        coefficients [coefficients, observations] and among observations [observations,
+        observations]; zero for the asked text.
 
-        A domain's coefficient holds the effect of the asked text, u ~ N(0, s^2). An observation on text t has u_t in its place,
-        Cov(u_t, u) = k_t s^2, so it departs by u_t - u. Two other texts are taken to be alike through the asked one: k_t k_v.
+        A domain's coefficient holds the effect of the asked text, u ~ N(0, s^2). An observation on
+        text t has u_t in its place, Cov(u_t, u) = k_t s^2, so it departs by u_t - u. Two other
+        texts are taken to be alike through the asked one: k_t k_v.
         """
         count = len(observations)
         shared, among = np.zeros((len(COEFFICIENTS), count)), np.zeros((count, count))
@@ -240,7 +274,11 @@ class PriorAcceptance:
             for j, other in enumerate(observations):
                 if other.context.domain == one.context.domain:
                     away = 1.0 - text_correlation(other.likeness)
-                    among[i, j] = 2.0 * variance * apart if i == j or one.text == other.text else variance * apart * away
+                    among[i, j] = (
+                        2.0 * variance * apart
+                        if i == j or one.text == other.text
+                        else variance * apart * away
+                    )
         return shared, among
 
     def to_dict(self) -> dict[str, Any]:
@@ -255,21 +293,37 @@ class PriorAcceptance:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`, also of what version 0.1.0 wrote. Raises ArchsearchError for what is neither."""
+        """The inverse of `to_dict`, also of what version 0.1.0 wrote. Raises ArchsearchError for
+        what is neither."""
         prior = cls()
-        other = ArchsearchError("this run's acceptance prior was written by another version of archsearch; use another --run")
+        other = ArchsearchError(
+            "this run's acceptance prior was written by another version of archsearch; use another"
+            " --run"
+        )
         try:
-            mean, covariance = np.array(data["coefficients"], float), np.array(data["covariance"], float)
-            names, observations = tuple(data.get("names", OLD_COEFFICIENTS)), int(data["observations"])
+            mean, covariance = (
+                np.array(data["coefficients"], float),
+                np.array(data["covariance"], float),
+            )
+            names, observations = (
+                tuple(data.get("names", OLD_COEFFICIENTS)),
+                int(data["observations"]),
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise other from error
-        if mean.shape != (len(names),) or covariance.shape != (len(names), len(names)) or not set(names) <= KNOWN_NAMES:
+        if (
+            mean.shape != (len(names),)
+            or covariance.shape != (len(names), len(names))
+            or not set(names) <= KNOWN_NAMES
+        ):
             raise other
         prior.names_, prior.coefficients_, prior.covariance_ = names, mean, covariance
         if "names" not in data:  # its domains stood alone, and its intercept knew the lot
             for part in (name for name in domain_terms("mixed") if name != "domain mixed"):
                 change = np.eye(len(names))
-                change[names.index("domain mixed"), names.index(part)] = -domain_terms("mixed")[part]
+                change[names.index("domain mixed"), names.index(part)] = -domain_terms("mixed")[
+                    part
+                ]
                 prior.coefficients_ = change @ prior.coefficients_
                 prior.covariance_ = change @ prior.covariance_ @ change.T
         prior.observations_, prior._kept = observations, True
@@ -277,18 +331,25 @@ class PriorAcceptance:
         return prior
 
     def predict(self, architecture: Architecture, context: AcceptanceContext) -> Acceptance:
-        """alpha with its absolute std (about 0.6 logit before `fit`), and the drift along the block.
+        """alpha with its absolute std (about 0.6 logit before `fit`), and the drift along the
+        block.
 
-        Of an independent draft: the mean over tokens. Of a feature drafter: at the first position, from which it sinks.
+        Of an independent draft: the mean over tokens. Of a feature drafter: at the first position,
+        from which it sinks.
         """
         self.about(context.target)
         features = self._row(architecture, context)
         full = sigmoid(float(features @ self.coefficients_))
         coverage, vocabulary_std = self._coverage(architecture, context)
         alpha = trimmed_alpha(full, coverage)
-        variance = float(features @ self.covariance_ @ features) + SHAPE_NOISE_STD**2 + vocabulary_std**2
+        variance = (
+            float(features @ self.covariance_ @ features) + SHAPE_NOISE_STD**2 + vocabulary_std**2
+        )
         if context.tokens_std and context.trained_tokens:
-            ends = (replace(context, trained_tokens=context.trained_tokens * 10.0**half) for half in (0.5, -0.5))
+            ends = (
+                replace(context, trained_tokens=context.trained_tokens * 10.0**half)
+                for half in (0.5, -0.5)
+            )
             more, fewer = (self._row(architecture, end) for end in ends)
             variance += float((more - fewer) @ self.coefficients_ * context.tokens_std) ** 2
         drift = INDEPENDENT_DRIFT
@@ -296,10 +357,15 @@ class PriorAcceptance:
             drift = self._published.drift["block" if context.drafter == "block" else "feature"]
             alpha = first_alpha(tau(alpha, REFERENCE_GAMMA), REFERENCE_GAMMA, drift.mean)
         std = alpha * (1.0 - alpha) * math.sqrt(max(variance, 0.0))
-        return Acceptance(Estimate(alpha, std, self.source_), Estimate(drift.mean, drift.std, "prior"))
+        return Acceptance(
+            Estimate(alpha, std, self.source_), Estimate(drift.mean, drift.std, "prior")
+        )
 
-    def difference_std(self, first: Architecture, second: Architecture, context: AcceptanceContext) -> float:
-        """Std of the difference of the two logits: 0 for the same shape, about 0.15 for usual neighbours of a search."""
+    def difference_std(
+        self, first: Architecture, second: Architecture, context: AcceptanceContext
+    ) -> float:
+        """Std of the difference of the two logits: 0 for the same shape, about 0.15 for usual
+        neighbours of a search."""
         if first == second:
             return 0.0
         self.about(context.target)
@@ -309,10 +375,19 @@ class PriorAcceptance:
             vocabulary_std = VOCABULARY_STD_KNOWN if halvings else 0.0
         else:
             vocabulary_std = VOCABULARY_STD_PER_HALVING * halvings
-        return math.sqrt(max(float(gap @ self.covariance_ @ gap), 0.0) + 2.0 * SHAPE_NOISE_STD**2 + vocabulary_std**2)
+        return math.sqrt(
+            max(float(gap @ self.covariance_ @ gap), 0.0)
+            + 2.0 * SHAPE_NOISE_STD**2
+            + vocabulary_std**2
+        )
 
-    def gap_std(self, first: tuple[Architecture, AcceptanceContext], second: tuple[Architecture, AcceptanceContext]) -> float:
-        """`difference_std` of shapes in contexts of their own: drafters of two kinds for one target."""
+    def gap_std(
+        self,
+        first: tuple[Architecture, AcceptanceContext],
+        second: tuple[Architecture, AcceptanceContext],
+    ) -> float:
+        """`difference_std` of shapes in contexts of their own: drafters of two kinds for one
+        target."""
         self.about(first[1].target)
         one, other = (self._row(*each) for each in (first, second))
         stds = [self._coverage(*each)[1] for each in (first, second)]
@@ -320,7 +395,8 @@ class PriorAcceptance:
         return math.sqrt(square + 2.0 * SHAPE_NOISE_STD**2 + stds[0] ** 2 + stds[1] ** 2)
 
     def joint(self, drafts: Sequence[tuple[Architecture, AcceptanceContext]]) -> np.ndarray:
-        """[n, n] covariance of logit(alpha) of drafts, each in its own context: what they share and what each has of its own."""
+        """[n, n] covariance of logit(alpha) of drafts, each in its own context: what they share and
+        what each has of its own."""
         self.about(drafts[0][1].target)
         x = np.stack([self._row(arch, context) for arch, context in drafts])
         covariance = x @ self.covariance_ @ x.T
@@ -331,14 +407,18 @@ class PriorAcceptance:
         return covariance
 
     def explain(self, architecture: Architecture, context: AcceptanceContext) -> dict[str, float]:
-        """Each term's part of logit(alpha), the trimmed vocabulary's last; they add up to logit of alpha.
+        """Each term's part of logit(alpha), the trimmed vocabulary's last; they add up to logit of
+        alpha.
 
         Of a feature drafter that is its alpha over REFERENCE_GAMMA positions, not at the first.
         """
         return {name: part for name, part, _, _ in self.explain_rows(architecture, context)}
 
-    def explain_rows(self, architecture: Architecture, context: AcceptanceContext) -> list[tuple[str, float, float, str]]:
-        """(term, its part of logit(alpha), that part's std, what it rests on) of every term; the parts add up to logit(alpha).
+    def explain_rows(
+        self, architecture: Architecture, context: AcceptanceContext
+    ) -> list[tuple[str, float, float, str]]:
+        """(term, its part of logit(alpha), that part's std, what it rests on) of every term; the
+        parts add up to logit(alpha).
 
         Terms are correlated: the std of the whole is not the root of the sum of squares.
         """
@@ -350,8 +430,17 @@ class PriorAcceptance:
                 continue
             index, value = self.names_.index(name), terms.get(name, 0.0)
             std = abs(value) * math.sqrt(max(float(self.covariance_[index, index]), 0.0))
-            rows.append((name, value * float(self.coefficients_[index]), std, self._evidence(name, value)))
-        rows.append(("unexplained", 0.0, SHAPE_NOISE_STD, "differences between independent drafts of left-out studies"))
+            rows.append(
+                (name, value * float(self.coefficients_[index]), std, self._evidence(name, value))
+            )
+        rows.append(
+            (
+                "unexplained",
+                0.0,
+                SHAPE_NOISE_STD,
+                "differences between independent drafts of left-out studies",
+            )
+        )
         full = sigmoid(math.fsum(part for _, part, _, _ in rows))
         coverage, std = self._coverage(architecture, context)
         lost = logit(trimmed_alpha(full, coverage)) - logit(full)
@@ -370,9 +459,14 @@ class PriorAcceptance:
     def _evidence(self, name: str, value: float) -> str:
         unit = _UNITS.get(name)
         index = self.names_.index(name)
-        coefficient = f"{self.coefficients_[index]:+.2f} ± {math.sqrt(max(float(self.covariance_[index, index]), 0.0)):.2f}"
+        coefficient = (
+            f"{self.coefficients_[index]:+.2f} ±"
+            f" {math.sqrt(max(float(self.covariance_[index, index]), 0.0)):.2f}"
+        )
         count = self.rows_of(name)
-        basis = f"{count} published and own rows" if count else "assumed: no published study varied it"
+        basis = (
+            f"{count} published and own rows" if count else "assumed: no published study varied it"
+        )
         if self.observations_:
             basis += f", {self.observations_} measured for this target"
         per = f" x {value:+.2f} {unit}" if unit else ""
@@ -380,8 +474,20 @@ class PriorAcceptance:
 
 
 # Terms that are told also where they are 0: the shape's.
-_SHAPE_ROWS: Final = ("size", "target_size", "depth", "single_layer", "overwide", "narrow", "temperature", "grouped",
-                      "single_kv_head", "cut_by_window", "cut_far", "window")  # fmt: skip
+_SHAPE_ROWS: Final = (
+    "size",
+    "target_size",
+    "depth",
+    "single_layer",
+    "overwide",
+    "narrow",
+    "temperature",
+    "grouped",
+    "single_kv_head",
+    "cut_by_window",
+    "cut_far",
+    "window",
+)
 _UNITS: Final = {
     "learnt": "logit by the law of excess loss",
     "size": "decades of body / target's from 1/15",

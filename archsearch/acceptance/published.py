@@ -1,16 +1,21 @@
-"""What others measured: the table of published acceptance (published.csv) and the regression that turns it into the prior.
+"""What others measured: the table of published acceptance (published.csv) and the regression that
+turns it into the prior.
 
-    logit(alpha_i) = x_i . beta + family + family's domain + target + study + lot + study's domain + data set + text + draft + e_i
+    logit(alpha_i) = x_i . beta + family + family's domain + target + study + lot + study's domain +
+    data set + text + draft + e_i
 
-`beta` has the wide Gaussian prior of `terms.PriorTerms`. The rest are random effects whose spreads come from the marginal
-likelihood: of the target's family (its sizes), and of that on one domain; of a target; of a study; of a lot (drafts of one kind
-for one target, trained alike); of a study's domain; of a data set, whoever drafts; of a lot's text (one data set); of a draft
-within its lot. Drafts of one lot on one text share all but the last, so an ablation speaks clearly about depth or size although
-levels scatter widely. With the spreads known everything is Gaussian. This project's own drafts (anchors, and a lot of them: the
-study of shapes) are one more study: their effects speak for their own target only.
+`beta` has the wide Gaussian prior of `terms.PriorTerms`. The rest are random effects whose spreads
+come from the marginal likelihood: of the target's family (its sizes), and of that on one domain; of
+a target; of a study; of a lot (drafts of one kind for one target, trained alike); of a study's
+domain; of a data set, whoever drafts; of a lot's text (one data set); of a draft within its lot.
+Drafts of one lot on one text share all but the last, so an ablation speaks clearly about depth or
+size although levels scatter widely. With the spreads known everything is Gaussian. This project's
+own drafts (anchors, and a lot of them: the study of shapes) are one more study: their effects speak
+for their own target only.
 
-`python -m archsearch.acceptance.published` fits spreads and drifts and writes published_fit.json, which `prior.py` reads. scipy
-is needed for that only. `known_targets.py` asks the same regression about a target of the table.
+`python -m archsearch.acceptance.published` fits spreads and drifts and writes published_fit.json,
+which `prior.py` reads. scipy is needed for that only. `known_targets.py` asks the same regression
+about a target of the table.
 """
 
 from __future__ import annotations
@@ -28,8 +33,19 @@ import numpy as np
 from archsearch.acceptance.drifts import Drifts, first_alpha, kind_of, sweeps
 from archsearch.acceptance.estimator import DOMAINS, AcceptanceContext
 from archsearch.acceptance.fitted import FIT_FILE, PublishedFit
-from archsearch.acceptance.learnt import PUBLISHED_HEAD_TOKENS, USUAL_TARGET_TOKENS, Learning, head_terms
-from archsearch.acceptance.table import OWN_STUDY, Published, inputs_hash, load_published, own_drafts
+from archsearch.acceptance.learnt import (
+    PUBLISHED_HEAD_TOKENS,
+    USUAL_TARGET_TOKENS,
+    Learning,
+    head_terms,
+)
+from archsearch.acceptance.table import (
+    OWN_STUDY,
+    Published,
+    inputs_hash,
+    load_published,
+    own_drafts,
+)
 from archsearch.acceptance.terms import (
     COEFFICIENTS,
     FEATURE_DRAFTERS,
@@ -51,8 +67,9 @@ from archsearch.files import write_json
 from archsearch.speedup import alpha_from_tau, drifting_positions, logit, tau_from_positions
 
 UNKNOWN_TEMPERATURE: Final = 0.5
-# An independent draft whose shape no one printed is taken as the table's off-the-shelf drafts are for their size: width goes with
-# this power of the body's share of the target's, layers with the fourth root of the body, 12 at 100M.
+# An independent draft whose shape no one printed is taken as the table's off-the-shelf drafts are
+# for their size: width goes with this power of the body's share of the target's, layers with the
+# fourth root of the body, 12 at 100M.
 USUAL_WIDTH_POWER: Final = 0.37
 USUAL_LAYERS: Final = 12
 # What a printed tau or rate is rounded and sampled to, logit.
@@ -60,8 +77,9 @@ READING_STD: Final = 0.03
 
 
 def row_terms(row: Published) -> dict[str, float]:
-    """The regressors of a row of the table, as `shape_terms` gives them of a shape. What a source does not say is at its zero,
-    but for width and depth of an independent draft, which are as usual for its size."""
+    """The regressors of a row of the table, as `shape_terms` gives them of a shape. What a source
+    does not say is at its zero, but for width and depth of an independent draft, which are as usual
+    for its size."""
     terms = {"intercept": 1.0, **domain_terms(row.domain)}
     terms["temperature"] = UNKNOWN_TEMPERATURE if row.temperature is None else row.temperature
     if row.layers:
@@ -76,7 +94,9 @@ def row_terms(row: Published) -> dict[str, float]:
         terms |= size_terms(row.body_params_m * 1e6, row.target_params_b * 1e9)
         share = min(row.body_params_m / (1e3 * row.target_params_b), 1.0)
         if not row.layers:
-            terms |= depth_terms(round(USUAL_LAYERS * (row.body_params_m / 100) ** 0.25), row.family)
+            terms |= depth_terms(
+                round(USUAL_LAYERS * (row.body_params_m / 100) ** 0.25), row.family
+            )
         if not row.hidden_size:
             terms |= width_terms(share**USUAL_WIDTH_POWER, 1.0)
     if row.hidden_size and row.target_hidden_size:
@@ -93,37 +113,69 @@ def learning_of_row(row: Published) -> Learning:
 
 
 def level_alpha(row: Published, drifts: Mapping[str, Term]) -> float:
-    """alpha of a row, all meant alike: of a feature drafter, which sinks along the block, the constant alpha that gives its tau
-    at REFERENCE_GAMMA, from its printed positions, or brought there from the printed gamma by its kind's drift."""
+    """alpha of a row, all meant alike: of a feature drafter, which sinks along the block, the
+    constant alpha that gives its tau at REFERENCE_GAMMA, from its printed positions, or brought
+    there from the printed gamma by its kind's drift."""
     if row.family in FEATURE_DRAFTERS and len(row.positions) >= REFERENCE_GAMMA:
         return alpha_from_tau(tau_from_positions(row.positions[:REFERENCE_GAMMA]), REFERENCE_GAMMA)
-    if row.family not in FEATURE_DRAFTERS or not row.gamma or not row.tau or row.gamma == REFERENCE_GAMMA:
+    if (
+        row.family not in FEATURE_DRAFTERS
+        or not row.gamma
+        or not row.tau
+        or row.gamma == REFERENCE_GAMMA
+    ):
         return row.alpha
     drift = drifts[kind_of(row.family, row.temperature)].mean
     first = first_alpha(min(row.tau, row.gamma + 0.999), row.gamma, drift)
-    return alpha_from_tau(tau_from_positions(drifting_positions(first, drift, REFERENCE_GAMMA)), REFERENCE_GAMMA)
+    return alpha_from_tau(
+        tau_from_positions(drifting_positions(first, drift, REFERENCE_GAMMA)), REFERENCE_GAMMA
+    )
 
 
-# The random effects. `text` and `dataset` are those of chat (and code), where texts are alike; the loose ones those of the other
-# domains.
+# The random effects. `text` and `dataset` are those of chat (and code), where texts are alike; the
+# loose ones those of the other domains.
 EFFECTS: Final = (
-    "family", "family_domain", "target", "study", "lot", "domain", "text", "loose_text", "dataset", "loose_dataset", "draft",
-)  # fmt: skip
-# Terms of the shape that studies may disagree about: each study has slopes of its own around the common ones. What one finds with
-# its training, text and sizes of model binds another only as far as studies have been found to agree.
+    "family",
+    "family_domain",
+    "target",
+    "study",
+    "lot",
+    "domain",
+    "text",
+    "loose_text",
+    "dataset",
+    "loose_dataset",
+    "draft",
+)
+# Terms of the shape that studies may disagree about: each study has slopes of its own around the
+# common ones. What one finds with its training, text and sizes of model binds another only as far
+# as studies have been found to agree.
 SLOPES: Final = (
-    "learnt", "size", "depth", "single_layer", "overwide", "narrow", "early", "late", "tuned", "head_tokens", "grouped",
-    "single_kv_head", "cut_by_window", "cut_far", "window",
-)  # fmt: skip
+    "learnt",
+    "size",
+    "depth",
+    "single_layer",
+    "overwide",
+    "narrow",
+    "early",
+    "late",
+    "tuned",
+    "head_tokens",
+    "grouped",
+    "single_kv_head",
+    "cut_by_window",
+    "cut_far",
+    "window",
+)
 ALIKE_TEXTS: Final = ("chat", "code")
 ALIKE_DATASETS: Final = ("chat",)
 
 
 @dataclass(frozen=True)
 class Design:
-    """The regression's rows: `x` [n, len(COEFFICIENTS)], `y` [n] logit(alpha), `noise` [n] std of the reading, each row's group
-    in every effect (`groups`: name -> n labels, "" for none), its domain, kind of drafter and `condition` (what two drafts must
-    share to be compared)."""
+    """The regression's rows: `x` [n, len(COEFFICIENTS)], `y` [n] logit(alpha), `noise` [n] std of
+    the reading, each row's group in every effect (`groups`: name -> n labels, "" for none), its
+    domain, kind of drafter and `condition` (what two drafts must share to be compared)."""
 
     x: np.ndarray
     y: np.ndarray
@@ -153,12 +205,21 @@ class Design:
 
         groups = {name: of(labels) for name, labels in self.groups.items()}
         return Design(
-            self.x[chosen], self.y[chosen], self.noise[chosen], groups, of(self.domain), of(self.kind), of(self.condition)
+            self.x[chosen],
+            self.y[chosen],
+            self.noise[chosen],
+            groups,
+            of(self.domain),
+            of(self.kind),
+            of(self.condition),
         )
 
 
-def design(rows: Iterable[Published] | None = None, *, drifts: Mapping[str, Term], anchors: bool = True) -> Design:
-    """The rows of the table that are meant for levels, and this project's anchors; `drifts`: see `Drifts`."""
+def design(
+    rows: Iterable[Published] | None = None, *, drifts: Mapping[str, Term], anchors: bool = True
+) -> Design:
+    """The rows of the table that are meant for levels, and this project's anchors; `drifts`: see
+    `Drifts`."""
     from archsearch.architecture import catalogue
 
     x, y, noise = [], [], []
@@ -168,12 +229,17 @@ def design(rows: Iterable[Published] | None = None, *, drifts: Mapping[str, Term
             continue
         x.append(regressors(row_terms(row)))
         y.append(logit(level_alpha(row, drifts)))
-        noise.append(math.hypot(READING_STD, (row.alpha_std or 0.0) / (row.alpha * (1 - row.alpha))))
+        noise.append(
+            math.hypot(READING_STD, (row.alpha_std or 0.0) / (row.alpha * (1 - row.alpha)))
+        )
         labels.append(_row_labels(row))
     for anchor in own_drafts() if anchors else ():
         entry = catalogue.load(anchor.target)
         context = AcceptanceContext(
-            entry.architecture, context_len=anchor.context_len, domain=anchor.domain, trained_tokens=anchor.tokens
+            entry.architecture,
+            context_len=anchor.context_len,
+            domain=anchor.domain,
+            trained_tokens=anchor.tokens,
         )
         x.append(regressors(shape_terms(anchor.architecture, context)))
         y.append(logit(anchor.alpha))
@@ -181,7 +247,12 @@ def design(rows: Iterable[Published] | None = None, *, drifts: Mapping[str, Term
         of = _labels(OWN_STUDY, anchor.lot, anchor.domain, "", (entry.family, entry.name))
         condition = f"{anchor.lot}|{anchor.domain}"
         labels.append(
-            {**of, "draft": f"{condition}|{anchor.architecture.label()}", "kind": "independent", "condition": condition}
+            {
+                **of,
+                "draft": f"{condition}|{anchor.architecture.label()}",
+                "kind": "independent",
+                "condition": condition,
+            }
         )
     groups = {name: tuple(label.get(name, "") for label in labels) for name in EFFECTS}
     last = (tuple(label[name] for label in labels) for name in ("of_domain", "kind", "condition"))
@@ -194,20 +265,30 @@ def lot_of(row: Published) -> str:
 
 
 def _row_labels(row: Published) -> dict[str, str]:
-    target = (row.target_family or f"of {row.study}", row.target_key or f"{row.target} of {row.study}")
+    target = (
+        row.target_family or f"of {row.study}",
+        row.target_key or f"{row.target} of {row.study}",
+    )
     lot = lot_of(row)
     labels = _labels(row.study, lot, row.domain, row.dataset, target)
     labels |= {"draft": f"{lot}|{row.draft}", "kind": row.family}
-    return labels | {"condition": f"{row.study}|{row.target}|{row.dataset}|{row.temperature}|{row.recipe}"}
+    return labels | {
+        "condition": f"{row.study}|{row.target}|{row.dataset}|{row.temperature}|{row.recipe}"
+    }
 
 
-def _labels(study: str, lot: str, domain: str, dataset: str, target: tuple[str, str]) -> dict[str, str]:
-    """A row's group in the effects that are not the draft's, and its domain; `target`: its family and its own name."""
+def _labels(
+    study: str, lot: str, domain: str, dataset: str, target: tuple[str, str]
+) -> dict[str, str]:
+    """A row's group in the effects that are not the draft's, and its domain; `target`: its family
+    and its own name."""
     text, of_dataset = (
         "text" if domain in ALIKE_TEXTS else "loose_text",
         "dataset" if domain in ALIKE_DATASETS else "loose_dataset",
     )
-    name = "".join(letter for letter in dataset.lower() if letter.isalnum())  # MT-Bench and mtbench are one
+    name = "".join(
+        letter for letter in dataset.lower() if letter.isalnum()
+    )  # MT-Bench and mtbench are one
     return {
         "family": target[0],
         "family_domain": f"{target[0]}|{domain}",
@@ -223,8 +304,8 @@ def _labels(study: str, lot: str, domain: str, dataset: str, target: tuple[str, 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Std in logit of each effect, and of what is left; `slope`: how far the terms of SLOPES differ from study to study, as a
-    share of what is believed of each before the table."""
+    """Std in logit of each effect, and of what is left; `slope`: how far the terms of SLOPES differ
+    from study to study, as a share of what is believed of each before the table."""
 
     family: float = 0.2
     family_domain: float = 0.2
@@ -252,14 +333,19 @@ class Spread:
 
 
 def same(first: Sequence[str], second: Sequence[str]) -> np.ndarray:
-    """[len(first), len(second)] 1 where two labels are one group, 0 where they differ or there is none."""
+    """[len(first), len(second)] 1 where two labels are one group, 0 where they differ or there is
+    none."""
     codes: dict[str, int] = {"": -1}
-    a, b = (np.array([codes.setdefault(label, len(codes)) for label in labels]) for labels in (first, second))
+    a, b = (
+        np.array([codes.setdefault(label, len(codes)) for label in labels])
+        for labels in (first, second)
+    )
     return ((a[:, None] == b[None, :]) & (a[:, None] >= 0)).astype(float)
 
 
 def _slopes() -> np.ndarray:
-    """[len(COEFFICIENTS)] variance of a study's own slope at `Spread.slope` 1; 0 for terms that are not of SLOPES."""
+    """[len(COEFFICIENTS)] variance of a study's own slope at `Spread.slope` 1; 0 for terms that are
+    not of SLOPES."""
     return np.array([prior_of(name).std ** 2 if name in SLOPES else 0.0 for name in COEFFICIENTS])
 
 
@@ -270,15 +356,17 @@ def _prior() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _own_slopes(first: Design, second: Design) -> np.ndarray:
-    """[len(first), len(second)] covariance from the slopes of each row's study, at `Spread.slope` 1."""
+    """[len(first), len(second)] covariance from the slopes of each row's study, at `Spread.slope`
+    1."""
     of_slopes: np.ndarray = (first.x * _slopes()) @ second.x.T
     return of_slopes * same(first.study, second.study)
 
 
 @dataclass(frozen=True)
 class Levels:
-    """The regression over `rows`, its spreads being known: a Gaussian process in logit(alpha) whose covariance is that of the
-    coefficients' prior, of the shared effects and of what is left. Needs numpy only.
+    """The regression over `rows`, its spreads being known: a Gaussian process in logit(alpha) whose
+    covariance is that of the coefficients' prior, of the shared effects and of what is left. Needs
+    numpy only.
     """
 
     rows: Design
@@ -295,7 +383,9 @@ class Levels:
     def _between(self, first: Design, second: Design) -> np.ndarray:
         covariance: np.ndarray = (first.x * _prior()[1]) @ second.x.T
         for name in EFFECTS:
-            covariance += self.spread.effect(name) ** 2 * same(first.groups[name], second.groups[name])
+            covariance += self.spread.effect(name) ** 2 * same(
+                first.groups[name], second.groups[name]
+            )
         covariance += self.spread.slope**2 * _own_slopes(first, second)
         return covariance
 
@@ -312,12 +402,14 @@ class Levels:
         return np.diag(_prior()[1]) - cross @ self.solved[0] @ cross.T
 
     def predict(self, rows: Design) -> tuple[np.ndarray, np.ndarray]:
-        """(mean, std) of logit(alpha) of rows that were not fitted; what they share with those that were is known."""
+        """(mean, std) of logit(alpha) of rows that were not fitted; what they share with those that
+        were is known."""
         mean, covariance = self.joint(rows)
         return mean, np.sqrt(np.diag(covariance))
 
     def joint(self, rows: Design) -> tuple[np.ndarray, np.ndarray]:
-        """(mean [n], covariance [n, n]) of logit(alpha) of rows that were not fitted, noise of reading included."""
+        """(mean [n], covariance [n, n]) of logit(alpha) of rows that were not fitted, noise of
+        reading included."""
         inverse, weights = self.solved
         cross = self._between(rows, self.rows)
         own = self._between(rows, rows) + np.diag(self.spread.residual**2 + rows.noise**2)
@@ -325,12 +417,17 @@ class Levels:
 
 
 def best_spread(rows: Design, start: Spread | None = None) -> Spread:
-    """The spreads with the highest marginal likelihood, with a weak belief (a factor of 2) around the default."""
+    """The spreads with the highest marginal likelihood, with a weak belief (a factor of 2) around
+    the default."""
     from scipy.optimize import minimize
 
     mean, variance = _prior()
     fixed = (rows.x * variance) @ rows.x.T + np.diag(rows.noise**2)
-    kernels = [*(same(rows.groups[name], rows.groups[name]) for name in EFFECTS), np.eye(len(rows)), _own_slopes(rows, rows)]
+    kernels = [
+        *(same(rows.groups[name], rows.groups[name]) for name in EFFECTS),
+        np.eye(len(rows)),
+        _own_slopes(rows, rows),
+    ]
     residual = rows.y - rows.x @ mean
     default = np.log(np.array(astuple(Spread())))
 
@@ -341,16 +438,26 @@ def best_spread(rows: Design, start: Spread | None = None) -> Spread:
         weights = inverse @ residual
         value = 0.5 * (residual @ weights + np.linalg.slogdet(covariance)[1])
         outer = inverse - np.outer(weights, weights)
-        slope = np.array([v * float(np.sum(outer * k)) for v, k in zip(variances, kernels, strict=True)])
+        slope = np.array(
+            [v * float(np.sum(outer * k)) for v, k in zip(variances, kernels, strict=True)]
+        )
         away = (log_std - default) / math.log(2.0)
         return float(value + 0.5 * away @ away), slope + away / math.log(2.0)
 
     first = np.log(np.array(astuple(start or Spread())))
-    found = minimize(loss, first, jac=True, method="L-BFGS-B", bounds=[(-5.0, 1.0)] * len(default), options={"maxiter": 25})
+    found = minimize(
+        loss,
+        first,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(-5.0, 1.0)] * len(default),
+        options={"maxiter": 25},
+    )
     return Spread(*(float(value) for value in np.exp(found.x)))
 
 
-# --- what a new draft is asked with ------------------------------------------------------------------------------------------
+# --- what a new draft is asked with
+# ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,8 +471,9 @@ class Lot:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is known of a target besides its shape: its `family` and `target` in the table, by LOT_TERMS the lots that a draft of
-    it is like (`lots`), and the `study` whose domains it is asked in; "" for new ones."""
+    """What is known of a target besides its shape: its `family` and `target` in the table, by
+    LOT_TERMS the lots that a draft of it is like (`lots`), and the `study` whose domains it is
+    asked in; "" for new ones."""
 
     family: str = ""
     target: str = ""
@@ -374,9 +482,10 @@ class Query:
 
 
 def coefficients_for(levels: Levels, query: Query) -> tuple[np.ndarray, np.ndarray]:
-    """(mean, covariance) over COEFFICIENTS for new drafts on new text: effects of the target and its family are in `intercept`,
-    study and lot in LOT_TERMS, family, study and text of a domain in the domains' terms, a study's slopes in those of the shape.
-    What `query` names is known as far as the table goes, the rest is drawn anew.
+    """(mean, covariance) over COEFFICIENTS for new drafts on new text: effects of the target and
+    its family are in `intercept`, study and lot in LOT_TERMS, family, study and text of a domain in
+    the domains' terms, a study's slopes in those of the shape. What `query` names is known as far
+    as the table goes, the rest is drawn anew.
     """
     rows, spread = levels.rows, levels.spread
     mean, variance = _prior()
@@ -402,13 +511,17 @@ def coefficients_for(levels: Levels, query: Query) -> tuple[np.ndarray, np.ndarr
         number = COEFFICIENTS.index(term)
         total[number] += spread.study**2 + spread.lot**2
         for like in query.lots.get(term, ()):
-            cross[number] += like.weight * spread.study**2 * same([like.study], rows.groups["study"])[0]
+            cross[number] += (
+                like.weight * spread.study**2 * same([like.study], rows.groups["study"])[0]
+            )
             cross[number] += like.weight * spread.lot**2 * same([like.name], rows.groups["lot"])[0]
     prior = np.diag(total)
     for one, other in combinations(query.lots, 2):  # what two kinds share through a study, or a lot
         pair = COEFFICIENTS.index(one), COEFFICIENTS.index(other)
         prior[pair] = prior[pair[::-1]] = math.fsum(
-            a.weight * b.weight * (spread.study**2 * (a.study == b.study) + spread.lot**2 * (a.name == b.name))
+            a.weight
+            * b.weight
+            * (spread.study**2 * (a.study == b.study) + spread.lot**2 * (a.name == b.name))
             for a in query.lots[one]
             for b in query.lots[other]
         )
@@ -417,18 +530,24 @@ def coefficients_for(levels: Levels, query: Query) -> tuple[np.ndarray, np.ndarr
     return mean + cross @ weights, (covariance + covariance.T) / 2
 
 
-# --- the stored fit --------------------------------------------------------------------------------------------------------
+# --- the stored fit
+# --------------------------------------------------------------------------------------------------
 
 
 def for_new_target(levels: Levels, drift: Mapping[str, Term]) -> PublishedFit:
-    """What the regression says of a target that nobody measured: all effects are drawn anew, this project's own among them."""
+    """What the regression says of a target that nobody measured: all effects are drawn anew, this
+    project's own among them."""
     mean, covariance = coefficients_for(levels, Query())
-    counts = {name: int(np.count_nonzero(levels.rows.x[:, number])) for number, name in enumerate(COEFFICIENTS)}
+    counts = {
+        name: int(np.count_nonzero(levels.rows.x[:, number]))
+        for number, name in enumerate(COEFFICIENTS)
+    }
     return PublishedFit(mean, covariance, counts, asdict(levels.spread), dict(drift), inputs_hash())
 
 
 def fit_all(start: Spread | None = None) -> PublishedFit:
-    """Everything that the prior reads, from the table and the anchors. Takes some seconds; fewer from spreads that are near."""
+    """Everything that the prior reads, from the table and the anchors. Takes some seconds; fewer
+    from spreads that are near."""
     drifts = Drifts().fit(sweeps()).drift_
     rows = design(drifts=drifts)
     return for_new_target(Levels(rows, best_spread(rows, start)), drifts)
@@ -440,10 +559,15 @@ def save_fit(fit: PublishedFit, path: Path = FIT_FILE) -> None:
     write_json(
         path,
         {
-            "about": "made by `python -m archsearch.acceptance.published` from published.csv and anchors.yaml; do not edit",
+            "about": (
+                "made by `python -m archsearch.acceptance.published` from published.csv and"
+                " anchors.yaml; do not edit"
+            ),
             "inputs": fit.inputs,
             "spread": {name: round(value, 6) for name, value in fit.spread.items()},
-            "drift": {name: [round(term.mean, 4), round(term.std, 4)] for name, term in fit.drift.items()},
+            "drift": {
+                name: [round(term.mean, 4), round(term.std, 4)] for name, term in fit.drift.items()
+            },
             "rows": dict(fit.rows),
             "coefficients": list(COEFFICIENTS),
             "mean": [round(float(value), 6) for value in fit.mean],

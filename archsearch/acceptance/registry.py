@@ -1,5 +1,5 @@
-"""What `--alpha` may name: one row per acceptance estimator. A new one is a file with the three methods of `AcceptanceEstimator`
-and a row here; nothing heavy is imported until it is asked for."""
+"""What `--alpha` may name: one row per acceptance estimator. A new one is a file with the three
+methods of `AcceptanceEstimator` and a row here; nothing heavy is imported until it is asked for."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _PRIOR: Final = "archsearch.acceptance.prior:PriorAcceptance"
 
 @dataclass(frozen=True, slots=True)
 class AlphaChoice:
-    """`estimator`: "module:class", made without arguments: what a search begins with, fitted to what earlier runs measured.
-    `trains`: a search then trains drafts to know more; commands that train nothing refuse it."""
+    """`estimator`: "module:class", made without arguments: what a search begins with, fitted to
+    what earlier runs measured. `trains`: a search then trains drafts to know more; commands that
+    train nothing refuse it."""
 
     estimator: str
     words: str

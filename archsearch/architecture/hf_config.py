@@ -1,12 +1,14 @@
 """Architecture to and from a Hugging Face config.json.
 
-Reading applies the defaults that transformers 5 applies when a field is absent (they differ by family). Writing picks the first
-family whose config reads back as the same shape, so what a reader cannot see is never lost silently; what no family can say (a
-trimmed head, the pattern "SSSL" on two layers) travels in the extra key `archsearch.architecture`, which readers here trust.
+Reading applies the defaults that transformers 5 applies when a field is absent (they differ by
+family). Writing picks the first family whose config reads back as the same shape, so what a reader
+cannot see is never lost silently; what no family can say (a trimmed head, the pattern "SSSL" on two
+layers) travels in the extra key `archsearch.architecture`, which readers here trust.
 
-Families a config is written in: `llama` for ordinary shapes; `mistral` (Llama without biases) when every layer slides a window,
-or when hidden_size is no multiple of the heads, which LlamaConfig refuses; `ministral` (Mistral with `layer_types`) for mixed
-patterns; `qwen2` and `qwen3` where there are QKV biases or QK norms; `opt` for learned positions.
+Families a config is written in: `llama` for ordinary shapes; `mistral` (Llama without biases) when
+every layer slides a window, or when hidden_size is no multiple of the heads, which LlamaConfig
+refuses; `ministral` (Mistral with `layer_types`) for mixed patterns; `qwen2` and `qwen3` where
+there are QKV biases or QK norms; `opt` for learned positions.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.hf_families import NOT_MODELLED, SAME_AS, extend, quantised, text_config
+from archsearch.architecture.hf_families import (
+    NOT_MODELLED,
+    SAME_AS,
+    extend,
+    quantised,
+    text_config,
+)
 from archsearch.architecture.hf_fields import check_fields, short
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.files import read_json
@@ -25,7 +33,8 @@ from archsearch.files import read_json
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What transformers 5 assumes for a model_type when config.json leaves a field out. `None`: derived from the other fields."""
+    """What transformers 5 assumes for a model_type when config.json leaves a field out. `None`:
+    derived from the other fields."""
 
     causal_lm: str
     num_key_value_heads: int | None = None
@@ -40,25 +49,60 @@ MOST_SKEW: Final = 10.0  # the popular expert takes all
 
 FAMILIES: Final[dict[str, _Family]] = {
     "llama": _Family("LlamaForCausalLM"),
-    "mistral": _Family("MistralForCausalLM", num_key_value_heads=8, max_position_embeddings=131072, sliding_window=_WINDOW),
-    "ministral": _Family("MinistralForCausalLM", num_key_value_heads=8, max_position_embeddings=131072, sliding_window=_WINDOW),
-    "qwen2": _Family("Qwen2ForCausalLM", num_key_value_heads=32, max_position_embeddings=32768, sliding_window=_WINDOW),
+    "mistral": _Family(
+        "MistralForCausalLM",
+        num_key_value_heads=8,
+        max_position_embeddings=131072,
+        sliding_window=_WINDOW,
+    ),
+    "ministral": _Family(
+        "MinistralForCausalLM",
+        num_key_value_heads=8,
+        max_position_embeddings=131072,
+        sliding_window=_WINDOW,
+    ),
+    "qwen2": _Family(
+        "Qwen2ForCausalLM",
+        num_key_value_heads=32,
+        max_position_embeddings=32768,
+        sliding_window=_WINDOW,
+    ),
     "qwen3": _Family(
-        "Qwen3ForCausalLM", num_key_value_heads=32, head_dim=128, max_position_embeddings=32768, sliding_window=_WINDOW
+        "Qwen3ForCausalLM",
+        num_key_value_heads=32,
+        head_dim=128,
+        max_position_embeddings=32768,
+        sliding_window=_WINDOW,
     ),
     "opt": _Family("OPTForCausalLM", tie_word_embeddings=True),
 }
 
-SIDE_FILES: Final = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
+SIDE_FILES: Final = {
+    "hf_quant_config.json": "modelopt",
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+}
 READ_ONLY: Final[dict[str, _Family]] = {
     "mixtral": _Family("MixtralForCausalLM", num_key_value_heads=8, max_position_embeddings=131072),
-    "qwen3_moe": _Family("Qwen3MoeForCausalLM", num_key_value_heads=4, head_dim=128, max_position_embeddings=32768),
-    "gpt_oss": _Family("GptOssForCausalLM", num_key_value_heads=8, head_dim=64, max_position_embeddings=131072),
-    "llama4_text": _Family("Llama4ForCausalLM", num_key_value_heads=8, max_position_embeddings=4096 * 32),
-    "glm4_moe": _Family("Glm4MoeForCausalLM", num_key_value_heads=8, head_dim=128, max_position_embeddings=131072),
+    "qwen3_moe": _Family(
+        "Qwen3MoeForCausalLM", num_key_value_heads=4, head_dim=128, max_position_embeddings=32768
+    ),
+    "gpt_oss": _Family(
+        "GptOssForCausalLM", num_key_value_heads=8, head_dim=64, max_position_embeddings=131072
+    ),
+    "llama4_text": _Family(
+        "Llama4ForCausalLM", num_key_value_heads=8, max_position_embeddings=4096 * 32
+    ),
+    "glm4_moe": _Family(
+        "Glm4MoeForCausalLM", num_key_value_heads=8, head_dim=128, max_position_embeddings=131072
+    ),
     "deepseek_v3": _Family("DeepseekV3ForCausalLM", max_position_embeddings=4096),
     "gemma3_text": _Family(
-        "Gemma3ForCausalLM", num_key_value_heads=4, head_dim=256, max_position_embeddings=131072, tie_word_embeddings=True
+        "Gemma3ForCausalLM",
+        num_key_value_heads=4,
+        head_dim=256,
+        max_position_embeddings=131072,
+        tie_word_embeddings=True,
     ),
     "phi3": _Family("Phi3ForCausalLM", max_position_embeddings=4096),
 }
@@ -66,9 +110,11 @@ READ_ONLY: Final[dict[str, _Family]] = {
 
 
 def from_hf_config(config: Mapping[str, Any]) -> Architecture:
-    """The Architecture a config.json describes; its `archsearch.architecture`, where present, is taken at its word.
+    """The Architecture a config.json describes; its `archsearch.architecture`, where present, is
+    taken at its word.
 
-    Raises InvalidShapeError for a model_type that is not supported, a missing field or a variant that is not modelled.
+    Raises InvalidShapeError for a model_type that is not supported, a missing field or a variant
+    that is not modelled.
     """
     ours = config.get("archsearch")
     if isinstance(ours, Mapping) and "architecture" in ours:
@@ -80,13 +126,22 @@ def from_hf_config(config: Mapping[str, Any]) -> Architecture:
         config = {**config, "model_type": SAME_AS[str(config["model_type"])]}
     model_type = config.get("model_type")
     if model_type in READ_ONLY:
-        return quantised(config, _skewed(ours, extend(config, _from_rotary(config, str(model_type)))))
+        return quantised(
+            config, _skewed(ours, extend(config, _from_rotary(config, str(model_type))))
+        )
     if model_type not in FAMILIES:
         if model_type in NOT_MODELLED:
-            raise InvalidShapeError(f"model_type {model_type!r} has {NOT_MODELLED[str(model_type)]}, which is not modelled")
+            raise InvalidShapeError(
+                f"model_type {model_type!r} has {NOT_MODELLED[str(model_type)]}, which is not"
+                " modelled"
+            )
         known = ", ".join([*FAMILIES, *READ_ONLY, *SAME_AS])
-        raise InvalidShapeError(f"model_type {short(model_type)} is not supported; use a model of one of {known}")
-    return quantised(config, _from_opt(config) if model_type == "opt" else _from_rotary(config, str(model_type)))
+        raise InvalidShapeError(
+            f"model_type {short(model_type)} is not supported; use a model of one of {known}"
+        )
+    return quantised(
+        config, _from_opt(config) if model_type == "opt" else _from_rotary(config, str(model_type))
+    )
 
 
 def _skewed(ours: Any, arch: Architecture) -> Architecture:
@@ -96,24 +151,32 @@ def _skewed(ours: Any, arch: Architecture) -> Architecture:
         return arch
     if isinstance(skew, bool) or not isinstance(skew, int | float) or not 0 <= skew <= MOST_SKEW:
         raise InvalidShapeError(
-            f"archsearch.routing_skew in config.json must be a number of 0 to {MOST_SKEW:g}, got {short(skew)}"
+            f"archsearch.routing_skew in config.json must be a number of 0 to {MOST_SKEW:g}, got"
+            f" {short(skew)}"
         )
     return arch.replace(routing_skew=float(skew))
 
 
 def _from_our_key(fields: Any) -> Architecture:
     if not isinstance(fields, Mapping):
-        raise InvalidShapeError(f"archsearch.architecture in config.json must hold named fields, got {type(fields).__name__}")
+        raise InvalidShapeError(
+            "archsearch.architecture in config.json must hold named fields, got"
+            f" {type(fields).__name__}"
+        )
     try:
         return Architecture.from_dict(dict(fields))
     except TypeError as error:  # a required field is missing
-        raise InvalidShapeError(f"archsearch.architecture in config.json is incomplete: {error}") from None
+        raise InvalidShapeError(
+            f"archsearch.architecture in config.json is incomplete: {error}"
+        ) from None
 
 
 def _required(config: Mapping[str, Any], name: str) -> int:
     value: int | None = config.get(name)
     if value is None:
-        raise InvalidShapeError(f"config.json of model_type {config.get('model_type')!r} needs {name}")
+        raise InvalidShapeError(
+            f"config.json of model_type {config.get('model_type')!r} needs {name}"
+        )
     return value
 
 
@@ -127,13 +190,19 @@ def _rope_theta(config: Mapping[str, Any]) -> float:
 def _from_rotary(config: Mapping[str, Any], model_type: str) -> Architecture:
     """Llama, Mistral, Ministral, Qwen2, Qwen3: rotary positions, RMSNorm, gated MLP."""
     family = FAMILIES.get(model_type) or READ_ONLY[model_type]
-    hidden, heads, layers = (_required(config, name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
-    # Absent and null differ: null always means "as many as the query heads" ("hidden_size / heads" for head_dim).
+    hidden, heads, layers = (
+        _required(config, name)
+        for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
+    )
+    # Absent and null differ: null always means "as many as the query heads" ("hidden_size / heads"
+    # for head_dim).
     kv_heads = config.get("num_key_value_heads", family.num_key_value_heads)
     head_dim = config.get("head_dim", family.head_dim)
     windows = _windows(config, model_type, layers)
     pattern = minimal_pattern(windows)
-    all_biases = model_type in ("llama", "qwen3", "qwen3_moe") and bool(config.get("attention_bias", False))
+    all_biases = model_type in ("llama", "qwen3", "qwen3_moe") and bool(
+        config.get("attention_bias", False)
+    )
     return Architecture(
         hidden_size=hidden,
         intermediate_size=_required(config, "intermediate_size"),
@@ -149,27 +218,37 @@ def _from_rotary(config: Mapping[str, Any], model_type: str) -> Architecture:
         qk_norm=model_type == "qwen3",
         window_pattern=pattern,
         sliding_window=next((window for window in windows if window), None),
-        max_position_embeddings=config.get("max_position_embeddings", family.max_position_embeddings),
+        max_position_embeddings=config.get(
+            "max_position_embeddings", family.max_position_embeddings
+        ),
         rope_theta=_rope_theta(config),
         model_type=model_type,
     )
 
 
 def _windows(config: Mapping[str, Any], model_type: str, layers: int) -> list[int | None]:
-    """The sliding window of each layer as the family's modelling code in transformers 5 applies it."""
-    if model_type == "llama" or (model_type in READ_ONLY and model_type != "mixtral"):  # those read their own
+    """The sliding window of each layer as the family's modelling code in transformers 5 applies
+    it."""
+    if model_type == "llama" or (
+        model_type in READ_ONLY and model_type != "mixtral"
+    ):  # those read their own
         return [None] * layers
-    window = config.get("sliding_window", (FAMILIES.get(model_type) or READ_ONLY[model_type]).sliding_window)
+    window = config.get(
+        "sliding_window", (FAMILIES.get(model_type) or READ_ONLY[model_type]).sliding_window
+    )
     qwen = model_type in ("qwen2", "qwen3")
     if window is None or (qwen and not config.get("use_sliding_window", False)):
         return [None] * layers
-    types = config.get("layer_types")  # AutoConfig turns a mistral with layer_types into a ministral
+    types = config.get(
+        "layer_types"
+    )  # AutoConfig turns a mistral with layer_types into a ministral
     if types is None:
         first = config.get("max_window_layers", 28) if qwen else 0
         return [window if layer >= first else None for layer in range(layers)]
     if len(types) != layers or set(types) - {"sliding_attention", "full_attention"}:
         raise InvalidShapeError(
-            f"layer_types must name sliding_attention or full_attention per layer ({layers}), got {short(types)}"
+            f"layer_types must name sliding_attention or full_attention per layer ({layers}), got"
+            f" {short(types)}"
         )
     return [window if kind == "sliding_attention" else None for kind in types]
 
@@ -186,14 +265,23 @@ def minimal_pattern(windows: list[int | None]) -> str:
 def _from_opt(config: Mapping[str, Any]) -> Architecture:
     """OPT: learned positions (offset 2), LayerNorm, biases, plain MLP, tied embeddings."""
     hidden, heads = _required(config, "hidden_size"), _required(config, "num_attention_heads")
-    if config.get("word_embed_proj_dim", hidden) not in (hidden, None) or not config.get("do_layer_norm_before", True):
+    if config.get("word_embed_proj_dim", hidden) not in (hidden, None) or not config.get(
+        "do_layer_norm_before", True
+    ):
         raise InvalidShapeError(
-            "this OPT projects its embeddings or normalises after the block (as opt-350m): not modelled; use another size"
+            "this OPT projects its embeddings or normalises after the block (as opt-350m): not"
+            " modelled; use another size"
         )
-    if not config.get("layer_norm_elementwise_affine", True) or config.get("_remove_final_layer_norm", False):
-        raise InvalidShapeError("this OPT has layer norms without weights or no final layer norm, which is not modelled")
+    if not config.get("layer_norm_elementwise_affine", True) or config.get(
+        "_remove_final_layer_norm", False
+    ):
+        raise InvalidShapeError(
+            "this OPT has layer norms without weights or no final layer norm, which is not modelled"
+        )
     if hidden % heads:
-        raise InvalidShapeError(f"OPT needs hidden_size ({hidden}) to be a multiple of num_attention_heads ({heads})")
+        raise InvalidShapeError(
+            f"OPT needs hidden_size ({hidden}) to be a multiple of num_attention_heads ({heads})"
+        )
     bias = bool(config.get("enable_bias", True))
     positions = config.get("max_position_embeddings", FAMILIES["opt"].max_position_embeddings)
     return Architecture(
@@ -217,12 +305,16 @@ def _from_opt(config: Mapping[str, Any]) -> Architecture:
 
 
 def to_hf_config(arch: Architecture, **extra: Any) -> dict[str, Any]:
-    """A config.json that AutoConfig and AutoModelForCausalLM load, and `from_hf_config` reads back as `arch`.
+    """A config.json that AutoConfig and AutoModelForCausalLM load, and `from_hf_config` reads back
+    as `arch`.
 
-    A trimmed head is written as a full untied one (the shape every engine loads). `extra` (token ids, rms_norm_eps, dtype, a
-    target's rope_parameters, ...) overrides what is written here. Raises InvalidShapeError when no family can hold the shape.
+    A trimmed head is written as a full untied one (the shape every engine loads). `extra` (token
+    ids, rms_norm_eps, dtype, a target's rope_parameters, ...) overrides what is written here.
+    Raises InvalidShapeError when no family can hold the shape.
     """
-    full = arch.replace(draft_vocab_size=None, tie_word_embeddings=arch.tie_word_embeddings and not arch.trimmed)
+    full = arch.replace(
+        draft_vocab_size=None, tie_word_embeddings=arch.tie_word_embeddings and not arch.trimmed
+    )
     for model_type in dict.fromkeys((arch.model_type, *FAMILIES)):
         config = _config_in(full, model_type) if model_type in FAMILIES else None
         if config is not None and _same_shape(config, full):
@@ -236,7 +328,8 @@ def to_hf_config(arch: Architecture, **extra: Any) -> dict[str, Any]:
 
 
 def _config_in(arch: Architecture, model_type: str) -> dict[str, Any] | None:
-    """`arch` in a family's own field names; None where the family's config class would refuse it. It may still lose something."""
+    """`arch` in a family's own field names; None where the family's config class would refuse it.
+    It may still lose something."""
     common: dict[str, Any] = {
         "architectures": [FAMILIES[model_type].causal_lm],
         "model_type": model_type,
@@ -262,7 +355,8 @@ def _config_in(arch: Architecture, model_type: str) -> dict[str, Any] | None:
         "head_dim": arch.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
-        # Both places: transformers 5 reads rope_parameters, older readers (and vLLM releases on them) the top level.
+        # Both places: transformers 5 reads rope_parameters, older readers (and vLLM releases on
+        # them) the top level.
         "rope_theta": arch.rope_theta,
         "rope_parameters": {"rope_type": "default", "rope_theta": arch.rope_theta},
     }
@@ -277,21 +371,31 @@ def _config_in(arch: Architecture, model_type: str) -> dict[str, Any] | None:
         case "ministral":
             config |= {"sliding_window": window, "layer_types": kinds}
         case _:
-            config |= {"use_sliding_window": window is not None, "sliding_window": window, "layer_types": kinds}
+            config |= {
+                "use_sliding_window": window is not None,
+                "sliding_window": window,
+                "layer_types": kinds,
+            }
             if model_type == "qwen3":
                 config["attention_bias"] = arch.attention_bias
     return config
 
 
 def _same_shape(config: Mapping[str, Any], arch: Architecture) -> bool:
-    """Whether `config` reads back as `arch`, up to its family's name and how its window pattern is spelt."""
+    """Whether `config` reads back as `arch`, up to its family's name and how its window pattern is
+    spelt."""
     read = from_hf_config(config)
-    spelling = {"model_type": read.model_type, "window_pattern": read.window_pattern, "sliding_window": read.sliding_window}
+    spelling = {
+        "model_type": read.model_type,
+        "window_pattern": read.window_pattern,
+        "sliding_window": read.sliding_window,
+    }
     return read.windows() == arch.windows() and read == arch.replace(**spelling)
 
 
 def _with_side_files(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """`config` with the quantisation that older tools write beside it: ModelOpt, AutoGPTQ, llm-awq."""
+    """`config` with the quantisation that older tools write beside it: ModelOpt, AutoGPTQ,
+    llm-awq."""
     if "quantization_config" in config:
         return config
     for name, method in SIDE_FILES.items():
@@ -305,14 +409,19 @@ def _with_side_files(config: Mapping[str, Any], folder: Path) -> Mapping[str, An
 def read_architecture(path: Path) -> Architecture:
     """The Architecture of a model folder or of a config.json file.
 
-    Raises ArchsearchError when there is no config.json, it is not JSON, or it describes a model that is not supported.
+    Raises ArchsearchError when there is no config.json, it is not JSON, or it describes a model
+    that is not supported.
     """
     file = path / "config.json" if path.is_dir() else path
     if path.is_dir() and not file.is_file():
-        raise ArchsearchError(f"no config.json in {path}; give a model folder that holds one, or a catalogue name")
+        raise ArchsearchError(
+            f"no config.json in {path}; give a model folder that holds one, or a catalogue name"
+        )
     config = read_json(file, "model config")
     if not isinstance(config, Mapping):
-        raise ArchsearchError(f"model config {file} must be a JSON object, got {type(config).__name__}")
+        raise ArchsearchError(
+            f"model config {file} must be a JSON object, got {type(config).__name__}"
+        )
     config = _with_side_files(config, file.parent)
     try:
         return from_hf_config(config)

@@ -1,7 +1,9 @@
-"""What a config.json says beyond a plain transformer: experts, latent attention, windows of Gemma 3, gpt-oss and Llama 4.
+"""What a config.json says beyond a plain transformer: experts, latent attention, windows of Gemma
+3, gpt-oss and Llama 4.
 
-`FAMILIES` are read, never written: drafts are plain transformers. Each reader takes what `hf_config` has read of the fields that
-all families share and adds its own; a variant that is not modelled is an InvalidShapeError with the field and its value.
+`FAMILIES` are read, never written: drafts are plain transformers. Each reader takes what
+`hf_config` has read of the fields that all families share and adds its own; a variant that is not
+modelled is an InvalidShapeError with the field and its value.
 """
 
 from __future__ import annotations
@@ -32,7 +34,13 @@ NOT_MODELLED: Final = {
     "granitemoehybrid": "state-space (Mamba) layers",
 }
 """The part of a type that no kernel here prices: such a target is refused by it."""
-SIZES: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+SIZES: Final = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+)
 TEXT_OF: Final = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 """Types whose config.json keeps the language model under `text_config`, and the type of that."""
 EXPERTS_ONLY: Final = ("mxfp4", "experts_int8")
@@ -40,7 +48,8 @@ EXPERTS_ONLY: Final = ("mxfp4", "experts_int8")
 
 
 def text_config(config: Config) -> Config:
-    """The part of `config` that describes the language model, with the quantisation that stands beside it.
+    """The part of `config` that describes the language model, with the quantisation that stands
+    beside it.
 
     Raises InvalidShapeError where a model with more than language lacks text_config.
     """
@@ -49,18 +58,26 @@ def text_config(config: Config) -> Config:
     if kind not in TEXT_OF:
         return config
     if not isinstance(inner, Mapping):
-        raise InvalidShapeError(f"config.json of model_type {kind!r} needs text_config, the fields of its language model")
+        raise InvalidShapeError(
+            f"config.json of model_type {kind!r} needs text_config, the fields of its language"
+            " model"
+        )
     outer = {name: config[name] for name in ("quantization_config", "archsearch") if name in config}
     text = {**outer, **inner, "model_type": TEXT_OF[str(kind)]}
     if absent := [name for name in SIZES if name not in text]:
-        text |= {name: value for name, value in class_defaults(text["model_type"]).items() if name in absent}
+        text |= {
+            name: value
+            for name, value in class_defaults(text["model_type"]).items()
+            if name in absent
+        }
     return text
 
 
 @lru_cache(maxsize=8)
 def class_defaults(model_type: str) -> Mapping[str, Any]:
-    """What transformers takes where the nested config of a type leaves a field out, as `save_pretrained` does with each that is
-    the default; nothing where transformers is not installed or does not know the type."""
+    """What transformers takes where the nested config of a type leaves a field out, as
+    `save_pretrained` does with each that is the default; nothing where transformers is not
+    installed or does not know the type."""
     try:
         from transformers import CONFIG_MAPPING
 
@@ -79,11 +96,16 @@ def extend(config: Config, base: Architecture) -> Architecture:
 
 
 def quantised(config: Config, arch: Architecture) -> Architecture:
-    """`arch` with what `quantization_config` says of its weights: `served_dtype`, or `expert_format` where it is of the experts
-    alone. `models.targets.TargetRef.served` prices it, or refuses a format that nobody prices by its name."""
+    """`arch` with what `quantization_config` says of its weights: `served_dtype`, or
+    `expert_format` where it is of the experts alone. `models.targets.TargetRef.served` prices it,
+    or refuses a format that nobody prices by its name."""
     given = config.get("quantization_config")
     found = weight_format(given)
-    if isinstance(given, Mapping) and given.get("quant_method") in EXPERTS_ONLY and arch.num_experts:
+    if (
+        isinstance(given, Mapping)
+        and given.get("quant_method") in EXPERTS_ONLY
+        and arch.num_experts
+    ):
         return arch.replace(expert_format=found)
     return arch.replace(served_dtype=found) if found else arch
 
@@ -93,22 +115,27 @@ def _number(config: Config, *names: str) -> int:
     for name in names:
         if config.get(name) is not None:
             return int(config[name])
-    raise InvalidShapeError(f"config.json of model_type {config.get('model_type')!r} needs {' or '.join(names)}")
+    raise InvalidShapeError(
+        f"config.json of model_type {config.get('model_type')!r} needs {' or '.join(names)}"
+    )
 
 
 def _only(config: Config, name: str, allowed: tuple[Any, ...]) -> None:
     """Refuse a variant that is not modelled."""
     if name in config and config[name] not in allowed:
         raise InvalidShapeError(
-            f"{name}={config[name]!r} of model_type {config.get('model_type')!r} is not modelled; known: "
-            f"{', '.join(map(repr, allowed))}"
+            f"{name}={config[name]!r} of model_type {config.get('model_type')!r} is not modelled;"
+            f" known: {', '.join(map(repr, allowed))}"
         )
 
 
 def _pattern(window: int, period: int, layers: int) -> dict[str, Any]:
     """`period` - 1 layers with a window, then one without."""
     letters = "S" * (period - 1) + "L"
-    return {"window_pattern": letters[:layers] if layers < period else letters, "sliding_window": window}
+    return {
+        "window_pattern": letters[:layers] if layers < period else letters,
+        "sliding_window": window,
+    }
 
 
 def _mixtral(config: Config, base: Architecture) -> Architecture:
@@ -136,7 +163,10 @@ def _gpt_oss(config: Config, base: Architecture) -> Architecture:
     if types is not None and list(types) != [
         ("sliding_attention", "full_attention")[n % 2] for n in range(base.num_hidden_layers)
     ]:
-        raise InvalidShapeError("layer_types of model_type 'gpt_oss' other than sliding and full in turn are not modelled")
+        raise InvalidShapeError(
+            "layer_types of model_type 'gpt_oss' other than sliding and full in turn are not"
+            " modelled"
+        )
     return base.replace(
         num_experts=_number(config, "num_local_experts", "num_experts"),
         num_experts_per_tok=_number(config, "num_experts_per_tok", "experts_per_token"),
@@ -150,10 +180,11 @@ def _gpt_oss(config: Config, base: Architecture) -> Architecture:
 
 
 def _llama4(config: Config, base: Architecture) -> Architecture:
-    """Chunked attention on three of four layers counts as a window of a chunk; its norm of queries and keys has no weights.
+    """Chunked attention on three of four layers counts as a window of a chunk; its norm of queries
+    and keys has no weights.
 
-    Where every second layer has experts (Maverick) as many count as come first without: what a pass runs is the same, whatever
-    their order.
+    Where every second layer has experts (Maverick) as many count as come first without: what a pass
+    runs is the same, whatever their order.
     """
     columns, layers = _number(config, "intermediate_size"), base.num_hidden_layers
     listed = config.get("moe_layers")
@@ -190,7 +221,8 @@ def _deepseek(config: Config, base: Architecture) -> Architecture:
 
 
 def _glm4_moe(config: Config, base: Architecture) -> Architecture:
-    """GLM-4.5 and GLM-4.5-Air: plain attention with biases on queries, keys and values; DeepSeek's experts beside it."""
+    """GLM-4.5 and GLM-4.5-Air: plain attention with biases on queries, keys and values; DeepSeek's
+    experts beside it."""
     columns = _number(config, "moe_intermediate_size")
     return base.replace(
         num_experts=_number(config, "n_routed_experts", "num_local_experts"),
@@ -204,13 +236,19 @@ def _glm4_moe(config: Config, base: Architecture) -> Architecture:
 
 
 def _gemma3(config: Config, base: Architecture) -> Architecture:
-    """Norms before and behind attention and FFN, normed queries and keys, five layers with a window and one without."""
+    """Norms before and behind attention and FFN, normed queries and keys, five layers with a window
+    and one without."""
     window, layers = int(config.get("sliding_window") or 4096), base.num_hidden_layers
     period = int(config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6)
     types = config.get("layer_types")
-    usual = ["full_attention" if (n + 1) % period == 0 else "sliding_attention" for n in range(layers)]
+    usual = [
+        "full_attention" if (n + 1) % period == 0 else "sliding_attention" for n in range(layers)
+    ]
     if types is not None and list(types) != usual:
-        raise InvalidShapeError(f"layer_types of model_type 'gemma3_text' other than one full layer in {period} are not modelled")
+        raise InvalidShapeError(
+            f"layer_types of model_type 'gemma3_text' other than one full layer in {period} are not"
+            " modelled"
+        )
     return base.replace(qk_norm=True, sandwich_norms=True, **_pattern(window, period, layers))
 
 

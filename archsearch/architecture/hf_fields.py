@@ -1,4 +1,5 @@
-"""The type and bounds of every field of a config.json that is read, checked before any of it is used."""
+"""The type and bounds of every field of a config.json that is read, checked before any of it is
+used."""
 
 from __future__ import annotations
 
@@ -12,24 +13,57 @@ from archsearch.errors import InvalidShapeError
 MOST_LAYERS: Final = 1024
 MOST: Final = 100_000_000  # of any other size: beyond every vocabulary and width
 _FROM_ONE: Final = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "vocab_size", "draft_vocab_size", "target_hidden_size",
-    "max_position_embeddings", "sliding_window", "ffn_dim", "word_embed_proj_dim",
-    "num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok",
-    "experts_per_token", "moe_intermediate_size", "intermediate_size_mlp", "kv_lora_rank",
-    "interleave_moe_layer_step", "attention_chunk_size", "sliding_window_pattern",
-    "_sliding_window_pattern", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "num_heads",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "draft_vocab_size",
+    "target_hidden_size",
+    "max_position_embeddings",
+    "sliding_window",
+    "ffn_dim",
+    "word_embed_proj_dim",
+    "num_local_experts",
+    "num_experts",
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "experts_per_token",
+    "moe_intermediate_size",
+    "intermediate_size_mlp",
+    "kv_lora_rank",
+    "interleave_moe_layer_step",
+    "attention_chunk_size",
+    "sliding_window_pattern",
+    "_sliding_window_pattern",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "num_heads",
     "medusa_num_heads",
-)  # fmt: skip
+)
 _FROM_ZERO: Final = (
-    "max_window_layers", "n_shared_experts", "first_k_dense_replace", "q_lora_rank",
+    "max_window_layers",
+    "n_shared_experts",
+    "first_k_dense_replace",
+    "q_lora_rank",
     "medusa_num_layers",
-)  # fmt: skip
+)
 _FLAGS: Final = (
-    "tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "enable_bias",
-    "do_layer_norm_before", "layer_norm_elementwise_affine", "_remove_final_layer_norm",
-    "use_qk_norm", "original_lm_head", "norm_before_residual",
-)  # fmt: skip
+    "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
+    "use_sliding_window",
+    "enable_bias",
+    "do_layer_norm_before",
+    "layer_norm_elementwise_affine",
+    "_remove_final_layer_norm",
+    "use_qk_norm",
+    "original_lm_head",
+    "norm_before_residual",
+)
 _PLAIN: Final[Mapping[str, Any]] = {"int": int, "bool": bool, "str": str, "float": int | float}
 
 
@@ -49,15 +83,18 @@ def is_whole(value: Any, low: int, high: int = MOST) -> bool:
 
 
 def check_types(types: Mapping[str, str], data: Mapping[str, Any], most: int = MOST) -> None:
-    """Refuse values of `data` that are not of the type their annotation in `types` names; numbers must
-    be finite, not negative and, whole ones, at most `most`. Annotations that are no plain type pass.
-    Raises InvalidShapeError with the field and its value."""
+    """Refuse values of `data` that are not of the type their annotation in `types` names; numbers
+    must be finite, not negative and, whole ones, at most `most`. Annotations that are no plain type
+    pass. Raises InvalidShapeError with the field and its value."""
     for name, value in data.items():
         kind, _, null = types.get(name, "").partition(" | ")
         if (null and value is None) or kind not in _PLAIN:
             continue
         fits = isinstance(value, _PLAIN[kind]) and isinstance(value, bool) == (kind == "bool")
-        if not fits or (kind in ("int", "float") and not 0 <= value <= (most if kind == "int" else sys.float_info.max)):
+        if not fits or (
+            kind in ("int", "float")
+            and not 0 <= value <= (most if kind == "int" else sys.float_info.max)
+        ):
             raise InvalidShapeError(f"{name} must be of type {types[name]}, got {short(value)}")
 
 

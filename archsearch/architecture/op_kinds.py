@@ -1,7 +1,9 @@
-"""The kinds of ops: for each one row with all that sweep, latency model, roofline and profile reading must know of it.
+"""The kinds of ops: for each one row with all that sweep, latency model, roofline and profile
+reading must know of it.
 
-A new kernel is a frozen dataclass with its sizes, a function that makes the call to time, and a row here (or
-`OP_KINDS["its kind"] = OpKind(...)` from a module of its own). What a network runs stays with `archsearch.architecture.ops`.
+A new kernel is a frozen dataclass with its sizes, a function that makes the call to time, and a row
+here (or `OP_KINDS["its kind"] = OpKind(...)` from a module of its own). What a network runs stays
+with `archsearch.architecture.ops`.
 """
 
 from __future__ import annotations
@@ -11,20 +13,29 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Experts, Gemm, LatentAttention
+from archsearch.architecture.ops import (
+    AllReduce,
+    Attention,
+    Elementwise,
+    Experts,
+    Gemm,
+    LatentAttention,
+)
 
 Sizes = Callable[[Any], list[float]]
 
 
 @dataclass(frozen=True)
 class OpKind:
-    """One kind of op. `op`: its frozen dataclass, whose fields are the sizes of a profile row and whose `kind` is the key here.
+    """One kind of op. `op`: its frozen dataclass, whose fields are the sizes of a profile row and
+    whose `kind` is the key here.
 
-    `base(op)`: what its time is linear in (a constant, memory traffic, arithmetic); `place(op)`: log sizes, in which near ops run
-    alike; `elements(op)`, `flops(op)`: numbers moved and arithmetic, for the roofline. `kernel`: "module:function", imported when
-    something is measured, with function(op, pool, working_set_bytes) -> a callable that runs the op once and rotates over
-    operands of that many bytes. `warm_bytes`: such operands for a warm row; `budget_s`: seconds to time it; `min_rows`: fewer
-    rows give no fit.
+    `base(op)`: what its time is linear in (a constant, memory traffic, arithmetic); `place(op)`:
+    log sizes, in which near ops run alike; `elements(op)`, `flops(op)`: numbers moved and
+    arithmetic, for the roofline. `kernel`: "module:function", imported when something is measured,
+    with function(op, pool, working_set_bytes) -> a callable that runs the op once and rotates over
+    operands of that many bytes. `warm_bytes`: such operands for a warm row; `budget_s`: seconds to
+    time it; `min_rows`: fewer rows give no fit.
     """
 
     op: type[Any]
@@ -52,7 +63,11 @@ def _attention_base(op: Attention) -> list[float]:
 
 
 def _attention_place(op: Attention) -> list[float]:
-    heads = [math.log(op.q_heads * op.batch), math.log(op.kv_heads * op.batch), math.log(op.head_dim)]
+    heads = [
+        math.log(op.q_heads * op.batch),
+        math.log(op.kv_heads * op.batch),
+        math.log(op.head_dim),
+    ]
     return [math.log(op.tokens), math.log(op.keys()), *heads]
 
 
@@ -66,7 +81,12 @@ def _log_elements(op: Elementwise | AllReduce) -> list[float]:
 
 def _experts_base(op: Experts) -> list[float]:
     """A constant, the weights read, rows in and out, arithmetic."""
-    return [1.0, float(op.weight_elements()), float(op.tokens * op.hidden), float(op.pairs * op.hidden * op.inter)]
+    return [
+        1.0,
+        float(op.weight_elements()),
+        float(op.tokens * op.hidden),
+        float(op.pairs * op.hidden * op.inter),
+    ]
 
 
 def _experts_place(op: Experts) -> list[float]:
@@ -93,8 +113,8 @@ def _latent_place(op: LatentAttention) -> list[float]:
 
 
 def row_sizes(op: Any) -> dict[str, Any]:
-    """The sizes of `op` as a row has them. What a kind learnt later (a width, a format of weights) is
-    left out where it says nothing, so that rows made before keep their key."""
+    """The sizes of `op` as a row has them. What a kind learnt later (a width, a format of weights)
+    is left out where it says nothing, so that rows made before keep their key."""
     later = {"gemm": "format", "elementwise": "width"}.get(op.kind)
     return {name: value for name, value in asdict(op).items() if name != later or value}
 
@@ -132,7 +152,9 @@ OP_KINDS: Final[dict[str, OpKind]] = {
         Experts,
         _experts_base,
         _experts_place,
-        elements=lambda op: op.weight_elements() + 2 * op.tokens * op.hidden + 3 * op.pairs * op.inter,
+        elements=lambda op: (
+            op.weight_elements() + 2 * op.tokens * op.hidden + 3 * op.pairs * op.inter
+        ),
         flops=lambda op: op.flops(),
         kernel=f"{KERNELS}:not_measured",
         min_rows=12,
@@ -141,7 +163,9 @@ OP_KINDS: Final[dict[str, OpKind]] = {
         LatentAttention,
         _latent_base,
         _latent_place,
-        elements=lambda op: op.weight_elements() + op.cache_elements() + 2 * op.batch * op.tokens * op.hidden,
+        elements=lambda op: (
+            op.weight_elements() + op.cache_elements() + 2 * op.batch * op.tokens * op.hidden
+        ),
         flops=lambda op: op.flops(),
         kernel=f"{KERNELS}:not_measured",
         min_rows=12,

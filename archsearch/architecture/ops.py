@@ -1,7 +1,8 @@
 """The one list of what a forward pass runs.
 
-Ops are keyed by what the hardware sees (kind and sizes), never by model name, so one measured table prices any architecture. The
-sweep asks this list what to measure and the step latency asks it what to add up; the two cannot drift apart.
+Ops are keyed by what the hardware sees (kind and sizes), never by model name, so one measured table
+prices any architecture. The sweep asks this list what to measure and the step latency asks it what
+to add up; the two cannot drift apart.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ class Gemm:
 
     def weight_elements(self) -> int:
         """Weights read; of a format of their own counted in numbers of 16 bits."""
-        return round(self.n * self.k * WEIGHT_BYTES[self.format] / 2) if self.format else self.n * self.k
+        return (
+            round(self.n * self.k * WEIGHT_BYTES[self.format] / 2)
+            if self.format
+            else self.n * self.k
+        )
 
     def flops(self) -> int:
         return 2 * self.m * self.n * self.k
@@ -37,7 +42,8 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """`tokens` new queries per sequence against `context` cached plus `tokens` new keys; `window` limits what is read."""
+    """`tokens` new queries per sequence against `context` cached plus `tokens` new keys; `window`
+    limits what is read."""
 
     batch: int
     tokens: int
@@ -62,9 +68,11 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Elementwise:
-    """A memory-bound chain of small kernels (`name`: norm, rope, act, add, embed, sample) that touches `elements` numbers.
+    """A memory-bound chain of small kernels (`name`: norm, rope, act, add, embed, sample) that
+    touches `elements` numbers.
 
-    `width`: length of a row where the kernel runs along rows and it matters (sample: the logits of one token).
+    `width`: length of a row where the kernel runs along rows and it matters (sample: the logits of
+    one token).
     """
 
     name: str
@@ -84,8 +92,9 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """One rank's experts of a layer, from the router's logits to the weighted sum: `tokens` rows (of all ranks), `pairs` of a
-    token and one of the rank's `experts` (of `inter` columns), of which `touched` distinct ones are read.
+    """One rank's experts of a layer, from the router's logits to the weighted sum: `tokens` rows
+    (of all ranks), `pairs` of a token and one of the rank's `experts` (of `inter` columns), of
+    which `touched` distinct ones are read.
 
     `format`: of the experts' weights where it is not the dtype of the rest ("mxfp4").
     """
@@ -100,7 +109,8 @@ class Experts:
     kind = "experts"
 
     def weight_elements(self) -> int:
-        """Weights read, counted in numbers of 16 bits where the experts have a format of their own."""
+        """Weights read, counted in numbers of 16 bits where the experts have a format of their
+        own."""
         share = WEIGHT_BYTES[self.format] / 2 if self.format else 1.0
         return round(3 * self.hidden * self.inter * self.touched * share)
 
@@ -110,10 +120,12 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """A whole block of multi-head latent attention on one rank of `heads` heads: its projections, their absorbed parts, attention
-    over the latent cache of `latent` numbers a token (of which `rope` are rotated), and the output projection.
+    """A whole block of multi-head latent attention on one rank of `heads` heads: its projections,
+    their absorbed parts, attention over the latent cache of `latent` numbers a token (of which
+    `rope` are rotated), and the output projection.
 
-    `tokens` new ones per sequence against `context` cached. `q_rank`: width of the queries' own latent, 0 for none.
+    `tokens` new ones per sequence against `context` cached. `q_rank`: width of the queries' own
+    latent, 0 for none.
     """
 
     batch: int
@@ -133,19 +145,26 @@ class LatentAttention:
         return self.context + self.tokens
 
     def weight_elements(self) -> int:
-        """Weights of all projections; with `heads` of one rank, the parts that ranks hold in full are counted in full."""
+        """Weights of all projections; with `heads` of one rank, the parts that ranks hold in full
+        are counted in full."""
         rank = self.latent - self.rope
         queries = self.heads * self.head_dim
         down = self.hidden * (self.q_rank + self.latent)
         up = (self.q_rank or self.hidden) * queries
-        return down + up + rank * self.heads * (self.head_dim - self.rope + self.v_dim) + self.heads * self.v_dim * self.hidden
+        return (
+            down
+            + up
+            + rank * self.heads * (self.head_dim - self.rope + self.v_dim)
+            + self.heads * self.v_dim * self.hidden
+        )
 
     def cache_elements(self) -> int:
         """Numbers of the cache that are read: all heads share one latent."""
         return self.batch * self.keys() * self.latent
 
     def attention_flops(self) -> int:
-        """Of the absorbed attention: scores over the latent, values over its unrotated part; of a prompt, with plain heads."""
+        """Of the absorbed attention: scores over the latent, values over its unrotated part; of a
+        prompt, with plain heads."""
         width = 2 * self.latent - self.rope if self.context else self.head_dim + self.v_dim
         return 2 * self.batch * self.tokens * self.heads * self.keys() * width
 
@@ -158,9 +177,11 @@ Op = Gemm | Attention | Elementwise | AllReduce | Experts | LatentAttention
 
 @dataclass(frozen=True, slots=True)
 class PassOps:
-    """What one pass runs on each of `ranks` devices: ops of its `layers` and ops outside them, with how often each runs.
+    """What one pass runs on each of `ranks` devices: ops of its `layers` and ops outside them, with
+    how often each runs.
 
-    It says all that a latency model needs, whatever the network is: a whole model, a head on a target's hidden states.
+    It says all that a latency model needs, whatever the network is: a whole model, a head on a
+    target's hidden states.
     """
 
     in_layers: Counter[Op]
@@ -171,7 +192,10 @@ class PassOps:
     def all_reduces(self) -> int:
         """How often the ranks wait for one another."""
         return sum(
-            count for counts in (self.in_layers, self.outside) for op, count in counts.items() if isinstance(op, AllReduce)
+            count
+            for counts in (self.in_layers, self.outside)
+            for op, count in counts.items()
+            if isinstance(op, AllReduce)
         )
 
     def weight_elements(self) -> int:
@@ -185,13 +209,18 @@ class PassOps:
 
 
 def shard_size(size: int, ranks: int, what: str) -> int:
-    """One rank's share of heads or FFN columns; `what` names them in the InvalidShapeError where they do not divide. Of arrays
-    (`architecture.grid`), which were checked before, it is not asked whether they divide."""
+    """One rank's share of heads or FFN columns; `what` names them in the InvalidShapeError where
+    they do not divide. Of arrays (`architecture.grid`), which were checked before, it is not asked
+    whether they divide."""
     if ranks == 1:
         return size
     if isinstance(size, int) and size % ranks:
-        fitting = ", ".join(str(count) for count in (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64) if size % count == 0)
-        raise InvalidShapeError(f"{what} ({size}) does not divide by tensor_parallel={ranks}; it does by {fitting}")
+        fitting = ", ".join(
+            str(count) for count in (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64) if size % count == 0
+        )
+        raise InvalidShapeError(
+            f"{what} ({size}) does not divide by tensor_parallel={ranks}; it does by {fitting}"
+        )
     return size // ranks
 
 
@@ -205,12 +234,15 @@ def shard_kv_heads(heads: int, ranks: int) -> int:
     if not isinstance(heads, int):  # an array (`architecture.grid`)
         return (heads // ranks).clip(1)
     if max(heads, ranks) % min(heads, ranks):
-        raise InvalidShapeError(f"num_key_value_heads ({heads}) and tensor_parallel={ranks} do not divide one another")
+        raise InvalidShapeError(
+            f"num_key_value_heads ({heads}) and tensor_parallel={ranks} do not divide one another"
+        )
     return max(1, heads // ranks)
 
 
 def check_shards(arch: Architecture, ranks: int) -> None:
-    """Raise InvalidShapeError where heads, KV heads or the FFN of `arch` do not divide by `ranks`."""
+    """Raise InvalidShapeError where heads, KV heads or the FFN of `arch` do not divide by
+    `ranks`."""
     if ranks > 1:
         shard_size(arch.num_attention_heads, ranks, "num_attention_heads")
         shard_kv_heads(arch.num_key_value_heads, ranks)
@@ -233,17 +265,20 @@ def layer_ops(
 ) -> list[Op]:
     """Ops of one decoder layer.
 
-    `fused`: QKV and gate/up are one GEMM each and the residual is added inside the next norm, as serving engines (vLLM,
-    TensorRT-LLM, SGLang) run them; transformers does not. The write into the KV cache belongs to `Attention`.
+    `fused`: QKV and gate/up are one GEMM each and the residual is added inside the next norm, as
+    serving engines (vLLM, TensorRT-LLM, SGLang) run them; transformers does not. The write into the
+    KV cache belongs to `Attention`.
 
-    With tensor parallelism over `ranks`, heads and FFN are split and each half-layer ends in an all-reduce; KV heads fewer than
-    the ranks are replicated, as engines do.
+    With tensor parallelism over `ranks`, heads and FFN are split and each half-layer ends in an
+    all-reduce; KV heads fewer than the ranks are replicated, as engines do.
 
     Raises: InvalidShapeError where heads, KV heads or the FFN do not divide by the ranks.
     """
     m = batch * tokens
     hidden = arch.hidden_size
-    norms = [Elementwise("norm", m * hidden)] * (2 if arch.sandwich_norms else 1)  # before attention or FFN, and behind it
+    norms = [Elementwise("norm", m * hidden)] * (
+        2 if arch.sandwich_norms else 1
+    )  # before attention or FFN, and behind it
     ops: list[Op] = [*norms]
     ops += attention_ops(arch, Attention(batch, tokens, context, 1, 1, 1, window), ranks, fused)
     if ranks > 1:
@@ -251,7 +286,11 @@ def layer_ops(
     if not fused:
         ops.append(Elementwise("add", m * hidden))
     ops += norms
-    ops += _expert_ops(arch, m, ranks, fused) if arch.num_experts else _ffn_ops(arch, m, arch.intermediate_size, ranks, fused)
+    ops += (
+        _expert_ops(arch, m, ranks, fused)
+        if arch.num_experts
+        else _ffn_ops(arch, m, arch.intermediate_size, ranks, fused)
+    )
     if ranks > 1:
         ops.append(AllReduce(m * hidden, ranks))
     if not fused:
@@ -260,7 +299,8 @@ def layer_ops(
 
 
 def attention_ops(arch: Architecture, asked: Attention, ranks: int, fused: bool) -> list[Op]:
-    """Projections and attention of one layer; `asked` says how many tokens against which context and window."""
+    """Projections and attention of one layer; `asked` says how many tokens against which context
+    and window."""
     batch, tokens, hidden = asked.batch, asked.tokens, arch.hidden_size
     m = batch * tokens
     q_heads = shard_size(arch.num_attention_heads, ranks, "num_attention_heads")
@@ -275,7 +315,11 @@ def attention_ops(arch: Architecture, asked: Attention, ranks: int, fused: bool)
         ops.append(Elementwise("norm", m * (q_size + kv_size)))
     if not arch.learned_positions:
         ops.append(Elementwise("rope", m * (q_size + kv_size)))
-    return [*ops, replace(asked, q_heads=q_heads, kv_heads=kv_heads, head_dim=arch.head_dim), Gemm(m, hidden, q_size, kept)]
+    return [
+        *ops,
+        replace(asked, q_heads=q_heads, kv_heads=kv_heads, head_dim=arch.head_dim),
+        Gemm(m, hidden, q_size, kept),
+    ]
 
 
 def _latent_op(arch: Architecture, asked: Attention, heads: int) -> LatentAttention:
@@ -316,29 +360,37 @@ def _expert_ops(arch: Architecture, m: int, ranks: int, fused: bool) -> list[Op]
         touched=round(touched, 2),
         format=arch.expert_format,
     )
-    shared = _ffn_ops(arch, m, arch.shared_expert_size, ranks, fused) if arch.shared_expert_size else []
+    shared = (
+        _ffn_ops(arch, m, arch.shared_expert_size, ranks, fused) if arch.shared_expert_size else []
+    )
     return [Gemm(m, arch.num_experts, arch.hidden_size), experts, *shared]
 
 
 @lru_cache(maxsize=4096)
 def layer_groups(arch: Architecture) -> tuple[tuple[Architecture, int | None, int], ...]:
-    """Layers that run the same: (an architecture of such layers, their window, how many). Of a model with experts the first
-    `first_dense_layers` have none."""
+    """Layers that run the same: (an architecture of such layers, their window, how many). Of a
+    model with experts the first `first_dense_layers` have none."""
     if not arch.num_experts or not arch.first_dense_layers:
         return tuple((arch, window, count) for window, count in Counter(arch.windows()).items())
     plain = arch.without_experts()
-    kinds = Counter((plain if layer < arch.first_dense_layers else arch, window) for layer, window in enumerate(arch.windows()))
+    kinds = Counter(
+        (plain if layer < arch.first_dense_layers else arch, window)
+        for layer, window in enumerate(arch.windows())
+    )
     return tuple((layers, window, count) for (layers, window), count in kinds.items())
 
 
-def head_ops(arch: Architecture, *, batch: int, tokens: int, ranks: int = 1, head_tokens: int | None = None) -> list[Op]:
+def head_ops(
+    arch: Architecture, *, batch: int, tokens: int, ranks: int = 1, head_tokens: int | None = None
+) -> list[Op]:
     """Ops outside the layers: embedding lookup, final norm, language-model head.
 
     head_tokens: tokens per sequence whose logits are wanted (default all; a prefill wants one).
 
-    With several `ranks` the embedding is split by vocabulary, so its result is summed over the ranks, and every rank needs the
-    logits of all: an all-gather of m x head_rows numbers moves what an all-reduce of half as many does ((r - 1) / r against
-    2 (r - 1) / r of the numbers per rank). Neither shrinks with the ranks.
+    With several `ranks` the embedding is split by vocabulary, so its result is summed over the
+    ranks, and every rank needs the logits of all: an all-gather of m x head_rows numbers moves what
+    an all-reduce of half as many does ((r - 1) / r against 2 (r - 1) / r of the numbers per rank).
+    Neither shrinks with the ranks.
     """
     m = batch * tokens
     head_m = m if head_tokens is None else batch * head_tokens
@@ -353,15 +405,32 @@ def head_ops(arch: Architecture, *, batch: int, tokens: int, ranks: int = 1, hea
 
 
 def sample_op(arch: Architecture, *, batch: int, tokens: int) -> Elementwise:
-    """What an engine runs after the logits to choose tokens (greedy: an argmax over them); not part of the forward pass."""
+    """What an engine runs after the logits to choose tokens (greedy: an argmax over them); not part
+    of the forward pass."""
     return Elementwise("sample", batch * tokens * arch.head_rows, arch.head_rows)
 
 
-def forward_ops(arch: Architecture, *, batch: int, tokens: int, context: int, ranks: int = 1, fused: bool = False) -> Counter[Op]:
+def forward_ops(
+    arch: Architecture,
+    *,
+    batch: int,
+    tokens: int,
+    context: int,
+    ranks: int = 1,
+    fused: bool = False,
+) -> Counter[Op]:
     """Every op of one forward pass with how often it runs."""
     counts: Counter[Op] = Counter()
     for layer, window, layers in layer_groups(arch):
-        for op in layer_ops(layer, batch=batch, tokens=tokens, context=context, window=window, ranks=ranks, fused=fused):
+        for op in layer_ops(
+            layer,
+            batch=batch,
+            tokens=tokens,
+            context=context,
+            window=window,
+            ranks=ranks,
+            fused=fused,
+        ):
             counts[op] += layers
     for op in head_ops(arch, batch=batch, tokens=tokens, ranks=ranks):
         counts[op] += 1

@@ -44,16 +44,24 @@ def published_drafters(path: Path = TABLE) -> tuple[PublishedDrafter, ...]:
             parts = [part.partition("=") for part in row["changes"].split()]
             pairs = tuple((name, int(value)) for name, _, value in parts)
             item = PublishedDrafter(
-                row["family"], row["hub_id"], tuple(row["targets"].split()), row["shape"], pairs,
-                row["own_embedding"] == "yes", row["dimensions"], row["made"], row["source"],
-            )  # fmt: skip
+                row["family"],
+                row["hub_id"],
+                tuple(row["targets"].split()),
+                row["shape"],
+                pairs,
+                row["own_embedding"] == "yes",
+                row["dimensions"],
+                row["made"],
+                row["source"],
+            )
         except (KeyError, ValueError, AttributeError) as error:
             hub_id = row.get("hub_id")
             raise ArchsearchError(f"{path}: row {hub_id!r} is broken: {error}") from error
         unknown = [name for name in (*item.targets, item.shape) if name and name not in known]
         if unknown or not (item.family and item.hub_id and item.targets and item.source):
             raise ArchsearchError(
-                f"{path}: row {item.hub_id!r} lacks a column, or names {unknown}, not in the catalogue"
+                f"{path}: row {item.hub_id!r} lacks a column, or names {unknown}, not in the"
+                " catalogue"
             )
         found.append(item)
     return tuple(found)

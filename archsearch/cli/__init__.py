@@ -1,4 +1,5 @@
-"""The command line: parse, call one function of `archsearch.pipeline`, print. Heavy imports wait inside the commands."""
+"""The command line: parse, call one function of `archsearch.pipeline`, print. Heavy imports wait
+inside the commands."""
 
 from archsearch.cli import (  # noqa: F401  (they register their commands)
     acceptance,

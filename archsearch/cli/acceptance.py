@@ -17,9 +17,10 @@ from archsearch.cli.output import emit
     o.target_opt,
     o.opt(
         "--draft",
-        "Draft folder, hub id or catalogue name (--explain: any config.json); or ngram, ngram:2-5, suffix, "
-        "early_exit:8,16.",
-        o.DRAFT, required=True,
+        "Draft folder, hub id or catalogue name (--explain: any config.json); or ngram, ngram:2-5,"
+        " suffix, early_exit:8,16.",
+        o.DRAFT,
+        required=True,
     ),
     o.prompts_opt("the demo's"),
     o.opt("--temperature", "0: greedy; above: sampling.", float, 0.0),
@@ -31,7 +32,11 @@ from archsearch.cli.output import emit
 )
 @o.options(
     "The prior",
-    o.opt("--explain", "Also what the prior thinks of this shape, term by term. Needs no weights.", bool),
+    o.opt(
+        "--explain",
+        "Also what the prior thinks of this shape, term by term. Needs no weights.",
+        bool,
+    ),
     o.domain_opt,
     *o.training_opts,
     o.opt("--gamma", "Of --tau.", o.COUNT),
@@ -49,25 +54,31 @@ from archsearch.cli.output import emit
     o.opt("--output", "Write the figures as JSON.", o.FILE),
     o.opt("--trace", "Write the trace (.npz).", o.FILE),
 )
-@o.json_option  # fmt: skip
+@o.json_option
 def acceptance(as_json: bool, **options: Any) -> None:
-    """Measure how much of a draft its target accepts: alpha, and tokens per round (tau) at each gamma, on your own prompts.
+    """Measure how much of a draft its target accepts: alpha, and tokens per round (tau) at each
+    gamma, on your own prompts.
 
-    The target writes an answer to every prompt once (kept in a cache; another draft then takes seconds), the draft runs beside
-    the text once, and the trace is replayed for every gamma. Intervals are over prompts. N-gram lookup and suffix decoding need
-    no model: what they draft on the text is replayed as vLLM would; an early exit is the target's own first layers.
+    The target writes an answer to every prompt once (kept in a cache; another draft then takes
+    seconds), the draft runs beside the text once, and the trace is replayed for every gamma.
+    Intervals are over prompts. N-gram lookup and suffix decoding need no model: what they draft on
+    the text is replayed as vLLM would; an early exit is the target's own first layers.
 
-    \b
-    archsearch acceptance --target smollm2-135m --draft runs/demo/best/1 --prompts mine.jsonl --gpu cpu
-    archsearch acceptance --target smollm2-135m --draft runs/demo/best/1 --temperature 0.7 --top-p 0.9
-    archsearch acceptance --target llama-65b --draft wide-796m --explain
-    archsearch acceptance --target smollm2-135m --draft ngram --prompts mine.jsonl --gpu cpu
+    \b archsearch acceptance --target smollm2-135m --draft runs/demo/best/1 --prompts mine.jsonl
+    --gpu cpu archsearch acceptance --target smollm2-135m --draft runs/demo/best/1 --temperature 0.7
+    --top-p 0.9 archsearch acceptance --target llama-65b --draft wide-796m --explain archsearch
+    acceptance --target smollm2-135m --draft ngram --prompts mine.jsonl --gpu cpu
     """
     from archsearch.pipeline.acceptance import AcceptanceRequest, measure_acceptance
     from archsearch.report.terminal.acceptance import acceptance_text
     from archsearch.workload import WorkloadRequest
 
     options["domain"] = options["domain"] or ""
-    asked = WorkloadRequest(**{name: options.pop(name) for name in ("gpu", "profile", "batch_size", "temperature", "mode")})
+    asked = WorkloadRequest(
+        **{
+            name: options.pop(name)
+            for name in ("gpu", "profile", "batch_size", "temperature", "mode")
+        }
+    )
     result = measure_acceptance(AcceptanceRequest(asked=asked, **options))
     emit(result, acceptance_text(result), as_json)

@@ -15,9 +15,26 @@ from archsearch.cli.options import Command
 from archsearch.errors import ArchsearchError, missing_extra
 
 ORDER = (
-    "doctor", "profile", "engine", "search", "estimate", "traffic", "bench-serve", "acceptance", "train", "confirm",
-    "schedule", "export", "recipe", "report", "compare", "dashboard", "worker", "list", "demo",
-)  # fmt: skip
+    "doctor",
+    "profile",
+    "engine",
+    "search",
+    "estimate",
+    "traffic",
+    "bench-serve",
+    "acceptance",
+    "train",
+    "confirm",
+    "schedule",
+    "export",
+    "recipe",
+    "report",
+    "compare",
+    "dashboard",
+    "worker",
+    "list",
+    "demo",
+)
 
 
 class Group(click.Group):
@@ -28,7 +45,9 @@ class Group(click.Group):
     def list_commands(self, context: click.Context) -> list[str]:
         """In the order in which they are used."""
         known = super().list_commands(context)
-        return sorted(known, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+        return sorted(
+            known, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)
+        )
 
     def invoke(self, context: click.Context) -> Any:
         try:
@@ -69,20 +88,27 @@ def one_line(text: str) -> str:
     return " ".join(word if len(word) <= 200 else f"{word[:80]}..." for word in text.split())
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(__version__, prog_name="archsearch")
 @click.option("-v", "--verbose", is_flag=True, help="Log what happens inside.")
 def main(verbose: bool) -> None:
-    """Find the draft model that makes your target fastest under speculative decoding, on your device.
+    """Find the draft model that makes your target fastest under speculative decoding, on your
+    device.
 
     \b
     archsearch profile --gpu cpu --target smollm2-135m      measure this device
     archsearch search --target smollm2-135m --gpu cpu       score thousands of drafts, rank them
-    archsearch search ... --confirm 1                       and train finalists, run the best in an engine
+    archsearch search ... --confirm 1                 and train finalists, run the best in an engine
     archsearch estimate --target llama-65b --draft wide-796m --draft sheared-llama-1.3b --gpu a100
     archsearch list targets
 
     Guides: README.md and docs/.
     """
-    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.ERROR,
+        format="%(name)s: %(message)s",
+        stream=sys.stderr,
+    )
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

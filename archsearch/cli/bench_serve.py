@@ -14,7 +14,12 @@ from archsearch.errors import ArchsearchError
 @main.command("bench-serve")
 @o.options(
     "The servers and their load",
-    o.opt("--server-url", "An OpenAI-compatible server that drafts: http://127.0.0.1:8000.", o.URL, required=True),
+    o.opt(
+        "--server-url",
+        "An OpenAI-compatible server that drafts: http://127.0.0.1:8000.",
+        o.URL,
+        required=True,
+    ),
     o.opt("--baseline-url", "The same target without a draft, on a server of its own.", o.URL),
     o.opt("--requests-per-second rate", "Requests that arrive at random.", float, metavar="R"),
     o.opt("--concurrency", "Requests in flight at all times.", o.COUNT),
@@ -37,8 +42,8 @@ from archsearch.errors import ArchsearchError
 def bench_serve(as_json: bool, **options: Any) -> None:
     """Drive a running server with a load, with a draft and without, beside the prediction.
 
-    \b
-    archsearch bench-serve --server-url http://127.0.0.1:8000 --baseline-url http://127.0.0.1:8001 --requests-per-second 2 \\
+    \b archsearch bench-serve --server-url http://127.0.0.1:8000 --baseline-url
+    http://127.0.0.1:8001 --requests-per-second 2 \\
         --target qwen3-32b --draft qwen3-1.7b --gpu h100 --gamma 4 --prompts my-prompts.jsonl
     archsearch bench-serve --server-url http://127.0.0.1:8000 --concurrency 16
     """
@@ -48,9 +53,18 @@ def bench_serve(as_json: bool, **options: Any) -> None:
     from archsearch.report.terminal.bench_serve import bench_text
 
     names = (
-        "server_url", "baseline_url", "rate", "concurrency", "trace", "requests", "prompt_tokens", "output_tokens", "prompts",
-        "timeout_s", "output",
-    )  # fmt: skip
+        "server_url",
+        "baseline_url",
+        "rate",
+        "concurrency",
+        "trace",
+        "requests",
+        "prompt_tokens",
+        "output_tokens",
+        "prompts",
+        "timeout_s",
+        "output",
+    )
     own = {name: options.pop(name) for name in names}
     target, draft = options.pop("target"), options.pop("draft")
     if (target is None) != (draft is None):

@@ -17,11 +17,16 @@ from archsearch.cli.output import emit
 @options(
     "",
     opt("--html", "Write it as a page as well.", FILE),
-    opt("--report in_report", "Make it a section of the first run's report as well (compare.json there).", bool),
+    opt(
+        "--report in_report",
+        "Make it a section of the first run's report as well (compare.json there).",
+        bool,
+    ),
 )
 @json_option
 def compare(runs: tuple[Path, ...], html: Path | None, in_report: bool, as_json: bool) -> None:
-    """What differs between runs and why another draft won: each condition of the first swapped for the other's, term by term.
+    """What differs between runs and why another draft won: each condition of the first swapped for
+    the other's, term by term.
 
     \b
     archsearch compare                               the two latest runs

@@ -1,4 +1,5 @@
-"""What a shell offers for the values of options and for RUN: names that archsearch knows, and files where a folder does as well.
+"""What a shell offers for the values of options and for RUN: names that archsearch knows, and files
+where a folder does as well.
 
 Names are looked up when the shell asks, so that nothing heavy is imported before.
 """
@@ -56,13 +57,19 @@ def drafts() -> Iterable[str]:
 
 def _runs() -> Iterable[str]:
     """Folders with a run.yaml in runs/, newest first; none is read."""
-    found = sorted(Path("runs").glob("*/run.yaml"), key=lambda file: file.stat().st_mtime, reverse=True)
+    found = sorted(
+        Path("runs").glob("*/run.yaml"), key=lambda file: file.stat().st_mtime, reverse=True
+    )
     return [str(file.parent) for file in found]
 
 
 def items(names: Iterable[str], paths: bool, incomplete: str) -> list[CompletionItem]:
     """The names that begin so, and, where a path does as well, the files."""
-    found = [CompletionItem(name) for name in dict.fromkeys(names) if name.lower().startswith(incomplete.lower())]
+    found = [
+        CompletionItem(name)
+        for name in dict.fromkeys(names)
+        if name.lower().startswith(incomplete.lower())
+    ]
     return [*found, CompletionItem(incomplete, type="file")] if paths else found
 
 
@@ -72,5 +79,7 @@ class RunPath(click.Path):
     def __init__(self) -> None:
         super().__init__(path_type=Path, file_okay=False)
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
         return items(_runs(), True, incomplete)

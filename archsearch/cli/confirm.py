@@ -21,21 +21,24 @@ from archsearch.errors import ArchsearchError
     o.rank_opt,
     o.opt(
         "--gamma gammas",
-        "Gamma to run (default: the score's; under load the best at each concurrency); repeat for more.",
-        o.GAMMA, multiple=True,
+        "Gamma to run (default: the score's; under load the best at each concurrency); repeat for"
+        " more.",
+        o.GAMMA,
+        multiple=True,
     ),
     o.opt(
         "--family families",
-        "Compare drafters prompt by prompt: independent; eagle3, peagle, medusa (trained before; vllm); ngram (vllm, "
-        "transformers); early_exit (transformers); repeatable.",
-        o.FAMILY, multiple=True,
+        "Compare drafters prompt by prompt: independent; eagle3, peagle, medusa (trained before;"
+        " vllm); ngram (vllm, transformers); early_exit (transformers); repeatable.",
+        o.FAMILY,
+        multiple=True,
     ),
     o.prompts_opt("the run's held-out ones"),
     o.opt("--count", "How many prompts.", o.COUNT, 24),
     o.opt(
         "--synthetic",
-        "Random weights, draft tokens accepted by chance at the predicted rates: proves the shape before it is "
-        "trained.",
+        "Random weights, draft tokens accepted by chance at the predicted rates: proves the shape"
+        " before it is trained.",
         bool,
     ),
 )
@@ -44,36 +47,54 @@ from archsearch.errors import ArchsearchError
     o.opt(
         "--concurrency concurrencies",
         "Requests in flight; repeat for a curve. Engines that batch: vllm, openvino.",
-        o.COUNT, multiple=True,
+        o.COUNT,
+        multiple=True,
     ),
-    o.opt("--schedule", "Also run gamma by batch size against always off and every fixed gamma (vllm).", bool),
+    o.opt(
+        "--schedule",
+        "Also run gamma by batch size against always off and every fixed gamma (vllm).",
+        bool,
+    ),
     o.opt("--repeats", "Interleaved repeats under load.", o.COUNT, 5),
     o.opt("--tokens", "New tokens a request under load.", click.IntRange(min=8), 64),
 )
 @o.options(
     "The engine",
-    o.opt("--engine name", "transformers, vllm or openvino (default: the one of the search).", o.RUN_ENGINE),
+    o.opt(
+        "--engine name",
+        "transformers, vllm or openvino (default: the one of the search).",
+        o.RUN_ENGINE,
+    ),
     o.python_opt,
-    o.opt("--server-url", "A running vLLM server with the draft, instead of starting the engine.", o.URL),
+    o.opt(
+        "--server-url",
+        "A running vLLM server with the draft, instead of starting the engine.",
+        o.URL,
+    ),
     o.opt("--baseline-url", "A running vLLM server of the same target without a draft.", o.URL),
     o.opt("--timeout timeout_s", "Longest wait for one answer of the engine.", o.TIME, "10m"),
 )
-@o.json_option  # fmt: skip
+@o.json_option
 def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> None:
-    """Run target alone and target + draft in a real engine, interleaved, and compare with the prediction.
+    """Run target alone and target + draft in a real engine, interleaved, and compare with the
+    prediction.
 
-    \b
-    archsearch confirm runs/demo
-    archsearch confirm runs/demo --gamma 2 --gamma 4 --gamma 6 --count 40
-    archsearch confirm runs/demo --engine vllm
-    archsearch confirm runs/llama --rank 2 --engine vllm --synthetic
-    archsearch confirm runs/demo --engine vllm --concurrency 1 --concurrency 4 --concurrency 8 --schedule
-    archsearch confirm runs/demo --engine vllm --family eagle3 --family medusa --family ngram --family independent
-    archsearch confirm runs/demo --family ngram --family independent
-    archsearch confirm runs/demo --engine vllm --server-url http://gpu1:8000 --baseline-url http://gpu1:8001
+    \b archsearch confirm runs/demo archsearch confirm runs/demo --gamma 2 --gamma 4 --gamma 6
+    --count 40 archsearch confirm runs/demo --engine vllm archsearch confirm runs/llama --rank 2
+    --engine vllm --synthetic archsearch confirm runs/demo --engine vllm --concurrency 1
+    --concurrency 4 --concurrency 8 --schedule archsearch confirm runs/demo --engine vllm --family
+    eagle3 --family medusa --family ngram --family independent archsearch confirm runs/demo --family
+    ngram --family independent archsearch confirm runs/demo --engine vllm --server-url
+    http://gpu1:8000 --baseline-url http://gpu1:8001
     """
     from archsearch.engine_facts import engines_that
-    from archsearch.pipeline import EngineChoice, LoadRequest, SearchSession, confirm_load, confirm_rank
+    from archsearch.pipeline import (
+        EngineChoice,
+        LoadRequest,
+        SearchSession,
+        confirm_load,
+        confirm_rank,
+    )
     from archsearch.report.terminal.confirm import confirm_text
     from archsearch.report.terminal.load import load_text
     from archsearch.runs.lock import run_lock
@@ -82,7 +103,8 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
     choice = EngineChoice(**{name: options.pop(name) for name in EngineChoice.__dataclass_fields__})
     if bool(choice.server_url) != bool(choice.baseline_url):
         raise ArchsearchError(
-            "a server cannot be asked to leave its draft out: give --server-url (with the draft) and --baseline-url (without)"
+            "a server cannot be asked to leave its draft out: give --server-url (with the draft)"
+            " and --baseline-url (without)"
         )
     if choice.server_url and choice.name is None:
         choice = replace(choice, name=engines_that(lambda row: row.server)[0])
@@ -91,7 +113,8 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
     if families:
         if options["synthetic"] or options["concurrencies"] or options["schedule"]:
             raise ArchsearchError(
-                "--family compares trained drafters one request at a time; leave --synthetic, --concurrency and --schedule out"
+                "--family compares trained drafters one request at a time; leave --synthetic,"
+                " --concurrency and --schedule out"
             )
         from archsearch.pipeline.confirm_families import FamilyRequest, confirm_families, with_gamma
         from archsearch.report.terminal.heads import families_text
@@ -101,9 +124,18 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
         emit(compared, families_text(compared, run), as_json)
         return
     if options["synthetic"] or options["concurrencies"] or options["schedule"]:
-        options["concurrencies"] = options["concurrencies"] or ((1, 2, 4, 8) if options["schedule"] else (1,))
+        options["concurrencies"] = options["concurrencies"] or (
+            (1, 2, 4, 8) if options["schedule"] else (1,)
+        )
         loaded = confirm_load(session, LoadRequest(rank, **options), choice)
         emit(loaded.to_dict(), load_text(loaded, run, rank), as_json)
         return
-    result = confirm_rank(session, rank, gammas=options["gammas"], prompt_count=count, prompts=options["prompts"], choice=choice)
+    result = confirm_rank(
+        session,
+        rank,
+        gammas=options["gammas"],
+        prompt_count=count,
+        prompts=options["prompts"],
+        choice=choice,
+    )
     emit(result, confirm_text(result, run, rank), as_json)

@@ -19,7 +19,8 @@ from archsearch.cli.options import URL, opt, options, run_argument
     opt("--open show", "Open the page in your browser.", bool),
 )
 def dashboard(run: Path, port: int, storage: str | None, show: bool) -> None:
-    """Optuna's dashboard on the studies of a run: every trial, its history and parameters. Ctrl-C ends it.
+    """Optuna's dashboard on the studies of a run: every trial, its history and parameters. Ctrl-C
+    ends it.
 
     It answers this machine only (127.0.0.1). Needs: pip install "archsearch[dashboard]"
 

@@ -13,7 +13,8 @@ from archsearch.cli.output import emit
 @json_option
 @click.pass_context
 def doctor(context: click.Context, as_json: bool) -> None:
-    """Look at this machine: versions, device, profile, engines, disk, memory, load; each finding with what mends it.
+    """Look at this machine: versions, device, profile, engines, disk, memory, load; each finding
+    with what mends it.
 
     Exit status 0 also where there is something to mend, 1 only where nothing can run.
 

@@ -23,9 +23,9 @@ def engine_group() -> None:
     archsearch engine install vllm
     archsearch engine list
 
-    They pin their own torch, so each lives in a virtual environment under the cache folder ($ARCHSEARCH_CACHE,
-    default ~/.cache/archsearch). An environment of yours serves as well: --engine-python, or the variable
-    ARCHSEARCH_VLLM_PYTHON or ARCHSEARCH_OPENVINO_PYTHON.
+    They pin their own torch, so each lives in a virtual environment under the cache folder
+    ($ARCHSEARCH_CACHE, default ~/.cache/archsearch). An environment of yours serves as well:
+    --engine-python, or the variable ARCHSEARCH_VLLM_PYTHON or ARCHSEARCH_OPENVINO_PYTHON.
     """
 
 
@@ -38,10 +38,16 @@ def engine_group() -> None:
         "Interpreter to make the environment with. Default: the one that runs archsearch.",
         Value("path", Path),
     ),
-    opt("--device", "Which build. Default: gpu where NVML sees one, else cpu.", click.Choice(["cpu", "gpu"])),
+    opt(
+        "--device",
+        "Which build. Default: gpu where NVML sees one, else cpu.",
+        click.Choice(["cpu", "gpu"]),
+    ),
 )
 @json_option
-def install_command(engine: str, python: Path | None, device: Literal["cpu", "gpu"] | None, as_json: bool) -> None:
+def install_command(
+    engine: str, python: Path | None, device: Literal["cpu", "gpu"] | None, as_json: bool
+) -> None:
     """Make the environment of an engine: pinned, tested versions, checked by importing it.
 
     \b
@@ -49,7 +55,8 @@ def install_command(engine: str, python: Path | None, device: Literal["cpu", "gp
     archsearch engine install openvino
     archsearch engine install vllm --device cpu --python /usr/bin/python3.12
 
-    What is there already is kept. A stopped install is made anew; what pip downloaded is in pip's cache.
+    What is there already is kept. A stopped install is made anew; what pip downloaded is in pip's
+    cache.
     """
     from archsearch.engines.environments.environment import install
     from archsearch.progress import ProgressLine, human_time
@@ -93,10 +100,18 @@ def list_engines(as_json: bool) -> None:
 
 @engine_group.command("check")
 @engine_argument
-@options("", opt("--engine-python", "Check this interpreter instead of the installed one.", Value("path", Path)))
+@options(
+    "",
+    opt(
+        "--engine-python",
+        "Check this interpreter instead of the installed one.",
+        Value("path", Path),
+    ),
+)
 @json_option
 def check_command(engine: str, engine_python: Path | None, as_json: bool) -> None:
-    """Import an engine in its own interpreter and print its version. A version that is not the tested one is a warning.
+    """Import an engine in its own interpreter and print its version. A version that is not the
+    tested one is a warning.
 
     \b
     archsearch engine check vllm
@@ -127,4 +142,8 @@ def remove_command(engine: str, as_json: bool) -> None:
     from archsearch.engines.environments.environment import remove
 
     freed = remove(engine)
-    emit({"engine": engine, "freed_bytes": freed}, f"{engine} removed, {freed / 1e9:.1f} GB freed", as_json)
+    emit(
+        {"engine": engine, "freed_bytes": freed},
+        f"{engine} removed, {freed / 1e9:.1f} GB freed",
+        as_json,
+    )

@@ -5,7 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from archsearch.cli.app import main
-from archsearch.cli.options import FAMILY, FILE, FOLDER, GAMMA, json_option, opt, options, rank_option, run_argument
+from archsearch.cli.options import (
+    FAMILY,
+    FILE,
+    FOLDER,
+    GAMMA,
+    json_option,
+    opt,
+    options,
+    rank_option,
+    run_argument,
+)
 from archsearch.cli.output import emit
 from archsearch.errors import ArchsearchError
 
@@ -18,21 +28,26 @@ from archsearch.errors import ArchsearchError
     opt("--output", "Where it is written.", FOLDER, required=True),
     opt(
         "--for engines",
-        "transformers, vllm, sglang, tensorrt-llm, llama.cpp (writes a GGUF) or speculators; repeat for more. "
-        "Default: the first four, which load the same folder.",
-        multiple=True, metavar="ENGINE",
+        "transformers, vllm, sglang, tensorrt-llm, llama.cpp (writes a GGUF) or speculators; repeat"
+        " for more. Default: the first four, which load the same folder.",
+        multiple=True,
+        metavar="ENGINE",
     ),
-    opt("--schedule", "JSON with gamma by batch size (default: the candidate's own schedule.json).", FILE),
+    opt(
+        "--schedule",
+        "JSON with gamma by batch size (default: the candidate's own schedule.json).",
+        FILE,
+    ),
     opt(
         "--gamma",
-        "Draft tokens a round for engines without a schedule (default: the schedule's at the run's batch size, the "
-        "confirmed one, the score's).",
+        "Draft tokens a round for engines without a schedule (default: the schedule's at the run's"
+        " batch size, the confirmed one, the score's).",
         GAMMA,
     ),
     opt("--family", "A trained head instead: eagle3, peagle or medusa.", FAMILY, "independent"),
     opt("--allow-untrained", "Export a candidate without weights: its shape only.", bool),
 )
-@json_option  # fmt: skip
+@json_option
 def export(
     run: Path,
     rank: int,
@@ -44,7 +59,8 @@ def export(
     allow_untrained: bool,
     as_json: bool,
 ) -> None:
-    """Write a folder that engines load: config, weights, tokenizer, gamma, the command line of each engine, a model card.
+    """Write a folder that engines load: config, weights, tokenizer, gamma, the command line of each
+    engine, a model card.
 
     \b
     archsearch export runs/demo --output my-draft
@@ -53,11 +69,17 @@ def export(
     """
     if family != "independent":
         if engines or allow_untrained:
-            raise ArchsearchError("a head is exported for all engines that run it; leave --for and --allow-untrained out")
+            raise ArchsearchError(
+                "a head is exported for all engines that run it; leave --for and"
+                " --allow-untrained out"
+            )
         from archsearch.pipeline.heads import export_family
 
         made = export_family(run, family, output, gamma=gamma, schedule=schedule)
-        words = f"{family} head exported to {made['output']} (gamma {made['gamma']}) for {', '.join(made['engines'])}."
+        words = (
+            f"{family} head exported to {made['output']} (gamma {made['gamma']}) for"
+            f" {', '.join(made['engines'])}."
+        )
         emit(made, f"{words}\nNext: see {made['output']}/README.md", as_json)
         return
     from archsearch.export import DEFAULT_ENGINES
@@ -74,8 +96,8 @@ def export(
     )
     emit(
         result,
-        f"Draft of rank {rank} exported to {result['output']} (gamma {result['gamma']}) for {', '.join(result['engines'])}.\n"
-        f"{result['note']}\n"
-        f"Next: see {result['output']}/README.md",
+        f"Draft of rank {rank} exported to {result['output']} (gamma {result['gamma']}) for"
+        f" {', '.join(result['engines'])}.\n{result['note']}\nNext: see"
+        f" {result['output']}/README.md",
         as_json,
     )

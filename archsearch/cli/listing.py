@@ -30,5 +30,8 @@ def list_command(what: str, as_json: bool) -> None:
     data: dict[str, Any] = {what: [dict(zip(header, row, strict=True)) for row in rows]}
     if what == "devices":
         data["facts"] = device_facts()
-        text += "\n\nThe source of every figure: archsearch list devices --json. Of your own: devices/NAME.yaml."
+        text += (
+            "\n\nThe source of every figure: archsearch list devices --json. Of your own:"
+            " devices/NAME.yaml."
+        )
     emit(data, text, as_json)

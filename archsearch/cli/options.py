@@ -1,5 +1,5 @@
-"""Options, their types and what commands share of them. `opt` describes one, `options` gives a command
-several under one heading of its --help."""
+"""Options, their types and what commands share of them. `opt` describes one, `options` gives a
+command several under one heading of its --help."""
 
 from __future__ import annotations
 
@@ -98,9 +98,7 @@ class Value(click.ParamType):
     ) -> None:
         self.name, self._read, self._known, self._paths = name, read, known, paths
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """`read` of what was typed; a default that is a value already stays."""
         return self._read(value) if isinstance(value, str) else value
 
@@ -125,8 +123,8 @@ def seconds(text: str) -> float:
 
 
 def training_time(text: str) -> float:
-    """`30m`, `24h` -> device-seconds. A bare number is refused: `--max-training`, which this replaces,
-    took exaFLOP."""
+    """`30m`, `24h` -> device-seconds. A bare number is refused: `--max-training`, which this
+    replaces, took exaFLOP."""
     words = f"{text!r} is no training budget; write device-hours as 24h, minutes of a CPU as 30m"
     if text[-1:] not in ("s", "m", "h"):
         raise click.BadParameter(words)
@@ -142,12 +140,14 @@ def alpha_choice(text: str) -> str:
 
     if text == "supernet":
         raise click.BadParameter(
-            "the supernet was removed: it ranked shapes worse than short trainings of the same cost; use distilled"
+            "the supernet was removed: it ranked shapes worse than short trainings of the same"
+            " cost; use distilled"
         )
     if text in CHOICES:
         if CHOICES[text].trains and click.get_current_context().info_name != "search":
             raise click.BadParameter(
-                f"{text} trains drafts, which only search does; use prior or a number between 0 and 1"
+                f"{text} trains drafts, which only search does; use prior or a number between 0"
+                " and 1"
             )
         return text
     try:
@@ -155,7 +155,9 @@ def alpha_choice(text: str) -> str:
             return text
     except ValueError:
         pass
-    raise click.BadParameter(f"{text!r} is neither {', '.join(CHOICES)} nor a number between 0 and 1")
+    raise click.BadParameter(
+        f"{text!r} is neither {', '.join(CHOICES)} nor a number between 0 and 1"
+    )
 
 
 def run_engine(name: str) -> str:
@@ -190,9 +192,7 @@ def named(name: str, kind: click.ParamType) -> click.ParamType:
 class PromptFile(click.Path):
     """A file of prompts, or the one of a data set of the hub, named owner/name."""
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The path of the file."""
         from archsearch.text.prompt_files import dataset_file, dataset_name
 
@@ -225,35 +225,40 @@ TARGET_WORDS: Final = "Catalogue name, folder with config.json (and weights), or
 target_opt = opt("--target", TARGET_WORDS, TARGET, required=True)
 drafts_opt = opt(
     "--draft drafts",
-    "A draft (catalogue name, folder, hub id), a family (eagle3, ngram, ...), or a head: its folder, "
-    "eagle3:HUB_ID; repeat.",
-    DRAFT, required=True, multiple=True,
-)  # fmt: skip
+    "A draft (catalogue name, folder, hub id), a family (eagle3, ngram, ...), or a head: its"
+    " folder, eagle3:HUB_ID; repeat.",
+    DRAFT,
+    required=True,
+    multiple=True,
+)
 gamma_opt = opt("--gamma", "Draft tokens a round (default: the best of 1 to 16).", COUNT)
 
 
 def prompts_opt(default: str) -> Spec:
     """--prompts, with what is run without them."""
     words = (
-        "Your prompts: JSON lines, a JSON array, CSV or Parquet of prompt, OpenAI messages or ShareGPT conversations, "
-        "with an optional category; or a data set of the hub, owner/name"
+        "Your prompts: JSON lines, a JSON array, CSV or Parquet of prompt, OpenAI messages or"
+        " ShareGPT conversations, with an optional category; or a data set of the hub, owner/name"
     )
     return opt("--prompts", f"{words} (default: {default}).", PROMPTS)
 
 
 gpu_opt = opt(
-    "--gpu", "cpu, or a device of `archsearch list devices`. No GPU is needed, only its profile.", DEVICE
+    "--gpu",
+    "cpu, or a device of `archsearch list devices`. No GPU is needed, only its profile.",
+    DEVICE,
 )
 profile_opt = opt("--profile", "A profile folder, instead of --gpu.", FOLDER)
 mode_opt = opt(
     "--mode",
-    "graph: CUDA graphs, as serving engines run on GPUs; eager: as transformers runs (default: the engine's).",
+    "graph: CUDA graphs, as serving engines run on GPUs; eager: as transformers runs (default: the"
+    " engine's).",
     MODE,
 )
 domain_opt = opt(
     "--domain",
-    "Which text the prior is for; narrow: one kind of task, mixed: chat, code and documents together "
-    "(default: chat; narrow where a search is given prompts or trains).",
+    "Which text the prior is for; narrow: one kind of task, mixed: chat, code and documents"
+    " together (default: chat; narrow where a search is given prompts or trains).",
     click.Choice(DOMAINS),
 )
 seed_opt = opt("--seed", "Of what is drawn at random.", int, 0)
@@ -262,37 +267,44 @@ json_opt = opt(
     "--json as_json", "Last line of stdout: one JSON object. Progress goes to stderr.", bool
 )
 explain_opt = opt(
-    "--explain", "Behind the answer all that it rests on: latency, prior, rounds, every rank and why.", bool
+    "--explain",
+    "Behind the answer all that it rests on: latency, prior, rounds, every rank and why.",
+    bool,
 )
 json_option = options("", json_opt)
 
 training_opts = (
     opt(
         "--training",
-        "How the draft was trained: for this target, shared: through the same vendor's training as the "
-        "target, other: neither (default: as the catalogue says; target for an unknown draft).",
+        "How the draft was trained: for this target, shared: through the same vendor's training as"
+        " the target, other: neither (default: as the catalogue says; target for an unknown"
+        " draft).",
         click.Choice(TRAININGS),
     ),
     opt(
         "--trained-tokens",
-        "Tokens of the target's text that the draft or head was trained on, repeats included (3e8).",
+        "Tokens of the target's text that the draft or head was trained on, repeats included"
+        " (3e8).",
         LIMIT,
     ),
     opt(
         "--tau",
-        "Instead of --alpha: published tokens a round at --gamma, the target's own included, over all rounds.",
+        "Instead of --alpha: published tokens a round at --gamma, the target's own included, over"
+        " all rounds.",
         named("f", click.FloatRange(min=1)),
     ),
-)  # fmt: skip
+)
 budget_opt = opt(
     "--training-budget --max-training training_budget_s",
-    "Device-hours of the searched device for text, teacher and training of a drafter: what every alpha of one that "
-    "is to be trained assumes (default: 24h; on a CPU 30m, or the --time-budget).",
+    "Device-hours of the searched device for text, teacher and training of a drafter: what every"
+    " alpha of one that is to be trained assumes (default: 24h; on a CPU 30m, or the"
+    " --time-budget).",
     Value("time", training_time),
 )
 python_opt = opt(
     "--engine-python python",
-    "Interpreter of the engine's own environment (default: the one `archsearch engine install` made).",
+    "Interpreter of the engine's own environment (default: the one `archsearch engine install`"
+    " made).",
     Value("path", interpreter),
 )
 rank_opt = opt("--rank", "Which candidate of the run.", COUNT, 1)
@@ -301,17 +313,23 @@ rank_option = options("", rank_opt)
 _WHO: Final = "vllm, transformers, llama.cpp, openvino (CPU), sglang, tensorrt-llm (GPU)"
 _SERVES: Final = f"Who serves (default: vllm on a GPU, transformers on a CPU): {_WHO}."
 _VERSION: Final = (
-    "Its version, on a GPU (default: the installed one, else the newest known): how drafts are launched changes."
+    "Its version, on a GPU (default: the installed one, else the newest known): how drafts are"
+    " launched changes."
 )
 
 
 def common(several_engines: bool, *acceptance: Spec) -> Decorator:
-    """Options of every command that scores: which latency and workload, as `asked`, and acceptance, with
-    more options of that. Several engines come as `engines` and `engine_versions`."""
+    """Options of every command that scores: which latency and workload, as `asked`, and acceptance,
+    with more options of that. Several engines come as `engines` and `engine_versions`."""
     if several_engines:
         engine = (
             opt("--engine engines", f"{_SERVES} Repeat to compare.", PRICED, multiple=True),
-            opt("--engine-version engine_versions", f"{_VERSION} Of several: vllm=0.16.0.", Value("v"), multiple=True),
+            opt(
+                "--engine-version engine_versions",
+                f"{_VERSION} Of several: vllm=0.16.0.",
+                Value("v"),
+                multiple=True,
+            ),
         )
     else:
         engine = (opt("--engine", _SERVES, PRICED), opt("--engine-version", _VERSION, Value("v")))
@@ -321,59 +339,73 @@ def common(several_engines: bool, *acceptance: Spec) -> Decorator:
         profile_opt,
         opt(
             "--tensor-parallel",
-            "Devices that share the target (default: the fewest that hold it), and the draft where the engine shards it.",
+            "Devices that share the target (default: the fewest that hold it), and the draft where"
+            " the engine shards it.",
             COUNT,
         ),
         opt(
             "--draft-tensor-parallel",
-            "Devices that share the draft: 1, or as many as the target (default: as the engine does it).",
+            "Devices that share the draft: 1, or as many as the target (default: as the engine does"
+            " it).",
             COUNT,
         ),
         opt(
-            "--memory-fraction", "Of each device's memory, for weights, caches and activations.",
-            named("f", click.FloatRange(min=0.0, max=1.0, min_open=True)), MEMORY_FRACTION,
+            "--memory-fraction",
+            "Of each device's memory, for weights, caches and activations.",
+            named("f", click.FloatRange(min=0.0, max=1.0, min_open=True)),
+            MEMORY_FRACTION,
         ),
         opt(
             "--dtype",
-            "Default: by the profile, the one in which the target decodes fastest; of equals, verifies cheapest.",
+            "Default: by the profile, the one in which the target decodes fastest; of equals,"
+            " verifies cheapest.",
             SERVED,
         ),
         mode_opt,
         *engine,
         opt(
             "--engine-option engine_options",
-            "A switch of the engine that matters to a round: VLLM_USE_V2_MODEL_RUNNER, async_scheduling, enforce_eager, "
-            "kv_cache_dtype, max_cudagraph_capture_size, ...",
-            Value("name=value"), multiple=True,
+            "A switch of the engine that matters to a round: VLLM_USE_V2_MODEL_RUNNER,"
+            " async_scheduling, enforce_eager, kv_cache_dtype, max_cudagraph_capture_size, ...",
+            Value("name=value"),
+            multiple=True,
         ),
         opt(
             "--host",
-            "How fast the engine's host launches kernels: fast, usual, slow (a cloud notebook), or the factor that "
-            "`archsearch profile --host` prints (default: not known, a wide band).",
+            "How fast the engine's host launches kernels: fast, usual, slow (a cloud notebook), or"
+            " the factor that `archsearch profile --host` prints (default: not known, a wide"
+            " band).",
             Value("speed"),
         ),
-    )  # fmt: skip
+    )
     load = options(
         "Load",
         opt("--batch-size", "Sequences in one pass.", COUNT, 1),
         opt("--context context_len", "Tokens in the KV cache.", WHOLE, 256),
-        opt("--temperature", "0: greedy; above: sampling.", named("f", click.types.FloatParamType()), 0.0),
+        opt(
+            "--temperature",
+            "0: greedy; above: sampling.",
+            named("f", click.types.FloatParamType()),
+            0.0,
+        ),
     )
     prior = options(
         "Acceptance",
         opt(
-            "--alpha", "Acceptance: prior, or a number; search also takes distilled (trains drafts).",
-            Value("a", alpha_choice), "prior",
+            "--alpha",
+            "Acceptance: prior, or a number; search also takes distilled (trains drafts).",
+            Value("a", alpha_choice),
+            "prior",
         ),
         domain_opt,
         *acceptance,
         opt(
             "--routing-skew",
-            "Of a mixture of experts: experts are chosen in proportion to rank^-F; 0: evenly (default: 0.7, which "
-            "servers of gpt-oss-120b imply).",
+            "Of a mixture of experts: experts are chosen in proportion to rank^-F; 0: evenly"
+            " (default: 0.7, which servers of gpt-oss-120b imply).",
             named("f", click.FloatRange(min=0.0)),
         ),
-    )  # fmt: skip
+    )
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         return device(load(prior(_folded(function, "asked", WorkloadRequest))))
@@ -384,8 +416,8 @@ def common(several_engines: bool, *acceptance: Spec) -> Decorator:
 _LOAD: Final = (
     opt(
         "--workload",
-        "YAML: a mix of kinds of requests with weights, lengths, concurrency or rate, limits and objective "
-        "(docs/serving.md).",
+        "YAML: a mix of kinds of requests with weights, lengths, concurrency or rate, limits and"
+        " objective (docs/serving.md).",
         FILE,
     ),
     opt(
@@ -393,11 +425,23 @@ _LOAD: Final = (
         "What is to be made best over the load (default: the workload's, else speedup).",
         click.Choice(OBJECTIVES),
     ),
-    opt("--max-tpot max_tpot_ms", "Limit: milliseconds per output token, in every part of the load.", LIMIT),
-    opt("--max-ttft max_ttft_ms", "Limit: mean milliseconds to the first token, in every part of the load.", LIMIT),
-    opt("--max-memory max_memory_gib", "Limit: GiB of the draft's weights and caches, over all devices.", LIMIT),
+    opt(
+        "--max-tpot max_tpot_ms",
+        "Limit: milliseconds per output token, in every part of the load.",
+        LIMIT,
+    ),
+    opt(
+        "--max-ttft max_ttft_ms",
+        "Limit: mean milliseconds to the first token, in every part of the load.",
+        LIMIT,
+    ),
+    opt(
+        "--max-memory max_memory_gib",
+        "Limit: GiB of the draft's weights and caches, over all devices.",
+        LIMIT,
+    ),
     opt("--max-parameters", "Limit: parameters of the draft.", LIMIT),
-)  # fmt: skip
+)
 
 
 def load_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -411,8 +455,9 @@ def set_by_user(name: str) -> bool:
 
 
 def check_said_once(file: Path | None, **more: str) -> None:
-    """Raise ArchsearchError where a workload or trace was given, and an option that says the same of one
-    kind of request; `more`: such options besides --batch-size and --context, by their names in Python."""
+    """Raise ArchsearchError where a workload or trace was given, and an option that says the same
+    of one kind of request; `more`: such options besides --batch-size and --context, by their names
+    in Python."""
     given = {"batch_size": "--batch-size", "context_len": "--context", **more}
     if file is not None and (twice := [flag for name, flag in given.items() if set_by_user(name)]):
         raise ArchsearchError(
@@ -422,16 +467,20 @@ def check_said_once(file: Path | None, **more: str) -> None:
 
 def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the argument RUN, a run folder: the latest in runs/ where it is left out."""
-    return click.argument("run", required=False, type=completion.RunPath(), callback=_or_latest)(function)
+    return click.argument("run", required=False, type=completion.RunPath(), callback=_or_latest)(
+        function
+    )
 
 
-def _or_latest(context: click.Context, _parameter: click.Parameter, value: Path | None) -> Path | None:
+def _or_latest(
+    context: click.Context, _parameter: click.Parameter, value: Path | None
+) -> Path | None:
     return latest_runs(1)[0] if value is None and not context.resilient_parsing else value
 
 
 def latest_runs(count: int, besides: tuple[Path, ...] = ()) -> list[Path]:
-    """The latest runs in runs/ other than `besides`, named on stderr: which they are must be seen. Raises
-    ArchsearchError where there are fewer."""
+    """The latest runs in runs/ other than `besides`, named on stderr: which they are must be seen.
+    Raises ArchsearchError where there are fewer."""
     from archsearch.runs.run import list_runs
 
     taken = {path.resolve() for path in besides}

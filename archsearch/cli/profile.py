@@ -16,7 +16,9 @@ from archsearch.errors import ArchsearchError
 @main.command()
 @o.options(
     "What is measured",
-    o.opt("--gpu", "Device to measure: cpu, or a GPU that must be the one in this machine.", o.DEVICE),
+    o.opt(
+        "--gpu", "Device to measure: cpu, or a GPU that must be the one in this machine.", o.DEVICE
+    ),
     o.opt("--target", f"Also what this target needs. {o.TARGET_WORDS}", o.TARGET),
     o.opt(
         "--space",
@@ -25,37 +27,58 @@ from archsearch.errors import ArchsearchError
     ),
     o.opt(
         "--dtype dtypes",
-        "bfloat16, float32, ... (default: both, the device's native one first; llama.cpp: float16 and q8_0).",
-        multiple=True, metavar="D",
+        "bfloat16, float32, ... (default: both, the device's native one first; llama.cpp: float16"
+        " and q8_0).",
+        multiple=True,
+        metavar="D",
     ),
     o.opt(
         "--mode modes",
-        "eager as transformers, graph (CUDA graphs) as vLLM; default: both on a GPU, eager on a CPU.",
-        o.MODE, multiple=True,
+        "eager as transformers, graph (CUDA graphs) as vLLM; default: both on a GPU, eager on a"
+        " CPU.",
+        o.MODE,
+        multiple=True,
     ),
     o.opt("--tensor-parallel", "Also measure the shards of a target over N GPUs.", o.COUNT, 1),
-    o.opt("--threads", "CPU threads (default: all this process may use). Part of the profile's identity.", int),
+    o.opt(
+        "--threads",
+        "CPU threads (default: all this process may use). Part of the profile's identity.",
+        int,
+    ),
     o.opt(
         "--host",
-        "Only measure how fast this machine's host launches kernels, for --host of estimate and search (a minute at "
-        "most).",
+        "Only measure how fast this machine's host launches kernels, for --host of estimate and"
+        " search (a minute at most).",
         bool,
     ),
 )
 @o.options(
     "How long, and checks",
     o.opt("--budget budget_s", "Time for the sweep: 90s, 5m, 1h.", o.TIME, "5m"),
-    o.opt("--quick", "With --engine llama.cpp: about a minute, one precision and two drafts.", bool),
-    o.opt("--check", "Then measure N whole drafts the profile has not seen, predicted beside measured.", int, 0),
-    o.opt("--allow-busy", "Measure a GPU although another process uses it; the numbers may be wrong.", bool),
+    o.opt(
+        "--quick", "With --engine llama.cpp: about a minute, one precision and two drafts.", bool
+    ),
+    o.opt(
+        "--check",
+        "Then measure N whole drafts the profile has not seen, predicted beside measured.",
+        int,
+        0,
+    ),
+    o.opt(
+        "--allow-busy",
+        "Measure a GPU although another process uses it; the numbers may be wrong.",
+        bool,
+    ),
     o.seed_opt,
 )
 @o.options(
     "The engine",
     o.opt(
         "--engine engine_name",
-        "Engine that will serve: vllm, openvino, llama.cpp. Its own passes are measured in it, with --target.",
-        o.RUN_ENGINE, "transformers",
+        "Engine that will serve: vllm, openvino, llama.cpp. Its own passes are measured in it, with"
+        " --target.",
+        o.RUN_ENGINE,
+        "transformers",
     ),
     (["--engine-python"], o.python_opt[1]),
     o.opt("--no-engine", "Do not measure what the engine adds to each round.", bool),
@@ -63,12 +86,23 @@ from archsearch.errors import ArchsearchError
 @o.options(
     "Import instead of measuring",
     o.opt(
-        "--from source", "A GPU's measured kernel tables: no GPU needed.", click.Choice(["aiconfigurator"])
+        "--from source",
+        "A GPU's measured kernel tables: no GPU needed.",
+        click.Choice(["aiconfigurator"]),
     ),
-    o.opt("--tables", "With --from: the tables' folder (default: the installed package).", o.FOLDER),
-    o.opt("--framework", "With --from: whose kernels.", click.Choice(["vllm", "trtllm", "sglang"]), "vllm"),
+    o.opt(
+        "--tables", "With --from: the tables' folder (default: the installed package).", o.FOLDER
+    ),
+    o.opt(
+        "--framework",
+        "With --from: whose kernels.",
+        click.Choice(["vllm", "trtllm", "sglang"]),
+        "vllm",
+    ),
 )
-@o.options("", o.opt("--output", "Folder (default: profiles/<device>/<stack>).", o.FOLDER), o.json_opt)  # fmt: skip
+@o.options(
+    "", o.opt("--output", "Folder (default: profiles/<device>/<stack>).", o.FOLDER), o.json_opt
+)
 def profile(
     gpu: str | None,
     host: bool,
@@ -79,10 +113,11 @@ def profile(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure ops, decoder layers and whole models on this device into a profile that searches read.
+    """Measure ops, decoder layers and whole models on this device into a profile that searches
+    read.
 
-    Continues where an earlier run stopped; more budget measures more. Every repeat is bracketed by a reference probe, so a busy
-    machine is corrected for, and said to be busy.
+    Continues where an earlier run stopped; more budget measures more. Every repeat is bracketed by
+    a reference probe, so a busy machine is corrected for, and said to be busy.
 
     \b
     archsearch profile --gpu cpu --target smollm2-135m
@@ -108,7 +143,13 @@ def profile(
         raise ArchsearchError("name the device to measure: --gpu cpu, or the GPU of this machine")
     framework = options.pop("framework")
     if source is not None:
-        imported = import_tables(gpu, framework=framework, tables=tables, dtypes=options["dtypes"], output=options["output"])
+        imported = import_tables(
+            gpu,
+            framework=framework,
+            tables=tables,
+            dtypes=options["dtypes"],
+            output=options["output"],
+        )
         emit(imported, import_text(imported), as_json)
         return
     if tables is not None:
@@ -117,5 +158,7 @@ def profile(
     architecture = ref.architecture if ref else None
     covered = load_space(space or (default_space(architecture) if architecture else "demo"))
     engine = not options.pop("no_engine")
-    result = profile_device(ProfileRequest(gpu, architecture, covered, engine=engine, target_ref=ref, **options))
+    result = profile_device(
+        ProfileRequest(gpu, architecture, covered, engine=engine, target_ref=ref, **options)
+    )
     emit(result, profile_text(result), as_json)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from archsearch.cli.app import main
-from archsearch.cli.options import COUNT, FAMILY, PRICED, json_option, opt, options, rank_option, run_argument
+from archsearch.cli.options import (
+    COUNT,
+    FAMILY,
+    PRICED,
+    json_option,
+    opt,
+    options,
+    rank_option,
+    run_argument,
+)
 from archsearch.cli.output import emit
 
 
@@ -19,8 +28,16 @@ from archsearch.cli.output import emit
     opt("--family", "A trained head of the run instead.", FAMILY, "independent"),
 )
 @json_option
-def schedule(run: Path, rank: int, engine: str | None, batch_sizes: tuple[int, ...], family: str, as_json: bool) -> None:
-    """The best gamma of a candidate at each batch size, and where speculation should be off; export writes it for the engines.
+def schedule(
+    run: Path,
+    rank: int,
+    engine: str | None,
+    batch_sizes: tuple[int, ...],
+    family: str,
+    as_json: bool,
+) -> None:
+    """The best gamma of a candidate at each batch size, and where speculation should be off; export
+    writes it for the engines.
 
     \b
     archsearch schedule runs/llama --engine vllm

@@ -21,22 +21,33 @@ from archsearch.errors import ArchsearchError
     "A head",
     o.opt(
         "--family",
-        "What to train: the ranked draft (independent), or a head: eagle3, peagle (all tokens in one pass), medusa.",
-        o.FAMILY, "independent",
+        "What to train: the ranked draft (independent), or a head: eagle3, peagle (all tokens in"
+        " one pass), medusa.",
+        o.FAMILY,
+        "independent",
     ),
-    o.opt("--gamma", "Draft tokens a round to train for (default: as the run's head was, else 3).", o.GAMMA),
-    o.opt("--head-rows", "Tokens of the vocabulary it keeps. Default: 4096, 2048 (medusa).", o.COUNT),
-    o.opt("--layers", "Of an EAGLE-3 or P-EAGLE head. Default: 1 and 2.", click.IntRange(min=1, max=4)),
+    o.opt(
+        "--gamma",
+        "Draft tokens a round to train for (default: as the run's head was, else 3).",
+        o.GAMMA,
+    ),
+    o.opt(
+        "--head-rows", "Tokens of the vocabulary it keeps. Default: 4096, 2048 (medusa).", o.COUNT
+    ),
+    o.opt(
+        "--layers", "Of an EAGLE-3 or P-EAGLE head. Default: 1 and 2.", click.IntRange(min=1, max=4)
+    ),
     o.opt(
         "--aux-layers",
-        "Of an EAGLE-3 or P-EAGLE head: the target's layers whose inputs it reads. Default: 2, half of all, the "
-        "third last.",
+        "Of an EAGLE-3 or P-EAGLE head: the target's layers whose inputs it reads. Default: 2, half"
+        " of all, the third last.",
         metavar="I,J,K",
     ),
 )
-@o.json_option  # fmt: skip
+@o.json_option
 def train(run: Path, rank: int, budget: float, family: str, as_json: bool, **of_head: Any) -> None:
-    """Distil one candidate further, on text the target wrote. Resumes; every candidate of a run trains on the same sequences.
+    """Distil one candidate further, on text the target wrote. Resumes; every candidate of a run
+    trains on the same sequences.
 
     \b
     archsearch train runs/demo --budget 30m
@@ -52,7 +63,8 @@ def train(run: Path, rank: int, budget: float, family: str, as_json: bool, **of_
         named = [name for name, value in of_head.items() if value is not None]
         if named:
             raise ArchsearchError(
-                f"--{named[0].replace('_', '-')} is for heads; add --family eagle3, peagle or medusa, or leave it out"
+                f"--{named[0].replace('_', '-')} is for heads; add --family eagle3, peagle or"
+                " medusa, or leave it out"
             )
         from archsearch.pipeline import train_rank
         from archsearch.report.terminal.train import train_text

@@ -1,11 +1,13 @@
-"""The demo's prompts: customer requests to a shop and a travel agency, the project's own, made by a seeded generator.
+"""The demo's prompts: customer requests to a shop and a travel agency, the project's own, made by a
+seeded generator.
 
-A narrow service domain is where a small draft pays: requests differ in people, things, places and numbers, replies share their
-tone. Nothing asks for constant output. Held-out prompts come in two kinds, so that one can see what the draft learnt:
-`seen-template` (fresh people, things and numbers in a wording that the training prompts use too) and `new-template` (requests of
-kinds that no training prompt makes).
+A narrow service domain is where a small draft pays: requests differ in people, things, places and
+numbers, replies share their tone. Nothing asks for constant output. Held-out prompts come in two
+kinds, so that one can see what the draft learnt: `seen-template` (fresh people, things and numbers
+in a wording that the training prompts use too) and `new-template` (requests of kinds that no
+training prompt makes).
 
-    python -m archsearch.demo.prompts            writes train_prompts.jsonl and heldout_prompts.jsonl beside this file
+    python -m archsearch.demo.prompts  writes train_ and heldout_prompts.jsonl beside this file
 """
 
 from __future__ import annotations
@@ -24,22 +26,99 @@ TRAIN_COUNT: Final = 1500
 HELDOUT_COUNT: Final = 60
 SEED: Final = 2024
 
-# Of the wordings tried on SmolLM2-135M-Instruct, this one gives replies of 40 to 90 tokens that end by themselves.
-FRAME: Final = "Customer request: {request} Write a short, polite reply to the customer in two or three sentences."
+# Of the wordings tried on SmolLM2-135M-Instruct, this one gives replies of 40 to 90 tokens that end
+# by themselves.
+FRAME: Final = (
+    "Customer request: {request} Write a short, polite reply to the customer in two or three"
+    " sentences."
+)
 
 NAMES: Final = (
-    "Ada", "Ben", "Carla", "David", "Emma", "Farid", "Grace", "Hugo", "Ines", "Jack", "Kira", "Liam", "Maria", "Noah", "Olga",
-    "Paul", "Rosa", "Sam", "Tina", "Victor", "Wendy", "Yusuf", "Zoe", "Anna", "Carlos", "Julia", "Leo", "Mia", "Oscar", "Sofia",
-)  # fmt: skip
+    "Ada",
+    "Ben",
+    "Carla",
+    "David",
+    "Emma",
+    "Farid",
+    "Grace",
+    "Hugo",
+    "Ines",
+    "Jack",
+    "Kira",
+    "Liam",
+    "Maria",
+    "Noah",
+    "Olga",
+    "Paul",
+    "Rosa",
+    "Sam",
+    "Tina",
+    "Victor",
+    "Wendy",
+    "Yusuf",
+    "Zoe",
+    "Anna",
+    "Carlos",
+    "Julia",
+    "Leo",
+    "Mia",
+    "Oscar",
+    "Sofia",
+)
 GOODS: Final = (
-    "apples", "oranges", "lemons", "notebooks", "pencils", "candles", "cups", "plates", "books", "stickers", "muffins", "cookies",
-    "lamps", "bars of soap", "light bulbs", "postcards", "toy cars", "balloons", "socks", "flower pots", "bags of rice", "towels",
-    "boxes of tea", "jars of honey", "headphones", "T-shirts", "garden chairs", "packs of batteries", "blankets", "backpacks",
-)  # fmt: skip
+    "apples",
+    "oranges",
+    "lemons",
+    "notebooks",
+    "pencils",
+    "candles",
+    "cups",
+    "plates",
+    "books",
+    "stickers",
+    "muffins",
+    "cookies",
+    "lamps",
+    "bars of soap",
+    "light bulbs",
+    "postcards",
+    "toy cars",
+    "balloons",
+    "socks",
+    "flower pots",
+    "bags of rice",
+    "towels",
+    "boxes of tea",
+    "jars of honey",
+    "headphones",
+    "T-shirts",
+    "garden chairs",
+    "packs of batteries",
+    "blankets",
+    "backpacks",
+)
 PLACES: Final = (
-    "Lisbon", "Oslo", "Rome", "Vienna", "Paris", "Dublin", "Prague", "Athens", "Berlin", "Madrid", "Warsaw", "Geneva", "Naples",
-    "Porto", "Bergen", "Hamburg", "Krakow", "Valencia", "Bruges", "Zagreb",
-)  # fmt: skip
+    "Lisbon",
+    "Oslo",
+    "Rome",
+    "Vienna",
+    "Paris",
+    "Dublin",
+    "Prague",
+    "Athens",
+    "Berlin",
+    "Madrid",
+    "Warsaw",
+    "Geneva",
+    "Naples",
+    "Porto",
+    "Bergen",
+    "Hamburg",
+    "Krakow",
+    "Valencia",
+    "Bruges",
+    "Zagreb",
+)
 VEHICLES: Final = ("bus", "train", "ferry", "night train", "coach", "flight")
 DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 COLOURS: Final = ("red", "blue", "green", "white", "black", "yellow", "grey", "brown")
@@ -56,71 +135,133 @@ class Template:
     def fill(self, rng: random.Random) -> str:
         """The whole prompt: {a} counts things (2 to 24), {b} is an amount or number (25 to 499)."""
         request = self.text.format(
-            name=rng.choice(NAMES), goods=rng.choice(GOODS), place=rng.choice(PLACES), vehicle=rng.choice(VEHICLES),
-            day=rng.choice(DAYS), colour=rng.choice(COLOURS), a=rng.randint(2, 24), b=rng.randint(25, 499),
-        )  # fmt: skip
+            name=rng.choice(NAMES),
+            goods=rng.choice(GOODS),
+            place=rng.choice(PLACES),
+            vehicle=rng.choice(VEHICLES),
+            day=rng.choice(DAYS),
+            colour=rng.choice(COLOURS),
+            a=rng.randint(2, 24),
+            b=rng.randint(25, 499),
+        )
         return FRAME.format(request=request)
 
 
 TRAIN_TEMPLATES: Final = (
-    Template("arrival", "shop", "{name} ordered {a} {goods} on {day} and asks when they will arrive."),
-    Template("damaged", "shop", "{name} received {a} {goods} that are damaged and wants a new delivery."),
+    Template(
+        "arrival", "shop", "{name} ordered {a} {goods} on {day} and asks when they will arrive."
+    ),
+    Template(
+        "damaged", "shop", "{name} received {a} {goods} that are damaged and wants a new delivery."
+    ),
     Template("send-back", "shop", "{name} wants to send back {a} {goods} and asks how to do it."),
     Template("stock", "shop", "{name} wants to know if {colour} {goods} are in stock."),
-    Template("address", "shop", "{name} asks to change the delivery address for an order of {a} {goods}."),
+    Template(
+        "address", "shop", "{name} asks to change the delivery address for an order of {a} {goods}."
+    ),
     Template("discount", "shop", "{name} asks for a discount on {a} {goods}."),
     Template("wrong-colour", "shop", "{name} ordered {colour} {goods} but got another colour."),
-    Template("missing", "shop", "{name} paid for {a} {goods}, but some of them are missing in the parcel."),
-    Template("cancel-order", "shop", "{name} wants to cancel the order of {a} {goods} placed on {day}."),
+    Template(
+        "missing",
+        "shop",
+        "{name} paid for {a} {goods}, but some of them are missing in the parcel.",
+    ),
+    Template(
+        "cancel-order", "shop", "{name} wants to cancel the order of {a} {goods} placed on {day}."
+    ),
     Template("twice", "shop", "{name} was charged twice for {goods} and wants {b} dollars back."),
-    Template("voucher", "shop", "{name} has a gift voucher of {b} dollars and asks how to use it for {goods}."),
+    Template(
+        "voucher",
+        "shop",
+        "{name} has a gift voucher of {b} dollars and asks how to use it for {goods}.",
+    ),
     Template("hours", "shop", "{name} asks if the shop is open on {day} and sells {goods}."),
     Template("gift-wrap", "shop", "{name} wants {a} {goods} wrapped as a gift."),
     Template("invoice", "shop", "{name} needs an invoice for {a} {goods} bought on {day}."),
     Template("pick-up", "shop", "{name} wants to pick up {a} {goods} in the shop on {day}."),
     Template("late", "shop", "{name} complains that the {goods} ordered on {day} are late."),
     Template("thanks", "shop", "{name} is very happy with the {goods} and thanks the team."),
-    Template("missed", "travel", "{name} missed the {vehicle} to {place} on {day} and asks for a refund."),
+    Template(
+        "missed", "travel", "{name} missed the {vehicle} to {place} on {day} and asks for a refund."
+    ),
     Template("seats", "travel", "{name} wants to book {a} seats on the {vehicle} to {place}."),
-    Template("luggage", "travel", "{name} asks how much luggage is allowed on the {vehicle} to {place}."),
+    Template(
+        "luggage", "travel", "{name} asks how much luggage is allowed on the {vehicle} to {place}."
+    ),
     Template("change-day", "travel", "{name} wants to move the trip to {place} to {day}."),
     Template("lost-bag", "travel", "{name} lost a {colour} bag on the {vehicle} to {place}."),
-    Template("price", "travel", "{name} asks for the price of {a} tickets for the {vehicle} to {place}."),
-    Template("hotel", "travel", "{name} is looking for a hotel in {place} for {a} nights from {day}."),
-    Template("delay", "travel", "{name} complains that the {vehicle} to {place} was late by {a} hours."),
-    Template("cancel-trip", "travel", "{name} is ill and has to cancel the trip to {place} on {day}."),
+    Template(
+        "price", "travel", "{name} asks for the price of {a} tickets for the {vehicle} to {place}."
+    ),
+    Template(
+        "hotel", "travel", "{name} is looking for a hotel in {place} for {a} nights from {day}."
+    ),
+    Template(
+        "delay", "travel", "{name} complains that the {vehicle} to {place} was late by {a} hours."
+    ),
+    Template(
+        "cancel-trip", "travel", "{name} is ill and has to cancel the trip to {place} on {day}."
+    ),
     Template("group", "travel", "{name} plans a trip to {place} for a group of {a} people."),
-    Template("breakfast", "travel", "{name} asks if breakfast is included in the hotel in {place}."),
+    Template(
+        "breakfast", "travel", "{name} asks if breakfast is included in the hotel in {place}."
+    ),
     Template("departure", "travel", "{name} asks when the {vehicle} to {place} leaves on {day}."),
     Template("advice", "travel", "{name} asks what to see in {place} on {day}."),
 )
 
 NEW_TEMPLATES: Final = (
     Template("allergy", "shop", "{name} asks what the {goods} are made of."),
-    Template("repair", "shop", "{name} bought {goods} for {b} dollars that no longer work and asks for a repair."),
+    Template(
+        "repair",
+        "shop",
+        "{name} bought {goods} for {b} dollars that no longer work and asks for a repair.",
+    ),
     Template("newsletter", "shop", "{name} no longer wants to get emails about {goods}."),
-    Template("bicycle", "travel", "{name} asks if a {colour} bicycle may be taken on the {vehicle} to {place}."),
-    Template("upgrade", "travel", "{name} would like a larger room with a view in {place} for {a} nights."),
+    Template(
+        "bicycle",
+        "travel",
+        "{name} asks if a {colour} bicycle may be taken on the {vehicle} to {place}.",
+    ),
+    Template(
+        "upgrade",
+        "travel",
+        "{name} would like a larger room with a view in {place} for {a} nights.",
+    ),
     Template("name-change", "travel", "{name}'s name is misspelt on the ticket to {place}."),
 )
 
 
 def training_prompts(count: int = TRAIN_COUNT, seed: int = SEED) -> list[dict[str, str]]:
-    """`count` distinct training prompts, templates in turn; each is {"prompt", "category", "id"} with its topic as category."""
+    """`count` distinct training prompts, templates in turn; each is {"prompt", "category", "id"}
+    with its topic as category."""
     prompts = _distinct(TRAIN_TEMPLATES, count, random.Random(f"train-{seed}"), taken=set())
-    return [{"prompt": text, "category": t.topic, "id": f"train-{i:04d}-{t.name}"} for i, (t, text) in enumerate(prompts)]
+    return [
+        {"prompt": text, "category": t.topic, "id": f"train-{i:04d}-{t.name}"}
+        for i, (t, text) in enumerate(prompts)
+    ]
 
 
-def heldout_prompts(count: int = HELDOUT_COUNT, seed: int = SEED, train_count: int = TRAIN_COUNT) -> list[dict[str, str]]:
-    """`count` prompts that are not among the training prompts; a third (rounded down) comes from templates never trained on."""
+def heldout_prompts(
+    count: int = HELDOUT_COUNT, seed: int = SEED, train_count: int = TRAIN_COUNT
+) -> list[dict[str, str]]:
+    """`count` prompts that are not among the training prompts; a third (rounded down) comes from
+    templates never trained on."""
     taken = {row["prompt"] for row in training_prompts(train_count, seed)}
     new = count // 3
-    seen_rows = _distinct(TRAIN_TEMPLATES, count - new, random.Random(f"heldout-seen-{seed}"), taken)
+    seen_rows = _distinct(
+        TRAIN_TEMPLATES, count - new, random.Random(f"heldout-seen-{seed}"), taken
+    )
     new_rows = _distinct(NEW_TEMPLATES, new, random.Random(f"heldout-new-{seed}"), taken)
-    rows = [("seen-template", *row) for row in seen_rows] + [("new-template", *row) for row in new_rows]
+    rows = [("seen-template", *row) for row in seen_rows] + [
+        ("new-template", *row) for row in new_rows
+    ]
     # Mixed, so that a run over the first few prompts sees both kinds.
     random.Random(f"heldout-order-{seed}").shuffle(rows)
-    return [{"prompt": text, "category": kind, "id": f"heldout-{i:03d}-{t.name}"} for i, (kind, t, text) in enumerate(rows)]
+    return [
+        {"prompt": text, "category": kind, "id": f"heldout-{i:03d}-{t.name}"}
+        for i, (kind, t, text) in enumerate(rows)
+    ]
 
 
 def write_prompt_files(train_path: Path = TRAIN_FILE, heldout_path: Path = HELDOUT_FILE) -> None:
@@ -129,8 +270,11 @@ def write_prompt_files(train_path: Path = TRAIN_FILE, heldout_path: Path = HELDO
         write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def _distinct(templates: tuple[Template, ...], count: int, rng: random.Random, taken: set[str]) -> list[tuple[Template, str]]:
-    """`count` prompts that are not in `taken` (which grows), going through the templates in turn."""
+def _distinct(
+    templates: tuple[Template, ...], count: int, rng: random.Random, taken: set[str]
+) -> list[tuple[Template, str]]:
+    """`count` prompts that are not in `taken` (which grows), going through the templates in
+    turn."""
     rows: list[tuple[Template, str]] = []
     attempts = 0
     while len(rows) < count:

@@ -1,4 +1,5 @@
-"""`archsearch demo`: every step on this machine's CPU, with the commands a user would type printed as it goes."""
+"""`archsearch demo`: every step on this machine's CPU, with the commands a user would type printed
+as it goes."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ CONTEXT = 160
 PROFILE_BUDGET_S = 200.0
 ENOUGH_ROWS = 300
 HEAD = "eagle3"
-HEAD_BUDGET_S = 60.0  # and about three minutes to read the states of the text, which later trainings use again
+HEAD_BUDGET_S = (
+    60.0  # and about three minutes to read the states of the text, which later trainings use again
+)
 
 
 def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]:
@@ -39,16 +42,22 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
     say(f"This takes about {human_time(PROFILE_BUDGET_S + budget_s + 480)} on two quiet cores.")
     if not profiled():
         say(f"$ archsearch profile --gpu cpu --target {TARGET} --budget {PROFILE_BUDGET_S:.0f}s")
-        request = pipeline.ProfileRequest("cpu", target.architecture, load_space("demo"), budget_s=PROFILE_BUDGET_S)
+        request = pipeline.ProfileRequest(
+            "cpu", target.architecture, load_space("demo"), budget_s=PROFILE_BUDGET_S
+        )
         summary = pipeline.profile_device(request)
         say(f"{summary['rows']} rows in {summary['folder']}")
     say(
-        f"$ archsearch search --target {TARGET} --gpu cpu --context {CONTEXT} --confirm 1 --finalists 3 --run {run_path} "
-        f"--time-budget {budget_s:.0f}s"
+        f"$ archsearch search --target {TARGET} --gpu cpu --context {CONTEXT} --confirm 1"
+        f" --finalists 3 --run {run_path} --time-budget {budget_s:.0f}s"
     )
     found = pipeline.search(
         pipeline.SearchRequest(
-            TARGET, WorkloadRequest("cpu", context_len=CONTEXT), confirm=1, time_budget_s=budget_s, run=run_path
+            TARGET,
+            WorkloadRequest("cpu", context_len=CONTEXT),
+            confirm=1,
+            time_budget_s=budget_s,
+            run=run_path,
         ),
         anyway=True,  # the whole way is what is shown
     )
@@ -61,7 +70,12 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
     exported = pipeline.export_rank(run_path, 1, output)
     seconds = time.monotonic() - start
     found = {**found, "families": families}
-    return {**found, "export": exported, "seconds": seconds, "text": demo_text(found, exported, run_path, seconds)}
+    return {
+        **found,
+        "export": exported,
+        "seconds": seconds,
+        "text": demo_text(found, exported, run_path, seconds),
+    }
 
 
 def profiled() -> bool:
@@ -72,7 +86,9 @@ def profiled() -> bool:
         return False
 
 
-def demo_text(found: dict[str, Any], exported: dict[str, Any], run_path: Path, seconds: float) -> str:
+def demo_text(
+    found: dict[str, Any], exported: dict[str, Any], run_path: Path, seconds: float
+) -> str:
     """What the demo prints at its end."""
     from archsearch.report import summary_text
     from archsearch.report.terminal.search import family_lines
@@ -90,9 +106,18 @@ def demo_text(found: dict[str, Any], exported: dict[str, Any], run_path: Path, s
         "",
         "What to do next:",
         f"  open {found['report']}",
-        f"  archsearch confirm {run_path} --gamma 2 --gamma 4 --gamma 6     other gammas beside the prediction",
-        f"  archsearch train {run_path} --budget 30m                        acceptance still rises with training",
-        f"  archsearch train {run_path} --family {HEAD} --budget 10m        so does that of the head",
+        (
+            f"  archsearch confirm {run_path} --gamma 2 --gamma 4 --gamma 6     other gammas beside"
+            " the prediction"
+        ),
+        (
+            f"  archsearch train {run_path} --budget 30m                        acceptance still"
+            " rises with training"
+        ),
+        (
+            f"  archsearch train {run_path} --family {HEAD} --budget 10m        so does that of the"
+            " head"
+        ),
         "  archsearch search --target YOUR-MODEL-FOLDER --prompts YOUR.jsonl --gpu cpu --confirm 1",
     ]
     if confirmed and not confirmed[0]["undecided"] and confirmed[0]["speedup_interval"][1] < 1:

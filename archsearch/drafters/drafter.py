@@ -1,9 +1,10 @@
 """`Drafter`: whatever proposes tokens to a target, as a value.
 
-A drafter knows its family, its network, and what it costs: `plan` says what one round runs (a first pass over the rows that
-the target has verified, further passes of one row a sequence, time on the host), `parameters` and `kv_bytes_per_token` what it
-holds. Latency models price a plan, the acceptance table answers for `acceptance`, `engine_rounds` for `rounds`: none of them asks
-for the family. A family is one class, listed in `archsearch.drafters.registry`.
+A drafter knows its family, its network, and what it costs: `plan` says what one round runs (a first
+pass over the rows that the target has verified, further passes of one row a sequence, time on the
+host), `parameters` and `kv_bytes_per_token` what it holds. Latency models price a plan, the
+acceptance table answers for `acceptance`, `engine_rounds` for `rounds`: none of them asks for the
+family. A family is one class, listed in `archsearch.drafters.registry`.
 """
 
 from __future__ import annotations
@@ -21,10 +22,22 @@ from archsearch.architecture.published_drafters import PublishedDrafter
 from archsearch.errors import InvalidShapeError
 
 Family = Literal[
-    "independent", "eagle3", "eagle", "mtp", "medusa", "ngram", "suffix", "peagle", "pard", "dflash", "early_exit"
-]  # fmt: skip
+    "independent",
+    "eagle3",
+    "eagle",
+    "mtp",
+    "medusa",
+    "ngram",
+    "suffix",
+    "peagle",
+    "pard",
+    "dflash",
+    "early_exit",
+]
 FAMILY_NAMES: Final[tuple[str, ...]] = get_args(Family)
-RoundKind = Literal["draft_model", "feature_head", "parallel_head", "parallel_draft", "block", "medusa", "lookup"]
+RoundKind = Literal[
+    "draft_model", "feature_head", "parallel_head", "parallel_draft", "block", "medusa", "lookup"
+]
 """How an engine runs the drafter's part of a round: the `drafter` of engine_rounds.yaml."""
 
 Choice = int | float | str | bool
@@ -32,9 +45,11 @@ Choice = int | float | str | bool
 
 @dataclass(frozen=True, slots=True)
 class RoundRows:
-    """One round as an engine runs it: `gamma` draft tokens for each of `batch` sequences with `context` tokens in the cache.
+    """One round as an engine runs it: `gamma` draft tokens for each of `batch` sequences with
+    `context` tokens in the cache.
 
-    `ranks`: devices that share the drafter. `fused`, `scattered`: as in `architecture.heads.first_pass_ops`.
+    `ranks`: devices that share the drafter. `fused`, `scattered`: as in
+    `architecture.heads.first_pass_ops`.
     """
 
     batch: int
@@ -47,9 +62,11 @@ class RoundRows:
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """What a drafter runs in one round: `first` over the target's rows, then `steps` times `step`; `host_s` without the device.
+    """What a drafter runs in one round: `first` over the target's rows, then `steps` times `step`;
+    `host_s` without the device.
 
-    `head_rows`: rows of logits that it computes in the round. `launched`: passes that the host launches, each of `layers` layers.
+    `head_rows`: rows of logits that it computes in the round. `launched`: passes that the host
+    launches, each of `layers` layers.
     """
 
     first: PassOps | None
@@ -65,8 +82,8 @@ class RoundPlan:
 class Drafter(ABC):
     """A drafter of one family for one target.
 
-    `architecture`: the layers that it runs, with its width, vocabulary and head; of a drafter without layers (Medusa, n-gram,
-    suffix) the target's, whose width and vocabulary are its own.
+    `architecture`: the layers that it runs, with its width, vocabulary and head; of a drafter
+    without layers (Medusa, n-gram, suffix) the target's, whose width and vocabulary are its own.
     """
 
     architecture: Architecture
@@ -74,12 +91,18 @@ class Drafter(ABC):
     family: ClassVar[Family]
     title: ClassVar[str]  # as people write it
     rounds: ClassVar[RoundKind]
-    acceptance: ClassVar[str]  # whose rows of the acceptance table speak for it; `archsearch.acceptance.families`
+    acceptance: ClassVar[
+        str
+    ]  # whose rows of the acceptance table speak for it; `archsearch.acceptance.families`
     is_model: ClassVar[bool] = False  # a model by itself, by whose shape it is named
     has_layers: ClassVar[bool] = True  # the dimensions of a decoder may be searched
     trains: ClassVar[bool] = True  # somebody has to train it
-    choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {}  # what else may be searched, with the usual choices
-    training_rows: ClassVar[float] = 1.0  # rows of its layers that a training runs for each token of text
+    choices: ClassVar[
+        Mapping[str, tuple[Choice, ...]]
+    ] = {}  # what else may be searched, with the usual choices
+    training_rows: ClassVar[float] = (
+        1.0  # rows of its layers that a training runs for each token of text
+    )
 
     @classmethod
     @abstractmethod
@@ -88,8 +111,11 @@ class Drafter(ABC):
 
     @classmethod
     @abstractmethod
-    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]) -> Self:
-        """The drafter for `target` with these layers (None where it has none) and `chosen` of `choices`.
+    def of(
+        cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]
+    ) -> Self:
+        """The drafter for `target` with these layers (None where it has none) and `chosen` of
+        `choices`.
 
         Raises InvalidShapeError for a combination that cannot be.
         """
@@ -106,7 +132,8 @@ class Drafter(ABC):
 
     @property
     def model(self) -> Architecture | None:
-        """The model that drafts, where rounds are those of a draft model of that shape; None where `plan` says what runs."""
+        """The model that drafts, where rounds are those of a draft model of that shape; None where
+        `plan` says what runs."""
         return None
 
     @property
@@ -125,7 +152,8 @@ class Drafter(ABC):
         return 1.0
 
     def with_share(self, share: float) -> Self:
-        """The same drafter with what became known of `drafts_share`; one that always proposes is unchanged."""
+        """The same drafter with what became known of `drafts_share`; one that always proposes is
+        unchanged."""
         return self
 
     @abstractmethod
@@ -133,7 +161,8 @@ class Drafter(ABC):
         """What it runs in a round."""
 
     def idle(self, rows: RoundRows) -> PassOps | None:
-        """What an engine runs in a round that drafts nothing, to keep the drafter's cache in step; None: nothing."""
+        """What an engine runs in a round that drafts nothing, to keep the drafter's cache in step;
+        None: nothing."""
         return None
 
     @abstractmethod
@@ -141,7 +170,8 @@ class Drafter(ABC):
         """Parameters that it adds to its target; tables shared with the target do not count."""
 
     def weight_bytes(self, dtype_bytes: int) -> int:
-        """Bytes of those parameters, each of `dtype_bytes` unless they are kept in a format of their own."""
+        """Bytes of those parameters, each of `dtype_bytes` unless they are kept in a format of
+        their own."""
         return self.parameters() * dtype_bytes
 
     @property
@@ -150,7 +180,8 @@ class Drafter(ABC):
         return self.training_rows * self.parameters()
 
     def body_parameters(self) -> int:
-        """Parameters of its layers and what feeds them, without embedding and head; 0 where it has no layers that learn."""
+        """Parameters of its layers and what feeds them, without embedding and head; 0 where it has
+        no layers that learn."""
         return 0
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
@@ -159,7 +190,9 @@ class Drafter(ABC):
 
     def bytes(self, dtype_bytes: int, batch: int, context: int) -> int:
         """Memory of weights and KV cache."""
-        return self.weight_bytes(dtype_bytes) + batch * context * self.kv_bytes_per_token(dtype_bytes)
+        return self.weight_bytes(dtype_bytes) + batch * context * self.kv_bytes_per_token(
+            dtype_bytes
+        )
 
     def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
         """Those of `asked` that it can draft."""
@@ -173,20 +206,26 @@ class Drafter(ABC):
         """Raise InvalidShapeError where it was made for another target."""
         if self.architecture.vocab_size != target.vocab_size:
             raise InvalidShapeError(
-                f"this {self.title} has a vocabulary of {self.architecture.vocab_size}, the target one of {target.vocab_size}: "
-                "it was made for another target"
+                f"this {self.title} has a vocabulary of {self.architecture.vocab_size}, the target"
+                f" one of {target.vocab_size}: it was made for another target"
             )
 
     def to_dict(self) -> dict[str, Any]:
         """Family, label and everything besides `architecture`, as JSON."""
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "architecture"}
+        own = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name != "architecture"
+        }
         return {"family": self.family, "label": self.label(), **own}
 
     @classmethod
     def from_fields(cls, architecture: Architecture, data: Mapping[str, Any]) -> Self:
         """Read back what `to_dict` wrote; fields that this version does not know are left out."""
         types = {field.name: str(field.type) for field in dataclasses.fields(cls)}
-        given = {name: value for name, value in data.items() if name in types and name != "architecture"}
+        given = {
+            name: value for name, value in data.items() if name in types and name != "architecture"
+        }
         check_types(types, given)
         return cls(architecture, **given)
 
@@ -199,4 +238,6 @@ def only(chosen: Mapping[str, Choice], known: Mapping[str, Any], family: str) ->
     """Raise InvalidShapeError for a choice that a family does not have."""
     for name in chosen:
         if name not in known:
-            raise InvalidShapeError(f"{family} has no {name}; it has {', '.join(known) or 'nothing to choose'}")
+            raise InvalidShapeError(
+                f"{family} has no {name}; it has {', '.join(known) or 'nothing to choose'}"
+            )

@@ -1,4 +1,5 @@
-"""Heads on hidden states of the target: EAGLE-1 and -3, MTP, P-EAGLE, DFlash. What they run: `archsearch.architecture.heads`."""
+"""Heads on hidden states of the target: EAGLE-1 and -3, MTP, P-EAGLE, DFlash. What they run:
+`archsearch.architecture.heads`."""
 
 from __future__ import annotations
 
@@ -17,15 +18,29 @@ from archsearch.architecture.heads import (
 )
 from archsearch.architecture.ops import PassOps
 from archsearch.architecture.published_drafters import PublishedDrafter
-from archsearch.architecture.published_heads import AUXILIARY_STATES, BLOCK_LAYERS, head_of, usual_head
-from archsearch.drafters.drafter import Choice, Drafter, Family, RoundKind, RoundPlan, RoundRows, only
+from archsearch.architecture.published_heads import (
+    AUXILIARY_STATES,
+    BLOCK_LAYERS,
+    head_of,
+    usual_head,
+)
+from archsearch.drafters.drafter import (
+    Choice,
+    Drafter,
+    Family,
+    RoundKind,
+    RoundPlan,
+    RoundRows,
+    only,
+)
 from archsearch.drafters.models import PARALLEL_ROWS
 from archsearch.errors import InvalidShapeError
 
 
 @dataclass(frozen=True)
 class FeatureDrafter(Drafter):
-    """A head on the target's hidden states. `states`: how many of them it reads; `own_embedding`: it brings its own table."""
+    """A head on the target's hidden states. `states`: how many of them it reads; `own_embedding`:
+    it brings its own table."""
 
     target_hidden_size: int = 0
     states: int = 1
@@ -42,7 +57,9 @@ class FeatureDrafter(Drafter):
     def head(self) -> FeatureHead:
         """What it runs, as a list of ops."""
         kind = cast(HeadKind, self.family)
-        return FeatureHead(kind, self.architecture, self.target_hidden_size, self.states, self.own_embedding)
+        return FeatureHead(
+            kind, self.architecture, self.target_hidden_size, self.states, self.own_embedding
+        )
 
     @property
     def states_read(self) -> int:
@@ -53,12 +70,15 @@ class FeatureDrafter(Drafter):
         return cls.from_head(usual_head(target, cast(HeadKind, cls.family)))
 
     @classmethod
-    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]) -> Self:
+    def of(
+        cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]
+    ) -> Self:
         only(chosen, cls.choices, cls.family)
         usual = cls.usual(target)
         if decoder is None:
             return usual
-        # A head's layers are plain Llama's whatever the target is; its rows are its own or the target's.
+        # A head's layers are plain Llama's whatever the target is; its rows are its own or the
+        # target's.
         layers = decoder.replace(qk_norm=usual.architecture.qk_norm, tie_word_embeddings=False)
         if not cls._own_rows() and layers.trimmed:
             raise InvalidShapeError(f"the {cls.title} shares the target's head, which has all rows")
@@ -79,13 +99,20 @@ class FeatureDrafter(Drafter):
     def plan(self, rows: RoundRows) -> RoundPlan:
         """One pass over the gamma + 1 rows that the target verified, then gamma - 1 steps."""
         head, own = self.head, {"batch": rows.batch, "context": rows.context, "ranks": rows.ranks}
-        first = first_pass_ops(head, tokens=rows.gamma + 1, fused=rows.fused, scattered=rows.scattered, **own)
-        step = later_step_ops(head, fused=rows.fused, scattered=rows.scattered, **own) if rows.gamma > 1 else None
+        first = first_pass_ops(
+            head, tokens=rows.gamma + 1, fused=rows.fused, scattered=rows.scattered, **own
+        )
+        step = (
+            later_step_ops(head, fused=rows.fused, scattered=rows.scattered, **own)
+            if rows.gamma > 1
+            else None
+        )
         layers = self.architecture.num_hidden_layers
         return RoundPlan(first, step, rows.gamma - 1, rows.batch * rows.gamma, layers, rows.gamma)
 
     def idle(self, rows: RoundRows) -> PassOps | None:
-        """The catch-up pass over the one row that the target has written, without the head (vLLM, at gamma 0 of a schedule)."""
+        """The catch-up pass over the one row that the target has written, without the head (vLLM,
+        at gamma 0 of a schedule)."""
         headless = replace(self, architecture=self.architecture.replace(draft_vocab_size=1))
         return headless.plan(replace(rows, gamma=1)).first
 
@@ -106,16 +133,18 @@ class FeatureDrafter(Drafter):
         return f"{self.architecture.label()}{states}"
 
     def check(self, target: Architecture) -> None:
-        """Raise InvalidShapeError where width, vocabulary or the number of states are those of another target."""
+        """Raise InvalidShapeError where width, vocabulary or the number of states are those of
+        another target."""
         super().check(target)
         if self.target_hidden_size != target.hidden_size:
             raise InvalidShapeError(
-                f"this {self.title} reads hidden states of width {self.target_hidden_size}, the target's have "
-                f"{target.hidden_size}: it was made for another target"
+                f"this {self.title} reads hidden states of width {self.target_hidden_size}, the"
+                f" target's have {target.hidden_size}: it was made for another target"
             )
         if self.states > target.num_hidden_layers:
             raise InvalidShapeError(
-                f"this {self.title} reads {self.states} hidden states, the target has {target.num_hidden_layers} layers"
+                f"this {self.title} reads {self.states} hidden states, the target has"
+                f" {target.num_hidden_layers} layers"
             )
 
 
@@ -145,7 +174,8 @@ class Eagle3(FeatureDrafter):
 
 @dataclass(frozen=True)
 class Mtp(FeatureDrafter):
-    """The layer that a target was trained with to predict a token further, used again for each step."""
+    """The layer that a target was trained with to predict a token further, used again for each
+    step."""
 
     family: ClassVar[Family] = "mtp"
     title: ClassVar[str] = "MTP layer"
@@ -155,13 +185,19 @@ class Mtp(FeatureDrafter):
 
     @classmethod
     def lacking(cls, target: Architecture) -> str:
-        """Of the architectures that are modelled here DeepSeek-V3's comes with one; Qwen3-Next's and GLM-4.5's do too."""
-        return "" if target.model_type == "deepseek_v3" else f"its checkpoint ({target.model_type}) holds no MTP layer"
+        """Of the architectures that are modelled here DeepSeek-V3's comes with one; Qwen3-Next's
+        and GLM-4.5's do too."""
+        return (
+            ""
+            if target.model_type == "deepseek_v3"
+            else f"its checkpoint ({target.model_type}) holds no MTP layer"
+        )
 
 
 @dataclass(frozen=True)
 class PEagle(FeatureDrafter):
-    """P-EAGLE: an EAGLE-3 head that drafts all tokens in one pass. `most`: the tokens that it was trained to draft."""
+    """P-EAGLE: an EAGLE-3 head that drafts all tokens in one pass. `most`: the tokens that it was
+    trained to draft."""
 
     most: int = 8
 
@@ -186,7 +222,8 @@ class PEagle(FeatureDrafter):
 
 @dataclass(frozen=True)
 class DFlash(FeatureDrafter):
-    """DFlash: a block of masks filled in one pass. `block`: the token known and the most that it drafts."""
+    """DFlash: a block of masks filled in one pass. `block`: the token known and the most that it
+    drafts."""
 
     block: int = 16
 
@@ -194,8 +231,13 @@ class DFlash(FeatureDrafter):
     title: ClassVar[str] = "DFlash head"
     rounds: ClassVar[RoundKind] = "block"
     acceptance: ClassVar[str] = "block"
-    training_rows: ClassVar[float] = 4.0  # 512 blocks of 16 in 2,048 tokens (SpecForge, example of Qwen3.6-27B)
-    choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {"states": (BLOCK_LAYERS,), "block": (16,)}
+    training_rows: ClassVar[float] = (
+        4.0  # 512 blocks of 16 in 2,048 tokens (SpecForge, example of Qwen3.6-27B)
+    )
+    choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {
+        "states": (BLOCK_LAYERS,),
+        "block": (16,),
+    }
 
     @classmethod
     def published(cls, row: PublishedDrafter, target: Architecture) -> Self:
@@ -203,17 +245,22 @@ class DFlash(FeatureDrafter):
         return replace(made, block=dict(row.changes).get("block", made.block))
 
     @classmethod
-    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]) -> Self:
+    def of(
+        cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]
+    ) -> Self:
         """Engines share the target's tables with it: it is as wide as the target."""
         made = super().of(target, decoder, chosen)
         block = int(chosen.get("block", made.block))
-        return cls(made.architecture, made.target_hidden_size, made.states, made.own_embedding, block)
+        return cls(
+            made.architecture, made.target_hidden_size, made.states, made.own_embedding, block
+        )
 
     def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
         return tuple(gamma for gamma in asked if gamma < self.block)
 
     def plan(self, rows: RoundRows) -> RoundPlan:
-        """Keys and values of the verified rows, then one pass over gamma + 1 rows; all layers see the cache and the block."""
+        """Keys and values of the verified rows, then one pass over gamma + 1 rows; all layers see
+        the cache and the block."""
         return _one_pass(self.head, rows)
 
     def label(self) -> str:
@@ -222,5 +269,7 @@ class DFlash(FeatureDrafter):
 
 def _one_pass(head: FeatureHead, rows: RoundRows) -> RoundPlan:
     own = {"batch": rows.batch, "context": rows.context, "ranks": rows.ranks}
-    whole = first_pass_ops(head, tokens=rows.gamma + 1, fused=rows.fused, scattered=rows.scattered, **own)
+    whole = first_pass_ops(
+        head, tokens=rows.gamma + 1, fused=rows.fused, scattered=rows.scattered, **own
+    )
     return RoundPlan(whole, None, 0, rows.batch * rows.gamma, head.decoder.num_hidden_layers, 1)

@@ -1,7 +1,8 @@
-"""Drafters without weights: n-gram (prompt lookup) copies what followed the last tokens earlier, suffix decoding what its trees
-hold.
+"""Drafters without weights: n-gram (prompt lookup) copies what followed the last tokens earlier,
+suffix decoding what its trees hold.
 
-They propose only where they find a match: `share` of the rounds. A round without a match is a plain step of the target.
+They propose only where they find a match: `share` of the rounds. A round without a match is a plain
+step of the target.
 """
 
 from __future__ import annotations
@@ -11,12 +12,20 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Self
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafters.drafter import Choice, Drafter, Family, RoundKind, RoundPlan, RoundRows, only
+from archsearch.drafters.drafter import (
+    Choice,
+    Drafter,
+    Family,
+    RoundKind,
+    RoundPlan,
+    RoundRows,
+    only,
+)
 from archsearch.errors import InvalidShapeError
 
-# What the host takes to look for a match: a call, and a linear pass over the tokens of each sequence. The call and a sequence are
-# assumed. A token: 70.3 ms for 512 sequences of 129,536 tokens, vLLM's proposer on one thread (its pull request 56732); below
-# 8,192 tokens it runs on one.
+# What the host takes to look for a match: a call, and a linear pass over the tokens of each
+# sequence. The call and a sequence are assumed. A token: 70.3 ms for 512 sequences of 129,536
+# tokens, vLLM's proposer on one thread (its pull request 56732); below 8,192 tokens it runs on one.
 CALL_S: Final = 5e-5
 SEQUENCE_S: Final = 1e-6
 TOKEN_S: Final = 1.06e-9
@@ -25,7 +34,8 @@ TREE_FACTOR: Final = 2.0  # suffix trees instead of a scan: assumed
 
 @dataclass(frozen=True)
 class NGram(Drafter):
-    """Prompt lookup: the longest of the last `max_n` to `min_n` tokens that occurred before, and what followed it there."""
+    """Prompt lookup: the longest of the last `max_n` to `min_n` tokens that occurred before, and
+    what followed it there."""
 
     min_n: int = 2
     max_n: int = 5
@@ -42,16 +52,22 @@ class NGram(Drafter):
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_n <= self.max_n:
-            raise InvalidShapeError(f"{self.title} needs 1 <= min_n <= max_n, got {self.min_n} and {self.max_n}")
+            raise InvalidShapeError(
+                f"{self.title} needs 1 <= min_n <= max_n, got {self.min_n} and {self.max_n}"
+            )
         if self.share is not None and not 0.0 <= self.share <= 1.0:
-            raise InvalidShapeError(f"the share of rounds that draft lies between 0 and 1, got {self.share}")
+            raise InvalidShapeError(
+                f"the share of rounds that draft lies between 0 and 1, got {self.share}"
+            )
 
     @classmethod
     def usual(cls, target: Architecture) -> Self:
         return cls(target)
 
     @classmethod
-    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]) -> Self:
+    def of(
+        cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]
+    ) -> Self:
         only(chosen, cls.choices, cls.family)
         return cls(target, int(chosen.get("min_n", cls.min_n)), int(chosen.get("max_n", cls.max_n)))
 
@@ -83,7 +99,8 @@ class NGram(Drafter):
 
 @dataclass(frozen=True)
 class Suffix(NGram):
-    """Suffix decoding: trees over prompt and earlier answers; drafts as many tokens as the match is long, at most gamma."""
+    """Suffix decoding: trees over prompt and earlier answers; drafts as many tokens as the match is
+    long, at most gamma."""
 
     max_n: int = 24
 

@@ -1,4 +1,5 @@
-"""Drafters that are models: an independent draft, one that writes its block in one pass (PARD), the target's own first layers."""
+"""Drafters that are models: an independent draft, one that writes its block in one pass (PARD), the
+target's own first layers."""
 
 from __future__ import annotations
 
@@ -12,12 +13,22 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import kv_cache_bytes, parameters, weight_bytes
 from archsearch.architecture.ops import Op, PassOps, head_ops, layer_groups, layer_ops, sample_op
 from archsearch.architecture.published_drafters import PublishedDrafter
-from archsearch.drafters.drafter import Choice, Drafter, Family, RoundKind, RoundPlan, RoundRows, only
+from archsearch.drafters.drafter import (
+    Choice,
+    Drafter,
+    Family,
+    RoundKind,
+    RoundPlan,
+    RoundRows,
+    only,
+)
 from archsearch.errors import InvalidShapeError
 
 USUAL_LAYERS = 4
 USUAL_EXIT = 3  # of how many parts of the target's layers the first one drafts
-PARALLEL_ROWS = 8 / 3  # of a training of 8 tokens at once; rows that are dropped make it 3 times cheaper (AMD-AGI/PARD, README)
+PARALLEL_ROWS = (
+    8 / 3
+)  # of a training of 8 tokens at once; dropped rows make it 3 times cheaper (AMD-AGI/PARD)
 
 
 @dataclass(frozen=True)
@@ -32,7 +43,9 @@ class OwnModel(Drafter):
         return cls(target.replace(num_hidden_layers=USUAL_LAYERS))
 
     @classmethod
-    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]) -> Self:
+    def of(
+        cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]
+    ) -> Self:
         only(chosen, cls.choices, cls.family)
         return cls(_needed(decoder, cls.title))
 
@@ -64,20 +77,25 @@ class Independent(OwnModel):
         return self.architecture
 
     def plan(self, rows: RoundRows) -> RoundPlan:
-        """As vLLM runs it: gamma + 2 tokens, then a token at a time. Latency models ask `model` instead."""
+        """As vLLM runs it: gamma + 2 tokens, then a token at a time. Latency models ask `model`
+        instead."""
         layers = self.architecture.num_hidden_layers
-        first, step = (model_pass(self.architecture, rows, tokens, 1) for tokens in (rows.gamma + 2, 1))
+        first, step = (
+            model_pass(self.architecture, rows, tokens, 1) for tokens in (rows.gamma + 2, 1)
+        )
         return RoundPlan(first, step, rows.gamma - 1, rows.batch * rows.gamma, layers, rows.gamma)
 
     def bytes(self, dtype_bytes: int, batch: int, context: int) -> int:
         """As of every drafter; layers with a window keep no more than that."""
-        return self.weight_bytes(dtype_bytes) + kv_cache_bytes(self.architecture, context, dtype_bytes, batch)
+        return self.weight_bytes(dtype_bytes) + kv_cache_bytes(
+            self.architecture, context, dtype_bytes, batch
+        )
 
 
 @dataclass(frozen=True)
 class Pard(OwnModel):
-    """PARD: an independent draft that writes its block in one pass, a mask token for each token after the first. `most`: the
-    tokens that it was trained to draft."""
+    """PARD: an independent draft that writes its block in one pass, a mask token for each token
+    after the first. `most`: the tokens that it was trained to draft."""
 
     most: int = 8
 
@@ -91,16 +109,20 @@ class Pard(OwnModel):
         return tuple(gamma for gamma in asked if gamma <= self.most)
 
     def plan(self, rows: RoundRows) -> RoundPlan:
-        """One pass of 2 gamma + 1 tokens a sequence, gamma rows of logits (vLLM, parallel_drafting)."""
+        """One pass of 2 gamma + 1 tokens a sequence, gamma rows of logits (vLLM,
+        parallel_drafting)."""
         whole = model_pass(self.architecture, rows, 2 * rows.gamma + 1, rows.gamma)
-        return RoundPlan(whole, None, 0, rows.batch * rows.gamma, self.architecture.num_hidden_layers, 1)
+        return RoundPlan(
+            whole, None, 0, rows.batch * rows.gamma, self.architecture.num_hidden_layers, 1
+        )
 
 
 @dataclass(frozen=True)
 class EarlyExit(Drafter):
     """The target's own first layers with its norm and head (transformers, `assistant_early_exit`).
 
-    No weights are added. The cut has a KV cache of its own, and verification runs all layers again: transformers shares neither.
+    No weights are added. The cut has a KV cache of its own, and verification runs all layers again:
+    transformers shares neither.
     """
 
     target_layers: int = 0
@@ -118,11 +140,15 @@ class EarlyExit(Drafter):
         return cls.of(target, None, {"exit_layer": max(1, target.num_hidden_layers // USUAL_EXIT)})
 
     @classmethod
-    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]) -> Self:
+    def of(
+        cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]
+    ) -> Self:
         only(chosen, cls.choices, cls.family)
         layers = int(chosen.get("exit_layer", max(1, target.num_hidden_layers // USUAL_EXIT)))
         if not 1 <= layers < target.num_hidden_layers:
-            raise InvalidShapeError(f"a target of {target.num_hidden_layers} layers has no exit after layer {layers}")
+            raise InvalidShapeError(
+                f"a target of {target.num_hidden_layers} layers has no exit after layer {layers}"
+            )
         return cls(target.replace(num_hidden_layers=layers), target.num_hidden_layers)
 
     @property
@@ -143,14 +169,23 @@ class EarlyExit(Drafter):
 
 
 def model_pass(model: Architecture, rows: RoundRows, tokens: int, logits: int) -> PassOps:
-    """A pass of a whole model over `tokens` rows a sequence, the logits of `logits` of them and the choice of tokens included."""
+    """A pass of a whole model over `tokens` rows a sequence, the logits of `logits` of them and the
+    choice of tokens included."""
     layers: Counter[Op] = Counter()
     for layer, window, count in layer_groups(model):
         ops = layer_ops(
-            layer, batch=rows.batch, tokens=tokens, context=rows.context, window=window, ranks=rows.ranks, fused=rows.fused
+            layer,
+            batch=rows.batch,
+            tokens=tokens,
+            context=rows.context,
+            window=window,
+            ranks=rows.ranks,
+            fused=rows.fused,
         )
         layers.update({op: n * count for op, n in Counter(ops).items()})
-    outside: Counter[Op] = Counter(head_ops(model, batch=rows.batch, tokens=tokens, ranks=rows.ranks, head_tokens=logits))
+    outside: Counter[Op] = Counter(
+        head_ops(model, batch=rows.batch, tokens=tokens, ranks=rows.ranks, head_tokens=logits)
+    )
     outside[sample_op(model, batch=rows.batch, tokens=logits)] += 1
     return PassOps(layers, outside, model.num_hidden_layers, rows.ranks)
 

@@ -1,4 +1,5 @@
-"""A drafter's config.json as a drafter: EAGLE-1 and -3 (SafeAILab, SpecForge, speculators), P-EAGLE, PARD, DFlash, Medusa.
+"""A drafter's config.json as a drafter: EAGLE-1 and -3 (SafeAILab, SpecForge, speculators),
+P-EAGLE, PARD, DFlash, Medusa.
 
 Only shapes are read, never weights. What engines make of the same files: docs/families.md.
 """
@@ -20,37 +21,62 @@ from archsearch.drafters.models import Pard
 from archsearch.errors import ArchsearchError, InvalidShapeError
 
 FAMILY_OF: Final = {  # by architectures[0] or speculators_model_type
-    "LlamaForCausalLMEagle3": "eagle3", "Eagle3LlamaForCausalLM": "eagle3", "Eagle3Speculator": "eagle3", "eagle3": "eagle3",
-    "EagleLlamaForCausalLM": "eagle", "EagleSpeculator": "eagle", "eagle": "eagle",
-    "PEagleSpeculator": "peagle", "peagle": "peagle",
-    "DFlashDraftModel": "dflash", "DFlashSpeculator": "dflash", "dflash": "dflash",
-    "MedusaModel": "medusa", "medusa": "medusa",
-}  # fmt: skip
+    "LlamaForCausalLMEagle3": "eagle3",
+    "Eagle3LlamaForCausalLM": "eagle3",
+    "Eagle3Speculator": "eagle3",
+    "eagle3": "eagle3",
+    "EagleLlamaForCausalLM": "eagle",
+    "EagleSpeculator": "eagle",
+    "eagle": "eagle",
+    "PEagleSpeculator": "peagle",
+    "peagle": "peagle",
+    "DFlashDraftModel": "dflash",
+    "DFlashSpeculator": "dflash",
+    "dflash": "dflash",
+    "MedusaModel": "medusa",
+    "medusa": "medusa",
+}
 MASK_FIELDS: Final = ("ptd_token_id", "pard_token", "mask_token_id")
-"""Where the id of a mask token stands (vLLM 0.32, `_init_parallel_drafting_params`): such a drafter fills its block at once."""
-NO_IDS: Final = "its config names no eagle_aux_hidden_state_layer_ids: engines guess which layers it reads; write them"
+"""Where the id of a mask token stands (vLLM 0.32, `_init_parallel_drafting_params`): such a drafter
+fills its block at once."""
+NO_IDS: Final = (
+    "its config names no eagle_aux_hidden_state_layer_ids: engines guess which layers it reads;"
+    " write them"
+)
 
 
 def family_of_config(config: Mapping[str, Any]) -> str:
     """The family of a drafter's config.json; "" for one of a model that drafts token by token."""
-    named = (*(config.get("architectures") or ()), config.get("speculators_model_type"), config.get("model_type"))
-    found = next((FAMILY_OF[name] for name in named if isinstance(name, str) and name in FAMILY_OF), "")
+    named = (
+        *(config.get("architectures") or ()),
+        config.get("speculators_model_type"),
+        config.get("model_type"),
+    )
+    found = next(
+        (FAMILY_OF[name] for name in named if isinstance(name, str) and name in FAMILY_OF), ""
+    )
     if found == "eagle3" and any(config.get(name) is not None for name in MASK_FIELDS):
         return "peagle"
     return "pard" if not found and config.get("pard_token") is not None else found
 
 
-def drafter_of_config(config: Mapping[str, Any], target: Architecture, family: str = "") -> tuple[Drafter, list[str]]:
-    """The drafter of a head's config for `target`, and what to tell of it. `family`: what the user says it is, "" for what its
-    config says.
+def drafter_of_config(
+    config: Mapping[str, Any], target: Architecture, family: str = ""
+) -> tuple[Drafter, list[str]]:
+    """The drafter of a head's config for `target`, and what to tell of it. `family`: what the user
+    says it is, "" for what its config says.
 
-    Raises ArchsearchError: of another family, fields that are missing, width, vocabulary or layers of another target.
+    Raises ArchsearchError: of another family, fields that are missing, width, vocabulary or layers
+    of another target.
     """
     found = family_of_config(config)
     if family and found and found != family:
         raise ArchsearchError(f"its config.json is of the family {found}, not {family}")
     if (family or found) not in _READERS:
-        raise ArchsearchError(f"no config of a {family or 'drafting'} head can be read; known are {', '.join(_READERS)}")
+        raise ArchsearchError(
+            f"no config of a {family or 'drafting'} head can be read; known are"
+            f" {', '.join(_READERS)}"
+        )
     check_fields(config)
     try:
         drafter = _READERS[family or found](config, target)
@@ -61,11 +87,13 @@ def drafter_of_config(config: Mapping[str, Any], target: Architecture, family: s
     drafter.check(target)
     ids = _layer_ids(config)
     if len(set(ids)) < len(ids):
-        raise InvalidShapeError(f"this {drafter.title} reads layers {', '.join(map(str, ids))}: name each layer once")
+        raise InvalidShapeError(
+            f"this {drafter.title} reads layers {', '.join(map(str, ids))}: name each layer once"
+        )
     if ids and not (min(ids) >= 0 and max(ids) < target.num_hidden_layers):
         raise InvalidShapeError(
-            f"this {drafter.title} reads layers {', '.join(map(str, ids))}, the target has layers 0 to "
-            f"{target.num_hidden_layers - 1}: it was made for another target"
+            f"this {drafter.title} reads layers {', '.join(map(str, ids))}, the target has layers 0"
+            f" to {target.num_hidden_layers - 1}: it was made for another target"
         )
     return drafter, [] if ids or drafter.states_read < 2 else [NO_IDS]
 
@@ -84,7 +112,9 @@ def _decoder(config: Mapping[str, Any]) -> Architecture:
     decoder = from_hf_config(layers).replace(tie_word_embeddings=False)
     rows = config.get("draft_vocab_size") or layers.get("draft_vocab_size")
     if isinstance(rows, int) and rows > decoder.vocab_size:
-        raise InvalidShapeError(f"draft_vocab_size must lie between 1 and vocab_size={decoder.vocab_size}, got {rows}")
+        raise InvalidShapeError(
+            f"draft_vocab_size must lie between 1 and vocab_size={decoder.vocab_size}, got {rows}"
+        )
     trimmed = isinstance(rows, int) and rows < decoder.vocab_size
     return decoder.replace(draft_vocab_size=rows if trimmed else None)
 
@@ -99,19 +129,26 @@ def _layer_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
                 continue
             ids = place[name]
             if not isinstance(ids, list | tuple) or not all(type(each) is int for each in ids):
-                raise InvalidShapeError(f"{name} must be a list of numbers of the target's layers, got {ids!r}")
+                raise InvalidShapeError(
+                    f"{name} must be a list of numbers of the target's layers, got {ids!r}"
+                )
             return tuple(ids)
     return ()
 
 
-def _feature(kind: HeadKind, made: type[FeatureDrafter], states: int) -> Callable[[Mapping[str, Any], Architecture], Drafter]:
+def _feature(
+    kind: HeadKind, made: type[FeatureDrafter], states: int
+) -> Callable[[Mapping[str, Any], Architecture], Drafter]:
     def read(config: Mapping[str, Any], target: Architecture) -> Drafter:
         decoder = _decoder(config)
         width = int(config.get("target_hidden_size") or decoder.hidden_size)
-        # Before the head is put together: a narrow one without `target_hidden_size` is another target's.
+        # Before the head is put together: a narrow one without `target_hidden_size` is another
+        # target's.
         made(decoder, width, 1, decoder.hidden_size != width).check(target)
         read_states = len(_layer_ids(config)) or states
-        return made.from_head(FeatureHead(kind, decoder, width, read_states, decoder.hidden_size != width))
+        return made.from_head(
+            FeatureHead(kind, decoder, width, read_states, decoder.hidden_size != width)
+        )
 
     return read
 
@@ -125,14 +162,19 @@ def _medusa(config: Mapping[str, Any], target: Architecture) -> Drafter:
     rows = int(config.get("vocab_size") or target.vocab_size)
     if width != target.hidden_size:
         raise InvalidShapeError(
-            f"these Medusa heads read hidden states of width {width}, the target's have {target.hidden_size}: they were made for "
-            "another target"
+            f"these Medusa heads read hidden states of width {width}, the target's have"
+            f" {target.hidden_size}: they were made for another target"
         )
     heads = config.get("num_heads") or config.get("medusa_num_heads")
     if not isinstance(heads, int) or heads < 1:
         raise ArchsearchError("its config.json needs num_heads, how many Medusa heads there are")
     residual = int(config.get("num_hidden_layers") or config.get("medusa_num_layers") or 1)
-    return Medusa(target.replace(vocab_size=rows), heads, residual, bool(config.get("original_lm_head", False)))
+    return Medusa(
+        target.replace(vocab_size=rows),
+        heads,
+        residual,
+        bool(config.get("original_lm_head", False)),
+    )
 
 
 _READERS: Final[Mapping[str, Callable[[Mapping[str, Any], Architecture], Drafter]]] = {

@@ -1,5 +1,5 @@
-"""The families by name. A new one is a class and a line here, a space in search_spaces/, and the engines that run it in
-`engine_facts`."""
+"""The families by name. A new one is a class and a line here, a space in search_spaces/, and the
+engines that run it in `engine_facts`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,39 @@ from archsearch.drafters.medusa import Medusa
 from archsearch.drafters.models import EarlyExit, Independent, Pard
 from archsearch.errors import ArchsearchError, InvalidShapeError
 
-_CLASSES: Final = (Independent, Eagle3, Eagle, Mtp, Medusa, NGram, Suffix, PEagle, Pard, DFlash, EarlyExit)
+_CLASSES: Final = (
+    Independent,
+    Eagle3,
+    Eagle,
+    Mtp,
+    Medusa,
+    NGram,
+    Suffix,
+    PEagle,
+    Pard,
+    DFlash,
+    EarlyExit,
+)
 FAMILIES: Final[dict[str, type[Drafter]]] = {each.family: each for each in _CLASSES}
-ALIASES: Final = {"eagle1": "eagle", "eagle-1": "eagle", "eagle-3": "eagle3", "n-gram": "ngram", "p-eagle": "peagle"}
+ALIASES: Final = {
+    "eagle1": "eagle",
+    "eagle-1": "eagle",
+    "eagle-3": "eagle3",
+    "n-gram": "ngram",
+    "p-eagle": "peagle",
+}
 
 
 def family(name: str) -> type[Drafter]:
-    """The class of the family `name`. Raises ArchsearchError, with the names there are, for an unknown one."""
+    """The class of the family `name`. Raises ArchsearchError, with the names there are, for an
+    unknown one."""
     known = ALIASES.get(name.lower(), name.lower().replace("-", "_"))
     if known not in FAMILIES:
         close = difflib.get_close_matches(known, FAMILY_NAMES, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ""
-        raise ArchsearchError(f"unknown family of drafters {name!r}{hint}; use one of {', '.join(FAMILY_NAMES)}")
+        raise ArchsearchError(
+            f"unknown family of drafters {name!r}{hint}; use one of {', '.join(FAMILY_NAMES)}"
+        )
     return FAMILIES[known]
 
 
@@ -37,8 +58,8 @@ def is_family(name: str) -> bool:
 
 
 def read_drafter(architecture: Architecture, data: Mapping[str, Any] | None) -> Drafter:
-    """What `Drafter.to_dict` wrote; None (files of versions that knew no other): an independent draft.
-    Raises ArchsearchError for what is none."""
+    """What `Drafter.to_dict` wrote; None (files of versions that knew no other): an independent
+    draft. Raises ArchsearchError for what is none."""
     if data is None:
         return Independent(architecture)
     if not isinstance(data, Mapping):

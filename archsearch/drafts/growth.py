@@ -6,8 +6,9 @@
 
 Runs of earlier versions may hold longer/ and followed/ too: they are read.
 
-Everything resumes: a folder that was begun goes on, and what a kill left is used. Prompts whose answers are kept out to compare
-drafts on, and held-out prompts, get no further text and none like them.
+Everything resumes: a folder that was begun goes on, and what a kill left is used. Prompts whose
+answers are kept out to compare drafts on, and held-out prompts, get no further text and none like
+them.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Speed:
 
     @property
     def tokens_per_s(self) -> float:
-        """Written tokens a second, each read one counted as READ_COST of one; 0 before anything was written."""
+        """Written tokens a second, each read one counted as READ_COST of one; 0 before anything was
+        written."""
         return (self.written + READ_COST * self.read) / self.seconds if self.seconds > 0 else 0.0
 
 
@@ -65,12 +67,19 @@ class Growth:
     def __init__(self, texts: RunTexts) -> None:
         self.texts = texts
 
-    # -- what there is -----------------------------------------------------------------------------------------------------------
+    # -- what there is
+    # ----------------------------------------------------------------------------------------------
 
     def folders(self) -> list[str]:
         """Names of the folders of further text that hold some."""
         path = self.texts.folder
-        names = ["answers", "longer", "followed", "more", *(f"more-{n}" for n in range(2, SAMPLED_ROUNDS + 1))]
+        names = [
+            "answers",
+            "longer",
+            "followed",
+            "more",
+            *(f"more-{n}" for n in range(2, SAMPLED_ROUNDS + 1)),
+        ]
         names += sorted(found.name for found in path.glob("invented-*"))
         return [name for name in names if any((path / name).glob("shard-*.safetensors"))]
 
@@ -79,7 +88,8 @@ class Growth:
         return Speed(**read_json(path, "speed of writing")) if path.exists() else Speed()
 
     def supplies(self) -> list[Supply]:
-        """What each source can still give, best first; [] before anything was written, since nobody knows how fast it goes."""
+        """What each source can still give, best first; [] before anything was written, since nobody
+        knows how fast it goes."""
         rate, base = self.speed().tokens_per_s, self.texts.training()
         if rate <= 0 or not base.sequences:
             return []
@@ -93,16 +103,23 @@ class Growth:
                 continue
             seconds = (READ_COST * sum(prompts) + len(prompts) * answer) / rate + extra_s
             written_share = len(prompts) * answer / tokens
-            found.append(Supply(name, tokens, tokens / seconds, WORTH[name] * written_share / own_share))
+            found.append(
+                Supply(name, tokens, tokens / seconds, WORTH[name] * written_share / own_share)
+            )
         return found
 
     def _outlook(self, name: SourceName, answer: float, rate: float) -> tuple[Sequence[int], float]:
-        """(length of each prompt that a source has still to answer, seconds that finding the prompts takes)."""
+        """(length of each prompt that a source has still to answer, seconds that finding the
+        prompts takes)."""
         if name == "sampled":
-            rounds = SAMPLED_ROUNDS - sum(self._complete(folder) for folder in self._sampled_folders())
+            rounds = SAMPLED_ROUNDS - sum(
+                self._complete(folder) for folder in self._sampled_folders()
+            )
             return [len(p.token_ids) for p in self._asked_prompts()] * rounds, 0.0
         if name == "invented":
-            mean = sum(len(p.token_ids) for p in self._asked_prompts()) / max(len(self._asked_prompts()), 1)
+            mean = sum(len(p.token_ids) for p in self._asked_prompts()) / max(
+                len(self._asked_prompts()), 1
+            )
             asked, kept, barren = self._yield()
             if barren >= BARREN_ROUNDS or kept >= MOST_INVENTED or not self._asked_prompts():
                 return (), 0.0
@@ -126,17 +143,20 @@ class Growth:
         path = self.texts.folder / name / "cache.json"
         return path.exists() and bool(read_json(path, "text cache").get("complete"))
 
-    # -- writing -----------------------------------------------------------------------------------------------------------------
+    # -- writing
+    # ----------------------------------------------------------------------------------------------
 
     def grow(self, budget_s: float) -> dict[str, int]:
-        """Write further text for about `budget_s`, the best source that has some left first. Returns the written tokens that came
-        from each source. Never runs on without gain: a source that gives nothing is not asked again in this call."""
+        """Write further text for about `budget_s`, the best source that has some left first.
+        Returns the written tokens that came from each source. Never runs on without gain: a source
+        that gives nothing is not asked again in this call."""
         deadline = time.monotonic() + budget_s
         gained: dict[str, int] = {}
         doers: dict[SourceName, Callable[[float], int]] = {
-            "answers": self._write_answers, "sampled": self._write_sampled,
+            "answers": self._write_answers,
+            "sampled": self._write_sampled,
             "invented": self._write_invented,
-        }  # fmt: skip
+        }
         for name, write in doers.items():
             while (left := deadline - time.monotonic()) > LEAST_S:
                 tokens = write(left)
@@ -147,18 +167,27 @@ class Growth:
 
     def _write_answers(self, budget_s: float) -> int:
         prompts = self._unanswered()
-        return self._write("answers", prompts, budget_s) if prompts and not self._complete("answers") else 0
+        return (
+            self._write("answers", prompts, budget_s)
+            if prompts and not self._complete("answers")
+            else 0
+        )
 
     def _write_sampled(self, budget_s: float) -> int:
         """The next round of sampled answers, one to each prompt."""
         for number, folder in enumerate(self._sampled_folders(), start=1):
             if not self._complete(folder):
                 prompts = self._asked_prompts()
-                return self._write(folder, prompts, budget_s, SAMPLED_TEMPERATURE, seed=number) if prompts else 0
+                return (
+                    self._write(folder, prompts, budget_s, SAMPLED_TEMPERATURE, seed=number)
+                    if prompts
+                    else 0
+                )
         return 0
 
     def _write_invented(self, budget_s: float) -> int:
-        """The next round: prompts asked for, the usable ones answered. Rounds that gave no usable prompt end after a few."""
+        """The next round: prompts asked for, the usable ones answered. Rounds that gave no usable
+        prompt end after a few."""
         begin = time.monotonic()
         while (left := budget_s - (time.monotonic() - begin)) > LEAST_S:
             asked, kept, barren = self._yield()
@@ -172,7 +201,9 @@ class Growth:
                 prompts = self._ask(number, ASKING_SHARE * left)
             if prompts:
                 left = budget_s - (time.monotonic() - begin)
-                return self._write(f"invented-{number:03d}", self.texts.encode(prompts), max(left, LEAST_S))
+                return self._write(
+                    f"invented-{number:03d}", self.texts.encode(prompts), max(left, LEAST_S)
+                )
         return 0
 
     def _ask(self, number: int, budget_s: float) -> list[Prompt]:
@@ -182,7 +213,10 @@ class Growth:
 
         target, tokenizer = self.texts.writer(), self.texts.target.tokenizer
         ends = eos_ids(target, tokenizer)
-        train, before = self._training_prompts(), [p for n in range(number) for p in self._prompts_of(n) or []]
+        train, before = (
+            self._training_prompts(),
+            [p for n in range(number) for p in self._prompts_of(n) or []],
+        )
         openings = supply.askings(tokenizer, train, ASKED, seed=number)
         folder, (temperature, top_p) = f"asked-{number:03d}", supply.INVENTING
         if openings:
@@ -192,8 +226,13 @@ class Growth:
             turns = []
         apart = [*self.texts.prompts.heldout, *self._kept_out()]
         found = supply.invented(supply.turns_of(turns, tokenizer, ends), train, apart, before)
-        row = {"asked": len(turns), "dropped": found.dropped,
-               "prompts": [{"messages": p.messages, "category": p.category, "id": p.id} for p in found.prompts]}  # fmt: skip
+        row = {
+            "asked": len(turns),
+            "dropped": found.dropped,
+            "prompts": [
+                {"messages": p.messages, "category": p.category, "id": p.id} for p in found.prompts
+            ],
+        }
         write_json(self.texts.folder / folder / "prompts.json", row)
         return list(found.prompts)
 
@@ -205,26 +244,43 @@ class Growth:
         if not path.exists():
             return None
         rows = read_json(path, "invented prompts")["prompts"]
-        return [Prompt(tuple((r, t) for r, t in row["messages"]), row["category"], row["id"]) for row in rows]
+        return [
+            Prompt(tuple((r, t) for r, t in row["messages"]), row["category"], row["id"])
+            for row in rows
+        ]
 
     def _write(
-        self, folder: str, prompts: Sequence[EncodedPrompt], budget_s: float, temperature: float = 0.0, seed: int = 0
+        self,
+        folder: str,
+        prompts: Sequence[EncodedPrompt],
+        budget_s: float,
+        temperature: float = 0.0,
+        seed: int = 0,
     ) -> int:
         """Written tokens that came to a folder."""
         before = self.tokens(folder)[0]
-        cache = self._cached(folder, prompts, Writing(self.texts.answer_tokens, temperature, seed=seed), budget_s)
+        cache = self._cached(
+            folder, prompts, Writing(self.texts.answer_tokens, temperature, seed=seed), budget_s
+        )
         self.texts.forget(folder)
         return cache.written_tokens - before
 
-    def _cached(self, folder: str, prompts: Sequence[EncodedPrompt], writing: Writing, budget_s: float) -> TextCache:
+    def _cached(
+        self, folder: str, prompts: Sequence[EncodedPrompt], writing: Writing, budget_s: float
+    ) -> TextCache:
         from archsearch.text.generate import write_answers
 
         begin, before = time.monotonic(), self.tokens(folder)
         with ProgressLine("target writes more training text") as line:
             cache = write_answers(
-                self.texts.writer(), self.texts.target.tokenizer, prompts, cache_dir=self.texts.folder / folder,
-                writing=writing, budget_s=budget_s, progress=lambda p: line(progress_words(p), p["seconds"], budget_s),
-            )  # fmt: skip
+                self.texts.writer(),
+                self.texts.target.tokenizer,
+                prompts,
+                cache_dir=self.texts.folder / folder,
+                writing=writing,
+                budget_s=budget_s,
+                progress=lambda p: line(progress_words(p), p["seconds"], budget_s),
+            )
         self.timed(before, self.tokens(folder), time.monotonic() - begin)
         return cache
 
@@ -239,13 +295,22 @@ class Growth:
         return sum(len(s.written) for s in sequences), sum(s.prompt_tokens for s in sequences)
 
     def timed(self, before: tuple[int, int], after: tuple[int, int], seconds: float) -> None:
-        """Keep what writing took, for the outlook. Of answers that went on after a cut the prompt counts once only."""
-        speed, (written, read) = self.speed(), (now - then for now, then in zip(after, before, strict=True))
+        """Keep what writing took, for the outlook. Of answers that went on after a cut the prompt
+        counts once only."""
+        speed, (written, read) = (
+            self.speed(),
+            (now - then for now, then in zip(after, before, strict=True)),
+        )
         if written > 0:
-            row = {"written": speed.written + written, "read": speed.read + read, "seconds": speed.seconds + seconds}
+            row = {
+                "written": speed.written + written,
+                "read": speed.read + read,
+                "seconds": speed.seconds + seconds,
+            }
             write_json(self.texts.folder / "writing.json", row)
 
-    # -- which prompts ---------------------------------------------------------------------------------------------------------
+    # -- which prompts
+    # ----------------------------------------------------------------------------------------------
 
     def _sampled_folders(self) -> list[str]:
         return ["more", *(f"more-{number}" for number in range(2, SAMPLED_ROUNDS + 1))]
@@ -258,7 +323,10 @@ class Growth:
 
     def _numbered(self) -> list[tuple[Prompt, EncodedPrompt]]:
         """Every training prompt that leaves room for an answer, with its tokens."""
-        numbered = [replace(prompt, id=str(number)) for number, prompt in enumerate(self.texts.prompts.train)]
+        numbered = [
+            replace(prompt, id=str(number))
+            for number, prompt in enumerate(self.texts.prompts.train)
+        ]
         by_id = {prompt.id: prompt for prompt in numbered}
         return [(by_id[encoded.id], encoded) for encoded in self.texts.encode(numbered)]
 
@@ -276,5 +344,7 @@ class Growth:
 
     def _unanswered(self) -> list[EncodedPrompt]:
         """Training prompts that the first text has no answer to."""
-        answered = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in self.texts.training().sequences}
+        answered = {
+            tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in self.texts.training().sequences
+        }
         return [encoded for encoded in self._asked_prompts() if encoded.token_ids not in answered]

@@ -1,6 +1,7 @@
-"""Heads on the target's hidden states, trained on a run's texts: beside the finalists, one folder a family.
+"""Heads on the target's hidden states, trained on a run's texts: beside the finalists, one folder a
+family.
 
-heads/<family>/   config.json and model.safetensors as engines load them, training.json, chains.npz, checkpoint/
+heads/<family>/  weights as engines load them, training.json, chains.npz, checkpoint/
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 FOLDER: Final = "heads"
 RECORD: Final = "training.json"
 CHAINS: Final = "chains.npz"
-# Unless something else is asked: rows of the vocabulary, and layers (published P-EAGLE heads have four; two is assumed).
+# Unless something else is asked: rows of the vocabulary, and layers (published P-EAGLE heads have
+# four; two is assumed).
 HEAD_ROWS: Final[dict[HeadFamily, int]] = {"eagle3": 4096, "medusa": 2048, "peagle": 4096}
 HEAD_LAYERS: Final[dict[HeadFamily, int]] = {"eagle3": 1, "medusa": 1, "peagle": 2}
 LONGEST_CHAIN: Final = 16
@@ -43,9 +45,9 @@ TRAINABLE: Final = ("llama", "mistral", "qwen2")
 
 @dataclass(frozen=True, slots=True)
 class HeadPlan:
-    """What is trained. `gamma`: draft tokens a round, which the head is trained for; `rows`: tokens its vocabulary keeps (None:
-    the family's usual, HEAD_ROWS); `layers`, `aux_layers`: of an EAGLE-3 or P-EAGLE head, whose inputs it reads (empty: 2, n / 2,
-    n - 3).
+    """What is trained. `gamma`: draft tokens a round, which the head is trained for; `rows`: tokens
+    its vocabulary keeps (None: the family's usual, HEAD_ROWS); `layers`, `aux_layers`: of an
+    EAGLE-3 or P-EAGLE head, whose inputs it reads (empty: 2, n / 2, n - 3).
     """
 
     family: HeadFamily
@@ -57,12 +59,17 @@ class HeadPlan:
     def __post_init__(self) -> None:
         if self.family not in HEAD_FAMILIES:
             raise ArchsearchError(
-                f"heads of family {self.family!r} cannot be trained here; choose from {', '.join(HEAD_FAMILIES)}"
+                f"heads of family {self.family!r} cannot be trained here; choose from"
+                f" {', '.join(HEAD_FAMILIES)}"
             )
-        if not 1 <= self.gamma <= LONGEST_CHAIN or self.layers < 1 or (self.rows is not None and self.rows < 1):
+        if (
+            not 1 <= self.gamma <= LONGEST_CHAIN
+            or self.layers < 1
+            or (self.rows is not None and self.rows < 1)
+        ):
             raise ArchsearchError(
-                f"a head needs a gamma of 1 to {LONGEST_CHAIN}, a layer and a vocabulary, got gamma {self.gamma}, "
-                f"{self.layers} layers, {self.rows} rows"
+                f"a head needs a gamma of 1 to {LONGEST_CHAIN}, a layer and a vocabulary, got gamma"
+                f" {self.gamma}, {self.layers} layers, {self.rows} rows"
             )
 
     @classmethod
@@ -76,8 +83,9 @@ class HeadPlan:
 
 @dataclass(frozen=True, slots=True)
 class TrainedHead:
-    """A head with weights. `plan`; `folder` that engines load; `conditional` [gamma]: the chance of each draft token on held-out
-    text, given those before it; `replays`: tokens a round by gamma, on the texts that choose; `record`: training.json."""
+    """A head with weights. `plan`; `folder` that engines load; `conditional` [gamma]: the chance of
+    each draft token on held-out text, given those before it; `replays`: tokens a round by gamma, on
+    the texts that choose; `record`: training.json."""
 
     plan: HeadPlan
     folder: Path
@@ -96,12 +104,13 @@ class HeadTrainer:
         return head_folder(self.trainer.folder, family)
 
     def check(self, plan: HeadPlan) -> None:
-        """Raise ArchsearchError, before anything is loaded, for a target whose heads cannot be trained here."""
+        """Raise ArchsearchError, before anything is loaded, for a target whose heads cannot be
+        trained here."""
         arch = self.trainer.target.architecture
         if arch.model_type not in TRAINABLE or arch.qk_norm:
             raise ArchsearchError(
-                f"heads can be trained for targets of {', '.join(TRAINABLE)} without QK norms, not for {arch.model_type!r}; "
-                "use another target, or train a draft model"
+                f"heads can be trained for targets of {', '.join(TRAINABLE)} without QK norms, not"
+                f" for {arch.model_type!r}; use another target, or train a draft model"
             )
         if plan.aux_layers:
             from archsearch.text.auxiliary import check_layers
@@ -113,12 +122,16 @@ class HeadTrainer:
         from archsearch.training.heads.folder import TargetFacts
 
         target = self.trainer.target
-        return TargetFacts.of(target.architecture, target.name, self.trainer.texts.training().target_fingerprint)
+        return TargetFacts.of(
+            target.architecture, target.name, self.trainer.texts.training().target_fingerprint
+        )
 
     def train(self, plan: HeadPlan, budget_s: float, seed: int = 0) -> TrainedHead:
-        """Train a head for `budget_s` seconds in all (a checkpoint's time counts), and measure it on held-out text.
+        """Train a head for `budget_s` seconds in all (a checkpoint's time counts), and measure it
+        on held-out text.
 
-        An EAGLE-3 head's auxiliary states are made first, once for all heads that read the same layers, outside the budget.
+        An EAGLE-3 head's auxiliary states are made first, once for all heads that read the same
+        layers, outside the budget.
         """
         from archsearch.training.heads.chains import chain_matches
         from archsearch.training.heads.train import head_config, train_head
@@ -129,7 +142,9 @@ class HeadTrainer:
         start = time.monotonic()
         auxiliary = self._auxiliary(plan, [*caches, choosing]) if plan.family != "medusa" else None
         auxiliary_s = time.monotonic() - start + _states_before(folder)
-        vocabulary = stored_vocabulary(folder, plan.head_rows(caches[0].vocab_size), caches, trainer.tokenizer)
+        vocabulary = stored_vocabulary(
+            folder, plan.head_rows(caches[0].vocab_size), caches, trainer.tokenizer
+        )
         head = self._initial(plan, vocabulary.token_ids, auxiliary, seed)
         with ProgressLine(f"train {plan.family}") as line:
             result = train_head(
@@ -140,12 +155,15 @@ class HeadTrainer:
                 auxiliary=auxiliary,
                 checkpoint_dir=folder / "checkpoint",
                 progress=lambda p: line(
-                    f"loss {p['loss']:.3f} accepted {p['alpha'] or 0:.3f} {p['tokens_per_s']:.0f} tokens/s",
+                    f"loss {p['loss']:.3f} accepted {p['alpha'] or 0:.3f} {p['tokens_per_s']:.0f}"
+                    " tokens/s",
                     float(p["fraction"]),
                     1.0,
                 ),
             )
-        matches = chain_matches(head, [s for s in choosing.sequences if len(s.written) > 1], plan.gamma, auxiliary)
+        matches = chain_matches(
+            head, [s for s in choosing.sequences if len(s.written) > 1], plan.gamma, auxiliary
+        )
         self._save(head.to("cpu"), folder, caches[0])
         extra = {
             "rows": len(vocabulary.token_ids),
@@ -170,13 +188,17 @@ class HeadTrainer:
                 line(f"{p['tokens_per_s']:.0f} tokens/s", p["done"], p["total"])
 
             # Held-out text may have been written in another dtype than the training text.
-            parts = [auxiliary_states(loaded.model(cache.dtype), cache, layers, tell) for cache in caches]
+            parts = [
+                auxiliary_states(loaded.model(cache.dtype), cache, layers, tell) for cache in caches
+            ]
         joined = parts[0]
         for part in parts[1:]:
             joined = joined.join(part)
         return joined
 
-    def _initial(self, plan: HeadPlan, kept: Sequence[int], auxiliary: AuxiliaryStates | None, seed: int) -> Head:
+    def _initial(
+        self, plan: HeadPlan, kept: Sequence[int], auxiliary: AuxiliaryStates | None, seed: int
+    ) -> Head:
         from archsearch.training.heads.eagle3 import initialise_eagle3
         from archsearch.training.heads.folder import eagle3_config
         from archsearch.training.heads.medusa import initialise_medusa
@@ -187,13 +209,22 @@ class HeadTrainer:
         decoder: Architecture = usual_head(self.trainer.target.architecture, "eagle3").decoder
         decoder = decoder.replace(num_hidden_layers=plan.layers, draft_vocab_size=len(kept))
         mask = self._mask_token() if plan.family == "peagle" else None
-        head = initialise_eagle3(target, eagle3_config(decoder, target), auxiliary.layers, kept, seed, mask)
+        head = initialise_eagle3(
+            target, eagle3_config(decoder, target), auxiliary.layers, kept, seed, mask
+        )
         return head.to(self.trainer.device)
 
     def _mask_token(self) -> int:
         """What the further rows of a P-EAGLE head read: a token that says nothing in text."""
         tokenizer = self.trainer.tokenizer
-        found = next((i for i in (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id) if i is not None), 0)
+        found = next(
+            (
+                i
+                for i in (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id)
+                if i is not None
+            ),
+            0,
+        )
         return int(found)
 
     def _save(self, head: Head, folder: Path, cache: TextCache) -> None:
@@ -216,7 +247,11 @@ class HeadTrainer:
 
 def _states_before(folder: Path) -> float:
     """Seconds that the states took before, of a head that goes on."""
-    return float(read_json(folder / RECORD, "the head's training record")["auxiliary_s"]) if (folder / RECORD).exists() else 0.0
+    return (
+        float(read_json(folder / RECORD, "the head's training record")["auxiliary_s"])
+        if (folder / RECORD).exists()
+        else 0.0
+    )
 
 
 def head_folder(run: Path, family: HeadFamily) -> Path:
@@ -227,7 +262,11 @@ def head_folder(run: Path, family: HeadFamily) -> Path:
 def trained_heads(run: Path) -> list[HeadFamily]:
     """The families of which a run has a head with weights."""
     folders = {family: head_folder(run, family) for family in HEAD_FAMILIES}
-    return [family for family, folder in folders.items() if has_weights(folder) and (folder / RECORD).exists()]
+    return [
+        family
+        for family, folder in folders.items()
+        if has_weights(folder) and (folder / RECORD).exists()
+    ]
 
 
 def load_head(folder: Path) -> TrainedHead:
@@ -253,7 +292,9 @@ def replays_of(chains: Sequence[Any], gamma: int) -> dict[int, Replay]:
     return found
 
 
-def _write_record(folder: Path, plan: HeadPlan, result: HeadResult, matches: Sequence[Any], extra: dict[str, Any]) -> None:
+def _write_record(
+    folder: Path, plan: HeadPlan, result: HeadResult, matches: Sequence[Any], extra: dict[str, Any]
+) -> None:
     """chains.npz and training.json."""
     import numpy as np
 
@@ -283,10 +324,13 @@ def _write_record(folder: Path, plan: HeadPlan, result: HeadResult, matches: Seq
 
 
 def _measured(counts: ChainCounts, replays: dict[int, Replay]) -> dict[str, Any]:
-    """Acceptance on the texts that choose: every chain (`conditional`), and rounds as an engine walks them."""
+    """Acceptance on the texts that choose: every chain (`conditional`), and rounds as an engine
+    walks them."""
     return {
         "conditional": list(counts.conditional),
         "judged": list(counts.judged),
         "tau": {gamma: replay.estimate().to_dict() for gamma, replay in replays.items()},
-        "accepted_by_position": {gamma: list(replay.accepted_by_position) for gamma, replay in replays.items()},
+        "accepted_by_position": {
+            gamma: list(replay.accepted_by_position) for gamma, replay in replays.items()
+        },
     }

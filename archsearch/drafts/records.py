@@ -1,4 +1,5 @@
-"""What training leaves behind: a short training's curve, a trained draft with what it was measured at."""
+"""What training leaves behind: a short training's curve, a trained draft with what it was measured
+at."""
 
 from __future__ import annotations
 
@@ -21,9 +22,10 @@ MAX_GAMMA_REPLAYED: Final = MAX_GAMMA
 
 @dataclass(frozen=True)
 class ShortTraining:
-    """A draft's first tokens of training: `points` (tokens, alpha) of its curve, `hits` and `heldout_tokens` per kept-out text at
-    the last of them. `seconds`: of training in all; `wall_s`: of the last call, looks included; `epoch_tokens`: of one pass over
-    the text it was trained on, 0 where that is not known."""
+    """A draft's first tokens of training: `points` (tokens, alpha) of its curve, `hits` and
+    `heldout_tokens` per kept-out text at the last of them. `seconds`: of training in all; `wall_s`:
+    of the last call, looks included; `epoch_tokens`: of one pass over the text it was trained on, 0
+    where that is not known."""
 
     architecture: Architecture
     tokens: int
@@ -41,12 +43,22 @@ class ShortTraining:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ShortTraining:
         points = tuple((int(tokens), float(alpha)) for tokens, alpha in data["points"])
-        lists = {name: tuple(int(value) for value in data[name]) for name in ("hits", "heldout_tokens")}
-        return cls(**{**data, **lists, "points": points, "architecture": Architecture.from_dict(data["architecture"])})
+        lists = {
+            name: tuple(int(value) for value in data[name]) for name in ("hits", "heldout_tokens")
+        }
+        return cls(
+            **{
+                **data,
+                **lists,
+                "points": points,
+                "architecture": Architecture.from_dict(data["architecture"]),
+            }
+        )
 
 
 def paired_logit_std(first: ShortTraining, second: ShortTraining, resamples: int = 200) -> float:
-    """Std over texts of logit(alpha of first) - logit(alpha of second), measured on the same kept-out texts (paired bootstrap).
+    """Std over texts of logit(alpha of first) - logit(alpha of second), measured on the same
+    kept-out texts (paired bootstrap).
 
     Raises ArchsearchError where the texts differ.
     """
@@ -55,7 +67,9 @@ def paired_logit_std(first: ShortTraining, second: ShortTraining, resamples: int
     from archsearch.acceptance.measured import resampled_ratio
 
     if first.heldout_tokens != second.heldout_tokens or not first.hits or not second.hits:
-        raise ArchsearchError("two learning curves were measured on different texts; delete them and search again")
+        raise ArchsearchError(
+            "two learning curves were measured on different texts; delete them and search again"
+        )
     counts = np.array([first.heldout_tokens, first.hits, second.hits], dtype=np.float64)
     slopes = []
     for hits in counts[1:]:
@@ -67,10 +81,12 @@ def paired_logit_std(first: ShortTraining, second: ShortTraining, resamples: int
 
 @dataclass(frozen=True)
 class TrainedDraft:
-    """A draft with weights and what it was measured at: greedy alpha on held-out text and tau by replay, for each gamma.
+    """A draft with weights and what it was measured at: greedy alpha on held-out text and tau by
+    replay, for each gamma.
 
-    `tokens`: of its training; `points` (tokens, alpha): its curve before the anneal, on texts that no draft is trained on; both
-    empty where that is not known. `stopped`: why its training ended before its limits.
+    `tokens`: of its training; `points` (tokens, alpha): its curve before the anneal, on texts that
+    no draft is trained on; both empty where that is not known. `stopped`: why its training ended
+    before its limits.
     """
 
     architecture: Architecture
@@ -101,14 +117,22 @@ def trained_draft(arch: Architecture, folder: Path, trace: Trace) -> TrainedDraf
         taus[gamma] = Estimate(outcome.tau, outcome.tau_std, "measured")
         positions = outcome.accepted_by_position
     if not taus:
-        raise ArchsearchError("the held-out answers are too short to measure acceptance; use prompts with longer answers")
-    return TrainedDraft(arch, folder, measured.alpha(trace), measured.alpha_by_category(trace), taus, positions)
+        raise ArchsearchError(
+            "the held-out answers are too short to measure acceptance; use prompts with longer"
+            " answers"
+        )
+    return TrainedDraft(
+        arch, folder, measured.alpha(trace), measured.alpha_by_category(trace), taus, positions
+    )
 
 
 def load_trained(arch: Architecture, folder: Path) -> TrainedDraft:
-    """A draft that was trained before. Raises MissingDataError where its trace or weights are missing."""
+    """A draft that was trained before. Raises MissingDataError where its trace or weights are
+    missing."""
     from archsearch.acceptance.measured import Trace
 
     if not has_weights(folder):
-        raise MissingDataError(f"{folder} has no weights; train it with: archsearch train RUN --rank N")
+        raise MissingDataError(
+            f"{folder} has no weights; train it with: archsearch train RUN --rank N"
+        )
     return trained_draft(arch, folder, Trace.load(folder / "trace.npz"))

@@ -1,9 +1,10 @@
 """The texts of a run: what the target wrote for its prompts, in folders of the run.
 
-text/        the target's greedy answers to the training prompts, with its hidden states; in bfloat16 where that is faster
+text/  greedy answers to the training prompts, with hidden states; bfloat16 if faster
 plain/       plain text with the target's states, where a file was given
-             further text, where there was time for it: `drafts.growth` says what and in which folders
-heldout/     greedy answers to the held-out prompts: acceptance is measured on one half, the other confirms
+             further text, where there was time for it: `drafts.growth` says what and in which
+             folders
+heldout/  answers to the held-out prompts: one half measures acceptance, the other confirms
 """
 
 from __future__ import annotations
@@ -28,15 +29,23 @@ if TYPE_CHECKING:
     from archsearch.text.prompts import EncodedPrompt, Prompt
     from archsearch.training.data_plan import Supply
 
-PLAIN_SHARE: Final = 0.3  # of the time to write: plain text is read much faster than answers are written
+PLAIN_SHARE: Final = (
+    0.3  # of the time to write: plain text is read much faster than answers are written
+)
 COVERAGE_SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 
 
 class RunTexts:
-    """Writes the texts of one run, or finds them written; every draft of the run learns from and is measured on the same."""
+    """Writes the texts of one run, or finds them written; every draft of the run learns from and is
+    measured on the same."""
 
     def __init__(
-        self, target: LoadedTarget, prompts: PromptSet, folder: Path, answer_tokens: int, plain_text: Path | None = None
+        self,
+        target: LoadedTarget,
+        prompts: PromptSet,
+        folder: Path,
+        answer_tokens: int,
+        plain_text: Path | None = None,
     ) -> None:
         self.target, self.prompts, self.folder = target, prompts, folder
         self.answer_tokens, self.plain_text = answer_tokens, plain_text
@@ -44,8 +53,9 @@ class RunTexts:
         self.growth = Growth(self)
 
     def writer(self) -> Any:
-        """The target as it writes what drafts learn from: in the dtype in which this run's text was begun, at first in the
-        fastest (`LoadedTarget.fast_dtype`). Held-out text is written in the run's own, as the user decodes."""
+        """The target as it writes what drafts learn from: in the dtype in which this run's text was
+        begun, at first in the fastest (`LoadedTarget.fast_dtype`). Held-out text is written in the
+        run's own, as the user decodes."""
         path = self.folder / "text" / "cache.json"
         if not path.exists():
             return self.target.model(self.target.fast_dtype())
@@ -53,7 +63,8 @@ class RunTexts:
         return self.target.model(settings["dtype"].removeprefix("torch."))
 
     def write_training(self, budget_s: float) -> TextCache:
-        """The training text, written within about `budget_s`; a finished or interrupted cache is used and continued."""
+        """The training text, written within about `budget_s`; a finished or interrupted cache is
+        used and continued."""
         from archsearch.text.encode import encode_text
         from archsearch.text.generate import generate_text
 
@@ -85,7 +96,8 @@ class RunTexts:
         return self._caches["text"]
 
     def write_training_once(self, budget_s: float) -> TextCache:
-        """As `write_training`, but a text that stopped at its budget is finished all the same: drafts of a run must share it."""
+        """As `write_training`, but a text that stopped at its budget is finished all the same:
+        drafts of a run must share it."""
         done = self.folder / "text" / "done.json"
         if not done.exists():
             self.write_training(budget_s)
@@ -93,17 +105,20 @@ class RunTexts:
         return self.training()
 
     def grow(self, budget_s: float) -> dict[str, int]:
-        """Write further text for about `budget_s`, from the best source that has some left, then from the next: written tokens
-        that came from each. `supplies` says what there is to be had; drafts trained from now on see it (`all_training`)."""
+        """Write further text for about `budget_s`, from the best source that has some left, then
+        from the next: written tokens that came from each. `supplies` says what there is to be had;
+        drafts trained from now on see it (`all_training`)."""
         return self.growth.grow(budget_s) if budget_s > 0 else {}
 
     def supplies(self) -> list[Supply]:
-        """Further text that can be had, best source first: how many tokens, how many a second, and what one is worth."""
+        """Further text that can be had, best source first: how many tokens, how many a second, and
+        what one is worth."""
         return self.growth.supplies()
 
     def distinct_tokens(self) -> dict[str, int]:
-        """Written tokens that drafts are trained on, by folder (`text`, `plain`, `answers`, `invented-000`, ...). A text that was
-        written twice, as a sampled answer that equals the greedy one, counts once."""
+        """Written tokens that drafts are trained on, by folder (`text`, `plain`, `answers`,
+        `invented-000`, ...). A text that was written twice, as a sampled answer that equals the
+        greedy one, counts once."""
         seen: set[tuple[int, ...]] = set()
         found = {}
         for cache in self.all_training():
@@ -129,24 +144,32 @@ class RunTexts:
 
         if "text" not in self._caches:
             if not (self.folder / "text" / "cache.json").exists():
-                raise MissingDataError(f"{self.folder} has no training text; run the search with --confirm, or archsearch train")
+                raise MissingDataError(
+                    f"{self.folder} has no training text; run the search with --confirm, or"
+                    " archsearch train"
+                )
             self._caches["text"] = TextCache.load(self.folder / "text")
         return self._caches["text"]
 
     def all_training(self) -> list[TextCache]:
-        """Everything that drafts are trained on: the training text first, then plain text and further answers."""
+        """Everything that drafts are trained on: the training text first, then plain text and
+        further answers."""
         from archsearch.text.cache import TextCache
 
-        names = (["plain"] if any((self.folder / "plain").glob("shard-*.safetensors")) else []) + self.growth.folders()
+        names = (
+            ["plain"] if any((self.folder / "plain").glob("shard-*.safetensors")) else []
+        ) + self.growth.folders()
         for name in names:
             if name not in self._caches:
                 self._caches[name] = TextCache.load(self.folder / name)
         return [self.training(), *(self._caches[name] for name in names)]
 
     def heldout(self, budget_s: float | None = None) -> TextCache:
-        """What the target writes, greedily, for the held-out prompts: half of it chooses (`choosing`).
+        """What the target writes, greedily, for the held-out prompts: half of it chooses
+        (`choosing`).
 
-        Written within `budget_s` where one is given; what is there then is all there will be, so that drafts share it.
+        Written within `budget_s` where one is given; what is there then is all there will be, so
+        that drafts share it.
         """
         from archsearch.text.cache import TextCache
         from archsearch.text.generate import generate_text
@@ -170,23 +193,28 @@ class RunTexts:
         return self._caches["heldout"]
 
     def choosing(self) -> TextCache:
-        """The part of the held-out text that drafts are compared and chosen on; the other prompts confirm."""
+        """The part of the held-out text that drafts are compared and chosen on; the other prompts
+        confirm."""
         cache = self.heldout()
         if not self.prompts.split:
             return cache
         asked = {prompt.token_ids for prompt in self.encode(self.prompts.choosing)}
-        chosen = [s for s in cache.sequences if tuple(s.token_ids[: s.prompt_tokens].tolist()) in asked]
+        chosen = [
+            s for s in cache.sequences if tuple(s.token_ids[: s.prompt_tokens].tolist()) in asked
+        ]
         return cache.part(chosen) if chosen else cache
 
     def encode(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
-        """Token ids of prompts; those that leave no room for an answer in the target's context are left out."""
+        """Token ids of prompts; those that leave no room for an answer in the target's context are
+        left out."""
         from archsearch.text.prompts import context_tokens, encode_prompts, prompt_limit
 
         limit = prompt_limit(context_tokens(self.target.config), self.answer_tokens)
         return encode_prompts(prompts, self.target.tokenizer, max_tokens=limit)
 
     def coverage(self) -> VocabularyCoverage:
-        """Which share of the held-out text the most frequent tokens of the training text cover, by head size."""
+        """Which share of the held-out text the most frequent tokens of the training text cover, by
+        head size."""
         from archsearch.acceptance.estimator import VocabularyCoverage
         from archsearch.text.vocabulary import choose_draft_vocab, token_frequencies
 

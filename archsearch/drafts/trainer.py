@@ -1,9 +1,10 @@
-"""Finalists: drafts that get weights. Every draft is initialised from the target, distilled on the run's texts
-(`archsearch.drafts.texts`), and measured on its held-out text, all on the same sequences.
+"""Finalists: drafts that get weights. Every draft is initialised from the target, distilled on the
+run's texts (`archsearch.drafts.texts`), and measured on its held-out text, all on the same
+sequences.
 
 Folders inside a run, beside those of the texts:
 
-    finalists/<shape>/   draft folder (weights), checkpoint/, trace.npz, training.json; of a short training curve.json
+    finalists/<shape>/  weights, checkpoint/, trace.npz, training.json; curve.json
 """
 
 from __future__ import annotations
@@ -39,10 +40,9 @@ LOOK_RATIO: Final = 1.2  # a look costs a pass over some thousand tokens
 PATIENCE: Final = 1.5  # a training ends after half as many tokens again without a better look
 
 
-
-
 class DraftTrainer:
-    """Where drafts of one target are trained: the target, its tokenizer, its text. Loads what is needed, when it is needed."""
+    """Where drafts of one target are trained: the target, its tokenizer, its text. Loads what is
+    needed, when it is needed."""
 
     def __init__(
         self,
@@ -70,7 +70,8 @@ class DraftTrainer:
         return self.loaded.model(dtype)
 
     def source_of_weights(self) -> Any:
-        """The target that drafts are initialised from, in the CPU's memory; in float32 where it runs there."""
+        """The target that drafts are initialised from, in the CPU's memory; in float32 where it
+        runs there."""
         return self.loaded.model("float32" if self.device == "cpu" else None, device="cpu")
 
     @property
@@ -78,18 +79,22 @@ class DraftTrainer:
         return self.loaded.tokenizer
 
     def looked_at(self) -> list[CachedSequence]:
-        """The texts that learning curves are measured on and best weights chosen by, the same for every draft of the run: answers
-        to training prompts that no draft is trained on, and the half of the held-out text that choices are made on."""
+        """The texts that learning curves are measured on and best weights chosen by, the same for
+        every draft of the run: answers to training prompts that no draft is trained on, and the
+        half of the held-out text that choices are made on."""
         from archsearch.training.batches import split_heldout
 
         kept_out = split_heldout(self.texts.training().sequences, HELDOUT_SEQUENCES)[1]
         for path in sorted((self.folder / "finalists").glob("*/curve.json")):
             curve = ShortTraining.from_dict(read_json(path, "learning curve"))
-            if len(curve.heldout_tokens) == len(kept_out):  # a run of version 0.1.0 goes on as it began
+            if len(curve.heldout_tokens) == len(
+                kept_out
+            ):  # a run of version 0.1.0 goes on as it began
                 return kept_out
         return [*kept_out, *self.texts.choosing().sequences]
 
-    # -- the text ---------------------------------------------------------------------------------------------------------------
+    # -- the text
+    # ----------------------------------------------------------------------------------------------
 
     def text_tokens(self) -> int:
         """Tokens of one pass over all that drafts are trained on, prompts included."""
@@ -97,17 +102,21 @@ class DraftTrainer:
 
         first, *others = self.texts.all_training()
         kept = split_heldout(first.sequences, HELDOUT_SEQUENCES)[0]
-        return sum(len(s) - 1 for s in kept) + sum(len(s) - 1 for cache in others for s in cache.sequences)
+        return sum(len(s) - 1 for s in kept) + sum(
+            len(s) - 1 for cache in others for s in cache.sequences
+        )
 
     def supplies(self) -> list[Supply]:
         """Text that can still be written, in the order in which `grow` writes it."""
         return self.texts.supplies()
 
     def grow(self, budget_s: float) -> dict[str, int]:
-        """Write more text for about `budget_s`; drafts trained from now on see it. Written tokens by source."""
+        """Write more text for about `budget_s`; drafts trained from now on see it. Written tokens
+        by source."""
         return self.texts.grow(budget_s)
 
-    # -- one draft --------------------------------------------------------------------------------------------------------------
+    # -- one draft
+    # ----------------------------------------------------------------------------------------------
 
     def draft_folder(self, arch: Architecture) -> Path:
         """finalists/<shape>, with a short hash so that shapes that print alike stay apart."""
@@ -115,18 +124,28 @@ class DraftTrainer:
         return (
             self.folder
             / "finalists"
-            / f"{arch.num_hidden_layers}x{arch.hidden_size}-ffn{arch.intermediate_size}-head{arch.head_rows}-{digest}"
+            / (
+                f"{arch.num_hidden_layers}x{arch.hidden_size}-ffn{arch.intermediate_size}"
+                f"-head{arch.head_rows}-{digest}"
+            )
         )
 
-    def _initial(self, arch: Architecture, caches: list[TextCache], seed: int) -> tuple[Any, DraftVocabulary | None]:
-        """The untrained draft (float32) out of the target, and the vocabulary of a trimmed head, chosen once per shape."""
+    def _initial(
+        self, arch: Architecture, caches: list[TextCache], seed: int
+    ) -> tuple[Any, DraftVocabulary | None]:
+        """The untrained draft (float32) out of the target, and the vocabulary of a trimmed head,
+        chosen once per shape."""
         import torch
 
         from archsearch.drafts.vocabulary import stored_vocabulary
         from archsearch.training.initialise import initialise_draft
 
         folder = self.draft_folder(arch)
-        vocabulary = stored_vocabulary(folder, arch.head_rows, caches, self.tokenizer) if arch.trimmed else None
+        vocabulary = (
+            stored_vocabulary(folder, arch.head_rows, caches, self.tokenizer)
+            if arch.trimmed
+            else None
+        )
         calibration = _calibration_ids(caches[0])
         draft = initialise_draft(
             self.source_of_weights(),
@@ -139,19 +158,30 @@ class DraftTrainer:
         return draft.to(self.device), vocabulary  # type: ignore[arg-type]
 
     def train_short(
-        self, arch: Architecture, tokens: int, seed: int = 0, label: str = "", *, limit_s: float | None = None
+        self,
+        arch: Architecture,
+        tokens: int,
+        seed: int = 0,
+        label: str = "",
+        *,
+        limit_s: float | None = None,
     ) -> ShortTraining:
-        """Distil `arch` until it has seen `tokens` in all (or for `limit_s` seconds in all), without an anneal: its curve so far.
+        """Distil `arch` until it has seen `tokens` in all (or for `limit_s` seconds in all),
+        without an anneal: its curve so far.
 
-        alpha is measured on texts that no draft is trained on, the same for all (`looked_at`). Continues its checkpoint; what is
-        done is not done again; `train` goes on from there.
+        alpha is measured on texts that no draft is trained on, the same for all (`looked_at`).
+        Continues its checkpoint; what is done is not done again; `train` goes on from there.
         """
         from archsearch.training.distill import DistillConfig, distill
 
         folder = self.draft_folder(arch)
         path = folder / "curve.json"
-        before = ShortTraining.from_dict(read_json(path, "learning curve")) if path.exists() else None
-        if before is not None and (before.tokens >= tokens or (limit_s is not None and before.seconds >= limit_s)):
+        before = (
+            ShortTraining.from_dict(read_json(path, "learning curve")) if path.exists() else None
+        )
+        if before is not None and (
+            before.tokens >= tokens or (limit_s is not None and before.seconds >= limit_s)
+        ):
             return before
         caches = self.texts.all_training()
         draft, _ = self._initial(arch, caches, seed)
@@ -160,11 +190,18 @@ class DraftTrainer:
             result = distill(
                 draft,
                 caches,
-                DistillConfig(budget_s=limit_s, max_tokens=tokens, seed=seed, anneal=0.0, evaluate_at=(tokens // 4, tokens // 2)),
+                DistillConfig(
+                    budget_s=limit_s,
+                    max_tokens=tokens,
+                    seed=seed,
+                    anneal=0.0,
+                    evaluate_at=(tokens // 4, tokens // 2),
+                ),
                 heldout=self.looked_at(),
                 checkpoint_dir=folder / "checkpoint",
                 progress=lambda p: line(
-                    f"loss {p['loss']:.3f} alpha {p['alpha'] or 0:.3f} {p['tokens_per_s']:.0f} tokens/s",
+                    f"loss {p['loss']:.3f} alpha {p['alpha'] or 0:.3f} {p['tokens_per_s']:.0f}"
+                    " tokens/s",
                     float(p["fraction"]),
                     1.0,
                 ),
@@ -187,21 +224,31 @@ class DraftTrainer:
         return short
 
     def spent(self, arch: Architecture) -> tuple[int, float]:
-        """(tokens, seconds) that a draft was trained for so far; of both its short and its full training."""
+        """(tokens, seconds) that a draft was trained for so far; of both its short and its full
+        training."""
         found = (0, 0.0)
         for name in ("curve.json", "training.json"):
             path = self.draft_folder(arch) / name
             if path.exists():
                 record = read_json(path, "training record")
-                found = max(found[0], int(record["tokens"])), max(found[1], float(record["seconds"]))
+                found = (
+                    max(found[0], int(record["tokens"])),
+                    max(found[1], float(record["seconds"])),
+                )
         return found
 
     def train(
-        self, arch: Architecture, budget_s: float, seed: int = 0, label: str = "", *, tokens: int | None = None
+        self,
+        arch: Architecture,
+        budget_s: float,
+        seed: int = 0,
+        label: str = "",
+        *,
+        tokens: int | None = None,
     ) -> TrainedDraft:
-        """Initialise `arch` from the target and distil it until `budget_s` seconds of training in all, or `tokens` tokens in all,
-        or until held-out acceptance no longer rises, whichever comes first; continues a checkpoint. The weights that were best
-        on `looked_at` are kept.
+        """Initialise `arch` from the target and distil it until `budget_s` seconds of training in
+        all, or `tokens` tokens in all, or until held-out acceptance no longer rises, whichever
+        comes first; continues a checkpoint. The weights that were best on `looked_at` are kept.
 
         Writes the draft folder and measures acceptance on the held-out text.
         """
@@ -218,12 +265,18 @@ class DraftTrainer:
                 draft,
                 caches,
                 DistillConfig(
-                    budget_s=budget_s, max_tokens=tokens, seed=seed, look_ratio=LOOK_RATIO, keep_best=True, patience=PATIENCE
+                    budget_s=budget_s,
+                    max_tokens=tokens,
+                    seed=seed,
+                    look_ratio=LOOK_RATIO,
+                    keep_best=True,
+                    patience=PATIENCE,
                 ),
                 heldout=self.looked_at(),
                 checkpoint_dir=folder / "checkpoint",
                 progress=lambda p: line(
-                    f"loss {p['loss']:.3f} alpha {p['alpha'] or 0:.3f} {p['tokens_per_s']:.0f} tokens/s",
+                    f"loss {p['loss']:.3f} alpha {p['alpha'] or 0:.3f} {p['tokens_per_s']:.0f}"
+                    " tokens/s",
                     float(p["fraction"]),
                     1.0,
                 ),
@@ -232,7 +285,12 @@ class DraftTrainer:
         trace = agreement_trace(draft, self.texts.choosing())
         trace.save(folder / "trace.npz")
         nats, known = heldout_divergence(draft, caches[0].head, self.texts.choosing().sequences)
-        save_draft(draft.to("cpu"), folder, tokenizer=self.tokenizer, mean_hidden=_mean_hidden(draft, caches[0]))
+        save_draft(
+            draft.to("cpu"),
+            folder,
+            tokenizer=self.tokenizer,
+            mean_hidden=_mean_hidden(draft, caches[0]),
+        )
         write_json(
             folder / "training.json",
             {
@@ -256,8 +314,17 @@ class DraftTrainer:
                 "loss_curve": [[point.seconds, point.value] for point in result.loss_curve],
             },
         )
-        points = tuple((point.tokens, point.value) for point in result.alpha_curve if point.weights == "average")
-        return replace(trained_draft(arch, folder, trace), tokens=result.tokens, points=points, stopped=result.stopped)
+        points = tuple(
+            (point.tokens, point.value)
+            for point in result.alpha_curve
+            if point.weights == "average"
+        )
+        return replace(
+            trained_draft(arch, folder, trace),
+            tokens=result.tokens,
+            points=points,
+            stopped=result.stopped,
+        )
 
 
 def choose_finalists(ranked: Sequence[Any], count: int) -> list[Any]:
@@ -271,30 +338,47 @@ def choose_finalists(ranked: Sequence[Any], count: int) -> list[Any]:
             if len(chosen) >= count:
                 return chosen
             depths = {other.architecture.num_hidden_layers for other in chosen}
-            if score not in chosen and not (distinct and score.architecture.num_hidden_layers in depths):
+            if score not in chosen and not (
+                distinct and score.architecture.num_hidden_layers in depths
+            ):
                 chosen.append(score)
     return chosen
 
 
 def _look(point: CurvePoint, result: DistillResult) -> dict[str, Any]:
-    """A row of training.json's `looks`: alpha on texts that are not trained on, and the mean loss of the steps before it."""
-    near = [loss.value for loss in result.loss_curve if 0.85 * point.tokens <= loss.tokens <= point.tokens]
+    """A row of training.json's `looks`: alpha on texts that are not trained on, and the mean loss
+    of the steps before it."""
+    near = [
+        loss.value
+        for loss in result.loss_curve
+        if 0.85 * point.tokens <= loss.tokens <= point.tokens
+    ]
     return {
-        "tokens": point.tokens, "seconds": point.seconds, "epochs": point.tokens / max(result.epoch_tokens, 1),
-        "alpha": point.value, "weights": point.weights, "loss": sum(near) / len(near) if near else None,
-    }  # fmt: skip
+        "tokens": point.tokens,
+        "seconds": point.seconds,
+        "epochs": point.tokens / max(result.epoch_tokens, 1),
+        "alpha": point.value,
+        "weights": point.weights,
+        "loss": sum(near) / len(near) if near else None,
+    }
 
 
 def _calibration_ids(cache: TextCache, tokens: int = 64, rows: int = 32) -> Any:
-    """[rows, tokens] of the target's text, for the statistics that narrow initialisations need; None where texts are short."""
+    """[rows, tokens] of the target's text, for the statistics that narrow initialisations need;
+    None where texts are short."""
     import torch
 
-    long = [sequence.token_ids[:tokens] for sequence in cache.sequences if len(sequence.token_ids) >= tokens][:rows]
+    long = [
+        sequence.token_ids[:tokens]
+        for sequence in cache.sequences
+        if len(sequence.token_ids) >= tokens
+    ][:rows]
     return torch.stack(long).long() if long else None
 
 
 def _mean_hidden(draft: Any, cache: TextCache, count: int = 16) -> Any:
-    """Mean final hidden state of the draft over some text [hidden]: what padding rows point away from."""
+    """Mean final hidden state of the draft over some text [hidden]: what padding rows point away
+    from."""
     import torch
 
     with torch.inference_mode():

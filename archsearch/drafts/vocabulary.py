@@ -14,9 +14,12 @@ from archsearch.text.vocabulary import DraftVocabulary, choose_draft_vocab, toke
 FILE: Final = "vocabulary.json"
 
 
-def stored_vocabulary(folder: Path, rows: int, caches: Sequence[TextCache], tokenizer: Any) -> DraftVocabulary:
-    """The `rows` tokens that the drafter in `folder` keeps, by their frequency in `caches` when it was first asked for: texts
-    that have grown since would choose others, and a checkpoint would not fit."""
+def stored_vocabulary(
+    folder: Path, rows: int, caches: Sequence[TextCache], tokenizer: Any
+) -> DraftVocabulary:
+    """The `rows` tokens that the drafter in `folder` keeps, by their frequency in `caches` when it
+    was first asked for: texts that have grown since would choose others, and a checkpoint would not
+    fit."""
     stored = folder / FILE
     if stored.exists():
         return DraftVocabulary(**read_json(stored, "draft vocabulary"))

@@ -1,7 +1,7 @@
 """What every speculative decoding engine is asked and answers, in archsearch's words.
 
-An engine is started with a target, a draft or none, and gamma; it generates; it is stopped. Answers are counts and raw times,
-never ratios: add first, divide last.
+An engine is started with a target, a draft or none, and gamma; it generates; it is stopped. Answers
+are counts and raw times, never ratios: add first, divide last.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from archsearch.models.drafters import folder_family
 from archsearch.schedule import Ranges, check_schedule, largest_gamma
 
 ModelSource = Path | str | Any
-"""A model folder, a hub id, or (engines that run in this process) a module that is already loaded. In the place of a draft also
-a folder with heads on the target's hidden states (`models.drafters`), or no model: `acceptance.lookup.Ngram`, `ExitAfter`;
-or a draft with more to it: `Chained`."""
+"""A model folder, a hub id, or (engines that run in this process) a module that is already loaded.
+In the place of a draft also a folder with heads on the target's hidden states (`models.drafters`),
+or no model: `acceptance.lookup.Ngram`, `ExitAfter`; or a draft with more to it: `Chained`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,9 @@ class ExitAfter:
 
 @dataclass(frozen=True, slots=True)
 class Chained:
-    """In the place of a draft: a draft model whose rounds are those of `rule`, behind a lookup where there is one (None: the
-    draft stops where it is unsure, and that is all). The gamma that it is started with is `rule.longest`."""
+    """In the place of a draft: a draft model whose rounds are those of `rule`, behind a lookup
+    where there is one (None: the draft stops where it is unsure, and that is all). The gamma that
+    it is started with is `rule.longest`."""
 
     draft: ModelSource
     rule: ChainRule
@@ -43,14 +44,20 @@ class Chained:
 
     def __post_init__(self) -> None:
         if (self.lookup is None) != (self.rule.found == 0):
-            raise ArchsearchError("a chain has a lookup and says how many tokens that drafts, or neither")
+            raise ArchsearchError(
+                "a chain has a lookup and says how many tokens that drafts, or neither"
+            )
         if self.lookup is None and not self.rule.least:
-            raise ArchsearchError("a chain of one drafter is that drafter: name a lookup beside the draft, or the draft alone")
+            raise ArchsearchError(
+                "a chain of one drafter is that drafter: name a lookup beside the draft, or the"
+                " draft alone"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePrompt:
-    """A prompt as the target sees it: `token_ids` with the chat template applied. `category` groups results."""
+    """A prompt as the target sees it: `token_ids` with the chat template applied. `category` groups
+    results."""
 
     prompt_id: str
     token_ids: tuple[int, ...]
@@ -58,12 +65,15 @@ class EnginePrompt:
 
     def __post_init__(self) -> None:
         if not self.token_ids:
-            raise ArchsearchError(f"prompt {self.prompt_id!r} has no tokens; remove it from the prompt file")
+            raise ArchsearchError(
+                f"prompt {self.prompt_id!r} has no tokens; remove it from the prompt file"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to generate: greedy when `temperature` is 0; at most `max_new_tokens`, and just so many with `ignore_end`."""
+    """How to generate: greedy when `temperature` is 0; at most `max_new_tokens`, and just so many
+    with `ignore_end`."""
 
     max_new_tokens: int = 128
     temperature: float = 0.0
@@ -73,7 +83,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or self.temperature < 0:
             raise ArchsearchError(
-                f"max_new_tokens must be at least 1 and temperature at least 0, got {self.max_new_tokens} and {self.temperature}"
+                "max_new_tokens must be at least 1 and temperature at least 0, got"
+                f" {self.max_new_tokens} and {self.temperature}"
             )
 
 
@@ -81,13 +92,14 @@ class Sampling:
 class GenerationResult:
     """One answer.
 
-    `seconds`: the whole request; `first_s`: until its first tokens arrived (prefill of target and draft, and the first round);
-    `decode_seconds`: from then to the last tokens, in which `decode_tokens` were written.
-    Speculation (all zero or empty without a draft), over whole rounds only: a round cut by max_new_tokens or by the end of the
-    text is in the text and the times but not in the counts. `rounds`; `drafted` = gamma * rounds (a lookup or a chain: what
-    it proposed in them); `accepted_by_position[i]`: rounds in which draft token i was accepted (so all before it were too);
-    `round_lengths`: tokens each round wrote, accepted + 1.
-    `gaps_s`: seconds between successive hand-overs of tokens (rounds, or single tokens without a draft).
+    `seconds`: the whole request; `first_s`: until its first tokens arrived (prefill of target and
+    draft, and the first round); `decode_seconds`: from then to the last tokens, in which
+    `decode_tokens` were written. Speculation (all zero or empty without a draft), over whole rounds
+    only: a round cut by max_new_tokens or by the end of the text is in the text and the times but
+    not in the counts. `rounds`; `drafted` = gamma * rounds (a lookup or a chain: what it proposed
+    in them); `accepted_by_position[i]`: rounds in which draft token i was accepted (so all before
+    it were too); `round_lengths`: tokens each round wrote, accepted + 1. `gaps_s`: seconds between
+    successive hand-overs of tokens (rounds, or single tokens without a draft).
     """
 
     prompt_id: str
@@ -109,7 +121,8 @@ class GenerationResult:
 
     @property
     def rejected(self) -> int:
-        """Draft tokens that were judged and refused: one in each round that was not accepted whole."""
+        """Draft tokens that were judged and refused: one in each round that was not accepted
+        whole."""
         return self.rounds - (self.accepted_by_position[-1] if self.accepted_by_position else 0)
 
 
@@ -117,11 +130,13 @@ class GenerationResult:
 class EngineStep:
     """One pass of the target as the engine ran it: a plain decode step, or a whole round.
 
-    `batch`: requests in it; `written`: tokens it handed over, all requests together; `seconds`: the whole step; `gamma`: draft
-    tokens per request, 0 without a draft. `target_tokens`: tokens in the target's pass, all requests (batch * (gamma + 1)), and
-    `target_s` its seconds with the head, None where the engine does not tell. `draft_s`: seconds of each pass of the draft, and
-    `draft_tokens` the tokens in each, all requests; () where there was none or the engine does not tell. `prefill`: prompts were
-    processed in it. `context`: mean tokens in the KV cache of a request before it.
+    `batch`: requests in it; `written`: tokens it handed over, all requests together; `seconds`: the
+    whole step; `gamma`: draft tokens per request, 0 without a draft. `target_tokens`: tokens in the
+    target's pass, all requests (batch * (gamma + 1)), and `target_s` its seconds with the head,
+    None where the engine does not tell. `draft_s`: seconds of each pass of the draft, and
+    `draft_tokens` the tokens in each, all requests; () where there was none or the engine does not
+    tell. `prefill`: prompts were processed in it. `context`: mean tokens in the KV cache of a
+    request before it.
     """
 
     batch: int
@@ -145,12 +160,14 @@ class EngineStep:
 class EngineSettings:
     """How an engine is run.
 
-    `concurrency`: most requests in flight; `max_len`: longest prompt + answer, in tokens; `threads`: of a CPU (None: the
-    engine's choice); `python`: interpreter of the engine's own environment (None: the one `archsearch engine install` made);
-    `timeout_s`: for one answer of a child process or server; `dummy_weights`: random weights for both models, whose folders then
-    need a config.json only; `server_url`, `baseline_url`: running servers, with the draft and without; `environment`: variables
-    for a child process; `memory_share`: of a GPU's memory that it may take (None: the engine's choice); `time_passes`: steps
-    tell what each pass takes, also where that costs a second run of it.
+    `concurrency`: most requests in flight; `max_len`: longest prompt + answer, in tokens;
+    `threads`: of a CPU (None: the engine's choice); `python`: interpreter of the engine's own
+    environment (None: the one `archsearch engine install` made); `timeout_s`: for one answer of a
+    child process or server; `dummy_weights`: random weights for both models, whose folders then
+    need a config.json only; `server_url`, `baseline_url`: running servers, with the draft and
+    without; `environment`: variables for a child process; `memory_share`: of a GPU's memory that it
+    may take (None: the engine's choice); `time_passes`: steps tell what each pass takes, also where
+    that costs a second run of it.
     """
 
     dtype: str = "bfloat16"
@@ -172,10 +189,12 @@ class EngineSettings:
 
 @runtime_checkable
 class Engine(Protocol):
-    """One way to run speculative decoding for real. `name` and `version` identify the engine in results.
+    """One way to run speculative decoding for real. `name` and `version` identify the engine in
+    results.
 
-    `concurrent`: the prompts of one `generate` call run together (continuous batching), not one after the other; `synthesises`:
-    it can accept by chance; `schedules`: it can take gamma by batch size.
+    `concurrent`: the prompts of one `generate` call run together (continuous batching), not one
+    after the other; `synthesises`: it can accept by chance; `schedules`: it can take gamma by batch
+    size.
     """
 
     @property
@@ -198,22 +217,25 @@ class Engine(Protocol):
         synthetic: Sequence[float] = (),
         schedule: Ranges = (),
     ) -> None:
-        """Get ready to generate with `target`, helped by `draft` with exactly `gamma` draft tokens a round (where it finds that
-        many: lookup may find fewer, or none), or alone.
+        """Get ready to generate with `target`, helped by `draft` with exactly `gamma` draft tokens
+        a round (where it finds that many: lookup may find fewer, or none), or alone.
 
-        `synthetic` [gamma]: draft tokens are accepted by chance, position i in a share synthetic[i] of the rounds (unconditional,
-        not increasing); times are real, the text is not the target's. `schedule`: gamma by batch size; `gamma` is the largest.
-        Raises ArchsearchError where the engine cannot do what is asked.
+        `synthetic` [gamma]: draft tokens are accepted by chance, position i in a share synthetic[i]
+        of the rounds (unconditional, not increasing); times are real, the text is not the target's.
+        `schedule`: gamma by batch size; `gamma` is the largest. Raises ArchsearchError where the
+        engine cannot do what is asked.
         """
         ...
 
-    def generate(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> list[GenerationResult]:
+    def generate(
+        self, prompts: Sequence[EnginePrompt], sampling: Sampling
+    ) -> list[GenerationResult]:
         """Answers in the order of `prompts`."""
         ...
 
     def token_logits(self, token_ids: Sequence[int], candidates: Sequence[int]) -> list[float]:
-        """The target's logits for `candidates` as the next token after `token_ids`, up to one number that
-        all of them share (some engines tell log-probabilities)."""
+        """The target's logits for `candidates` as the next token after `token_ids`, up to one
+        number that all of them share (some engines tell log-probabilities)."""
         ...
 
     def steps(self) -> tuple[EngineStep, ...]:
@@ -225,7 +247,9 @@ class Engine(Protocol):
         ...
 
 
-def check_start(gamma: int, draft: ModelSource | None, synthetic: Sequence[float], schedule: Ranges) -> None:
+def check_start(
+    gamma: int, draft: ModelSource | None, synthetic: Sequence[float], schedule: Ranges
+) -> None:
     """Raise ArchsearchError where the arguments of `Engine.start` contradict each other."""
     if draft is None:
         if synthetic or schedule:
@@ -237,50 +261,66 @@ def check_start(gamma: int, draft: ModelSource | None, synthetic: Sequence[float
         falls = all(a >= b for a, b in pairwise(synthetic))
         if len(synthetic) != gamma or not falls or not all(0 <= rate <= 1 for rate in synthetic):
             raise ArchsearchError(
-                f"synthetic acceptance needs {gamma} rates between 0 and 1 that do not rise, got {list(synthetic)}"
+                f"synthetic acceptance needs {gamma} rates between 0 and 1 that do not rise, got"
+                f" {list(synthetic)}"
             )
     if schedule:
         largest = largest_gamma(check_schedule(schedule), 0)
         if largest != gamma:
-            raise ArchsearchError(f"gamma is {gamma}, the schedule's largest is {largest}; they must be the same")
+            raise ArchsearchError(
+                f"gamma is {gamma}, the schedule's largest is {largest}; they must be the same"
+            )
 
 
 def drafter_family(draft: ModelSource | None) -> str:
-    """The family of what stands in the place of a draft; a hub id and a module are independent drafts."""
+    """The family of what stands in the place of a draft; a hub id and a module are independent
+    drafts."""
     if isinstance(draft, Ngram):
         return "ngram"
     if isinstance(draft, ExitAfter):
         return "early_exit"
     if isinstance(draft, Chained):
         return "chain"
-    return folder_family(draft) if isinstance(draft, Path) and (draft / "config.json").is_file() else "independent"
+    return (
+        folder_family(draft)
+        if isinstance(draft, Path) and (draft / "config.json").is_file()
+        else "independent"
+    )
 
 
 def check_family(facts: EngineFacts, draft: ModelSource | None) -> str:
-    """The family of `draft`. Raises ArchsearchError where archsearch does not start the engine with it."""
+    """The family of `draft`. Raises ArchsearchError where archsearch does not start the engine with
+    it."""
     family = drafter_family(draft)
     if family not in facts.confirms:
         others = " or ".join(engines_that(lambda row: family in row.confirms)) or "another drafter"
         raise ArchsearchError(
-            f"{facts.title} is not started with {family} drafters here, only with {', '.join(facts.confirms)}; use {others}"
+            f"{facts.title} is not started with {family} drafters here, only with"
+            f" {', '.join(facts.confirms)}; use {others}"
         )
     return family
 
 
 def round_statistics(round_lengths: Sequence[int], gamma: int) -> tuple[int, ...]:
-    """`accepted_by_position` [gamma] out of the lengths (accepted + 1) of whole rounds. Raises ValueError for a length
-    that no round of `gamma` has."""
+    """`accepted_by_position` [gamma] out of the lengths (accepted + 1) of whole rounds. Raises
+    ValueError for a length that no round of `gamma` has."""
     if any(not 1 <= length <= gamma + 1 for length in round_lengths):
-        raise ValueError(f"a round of gamma {gamma} writes 1 to {gamma + 1} tokens, got {sorted(set(round_lengths))}")
-    return tuple(sum(length - 1 > position for length in round_lengths) for position in range(gamma))
+        raise ValueError(
+            f"a round of gamma {gamma} writes 1 to {gamma + 1} tokens, got"
+            f" {sorted(set(round_lengths))}"
+        )
+    return tuple(
+        sum(length - 1 > position for length in round_lengths) for position in range(gamma)
+    )
 
 
 def whole_rounds(lengths: Sequence[int], gamma: int, room: int, ended: bool) -> list[int]:
-    """The rounds that could have written gamma + 1 tokens: those that neither the limit nor the end token cut short.
+    """The rounds that could have written gamma + 1 tokens: those that neither the limit nor the end
+    token cut short.
 
-    `lengths`: tokens written by each round, in order; `room`: tokens that may be written from the first of them on. Engines draft
-    fewer than gamma tokens where less room is left; a text that `ended` cut its last round at the end token. Room decides, never
-    the outcome: that would bias.
+    `lengths`: tokens written by each round, in order; `room`: tokens that may be written from the
+    first of them on. Engines draft fewer than gamma tokens where less room is left; a text that
+    `ended` cut its last round at the end token. Room decides, never the outcome: that would bias.
     """
     whole: list[int] = []
     for length in lengths:
@@ -290,11 +330,15 @@ def whole_rounds(lengths: Sequence[int], gamma: int, room: int, ended: bool) -> 
     return whole[:-1] if ended and len(whole) == len(lengths) else whole
 
 
-def drafting_rounds(lengths: Sequence[int], drafted: Sequence[int], room: int, ended: bool) -> list[tuple[int, int]]:
-    """(draft tokens, tokens written) of the whole rounds of a drafter that drafts as many tokens as it finds.
+def drafting_rounds(
+    lengths: Sequence[int], drafted: Sequence[int], room: int, ended: bool
+) -> list[tuple[int, int]]:
+    """(draft tokens, tokens written) of the whole rounds of a drafter that drafts as many tokens as
+    it finds.
 
-    `drafted`: draft tokens judged in each step, 0 where nothing was found; the other arguments as for `whole_rounds`. A round is
-    whole where all it drafted and the target's own token had room and the text did not end in it.
+    `drafted`: draft tokens judged in each step, 0 where nothing was found; the other arguments as
+    for `whole_rounds`. A round is whole where all it drafted and the target's own token had room
+    and the text did not end in it.
     """
     whole: list[tuple[int, int]] = []
     for number, (length, drafts) in enumerate(zip(lengths, drafted, strict=True)):

@@ -1,4 +1,5 @@
-"""The engines that archsearch runs, made by name. What they are and can do is in `archsearch.engine_facts`, a row each."""
+"""The engines that archsearch runs, made by name. What they are and can do is in
+`archsearch.engine_facts`, a row each."""
 
 from __future__ import annotations
 
@@ -13,22 +14,26 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def make_engine(name: str, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> Engine:
-    """The engine called `name`. Raises ArchsearchError for an unknown one, MissingDataError where its environment is missing."""
+def make_engine(
+    name: str, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Engine:
+    """The engine called `name`. Raises ArchsearchError for an unknown one, MissingDataError where
+    its environment is missing."""
     engine: Engine = load(runnable_engine(name).make)(settings, tokenizer)
     return engine
 
 
 def check_interpreter_choice(name: str, python: Path | None) -> None:
-    """Raise ArchsearchError where the engine's interpreter (`python`, or the installed one) cannot be run; MissingDataError, with
-    the install command, where there is none."""
+    """Raise ArchsearchError where the engine's interpreter (`python`, or the installed one) cannot
+    be run; MissingDataError, with the install command, where there is none."""
     from archsearch.engines.environments.environment import check_interpreter, find_python
 
     if runnable_engine(name).in_process:
         if python is not None:
             others = ", ".join(engines_that(lambda row: not row.in_process))
             raise ArchsearchError(
-                f"{name} runs in archsearch's own interpreter; leave --engine-python out, or name another --engine ({others})"
+                f"{name} runs in archsearch's own interpreter; leave --engine-python out, or name"
+                f" another --engine ({others})"
             )
     elif python is not None:
         check_interpreter(python, "--engine-python names")

@@ -1,4 +1,5 @@
-"""A draft as a folder that engines load: transformers, vLLM, SGLang, TensorRT-LLM, llama.cpp, and archsearch itself."""
+"""A draft as a folder that engines load: transformers, vLLM, SGLang, TensorRT-LLM, llama.cpp, and
+archsearch itself."""
 
 from __future__ import annotations
 
@@ -6,7 +7,14 @@ from archsearch.export.card import ExportPlan, model_card
 from archsearch.export.drafters import vllm_config
 from archsearch.export.engines import DEFAULT_ENGINES, check_engines, export_names
 from archsearch.export.folder import MARKER, export, plan
-from archsearch.export.source import DraftRecord, ExportSource, ExportTarget, FullHead, HeadCost, padded_head_cost
+from archsearch.export.source import (
+    DraftRecord,
+    ExportSource,
+    ExportTarget,
+    FullHead,
+    HeadCost,
+    padded_head_cost,
+)
 
 __all__ = [
     "DEFAULT_ENGINES",

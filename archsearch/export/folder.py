@@ -1,4 +1,5 @@
-"""The export itself: a folder built beside its place and renamed, so that it is never half-written."""
+"""The export itself: a folder built beside its place and renamed, so that it is never
+half-written."""
 
 from __future__ import annotations
 
@@ -27,29 +28,51 @@ from archsearch.export.engines import (
 )
 from archsearch.export.source import ExportSource, padded_head_cost
 from archsearch.files import left_behind, read_json, scratch_dir, write_json, write_text
-from archsearch.models.files import DRAFT_FILES, TOKENIZER_FILES, gamma_settings, has_tokenizer, has_weights
+from archsearch.models.files import (
+    DRAFT_FILES,
+    TOKENIZER_FILES,
+    gamma_settings,
+    has_tokenizer,
+    has_weights,
+)
 from archsearch.schedule import check_schedule
 from archsearch.workload import DTYPE_BYTES
 
 MARKER: Final = "export.json"
-"""Written into every export, with the names of its files; the next export may replace those and nothing else."""
+"""Written into every export, with the names of its files; the next export may replace those and
+nothing else."""
 OLD: Final = "old"
 SPECULATORS_FILE: Final = "speculators_config.json"
 UNLISTED: Final = (
-    *DRAFT_FILES, *TOKENIZER_FILES, MARKER, GGUF_FILE, TENSORRT_FILE, "README.md", "score.json", "generation_config.json",
-    "speculative_config.json", SPECULATORS_FILE, ADAPTIVE_FILE,
-)  # fmt: skip
+    *DRAFT_FILES,
+    *TOKENIZER_FILES,
+    MARKER,
+    GGUF_FILE,
+    TENSORRT_FILE,
+    "README.md",
+    "score.json",
+    "generation_config.json",
+    "speculative_config.json",
+    SPECULATORS_FILE,
+    ADAPTIVE_FILE,
+)
 """What exports of earlier versions may hold, whose markers list no files."""
 
 
 def export(
-    source: ExportSource, output: Path, engines: Sequence[str] = DEFAULT_ENGINES, *, allow_untrained: bool = False
+    source: ExportSource,
+    output: Path,
+    engines: Sequence[str] = DEFAULT_ENGINES,
+    *,
+    allow_untrained: bool = False,
 ) -> Path:
-    """Write the draft of `source` to `output`, ready to serve in `engines` (names of ENGINES); returns `output`.
+    """Write the draft of `source` to `output`, ready to serve in `engines` (names of ENGINES);
+    returns `output`.
 
-    `allow_untrained`: without weights the folder holds the shape only and says so. The folder is built beside `output` and
-    renamed. Raises MissingDataError without weights, ArchsearchError for a bad gamma, engine or schedule, where an engine cannot
-    take this draft, or when `output` holds anything but an earlier export or cannot be written.
+    `allow_untrained`: without weights the folder holds the shape only and says so. The folder is
+    built beside `output` and renamed. Raises MissingDataError without weights, ArchsearchError for
+    a bad gamma, engine or schedule, where an engine cannot take this draft, or when `output` holds
+    anything but an earlier export or cannot be written.
     """
     made = plan(source, output, engines, allow_untrained=allow_untrained)
     check_output(source.draft, made.output)
@@ -58,13 +81,18 @@ def export(
         if made.copied:
             from archsearch.models.gguf_file import write_gguf
 
-            # float16 whatever the run's dtype was: llama.cpp computes it quickly on every device (bfloat16 not), and a
-            # float32 draft reads twice the bytes for the same acceptance (10.6 against 5.2 ms a pass on one CPU core).
-            write_gguf(folder, folder / GGUF_FILE, dtype="float16", tokenizer_gguf=source.target.gguf)
+            # float16 whatever the run's dtype was: llama.cpp computes it quickly on every device
+            # (bfloat16 not), and a float32 draft reads twice the bytes for the same acceptance
+            # (10.6 against 5.2 ms a pass on one CPU core).
+            write_gguf(
+                folder, folder / GGUF_FILE, dtype="float16", tokenizer_gguf=source.target.gguf
+            )
     return made.output
 
 
-def plan(source: ExportSource, output: Path, engines: Sequence[str], *, allow_untrained: bool = False) -> ExportPlan:
+def plan(
+    source: ExportSource, output: Path, engines: Sequence[str], *, allow_untrained: bool = False
+) -> ExportPlan:
     """What an export will hold, with everything checked that can be wrong before a file is written.
 
     Raises ArchsearchError for what cannot be exported.
@@ -78,9 +106,14 @@ def plan(source: ExportSource, output: Path, engines: Sequence[str], *, allow_un
     trained = has_weights(source.draft)
     copied = [name for name in names if ENGINES[name].gguf]
     if not trained and not allow_untrained:
-        raise MissingDataError(f"no model.safetensors in {source.draft}; train the draft before exporting it")
+        raise MissingDataError(
+            f"no model.safetensors in {source.draft}; train the draft before exporting it"
+        )
     if not trained and copied:
-        raise MissingDataError(f"no model.safetensors in {source.draft}; {copied[0]} needs weights: train the draft first")
+        raise MissingDataError(
+            f"no model.safetensors in {source.draft}; {copied[0]} needs weights: train the draft"
+            " first"
+        )
     output = output.expanduser().absolute()
     dtype = source.dtype or source.record.confirmed_dtype or _dtype(source.draft)
     setup = Setup(
@@ -113,15 +146,18 @@ def _marker(made: ExportPlan) -> dict[str, Any]:
         "engines": list(made.engines),
         "commands": {each.engine: list(each.command) for each in made.served},
         "architecture": made.architecture.to_dict() if made.architecture is not None else None,
-        "training": {key: value for key, value in training.items() if not key.endswith("curve")} or None,
+        "training": (
+            {key: value for key, value in training.items() if not key.endswith("curve")} or None
+        ),
         "provenance": dict(source.record.provenance),
     }
 
 
 @contextmanager
 def building(output: Path) -> Iterator[Path]:
-    """A folder beside `output` that takes its place when the block ends well, and is removed when it does not. Its
-    marker lists its files. What a killed export moved away and could not replace comes back first.
+    """A folder beside `output` that takes its place when the block ends well, and is removed when
+    it does not. Its marker lists its files. What a killed export moved away and could not replace
+    comes back first.
 
     Raises ArchsearchError for a folder that cannot be written.
     """
@@ -142,18 +178,21 @@ def building(output: Path) -> Iterator[Path]:
 
 
 def check_output(draft_folder: Path, output: Path) -> None:
-    """Raise ArchsearchError where an export may not be written to `output`: it replaces nothing but an earlier export,
-    and only where nobody put a file of their own into that."""
+    """Raise ArchsearchError where an export may not be written to `output`: it replaces nothing but
+    an earlier export, and only where nobody put a file of their own into that."""
     if output.resolve() == draft_folder.resolve():
         raise ArchsearchError(f"output {output} is the draft's own folder; choose another one")
     if output.exists() and not output.is_dir():
         raise ArchsearchError(f"output {output} is a file; choose a folder")
     if not output.is_dir() or not any(output.iterdir()):
         return
-    marker = read_json(output / MARKER, "the export's marker") if (output / MARKER).is_file() else None
+    marker = (
+        read_json(output / MARKER, "the export's marker") if (output / MARKER).is_file() else None
+    )
     if not isinstance(marker, dict) or not {"archsearch", "commands"} <= set(marker):
         raise ArchsearchError(
-            f"output folder {output} is not empty and not an earlier export; empty it or choose another one"
+            f"output folder {output} is not empty and not an earlier export; empty it or choose"
+            " another one"
         )
     listed = marker.get("files")
     known = set(listed) if isinstance(listed, list) else set(UNLISTED)
@@ -178,7 +217,9 @@ def _build(made: ExportPlan, folder: Path) -> None:
     if made.architecture is not None:
         settings = source.draft / "generation_config.json"
         generation = read_json(settings, "generation config") if settings.is_file() else {}
-        write_json(folder / "generation_config.json", {**generation, **gamma_settings(source.gamma)})
+        write_json(
+            folder / "generation_config.json", {**generation, **gamma_settings(source.gamma)}
+        )
     if source.family == "eagle3":
         config = read_json(source.draft / "config.json", "the head's config")
         other = speculators_config(config, source.gamma, source.target.name or "TARGET")
@@ -193,7 +234,8 @@ def _build(made: ExportPlan, folder: Path) -> None:
 
 
 def _swap(folder: Path, output: Path, scratch: Path) -> None:
-    """Put `folder` where `output` is; the old export goes, with `scratch`, only once the new one is in its place."""
+    """Put `folder` where `output` is; the old export goes, with `scratch`, only once the new one is
+    in its place."""
     old = scratch / OLD
     if output.exists():
         os.replace(output, old)

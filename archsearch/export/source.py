@@ -19,27 +19,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeadCost:
-    """Weight bytes read per draft token: with the kept rows of the head, and with a full one as most engines compute it."""
+    """Weight bytes read per draft token: with the kept rows of the head, and with a full one as
+    most engines compute it."""
 
     trimmed_bytes: float
     padded_bytes: float
 
     @property
     def ratio(self) -> float:
-        """About the ratio of the times, where reading weights is what takes time; 1 where the head is not trimmed."""
+        """About the ratio of the times, where reading weights is what takes time; 1 where the head
+        is not trimmed."""
         return self.padded_bytes / self.trimmed_bytes
 
 
 def padded_head_cost(arch: Architecture, dtype: str) -> HeadCost:
     """What an engine pays that computes the full head of a draft trained with a trimmed one."""
     full = arch.replace(draft_vocab_size=None)
-    return HeadCost(weight_bytes_per_pass(arch, DTYPE_BYTES[dtype]), weight_bytes_per_pass(full, DTYPE_BYTES[dtype]))
+    return HeadCost(
+        weight_bytes_per_pass(arch, DTYPE_BYTES[dtype]),
+        weight_bytes_per_pass(full, DTYPE_BYTES[dtype]),
+    )
 
 
 @dataclass(frozen=True)
 class FullHead:
-    """Predicted speed-up in engines that compute the full head, and the gamma (with its predicted speed-up) that suits them
-    better than the export's; None where none does."""
+    """Predicted speed-up in engines that compute the full head, and the gamma (with its predicted
+    speed-up) that suits them better than the export's; None where none does."""
 
     speedup: float
     better_gamma: tuple[int, float] | None = None
@@ -47,8 +52,8 @@ class FullHead:
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """The target beside which the draft is served. `name`: folder or hub id in the commands; `tokenizer`: used where the draft
-    folder has none; `gguf`: the target's own GGUF."""
+    """The target beside which the draft is served. `name`: folder or hub id in the commands;
+    `tokenizer`: used where the draft folder has none; `gguf`: the target's own GGUF."""
 
     name: str | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -57,8 +62,8 @@ class ExportTarget:
 
 @dataclass(frozen=True)
 class DraftRecord:
-    """What is known of a draft, as the files of its run hold it: score.json, confirmed.json, training.json, every
-    load-<engine>.json. `provenance`: `run` is what run.yaml holds."""
+    """What is known of a draft, as the files of its run hold it: score.json, confirmed.json,
+    training.json, every load-<engine>.json. `provenance`: `run` is what run.yaml holds."""
 
     score: Mapping[str, Any] | None = None
     confirmed: Mapping[str, Any] | None = None
@@ -77,8 +82,9 @@ class DraftRecord:
 class ExportSource:
     """A draft folder, or that of a head of `family`, to export with `gamma` draft tokens a round.
 
-    `schedule`: gamma by batch size, for engines that take one. `dtype`: what engines compute in (None: as confirmed, else as the
-    weights are stored). `tensor_parallel`: devices the target is served on. `full_head`: of a trained draft with a trimmed head.
+    `schedule`: gamma by batch size, for engines that take one. `dtype`: what engines compute in
+    (None: as confirmed, else as the weights are stored). `tensor_parallel`: devices the target is
+    served on. `full_head`: of a trained draft with a trimmed head.
     """
 
     draft: Path

@@ -1,4 +1,5 @@
-"""`Device`: datasheet facts of the hardware, one YAML file each in `devices/`. Facts only; nothing here looks at this machine."""
+"""`Device`: datasheet facts of the hardware, one YAML file each in `devices/`. Facts only; nothing
+here looks at this machine."""
 
 from __future__ import annotations
 
@@ -23,11 +24,13 @@ _FOLDER = Path(__file__).parent / "devices"
 class Device:
     """One processor as its vendor describes it (dense peaks, never the sparse ones).
 
-    `name`: exactly what NVML prints. `memory_bytes`: what the driver reports where known. `flops_per_s`: peak by dtype name;
-    a dtype that is missing is not supported. `sustained_flops_per_s`: the best a GEMM was measured to reach, by dtype.
-    `last_level_cache_bytes`: None where unknown. `link_bytes_per_s`: per direction to a neighbour, 0 without a link;
-    `link_ranks`: how many devices it joins at most (2: a bridge), None: all of a machine.
-    `unverified`: fields whose source is weak. `native_bf16`: the processor multiplies bfloat16 itself.
+    `name`: exactly what NVML prints. `memory_bytes`: what the driver reports where known.
+    `flops_per_s`: peak by dtype name; a dtype that is missing is not supported.
+    `sustained_flops_per_s`: the best a GEMM was measured to reach, by dtype.
+    `last_level_cache_bytes`: None where unknown. `link_bytes_per_s`: per direction to a neighbour,
+    0 without a link; `link_ranks`: how many devices it joins at most (2: a bridge), None: all of a
+    machine. `unverified`: fields whose source is weak. `native_bf16`: the processor multiplies
+    bfloat16 itself.
     """
 
     key: str
@@ -55,7 +58,9 @@ class Device:
         """Peak for `dtype` (any alias); ArchsearchError names what the device supports."""
         name = dtype_name(dtype)
         if name not in self.flops_per_s:
-            raise ArchsearchError(f"{self.key} does not compute in {name}; use one of {', '.join(self.flops_per_s)}")
+            raise ArchsearchError(
+                f"{self.key} does not compute in {name}; use one of {', '.join(self.flops_per_s)}"
+            )
         return self.flops_per_s[name]
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,7 +68,13 @@ class Device:
         data: dict[str, Any] = {}
         for name in self.__slots__:
             value = getattr(self, name)
-            data[name] = dict(value) if isinstance(value, Mapping) else list(value) if isinstance(value, tuple) else value
+            data[name] = (
+                dict(value)
+                if isinstance(value, Mapping)
+                else list(value)
+                if isinstance(value, tuple)
+                else value
+            )
         return data
 
     @classmethod
@@ -78,15 +89,18 @@ class Device:
 
 
 def roofline_s(device: Device, flops: float, bytes: float, dtype: str) -> float:
-    """Seconds that `flops` and `bytes` of memory traffic take at least: the slower of the two (Williams et al. 2009)."""
+    """Seconds that `flops` and `bytes` of memory traffic take at least: the slower of the two
+    (Williams et al. 2009)."""
     return max(flops / device.peak_flops_per_s(dtype), bytes / device.bandwidth_bytes_per_s)
 
 
 @cache
 def devices() -> Mapping[str, Device]:
-    """Every known device by key: the table that ships, and what `devices/*.yaml` in the working directory adds to it.
+    """Every known device by key: the table that ships, and what `devices/*.yaml` in the working
+    directory adds to it.
 
-    Raises ArchsearchError for an added file that is no device or takes a key that exists. YAML files without `key` are not ours.
+    Raises ArchsearchError for an added file that is no device or takes a key that exists. YAML
+    files without `key` are not ours.
     """
     loaded = {}
     for file in sorted(_FOLDER.glob("*.yaml")):
@@ -100,10 +114,13 @@ def devices() -> Mapping[str, Device]:
             device = _added(data)
         except (ArchsearchError, TypeError, ValueError) as error:
             raise ArchsearchError(
-                f"{file} does not describe a device: {str(error).splitlines()[0]}; mend or remove it"
+                f"{file} does not describe a device: {str(error).splitlines()[0]}; mend or"
+                " remove it"
             ) from error
         if device.key in loaded:
-            raise ArchsearchError(f"{file}: a device with the key {device.key!r} exists already; give it another key")
+            raise ArchsearchError(
+                f"{file}: a device with the key {device.key!r} exists already; give it another key"
+            )
         loaded[device.key] = device
     return MappingProxyType(loaded)
 
@@ -111,7 +128,11 @@ def devices() -> Mapping[str, Device]:
 def _added(data: Mapping[str, Any]) -> Device:
     """A device a user wrote down. TypeError or ValueError says what is wrong."""
     device = Device.from_dict({"kind": "gpu", "architecture": "", **data})
-    numbers = {"memory_bytes": device.memory_bytes, "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s, **device.flops_per_s}
+    numbers = {
+        "memory_bytes": device.memory_bytes,
+        "bandwidth_bytes_per_s": device.bandwidth_bytes_per_s,
+        **device.flops_per_s,
+    }
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
             raise ValueError(f"{name} must be a positive number, got {value!r}")
@@ -119,19 +140,28 @@ def _added(data: Mapping[str, Any]) -> Device:
         raise ValueError("flops_per_s must give the peak of at least one dtype")
     unknown = set(device.flops_per_s) - set(DTYPE_BYTES)
     if unknown:
-        raise ValueError(f"flops_per_s has unknown dtypes {', '.join(sorted(unknown))}; use {', '.join(DTYPE_BYTES)}")
+        raise ValueError(
+            f"flops_per_s has unknown dtypes {', '.join(sorted(unknown))}; use"
+            f" {', '.join(DTYPE_BYTES)}"
+        )
     return device
 
 
 def load_device(name: str) -> Device:
-    """The device with this key or alias (case does not matter); ArchsearchError with the closest names when there is none.
+    """The device with this key or alias (case does not matter); ArchsearchError with the closest
+    names when there is none.
 
     CPUs are not in the table: `archsearch.hardware.identify.resolve_device` knows `cpu`.
     """
     wanted = name.strip().lower()
-    by_name = {alias: device for device in devices().values() for alias in (device.key, *device.aliases)}
+    by_name = {
+        alias: device for device in devices().values() for alias in (device.key, *device.aliases)
+    }
     if wanted in by_name:
         return by_name[wanted]
     close = difflib.get_close_matches(wanted, by_name, n=4, cutoff=0.4)
     hint = f"did you mean {', '.join(close)}?" if close else "see `archsearch list devices`"
-    raise ArchsearchError(f"no device called {name!r}; {hint} (a new one goes into devices/NAME.yaml of the working directory)")
+    raise ArchsearchError(
+        f"no device called {name!r}; {hint} (a new one goes into devices/NAME.yaml of the working"
+        " directory)"
+    )

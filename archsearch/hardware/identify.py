@@ -1,7 +1,9 @@
-"""Which device is this, really: the CPU from /proc and /sys, GPUs from NVML. A claim (`--gpu NAME`) is checked against them.
+"""Which device is this, really: the CPU from /proc and /sys, GPUs from NVML. A claim (`--gpu NAME`)
+is checked against them.
 
-A GPU is recognised by its full NVML name and its memory, never by a substring: "NVIDIA A100-SXM4-40GB" and "-80GB" differ by a
-quarter in bandwidth, and a MIG slice carries the name of the whole card inside its own.
+A GPU is recognised by its full NVML name and its memory, never by a substring: "NVIDIA
+A100-SXM4-40GB" and "-80GB" differ by a quarter in bandwidth, and a MIG slice carries the name of
+the whole card inside its own.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from typing import Any, Final
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.hardware.device import Device, devices, load_device
 
-MEMORY_TOLERANCE: Final = 0.03  # NVML counts what CUDA reserves, datasheets count what is soldered: they differ by up to 2 %
+# NVML counts what CUDA reserves, datasheets count what is soldered: they differ by up to 2 %
+MEMORY_TOLERANCE: Final = 0.03
 BUSY_UTILISATION: Final = 0.05
-THROTTLE_REASONS: Final = {  # nvml.h, nvmlClocksEventReasons: those that slow the card down against the user's will
+# nvml.h, nvmlClocksEventReasons: those that slow the card down against the user's will
+THROTTLE_REASONS: Final = {
     0x04: "power cap",
     0x08: "hardware slowdown",
     0x20: "software thermal slowdown",
@@ -39,7 +43,8 @@ _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 @dataclass(frozen=True, slots=True)
 class VisibleGpu:
-    """One GPU as NVML shows it. `index`: NVML's own. `mig`: the profile (1g.10gb) when it is a slice, else None."""
+    """One GPU as NVML shows it. `index`: NVML's own. `mig`: the profile (1g.10gb) when it is a
+    slice, else None."""
 
     index: int
     name: str
@@ -60,7 +65,8 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """What a GPU is doing: clocks (MHz), power (W), temperature (C), utilisation (0 to 1), who else is on it. None: not told."""
+    """What a GPU is doing: clocks (MHz), power (W), temperature (C), utilisation (0 to 1), who else
+    is on it. None: not told."""
 
     gpu: VisibleGpu
     memory_used_bytes: int | None
@@ -77,13 +83,15 @@ class GpuState:
 
     @property
     def busy(self) -> bool:
-        """Another process has a context on it, or it worked more than BUSY_UTILISATION of the last second."""
+        """Another process has a context on it, or it worked more than BUSY_UTILISATION of the last
+        second."""
         return bool(self.processes) or (self.utilisation or 0.0) > BUSY_UTILISATION
 
     def busy_words(self) -> str:
         """`is used by python (pid 12, 3.0 GiB) and 97 % utilised`."""
         who = ", ".join(
-            f"{Path(process.name.split(' ')[0]).name or process.name} (pid {process.pid}, {process.memory_bytes / 2**30:.1f} GiB)"
+            f"{Path(process.name.split(' ')[0]).name or process.name} (pid {process.pid},"
+            f" {process.memory_bytes / 2**30:.1f} GiB)"
             for process in self.processes
         )
         use = "" if self.utilisation is None else f"{self.utilisation:.0%} utilised"
@@ -104,7 +112,8 @@ def _read(path: Path) -> str:
 
 
 def _cpuinfo(root: Path) -> dict[str, str]:
-    """The fields of the first processor in /proc/cpuinfo (keys as printed there); empty where there is none."""
+    """The fields of the first processor in /proc/cpuinfo (keys as printed there); empty where there
+    is none."""
     first = _read(root / "proc/cpuinfo").split("\n\n")[0]
     pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
     return {key.strip(): value.strip() for key, value in pairs}
@@ -123,7 +132,8 @@ def _size_bytes(text: str) -> int:
 
 
 def _last_level_cache_bytes(root: Path) -> int:
-    """All instances of the highest cache level together, from /sys, else lscpu; 0 where neither knows."""
+    """All instances of the highest cache level together, from /sys, else lscpu; 0 where neither
+    knows."""
     instances: dict[int, dict[str, int]] = {}
     for index in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
         level, size = _read(index / "level").strip(), _size_bytes(_read(index / "size"))
@@ -134,7 +144,9 @@ def _last_level_cache_bytes(root: Path) -> int:
     if root != Path("/"):
         return 0
     try:
-        text = subprocess.run(["lscpu"], capture_output=True, text=True, timeout=10, check=False).stdout
+        text = subprocess.run(
+            ["lscpu"], capture_output=True, text=True, timeout=10, check=False
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return 0
     caches = re.findall(r"^L(\d) cache:\s*(.+)$", text, re.MULTILINE)
@@ -142,7 +154,8 @@ def _last_level_cache_bytes(root: Path) -> int:
 
 
 def _memory_bytes(root: Path) -> int:
-    """Memory this process may use: the machine's, or the container's limit where that is lower; 0 where nothing tells."""
+    """Memory this process may use: the machine's, or the container's limit where that is lower; 0
+    where nothing tells."""
     match = re.search(r"^MemTotal:\s*(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     total = int(match[1]) * 1024 if match else 0
     if not total and root == Path("/"):
@@ -160,27 +173,39 @@ def available_threads() -> int:
 
 
 def _peaks(flags: set[str], hz: float, threads: int) -> dict[str, float]:
-    """A rough peak per dtype from the instruction set: vector lanes x 2 (multiply, add) x 2 units, and what bf16 units add."""
+    """A rough peak per dtype from the instruction set: vector lanes x 2 (multiply, add) x 2 units,
+    and what bf16 units add."""
     lanes = 16 if "avx512f" in flags else 8 if "avx2" in flags else 4
     float32 = threads * hz * lanes * 4
-    bf16_factor = 16 if "amx_bf16" in flags else 2 if "avx512_bf16" in flags or "bf16" in flags else 1
+    bf16_factor = (
+        16 if "amx_bf16" in flags else 2 if "avx512_bf16" in flags or "bf16" in flags else 1
+    )
     return {"float32": float32, "bfloat16": float32 * bf16_factor}
 
 
 def identify_cpu(threads: int | None = None, root: Path = Path("/")) -> Device:
     """This machine's CPU as a Device, key like `cpu-amd-epyc-f25m17-2t`.
 
-    Family and model are part of the key because clouds blank the name; `threads` (default: all this process may use) because it
-    decides every latency. Cache, memory and bf16 support are read; peak and bandwidth are guesses from the instruction set
-    (listed in `unverified`) that only a profile replaces. `root` is the file system to read, for tests.
-    Raises ArchsearchError for more threads than this process may use.
+    Family and model are part of the key because clouds blank the name; `threads` (default: all this
+    process may use) because it decides every latency. Cache, memory and bf16 support are read; peak
+    and bandwidth are guesses from the instruction set (listed in `unverified`) that only a profile
+    replaces. `root` is the file system to read, for tests. Raises ArchsearchError for more threads
+    than this process may use.
     """
     available = available_threads()
     threads = available if threads is None else threads
     if not 1 <= threads <= available:
-        raise ArchsearchError(f"threads must lie between 1 and {available} (what this process may use), got {threads}")
+        raise ArchsearchError(
+            f"threads must lie between 1 and {available} (what this process may use), got {threads}"
+        )
     info = _cpuinfo(root)
-    model = info.get("model name") or info.get("Processor") or platform.processor() or platform.machine() or "unknown"
+    model = (
+        info.get("model name")
+        or info.get("Processor")
+        or platform.processor()
+        or platform.machine()
+        or "unknown"
+    )
     family, number = info.get("cpu family", ""), info.get("model", "")
     parts = ["cpu", _slug(model)]
     if family and number:
@@ -188,11 +213,16 @@ def identify_cpu(threads: int | None = None, root: Path = Path("/")) -> Device:
     elif "CPU part" in info:  # ARM names its cores by implementer and part
         parts.append(f"i{info.get('CPU implementer', '')}p{info['CPU part']}".replace("0x", ""))
     flags = set((info.get("flags") or info.get("Features") or "").split())
-    # On x86 bogomips is twice the constant clock; "cpu MHz" wanders with load and would change the Device between two reads.
+    # On x86 bogomips is twice the constant clock; "cpu MHz" wanders with load and would change the
+    # Device between two reads.
     hz = float(info["bogomips"]) / 2 * 1e6 if family and "bogomips" in info else _DEFAULT_HZ
     cache, memory = _last_level_cache_bytes(root), _memory_bytes(root)
     unverified = ["flops_per_s", "bandwidth_bytes_per_s"]
-    unverified += [name for name, value in (("last_level_cache_bytes", cache), ("memory_bytes", memory)) if not value]
+    unverified += [
+        name
+        for name, value in (("last_level_cache_bytes", cache), ("memory_bytes", memory))
+        if not value
+    ]
     return Device(
         key="-".join([*parts, f"{threads}t"]),
         name=model,
@@ -205,13 +235,17 @@ def identify_cpu(threads: int | None = None, root: Path = Path("/")) -> Device:
         last_level_cache_bytes=cache or _DEFAULT_CACHE,
         threads=threads,
         native_bf16=bool({"avx512_bf16", "amx_bf16", "bf16"} & flags),
-        sources={"flops": "instruction set and clock", "bandwidth": "12 GB/s per thread up to 200 GB/s, a rule of thumb"},
+        sources={
+            "flops": "instruction set and clock",
+            "bandwidth": "12 GB/s per thread up to 200 GB/s, a rule of thumb",
+        },
         unverified=tuple(unverified),
     )
 
 
 def _nvml() -> tuple[Any, str | None]:
-    """(pynvml, None) with NVML initialised, or (None, one line that says what is missing and what to do)."""
+    """(pynvml, None) with NVML initialised, or (None, one line that says what is missing and what
+    to do)."""
     try:
         import pynvml
     except ImportError:
@@ -220,20 +254,31 @@ def _nvml() -> tuple[Any, str | None]:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         words = {
-            getattr(pynvml, "NVML_ERROR_LIBRARY_NOT_FOUND", 12): "no NVIDIA driver is installed here (libnvidia-ml is missing)",
-            getattr(pynvml, "NVML_ERROR_DRIVER_NOT_LOADED", 9): "the NVIDIA driver is installed but not loaded; "
-            "load it (modprobe nvidia) or restart the machine",
-            getattr(pynvml, "NVML_ERROR_LIB_RM_VERSION_MISMATCH", 18): "the NVIDIA library and the loaded driver have different "
-            "versions (it was updated while running); restart the machine",
-            getattr(pynvml, "NVML_ERROR_NO_PERMISSION", 4): "this user may not talk to the NVIDIA driver; check the rights of "
-            "/dev/nvidia* or how the container was started (--gpus all)",
+            getattr(
+                pynvml, "NVML_ERROR_LIBRARY_NOT_FOUND", 12
+            ): "no NVIDIA driver is installed here (libnvidia-ml is missing)",
+            getattr(pynvml, "NVML_ERROR_DRIVER_NOT_LOADED", 9): (
+                "the NVIDIA driver is installed but not loaded; "
+                "load it (modprobe nvidia) or restart the machine"
+            ),
+            getattr(pynvml, "NVML_ERROR_LIB_RM_VERSION_MISMATCH", 18): (
+                "the NVIDIA library and the loaded driver have different "
+                "versions (it was updated while running); restart the machine"
+            ),
+            getattr(pynvml, "NVML_ERROR_NO_PERMISSION", 4): (
+                "this user may not talk to the NVIDIA driver; check the rights of "
+                "/dev/nvidia* or how the container was started (--gpus all)"
+            ),
         }
-        return None, words.get(getattr(error, "value", None), f"the NVIDIA driver does not answer ({error})")
+        return None, words.get(
+            getattr(error, "value", None), f"the NVIDIA driver does not answer ({error})"
+        )
     return pynvml, None
 
 
 def gpu_problem() -> str | None:
-    """Why no GPU can be seen, in one line with what to do; None where NVML works and shows at least one."""
+    """Why no GPU can be seen, in one line with what to do; None where NVML works and shows at least
+    one."""
     nvml, problem = _nvml()
     if nvml is None:
         return problem
@@ -250,7 +295,8 @@ def gpu_problem() -> str | None:
 
 
 def visible_gpus() -> list[VisibleGpu]:
-    """GPUs that NVML shows and CUDA_VISIBLE_DEVICES leaves; empty without a driver or without NVML (see `gpu_problem`).
+    """GPUs that NVML shows and CUDA_VISIBLE_DEVICES leaves; empty without a driver or without NVML
+    (see `gpu_problem`).
 
     A GPU in MIG mode is replaced by its slices: CUDA runs on one of those, never on the whole card.
     """
@@ -266,7 +312,9 @@ def visible_gpus() -> list[VisibleGpu]:
             gpus += _slices(nvml, handle, whole) if _mig_enabled(nvml, handle) else [whole]
     finally:
         nvml.nvmlShutdown()
-    return _left_visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
+    return _left_visible(
+        gpus, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
+    )
 
 
 def _asked(nvml: Any, function: str, *arguments: Any) -> Any:
@@ -281,7 +329,11 @@ def _asked(nvml: Any, function: str, *arguments: Any) -> Any:
 def _describe(nvml: Any, handle: Any, index: int, driver: str) -> VisibleGpu:
     memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
     return VisibleGpu(
-        index, _text(nvml.nvmlDeviceGetName(handle)), memory, driver, _text(_asked(nvml, "nvmlDeviceGetUUID", handle) or "")
+        index,
+        _text(nvml.nvmlDeviceGetName(handle)),
+        memory,
+        driver,
+        _text(_asked(nvml, "nvmlDeviceGetUUID", handle) or ""),
     )
 
 
@@ -291,7 +343,8 @@ def _mig_enabled(nvml: Any, handle: Any) -> bool:
 
 
 def _slices(nvml: Any, handle: Any, whole: VisibleGpu) -> list[VisibleGpu]:
-    """The MIG slices of a card; the card itself, marked as in MIG mode, where it has not been cut yet."""
+    """The MIG slices of a card; the card itself, marked as in MIG mode, where it has not been cut
+    yet."""
     found = []
     for number in range(_asked(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
         part = _asked(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
@@ -303,11 +356,14 @@ def _slices(nvml: Any, handle: Any, whole: VisibleGpu) -> list[VisibleGpu]:
     return found or [dataclasses.replace(whole, mig="not cut into slices")]
 
 
-def _left_visible(gpus: list[VisibleGpu], visible: str | None, order: str | None) -> list[VisibleGpu]:
-    """What CUDA_VISIBLE_DEVICES leaves, in its order. Reading stops at the first entry that names nothing, as CUDA does.
+def _left_visible(
+    gpus: list[VisibleGpu], visible: str | None, order: str | None
+) -> list[VisibleGpu]:
+    """What CUDA_VISIBLE_DEVICES leaves, in its order. Reading stops at the first entry that names
+    nothing, as CUDA does.
 
-    Numbers are NVML's only under CUDA_DEVICE_ORDER=PCI_BUS_ID or when all cards are alike; in a mixed machine numbers hide
-    nothing here, and the bench finds its card by UUID.
+    Numbers are NVML's only under CUDA_DEVICE_ORDER=PCI_BUS_ID or when all cards are alike; in a
+    mixed machine numbers hide nothing here, and the bench finds its card by UUID.
     """
     if visible is None:
         return gpus
@@ -319,7 +375,9 @@ def _left_visible(gpus: list[VisibleGpu], visible: str | None, order: str | None
                 break
             if not alike:
                 return gpus
-            chosen = [gpu for gpu in gpus if gpu.index == int(entry)][:1]  # of a cut card CUDA takes the first slice
+            chosen = [gpu for gpu in gpus if gpu.index == int(entry)][
+                :1
+            ]  # of a cut card CUDA takes the first slice
         else:
             chosen = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)][:1]
         if not chosen:
@@ -331,8 +389,9 @@ def _left_visible(gpus: list[VisibleGpu], visible: str | None, order: str | None
 def gpu_state(gpu: VisibleGpu) -> GpuState:
     """What `gpu` is doing now, from NVML. What the driver does not tell is None (or empty).
 
-    Processes of this one are left out. Inside a container NVML may number processes as the host does: ask before CUDA is started
-    here, and every process listed is another one. Raises MissingDataError where NVML is not there.
+    Processes of this one are left out. Inside a container NVML may number processes as the host
+    does: ask before CUDA is started here, and every process listed is another one. Raises
+    MissingDataError where NVML is not there.
     """
     nvml, problem = _nvml()
     if nvml is None:
@@ -356,18 +415,26 @@ def gpu_state(gpu: VisibleGpu) -> GpuState:
         for process in _asked(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or []:
             if process.pid != os.getpid():
                 name = _text(_asked(nvml, "nvmlSystemGetProcessName", process.pid) or "unknown")
-                others.append(GpuProcess(process.pid, name, int(getattr(process, "usedGpuMemory", None) or 0)))
+                others.append(
+                    GpuProcess(process.pid, name, int(getattr(process, "usedGpuMemory", None) or 0))
+                )
         return GpuState(
             gpu=gpu,
-            memory_used_bytes=int(memory.used) if memory is not None and hasattr(memory, "used") else None,
+            memory_used_bytes=(
+                int(memory.used) if memory is not None and hasattr(memory, "used") else None
+            ),
             sm_clock_mhz=clocks[0],
             memory_clock_mhz=clocks[1],
             max_sm_clock_mhz=clocks[2],
             max_memory_clock_mhz=clocks[3],
             power_limit_w=None if limit is None else limit / 1000,
             power_draw_w=None if draw is None else draw / 1000,
-            temperature_c=_asked(nvml, "nvmlDeviceGetTemperature", handle, 0),  # NVML_TEMPERATURE_GPU
-            throttle_reasons=tuple(words for bit, words in THROTTLE_REASONS.items() if (mask or 0) & bit),
+            temperature_c=_asked(
+                nvml, "nvmlDeviceGetTemperature", handle, 0
+            ),  # NVML_TEMPERATURE_GPU
+            throttle_reasons=tuple(
+                words for bit, words in THROTTLE_REASONS.items() if (mask or 0) & bit
+            ),
             utilisation=None if rates is None else rates.gpu / 100,
             processes=tuple(others),
         )
@@ -376,8 +443,11 @@ def gpu_state(gpu: VisibleGpu) -> GpuState:
 
 
 def sm_clock_reader(gpu: VisibleGpu) -> Callable[[], float | None]:
-    """A callable that reads the SM clock (MHz) in well under a millisecond; None where NVML does not tell."""
-    nvml, _ = _nvml()  # stays initialised as long as the process: readings come between measurements
+    """A callable that reads the SM clock (MHz) in well under a millisecond; None where NVML does
+    not tell."""
+    nvml, _ = (
+        _nvml()
+    )  # stays initialised as long as the process: readings come between measurements
     if nvml is None:
         return lambda: None
     handle = _asked(nvml, "nvmlDeviceGetHandleByUUID", gpu.uuid) if gpu.uuid else None
@@ -386,17 +456,24 @@ def sm_clock_reader(gpu: VisibleGpu) -> Callable[[], float | None]:
 
 
 def idle_gpu(
-    device: Device, *, allow_busy: bool = False, patience_s: float = 2.0, sleep: Callable[[float], None] = time.sleep
+    device: Device,
+    *,
+    allow_busy: bool = False,
+    patience_s: float = 2.0,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> GpuState:
     """The state of the first of the GPUs that are `device` and that nobody uses.
 
-    Busy is: another process has a CUDA context on it, or it has worked more than BUSY_UTILISATION of the time; where only the
-    second holds, the figure may be what a job that just ended left behind, so it is read again for `patience_s`.
-    Raises ArchsearchError naming the processes where all of them are busy (`allow_busy`: takes the first and says nothing).
+    Busy is: another process has a CUDA context on it, or it has worked more than BUSY_UTILISATION
+    of the time; where only the second holds, the figure may be what a job that just ended left
+    behind, so it is read again for `patience_s`. Raises ArchsearchError naming the processes where
+    all of them are busy (`allow_busy`: takes the first and says nothing).
     """
     gpus = [gpu for gpu in visible_gpus() if matches(device, gpu)]
     if not gpus:
-        raise MissingDataError(f"no {device.name} is visible here: {gpu_problem() or 'another GPU is'}")
+        raise MissingDataError(
+            f"no {device.name} is visible here: {gpu_problem() or 'another GPU is'}"
+        )
     states = [gpu_state(gpu) for gpu in gpus]
     waited = 0.0
     while not allow_busy and all(state.busy for state in states) and waited < patience_s:
@@ -410,7 +487,8 @@ def idle_gpu(
             return state
     words = "; ".join(f"GPU {state.gpu.index} {state.busy_words()}" for state in states)
     raise ArchsearchError(
-        f"{device.name} is busy: {words}; a profile taken beside other work is wrong: stop it, or pass --allow-busy"
+        f"{device.name} is busy: {words}; a profile taken beside other work is wrong: stop it, or"
+        " pass --allow-busy"
     )
 
 
@@ -419,13 +497,15 @@ def _text(value: str | bytes) -> str:
 
 
 def matches(device: Device, gpu: VisibleGpu) -> bool:
-    """Whether NVML shows exactly this device: whole card, full name, and memory within MEMORY_TOLERANCE."""
+    """Whether NVML shows exactly this device: whole card, full name, and memory within
+    MEMORY_TOLERANCE."""
     close = math.isclose(gpu.memory_bytes, device.memory_bytes, rel_tol=MEMORY_TOLERANCE)
     return gpu.name == device.name and close and (gpu.mig is None or " MIG " in device.name)
 
 
 def resolve_device(name: str, threads: int | None = None) -> Device:
-    """The device a search is for: `cpu` (or its own key) is this machine's CPU, anything else comes from the table, unchecked.
+    """The device a search is for: `cpu` (or its own key) is this machine's CPU, anything else comes
+    from the table, unchecked.
 
     Raises ArchsearchError for a name that is neither.
     """
@@ -434,9 +514,14 @@ def resolve_device(name: str, threads: int | None = None) -> Device:
         return identify_cpu(threads)
     if wanted.startswith("cpu-"):
         count = re.search(r"-(\d+)t$", wanted)
-        here = identify_cpu(min(int(count[1]), available_threads()) if count and int(count[1]) else threads)
+        here = identify_cpu(
+            min(int(count[1]), available_threads()) if count and int(count[1]) else threads
+        )
         if wanted != here.key:
-            raise ArchsearchError(f"{name!r} is not this CPU ({here.key}); use --gpu cpu, or --profile for another machine's")
+            raise ArchsearchError(
+                f"{name!r} is not this CPU ({here.key}); use --gpu cpu, or --profile for another"
+                " machine's"
+            )
         return here
     return load_device(name)
 
@@ -455,16 +540,24 @@ def check_claim(name: str, threads: int | None = None) -> Device:
     wanted = f"--gpu {name} claims {claimed.name} with {claimed.memory_bytes / 2**20:.0f} MiB"
     if not gpus:
         raise ArchsearchError(
-            f"{wanted}, but no NVIDIA GPU is visible here: {gpu_problem()}; use --gpu cpu, or run this on that machine"
+            f"{wanted}, but no NVIDIA GPU is visible here: {gpu_problem()}; use --gpu cpu, or run"
+            " this on that machine"
         )
-    here = ", ".join(dict.fromkeys(f"{gpu.name} with {gpu.memory_bytes / 2**20:.0f} MiB" for gpu in gpus))
-    fitting = list(dict.fromkeys(device.key for gpu in gpus for device in devices().values() if matches(device, gpu)))
+    here = ", ".join(
+        dict.fromkeys(f"{gpu.name} with {gpu.memory_bytes / 2**20:.0f} MiB" for gpu in gpus)
+    )
+    fitting = list(
+        dict.fromkeys(
+            device.key for gpu in gpus for device in devices().values() if matches(device, gpu)
+        )
+    )
     if fitting:
         advice = "use " + " or ".join(f"--gpu {key}" for key in fitting)
     elif gpus[0].mig is not None:
         advice = (
-            f"this is a MIG slice ({gpus[0].mig}): its share of bandwidth and cache is not the card's and is not in the device "
-            f"table, and nothing here guesses it; turn MIG off (nvidia-smi -mig 0), or {how_to_add(gpus[0])}"
+            f"this is a MIG slice ({gpus[0].mig}): its share of bandwidth and cache is not the"
+            " card's and is not in the device table, and nothing here guesses it; turn MIG off"
+            f" (nvidia-smi -mig 0), or {how_to_add(gpus[0])}"
         )
     else:
         advice = f"this GPU is not in the device table; {how_to_add(gpus[0])}"
@@ -473,10 +566,16 @@ def check_claim(name: str, threads: int | None = None) -> Device:
 
 def how_to_add(gpu: VisibleGpu) -> str:
     """What to write where, so that archsearch knows `gpu`: half a sentence."""
-    nearest = difflib.get_close_matches(gpu.name, [device.name for device in devices().values()], n=1, cutoff=0.0)
-    model = next((device.key for device in devices().values() if nearest and device.name == nearest[0]), "a100-sxm4-80gb")
+    nearest = difflib.get_close_matches(
+        gpu.name, [device.name for device in devices().values()], n=1, cutoff=0.0
+    )
+    model = next(
+        (device.key for device in devices().values() if nearest and device.name == nearest[0]),
+        "a100-sxm4-80gb",
+    )
     key = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-")
     return (
-        f"write devices/{key}.yaml in this folder (a copy of hardware/devices/{model}.yaml of the package) with key: {key}, "
-        f"name: {gpu.name}, memory_bytes: {gpu.memory_bytes} and the datasheet's bandwidth_bytes_per_s and flops_per_s"
+        f"write devices/{key}.yaml in this folder (a copy of hardware/devices/{model}.yaml of the"
+        f" package) with key: {key}, name: {gpu.name}, memory_bytes: {gpu.memory_bytes} and the"
+        " datasheet's bandwidth_bytes_per_s and flops_per_s"
     )

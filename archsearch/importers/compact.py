@@ -1,8 +1,9 @@
 """Choosing the few rows of a large kernel table from which the rest can be told.
 
-A Gaussian process with fixed length scales over log(time / physical base) stands in for any smooth interpolation. Rows of a
-regular grid come first; then, one at a time, the row that improves the prediction of the others most. (Taking the worst predicted
-row each time collects the noisy ones: on H100 it predicted the rest worse than random rows did.)
+A Gaussian process with fixed length scales over log(time / physical base) stands in for any smooth
+interpolation. Rows of a regular grid come first; then, one at a time, the row that improves the
+prediction of the others most. (Taking the worst predicted row each time collects the noisy ones: on
+H100 it predicted the rest worse than random rows did.)
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ _GRID_NK: Final = (64, 512, 2048, 4096, 8192, 16384, 65536)
 
 @dataclass(frozen=True)
 class Candidates:
-    """Rows to choose from. `inputs` [rows, d]: coordinates in units of the length scale at which rows stop telling of each other;
-    `features` [rows, f]: what the base time is linear in; `times_s` [rows]."""
+    """Rows to choose from. `inputs` [rows, d]: coordinates in units of the length scale at which
+    rows stop telling of each other; `features` [rows, f]: what the base time is linear in;
+    `times_s` [rows]."""
 
     inputs: Array
     features: Array
@@ -58,8 +60,9 @@ class Candidates:
 def _inputs(op: Op) -> list[float]:
     """Coordinates of the interpolation: logs of sizes over length scales.
 
-    The grid of an attention kernel is batch x KV heads, so their product matters most; but splits along the keys are chosen by
-    the batch too: on A100 shapes of equal product differ by 9 % in the median and 48 % at the 90th percentile.
+    The grid of an attention kernel is batch x KV heads, so their product matters most; but splits
+    along the keys are chosen by the batch too: on A100 shapes of equal product differ by 9 % in the
+    median and 48 % at the 90th percentile.
     """
     if isinstance(op, Gemm):
         return [math.log(op.m) / 8, math.log(op.n) / 8, math.log(op.k) / 8]
@@ -77,7 +80,8 @@ def _inputs(op: Op) -> list[float]:
 
 
 def _features(op: Op) -> list[float]:
-    """What the base time is linear in: a constant, weights or keys and values read, activations, arithmetic."""
+    """What the base time is linear in: a constant, weights or keys and values read, activations,
+    arithmetic."""
     if isinstance(op, Gemm):
         return [1.0, float(op.weight_elements()), float(op.m * (op.n + op.k)), float(op.flops())]
     if isinstance(op, AllReduce):
@@ -87,13 +91,15 @@ def _features(op: Op) -> list[float]:
 
 
 def _reach(op: Attention) -> int:
-    """Keys that the last query sees: with a window over a long prompt far fewer than are read in all."""
+    """Keys that the last query sees: with a window over a long prompt far fewer than are read in
+    all."""
     total = op.context + op.tokens
     return min(total, op.window) if op.window else total
 
 
 def in_range(op: Op) -> bool:
-    """Shapes that a compact profile is asked about: the m above; up to 256 sequences decoding, up to 16 being read in."""
+    """Shapes that a compact profile is asked about: the m above; up to 256 sequences decoding, up
+    to 16 being read in."""
     if isinstance(op, Gemm):
         return op.m in COMPACT_M
     if isinstance(op, Attention):
@@ -106,9 +112,14 @@ def _on_grid(op: Op) -> bool:
 
 
 def compress(
-    kind: str, times: Mapping[Key, float], *, count: int | None = None, tick: Callable[[int], None] | None = None
+    kind: str,
+    times: Mapping[Key, float],
+    *,
+    count: int | None = None,
+    tick: Callable[[int], None] | None = None,
 ) -> tuple[dict[Key, float], dict[str, Any]]:
-    """The rows kept of `kind` (COMPACT_ROWS of those in range), and how well they tell the others: see `errors`."""
+    """The rows kept of `kind` (COMPACT_ROWS of those in range), and how well they tell the others:
+    see `errors`."""
     keys = [key for key in times if in_range(key[0])] or list(times)
     rows = Candidates.of({key: times[key] for key in keys})
     first = np.array([_on_grid(op) for op, _ in keys])
@@ -119,10 +130,13 @@ def compress(
 
 
 def errors(known: Mapping[Key, float], asked: Mapping[Key, float]) -> dict[str, Any]:
-    """Relative errors of `predict` from `known` on `asked`, by group: rows, median, 90th percentile; {} for nothing asked."""
+    """Relative errors of `predict` from `known` on `asked`, by group: rows, median, 90th
+    percentile; {} for nothing asked."""
     if not asked:
         return {}
-    error = np.abs(predict(Candidates.of(known), Candidates.of(asked)) / np.array(list(asked.values())) - 1.0)
+    error = np.abs(
+        predict(Candidates.of(known), Candidates.of(asked)) / np.array(list(asked.values())) - 1.0
+    )
     groups = {"all": np.ones(len(asked), dtype=bool)}
     ops = [op for op, _ in asked]
     if isinstance(ops[0], Gemm):
@@ -141,7 +155,8 @@ def errors(known: Mapping[Key, float], asked: Mapping[Key, float]) -> dict[str, 
 
 
 def _kernel(a: Array, b: Array) -> Array:
-    """Exponential of the Manhattan distance: continuous, kinks allowed, as kernel switches make them. [len(a), len(b)]."""
+    """Exponential of the Manhattan distance: continuous, kinks allowed, as kernel switches make
+    them. [len(a), len(b)]."""
     return AMPLITUDE * np.exp(-np.abs(a[:, None, :] - b[None, :, :]).sum(-1))
 
 
@@ -155,18 +170,25 @@ def choose(
 ) -> NDArray[np.intp]:
     """Indices of `count` rows: those marked in `first` (cut to `count`), then greedily.
 
-    At each step a pool of rows (half of them the worst predicted, weighed by how little is known there; half random) is tried,
-    and the row stays that lowers the summed absolute log error of a fixed sample of all rows most. The posterior is kept for all
-    rows and updated by one row at a time (pivoted Cholesky), so no matrix is inverted: O(POOL x SAMPLE x count^2). `tick` is told
+    At each step a pool of rows (half of them the worst predicted, weighed by how little is known
+    there; half random) is tried, and the row stays that lowers the summed absolute log error of a
+    fixed sample of all rows most. The posterior is kept for all rows and updated by one row at a
+    time (pivoted Cholesky), so no matrix is inverted: O(POOL x SAMPLE x count^2). `tick` is told
     how many rows are chosen.
     """
     total = len(rows.times_s)
     count = min(count, total)
     random = np.random.default_rng(seed)
-    sample = np.arange(total) if total <= SAMPLE else np.sort(random.choice(total, SAMPLE, replace=False))
+    sample = (
+        np.arange(total)
+        if total <= SAMPLE
+        else np.sort(random.choice(total, SAMPLE, replace=False))
+    )
     start = np.flatnonzero(first)[:count]
     target = np.log(rows.times_s / (rows.features @ nonnegative_fit(rows.features, rows.times_s)))
-    factor = np.zeros((count, total), dtype=np.float32)  # half the memory traffic, which is what this loop costs
+    factor = np.zeros(
+        (count, total), dtype=np.float32
+    )  # half the memory traffic, which is what this loop costs
     error = target - float(np.mean(target))
     variance = np.full(total, AMPLITUDE)
     free = np.ones(total, dtype=bool)
@@ -179,13 +201,23 @@ def choose(
             score = np.where(free, np.abs(error) * np.sqrt(np.maximum(variance, 0.0)), -1.0)
             worst = np.argpartition(score, -POOL)[-POOL:] if total > POOL else np.flatnonzero(free)
             open_rows = np.flatnonzero(free)
-            pool = np.union1d(worst, random.choice(open_rows, min(POOL, len(open_rows)), replace=False))
+            pool = np.union1d(
+                worst, random.choice(open_rows, min(POOL, len(open_rows)), replace=False)
+            )
             pool = pool[free[pool]]
-            moved = _kernel(rows.inputs[pool], rows.inputs[sample]) - factor[:step, pool].T @ factor[:step, sample]
+            moved = (
+                _kernel(rows.inputs[pool], rows.inputs[sample])
+                - factor[:step, pool].T @ factor[:step, sample]
+            )
             gain = error[pool] / (np.maximum(variance[pool], 0.0) + NOISE)
             after = np.abs(error[sample][None, :] - moved * gain[:, None])
-            pick = int(pool[np.argmin(after.sum(1) - np.abs(error[pool]))])  # its own error goes: it will be in the table
-        covariance = _kernel(rows.inputs[pick : pick + 1], rows.inputs)[0] - factor[:step, pick] @ factor[:step]
+            pick = int(
+                pool[np.argmin(after.sum(1) - np.abs(error[pool]))]
+            )  # its own error goes: it will be in the table
+        covariance = (
+            _kernel(rows.inputs[pick : pick + 1], rows.inputs)[0]
+            - factor[:step, pick] @ factor[:step]
+        )
         pivot = max(float(covariance[pick]), 0.0) + NOISE
         factor[step] = covariance / np.sqrt(pivot)
         error = error - covariance / pivot * error[pick]
@@ -202,7 +234,10 @@ def predict(known: Candidates, asked: Candidates) -> Array:
     covariance = _kernel(known.inputs, known.inputs) + NOISE * np.eye(len(target))
     weights = np.linalg.solve(covariance, target - level)
     logs = np.concatenate(
-        [_kernel(part, known.inputs) @ weights for part in np.array_split(asked.inputs, max(1, len(asked.inputs) // 2000))]
+        [
+            _kernel(part, known.inputs) @ weights
+            for part in np.array_split(asked.inputs, max(1, len(asked.inputs) // 2000))
+        ]
     )
     result: Array = asked.features @ coefficients * np.exp(level + logs)
     return result

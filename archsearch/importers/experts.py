@@ -1,12 +1,14 @@
 """Rows of mixtures of experts and of latent attention out of the tables of aiconfigurator-core.
 
-A row of moe_perf.parquet is one rank's experts under a rule of routing; what its time follows is how many distinct experts the
-rule touches, which no column says. It is counted here by the rules of the package's own collectors (collector/helper.py,
-`balanced_logits` and `power_law_logits_v3`, commit 095f58a5). Not in a row: the router's GEMM, shared experts, all-reduces.
+A row of moe_perf.parquet is one rank's experts under a rule of routing; what its time follows is
+how many distinct experts the rule touches, which no column says. It is counted here by the rules of
+the package's own collectors (collector/helper.py, `balanced_logits` and `power_law_logits_v3`,
+commit 095f58a5). Not in a row: the router's GEMM, shared experts, all-reduces.
 
-Left out, since they say something else than their labels: kernels that run at less than a third of the memory's speed (badly
-tuned, as vLLM's per-tensor fp8 on Hopper), SGLang's MXFP4 on Hopper (reads 16-bit weights), `balanced` rows of grouped routing
-(DeepSeek in vLLM and SGLang: half the groups are never chosen), TensorRT-LLM's min-latency kernel (always grouped).
+Left out, since they say something else than their labels: kernels that run at less than a third of
+the memory's speed (badly tuned, as vLLM's per-tensor fp8 on Hopper), SGLang's MXFP4 on Hopper
+(reads 16-bit weights), `balanced` rows of grouped routing (DeepSeek in vLLM and SGLang: half the
+groups are never chosen), TensorRT-LLM's min-latency kernel (always grouped).
 """
 
 from __future__ import annotations
@@ -23,18 +25,27 @@ from archsearch.architecture.ops import Experts, LatentAttention
 from archsearch.hardware.device import Device
 from archsearch.workload import DTYPE_BYTES, WEIGHT_BYTES
 
-MOE_DTYPES: Final = {"bfloat16": {"bfloat16": "", "w4a16_mxfp4": "mxfp4"}, "float8_e4m3fn": {"fp8_block": ""}}
-"""Labels of the table and the experts' own format, by the dtype of the pass. Per-tensor fp8 is the badly tuned one."""
-BLACKWELL: Final = {"bfloat16": {"bfloat16": "", "w4a8_mxfp4_mxfp8": "mxfp4"}, "float8_e4m3fn": {"fp8_block": ""}}
-"""On Blackwell TensorRT-LLM and SGLang (flashinfer_mxfp4_moe_precision=default) multiply MXFP4 weights with 8-bit activations;
-TensorRT-LLM's kernels for 16-bit ones reach 18 % there. vLLM does so where VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8 is set; its table
-has the 16-bit ones."""
+MOE_DTYPES: Final = {
+    "bfloat16": {"bfloat16": "", "w4a16_mxfp4": "mxfp4"},
+    "float8_e4m3fn": {"fp8_block": ""},
+}
+"""Labels of the table and the experts' own format, by the dtype of the pass. Per-tensor fp8 is the
+badly tuned one."""
+BLACKWELL: Final = {
+    "bfloat16": {"bfloat16": "", "w4a8_mxfp4_mxfp8": "mxfp4"},
+    "float8_e4m3fn": {"fp8_block": ""},
+}
+"""On Blackwell TensorRT-LLM and SGLang (flashinfer_mxfp4_moe_precision=default) multiply MXFP4
+weights with 8-bit activations; TensorRT-LLM's kernels for 16-bit ones reach 18 % there. vLLM does
+so where VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8 is set; its table has the 16-bit ones."""
 EIGHT_BIT_FRAMEWORKS: Final = ("trtllm", "sglang")
 GPT_OSS_HIDDEN: Final = 2880  # the only models whose experts are served in MXFP4 by that kernel
 GROUPED: Final = (7168, 256)  # hidden size and experts of models routed by groups
 LEAST_SHARE: Final = 0.35  # of the memory's bandwidth, in the slope of time over experts touched
 DRAWS: Final = 8
-MOST_DRAWN: Final = 128  # tokens of power-law rows: beyond, all experts are touched and only their loads differ
+MOST_DRAWN: Final = (
+    128  # tokens of power-law rows: beyond, all experts are touched and only their loads differ
+)
 COMPACT_TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192)
 COMPACT_SHAPES: Final = (
     (2048, 768, 8, 128),  # Qwen3-30B-A3B
@@ -46,14 +57,24 @@ COMPACT_SHAPES: Final = (
     (7168, 2048, 8, 256),  # DeepSeek-V3
 )
 COMPACT_RANKS: Final = (1, 2, 4, 8)
-DEEPSEEK: Final = {"hidden": 7168, "q_rank": 1536, "latent": 576, "rope": 64, "head_dim": 192, "v_dim": 128}
+DEEPSEEK: Final = {
+    "hidden": 7168,
+    "q_rank": 1536,
+    "latent": 576,
+    "rope": 64,
+    "head_dim": 192,
+    "v_dim": 128,
+}
 LATENT_GEMM: Final = {"bfloat16": ("bfloat16",), "float8_e4m3fn": ("fp8_block",)}
 LATENT_CACHE: Final = {"bfloat16": "bfloat16", "float8_e4m3fn": "fp8"}
 COMPACT_HEADS: Final = (16, 32, 64, 128)
 
 
-def _load(size: int, tokens: int, top_k: int, ranks: int, alpha: float, random: np.random.Generator) -> NDArray[np.int64]:
-    """Tokens of each expert in one draw of the collector's power law, the busiest rank first. [experts]."""
+def _load(
+    size: int, tokens: int, top_k: int, ranks: int, alpha: float, random: np.random.Generator
+) -> NDArray[np.int64]:
+    """Tokens of each expert in one draw of the collector's power law, the busiest rank first.
+    [experts]."""
     low, high = (1.0, tokens * 0.8) if tokens * top_k > size else (0.01, 2.0)
     power = 1.0 - alpha
     weights = ((high**power - low**power) * random.random(size) + low**power) ** (1.0 / power)
@@ -73,8 +94,11 @@ def _load(size: int, tokens: int, top_k: int, ranks: int, alpha: float, random: 
 
 
 @lru_cache(maxsize=65536)
-def touched_by_rule(distribution: str, experts: int, top_k: int, tokens: int, ranks: int) -> tuple[float, float]:
-    """(distinct experts, pairs of token and expert) of the rank that a row times, by the collector's rule of that name.
+def touched_by_rule(
+    distribution: str, experts: int, top_k: int, tokens: int, ranks: int
+) -> tuple[float, float]:
+    """(distinct experts, pairs of token and expert) of the rank that a row times, by the
+    collector's rule of that name.
 
     Raises: ValueError for a rule that is not known.
     """
@@ -88,17 +112,27 @@ def touched_by_rule(distribution: str, experts: int, top_k: int, tokens: int, ra
     if not distribution.startswith("power_law_"):
         raise ValueError(f"unknown rule of routing {distribution}")
     random = np.random.default_rng(0)
-    draws = [_load(experts, tokens, top_k, ranks, float(distribution.rpartition("_")[2]), random)[:each] for _ in range(DRAWS)]
-    return statistics.fmean(float((draw > 0).sum()) for draw in draws), statistics.fmean(float(draw.sum()) for draw in draws)
+    draws = [
+        _load(experts, tokens, top_k, ranks, float(distribution.rpartition("_")[2]), random)[:each]
+        for _ in range(DRAWS)
+    ]
+    return statistics.fmean(float((draw > 0).sum()) for draw in draws), statistics.fmean(
+        float(draw.sum()) for draw in draws
+    )
 
 
 def formats_of(device: Device, dtype: str, framework: str) -> Mapping[str, str]:
-    """The experts' own format by label of the table, of the labels that `framework` serves on `device` in a pass in `dtype`."""
+    """The experts' own format by label of the table, of the labels that `framework` serves on
+    `device` in a pass in `dtype`."""
     blackwell = str(device.compute_capability or "").startswith("1")
-    return (BLACKWELL if blackwell and framework in EIGHT_BIT_FRAMEWORKS else MOE_DTYPES).get(dtype, {})
+    return (BLACKWELL if blackwell and framework in EIGHT_BIT_FRAMEWORKS else MOE_DTYPES).get(
+        dtype, {}
+    )
 
 
-def wanted(columns: Mapping[str, Sequence[Any]], dtype: str, framework: str, device: Device, compact: bool) -> list[int]:
+def wanted(
+    columns: Mapping[str, Sequence[Any]], dtype: str, framework: str, device: Device, compact: bool
+) -> list[int]:
     """The rows of a moe table that say what their labels say, for a pass in `dtype`."""
     formats = formats_of(device, dtype, framework)
     hopper = str(device.compute_capability or "").startswith("9")
@@ -121,8 +155,11 @@ def wanted(columns: Mapping[str, Sequence[Any]], dtype: str, framework: str, dev
     return found
 
 
-def _kept(shape: tuple[float, ...], columns: Mapping[str, Sequence[Any]], row: int, rule: str) -> bool:
-    """Whether a compact profile holds the row: known targets, up to eight ranks, tokens or experts split but not both."""
+def _kept(
+    shape: tuple[float, ...], columns: Mapping[str, Sequence[Any]], row: int, rule: str
+) -> bool:
+    """Whether a compact profile holds the row: known targets, up to eight ranks, tokens or experts
+    split but not both."""
     ranks, groups = columns["moe_tp_size"][row], columns["moe_ep_size"][row]
     tokens = columns["num_tokens"][row]
     known = shape in COMPACT_SHAPES and tokens in COMPACT_TOKENS
@@ -130,20 +167,38 @@ def _kept(shape: tuple[float, ...], columns: Mapping[str, Sequence[Any]], row: i
     return (
         known
         and split
-        and rule in (("balanced",) if tokens > 64 and (shape[0], shape[3]) != GROUPED else ("balanced", "power_law_1.2"))
+        and rule
+        in (
+            ("balanced",)
+            if tokens > 64 and (shape[0], shape[3]) != GROUPED
+            else ("balanced", "power_law_1.2")
+        )
     )
 
 
-def experts_of(columns: Mapping[str, Sequence[Any]], row: int, formats: Mapping[str, str]) -> Experts:
-    """The op that a row timed; `formats` as `formats_of` says. Raises ValueError where its sizes make no sense."""
+def experts_of(
+    columns: Mapping[str, Sequence[Any]], row: int, formats: Mapping[str, str]
+) -> Experts:
+    """The op that a row timed; `formats` as `formats_of` says. Raises ValueError where its sizes
+    make no sense."""
     numbers = {}
-    for name in ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"):
+    for name in (
+        "num_tokens",
+        "hidden_size",
+        "inter_size",
+        "topk",
+        "num_experts",
+        "moe_tp_size",
+        "moe_ep_size",
+    ):
         value = columns[name][row]
         if not value >= 1 or value != int(value):
             raise ValueError(f"{name} is {value}")
         numbers[name] = int(value)
     ranks, experts = numbers["moe_ep_size"], numbers["num_experts"]
-    touched, pairs = touched_by_rule(str(columns["distribution"][row]), experts, numbers["topk"], numbers["num_tokens"], ranks)
+    touched, pairs = touched_by_rule(
+        str(columns["distribution"][row]), experts, numbers["topk"], numbers["num_tokens"], ranks
+    )
     return Experts(
         tokens=numbers["num_tokens"],
         hidden=numbers["hidden_size"],
@@ -156,7 +211,8 @@ def experts_of(columns: Mapping[str, Sequence[Any]], row: int, formats: Mapping[
 
 
 def badly_tuned(times_s: Mapping[Experts, float], device: Device, dtype: str) -> set[Experts]:
-    """Rows of shapes whose time over the experts touched (up to 64 tokens) rises slower than LEAST_SHARE of the bandwidth."""
+    """Rows of shapes whose time over the experts touched (up to 64 tokens) rises slower than
+    LEAST_SHARE of the bandwidth."""
     shapes: dict[tuple[Any, ...], list[Experts]] = {}
     for op in times_s:
         shapes.setdefault((op.hidden, op.inter, op.experts, op.format), []).append(op)
@@ -175,7 +231,8 @@ def badly_tuned(times_s: Mapping[Experts, float], device: Device, dtype: str) ->
 
 
 def latent_of(columns: Mapping[str, Sequence[Any]], row: int) -> LatentAttention:
-    """The block of DeepSeek-V3's attention that a row of an MLA module table timed; ValueError for sizes that make no sense."""
+    """The block of DeepSeek-V3's attention that a row of an MLA module table timed; ValueError for
+    sizes that make no sense."""
     values = [columns[name][row] for name in ("batch_size", "isl", "step", "num_heads")]
     if any(value != int(value) or value < 0 for value in values):
         raise ValueError(f"sizes {values}")
@@ -184,10 +241,14 @@ def latent_of(columns: Mapping[str, Sequence[Any]], row: int) -> LatentAttention
 
 
 def latent_wanted(columns: Mapping[str, Sequence[Any]], dtype: str, compact: bool) -> list[int]:
-    """Rows of an MLA module table of DeepSeek-V3 in `dtype`; a compact profile holds every fourth power of two of its lengths."""
+    """Rows of an MLA module table of DeepSeek-V3 in `dtype`; a compact profile holds every fourth
+    power of two of its lengths."""
     found = []
     for row, gemm in enumerate(columns["gemm_type"]):
-        if gemm not in LATENT_GEMM.get(dtype, ()) or columns["kv_cache_dtype"][row] != LATENT_CACHE[dtype]:
+        if (
+            gemm not in LATENT_GEMM.get(dtype, ())
+            or columns["kv_cache_dtype"][row] != LATENT_CACHE[dtype]
+        ):
             continue
         if "DeepseekV3" not in str(columns["architecture"][row]):
             continue

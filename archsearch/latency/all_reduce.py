@@ -1,10 +1,12 @@
-"""The time of an all-reduce over the ranks of a GPU profile: from its rows, a shipped table, or the speed of the link.
+"""The time of an all-reduce over the ranks of a GPU profile: from its rows, a shipped table, or the
+speed of the link.
 
-A machine with one GPU measures none, and one with two says nothing of eight. What takes their place, the surest first:
+A machine with one GPU measures none, and one with two says nothing of eight. What takes their
+place, the surest first:
 
 1. rows of as many ranks: straight lines between them in log elements;
-2. the table that ships of a device with the same link between GPUs, of as many ranks. Where the profile has rows of another rank
-   count, it is scaled by how they compare with the table's there;
+2. the table that ships of a device with the same link between GPUs, of as many ranks. Where the
+   profile has rows of another rank count, it is scaled by how they compare with the table's there;
 3. rows of another rank count, by what a ring moves: 2 (r - 1) / r of the numbers per rank;
 4. bytes over the link's datasheet speed, and a constant.
 """
@@ -35,8 +37,9 @@ Answer = tuple[float, float]
 
 RANKS_STD: Final = 0.25
 LIKE_STD: Final = 0.30
-"""Of a table of the same link: TensorRT-LLM and SGLang take 0.64 to 0.71 times vLLM's time for the same sum on H100, H200 and
-B200, 0.93 and 1.01 on A100 (`frameworks_compared` of the shipped profiles)."""
+"""Of a table of the same link: TensorRT-LLM and SGLang take 0.64 to 0.71 times vLLM's time for the
+same sum on H100, H200 and B200, 0.93 and 1.01 on A100 (`frameworks_compared` of the shipped
+profiles)."""
 LINK_STD: Final = 0.40
 LINK_LATENCY_S: Final = 5e-6
 PCIE_BYTES_PER_S: Final = 16e9  # no link known: PCIe 4 x8
@@ -46,7 +49,8 @@ TABLE_DTYPES: Final = ("bfloat16", "float16")  # a sum of 16-bit numbers takes w
 
 @dataclass(frozen=True)
 class ReduceTable:
-    """All-reduce times of one device, dtype and mode: log elements and log seconds in rising order, by rank count."""
+    """All-reduce times of one device, dtype and mode: log elements and log seconds in rising order,
+    by rank count."""
 
     lines: Mapping[int, tuple[Array, Array]]
 
@@ -60,7 +64,8 @@ class ReduceTable:
         return cls({ranks: (both[0], both[1]) for ranks, both in columns.items()})
 
     def seconds(self, ranks: int, elements: int) -> float:
-        """On straight lines between the rows of that rank count; beyond the largest in proportion to the elements."""
+        """On straight lines between the rows of that rank count; beyond the largest in proportion
+        to the elements."""
         sizes, times = self.lines[ranks]
         asked = math.log(max(1, elements))
         return math.exp(float(np.interp(asked, sizes, times)) + max(0.0, asked - float(sizes[-1])))
@@ -71,23 +76,36 @@ class ReduceTable:
 
 
 class AllReduces:
-    """All-reduces of one profile in one dtype and mode. `row_std`: relative std of one of its rows."""
+    """All-reduces of one profile in one dtype and mode. `row_std`: relative std of one of its
+    rows."""
 
-    def __init__(self, rows: Iterable[Measurement], device: Mapping[str, Any], dtype: str, mode: str, row_std: float) -> None:
+    def __init__(
+        self,
+        rows: Iterable[Measurement],
+        device: Mapping[str, Any],
+        dtype: str,
+        mode: str,
+        row_std: float,
+    ) -> None:
         rows = list(rows)
         self._own = ReduceTable.of(points_of(rows))
         self._device, self._dtype, self._mode = device, dtype, mode
         # archsearch measures NCCL; for small messages serving engines have kernels of their own
-        self._row_std = max(row_std, LIKE_STD) if any(row.kernel == "NCCL" for row in rows) else row_std
+        self._row_std = (
+            max(row_std, LIKE_STD) if any(row.kernel == "NCCL" for row in rows) else row_std
+        )
 
     def measured(self, ranks: int) -> bool:
         """Whether there are rows of that rank count."""
         return ranks in self._own.lines
 
     def __call__(self, op: AllReduce) -> Answer:
-        """Seconds and relative std. Raises MissingDataError on a CPU, of which a pass is never split."""
+        """Seconds and relative std. Raises MissingDataError on a CPU, of which a pass is never
+        split."""
         if self._device.get("kind") != "gpu":
-            raise MissingDataError("the profile has no all_reduce rows: tensor parallelism needs a GPU profile")
+            raise MissingDataError(
+                "the profile has no all_reduce rows: tensor parallelism needs a GPU profile"
+            )
         if self.measured(op.ranks):
             return self._own.seconds(op.ranks, op.elements), self._row_std
         known = self._own.nearest(op.ranks) if self._own.lines else None
@@ -100,13 +118,16 @@ class AllReduces:
             return seconds * scale, math.hypot(self._row_std, RANKS_STD)
         if known is not None:
             moved = ((op.ranks - 1) / op.ranks) / ((known - 1) / known)
-            return self._own.seconds(known, op.elements) * moved, math.hypot(self._row_std, RANKS_STD)
+            return self._own.seconds(known, op.elements) * moved, math.hypot(
+                self._row_std, RANKS_STD
+            )
         link = float(self._device.get("link_bytes_per_s") or PCIE_BYTES_PER_S)
         moved_bytes = 2 * (op.ranks - 1) / op.ranks * op.elements * DTYPE_BYTES[self._dtype]
         return moved_bytes / link + LINK_LATENCY_S, LINK_STD
 
     def _like(self) -> ReduceTable | None:
-        """The shipped table that stands in, in this mode; None where no device of this link ships, or the numbers are wider.
+        """The shipped table that stands in, in this mode; None where no device of this link ships,
+        or the numbers are wider.
 
         A link that the datasheet leaves open (bridges between two PCIe cards) is like no other.
         """
@@ -114,16 +135,24 @@ class AllReduces:
         known = link > 0 and "link_bytes_per_s" not in (self._device.get("unverified") or ())
         if not known or DTYPE_BYTES[self._dtype] != DTYPE_BYTES[TABLE_DTYPES[0]]:
             return None
-        return shipped_table(str(self._device.get("key")), str(self._device.get("vendor")), link, self._mode)
+        return shipped_table(
+            str(self._device.get("key")), str(self._device.get("vendor")), link, self._mode
+        )
 
 
 @cache
-def shipped_table(device_key: str, vendor: str, link_bytes_per_s: float, mode: str) -> ReduceTable | None:
-    """All-reduces of the shipped profile of this device, else of the vendor's first with as fast a link; None without one."""
+def shipped_table(
+    device_key: str, vendor: str, link_bytes_per_s: float, mode: str
+) -> ReduceTable | None:
+    """All-reduces of the shipped profile of this device, else of the vendor's first with as fast a
+    link; None without one."""
     found: list[tuple[bool, float, Path]] = []
     for header in sorted(data_dir("profiles").glob("*/*/profile.json")):
         data = read_json(header, "profile")
-        if "package" not in (data.get("provenance") or {}) or data["device"].get("vendor") != vendor:
+        if (
+            "package" not in (data.get("provenance") or {})
+            or data["device"].get("vendor") != vendor
+        ):
             continue
         off = abs(float(data["device"].get("link_bytes_per_s") or 0.0) / link_bytes_per_s - 1.0)
         if off <= SAME_LINK:
@@ -134,9 +163,13 @@ def shipped_table(device_key: str, vendor: str, link_bytes_per_s: float, mode: s
 
 def _read_table(path: Path, mode: str) -> ReduceTable:
     """The all-reduce rows of one file; the thousands of others are not parsed."""
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if '"all_reduce"' in line]
+    lines = [
+        line for line in path.read_text(encoding="utf-8").splitlines() if '"all_reduce"' in line
+    ]
     rows = [Measurement.from_dict(json.loads(line)) for line in lines]
-    return ReduceTable.of(points_of(row for row in rows if row.mode == mode and row.dtype in TABLE_DTYPES))
+    return ReduceTable.of(
+        points_of(row for row in rows if row.mode == mode and row.dtype in TABLE_DTYPES)
+    )
 
 
 def points_of(rows: Iterable[Measurement]) -> list[tuple[int, int, float]]:

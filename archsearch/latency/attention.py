@@ -1,7 +1,8 @@
 """Which attention kernels a GPU profile holds, and how far those of serving engines lie from them.
 
-Attention is the kernel in which frameworks differ most: the same shape on the same GPU takes them times that are 7 to 18 % apart.
-A profile that was measured under CUDA graphs holds torch's kernels; an imported one those of the framework that ran.
+Attention is the kernel in which frameworks differ most: the same shape on the same GPU takes them
+times that are 7 to 18 % apart. A profile that was measured under CUDA graphs holds torch's kernels;
+an imported one those of the framework that ran.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ FLASH: Final = "FlashAttention 2"
 
 @dataclass(frozen=True)
 class Serving:
-    """The attention that vLLM picks on GPUs of one generation, and the relative std between frameworks there."""
+    """The attention that vLLM picks on GPUs of one generation, and the relative std between
+    frameworks there."""
 
     generation: str
     kernel: str
@@ -33,8 +35,9 @@ SERVING: Final[dict[int, Serving]] = {
     9: Serving("Hopper", "FlashAttention 3", 0.17),
     10: Serving("Blackwell", "FlashInfer's TensorRT-LLM kernels", 0.07),
 }
-"""By major compute capability. From the shipped profiles (aiconfigurator-core 0.12.0): `kernel_sources` of vLLM 0.14 on A100
-and 0.24 on H100, H200 and B200, and `row_relative_std`: vLLM against TensorRT-LLM and SGLang on the same shapes."""
+"""By major compute capability. From the shipped profiles (aiconfigurator-core 0.12.0):
+`kernel_sources` of vLLM 0.14 on A100 and 0.24 on H100, H200 and B200, and `row_relative_std`: vLLM
+against TensorRT-LLM and SGLang on the same shapes."""
 UNKNOWN: Final = Serving("this GPU", "a kernel of its own choice", 0.18)
 KERNELS: Final = {  # as importers name them
     "vllm_flash_attn": FLASH,
@@ -51,13 +54,19 @@ def serving_attention(profile: Profile) -> Serving:
 
 
 def measured_kernels(profile: Profile, mode: str) -> list[str]:
-    """The kernels that the profile's attention rows of `mode` say they ran, most rows first; [] where rows do not say."""
-    found = Counter(row.kernel for row in profile.rows.values() if row.kind == "attention" and row.mode == mode and row.kernel)
+    """The kernels that the profile's attention rows of `mode` say they ran, most rows first; []
+    where rows do not say."""
+    found = Counter(
+        row.kernel
+        for row in profile.rows.values()
+        if row.kind == "attention" and row.mode == mode and row.kernel
+    )
     return [name for name, _ in found.most_common()]
 
 
 def attention_words(profile: Profile, mode: str) -> str:
-    """Whose attention the profile's rows are, in a clause; "" where that says nothing (a CPU, rows that do not say)."""
+    """Whose attention the profile's rows are, in a clause; "" where that says nothing (a CPU, rows
+    that do not say)."""
     if profile.device.get("kind") != "gpu":
         return ""
     if profile.imported:
@@ -71,8 +80,8 @@ def attention_words(profile: Profile, mode: str) -> str:
         return f"attention: {names}" if names else ""
     serving = serving_attention(profile)
     return (
-        f"graph mode: torch SDPA ({names or FLASH}) attention; vLLM runs {serving.kernel} on {serving.generation}, "
-        f"frameworks differ by {serving.std:.0%}"
+        f"graph mode: torch SDPA ({names or FLASH}) attention; vLLM runs {serving.kernel} on"
+        f" {serving.generation}, frameworks differ by {serving.std:.0%}"
     )
 
 
@@ -81,19 +90,20 @@ TILE: Final = 64
 
 
 class UnpackedQueries:
-    """Kernels of an engine whose attention handles several query rows by FlashAttention 2's path for
-    prompts; all else as `priced` says.
+    """Kernels of an engine whose attention handles several query rows by FlashAttention 2's path
+    for prompts; all else as `priced` says.
 
     For one row that kernel packs the query heads of a KV head into a block and splits the keys over
-    blocks; for more it does neither (flash_api.cpp, mha_varlen_fwd: "only apply split-k for decoding"
-    stands under `seqlenq_ngroups_swapped`, which asks for one row). Each query head's block then
-    walks over all keys alone, computing a tile of TILE rows:
+    blocks; for more it does neither (flash_api.cpp, mha_varlen_fwd: "only apply split-k for
+    decoding" stands under `seqlenq_ngroups_swapped`, which asks for one row). Each query head's
+    block then walks over all keys alone, computing a tile of TILE rows:
 
         seconds = max(start + waves of blocks x one block, decode x how often the cache is read)
 
     One block: the table's row of one head and one sequence, which runs unsplit and unpacked too. A
-    cache is read once for all heads whose blocks run at the same time: blocks are started by sequence
-    and then by head, one to a multiprocessor (128 such blocks take an A100 twice as long as 8).
+    cache is read once for all heads whose blocks run at the same time: blocks are started by
+    sequence and then by head, one to a multiprocessor (128 such blocks take an A100 twice as long
+    as 8).
     """
 
     def __init__(self, priced: Any, multiprocessors: int) -> None:
@@ -111,7 +121,9 @@ class UnpackedQueries:
         if not self._unpacked(op):
             return seconds, std
         assert isinstance(op, Attention)
-        (start, _), (block, block_std), (decode, decode_std) = (self.priced.op_s(part, cold) for part in self._parts(op))
+        (start, _), (block, block_std), (decode, decode_std) = (
+            self.priced.op_s(part, cold) for part in self._parts(op)
+        )
         waves = math.ceil(op.batch * op.q_heads / self.multiprocessors)
         group = op.q_heads / op.kv_heads
         reads = group / min(group, max(1.0, self.multiprocessors / op.batch))
@@ -127,7 +139,9 @@ class UnpackedQueries:
     def _parts(self, op: Any) -> tuple[Attention, Attention, Attention]:
         """One head of one sequence over hardly any key and over all, and a decode of the batch."""
         last = max(1, op.keys() - 1)
-        start, block = (Attention(1, 1, keys, 1, 1, op.head_dim) for keys in (min(SHORT, last), last))
+        start, block = (
+            Attention(1, 1, keys, 1, 1, op.head_dim) for keys in (min(SHORT, last), last)
+        )
         return start, block, Attention(op.batch, 1, last, op.q_heads, op.kv_heads, op.head_dim)
 
 

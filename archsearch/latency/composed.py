@@ -1,9 +1,10 @@
 """A whole pass put together from kernel tables, for GPUs of which no whole pass was measured.
 
-graph mode: step = its kernels + what a replay costs + what ranks wait for one another; what an engine adds between two steps is
-in `latency.rounds`. eager mode: the host launches every kernel and the device waits for it wherever it is the faster of the
-two, so the layers take the longer of device time and host time. The host time is in no table; it is a published constant
-(constants.yaml) with a wide std, and an eager answer is an estimate of that published stack, not of this machine.
+graph mode: step = its kernels + what a replay costs + what ranks wait for one another; what an
+engine adds between two steps is in `latency.rounds`. eager mode: the host launches every kernel and
+the device waits for it wherever it is the faster of the two, so the layers take the longer of
+device time and host time. The host time is in no table; it is a published constant (constants.yaml)
+with a wide std, and an eager answer is an estimate of that published stack, not of this machine.
 """
 
 from __future__ import annotations
@@ -44,17 +45,24 @@ from archsearch.latency.transfer import CarriedOps
 from archsearch.profiles import Profile
 from archsearch.workload import DTYPE_BYTES
 
-SHARED: Final = 0.5  # share of an op's error variance that all ops of its kind in a table have in common
-FUSES_ON: Final = ("9", "10")  # compute capabilities on which engines have one kernel for an all-reduce and the norm after it
+SHARED: Final = (
+    0.5  # share of an op's error variance that all ops of its kind in a table have in common
+)
+FUSES_ON: Final = (
+    "9",
+    "10",
+)  # compute capabilities on which engines have one kernel for an all-reduce and the norm after it
 Ops = OpModel | CarriedOps | UnpackedQueries
 GROUPS: Final = ("gemm", "attention", "experts", "elementwise", "all_reduce", "head", "step")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Sequences of one kind in a step: `batch` of them, `tokens` new ones each against `context` cached.
+    """Sequences of one kind in a step: `batch` of them, `tokens` new ones each against `context`
+    cached.
 
-    `logits`: tokens per sequence whose logits are computed (a prefill needs the last one only); None means all.
+    `logits`: tokens per sequence whose logits are computed (a prefill needs the last one only);
+    None means all.
     """
 
     batch: int
@@ -66,24 +74,30 @@ class Part:
 @cache
 def constants() -> dict[str, Any]:
     """What the tables do not hold (latency/constants.yaml)."""
-    loaded: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "constants.yaml").read_text(encoding="utf-8"))
+    loaded: dict[str, Any] = yaml.safe_load(
+        (Path(__file__).parent / "constants.yaml").read_text(encoding="utf-8")
+    )
     return loaded
 
 
 def composable(profile: Profile, dtype: str) -> bool:
     """Whether a pass may be composed from this profile: kernel rows of a GPU under CUDA graphs."""
-    return profile.device.get("kind") == "gpu" and bool(profile.select("gemm", table_dtype(profile, dtype), "graph", "cold"))
+    return profile.device.get("kind") == "gpu" and bool(
+        profile.select("gemm", table_dtype(profile, dtype), "graph", "cold")
+    )
 
 
 def table_dtype(profile: Profile, dtype: str) -> str:
-    """The dtype whose rows price `dtype`: float16 runs the kernels of bfloat16 at the same speed."""
+    """The dtype whose rows price `dtype`: float16 runs the kernels of bfloat16 at the same
+    speed."""
     if dtype == "float16" and not profile.select("gemm", dtype, "graph"):
         return "bfloat16"
     return dtype
 
 
 _FITTED: Final[dict[tuple[str, str], OpModel]] = {}
-"""Op models by profile and dtype: several engines on one device, and versions of one, are priced from the same kernels."""
+"""Op models by profile and dtype: several engines on one device, and versions of one, are priced
+from the same kernels."""
 
 
 def _op_model(profile: Profile, dtype: str) -> OpModel:
@@ -97,8 +111,8 @@ def _op_model(profile: Profile, dtype: str) -> OpModel:
 
 
 class ComposedPass:
-    """Seconds and std of whole steps from the kernel rows of a GPU profile; with `device`, carried over to that relative; with
-    `engine`, as its attention runs there."""
+    """Seconds and std of whole steps from the kernel rows of a GPU profile; with `device`, carried
+    over to that relative; with `engine`, as its attention runs there."""
 
     def __init__(
         self,
@@ -122,14 +136,17 @@ class ComposedPass:
         # with 8-bit weights and an 8-bit cache the rest, the head among it, runs in 16 bits
         self._rest = ops("bfloat16") if dtype == "float8_e4m3fn" else self._gemm
         self._formats = {dtype: self._gemm}
-        self._ops_in = lambda name: ops(name) if name in DTYPE_BYTES and composable(profile, name) else self._rest
+        self._ops_in = lambda name: (
+            ops(name) if name in DTYPE_BYTES and composable(profile, name) else self._rest
+        )
         self._eager_reduce = _eager_all_reduce(profile)
         self._constants = constants()
         self.wait = all_reduce_wait(None, None)
         self._wide_cache = False
 
     def serving(self, rounds: EngineRounds | None, dtype: str, wait: Estimate) -> Self:
-        """The same as the engine of `rounds` runs it: its KV cache of a target in `dtype`, and how long its ranks wait."""
+        """The same as the engine of `rounds` runs it: its KV cache of a target in `dtype`, and how
+        long its ranks wait."""
         changed = self.waiting(wait)
         changed._wide_cache = rounds is not None and rounds.cache_dtype(dtype) != dtype
         return changed
@@ -145,18 +162,22 @@ class ComposedPass:
         return self._model_of(op).op_s(op, True)
 
     def _model_of(self, op: Op) -> Ops:
-        """Whose rows price `op`: weights in the pass's dtype, but those of a format of their own; the rest in 16 bits."""
+        """Whose rows price `op`: weights in the pass's dtype, but those of a format of their own;
+        the rest in 16 bits."""
         if isinstance(op, Gemm) and op.format:
             if op.format not in self._formats:
                 self._formats[op.format] = self._ops_in(op.format)
             return self._formats[op.format]
         if isinstance(op, Attention) and self._wide_cache:
             return self._rest
-        narrow = isinstance(op, Attention | LatentAttention) or (isinstance(op, Gemm | Experts) and not op.format)
+        narrow = isinstance(op, Attention | LatentAttention) or (
+            isinstance(op, Gemm | Experts) and not op.format
+        )
         return self._gemm if narrow else self._rest
 
     def _prepare(self, ops: Iterable[Op], head: Iterable[Op]) -> None:
-        """Price all ops of a step in one go: much quicker than one by one. `head`: those outside the layers."""
+        """Price all ops of a step in one go: much quicker than one by one. `head`: those outside
+        the layers."""
         self._rest.prepare(head, True)
         wanted: dict[int, tuple[Ops, list[Op]]] = {}
         for op in ops:
@@ -169,21 +190,34 @@ class ComposedPass:
         """Price the kernels of many passes in one go."""
         passes = list(passes)
         self._prepare(
-            dict.fromkeys(op for ops in passes for op in ops.in_layers), dict.fromkeys(op for ops in passes for op in ops.outside)
+            dict.fromkeys(op for ops in passes for op in ops.in_layers),
+            dict.fromkeys(op for ops in passes for op in ops.outside),
         )
 
     def layer_counts(self, arch: Architecture, parts: Sequence[Part], ranks: int) -> Counter[Op]:
-        """Ops of all layers. GEMMs, norms and all-reduces run once over the tokens of all parts, attention runs for each part."""
+        """Ops of all layers. GEMMs, norms and all-reduces run once over the tokens of all parts,
+        attention runs for each part."""
         total = sum(part.batch * part.tokens for part in parts)
-        if arch.num_experts and arch.routing_skew is None and total > 1 and sum(part.batch for part in parts) == 1:
-            arch = arch.replace(routing_skew=0.0)  # tokens of one text choose evenly (`experts.ROUTING_SKEW`)
+        if (
+            arch.num_experts
+            and arch.routing_skew is None
+            and total > 1
+            and sum(part.batch for part in parts) == 1
+        ):
+            arch = arch.replace(
+                routing_skew=0.0
+            )  # tokens of one text choose evenly (`experts.ROUTING_SKEW`)
         counts: Counter[Op] = Counter()
         fused = self.mode == "graph"
         for layer, window, layers in layer_groups(arch):
-            for op in layer_ops(layer, batch=total, tokens=1, context=0, window=window, ranks=ranks, fused=fused):
+            for op in layer_ops(
+                layer, batch=total, tokens=1, context=0, window=window, ranks=ranks, fused=fused
+            ):
                 if isinstance(op, Attention | LatentAttention):
                     for part in parts:
-                        counts[replace(op, batch=part.batch, tokens=part.tokens, context=part.context)] += layers
+                        counts[
+                            replace(op, batch=part.batch, tokens=part.tokens, context=part.context)
+                        ] += layers
                 else:
                     counts[op] += layers
         return counts
@@ -191,45 +225,73 @@ class ComposedPass:
     def head_counts(self, arch: Architecture, parts: Sequence[Part], ranks: int) -> Counter[Op]:
         """Ops outside the layers, the choice of the next tokens included."""
         total = sum(part.batch * part.tokens for part in parts)
-        wanted = sum(part.batch * (part.tokens if part.logits is None else part.logits) for part in parts)
-        counts: Counter[Op] = Counter(head_ops(arch, batch=1, tokens=total, ranks=ranks, head_tokens=wanted))
+        wanted = sum(
+            part.batch * (part.tokens if part.logits is None else part.logits) for part in parts
+        )
+        counts: Counter[Op] = Counter(
+            head_ops(arch, batch=1, tokens=total, ranks=ranks, head_tokens=wanted)
+        )
         counts[sample_op(arch, batch=1, tokens=wanted)] += 1
         return counts
 
     def pass_ops(self, arch: Architecture, parts: Sequence[Part], ranks: int = 1) -> PassOps:
         """What one step of `arch` over all `parts` runs."""
-        return PassOps(self.layer_counts(arch, parts, ranks), self.head_counts(arch, parts, ranks), arch.num_hidden_layers, ranks)
+        return PassOps(
+            self.layer_counts(arch, parts, ranks),
+            self.head_counts(arch, parts, ranks),
+            arch.num_hidden_layers,
+            ranks,
+        )
 
-    def terms(self, arch: Architecture, parts: Sequence[Part], ranks: int = 1) -> dict[str, tuple[float, float]]:
+    def terms(
+        self, arch: Architecture, parts: Sequence[Part], ranks: int = 1
+    ) -> dict[str, tuple[float, float]]:
         """Seconds and std by GROUPS of one step of `arch` over all `parts`."""
         return self.ops_terms(self.pass_ops(arch, parts, ranks))
 
-    def step_s(self, arch: Architecture, parts: Sequence[Part], ranks: int = 1, *, choose: bool = True) -> Estimate:
-        """Seconds of one step of `arch` over all `parts`; `choose`: with the choice of the next tokens."""
+    def step_s(
+        self, arch: Architecture, parts: Sequence[Part], ranks: int = 1, *, choose: bool = True
+    ) -> Estimate:
+        """Seconds of one step of `arch` over all `parts`; `choose`: with the choice of the next
+        tokens."""
         ops = self.pass_ops(arch, parts, ranks)
         if choose:
             return self.ops_s(ops)
-        outside = Counter({op: n for op, n in ops.outside.items() if not (isinstance(op, Elementwise) and op.name == "sample")})
+        outside = Counter(
+            {
+                op: n
+                for op, n in ops.outside.items()
+                if not (isinstance(op, Elementwise) and op.name == "sample")
+            }
+        )
         return self.ops_s(PassOps(ops.in_layers, outside, ops.layers, ops.ranks))
 
     def ops_terms(self, ops: PassOps) -> dict[str, tuple[float, float]]:
-        """Seconds and std by GROUPS; their sum is the pass. Under eager mode the host is in `step` as far as it is not hidden."""
+        """Seconds and std by GROUPS; their sum is the pass. Under eager mode the host is in `step`
+        as far as it is not hidden."""
         self._prepare(ops.in_layers, ops.outside)
         sums: dict[str, list[tuple[float, float]]] = {name: [] for name in GROUPS}
         for op, count in ops.in_layers.items():
             seconds, std = self.op_s(op)
-            sums["attention" if isinstance(op, LatentAttention) else op.kind].append((count * seconds, std))
+            sums["attention" if isinstance(op, LatentAttention) else op.kind].append(
+                (count * seconds, std)
+            )
         for op, count in ops.outside.items():
-            seconds, std = self._rest.op_s(op, True)  # 8-bit checkpoints keep embedding and head in 16 bits
+            seconds, std = self._rest.op_s(
+                op, True
+            )  # 8-bit checkpoints keep embedding and head in 16 bits
             sums["head"].append((count * seconds, std))
         result = {name: _add(items) for name, items in sums.items() if name != "step"}
-        result["step"] = self._graph_step(ops) if self.mode == "graph" else self._eager_step(ops, result)
+        result["step"] = (
+            self._graph_step(ops) if self.mode == "graph" else self._eager_step(ops, result)
+        )
         return result
 
     def ops_s(self, ops: PassOps) -> Estimate:
         """Seconds of one pass of any network.
 
-        Kinds of ops err independently of one another; on top comes what whole steps were seen to be off by (constants.yaml).
+        Kinds of ops err independently of one another; on top comes what whole steps were seen to be
+        off by (constants.yaml).
         """
         terms = self.ops_terms(ops).values()
         value = sum(value for value, _ in terms)
@@ -240,20 +302,32 @@ class ComposedPass:
         known = self._constants["graph"]
         waits = sync_waits(ops.all_reduces(), ops.ranks)
         value = known["pass_s"] + ops.layers * known["layer_s"] + self.wait.value * waits
-        return value, math.hypot(known["pass_std_s"], ops.layers * known["layer_std_s"], self.wait.std * waits)
+        return value, math.hypot(
+            known["pass_std_s"], ops.layers * known["layer_std_s"], self.wait.std * waits
+        )
 
-    def _eager_step(self, ops: PassOps, device: dict[str, tuple[float, float]]) -> tuple[float, float]:
+    def _eager_step(
+        self, ops: PassOps, device: dict[str, tuple[float, float]]
+    ) -> tuple[float, float]:
         """What the host takes beyond the device, layers and the rest apart."""
         known = self._constants["eager"]
-        reduce_s = sum(count * self._eager_reduce_s(op) for op, count in ops.in_layers.items() if isinstance(op, AllReduce))
+        reduce_s = sum(
+            count * self._eager_reduce_s(op)
+            for op, count in ops.in_layers.items()
+            if isinstance(op, AllReduce)
+        )
         host_layers = ops.layers * known["layer_s"] + reduce_s
         host_rest = known["pass_s"] + (ops.all_reduces() > 0) * 2 * known["all_reduce_s"]
-        on_layers = sum(device[name][0] for name in ("gemm", "attention", "experts", "elementwise", "all_reduce"))
+        on_layers = sum(
+            device[name][0]
+            for name in ("gemm", "attention", "experts", "elementwise", "all_reduce")
+        )
         beyond = max(0.0, host_layers - on_layers) + max(0.0, host_rest - device["head"][0])
         return beyond, known["relative_std"] * (host_layers + host_rest) if beyond > 0 else 0.0
 
     def _eager_reduce_s(self, op: AllReduce) -> float:
-        """An all-reduce launched by the host: measured where the table has eager rows, else a constant."""
+        """An all-reduce launched by the host: measured where the table has eager rows, else a
+        constant."""
         rows = self._eager_reduce.get(op.ranks)
         if rows is None:
             return float(self._constants["eager"]["all_reduce_s"])
@@ -261,26 +335,36 @@ class ComposedPass:
 
 
 def all_reduce_wait(rounds: EngineRounds | None, compute_capability: str | None) -> Estimate:
-    """Seconds that ranks wait at an all-reduce of a graph, as the engine of `rounds` runs it on such a GPU; see `sync_waits`.
+    """Seconds that ranks wait at an all-reduce of a graph, as the engine of `rounds` runs it on
+    such a GPU; see `sync_waits`.
 
-    Less where the norm after it is in the same kernel, which runs on Hopper and Blackwell of data centres.
+    Less where the norm after it is in the same kernel, which runs on Hopper and Blackwell of data
+    centres.
     """
     known = constants()["graph"]
-    if rounds is not None and rounds.fuses_reduces and (compute_capability or "").partition(".")[0] in FUSES_ON:
+    if (
+        rounds is not None
+        and rounds.fuses_reduces
+        and (compute_capability or "").partition(".")[0] in FUSES_ON
+    ):
         return Estimate(known["fused_sync_s"], known["fused_sync_std_s"], "published")
     return Estimate(known["sync_s"], known["sync_relative_std"] * known["sync_s"], "published")
 
 
 def sync_waits(all_reduces: Any, ranks: int) -> Any:
-    """How often a pass pays for ranks that wait for the slowest: all-reduces x (1 - 1 / ranks); of an array an array."""
+    """How often a pass pays for ranks that wait for the slowest: all-reduces x (1 - 1 / ranks); of
+    an array an array."""
     return all_reduces * (1.0 - 1.0 / ranks)
 
 
 def _add(items: list[tuple[float, float]]) -> tuple[float, float]:
-    """Sum and std of (seconds, relative std): part of each error is the table's and does not average out."""
+    """Sum and std of (seconds, relative std): part of each error is the table's and does not
+    average out."""
     together = sum(value * std for value, std in items)
     apart = math.sqrt(sum((value * std) ** 2 for value, std in items))
-    return sum(value for value, _ in items), math.sqrt(SHARED * together**2 + (1.0 - SHARED) * apart**2)
+    return sum(value for value, _ in items), math.sqrt(
+        SHARED * together**2 + (1.0 - SHARED) * apart**2
+    )
 
 
 def _eager_all_reduce(profile: Profile) -> dict[int, tuple[Any, Any]]:

@@ -1,14 +1,17 @@
-"""Passes as one engine runs them, learnt from steps that the engine itself timed: its kernels need not be those of the profile.
+"""Passes as one engine runs them, learnt from steps that the engine itself timed: its kernels need
+not be those of the profile.
 
 A pass costs the engine
 
-    seconds = c . [1, layers, weight bytes from memory, weight bytes from the cache, head bytes, GEMM FLOPs, head FLOPs,
-                   KV bytes, tokens, layers x tokens]            c >= 0, least squares of the relative errors
+    seconds = c . [1, layers, weight bytes from memory, weight bytes from the cache, head bytes,
+    GEMM FLOPs, head FLOPs,
+                   KV bytes, tokens, layers x tokens]   c >= 0, least squares of the relative errors
 
-times a Gaussian process over the shape for what that misses. Kernels are chosen by the number of tokens, so times jump
-(OpenVINO's pass of 2 tokens takes longer than its pass of 4): a pass that was itself measured, as every target's are, is answered
-by its row for as much as the row is surer than the smooth model. What a step takes beside its passes (sampling, scheduling,
-hand-over) is `RestFit`.
+times a Gaussian process over the shape for what that misses. Kernels are chosen by the number of
+tokens, so times jump (OpenVINO's pass of 2 tokens takes longer than its pass of 4): a pass that was
+itself measured, as every target's are, is answered by its row for as much as the row is surer than
+the smooth model. What a step takes beside its passes (sampling, scheduling, hand-over) is
+`RestFit`.
 """
 
 from __future__ import annotations
@@ -36,12 +39,21 @@ from archsearch.workload import DTYPE_BYTES
 
 Array = NDArray[np.float64]
 FEATURES: Final = (
-    "pass", "layers", "memory bytes", "cache bytes", "head bytes", "gemm flops", "head flops", "kv bytes", "tokens",
+    "pass",
+    "layers",
+    "memory bytes",
+    "cache bytes",
+    "head bytes",
+    "gemm flops",
+    "head flops",
+    "kv bytes",
+    "tokens",
     "layer tokens",
-)  # fmt: skip
+)
 MIN_PASS_ROWS: Final = 12
 START_STD: Final = 0.03
-"""Relative std of the same pass from one start of an engine to the next: four starts of vLLM decoded in 29.7 to 31.9 ms."""
+"""Relative std of the same pass from one start of an engine to the next: four starts of vLLM
+decoded in 29.7 to 31.9 ms."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +68,19 @@ class FirstPass:
 
     @classmethod
     def fit(cls, rests: Sequence[Measurement]) -> FirstPass:
-        """A line through what the rounds of `rests` were seen to read; one token where they do not say."""
+        """A line through what the rounds of `rests` were seen to read; one token where they do not
+        say."""
         shapes = [RestShape.of(row) for row in rests]
-        seen = {(shape.gamma, shape.first_tokens) for shape in shapes if shape.gamma and shape.first_tokens is not None}
+        seen = {
+            (shape.gamma, shape.first_tokens)
+            for shape in shapes
+            if shape.gamma and shape.first_tokens is not None
+        }
         if not seen:
             return cls()
-        gammas, tokens = (np.array(column, dtype=float) for column in zip(*sorted(seen), strict=True))
+        gammas, tokens = (
+            np.array(column, dtype=float) for column in zip(*sorted(seen), strict=True)
+        )
         if len(set(gammas.tolist())) == 1:
             return cls(float(tokens.mean()), 0.0)
         slope, constant = np.polyfit(gammas, tokens, 1)
@@ -72,27 +91,40 @@ class FirstPass:
 
 
 class EnginePasses:
-    """The passes of `engine` at `dtype` and `mode`, from the rows of kind `pass` and `rest` of a profile.
+    """The passes of `engine` at `dtype` and `mode`, from the rows of kind `pass` and `rest` of a
+    profile.
 
-    `coefficients_` by FEATURES, `loo_` (leave-one-out relative errors of passes) and `rest_` hold what was learnt.
+    `coefficients_` by FEATURES, `loo_` (leave-one-out relative errors of passes) and `rest_` hold
+    what was learnt.
     """
 
     def __init__(self, profile: Profile, dtype: str, mode: str, engine: str) -> None:
         self.engine, self.dtype, self.mode = engine, dtype, mode
         self.dtype_bytes = DTYPE_BYTES[dtype]
         self.cache_bytes = float(profile.device.get("last_level_cache_bytes") or (32 << 20))
-        rows = [row for row in profile.select("pass", dtype, mode) if PassShape.of(row).engine == engine]
+        rows = [
+            row for row in profile.select("pass", dtype, mode) if PassShape.of(row).engine == engine
+        ]
         self.rows = len(rows)
         self.largest_batch = max((PassShape.of(row).batch for row in rows), default=1)
-        self._own: dict[tuple[Architecture, int, int, bool, bool], list[tuple[int, float, float]]] = {}
+        self._own: dict[
+            tuple[Architecture, int, int, bool, bool], list[tuple[int, float, float]]
+        ] = {}
         self._fit_passes(rows)
-        rests = [row for row in profile.select("rest", dtype, mode) if RestShape.of(row).engine == engine]
+        rests = [
+            row for row in profile.select("rest", dtype, mode) if RestShape.of(row).engine == engine
+        ]
         self.rest_ = RestFit.fit(rests)
-        drafted = [row for row in profile.select("drafted", dtype, mode) if DraftedShape.of(row).engine == engine]
+        drafted = [
+            row
+            for row in profile.select("drafted", dtype, mode)
+            if DraftedShape.of(row).engine == engine
+        ]
         self.drafted_ = DraftedFit.fit(drafted, engine_facts(engine).scattered_head, self.plan_s)
         self.first_pass = FirstPass.fit(rests)
 
-    # -- fitting ---------------------------------------------------------------------------------------------------------------
+    # -- fitting
+    # ----------------------------------------------------------------------------------------------
 
     def _fit_passes(self, rows: list[Measurement]) -> None:
         points = [pass_of(row) for row in rows]
@@ -100,9 +132,16 @@ class EnginePasses:
         best: tuple[float, float, float, Array] | None = None
         for half in self.cache_bytes * np.array([0.4, 0.7, 1.0, 1.5, 2.2]):
             for steepness in (1.5, 3.0):
-                features = np.array([self._features(*point, half=float(half), steepness=steepness) for point in points])
+                features = np.array(
+                    [
+                        self._features(*point, half=float(half), steepness=steepness)
+                        for point in points
+                    ]
+                )
                 coefficients = nonnegative_fit(features, times)
-                error = float(np.abs(np.log(np.maximum(features @ coefficients, 1e-9) / times)).sum())
+                error = float(
+                    np.abs(np.log(np.maximum(features @ coefficients, 1e-9) / times)).sum()
+                )
                 if best is None or error < best[0]:
                     best = (error, float(half), steepness, coefficients)
         assert best is not None
@@ -113,11 +152,16 @@ class EnginePasses:
         inputs = np.array([self._inputs(*point) for point in points])
         self._residual = Residual.fit(inputs, log_ratio, min_noise=0.01, bounds=(0.7, 30.0))
         self.loo_ = np.expm1(self._residual.leave_one_out(log_ratio))
-        for row, (arch, batch, tokens, context, cold, is_target), ratio in zip(rows, points, log_ratio, strict=True):
+        for row, (arch, batch, tokens, context, cold, is_target), ratio in zip(
+            rows, points, log_ratio, strict=True
+        ):
             error = math.hypot(row.relative_std, START_STD)
-            self._own.setdefault((arch, batch, tokens, cold, is_target), []).append((context, float(ratio), error))
+            self._own.setdefault((arch, batch, tokens, cold, is_target), []).append(
+                (context, float(ratio), error)
+            )
 
-    # -- what a pass is made of ------------------------------------------------------------------------------------------------
+    # -- what a pass is made of
+    # ----------------------------------------------------------------------------------------------
 
     def _features(
         self,
@@ -136,9 +180,13 @@ class EnginePasses:
         head = float(arch.head_rows * arch.hidden_size)
         bytes_ = body * self.dtype_bytes
         # In a loop, the share of the weights that the cache cannot keep comes from memory again.
-        share = 1.0 if cold else 1.0 / (1.0 + (half / (bytes_ + head * self.dtype_bytes)) ** steepness)
+        share = (
+            1.0 if cold else 1.0 / (1.0 + (half / (bytes_ + head * self.dtype_bytes)) ** steepness)
+        )
         rows = float(batch * tokens)
-        heads = rows if is_target else float(batch)  # a draft needs the logits of each sequence's last token only
+        heads = (
+            rows if is_target else float(batch)
+        )  # a draft needs the logits of each sequence's last token only
         return np.array(
             [
                 1.0,
@@ -154,7 +202,9 @@ class EnginePasses:
             ]
         )
 
-    def _inputs(self, arch: Architecture, batch: int, tokens: int, context: int, cold: bool, is_target: bool) -> Array:
+    def _inputs(
+        self, arch: Architecture, batch: int, tokens: int, context: int, cold: bool, is_target: bool
+    ) -> Array:
         return np.array(
             [
                 math.log(arch.hidden_size),
@@ -170,7 +220,8 @@ class EnginePasses:
             ]
         )
 
-    # -- answers ---------------------------------------------------------------------------------------------------------------
+    # -- answers
+    # ----------------------------------------------------------------------------------------------
 
     def forward_s(
         self,
@@ -182,29 +233,48 @@ class EnginePasses:
         cold: bool = False,
         is_target: bool = False,
     ) -> Estimate:
-        """Seconds of one pass with its head; `cold`: its weights come from memory (a target, or a draft's first pass)."""
+        """Seconds of one pass with its head; `cold`: its weights come from memory (a target, or a
+        draft's first pass)."""
         point = (arch, batch, tokens, context, cold, is_target)
         base = float(self._features(*point) @ self._coefficients)
         mean, std = self._residual.predict(self._inputs(*point))
         own = self._own.get((arch, batch, tokens, cold, is_target))
         if own:
             _, ratio, error = min(own, key=lambda row: abs(row[0] - context))
-            structure = self._residual.noise  # what the smooth part leaves over: jumps of kernels, where a row is steady
+            structure = (
+                self._residual.noise
+            )  # what the smooth part leaves over: jumps of kernels, where a row is steady
             share = structure / (structure + error**2)
-            mean, std = mean + share * (ratio - mean), math.hypot((1.0 - share) * std, share * error)
+            mean, std = (
+                mean + share * (ratio - mean),
+                math.hypot((1.0 - share) * std, share * error),
+            )
         value = base * math.exp(mean)
         return Estimate(value, std * value, "modelled")
 
     def ops_s(self, ops: PassOps, cold: bool = True) -> Estimate:
-        """Seconds of a pass given by its ops, by the coefficients alone: what is left over is learnt from whole models only.
+        """Seconds of a pass given by its ops, by the coefficients alone: what is left over is
+        learnt from whole models only.
 
         GEMMs outside the layers count as head.
         """
-        body, head = ([(op, n) for op, n in counts.items() if isinstance(op, Gemm)] for counts in (ops.in_layers, ops.outside))
-        body_bytes, head_bytes = (self.dtype_bytes * sum(n * op.weight_elements() for op, n in part) for part in (body, head))
-        share = 1.0 if cold else 1.0 / (1.0 + (self._half / max(body_bytes + head_bytes, 1)) ** self._steepness)
+        body, head = (
+            [(op, n) for op, n in counts.items() if isinstance(op, Gemm)]
+            for counts in (ops.in_layers, ops.outside)
+        )
+        body_bytes, head_bytes = (
+            self.dtype_bytes * sum(n * op.weight_elements() for op, n in part)
+            for part in (body, head)
+        )
+        share = (
+            1.0
+            if cold
+            else 1.0 / (1.0 + (self._half / max(body_bytes + head_bytes, 1)) ** self._steepness)
+        )
         rows = float(max((op.m for op, _ in body or head), default=0))
-        cached = sum(n * op.kv_elements() for op, n in ops.in_layers.items() if isinstance(op, Attention))
+        cached = sum(
+            n * op.kv_elements() for op, n in ops.in_layers.items() if isinstance(op, Attention)
+        )
         features = (
             1.0,
             float(ops.layers),
@@ -223,7 +293,9 @@ class EnginePasses:
     def plan_s(self, plan: RoundPlan) -> float:
         """Seconds of all passes of a drafter's plan, or of the host's part of it."""
         first = self.ops_s(plan.first).value if plan.first is not None else plan.host_s
-        return first + (plan.steps * self.ops_s(plan.step, cold=False).value if plan.step is not None else 0.0)
+        return first + (
+            plan.steps * self.ops_s(plan.step, cold=False).value if plan.step is not None else 0.0
+        )
 
     def plain_s(self, batch: int) -> Estimate:
         """What a plain step takes beside the target's pass."""
@@ -254,6 +326,14 @@ def known_engines(profile: Profile, dtype: str, mode: str) -> tuple[str, ...]:
 
 
 def pass_of(row: Measurement) -> tuple[Architecture, int, int, int, bool, bool]:
-    """architecture, batch, tokens per sequence, context, cold, of the target: what a row of kind `pass` is about."""
+    """architecture, batch, tokens per sequence, context, cold, of the target: what a row of kind
+    `pass` is about."""
     shape = PassShape.of(row)
-    return shape.architecture, shape.batch, shape.tokens, shape.context, row.cache == "cold", shape.role == "target"
+    return (
+        shape.architecture,
+        shape.batch,
+        shape.tokens,
+        shape.context,
+        row.cache == "cold",
+        shape.role == "target",
+    )

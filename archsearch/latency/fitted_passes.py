@@ -1,7 +1,8 @@
-"""A pass as it was fitted to whole layers and whole models: coefficients on what its ops take, the cache, and what is left.
+"""A pass as it was fitted to whole layers and whole models: coefficients on what its ops take, the
+cache, and what is left.
 
-The second and third layer of `archsearch.latency.model`, which is where they are explained; profiles without whole passes have
-`archsearch.latency.composed` instead.
+The second and third layer of `archsearch.latency.model`, which is where they are explained;
+profiles without whole passes have `archsearch.latency.composed` instead.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
-from archsearch.architecture.ops import Elementwise, Gemm, PassOps, head_ops, layer_groups, layer_ops
+from archsearch.architecture.ops import (
+    Elementwise,
+    Gemm,
+    PassOps,
+    head_ops,
+    layer_groups,
+    layer_ops,
+)
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.latency.composed import Part
@@ -25,17 +33,24 @@ from archsearch.profiles import ForwardShape, Measurement, Profile
 
 Array = NDArray[np.float64]
 GROUPS: Final = ("pass", "layers", "gemm", "head", "attention", "elementwise", "scatter")
-GROUP_OF: Final = {"gemm": "gemm", "experts": "gemm", "attention": "attention", "latent_attention": "attention"}
+GROUP_OF: Final = {
+    "gemm": "gemm",
+    "experts": "gemm",
+    "attention": "attention",
+    "latent_attention": "attention",
+}
 OUTLIER_MADS: Final = 5.0
 MIN_ROWS: Final = {"forward": 8}
-# Where the half point may lie, as a share of the last-level cache that the machine reports. Far below it too: a
-# virtual machine reports the whole socket's cache (480 MiB seen for two cores) and holds a small part of it.
+# Where the half point may lie, as a share of the last-level cache that the machine reports. Far
+# below it too: a virtual machine reports the whole socket's cache (480 MiB seen for two cores) and
+# holds a small part of it.
 CACHE_SHARES: Final = np.array([0.03, 0.06, 0.12, 0.25, 0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2])
 
 
 @dataclass(frozen=True)
 class CacheFit:
-    """Share of a pass's weights that come from memory when it runs in a loop: 1 / (1 + (half_bytes / bytes)^steepness)."""
+    """Share of a pass's weights that come from memory when it runs in a loop: 1 / (1 + (half_bytes
+    / bytes)^steepness)."""
 
     half_bytes: float
     steepness: float
@@ -47,9 +62,9 @@ class CacheFit:
 class FittedPasses:
     """What `LatencyModel` knows of whole passes of a profile that has them.
 
-    A class that takes this in has `profile`, `dtype`, `mode`, `dtype_bytes`, `ops`, `_parts` (what was priced). After `_fit`
-    `coefficients_` (by GROUPS), `cache_`, `loo_` (leave-one-out relative errors of whole passes) and `outliers_` hold what was
-    learnt.
+    A class that takes this in has `profile`, `dtype`, `mode`, `dtype_bytes`, `ops`, `_parts` (what
+    was priced). After `_fit` `coefficients_` (by GROUPS), `cache_`, `loo_` (leave-one-out relative
+    errors of whole passes) and `outliers_` hold what was learnt.
     """
 
     profile: Profile
@@ -60,11 +75,12 @@ class FittedPasses:
     outliers_: list[Measurement]
     _parts: dict[tuple[Any, ...], tuple[Array, Array]]
 
-    # -- what a pass is made of ------------------------------------------------------------------------------------------------
+    # -- what a pass is made of
+    # ----------------------------------------------------------------------------------------------
 
     def _group_seconds(self, arch: Architecture, part: Part) -> tuple[Array, Array]:
-        """Warm and cold seconds of each of GROUPS for a pass on one device, before coefficients; "pass", "layers" and "scatter"
-        are counts."""
+        """Warm and cold seconds of each of GROUPS for a pass on one device, before coefficients;
+        "pass", "layers" and "scatter" are counts."""
         key, batch, tokens = (arch, part), part.batch, part.tokens
         found = self._parts.get(key)
         if found is not None:
@@ -72,17 +88,31 @@ class FittedPasses:
         head = head_ops(arch, batch=batch, tokens=tokens, head_tokens=part.logits)
         fused = self.mode == "graph"
         layers = [
-            (count, layer_ops(layer, batch=batch, tokens=tokens, context=part.context, window=window, fused=fused))
+            (
+                count,
+                layer_ops(
+                    layer,
+                    batch=batch,
+                    tokens=tokens,
+                    context=part.context,
+                    window=window,
+                    fused=fused,
+                ),
+            )
             for layer, window, count in layer_groups(arch)
         ]
         both = []
         for cold in (False, True):
-            self.ops.prepare([*head, *(op for _, ops in layers for op in ops)], cold)  # together: much quicker on a GPU
+            self.ops.prepare(
+                [*head, *(op for _, ops in layers for op in ops)], cold
+            )  # together: much quicker on a GPU
             sums = dict.fromkeys(GROUPS, 0.0)
             sums["pass"], sums["layers"] = 1.0, float(arch.num_hidden_layers)
             sums["scatter"] = float(batch * tokens) if arch.trimmed else 0.0
             for op in head:
-                sums["head" if isinstance(op, Gemm) else "elementwise"] += self.ops.op_s(op, cold)[0]
+                sums["head" if isinstance(op, Gemm) else "elementwise"] += self.ops.op_s(op, cold)[
+                    0
+                ]
             for count, ops in layers:
                 for op in ops:
                     group = GROUP_OF.get(op.kind, "elementwise")
@@ -116,14 +146,16 @@ class FittedPasses:
             ]
         )
 
-    # -- fitting ---------------------------------------------------------------------------------------------------------------
+    # -- fitting
+    # ----------------------------------------------------------------------------------------------
 
     def _fit(self) -> None:
         rows = steady(self.profile.select("forward", self.dtype, self.mode))
         if len(rows) < MIN_ROWS["forward"]:
             raise MissingDataError(
-                f"the profile has {len(rows)} whole-forward rows for {self.dtype} in {self.mode} mode, at least "
-                f"{MIN_ROWS['forward']} are needed; run archsearch profile longer (--budget 5m)"
+                f"the profile has {len(rows)} whole-forward rows for {self.dtype} in {self.mode}"
+                f" mode, at least {MIN_ROWS['forward']} are needed; run archsearch profile longer"
+                " (--budget 5m)"
             )
         passes = [ForwardShape.of(row) for row in rows]
         times = np.array([row.median_s for row in rows])  # [passes], seconds
@@ -131,27 +163,42 @@ class FittedPasses:
         stack_passes = [ForwardShape.of(row) for row in stacks]
         stack_times = np.array([row.median_s for row in stacks])  # [stacks], seconds per layer
         llc = float(self.profile.device.get("last_level_cache_bytes") or (32 << 20))
-        self.cache_, self._coefficients = self._fit_pass(rows, passes, times, stack_passes, stack_times, llc)
+        self.cache_, self._coefficients = self._fit_pass(
+            rows, passes, times, stack_passes, stack_times, llc
+        )
         outlying = np.abs(self._log_ratio(rows, passes, times))  # [passes]
-        # 1.4826 MAD estimates a std where the errors are normal; below 25 % nothing is called an outlier.
+        # 1.4826 MAD estimates a std where the errors are normal; below 25 % nothing is called an
+        # outlier.
         limit = max(OUTLIER_MADS * 1.4826 * float(np.median(outlying)), 0.25)
-        if (outlying > limit).any() and (outlying <= limit).sum() >= MIN_ROWS["forward"]:  # a stall that the probe did not feel
+        if (outlying > limit).any() and (outlying <= limit).sum() >= MIN_ROWS[
+            "forward"
+        ]:  # a stall that the probe did not feel
             self.outliers_ = [row for row, size in zip(rows, outlying, strict=True) if size > limit]
             keep = [i for i, size in enumerate(outlying) if size <= limit]
             rows, passes, times = [rows[i] for i in keep], [passes[i] for i in keep], times[keep]
-            self.cache_, self._coefficients = self._fit_pass(rows, passes, times, stack_passes, stack_times, llc)
+            self.cache_, self._coefficients = self._fit_pass(
+                rows, passes, times, stack_passes, stack_times, llc
+            )
         self.coefficients_ = dict(zip(GROUPS, self._coefficients.tolist(), strict=True))
         log_ratio = self._log_ratio(rows, passes, times)  # [passes]
         inputs = np.array(
-            [self._inputs(*asked_pass(p), row.cache == "cold") for p, row in zip(passes, rows, strict=True)]
+            [
+                self._inputs(*asked_pass(p), row.cache == "cold")
+                for p, row in zip(passes, rows, strict=True)
+            ]
         )  # [passes, 10]
         self._residual = Residual.fit(inputs, log_ratio, min_noise=0.015, bounds=(0.7, 30.0))
         self.loo_ = np.expm1(self._residual.leave_one_out(log_ratio))
 
-    def _log_ratio(self, rows: list[Measurement], passes: list[ForwardShape], times: Array) -> Array:
+    def _log_ratio(
+        self, rows: list[Measurement], passes: list[ForwardShape], times: Array
+    ) -> Array:
         """log(measured / base) of whole passes, [passes]."""
         features = np.array(
-            [self._features(*asked_pass(p), row.cache == "cold", self.cache_) for p, row in zip(passes, rows, strict=True)]
+            [
+                self._features(*asked_pass(p), row.cache == "cold", self.cache_)
+                for p, row in zip(passes, rows, strict=True)
+            ]
         )
         return np.asarray(np.log(times / (features @ self._coefficients)))
 
@@ -164,27 +211,36 @@ class FittedPasses:
         stack_times: Array,
         llc: float,
     ) -> tuple[CacheFit, Array]:
-        """The cache's half point and steepness (grid) with the coefficients (non-negative least squares) that fit best."""
+        """The cache's half point and steepness (grid) with the coefficients (non-negative least
+        squares) that fit best."""
         best: tuple[float, CacheFit, Array] | None = None
         for half in llc * CACHE_SHARES:
             for steepness in (1.5, 3.0, 6.0):
                 cache = CacheFit(float(half), steepness)
                 features = np.array(
-                    [self._features(*asked_pass(p), row.cache == "cold", cache) for p, row in zip(passes, rows, strict=True)]
+                    [
+                        self._features(*asked_pass(p), row.cache == "cold", cache)
+                        for p, row in zip(passes, rows, strict=True)
+                    ]
                 )
                 if stack_passes:
                     layer_features = np.array([self._stack_features(p) for p in stack_passes])
-                    coefficients = nonnegative_fit(np.vstack([features, layer_features]), np.concatenate([times, stack_times]))
+                    coefficients = nonnegative_fit(
+                        np.vstack([features, layer_features]), np.concatenate([times, stack_times])
+                    )
                 else:
                     coefficients = nonnegative_fit(features, times)
-                error = float(np.abs(np.log(np.maximum(features @ coefficients, 1e-9) / times)).sum())
+                error = float(
+                    np.abs(np.log(np.maximum(features @ coefficients, 1e-9) / times)).sum()
+                )
                 if best is None or error < best[0]:
                     best = (error, cache, coefficients)
         assert best is not None
         return best[1], best[2]
 
     def _stack_features(self, pass_: ForwardShape) -> Array:
-        """Features [GROUPS] of one layer out of a cold stack: a pass without head, embedding and per-pass cost."""
+        """Features [GROUPS] of one layer out of a cold stack: a pass without head, embedding and
+        per-pass cost."""
         arch, part = asked_pass(pass_)
         one = self._group_seconds(arch.replace(num_hidden_layers=1), part)[1].copy()
         ends = head_ops(arch, batch=part.batch, tokens=part.tokens)
@@ -202,7 +258,8 @@ class FittedPasses:
         return Estimate(value, std * value, "modelled")
 
     def _fitted_ops_s(self, ops: PassOps, cold: bool) -> Estimate:
-        """A pass by the coefficients of whole models: their groups from its ops, as `_group_seconds` has them of a model.
+        """A pass by the coefficients of whole models: their groups from its ops, as
+        `_group_seconds` has them of a model.
 
         The choice of tokens is the engine's there, not the pass's.
         """
@@ -219,7 +276,11 @@ class FittedPasses:
                     sums[group] += count * self.ops.op_s(op, out_of_cache)[0]
             both.append(np.array([sums[name] for name in GROUPS]))
         warm_s, cold_s = both
-        share = 1.0 if cold else self.cache_.cold_share(max(1, ops.weight_elements()) * self.dtype_bytes)
+        share = (
+            1.0
+            if cold
+            else self.cache_.cold_share(max(1, ops.weight_elements()) * self.dtype_bytes)
+        )
         value = float((warm_s + share * (cold_s - warm_s)) @ self._coefficients)
         return Estimate(value, value * math.sqrt(float(np.mean(self.loo_**2))), "modelled")
 

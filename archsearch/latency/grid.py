@@ -1,8 +1,10 @@
-"""Rounds of many drafts at once: what `LatencyModel` and `RooflineLatency` say of each of a `ShapeGrid`, without its std.
+"""Rounds of many drafts at once: what `LatencyModel` and `RooflineLatency` say of each of a
+`ShapeGrid`, without its std.
 
-The same formulas as theirs over arrays (tests/search/test_grid.py holds the two together to 1e-9): ops are priced once each
-(`grid_ops`), the Gaussian process over whole passes is factored into widths, depth, head and tokens, so that its exponentials are
-taken once for all gammas. Who wants the std of a shape asks the model itself.
+The same formulas as theirs over arrays (tests/search/test_grid.py holds the two together to 1e-9):
+ops are priced once each (`grid_ops`), the Gaussian process over whole passes is factored into
+widths, depth, head and tokens, so that its exponentials are taken once for all gammas. Who wants
+the std of a shape asks the model itself.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ Pass = tuple[GridPart, bool]
 
 @dataclass(frozen=True)
 class GridRound:
-    """Rounds of `gamma` draft tokens, seconds, [bodies, layers, windows, heads] or what broadcasts to it."""
+    """Rounds of `gamma` draft tokens, seconds, [bodies, layers, windows, heads] or what broadcasts
+    to it."""
 
     gamma: int
     draft_s: Array
@@ -48,12 +51,25 @@ def can_price(latency: Any) -> bool:
 
 
 class GridLatency:
-    """Rounds of all drafts of `grid` beside one target, for some gammas. Pricing the ops is done when it is made."""
+    """Rounds of all drafts of `grid` beside one target, for some gammas. Pricing the ops is done
+    when it is made."""
 
-    def __init__(self, latency: Any, target: Architecture, grid: ShapeGrid, workload: Workload, gammas: Sequence[int]) -> None:
+    def __init__(
+        self,
+        latency: Any,
+        target: Architecture,
+        grid: ShapeGrid,
+        workload: Workload,
+        gammas: Sequence[int],
+    ) -> None:
         if not can_price(latency):
             raise TypeError(f"no formulas over arrays for {type(latency).__name__}")
-        self.latency, self.target, self.workload, self.gammas = latency, target, workload, tuple(gammas)
+        self.latency, self.target, self.workload, self.gammas = (
+            latency,
+            target,
+            workload,
+            tuple(gammas),
+        )
         self.grid = grid if latency.facts.trimmed_head else grid.with_full_heads()
         self.ranks = latency.facts.ranks_of_draft(workload)
         self._firsts = {gamma: self._first(gamma) for gamma in self.gammas}
@@ -88,51 +104,81 @@ class GridLatency:
             yield GridRound(gamma, draft, whole)
 
     def idle(self, bodies: slice) -> Any:
-        """`LatencyOfRounds.idle_s` of the drafts of some bodies: what they cost a step that drafts nothing."""
+        """`LatencyOfRounds.idle_s` of the drafts of some bodies: what they cost a step that drafts
+        nothing."""
         latency, facts = self.latency, self.latency.facts
         if latency.rounds is not None and facts.idle_round:
             return _extra(latency.rounds.costs, _nothing_drafted(self.workload)).value
         if not facts.idle_pass:
             return 0.0
         if self._idle is None:
-            headless = replace(self.grid, heads=tuple(replace(head, rows=1) for head in self.grid.heads))
+            headless = replace(
+                self.grid, heads=tuple(replace(head, rows=1) for head in self.grid.heads)
+            )
             part = GridPart(self.workload.batch_size, 2, self.workload.context_len)
             self._idle = _prices(latency, headless, self.ranks, [(part, True)])
         (idle,) = self._idle(bodies)
         if latency.rounds is None:
             return idle
-        costs = replace(latency.rounds.costs, round_s=replace(latency.rounds.costs.round_s, value=0.0))
+        costs = replace(
+            latency.rounds.costs, round_s=replace(latency.rounds.costs.round_s, value=0.0)
+        )
         verify = latency.verify_s(self.target, self.workload, 0)
         layers = np.array(self.grid.layers)[None, :, None, None]
         longer = self._launched(1, idle, idle, idle, layers, (costs, verify)) - self._decode_s
         return np.where(longer <= idle, idle, longer)
 
     def _launched(
-        self, gamma: int, first: Array, later: Array, draft: Array, layers: Any, own: tuple[RoundCosts, Estimate] | None = None
+        self,
+        gamma: int,
+        first: Array,
+        later: Array,
+        draft: Array,
+        layers: Any,
+        own: tuple[RoundCosts, Estimate] | None = None,
     ) -> Array:
-        """`rounds.round_time` of an engine whose host is told apart; `own`: other costs, and another verification."""
+        """`rounds.round_time` of an engine whose host is told apart; `own`: other costs, and
+        another verification."""
         costs, read = own or (self.latency.rounds.costs, self._verified[gamma])
         verify, more = read.value, gamma - 1
-        batch, context, target_layers = self.workload.batch_size, self.workload.context_len, self.target.num_hidden_layers
+        batch, context, target_layers = (
+            self.workload.batch_size,
+            self.workload.context_len,
+            self.target.num_hidden_layers,
+        )
         costs = costs.launching(batch * (gamma + 1))
         passes = Passes(NOTHING, NOTHING, NOTHING, gamma, batch, 0, target_layers, context=context)
         added = _extra(costs, passes)
         extra = added.value
         sharded = int(self.ranks > 1)
         reduces = (2 * layers + 1) * sharded * (costs.graph != "full")
-        launch = costs.host_token_s.value + layers * costs.host_layer_s.value + reduces * costs.host_all_reduce_s.value
+        launch = (
+            costs.host_token_s.value
+            + layers * costs.host_layer_s.value
+            + reduces * costs.host_all_reduce_s.value
+        )
         target_host = target_layers * costs.host_target_layer_s.value
         if costs.order == "overlapped":
             std = math.hypot(read.std, added.std)
             hosts = [
-                host_time(costs, replace(passes, draft_layers=depth, draft_all_reduces=sharded * (2 * depth + 1)))
+                host_time(
+                    costs,
+                    replace(
+                        passes, draft_layers=depth, draft_all_reduces=sharded * (2 * depth + 1)
+                    ),
+                )
                 for depth in self.grid.layers
             ]
             means, stds = (
-                np.array(column).reshape(layers.shape) for column in zip(*((h.value, h.std) for h in hosts), strict=True)
+                np.array(column).reshape(layers.shape)
+                for column in zip(*((h.value, h.std) for h in hosts), strict=True)
             )
             return larger_of_arrays(draft + verify + extra, std, means, stds)
-        waits = np.maximum(0.0, launch - first) + more * np.maximum(0.0, launch - later) + max(0.0, target_host - verify)
+        waits = (
+            np.maximum(0.0, launch - first)
+            + more * np.maximum(0.0, launch - later)
+            + max(0.0, target_host - verify)
+        )
         return np.asarray(draft + verify + extra + waits)
 
 
@@ -148,8 +194,11 @@ def larger_of_arrays(first: Array, std: float, second: Array, second_std: Array)
     return np.asarray(np.where(theta > 0.0, mean, np.maximum(first, second)))
 
 
-def prompt_seconds(latency: Any, grid: ShapeGrid, ranks: int, tokens: int) -> Callable[[slice], Any]:
-    """Seconds in which each draft reads a prompt of `tokens` tokens, for some bodies; `grid`: as the engine computes them."""
+def prompt_seconds(
+    latency: Any, grid: ShapeGrid, ranks: int, tokens: int
+) -> Callable[[slice], Any]:
+    """Seconds in which each draft reads a prompt of `tokens` tokens, for some bodies; `grid`: as
+    the engine computes them."""
     if tokens < 1:
         return lambda bodies: 0.0
     cold = getattr(latency, "engine_", None) is not None  # as `traffic.services` asks
@@ -157,7 +206,8 @@ def prompt_seconds(latency: Any, grid: ShapeGrid, ranks: int, tokens: int) -> Ca
     return lambda bodies: prices(bodies)[0]
 
 
-# -- passes ----------------------------------------------------------------------------------------------------
+# -- passes
+# --------------------------------------------------------------------------------------------------
 
 Evaluate = Callable[[slice], list[Array]]
 """Seconds of each pass for some bodies."""
@@ -174,7 +224,9 @@ def _prices(latency: Any, grid: ShapeGrid, ranks: int, passes: Sequence[Pass]) -
     return _fitted(latency, grid, ranks, passes)
 
 
-def _roofline(latency: RooflineLatency, grid: ShapeGrid, ranks: int, passes: Sequence[Pass]) -> Evaluate:
+def _roofline(
+    latency: RooflineLatency, grid: ShapeGrid, ranks: int, passes: Sequence[Pass]
+) -> Evaluate:
     def price(ops: Sequence[Op]) -> Array:
         return np.array([latency.op_s(op) for op in ops])
 
@@ -209,7 +261,10 @@ def _composed(model: ComposedPass, grid: ShapeGrid, ranks: int, passes: Sequence
         return answer(model._rest, ops)
 
     graph = model.mode == "graph"
-    known = [group_seconds(grid, part, price, ranks=ranks, fused=graph, outside=outside) for part, _ in passes]
+    known = [
+        group_seconds(grid, part, price, ranks=ranks, fused=graph, outside=outside)
+        for part, _ in passes
+    ]
     samples = [priced(_sample(grid, part), outside) for part, _ in passes]  # [heads]
     eager = [_eager_reduces(model, grid, part, ranks) for part, _ in passes]
     layers = np.array(grid.layers)[None, :, None, None]
@@ -221,7 +276,11 @@ def _composed(model: ComposedPass, grid: ShapeGrid, ranks: int, passes: Sequence
             reduces = layers * part.reduces + part.reduces_ends
             if graph:
                 own = constants()["graph"]
-                step = own["pass_s"] + layers * own["layer_s"] + model.wait.value * sync_waits(reduces, ranks)
+                step = (
+                    own["pass_s"]
+                    + layers * own["layer_s"]
+                    + model.wait.value * sync_waits(reduces, ranks)
+                )
             else:
                 own = constants()["eager"]
                 host = layers * (own["layer_s"] + reduce_s[bodies, None, None, None])
@@ -236,7 +295,9 @@ def _composed(model: ComposedPass, grid: ShapeGrid, ranks: int, passes: Sequence
 def _sample(grid: ShapeGrid, part: GridPart) -> Elementwise:
     """The choice of tokens, of each head."""
     heads: Any = Shapes(grid.like, {"draft_vocab_size": grid.head_rows()})
-    return sample_op(heads, batch=part.batch, tokens=part.tokens if part.logits is None else part.logits)
+    return sample_op(
+        heads, batch=part.batch, tokens=part.tokens if part.logits is None else part.logits
+    )
 
 
 def _eager_reduces(model: ComposedPass, grid: ShapeGrid, part: GridPart, ranks: int) -> Array:
@@ -263,9 +324,16 @@ def _fitted(model: LatencyModel, grid: ShapeGrid, ranks: int, passes: Sequence[P
 
     parts = list(dict.fromkeys(part for part, _ in passes))
     fused = model.mode == "graph"
-    known = {(part, cold): group_seconds(own, part, table(cold), fused=fused) for part in parts for cold in (False, True)}
+    known = {
+        (part, cold): group_seconds(own, part, table(cold), fused=fused)
+        for part in parts
+        for cold in (False, True)
+    }
     extras = {part: _on_top(model, grid, part, ranks, table(True)) for part in parts}
-    places = [(2.0 * math.log(p.batch * p.tokens), 0.5 * math.log(p.context + 64), float(cold)) for p, cold in passes]
+    places = [
+        (2.0 * math.log(p.batch * p.tokens), 0.5 * math.log(p.context + 64), float(cold))
+        for p, cold in passes
+    ]
     means = _means(model._residual, own, (5,), 6, np.array(places))
 
     def seconds(bodies: slice) -> list[Array]:
@@ -284,20 +352,33 @@ def _fitted(model: LatencyModel, grid: ShapeGrid, ranks: int, passes: Sequence[P
     return seconds
 
 
-def _base(model: LatencyModel, grid: ShapeGrid, part: GridPart, seconds: GridSeconds, bodies: slice) -> Array:
+def _base(
+    model: LatencyModel, grid: ShapeGrid, part: GridPart, seconds: GridSeconds, bodies: slice
+) -> Array:
     """GROUPS times their coefficients."""
     c = dict(zip(GROUPS, model._coefficients.tolist(), strict=True))
     value = c["pass"] + c["layers"] * np.array(grid.layers)[None, :, None, None]
     value = value + c["gemm"] * seconds.depth(seconds.gemm, grid, bodies)
-    value = value + c["elementwise"] * (seconds.depth(seconds.elementwise, grid, bodies) + seconds.ends[bodies, None, None, None])
-    value = value + c["attention"] * seconds.attention_s(grid, bodies) + c["head"] * seconds.head[bodies, None, None, :]
+    value = value + c["elementwise"] * (
+        seconds.depth(seconds.elementwise, grid, bodies) + seconds.ends[bodies, None, None, None]
+    )
+    value = (
+        value
+        + c["attention"] * seconds.attention_s(grid, bodies)
+        + c["head"] * seconds.head[bodies, None, None, :]
+    )
     return np.asarray(value + c["scatter"] * part.batch * part.tokens * grid.trimmed())
 
 
 def _on_top(
-    model: LatencyModel, grid: ShapeGrid, part: GridPart, ranks: int, price: Callable[[Sequence[Op]], Array]
+    model: LatencyModel,
+    grid: ShapeGrid,
+    part: GridPart,
+    ranks: int,
+    price: Callable[[Sequence[Op]], Array],
 ) -> Callable[[slice], Any]:
-    """What a pass takes beside what was fitted: ranks that wait for one another, the choice of tokens."""
+    """What a pass takes beside what was fitted: ranks that wait for one another, the choice of
+    tokens."""
     layers = np.array(grid.layers)[None, :, None, None]
     chosen = priced(_sample(grid, part), price) if model._chooses else np.zeros(len(grid.heads))
     if ranks == 1:
@@ -314,25 +395,36 @@ def _on_top(
     inside = priced(AllReduce(m * grid.hidden_size, ranks), reduce)  # type: ignore[arg-type]
     outside = priced(AllReduce(head_m * grid.head_rows() // 2, ranks), reduce)  # type: ignore[arg-type]
     waiting = model.wait.value * sync_waits(2 * layers + 2, ranks) if model.mode == "graph" else 0.0
-    return lambda bodies: (2 * layers + 1) * inside[bodies, None, None, None] + outside + waiting + chosen
+    return lambda bodies: (
+        (2 * layers + 1) * inside[bodies, None, None, None] + outside + waiting + chosen
+    )
 
 
 def _means(
     residual: Residual, grid: ShapeGrid, heads_at: tuple[int, ...], joint_at: int, places: Array
 ) -> Callable[[slice, Array], Array]:
-    """Means of a Gaussian process over `LatencyModel._inputs` (or the engine's), [bodies, layers, heads, passes].
+    """Means of a Gaussian process over `LatencyModel._inputs` (or the engine's), [bodies, layers,
+    heads, passes].
 
-    Inputs 0, 1, 3, 4 are the body's, 2 the depth, `heads_at` the head's rows, `joint_at` the log of the weights (given to the
-    function that is returned, [bodies, layers, 1, heads]), the last columns those of `places` [passes, columns].
+    Inputs 0, 1, 3, 4 are the body's, 2 the depth, `heads_at` the head's rows, `joint_at` the log of
+    the weights (given to the function that is returned, [bodies, layers, 1, heads]), the last
+    columns those of `places` [passes, columns].
     """
     z, scales = residual.inputs, residual.scales
 
     def near(column: int, values: Any) -> Array:
         """exp(-d^2 / 2) of one input, [..., rows]."""
-        return np.asarray(np.exp(-0.5 * (z[:, column] - np.asarray(values, dtype=float)[..., None] / scales[column]) ** 2))
+        return np.asarray(
+            np.exp(
+                -0.5
+                * (z[:, column] - np.asarray(values, dtype=float)[..., None] / scales[column]) ** 2
+            )
+        )
 
     sizes = {name: getattr(grid, name).astype(float) for name in BODY_FIELDS}
-    q, kv = (sizes[name] * sizes["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
+    q, kv = (
+        sizes[name] * sizes["head_dim"] for name in ("num_attention_heads", "num_key_value_heads")
+    )
     body = near(0, np.log(sizes["hidden_size"])) * near(1, np.log(sizes["intermediate_size"]))
     body = body * near(3, 0.5 * np.log(q)) * near(4, 0.5 * np.log(kv))  # [bodies, rows]
     depth = near(2, np.log(np.array(grid.layers)))  # [layers, rows]
@@ -341,7 +433,9 @@ def _means(
         head = head * near(column, 0.5 * np.log(grid.head_rows()))
     last = z.shape[1] - places.shape[1]
     passes = (
-        residual.amplitude * residual.weights * np.prod([near(last + i, column) for i, column in enumerate(places.T)], axis=0)
+        residual.amplitude
+        * residual.weights
+        * np.prod([near(last + i, column) for i, column in enumerate(places.T)], axis=0)
     )
 
     def means(bodies: slice, log_weights: Array) -> Array:
@@ -356,7 +450,10 @@ def _means(
 
 def _engine_passes(own: EnginePasses, grid: ShapeGrid, passes: Sequence[Pass]) -> Evaluate:
     """Passes as the engine itself ran them."""
-    columns = [(2.0 * math.log(p.batch * p.tokens), 0.5 * math.log(p.context + 64), float(cold), 0.0) for p, cold in passes]
+    columns = [
+        (2.0 * math.log(p.batch * p.tokens), 0.5 * math.log(p.context + 64), float(cold), 0.0)
+        for p, cold in passes
+    ]
     means = _means(own._residual, grid, (), 5, np.array(columns))
     layers = np.array(grid.layers)[None, :, None, None]
 
@@ -376,7 +473,9 @@ def _engine_passes(own: EnginePasses, grid: ShapeGrid, passes: Sequence[Pass]) -
     return seconds
 
 
-def _engine_base(own: EnginePasses, grid: ShapeGrid, part: GridPart, cold: bool, sizes: tuple[Array, Array, Any]) -> Array:
+def _engine_base(
+    own: EnginePasses, grid: ShapeGrid, part: GridPart, cold: bool, sizes: tuple[Array, Array, Any]
+) -> Array:
     """`EnginePasses._features` of a draft times the coefficients."""
     body, head, layers = sizes
     width, rows = own.dtype_bytes, float(part.batch * part.tokens)
@@ -384,14 +483,25 @@ def _engine_base(own: EnginePasses, grid: ShapeGrid, part: GridPart, cold: bool,
     share = 1.0 if cold else 1.0 / (1.0 + (own._half / (bytes_ + head * width)) ** own._steepness)
     cache = grid.kv_cache_bytes(part.context + part.tokens, width, part.batch)
     features = (
-        1.0, layers, share * bytes_, (1.0 - share) * bytes_, head * width, 2.0 * body * rows, 2.0 * head * float(part.batch),
-        cache, rows, rows * layers,
-    )  # fmt: skip
-    return np.asarray(sum(c * feature for c, feature in zip(own._coefficients.tolist(), features, strict=True)))
+        1.0,
+        layers,
+        share * bytes_,
+        (1.0 - share) * bytes_,
+        head * width,
+        2.0 * body * rows,
+        2.0 * head * float(part.batch),
+        cache,
+        rows,
+        rows * layers,
+    )
+    return np.asarray(
+        sum(c * feature for c, feature in zip(own._coefficients.tolist(), features, strict=True))
+    )
 
 
 def _own_rows(own: EnginePasses, grid: ShapeGrid, part: GridPart, cold: bool, mean: Array) -> Array:
-    """The means with those of shapes whose own pass was measured, as `EnginePasses.forward_s` weighs them."""
+    """The means with those of shapes whose own pass was measured, as `EnginePasses.forward_s`
+    weighs them."""
     measured = [key for key in own._own if key[1:] == (part.batch, part.tokens, cold, False)]
     if not measured:
         return mean
@@ -408,6 +518,8 @@ def _places(grid: ShapeGrid, arch: Architecture) -> list[tuple[int, int, int, in
     """Where a shape stands in the grid."""
     alike = np.all([getattr(grid, name) == getattr(arch, name) for name in BODY_FIELDS], axis=0)
     whole = (
-        (int(body), depth, window, head) for body in np.flatnonzero(alike) for depth, window, head in np.ndindex(grid.shape[1:])
+        (int(body), depth, window, head)
+        for body in np.flatnonzero(alike)
+        for depth, window, head in np.ndindex(grid.shape[1:])
     )
     return [place for place in whole if grid.at(place) == arch]

@@ -1,7 +1,8 @@
 """The ops of a pass of many drafts at once, each distinct one priced once.
 
-A `ShapeGrid` of a million shapes runs some thousands of distinct ops: `layer_ops` and `head_ops` list them with arrays for sizes,
-what is alike among them is asked once, and the answers are spread over bodies and heads.
+A `ShapeGrid` of a million shapes runs some thousands of distinct ops: `layer_ops` and `head_ops`
+list them with arrays for sizes, what is alike among them is asked once, and the answers are spread
+over bodies and heads.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Price = Callable[[Sequence[Op]], Array]
 
 @dataclass(frozen=True)
 class GridPart:
-    """What a pass reads: `tokens` of each of `batch` sequences against `context` cached ones; `logits`: as `Part` has it."""
+    """What a pass reads: `tokens` of each of `batch` sequences against `context` cached ones;
+    `logits`: as `Part` has it."""
 
     batch: int
     tokens: int
@@ -33,9 +35,10 @@ class GridPart:
 
 @dataclass(frozen=True)
 class GridSeconds:
-    """Seconds of one pass by kind of op. Of one layer, [bodies]: `gemm`, `elementwise`, `reduce`, `attention` by window; outside
-    the layers: `head` (its GEMM) and `reduce_ends`, [bodies, heads], `ends` (embedding, norm), [bodies]; `reduces`,
-    `reduces_ends`: how often ranks wait for one another in a layer and outside."""
+    """Seconds of one pass by kind of op. Of one layer, [bodies]: `gemm`, `elementwise`, `reduce`,
+    `attention` by window; outside the layers: `head` (its GEMM) and `reduce_ends`, [bodies, heads],
+    `ends` (embedding, norm), [bodies]; `reduces`, `reduces_ends`: how often ranks wait for one
+    another in a layer and outside."""
 
     gemm: Array
     elementwise: Array
@@ -49,7 +52,9 @@ class GridSeconds:
 
     def layers_s(self, grid: ShapeGrid, bodies: slice) -> Array:
         """All ops of all layers, [bodies, layers, windows, 1]."""
-        return self.depth(self.gemm + self.elementwise + self.reduce, grid, bodies) + self.attention_s(grid, bodies)
+        return self.depth(
+            self.gemm + self.elementwise + self.reduce, grid, bodies
+        ) + self.attention_s(grid, bodies)
 
     @staticmethod
     def depth(per_layer: Array, grid: ShapeGrid, bodies: slice) -> Array:
@@ -60,7 +65,9 @@ class GridSeconds:
         """Attention of all layers, [bodies, layers, windows, 1]."""
         total: Array = np.zeros(())
         for window, count in grid.layers_by_window().items():
-            total = total + self.attention[window][bodies, None, None, None] * count[None, :, :, None]
+            total = (
+                total + self.attention[window][bodies, None, None, None] * count[None, :, :, None]
+            )
         return total
 
     def ends_s(self, bodies: slice) -> Array:
@@ -81,21 +88,40 @@ def priced(op: Op, price: Price) -> Array:
         flat = array.ravel()
         key = key * (int(flat.max()) + 1) + flat
     _, first, where = np.unique(key, return_index=True, return_inverse=True)
-    each = [type(op)(**{**sizes, **{n: int(a.flat[i]) for n, a in zip(names, arrays, strict=True)}}) for i in first]
+    each = [
+        type(op)(**{**sizes, **{n: int(a.flat[i]) for n, a in zip(names, arrays, strict=True)}})
+        for i in first
+    ]
     return np.asarray(price(each)[where].reshape(arrays[0].shape))
 
 
 def group_seconds(
-    grid: ShapeGrid, part: GridPart, price: Price, *, ranks: int = 1, fused: bool = False, outside: Price | None = None
+    grid: ShapeGrid,
+    part: GridPart,
+    price: Price,
+    *,
+    ranks: int = 1,
+    fused: bool = False,
+    outside: Price | None = None,
 ) -> GridSeconds:
-    """The seconds of a pass of every shape of the grid, by kind of op. `outside`: prices ops outside the layers, where another
-    table does."""
+    """The seconds of a pass of every shape of the grid, by kind of op. `outside`: prices ops
+    outside the layers, where another table does."""
     body: Any = grid.body()
-    sums: dict[str, Array] = {name: np.zeros(len(grid.hidden_size)) for name in ("gemm", "elementwise", "all_reduce")}
+    sums: dict[str, Array] = {
+        name: np.zeros(len(grid.hidden_size)) for name in ("gemm", "elementwise", "all_reduce")
+    }
     attention: dict[int | None, Array] = {}
     reduces = 0
     for number, window in enumerate(grid.layers_by_window()):
-        ops = layer_ops(body, batch=part.batch, tokens=part.tokens, context=part.context, window=window, ranks=ranks, fused=fused)
+        ops = layer_ops(
+            body,
+            batch=part.batch,
+            tokens=part.tokens,
+            context=part.context,
+            window=window,
+            ranks=ranks,
+            fused=fused,
+        )
         for op in ops:
             if isinstance(op, Attention):
                 attention[window] = priced(op, price)
@@ -107,7 +133,9 @@ def group_seconds(
     size = (len(grid.hidden_size), len(grid.heads))
     head, reduce_ends, ends = np.zeros(size), np.zeros(size), np.zeros(len(grid.hidden_size))
     reduces_ends = 0
-    for op in head_ops(both, batch=part.batch, tokens=part.tokens, ranks=ranks, head_tokens=part.logits):
+    for op in head_ops(
+        both, batch=part.batch, tokens=part.tokens, ranks=ranks, head_tokens=part.logits
+    ):
         seconds = priced(op, outside or price)
         if isinstance(op, Gemm):
             head = head + seconds
@@ -116,5 +144,13 @@ def group_seconds(
         else:
             ends = ends + seconds[:, 0]
     return GridSeconds(
-        sums["gemm"], sums["elementwise"], sums["all_reduce"], attention, head, ends, reduce_ends, reduces, reduces_ends
+        sums["gemm"],
+        sums["elementwise"],
+        sums["all_reduce"],
+        attention,
+        head,
+        ends,
+        reduce_ends,
+        reduces,
+        reduces_ends,
     )

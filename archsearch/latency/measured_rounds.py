@@ -1,4 +1,5 @@
-"""Rounds that a profile holds (rows of kind `round`), brought to the fit: those that tell about the engine that is asked for."""
+"""Rounds that a profile holds (rows of kind `round`), brought to the fit: those that tell about the
+engine that is asked for."""
 
 from __future__ import annotations
 
@@ -13,11 +14,15 @@ from archsearch.profiles import Measurement, Profile, RoundShape
 from archsearch.workload import Workload
 
 
-def with_measured_rounds(model: Any, profile: Profile) -> tuple[EngineRounds | None, RoundFit | None]:
-    """`model.rounds` with what the profile's rounds tell of them, and the fit; as it is where they tell nothing.
+def with_measured_rounds(
+    model: Any, profile: Profile
+) -> tuple[EngineRounds | None, RoundFit | None]:
+    """`model.rounds` with what the profile's rounds tell of them, and the fit; as it is where they
+    tell nothing.
 
-    `model`: a latency that prices passes (`forward_s`, `verify_s`, `round_passes`). Rows of any version count that runs rounds in
-    the same way (class). Where there is none, launching a layer is taken from a class with the same graphs.
+    `model`: a latency that prices passes (`forward_s`, `verify_s`, `round_passes`). Rows of any
+    version count that runs rounds in the same way (class). Where there is none, launching a layer
+    is taken from a class with the same graphs.
     """
     asked: EngineRounds | None = model.rounds
     if asked is None:
@@ -28,7 +33,11 @@ def with_measured_rounds(model: Any, profile: Profile) -> tuple[EngineRounds | N
         if known is not None and known.engine == asked.engine:
             by_class.setdefault(known.costs.name, (known, []))[1].append(row)
     name = asked.costs.name
-    others = [key for key, (rounds, _) in by_class.items() if (rounds.costs.graph, rounds.costs.order) == _way(asked)]
+    others = [
+        key
+        for key, (rounds, _) in by_class.items()
+        if (rounds.costs.graph, rounds.costs.order) == _way(asked)
+    ]
     for key in [name] if name in by_class else others:
         rounds, rows = by_class[key]
         fit = _fitted(model, asked if key == name else rounds, rows)
@@ -40,12 +49,17 @@ def with_measured_rounds(model: Any, profile: Profile) -> tuple[EngineRounds | N
 def measured_version(profile: Profile, engine: str) -> str | None:
     """The newest version of `engine` whose rounds the profile holds; None where it holds none."""
     shapes = [RoundShape.of(row) for row in profile.rows.values() if row.kind == "round"]
-    found = {version for shape in shapes if shape.engine == engine and (version := version_in(shape.version))}
+    found = {
+        version
+        for shape in shapes
+        if shape.engine == engine and (version := version_in(shape.version))
+    }
     return max(found, key=lambda version: parse_version(engine, version), default=None)
 
 
 def rounds_of_row(shape: RoundShape) -> EngineRounds | None:
-    """How the engine of a row runs rounds; None for a version or switch that nothing is known of."""
+    """How the engine of a row runs rounds; None for a version or switch that nothing is known
+    of."""
     try:
         return engine_rounds(shape.engine, version_in(shape.version), dict(shape.options))
     except ArchsearchError:
@@ -64,14 +78,22 @@ def _fitted(model: Any, prior: EngineRounds, rows: list[Measurement]) -> RoundFi
     try:
         for row in rows:
             shape = RoundShape.of(row)
-            work = Workload(shape.batch, shape.context, shape.tensor_parallel, model.dtype, model.mode)
+            work = Workload(
+                shape.batch, shape.context, shape.tensor_parallel, model.dtype, model.mode
+            )
             seconds = Estimate(row.median_s, row.error_s or 0.0, "measured")
             target = f"target {shape.target.label()}"
             if shape.draft is None:
                 kernels = model.forward_s(
-                    shape.target, batch=shape.batch, tokens=1, context=shape.context, ranks=shape.tensor_parallel
+                    shape.target,
+                    batch=shape.batch,
+                    tokens=1,
+                    context=shape.context,
+                    ranks=shape.tensor_parallel,
                 )
-                steps.append(StepRow(seconds, kernels, shape.target.num_hidden_layers, shape.batch, target))
+                steps.append(
+                    StepRow(seconds, kernels, shape.target.num_hidden_layers, shape.batch, target)
+                )
             else:
                 verify = model.verify_s(shape.target, work, shape.gamma)
                 passes = model.round_passes(shape.target, shape.draft, work, shape.gamma, verify)

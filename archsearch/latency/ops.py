@@ -1,11 +1,15 @@
-"""The time of single ops, learnt from the rows of a Profile: seconds and a relative std. Never touches a device.
+"""The time of single ops, learnt from the rows of a Profile: seconds and a relative std. Never
+touches a device.
 
-A table is a physical base (constant + slopes x work, never negative) times what a Gaussian process says about utilisation.
+A table is a physical base (constant + slopes x work, never negative) times what a Gaussian process
+says about utilisation.
 
-- CPU rows are measured warm and cold (weights in the last-level cache, or from memory), a table for each: smooth, `Residual`.
-- GPU rows are GEMMs and attention of CUDA graphs or of eager mode. Kernels are chosen from a library by shape and fill the
-  multiprocessors in waves, so their times jump: `Kriging`, with wave counts among the inputs. What no row covers (norms,
-  verification attention, other rank counts) is modelled here, with its source and a wide std beside it.
+- CPU rows are measured warm and cold (weights in the last-level cache, or from memory), a table for
+each: smooth, `Residual`.
+- GPU rows are GEMMs and attention of CUDA graphs or of eager mode. Kernels are chosen from a
+  library by shape and fill the multiprocessors in waves, so their times jump: `Kriging`, with wave
+  counts among the inputs. What no row covers (norms, verification attention, other rank counts) is
+  modelled here, with its source and a wide std beside it.
 
 What was measured is looked up, what was not is interpolated.
 """
@@ -22,7 +26,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archsearch.architecture.op_kinds import OP_KINDS
-from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Experts, Gemm, LatentAttention, Op
+from archsearch.architecture.ops import (
+    AllReduce,
+    Attention,
+    Elementwise,
+    Experts,
+    Gemm,
+    LatentAttention,
+    Op,
+)
 from archsearch.errors import MissingDataError
 from archsearch.hardware.device import Device
 from archsearch.latency.all_reduce import AllReduces
@@ -41,8 +53,8 @@ LINES: Final = ("elementwise", "all_reduce")
 WHEN_ASKED: Final = ("experts", "latent_attention")
 """Kinds whose tables are fitted when a target needs them: most do not."""
 MEASURED_STD: Final = {"gemm": 0.03, "attention": 0.03, "elementwise": 0.05, "all_reduce": 0.05}
-"""Relative std of a row of one time (imported tables) whose profile does not say: two vLLM and TRT-LLM campaigns on the same GPU
-and GEMM lie 2 to 4 % apart (median)."""
+"""Relative std of a row of one time (imported tables) whose profile does not say: two vLLM and
+TRT-LLM campaigns on the same GPU and GEMM lie 2 to 4 % apart (median)."""
 OTHER_STD: Final = 0.05
 STAND_IN_STD: Final = 0.01  # float16 asked, bfloat16 measured: the same kernels at the same speed
 
@@ -55,20 +67,27 @@ ELEMENTWISE_S: Final[dict[str, tuple[float, float, float]]] = {
     "act": (3e-6, 4.0e-6, 3.0),  # reads gate and up, writes their product
     "add": (2e-6, 2.0e-6, 3.0),
     "embed": (3e-6, 4.5e-6, 2.0),
-    "sample": (5e-6, 1.0e-5, 5.0),  # logits widened to float32, then reduced twice (a guess: nobody published it)
+    "sample": (
+        5e-6,
+        1.0e-5,
+        5.0,
+    ),  # logits widened to float32, then reduced twice (a guess: nobody published it)
 }
-"""Small kernels that no table holds. In a graph: 3 us + bytes / (0.8 bandwidth) as NVIDIA aiconfigurator 0.12 takes, for rope and
-add the 2 us that Vidur measured. On their own: Vidur's medians on an H100 (Llama-70B at TP 4, 1 to 8 tokens, CUDA events around
-each, so the gap of a launch is inside; an A100 takes 7.5, 3.0, 5.5, 2.0 and 5.5 us)."""
+"""Small kernels that no table holds. In a graph: 3 us + bytes / (0.8 bandwidth) as NVIDIA
+aiconfigurator 0.12 takes, for rope and add the 2 us that Vidur measured. On their own: Vidur's
+medians on an H100 (Llama-70B at TP 4, 1 to 8 tokens, CUDA events around each, so the gap of a
+launch is inside; an A100 takes 7.5, 3.0, 5.5, 2.0 and 5.5 us)."""
 ELEMENTWISE_STD: Final = 0.30
 UNKNOWN_ELEMENTWISE_S: Final = (3e-6, 4.5e-6, 2.0)
 VERIFY_STD: Final = 0.25
 SHORT: Final = 16  # tokens of context that cost next to nothing
 STAND_INS_STD: Final = 0.30
-"""Of kernels priced by others that move as much: grouped GEMMs reach 50 to 96 % of the bandwidth that plain ones reach."""
+"""Of kernels priced by others that move as much: grouped GEMMs reach 50 to 96 % of the bandwidth
+that plain ones reach."""
 
 
-# -- CPU: smooth tables ----------------------------------------------------------------------------------------------------------
+# -- CPU: smooth tables
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -100,7 +119,8 @@ class OpTable:
         return both[:, 0], both[:, 1]
 
 
-# -- GPU: rough tables -----------------------------------------------------------------------------------------------------------
+# -- GPU: rough tables
+# --------------------------------------------------------------------------------------------------
 
 
 def _waves(blocks: Array, multiprocessors: int) -> Array:
@@ -109,42 +129,61 @@ def _waves(blocks: Array, multiprocessors: int) -> Array:
 
 
 def _idle(blocks: Array, multiprocessors: int) -> Array:
-    """log(multiprocessors that the waves hold / blocks there are): 0 when the last wave is full. Cut at 0.7: with less than half
-    a wave libraries split k instead."""
+    """log(multiprocessors that the waves hold / blocks there are): 0 when the last wave is full.
+    Cut at 0.7: with less than half a wave libraries split k instead."""
     return np.minimum(np.log(_waves(blocks, multiprocessors) * multiprocessors / blocks), 0.7)
 
 
 def gpu_gemm_sizes(ops: Sequence[Gemm], multiprocessors: int) -> tuple[Array, Array]:
     """What the base of a GEMM is linear in, [ops, 7], and where it lies among the others, [ops, 5].
 
-    Base: 1, weights, activations read and written, the length of the sum (k), the weights with n rounded up to whole waves of 64
-    and of 128 wide tiles, arithmetic. Place: log m, n, k and how empty the last of these waves is.
+    Base: 1, weights, activations read and written, the length of the sum (k), the weights with n
+    rounded up to whole waves of 64 and of 128 wide tiles, arithmetic. Place: log m, n, k and how
+    empty the last of these waves is.
     """
     m, n, k = np.array([(op.m, op.n, op.k) for op in ops], dtype=np.float64).T
     tiles = (np.ceil(n / 64), np.ceil(n / 128))
-    waves = [_waves(count, multiprocessors) * multiprocessors * width * k for count, width in zip(tiles, (64, 128), strict=True)]
+    waves = [
+        _waves(count, multiprocessors) * multiprocessors * width * k
+        for count, width in zip(tiles, (64, 128), strict=True)
+    ]
     features = np.stack([np.ones_like(m), n * k, m * (n + k), k, *waves, m * n * k], axis=1)
-    place = np.stack([np.log(m), np.log(n), np.log(k), *(_idle(count, multiprocessors) for count in tiles)], axis=1)
+    place = np.stack(
+        [np.log(m), np.log(n), np.log(k), *(_idle(count, multiprocessors) for count in tiles)],
+        axis=1,
+    )
     return features, place
 
 
 def seen_pairs(op: Attention) -> float:
-    """Pairs of a query and a key it sees, per sequence and head: causal, and no further back than the window."""
+    """Pairs of a query and a key it sees, per sequence and head: causal, and no further back than
+    the window."""
     window = op.window or op.context + op.tokens
-    rising = min(op.tokens, max(0, window - op.context))  # queries that do not see a whole window yet
+    rising = min(
+        op.tokens, max(0, window - op.context)
+    )  # queries that do not see a whole window yet
     return rising * op.context + rising * (rising + 1) / 2 + (op.tokens - rising) * window
 
 
 def gpu_attention_sizes(ops: Sequence[Attention], multiprocessors: int) -> tuple[Array, Array]:
-    """What the base of an attention is linear in, [ops, 7], and where it lies among the others, [ops, 9].
+    """What the base of an attention is linear in, [ops, 7], and where it lies among the others,
+    [ops, 9].
 
-    Base: 1, the KV cache, arithmetic, queries, keys (one block walks over them), KV heads, and the KV cache with
-    the heads rounded up to whole waves. Place: logs of what the kernel is split over, and how empty the last wave is.
+    Base: 1, the KV cache, arithmetic, queries, keys (one block walks over them), KV heads, and the
+    KV cache with the heads rounded up to whole waves. Place: logs of what the kernel is split over,
+    and how empty the last wave is.
     """
-    columns = [(op.batch, op.tokens, op.keys(), op.q_heads, op.kv_heads, op.head_dim, seen_pairs(op)) for op in ops]
+    columns = [
+        (op.batch, op.tokens, op.keys(), op.q_heads, op.kv_heads, op.head_dim, seen_pairs(op))
+        for op in ops
+    ]
     batch, tokens, keys, q_heads, kv_heads, head_dim, pairs = np.array(columns, dtype=np.float64).T
     heads = batch * kv_heads
-    kv, work, queries = heads * keys * head_dim, batch * q_heads * pairs * head_dim, batch * q_heads * tokens * head_dim
+    kv, work, queries = (
+        heads * keys * head_dim,
+        batch * q_heads * pairs * head_dim,
+        batch * q_heads * tokens * head_dim,
+    )
     waves = _waves(heads, multiprocessors) * multiprocessors * keys * head_dim
     features = np.stack([np.ones_like(kv), kv, work, queries, keys, heads, waves], axis=1)
     place = np.stack(
@@ -165,7 +204,8 @@ def gpu_attention_sizes(ops: Sequence[Attention], multiprocessors: int) -> tuple
 
 
 def gpu_plain_sizes(ops: Sequence[Op], multiprocessors: int) -> tuple[Array, Array]:
-    """Base [ops, columns] and place [ops, log sizes] of a kind of which nothing is known beside its row of OP_KINDS."""
+    """Base [ops, columns] and place [ops, log sizes] of a kind of which nothing is known beside its
+    row of OP_KINDS."""
     kind = OP_KINDS[ops[0].kind]
     return np.array([kind.base(op) for op in ops]), np.array([kind.place(op) for op in ops])
 
@@ -195,7 +235,8 @@ class GpuTable:
         like: GpuTable | None = None,
         folder: Path | None = None,
     ) -> GpuTable:
-        """Learn from `ops` and their times; with `like` the hyper-parameters of that table are kept (much quicker).
+        """Learn from `ops` and their times; with `like` the hyper-parameters of that table are kept
+        (much quicker).
 
         `folder`: of the profile, where the fit of these very rows may be stored (`latency.stored`).
         """
@@ -217,7 +258,8 @@ class GpuTable:
 
     @property
     def row_std(self) -> float:
-        """How far a row lies from what its neighbours agree on: the error of one row, as the table itself sees it."""
+        """How far a row lies from what its neighbours agree on: the error of one row, as the table
+        itself sees it."""
         return self.residual.calibration * math.sqrt(self.residual.noise)
 
     def predict(self, op: Op) -> Answer:
@@ -226,21 +268,28 @@ class GpuTable:
         return float(seconds[0]), float(stds[0])
 
 
-# -- all ops of a profile --------------------------------------------------------------------------------------------------------
+# -- all ops of a profile
+# --------------------------------------------------------------------------------------------------
 
 
 def stand_ins(op: Experts | LatentAttention) -> list[Gemm | Attention]:
     """Plain kernels that read the weights and the cache of `op` once and compute as much.
 
-    Experts: one GEMM as wide as all that are touched, for the tokens that one of them sees. Latent attention: its projections,
-    and attention of one KV head whose keys and values are together as wide as the latent.
+    Experts: one GEMM as wide as all that are touched, for the tokens that one of them sees. Latent
+    attention: its projections, and attention of one KV head whose keys and values are together as
+    wide as the latent.
     """
     if isinstance(op, Experts):
-        touched = max(1, round(op.weight_elements() / (3 * op.hidden * op.inter)))  # in experts of 16 bits
+        touched = max(
+            1, round(op.weight_elements() / (3 * op.hidden * op.inter))
+        )  # in experts of 16 bits
         m = max(1, round(op.pairs / max(op.touched, 1.0)))
         return [Gemm(m, 2 * op.inter * touched, op.hidden), Gemm(m, op.hidden, op.inter * touched)]
     m, rank = op.batch * op.tokens, op.latent - op.rope
-    down, queries = Gemm(m, op.q_rank + op.latent, op.hidden), Gemm(m, op.heads * op.head_dim, op.q_rank or op.hidden)
+    down, queries = (
+        Gemm(m, op.q_rank + op.latent, op.hidden),
+        Gemm(m, op.heads * op.head_dim, op.q_rank or op.hidden),
+    )
     absorbed = [Gemm(m, op.heads * width, rank) for width in (op.head_dim - op.rope, op.v_dim)]
     seen = Attention(op.batch, op.tokens, op.context, op.heads, 1, op.latent // 2)
     return [down, queries, *absorbed, seen, Gemm(m, op.hidden, op.heads * op.v_dim)]
@@ -258,7 +307,8 @@ def op_of(row: Measurement) -> Any:
 
 
 def _regime(op: Op) -> str:
-    """Which table of a GPU prices the op: attention of one token, of some against a cache and of a whole prompt are different."""
+    """Which table of a GPU prices the op: attention of one token, of some against a cache and of a
+    whole prompt are different."""
     if isinstance(op, Gemm) and op.format:
         return f"gemm {op.format}"
     if not isinstance(op, Attention | LatentAttention):
@@ -268,28 +318,37 @@ def _regime(op: Op) -> str:
 
 
 class OpModel:
-    """All ops of one (dtype, mode): seconds per call, with the weights cold (from memory) or warm (in the last-level cache).
+    """All ops of one (dtype, mode): seconds per call, with the weights cold (from memory) or warm
+    (in the last-level cache).
 
-    GPU tables seldom hold both states. A row that was measured in one state then answers for the other too; where both were
-    measured, warm is told from cold by their ratio. `prepare` and `uncertainty` price many ops at once (0.1 ms each on a GPU
-    table, most of it saved on the second ask); asking one by one takes about ten times as long.
+    GPU tables seldom hold both states. A row that was measured in one state then answers for the
+    other too; where both were measured, warm is told from cold by their ratio. `prepare` and
+    `uncertainty` price many ops at once (0.1 ms each on a GPU table, most of it saved on the second
+    ask); asking one by one takes about ten times as long.
 
-    `notes` says in words what was not taken from rows of this dtype and mode. `with_rows` refits quickly.
-    Raises: MissingDataError where GEMM, decode attention or (on a CPU) elementwise rows are too few.
+    `notes` says in words what was not taken from rows of this dtype and mode. `with_rows` refits
+    quickly. Raises: MissingDataError where GEMM, decode attention or (on a CPU) elementwise rows
+    are too few.
     """
 
-    def __init__(self, profile: Profile, dtype: str, mode: str, *, like: OpModel | None = None) -> None:
+    def __init__(
+        self, profile: Profile, dtype: str, mode: str, *, like: OpModel | None = None
+    ) -> None:
         self.profile, self.dtype, self.mode = profile, dtype, mode
         self.notes: list[str] = []
         self._device = profile.device
         self._gpu = self._device.get("kind") == "gpu"
         self._row_std: dict[str, float] = (
-            dict(getattr(profile, "provenance", {}).get("row_relative_std", {})) if self._gpu else {}
+            dict(getattr(profile, "provenance", {}).get("row_relative_std", {}))
+            if self._gpu
+            else {}
         )
         self._rows_dtype, self._extra_std = self._dtype_of_rows(), 0.0
         if self._rows_dtype != dtype:
             self._extra_std = STAND_IN_STD
-            self.notes.append(f"{dtype} is answered from {self._rows_dtype} rows: the same kernels and speed")
+            self.notes.append(
+                f"{dtype} is answered from {self._rows_dtype} rows: the same kernels and speed"
+            )
         self._tables: dict[tuple[str, str], OpTable | GpuTable] = {}
         self._measured: dict[tuple[Op, bool], Answer] = {}
         self._seen: dict[tuple[Op, bool], Answer] = {}
@@ -299,11 +358,14 @@ class OpModel:
                 self._fit_tables(kind, like)
         self._unfitted = set(WHEN_ASKED)
         self._elementwise = self._fit_elementwise()
-        self._all_reduce = AllReduces(self._rows("all_reduce"), self._device, dtype, mode, self._reduce_std())
+        self._all_reduce = AllReduces(
+            self._rows("all_reduce"), self._device, dtype, mode, self._reduce_std()
+        )
         self._require()
 
     def with_rows(self, rows: Iterable[Measurement]) -> OpModel:
-        """A model of the profile and these rows too; GPU hyper-parameters are kept, so it takes a fraction of the first fit."""
+        """A model of the profile and these rows too; GPU hyper-parameters are kept, so it takes a
+        fraction of the first fit."""
         grown = Profile(self.profile.device, self.profile.stack, self.profile.probe_reference_s)
         for name in ("origin", "provenance"):
             if hasattr(self.profile, name):
@@ -311,10 +373,12 @@ class OpModel:
         grown.add([*self.profile.rows.values(), *rows])
         return OpModel(grown, self.dtype, self.mode, like=self)
 
-    # -- fitting ---------------------------------------------------------------------------------------------------------------
+    # -- fitting
+    # ----------------------------------------------------------------------------------------------
 
     def _dtype_of_rows(self) -> str:
-        """float16 stands in for bfloat16 and the other way round on GPUs; nothing stands in for another width."""
+        """float16 stands in for bfloat16 and the other way round on GPUs; nothing stands in for
+        another width."""
         pair = {"float16": "bfloat16", "bfloat16": "float16"}.get(self.dtype)
         if not self._gpu or pair is None or self.profile.select("gemm", self.dtype, self.mode):
             return self.dtype
@@ -330,7 +394,9 @@ class OpModel:
         return float(self._row_std.get(row.kind, MEASURED_STD.get(row.kind, OTHER_STD)))
 
     def _fit_tables(self, kind: str, like: OpModel | None) -> None:
-        warm, cold = ({op_of(row): row for row in self._rows(kind, cache)} for cache in ("warm", "cold"))
+        warm, cold = (
+            {op_of(row): row for row in self._rows(kind, cache)} for cache in ("warm", "cold")
+        )
         if self._gpu or not cold:  # what was measured in one state only answers for both
             both = warm.keys() & cold.keys()
             cold = warm | cold
@@ -351,7 +417,9 @@ class OpModel:
                         std = max(0.01, min(std, table.row_std))
                     self._measured[op, cache == "cold"] = (rows[op].median_s, std + self._extra_std)
 
-    def _fit_table(self, ops: list[Any], times_s: Array, known: OpTable | GpuTable | None) -> OpTable | GpuTable:
+    def _fit_table(
+        self, ops: list[Any], times_s: Array, known: OpTable | GpuTable | None
+    ) -> OpTable | GpuTable:
         if not self._gpu:
             return OpTable.fit(ops, times_s)
         return GpuTable.fit(
@@ -364,7 +432,8 @@ class OpModel:
         )
 
     def fits(self, kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """The tables of `kinds` of ops as `latency.stored` keeps them, by the digest of their rows."""
+        """The tables of `kinds` of ops as `latency.stored` keeps them, by the digest of their
+        rows."""
         for kind in self._unfitted.intersection(kinds):
             self._unfitted.discard(kind)
             self._fit_tables(kind, self._like)
@@ -388,7 +457,11 @@ class OpModel:
 
     def _require(self) -> None:
         needed = ("gemm", "decode") if self._gpu else ("gemm", "attention")
-        missing = [("attention" if name == "decode" else name) for name in needed if (name, "cold") not in self._tables]
+        missing = [
+            ("attention" if name == "decode" else name)
+            for name in needed
+            if (name, "cold") not in self._tables
+        ]
         if not self._elementwise and not self._gpu:
             missing.append("elementwise")
         if not missing:
@@ -399,11 +472,12 @@ class OpModel:
             else "run archsearch profile longer (--budget 5m)"
         )
         raise MissingDataError(
-            f"the profile has too few {', '.join(missing)} rows for {self.dtype} in {self.mode} mode; {mend} or pass "
-            "another --dtype"
+            f"the profile has too few {', '.join(missing)} rows for {self.dtype} in {self.mode}"
+            f" mode; {mend} or pass another --dtype"
         )
 
-    # -- answers ---------------------------------------------------------------------------------------------------------------
+    # -- answers
+    # ----------------------------------------------------------------------------------------------
 
     def op_s(self, op: Op, cold: bool) -> Answer:
         """Seconds and relative std of one op."""
@@ -421,11 +495,14 @@ class OpModel:
             self._fit_tables(kind, self._like)
         tables: list[Op] = []
         for op in wanted:
-            # Rows of experts scatter by 5 to 10 % (one run of each). Where all experts are read, others of as many tokens
-            # are asked of the table, and a pass of as many as a row has would stand out from its neighbours: so is it.
+            # Rows of experts scatter by 5 to 10 % (one run of each). Where all experts are read,
+            # others of as many tokens are asked of the table, and a pass of as many as a row has
+            # would stand out from its neighbours: so is it.
             smoothed = self._gpu and isinstance(op, Experts) and op.touched > op.experts - 0.5
             known = None if smoothed else self._measured.get((op, cold))
-            known = known or (self._measured.get((op, not cold)) if self._one_state(op) and not smoothed else None)
+            known = known or (
+                self._measured.get((op, not cold)) if self._one_state(op) and not smoothed else None
+            )
             if isinstance(op, Elementwise):
                 self._seen[op, cold] = known or self._elementwise_s(op)
             elif isinstance(op, AllReduce):
@@ -439,7 +516,9 @@ class OpModel:
             for op in tables:
                 groups.setdefault(_regime(op), []).append(op)
             for regime, group in groups.items():
-                self._seen.update(zip(((op, cold) for op in group), self._gpu_s(regime, group, cold), strict=True))
+                self._seen.update(
+                    zip(((op, cold) for op in group), self._gpu_s(regime, group, cold), strict=True)
+                )
         else:
             for op in tables:
                 self._seen[op, cold] = self._cpu_s(op, cold)
@@ -450,7 +529,8 @@ class OpModel:
         return np.array([self._seen[op, cold][1] for op in ops])
 
     def source(self, op: Op, cold: bool = True) -> str:
-        """`measured` where the op itself (or, for elementwise and all-reduce, ops of its kind) has rows, else `modelled`."""
+        """`measured` where the op itself (or, for elementwise and all-reduce, ops of its kind) has
+        rows, else `modelled`."""
         if isinstance(op, Elementwise):
             return "measured" if op.name in self._elementwise else "modelled"
         if isinstance(op, AllReduce):
@@ -466,12 +546,16 @@ class OpModel:
         if table is None and isinstance(op, Experts | LatentAttention):
             return self._as_others(op, cold)
         if table is None:
-            raise MissingDataError(f"the profile has too few {op.kind} rows to price {op}; measure more of them")
+            raise MissingDataError(
+                f"the profile has too few {op.kind} rows to price {op}; measure more of them"
+            )
         seconds, std = self._measured.get((op, True)) or table.predict(op)
         warm = self._tables.get((op.kind, "warm"))
         if not cold and warm is not None:
             other, other_std = warm.predict(op)
-            if isinstance(op, Gemm) and op.m > 2:  # warm rows exist for one or two tokens only: keep their ratio to cold
+            if (
+                isinstance(op, Gemm) and op.m > 2
+            ):  # warm rows exist for one or two tokens only: keep their ratio to cold
                 small = Gemm(1, op.n, op.k)
                 ratio = warm.predict(small)[0] / table.predict(small)[0]
                 other, other_std = seconds * min(1.0, ratio), math.hypot(std, other_std)
@@ -484,14 +568,22 @@ class OpModel:
         table = self._tables.get((regime, "cold"))
         if table is None and regime.startswith("gemm "):
             return self._narrow_s(ops, cold)
-        if table is None and regime == "latent_verify" and ("latent_decode", "cold") in self._tables:
+        if (
+            table is None
+            and regime == "latent_verify"
+            and ("latent_decode", "cold") in self._tables
+        ):
             return [self._latent_s(op, cold) for op in ops]
         if table is None and (regime == "experts" or regime.startswith("latent")):
             return [self._as_others(op, cold) for op in ops]
         if table is None and regime not in ("verify", "prefill"):
-            raise MissingDataError(f"the profile has too few {regime} rows to price {ops[0]}; measure more of them")
+            raise MissingDataError(
+                f"the profile has too few {regime} rows to price {ops[0]}; measure more of them"
+            )
         if table is None:
-            self.prepare([other for op in ops for other in self._packed(op)], cold)  # together: much quicker
+            self.prepare(
+                [other for op in ops for other in self._packed(op)], cold
+            )  # together: much quicker
             return [self._attention_s(op, cold) for op in ops]
         seconds, stds = table.predict_all(ops)
         warm = self._tables.get((regime, "warm"))
@@ -499,7 +591,9 @@ class OpModel:
             warm_s, warm_stds = warm.predict_all(ops)
             quicker = warm_s < seconds
             seconds, stds = np.where(quicker, warm_s, seconds), np.where(quicker, warm_stds, stds)
-        return [(float(s), float(std) + self._extra_std) for s, std in zip(seconds, stds, strict=True)]
+        return [
+            (float(s), float(std) + self._extra_std) for s, std in zip(seconds, stds, strict=True)
+        ]
 
     def _narrow_s(self, ops: Sequence[Gemm], cold: bool) -> list[Answer]:
         """GEMMs with weights in a format of which there are no rows: the 16-bit kernel of the
@@ -514,26 +608,36 @@ class OpModel:
             if op.format == self._rows_dtype:
                 found.append((seconds, std))
                 continue
-            ratio = datasheet_s(device, op, self._rows_dtype) / datasheet_s(device, whole, self._rows_dtype)
+            ratio = datasheet_s(device, op, self._rows_dtype) / datasheet_s(
+                device, whole, self._rows_dtype
+            )
             found.append((seconds * ratio, math.hypot(std, FORMAT_STD[op.format])))
         return found
 
     def _as_others(self, op: Experts | LatentAttention, cold: bool) -> Answer:
-        """A kernel of which there are no rows, from those that move as many bytes and compute as much."""
+        """A kernel of which there are no rows, from those that move as many bytes and compute as
+        much."""
         parts = [self.op_s(part, cold) for part in stand_ins(op)]
         total = sum(seconds for seconds, _ in parts)
-        return total, math.hypot(sum(seconds * std for seconds, std in parts) / total, STAND_INS_STD)
+        return total, math.hypot(
+            sum(seconds * std for seconds, std in parts) / total, STAND_INS_STD
+        )
 
     def _latent_s(self, op: LatentAttention, cold: bool) -> Answer:
         """Latent attention of several tokens, of which nobody has rows.
 
-        The cache is read once, since all heads and tokens share one latent; projections take what they take for as many sequences
-        of hardly any context; arithmetic takes over where it is more than the cache's time.
+        The cache is read once, since all heads and tokens share one latent; projections take what
+        they take for as many sequences of hardly any context; arithmetic takes over where it is
+        more than the cache's time.
         """
         last = op.keys() - 1
         full, near, many = (
             self.op_s(replace(op, batch=batch, tokens=1, context=context), cold)
-            for batch, context in ((op.batch, last), (op.batch, SHORT), (op.batch * op.tokens, SHORT))
+            for batch, context in (
+                (op.batch, last),
+                (op.batch, SHORT),
+                (op.batch * op.tokens, SHORT),
+            )
         )
         peak = float((self._device.get("flops_per_s") or {}).get("bfloat16") or math.inf)
         on_cache = max(0.0, full[0] - near[0])
@@ -541,11 +645,13 @@ class OpModel:
         return full[0] + max(0.0, many[0] - near[0]) + computed, math.hypot(full[1], VERIFY_STD)
 
     def _attention_s(self, op: Attention, cold: bool) -> Answer:
-        """Attention of several tokens of which there are no rows: as flash decoding runs it, or bound by arithmetic.
+        """Attention of several tokens of which there are no rows: as flash decoding runs it, or
+        bound by arithmetic.
 
-        Flash decoding packs all queries that share a KV head into one block, so `tokens` of them cost about one token of a model
-        with `tokens` times the query heads: the cache is read once, not `tokens` times. With many tokens arithmetic decides: the
-        speed at which the prefill rows compute the same keys (PEAK_SHARE of the datasheet's without such rows), for the share of
+        Flash decoding packs all queries that share a KV head into one block, so `tokens` of them
+        cost about one token of a model with `tokens` times the query heads: the cache is read once,
+        not `tokens` times. With many tokens arithmetic decides: the speed at which the prefill rows
+        compute the same keys (PEAK_SHARE of the datasheet's without such rows), for the share of
         query-key pairs under the causal mask.
         """
         keys, (one, *whole_prompt) = op.keys(), self._packed(op)
@@ -553,7 +659,10 @@ class OpModel:
         pairs = seen_pairs(op)
         if whole_prompt:
             whole, whole_std = self.op_s(whole_prompt[0], cold)
-            computed, computed_std = whole * pairs / (keys * (keys + 1) / 2), math.hypot(whole_std, VERIFY_STD)
+            computed, computed_std = (
+                whole * pairs / (keys * (keys + 1) / 2),
+                math.hypot(whole_std, VERIFY_STD),
+            )
         else:
             flops = 4.0 * op.batch * pairs * op.q_heads * op.head_dim
             peak = (self._device.get("flops_per_s") or {}).get(self.dtype)
@@ -563,10 +672,12 @@ class OpModel:
         return packed, math.hypot(std, VERIFY_STD)
 
     def _packed(self, op: Attention) -> list[Attention]:
-        """What attention of several tokens is priced by: one token of a model with more heads and, where prefill was measured,
-        the whole prompt."""
+        """What attention of several tokens is priced by: one token of a model with more heads and,
+        where prefill was measured, the whole prompt."""
         keys = op.keys()
-        one = Attention(op.batch, 1, max(1, keys - 1), op.q_heads * op.tokens, op.kv_heads, op.head_dim)
+        one = Attention(
+            op.batch, 1, max(1, keys - 1), op.q_heads * op.tokens, op.kv_heads, op.head_dim
+        )
         if ("prefill", "cold") not in self._tables or not op.context:
             return [one]
         return [one, Attention(op.batch, keys, 0, op.q_heads, op.kv_heads, op.head_dim)]
@@ -578,5 +689,7 @@ class OpModel:
             return constant + slope * op.elements, 0.15
         in_graph, alone, moved = ELEMENTWISE_S.get(op.name, UNKNOWN_ELEMENTWISE_S)
         bandwidth = BANDWIDTH_SHARE * float(self._device["bandwidth_bytes_per_s"])
-        seconds = (in_graph if self.mode == "graph" else alone) + moved * op.elements * DTYPE_BYTES[self.dtype] / bandwidth
+        seconds = (in_graph if self.mode == "graph" else alone) + moved * op.elements * DTYPE_BYTES[
+            self.dtype
+        ] / bandwidth
         return seconds, ELEMENTWISE_STD

@@ -1,7 +1,9 @@
-"""What an engine adds to the passes of a profile, learnt from rows of kind `engine` and `rest`: differences of timings.
+"""What an engine adds to the passes of a profile, learnt from rows of kind `engine` and `rest`:
+differences of timings.
 
-Such rows are small numbers out of large ones: one may lie at or below zero by noise alone. They are fitted by least squares that
-know each row's std (`fit_differences`), and every answer comes with the std of the law, wide where the rows disagree.
+Such rows are small numbers out of large ones: one may lie at or below zero by noise alone. They are
+fitted by least squares that know each row's std (`fit_differences`), and every answer comes with
+the std of the law, wide where the rows disagree.
 """
 
 from __future__ import annotations
@@ -22,19 +24,23 @@ MIN_ROUND_ROWS = 2
 
 
 def usable(rows: Sequence[Measurement]) -> list[Measurement]:
-    """The rows that say how large a difference is: not one far below zero, which was disturbed, nor one that was cut off."""
+    """The rows that say how large a difference is: not one far below zero, which was disturbed, nor
+    one that was cut off."""
     return [row for row in rows if not row.impossible and not row.cut_off]
 
 
 def fit_rows(features: Sequence[Sequence[float]], rows: Sequence[Measurement]) -> DifferenceFit:
     """`fit_differences` of the rows' medians and standard errors on `features` [rows, columns]."""
     stds = [math.nan if row.error_s is None else row.error_s for row in rows]
-    return fit_differences(np.array(features, dtype=float), np.array([row.median_s for row in rows]), np.array(stds))
+    return fit_differences(
+        np.array(features, dtype=float), np.array([row.median_s for row in rows]), np.array(stds)
+    )
 
 
 @dataclass(frozen=True)
 class OverheadFit:
-    """What one engine adds: `plain` seconds to a plain token; to a round `law` on [1, gamma] or [1, gamma, gamma * draft layers].
+    """What one engine adds: `plain` seconds to a plain token; to a round `law` on [1, gamma] or [1,
+    gamma, gamma * draft layers].
 
     `layers`: mean depth of the drafts it was measured with, at which its std is asked.
     """
@@ -47,17 +53,29 @@ class OverheadFit:
     def fit(cls, rows: Sequence[Measurement]) -> OverheadFit | None:
         """From the `engine` rows of one engine and vocabulary; None where they are too few."""
         steps = [row for row in rows if EngineShape.of(row).gamma == 0]
-        plain = usable(steps) or [row for row in steps if row.cut_off]  # without any, the rounds would be lost too
+        plain = usable(steps) or [
+            row for row in steps if row.cut_off
+        ]  # without any, the rounds would be lost too
         rounds = [row for row in usable(rows) if EngineShape.of(row).gamma > 0]
         if not plain or len(rounds) < MIN_ROUND_ROWS:
             return None
         shapes = [EngineShape.of(row) for row in rounds]
-        depths = [1.0 if shape.draft_layers is None else float(shape.draft_layers) for shape in shapes]
+        depths = [
+            1.0 if shape.draft_layers is None else float(shape.draft_layers) for shape in shapes
+        ]
         points = [[1.0, float(shape.gamma)] for shape in shapes]
-        if len(set(depths)) > 1:  # drafts of several depths were measured: what a layer adds can be told
-            points = [[*point, point[1] * depth] for point, depth in zip(points, depths, strict=True)]
+        if (
+            len(set(depths)) > 1
+        ):  # drafts of several depths were measured: what a layer adds can be told
+            points = [
+                [*point, point[1] * depth] for point, depth in zip(points, depths, strict=True)
+            ]
         alone = fit_rows([[1.0]] * len(plain), plain)
-        return cls(Estimate(alone.value_s(1.0), alone.std_s(1.0), "measured"), fit_rows(points, rounds), float(np.mean(depths)))
+        return cls(
+            Estimate(alone.value_s(1.0), alone.std_s(1.0), "measured"),
+            fit_rows(points, rounds),
+            float(np.mean(depths)),
+        )
 
     @property
     def layer_s(self) -> float:
@@ -65,7 +83,8 @@ class OverheadFit:
         return float(self.law.coefficients[2]) if len(self.law.coefficients) > 2 else 0.0
 
     def round_s(self, gamma: int) -> Estimate:
-        """Seconds of a round of `gamma` draft tokens without what its layers add; the std is of both together."""
+        """Seconds of a round of `gamma` draft tokens without what its layers add; the std is of
+        both together."""
         constant, token = self.law.coefficients[:2]
         point = (1.0, float(gamma), gamma * self.layers)[: len(self.law.coefficients)]
         return Estimate(float(constant + gamma * token), self.law.std_s(*point), "measured")
@@ -94,8 +113,8 @@ def fit_overheads(rows: Sequence[Measurement]) -> dict[tuple[str, int], Overhead
 
 @dataclass(frozen=True)
 class RestFit:
-    """What the steps of an engine take beside its own passes: p0 + p1 batch of a plain step; of a round
-    r0 + r1 gamma + r2 batch + r3 gamma batch. None where too few rows were measured."""
+    """What the steps of an engine take beside its own passes: p0 + p1 batch of a plain step; of a
+    round r0 + r1 gamma + r2 batch + r3 gamma batch. None where too few rows were measured."""
 
     plain: DifferenceFit | None
     round: DifferenceFit | None
@@ -112,7 +131,9 @@ class RestFit:
         points = [_round_point(shape.gamma, shape.batch) for _, shape in rounds]
         return cls(
             fit_rows(plain_points, [row for row, _ in plain]) if plain else None,
-            fit_rows(points, [row for row, _ in rounds]) if len(rounds) >= cls.MIN_ROUND_ROWS else None,
+            fit_rows(points, [row for row, _ in rounds])
+            if len(rounds) >= cls.MIN_ROUND_ROWS
+            else None,
         )
 
     def plain_s(self, batch: int) -> Estimate:

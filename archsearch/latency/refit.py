@@ -1,4 +1,5 @@
-"""`python -m archsearch.latency.refit`: learn the kernel tables of all shipped profiles anew and store the fits beside them."""
+"""`python -m archsearch.latency.refit`: learn the kernel tables of all shipped profiles anew and
+store the fits beside them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from archsearch.profiles import Profile
 
 
 def fits_of(profile: Profile) -> dict[str, dict[str, Any]]:
-    """All tables of a GPU profile under CUDA graphs, learnt from its rows: what is stored, by digest."""
+    """All tables of a GPU profile under CUDA graphs, learnt from its rows: what is stored, by
+    digest."""
     profile.folder = None  # nothing stored is taken
     found: dict[str, dict[str, Any]] = {}
     for dtype, mode in profile.combinations():

@@ -1,6 +1,8 @@
-"""Log-space regression for latencies: a physical base (constant + slope x work) times a Gaussian process for what it misses.
+"""Log-space regression for latencies: a physical base (constant + slope x work) times a Gaussian
+process for what it misses.
 
-`Residual` for tens to hundreds of smooth rows (CPU ops, whole passes), `Kriging` for up to thousands of rough ones (GPU kernels).
+`Residual` for tens to hundreds of smooth rows (CPU ops, whole passes), `Kriging` for up to
+thousands of rough ones (GPU kernels).
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ Array = NDArray[np.float64]
 
 
 def nonnegative_fit(features: Array, times_s: Array) -> Array:
-    """Coefficients >= 0 that minimise the *relative* squared error of `features @ c` against `times_s`."""
+    """Coefficients >= 0 that minimise the *relative* squared error of `features @ c` against
+    `times_s`."""
     from scipy.optimize import nnls
 
     scaled = features / times_s[:, None]
@@ -27,10 +30,13 @@ def nonnegative_fit(features: Array, times_s: Array) -> Array:
 
 @dataclass(frozen=True)
 class DifferenceFit:
-    """A law `features @ coefficients` of differences of timings; `misfit_s`: std of what it misses beyond the noise of rows."""
+    """A law `features @ coefficients` of differences of timings; `misfit_s`: std of what it misses
+    beyond the noise of rows."""
 
     coefficients: Array  # [columns], seconds, >= 0
-    covariance: Array  # [columns, columns], of the fit before the coefficients were held at zero or above
+    covariance: (
+        Array  # [columns, columns], of the fit before the coefficients were held at zero or above
+    )
     misfit_s: float
 
     def value_s(self, *point: float) -> float:
@@ -38,18 +44,22 @@ class DifferenceFit:
         return float(np.dot(self.coefficients, point))
 
     def std_s(self, *point: float) -> float:
-        """How far a new measurement at that row may lie from it: what the rows leave open about the law, and the misfit."""
+        """How far a new measurement at that row may lie from it: what the rows leave open about the
+        law, and the misfit."""
         at = np.asarray(point)
         return float(np.sqrt(max(0.0, at @ self.covariance @ at) + self.misfit_s**2))
 
 
 def fit_differences(features: Array, values_s: Array, stds_s: Array) -> DifferenceFit:
-    """Least squares of `values_s` [rows] on `features` [rows, columns], weighted by 1 / (std^2 + misfit^2).
+    """Least squares of `values_s` [rows] on `features` [rows, columns], weighted by 1 / (std^2 +
+    misfit^2).
 
-    Differences of timings have absolute errors: relative ones would let the smallest row, which is mostly noise, decide. `stds_s`
-    [rows]: standard error of each, NaN where it is not known; such rows take the median of the known ones. `misfit` is what makes
-    chi-squared equal to the degrees of freedom (DerSimonian and Laird 1986): without it a row of many repeats would outweigh all.
-    The law is held at zero or above, since no engine takes less than no time; its covariance is of the fit without that hold.
+    Differences of timings have absolute errors: relative ones would let the smallest row, which is
+    mostly noise, decide. `stds_s` [rows]: standard error of each, NaN where it is not known; such
+    rows take the median of the known ones. `misfit` is what makes chi-squared equal to the degrees
+    of freedom (DerSimonian and Laird 1986): without it a row of many repeats would outweigh all.
+    The law is held at zero or above, since no engine takes less than no time; its covariance is of
+    the fit without that hold.
     """
     from scipy.optimize import nnls
 
@@ -57,7 +67,9 @@ def fit_differences(features: Array, values_s: Array, stds_s: Array) -> Differen
     known = stds_s[np.isfinite(stds_s) & (stds_s > 0)]
     # Nobody's noise is known: all of the scatter is misfit, and rows weigh alike.
     floor = max(1e-3 * float(np.median(np.abs(values_s))), 1e-9)
-    stds = np.where(np.isfinite(stds_s) & (stds_s > 0), stds_s, np.median(known) if len(known) else floor)
+    stds = np.where(
+        np.isfinite(stds_s) & (stds_s > 0), stds_s, np.median(known) if len(known) else floor
+    )
     stds = np.maximum(stds, floor)
     free = max(0, rows - int(np.linalg.matrix_rank(features)))
 
@@ -82,9 +94,11 @@ def fit_differences(features: Array, values_s: Array, stds_s: Array) -> Differen
 
 @dataclass(frozen=True)
 class Residual:
-    """Gaussian process over log(measured / base); hyper-parameters by scikit-learn, prediction in plain numpy (microseconds).
+    """Gaussian process over log(measured / base); hyper-parameters by scikit-learn, prediction in
+    plain numpy (microseconds).
 
-    Zero mean: far from any measurement the correction fades to none and the std grows to `amplitude`.
+    Zero mean: far from any measurement the correction fades to none and the std grows to
+    `amplitude`.
     """
 
     inputs: Array  # [rows, features], scaled by the length scales
@@ -96,24 +110,35 @@ class Residual:
 
     @classmethod
     def fit(
-        cls, inputs: Array, log_ratio: Array, *, min_noise: float = 0.01, bounds: tuple[float, float] = (0.2, 20.0)
+        cls,
+        inputs: Array,
+        log_ratio: Array,
+        *,
+        min_noise: float = 0.01,
+        bounds: tuple[float, float] = (0.2, 20.0),
     ) -> Residual:
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.gaussian_process import GaussianProcessRegressor
         from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
         width = inputs.shape[1]
-        kernel = ConstantKernel(0.04, (1e-4, 1.0)) * RBF(np.ones(width), [bounds] * width) + WhiteKernel(
-            0.002, (min_noise**2, 0.2)
-        )
+        kernel = ConstantKernel(0.04, (1e-4, 1.0)) * RBF(
+            np.ones(width), [bounds] * width
+        ) + WhiteKernel(0.002, (min_noise**2, 0.2))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a length scale at its bound means: this input does not matter
-            model = GaussianProcessRegressor(kernel, normalize_y=False, random_state=0).fit(inputs, log_ratio)
+            warnings.simplefilter(
+                "ignore", ConvergenceWarning
+            )  # a length scale at its bound means: this input does not matter
+            model = GaussianProcessRegressor(kernel, normalize_y=False, random_state=0).fit(
+                inputs, log_ratio
+            )
         amplitude = float(model.kernel_.k1.k1.constant_value)
         scales = np.asarray(model.kernel_.k1.k2.length_scale, dtype=float)
         noise = float(model.kernel_.k2.noise_level)
         scaled = inputs / scales
-        covariance = amplitude * np.exp(-0.5 * _square_distance(scaled, scaled)) + noise * np.eye(len(inputs))
+        covariance = amplitude * np.exp(-0.5 * _square_distance(scaled, scaled)) + noise * np.eye(
+            len(inputs)
+        )
         inverse: Array = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
         return cls(scaled, scales, amplitude, noise, inverse @ log_ratio, inverse)
 
@@ -126,7 +151,8 @@ class Residual:
         return mean, float(np.sqrt(max(variance, 0.0) + self.noise))
 
     def leave_one_out(self, log_ratio: Array) -> Array:
-        """Errors of log(measured / predicted) when each row is left out (Rasmussen and Williams, eq. 5.12)."""
+        """Errors of log(measured / predicted) when each row is left out (Rasmussen and Williams,
+        eq. 5.12)."""
         return np.asarray(self.weights / np.diag(self.inverse))
 
 
@@ -136,16 +162,20 @@ def _square_distance(a: Array, b: Array) -> Array:
 
 @dataclass(frozen=True)
 class Kriging:
-    """Local Gaussian process over log(measured / base) for tables of hundreds to thousands of rows with rough jumps.
+    """Local Gaussian process over log(measured / base) for tables of hundreds to thousands of rows
+    with rough jumps.
 
-    GPU libraries choose among kernels, so utilisation jumps from shape to shape: the correlation is exponential (Matern 1/2:
-    continuous, nowhere smooth) with a length per input. Every prediction solves the ordinary Gaussian process equations
-    (Rasmussen and Williams 2006, eq. 2.25 and 2.26) over its NEIGHBOURS nearest rows only, which is as good as all rows for such
-    a correlation and takes 0.1 ms. Timings are heavy-tailed (the same kernel lands in one of two states 10 % apart), so rows far
-    from what their neighbours say count less (Student-t weights) where that makes leave-one-out errors smaller. The std is
-    scaled until 95 % of the leave-one-out errors lie within two of it.
+    GPU libraries choose among kernels, so utilisation jumps from shape to shape: the correlation is
+    exponential (Matern 1/2: continuous, nowhere smooth) with a length per input. Every prediction
+    solves the ordinary Gaussian process equations (Rasmussen and Williams 2006, eq. 2.25 and 2.26)
+    over its NEIGHBOURS nearest rows only, which is as good as all rows for such a correlation and
+    takes 0.1 ms. Timings are heavy-tailed (the same kernel lands in one of two states 10 % apart),
+    so rows far from what their neighbours say count less (Student-t weights) where that makes
+    leave-one-out errors smaller. The std is scaled until 95 % of the leave-one-out errors lie
+    within two of it.
 
-    Far from every row the mean fades to 0 and the std grows to sqrt(amplitude + noise), times `calibration`.
+    Far from every row the mean fades to 0 and the std grows to sqrt(amplitude + noise), times
+    `calibration`.
     """
 
     inputs: Array  # [rows, features], divided by `lengths`
@@ -157,26 +187,42 @@ class Kriging:
     calibration: float
 
     NEIGHBOURS = 32
-    FIT_ROWS = 256  # hyper-parameters are learnt from that many rows; more change them little and cost the cube
+    # hyper-parameters are learnt from that many rows; more change them little and cost the cube
+    FIT_ROWS = 256
     CHECK_ROWS = 800  # leave-one-out errors of that many rows calibrate the std
     ROUNDS = 2
     STUDENT = 3.0  # degrees of freedom
-    CLEARLY = 0.95  # rows count alike only where that is clearly better: leave-one-out errors of few rows are noisy themselves
+    # rows count alike only where that is clearly better: leave-one-out errors of few rows are noisy
+    # themselves
+    CLEARLY = 0.95
     BLOCK = 256
 
     @classmethod
-    def fit(cls, inputs: Array, log_ratio: Array, *, like: Kriging | None = None, seed: int = 0) -> Kriging:
-        """Learn from `inputs` [rows, features] and `log_ratio` [rows]. `like`: its hyper-parameters are kept (quick)."""
+    def fit(
+        cls, inputs: Array, log_ratio: Array, *, like: Kriging | None = None, seed: int = 0
+    ) -> Kriging:
+        """Learn from `inputs` [rows, features] and `log_ratio` [rows]. `like`: its hyper-parameters
+        are kept (quick)."""
         order = np.random.default_rng(seed).permutation(len(log_ratio))
         if like is not None:
             learnt = [(like.amplitude, like.lengths, like.noise)]
         else:
             some = order[: cls.FIT_ROWS]
-            learnt = _exponential_hyperparameters(inputs[some], log_ratio[some], cls.ROUNDS, cls.STUDENT)
+            learnt = _exponential_hyperparameters(
+                inputs[some], log_ratio[some], cls.ROUNDS, cls.STUDENT
+            )
         check = order[: cls.CHECK_ROWS]
         found: list[tuple[float, Kriging]] = []
         for robust, (amplitude, lengths, noise) in ((False, learnt[0]), (True, learnt[-1])):
-            model = cls(inputs / lengths, log_ratio, np.full(len(log_ratio), noise), lengths, amplitude, noise, 1.0)
+            model = cls(
+                inputs / lengths,
+                log_ratio,
+                np.full(len(log_ratio), noise),
+                lengths,
+                amplitude,
+                noise,
+                1.0,
+            )
             if robust:
                 misfit = log_ratio - model.leave_one_out()[0]
                 model = replace(model, row_noise=noise * _student_weights(misfit, cls.STUDENT))
@@ -202,7 +248,9 @@ class Kriging:
         squares = np.einsum("ij,ij->i", self.inputs, self.inputs)
         for start in range(0, len(scaled), self.BLOCK):
             block = scaled[start : start + self.BLOCK]
-            distance = np.einsum("ij,ij->i", block, block)[:, None] + squares - 2.0 * block @ self.inputs.T
+            distance = (
+                np.einsum("ij,ij->i", block, block)[:, None] + squares - 2.0 * block @ self.inputs.T
+            )
             if without is not None:
                 distance[np.arange(len(block)), without[start : start + self.BLOCK]] = np.inf
             near = np.argpartition(distance, count - 1, axis=1)[:, :count]
@@ -212,7 +260,9 @@ class Kriging:
             cross = self.amplitude * np.exp(-_distance(block[:, None], rows))
             solved = np.linalg.solve(covariance, np.stack([cross, self.values[near]], axis=-1))
             means[start : start + self.BLOCK] = np.einsum("ij,ij->i", cross, solved[..., 1])
-            variances[start : start + self.BLOCK] = self.amplitude - np.einsum("ij,ij->i", cross, solved[..., 0])
+            variances[start : start + self.BLOCK] = self.amplitude - np.einsum(
+                "ij,ij->i", cross, solved[..., 0]
+            )
         return means, self.calibration * np.sqrt(np.maximum(variances, 0.0) + self.noise)
 
 
@@ -222,16 +272,21 @@ def _distance(a: Array, b: Array) -> Array:
 
 
 def _student_weights(errors: Array, degrees: float) -> Array:
-    """How much wider than usual the noise of each row is, were it Student-t distributed: (nu + z^2) / (nu + 1)."""
+    """How much wider than usual the noise of each row is, were it Student-t distributed: (nu + z^2)
+    / (nu + 1)."""
     scale = 1.4826 * float(np.median(np.abs(errors))) or 1.0
     return np.asarray((degrees + (errors / scale) ** 2) / (degrees + 1.0))
 
 
-def _exponential_hyperparameters(inputs: Array, values: Array, rounds: int, degrees: float) -> list[tuple[float, Array, float]]:
-    """Amplitude, lengths and noise of greatest posterior for an exponential correlation (Rasmussen and Williams, eq. 5.9).
+def _exponential_hyperparameters(
+    inputs: Array, values: Array, rounds: int, degrees: float
+) -> list[tuple[float, Array, float]]:
+    """Amplitude, lengths and noise of greatest posterior for an exponential correlation (Rasmussen
+    and Williams, eq. 5.9).
 
-    A wide log-normal prior (a factor e^2) around amplitude 0.02, lengths 3 and noise 0.002 keeps few rows from running away.
-    The first answer takes all rows alike; after each of `rounds` more, rows with large leave-one-out errors get wider noise.
+    A wide log-normal prior (a factor e^2) around amplitude 0.02, lengths 3 and noise 0.002 keeps
+    few rows from running away. The first answer takes all rows alike; after each of `rounds` more,
+    rows with large leave-one-out errors get wider noise.
     """
     from scipy.linalg.lapack import dpotrf, dpotri
     from scipy.optimize import minimize
@@ -250,9 +305,16 @@ def _exponential_hyperparameters(inputs: Array, values: Array, rounds: int, degr
         correlated = np.exp(theta[0] - distance)
         factor, failed = dpotrf(correlated + np.diag(np.exp(theta[-1]) * weights), lower=True)
         if failed:  # the noise is at least 1e-5, so this is a bug and not a matter of the rows
-            raise FloatingPointError(f"covariance of {size} rows is not positive definite at {theta}")
+            raise FloatingPointError(
+                f"covariance of {size} rows is not positive definite at {theta}"
+            )
         inverse = np.tril(dpotri(factor, lower=True)[0])
-        return distance, correlated, inverse + np.tril(inverse, -1).T, 2.0 * float(np.log(np.diag(factor)).sum())
+        return (
+            distance,
+            correlated,
+            inverse + np.tril(inverse, -1).T,
+            2.0 * float(np.log(np.diag(factor)).sum()),
+        )
 
     def cost(theta: Array) -> tuple[float, Array]:
         distance, correlated, inverse, log_determinant = covariance(theta)
@@ -262,14 +324,19 @@ def _exponential_hyperparameters(inputs: Array, values: Array, rounds: int, degr
         slope = sensitivity * correlated
         shared = slope / distance
         gradient = [0.5 * slope.sum()]
-        gradient += [0.5 * np.exp(-2.0 * s) * (shared * square).sum() for s, square in zip(theta[1:-1], squares, strict=True)]
+        gradient += [
+            0.5 * np.exp(-2.0 * s) * (shared * square).sum()
+            for s, square in zip(theta[1:-1], squares, strict=True)
+        ]
         gradient += [0.5 * np.exp(theta[-1]) * (np.diag(sensitivity) * weights).sum()]
         return float(value), np.array(gradient) + (theta - prior) / 4.0
 
     bounds = [(-9.0, 2.0)] + [(-3.0, 5.0)] * width + [(np.log(1e-5), 0.0)]
     theta, learnt = prior, []
     for _ in range(rounds + 1):
-        theta = minimize(cost, theta, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40}).x
+        theta = minimize(
+            cost, theta, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 40}
+        ).x
         learnt.append((float(np.exp(theta[0])), np.exp(theta[1:-1]), float(np.exp(theta[-1]))))
         inverse = covariance(theta)[2]
         weights = _student_weights(inverse @ values / np.diag(inverse), degrees)

@@ -1,10 +1,12 @@
-"""Latency of a device that nobody profiled, from its datasheet: bytes over bandwidth, FLOPs over peak, a constant per kernel.
+"""Latency of a device that nobody profiled, from its datasheet: bytes over bandwidth, FLOPs over
+peak, a constant per kernel.
 
-In eager mode on a GPU the host launches the kernels: a pass takes the longer of device time and the published host time that
-composed passes use too (`constants.yaml`).
+In eager mode on a GPU the host launches the kernels: a pass takes the longer of device time and the
+published host time that composed passes use too (`constants.yaml`).
 
-The same answers as `LatencyModel`, with source `roofline` and a wide band: measured tables put rooflines of this kind 14-21 % off
-on large layers and 25-50 % on small ones. It is there so that a question is answered and marked, never to replace a profile.
+The same answers as `LatencyModel`, with source `roofline` and a wide band: measured tables put
+rooflines of this kind 14-21 % off on large layers and 25-50 % on small ones. It is there so that a
+question is answered and marked, never to replace a profile.
 """
 
 from __future__ import annotations
@@ -27,14 +29,20 @@ RELATIVE_STD: Final = {"graph": 0.30, "eager": 0.40}
 
 
 class RooflineLatency(LatencyOfRounds):
-    """`LatencyModel`'s answers from a datasheet, with what `rounds` says of the engine on a GPU (default: the newest known)."""
+    """`LatencyModel`'s answers from a datasheet, with what `rounds` says of the engine on a GPU
+    (default: the newest known)."""
 
     engines: tuple[str, ...] = ()
     largest_batch: int | None = None
     target_correlation = PACE_CORRELATION
 
     def __init__(
-        self, device: Device, dtype: str, mode: str, engine: str | None = None, rounds: EngineRounds | None = None
+        self,
+        device: Device,
+        dtype: str,
+        mode: str,
+        engine: str | None = None,
+        rounds: EngineRounds | None = None,
     ) -> None:
         self.device, self.dtype, self.mode, self.engine = device, dtype, mode, engine
         self.facts = engine_facts(engine)
@@ -53,12 +61,26 @@ class RooflineLatency(LatencyOfRounds):
         return datasheet_s(self.device, op, self.dtype)
 
     def forward_s(
-        self, arch: Architecture, *, batch: int = 1, tokens: int = 1, context: int = 256, ranks: int = 1, cold: bool = False
+        self,
+        arch: Architecture,
+        *,
+        batch: int = 1,
+        tokens: int = 1,
+        context: int = 256,
+        ranks: int = 1,
+        cold: bool = False,
     ) -> Estimate:
         """Seconds of one forward pass; `cold` makes no difference to a roofline."""
         key = (arch, batch, tokens, context, ranks)
         if key not in self._known:
-            ops = forward_ops(arch, batch=batch, tokens=tokens, context=context, ranks=ranks, fused=self.mode == "graph")
+            ops = forward_ops(
+                arch,
+                batch=batch,
+                tokens=tokens,
+                context=context,
+                ranks=ranks,
+                fused=self.mode == "graph",
+            )
             self._known[key] = self._pass_s(ops, arch.num_hidden_layers, ranks)
         return self._known[key]
 
@@ -77,27 +99,42 @@ class RooflineLatency(LatencyOfRounds):
 
     @staticmethod
     def _host_s(layers: Any, all_reduces: Any) -> Any:
-        """Host time of an eager pass (published, see constants.yaml); of arrays of either (`latency.grid`) an array."""
+        """Host time of an eager pass (published, see constants.yaml); of arrays of either
+        (`latency.grid`) an array."""
         known = constants()["eager"]
         return known["pass_s"] + layers * known["layer_s"] + all_reduces * known["all_reduce_s"]
 
     def decode_s(self, target: Architecture, workload: Workload) -> Estimate:
         """One plain decode step of the target."""
         step = self.verify_s(target, workload, 0)
-        return step if self.rounds is None else plain_step(self.rounds, step, target.num_hidden_layers, workload.batch_size)
+        return (
+            step
+            if self.rounds is None
+            else plain_step(self.rounds, step, target.num_hidden_layers, workload.batch_size)
+        )
 
     def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """One target pass over gamma + 1 tokens per sequence."""
         batch, tokens = verified_rows(self.rounds, workload.batch_size, gamma)
-        return self.forward_s(target, batch=batch, tokens=tokens, context=workload.context_len, ranks=workload.tensor_parallel)
+        return self.forward_s(
+            target,
+            batch=batch,
+            tokens=tokens,
+            context=workload.context_len,
+            ranks=workload.tensor_parallel,
+        )
 
     def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
         """All draft passes of a round."""
         first, later = self.draft_passes(draft, workload, gamma)
         more = self.facts.draft_passes(gamma) - 1
-        return Estimate(first.value + more * later.value, first.std + more * later.std, first.source)
+        return Estimate(
+            first.value + more * later.value, first.std + more * later.std, first.source
+        )
 
-    def draft_passes(self, draft: Architecture, workload: Workload, gamma: int) -> tuple[Estimate, Estimate]:
+    def draft_passes(
+        self, draft: Architecture, workload: Workload, gamma: int
+    ) -> tuple[Estimate, Estimate]:
         """See `LatencyModel.draft_passes`; a roofline knows no warm weights."""
         ranks, served = self.facts.ranks_of_draft(workload), self.facts.served_draft(draft)
         tokens = self.first_tokens(gamma)

@@ -1,9 +1,12 @@
-"""What an engine adds to its rounds, fitted to rounds that were measured in it, with what is published as the prior.
+"""What an engine adds to its rounds, fitted to rounds that were measured in it, with what is
+published as the prior.
 
-The law is that of `rounds` (the longer of GPU and host where the engine overlaps), the same in fit and prediction, and not
-linear: a row tells about the side that decided it. So it is a maximum of the posterior, by least squares from several starts,
-with the covariance of the law's derivatives there: what no row tells about stays at its prior, with the prior's std. The kernels'
-times are modelled and may be off too; a factor for the target and one for each draft are fitted beside them and forgotten.
+The law is that of `rounds` (the longer of GPU and host where the engine overlaps), the same in fit
+and prediction, and not linear: a row tells about the side that decided it. So it is a maximum of
+the posterior, by least squares from several starts, with the covariance of the law's derivatives
+there: what no row tells about stays at its prior, with the prior's std. The kernels' times are
+modelled and may be off too; a factor for the target and one for each draft are fitted beside them
+and forgotten.
 """
 
 from __future__ import annotations
@@ -20,17 +23,21 @@ from archsearch.estimate import Estimate
 from archsearch.latency.rounds import Passes, plain_step, round_time
 
 Array = NDArray[np.float64]
-ROW_STD: Final = 0.01  # relative: what a law of six numbers misses of a round, beside the noise of its timing
+ROW_STD: Final = (
+    0.01  # relative: what a law of six numbers misses of a round, beside the noise of its timing
+)
 KERNEL_STD: Final = 0.03  # relative, at least: what modelled kernels of one model may be off by
 STARTS: Final = (1.0, 0.5, 2.0)
-"""Factors on the host's prior at which the fit begins: from the wrong side of the maximum a row tells nothing about it."""
+"""Factors on the host's prior at which the fit begins: from the wrong side of the maximum a row
+tells nothing about it."""
 TARGET: Final = ""
 IDENTIFIED: Final = 0.9  # a cost whose std fell below this share of its prior's was measured
 
 
 @dataclass(frozen=True)
 class RoundRow:
-    """A measured round: `seconds` with the std of its timing, and the passes it is made of, as modelled; names of the models."""
+    """A measured round: `seconds` with the std of its timing, and the passes it is made of, as
+    modelled; names of the models."""
 
     seconds: Estimate
     passes: Passes
@@ -51,9 +58,9 @@ class StepRow:
 
 @dataclass(frozen=True)
 class RoundFit:
-    """`rounds`: the engine with what was measured; `kernels`: by model (a target without a name is "") the factor between
-    measured and modelled kernels; `errors`: relative, of each round and step against the law; `identified`: costs that the rows
-    tell about."""
+    """`rounds`: the engine with what was measured; `kernels`: by model (a target without a name is
+    "") the factor between measured and modelled kernels; `errors`: relative, of each round and step
+    against the law; `identified`: costs that the rows tell about."""
 
     rounds: EngineRounds
     kernels: Mapping[str, Estimate]
@@ -68,29 +75,40 @@ class RoundFit:
             "rows": self.rounds.measured,
             "costs": costs,
             "identified": list(self.identified),
-            "kernels": {name or "target": factor.to_dict() for name, factor in self.kernels.items()},
+            "kernels": {
+                name or "target": factor.to_dict() for name, factor in self.kernels.items()
+            },
             "median_absolute_error": float(np.median(np.abs(self.errors))),
             "worst_error": max(self.errors, key=abs),
         }
 
 
 def prior_covariance(costs: RoundCosts) -> Array:
-    """Covariance [costs, costs] of COSTS before anything is measured here: each with its own std, the host's with the machine's
-    speed in common."""
+    """Covariance [costs, costs] of COSTS before anything is measured here: each with its own std,
+    the host's with the machine's speed in common."""
     means = np.array([getattr(costs, f"{name}_s").value for name in COSTS])
     stds = np.array([getattr(costs, f"{name}_s").std for name in COSTS])
-    host = np.array([value if name.startswith("host") else 0.0 for name, value in zip(COSTS, means, strict=True)])
+    host = np.array(
+        [
+            value if name.startswith("host") else 0.0
+            for name, value in zip(COSTS, means, strict=True)
+        ]
+    )
     return np.diag(stds**2) + MACHINE_STD**2 * np.outer(host, host)
 
 
 class _Problem:
     """Parameters in units of their prior's std, and the residuals of rows and prior."""
 
-    def __init__(self, prior: EngineRounds, rounds: Sequence[RoundRow], steps: Sequence[StepRow]) -> None:
+    def __init__(
+        self, prior: EngineRounds, rounds: Sequence[RoundRow], steps: Sequence[StepRow]
+    ) -> None:
         self.prior, self.rounds, self.steps = prior, rounds, steps
         covariance = prior_covariance(prior.costs)
         self.free = [number for number in range(len(COSTS)) if covariance[number, number] > 0]
-        self.targets = list(dict.fromkeys([row.target for row in rounds] + [step.target for step in steps]))
+        self.targets = list(
+            dict.fromkeys([row.target for row in rounds] + [step.target for step in steps])
+        )
         self.models = [*self.targets, *dict.fromkeys(row.draft for row in rounds)]
         means = [getattr(prior.costs, f"{COSTS[number]}_s").value for number in self.free]
         plain = prior.plain.step_s
@@ -106,10 +124,13 @@ class _Problem:
         self.stds = np.sqrt(np.diag(joint))
         self.whiten = np.linalg.inv(np.linalg.cholesky(joint / np.outer(self.stds, self.stds)))
         lowest = np.concatenate([np.zeros(count + 1), np.full(len(self.models), 0.2)])
-        self.lower = np.minimum((lowest - self.means) / self.stds, -1e-9)  # least squares must begin inside its bounds
+        self.lower = np.minimum(
+            (lowest - self.means) / self.stds, -1e-9
+        )  # least squares must begin inside its bounds
 
     def _kernel_std(self, name: str) -> float:
-        """Relative std of the modelled kernels of a target or a draft: one model prices its passes, so they err alike."""
+        """Relative std of the modelled kernels of a target or a draft: one model prices its passes,
+        so they err alike."""
         if name in self.targets:
             stds = [row.passes.verify_s.relative_std for row in self.rounds if row.target == name]
             stds += [row.kernels_s.relative_std for row in self.steps if row.target == name]
@@ -122,11 +143,14 @@ class _Problem:
         values = np.maximum(self.means + self.stds * scaled, 0.0)
         count = len(self.free)
         changes: dict[str, Any] = {
-            f"{COSTS[n]}_s": Estimate(float(v), 0.0, "measured") for n, v in zip(self.free, values, strict=False)
+            f"{COSTS[n]}_s": Estimate(float(v), 0.0, "measured")
+            for n, v in zip(self.free, values, strict=False)
         }
         plain = replace(self.prior.plain, step_s=Estimate(float(values[count]), 0.0, "measured"))
         rounds = replace(self.prior, costs=replace(self.prior.costs, **changes), plain=plain)
-        return rounds, dict(zip(self.models, (float(value) for value in values[count + 1 :]), strict=True))
+        return rounds, dict(
+            zip(self.models, (float(value) for value in values[count + 1 :]), strict=True)
+        )
 
     def predicted(self, scaled: Array) -> Array:
         """Seconds of every round, then of every plain step."""
@@ -161,11 +185,18 @@ class _Problem:
 
     def start(self, factor: float) -> Array:
         """The prior's means, the host's times `factor`."""
-        host = np.array([COSTS[number].startswith("host") for number in self.free] + [False] * (1 + len(self.models)))
-        return np.asarray(np.maximum(np.where(host, (factor - 1.0) * self.means / self.stds, 0.0), self.lower))
+        host = np.array(
+            [COSTS[number].startswith("host") for number in self.free]
+            + [False] * (1 + len(self.models))
+        )
+        return np.asarray(
+            np.maximum(np.where(host, (factor - 1.0) * self.means / self.stds, 0.0), self.lower)
+        )
 
 
-def fit_rounds(prior: EngineRounds, rounds: Sequence[RoundRow], steps: Sequence[StepRow] = ()) -> RoundFit:
+def fit_rounds(
+    prior: EngineRounds, rounds: Sequence[RoundRow], steps: Sequence[StepRow] = ()
+) -> RoundFit:
     """`prior` with its costs fitted to measured `rounds` and plain `steps` of one engine and class.
 
     Raises ValueError without a round.
@@ -176,7 +207,10 @@ def fit_rounds(prior: EngineRounds, rounds: Sequence[RoundRow], steps: Sequence[
         raise ValueError("nothing to fit: no round was measured")
     problem = _Problem(prior, rounds, steps)
     bounds = (problem.lower, np.inf)
-    tried = [least_squares(problem.residuals, problem.start(factor), bounds=bounds, x_scale=1.0) for factor in STARTS]
+    tried = [
+        least_squares(problem.residuals, problem.start(factor), bounds=bounds, x_scale=1.0)
+        for factor in STARTS
+    ]
     best = min(tried, key=lambda found: found.cost)
     curvature = best.jac.T @ best.jac  # the prior's part makes it regular
     covariance = np.linalg.inv(curvature) * np.outer(problem.stds, problem.stds)
@@ -185,7 +219,9 @@ def fit_rounds(prior: EngineRounds, rounds: Sequence[RoundRow], steps: Sequence[
     return _told(problem, np.asarray(best.x), covariance, tuple(float(error) for error in errors))
 
 
-def _told(problem: _Problem, scaled: Array, covariance: Array, errors: tuple[float, ...]) -> RoundFit:
+def _told(
+    problem: _Problem, scaled: Array, covariance: Array, errors: tuple[float, ...]
+) -> RoundFit:
     """The fit's parameters as an engine's costs."""
     rounds, factors = problem.unpack(scaled)
     count = len(problem.free)
@@ -199,14 +235,25 @@ def _told(problem: _Problem, scaled: Array, covariance: Array, errors: tuple[flo
         if stds[place] < IDENTIFIED * problem.stds[place]:
             identified.append(name)
         source = "measured" if name in identified else "published"
-        changes[f"{name}_s"] = Estimate(getattr(rounds.costs, f"{name}_s").value, float(stds[place]), source)
+        changes[f"{name}_s"] = Estimate(
+            getattr(rounds.costs, f"{name}_s").value, float(stds[place]), source
+        )
     words = (
-        f"{len(problem.rounds)} rounds and {len(problem.steps)} plain steps measured here; before: {problem.prior.costs.source}"
+        f"{len(problem.rounds)} rounds and {len(problem.steps)} plain steps measured here; before:"
+        f" {problem.prior.costs.source}"
     )
-    plain = replace(rounds.plain, step_s=Estimate(rounds.plain.step_s.value, float(stds[count]), "measured"))
-    costs = replace(rounds.costs, **changes, covariance=tuple(tuple(float(value) for value in row) for row in full), source=words)
+    plain = replace(
+        rounds.plain, step_s=Estimate(rounds.plain.step_s.value, float(stds[count]), "measured")
+    )
+    costs = replace(
+        rounds.costs,
+        **changes,
+        covariance=tuple(tuple(float(value) for value in row) for row in full),
+        source=words,
+    )
     kernels = {
-        name: Estimate(factors[name], float(stds[count + 1 + number]), "measured") for number, name in enumerate(problem.models)
+        name: Estimate(factors[name], float(stds[count + 1 + number]), "measured")
+        for number, name in enumerate(problem.models)
     }
     fitted = replace(rounds, costs=costs, plain=plain, measured=len(problem.rounds))
     return RoundFit(fitted, kernels, errors, tuple(identified))
@@ -217,12 +264,13 @@ def _times(estimate: Estimate, factor: float) -> Estimate:
 
 
 CARRIED: Final = ("host_layer", "host_target_layer", "host_all_reduce")
-"""What launching takes is the same whether the engine synchronises or not: measured in one class, it holds in another that
-launches alike."""
+"""What launching takes is the same whether the engine synchronises or not: measured in one class,
+it holds in another that launches alike."""
 
 
 def carried_over(asked: EngineRounds, measured: EngineRounds) -> EngineRounds:
-    """`asked` with what launching a layer was measured to take in another class with the same graphs; the rest as published."""
+    """`asked` with what launching a layer was measured to take in another class with the same
+    graphs; the rest as published."""
     changes: dict[str, Any] = {}
     for name in CARRIED:
         found = getattr(measured.costs, f"{name}_s")

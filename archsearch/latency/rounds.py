@@ -1,13 +1,15 @@
 """One speculative round: drafting, verification and what the engine adds.
 
-Engines that overlap launch the draft's passes while the GPU still verifies; they wait for the slower of the two:
+Engines that overlap launch the draft's passes while the GPU still verifies; they wait for the
+slower of the two:
 
-    gpu   = verify + draft passes + round_s + gamma token_s + batch sequence_s + batch (gamma + 1) row_s
-    host  = host_round_s + gamma (host_token_s + layers host_layer_s) + target layers host_target_layer_s
+    gpu = verify + draft passes + round_s + gamma token_s + batch (sequence_s + (gamma + 1) row_s)
+    host = host_round_s + gamma (host_token_s + layers host_layer_s)
+           + target layers host_target_layer_s
     round = the mean of the larger of gpu and host, both uncertain (Clark 1961)
 
-Serial engines launch a pass, wait for it and launch the next: every pass takes the longer of GPU and host. The numbers are
-`engine_rounds.RoundCosts`.
+Serial engines launch a pass, wait for it and launch the next: every pass takes the longer of GPU
+and host. The numbers are `engine_rounds.RoundCosts`.
 """
 
 from __future__ import annotations
@@ -26,21 +28,24 @@ from archsearch.workload import Workload
 
 Bound = Literal["gpu", "host"]
 
-# Correlation of the relative errors of a target's pass over 1 token and over several, where passes are put together from kernels
-# or a datasheet: a device that is slower than thought is slower in both. Steps of three targets carried from one GPU to another
-# of its generation: 0.88 (18 pairs, batch 1 to 32); from datasheets: 0.90 (54 pairs), both about an error of zero
-# (benchmarks/results/2026-11-22-engines-gpu/transfer.json). Published plain steps and whole rounds of 11 machines and targets at
-# batch 1: 0.74. Where passes were fitted to whole passes of the device, what is left is each pass's own (10 shapes of a CPU,
-# leave one out: -0.4): none.
+# Correlation of the relative errors of a target's pass over 1 token and over several, where passes
+# are put together from kernels or a datasheet: a device that is slower than thought is slower in
+# both. Steps of three targets carried from one GPU to another of its generation: 0.88 (18 pairs,
+# batch 1 to 32); from datasheets: 0.90 (54 pairs), both about an error of zero
+# (benchmarks/results/2026-11-22-engines-gpu/transfer.json). Published plain steps and whole rounds
+# of 11 machines and targets at batch 1: 0.74. Where passes were fitted to whole passes of the
+# device, what is left is each pass's own (10 shapes of a CPU, leave one out: -0.4): none.
 PACE_CORRELATION: Final = 0.88
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTime:
-    """Seconds of one round. `round_s` = `draft_s` + `verify_s` + `overhead_s`; where the host decides, `overhead_s` is its lead.
+    """Seconds of one round. `round_s` = `draft_s` + `verify_s` + `overhead_s`; where the host
+    decides, `overhead_s` is its lead.
 
-    `host_s`: what the host needs to launch the round, None where the engine's host is not told apart. `bound`: which of the two
-    decides. The std of `round_s` is that of the larger of two uncertain times, so it is not the parts' sum.
+    `host_s`: what the host needs to launch the round, None where the engine's host is not told
+    apart. `bound`: which of the two decides. The std of `round_s` is that of the larger of two
+    uncertain times, so it is not the parts' sum.
     """
 
     draft_s: Estimate
@@ -53,7 +58,8 @@ class RoundTime:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """A round's passes on the GPU: the target's over gamma + 1 tokens, the draft's first and each later one, and their shapes."""
+    """A round's passes on the GPU: the target's over gamma + 1 tokens, the draft's first and each
+    later one, and their shapes."""
 
     verify_s: Estimate
     first_s: Estimate
@@ -64,7 +70,8 @@ class Passes:
     target_layers: int
     draft_all_reduces: int = 0
     context: int = 0  # tokens in each sequence's cache
-    scattered: bool = False  # the draft's head is trimmed, and its logits are written into rows of the whole vocabulary
+    # the draft's head is trimmed, and its logits are written into rows of the whole vocabulary
+    scattered: bool = False
     catches_up: bool = False  # one more pass of the draft than tokens (`EngineFacts.catches_up`)
 
     @property
@@ -72,7 +79,9 @@ class Passes:
         """All draft passes; one model prices them, so their errors are shared."""
         more = self.gamma - 1 + self.catches_up
         return Estimate(
-            self.first_s.value + more * self.later_s.value, self.first_s.std + more * self.later_s.std, self.first_s.source
+            self.first_s.value + more * self.later_s.value,
+            self.first_s.std + more * self.later_s.std,
+            self.first_s.source,
         )
 
 
@@ -81,7 +90,11 @@ def summed(draft_s: Estimate, verify_s: Estimate, overhead_s: Estimate) -> Round
     parts = (draft_s, verify_s, overhead_s)
     # an overhead of 0 says nothing about where the result came from
     sources = [part.source for part in parts if part.value or part.std]
-    total = Estimate(math.fsum(part.value for part in parts), math.hypot(*(part.std for part in parts)), weakest_source(*sources))
+    total = Estimate(
+        math.fsum(part.value for part in parts),
+        math.hypot(*(part.std for part in parts)),
+        weakest_source(*sources),
+    )
     return RoundTime(draft_s, verify_s, overhead_s, total)
 
 
@@ -92,14 +105,16 @@ def round_time(costs: RoundCosts, passes: Passes) -> RoundTime:
 
 
 def verified_rows(rounds: EngineRounds | None, batch: int, gamma: int) -> tuple[int, int]:
-    """Sequences of a verification pass and tokens of each: an engine that expands the batch reads every token by itself."""
+    """Sequences of a verification pass and tokens of each: an engine that expands the batch reads
+    every token by itself."""
     if rounds is not None and rounds.costs.expands:
         return batch * (gamma + 1), 1
     return batch, gamma + 1
 
 
 def plain_step(rounds: EngineRounds, step_s: Estimate, target_layers: int, batch: int) -> Estimate:
-    """A plain step of the target whose kernels take `step_s`: with what the engine adds, no faster than the host launches it."""
+    """A plain step of the target whose kernels take `step_s`: with what the engine adds, no faster
+    than the host launches it."""
     added = rounds.plain.at(batch)
     gpu = Estimate(step_s.value + added.value, math.hypot(step_s.std, added.std), step_s.source)
     costs = rounds.costs.launching(batch)
@@ -112,13 +127,20 @@ def plain_step(rounds: EngineRounds, step_s: Estimate, target_layers: int, batch
 
 
 def host_time(costs: RoundCosts, passes: Passes) -> Estimate:
-    """Seconds the host needs to launch and sample a round; the machine's speed is part of its std."""
+    """Seconds the host needs to launch and sample a round; the machine's speed is part of its
+    std."""
     token = launch_s(costs, passes.draft_layers, passes.draft_all_reduces, passes.scattered)
     layers = passes.target_layers * costs.host_target_layer_s.value
     value = costs.host_round_s.value + layers + passes.gamma * token.value
-    own = (costs.host_round_s.std, passes.target_layers * costs.host_target_layer_s.std, passes.gamma * token.std)
+    own = (
+        costs.host_round_s.std,
+        passes.target_layers * costs.host_target_layer_s.std,
+        passes.gamma * token.std,
+    )
     std = costs.std_of(**host_weights(costs, passes))
-    return Estimate(value, math.hypot(costs.machine_std * value, *own) if std is None else std, _source(costs))
+    return Estimate(
+        value, math.hypot(costs.machine_std * value, *own) if std is None else std, _source(costs)
+    )
 
 
 def host_weights(costs: RoundCosts, passes: Passes) -> dict[str, float]:
@@ -140,19 +162,27 @@ def _source(costs: RoundCosts) -> str:
 def launch_s(costs: RoundCosts, layers: int, all_reduces: int, scattered: bool = False) -> Estimate:
     """What the host needs to launch and sample one draft pass."""
     reduces = 0 if costs.graph == "full" else all_reduces
-    value = costs.host_token_s.value + layers * costs.host_layer_s.value + reduces * costs.host_all_reduce_s.value
+    value = (
+        costs.host_token_s.value
+        + layers * costs.host_layer_s.value
+        + reduces * costs.host_all_reduce_s.value
+    )
     value += scattered * costs.host_scatter_s.value
     own = (
-        costs.host_token_s.std, layers * costs.host_layer_s.std, reduces * costs.host_all_reduce_s.std,
+        costs.host_token_s.std,
+        layers * costs.host_layer_s.std,
+        reduces * costs.host_all_reduce_s.std,
         scattered * costs.host_scatter_s.std,
-    )  # fmt: skip
+    )
     return Estimate(value, math.hypot(*own), "published")
 
 
 def free_layers(costs: RoundCosts, passes: Passes) -> float:
-    """Layers a draft of these passes' kernel times may have before the host decides the round; inf where layers cost it nothing.
+    """Layers a draft of these passes' kernel times may have before the host decides the round; inf
+    where layers cost it nothing.
 
-    0 where the host decides whatever the draft. Serial engines have none: every layer costs the host's time or the GPU's.
+    0 where the host decides whatever the draft. Serial engines have none: every layer costs the
+    host's time or the GPU's.
     """
     if costs.order == "serial":
         return 0.0
@@ -175,7 +205,12 @@ def _extra(costs: RoundCosts, passes: Passes) -> Estimate:
     gamma, batch = passes.gamma, passes.batch
     rows = batch * (gamma + 1)
     row_s = costs.row_s.value + passes.context * costs.row_token_s.value
-    value = costs.round_s.value + gamma * costs.token_s.value + batch * costs.sequence_s.value + rows * row_s
+    value = (
+        costs.round_s.value
+        + gamma * costs.token_s.value
+        + batch * costs.sequence_s.value
+        + rows * row_s
+    )
     std = costs.std_of(round=1.0, token=float(gamma), sequence=float(batch))
     if std is None:
         own = (
@@ -190,14 +225,22 @@ def _extra(costs: RoundCosts, passes: Passes) -> Estimate:
 
 def _overlapped(costs: RoundCosts, passes: Passes) -> RoundTime:
     draft, verify, extra = passes.draft_s, passes.verify_s, _extra(costs, passes)
-    gpu = Estimate(draft.value + verify.value + extra.value, math.hypot(draft.std, verify.std, extra.std), verify.source)
+    gpu = Estimate(
+        draft.value + verify.value + extra.value,
+        math.hypot(draft.std, verify.std, extra.std),
+        verify.source,
+    )
     host = host_time(costs, passes)
     bound: Bound = "host" if host.value > gpu.value else "gpu"
     sure = Estimate(gpu.value, math.hypot(verify.std, extra.std), gpu.source)
     value = larger(sure, host).value
     total = Estimate(value, larger(gpu, host).std, weakest_source(verify.source, draft.source))
-    total = total.between(larger_interval(gpu, host)) if host.value > gpu.value - host.std else total
-    overhead = Estimate(value - draft.value - verify.value, total.std if bound == "host" else extra.std, "published")
+    total = (
+        total.between(larger_interval(gpu, host)) if host.value > gpu.value - host.std else total
+    )
+    overhead = Estimate(
+        value - draft.value - verify.value, total.std if bound == "host" else extra.std, "published"
+    )
     return RoundTime(draft, verify, overhead, total, host, bound)
 
 
@@ -205,17 +248,30 @@ def _serial(costs: RoundCosts, passes: Passes) -> RoundTime:
     launch = launch_s(costs, passes.draft_layers, passes.draft_all_reduces, passes.scattered)
     target_host = passes.target_layers * costs.host_target_layer_s.value
     extra, more = _extra(costs, passes), passes.gamma - 1
-    waits = max(0.0, launch.value - passes.first_s.value) + more * max(0.0, launch.value - passes.later_s.value)
+    waits = max(0.0, launch.value - passes.first_s.value) + more * max(
+        0.0, launch.value - passes.later_s.value
+    )
     waits += max(0.0, target_host - passes.verify_s.value)
     draft, verify = passes.draft_s, passes.verify_s
     value = draft.value + verify.value + extra.value + waits
     host = host_time(costs, passes)
     # A pass that was priced without graphs takes the host's time already.
-    bound: Bound = "host" if waits > 0.5 * value or launch.value > 0.99 * passes.later_s.value else "gpu"
+    bound: Bound = (
+        "host" if waits > 0.5 * value or launch.value > 0.99 * passes.later_s.value else "gpu"
+    )
     wait_std = host.std * waits / host.value if waits and host.value else 0.0
-    total = Estimate(value, math.hypot(draft.std, verify.std, extra.std, wait_std), weakest_source(verify.source, draft.source))
+    total = Estimate(
+        value,
+        math.hypot(draft.std, verify.std, extra.std, wait_std),
+        weakest_source(verify.source, draft.source),
+    )
     return RoundTime(
-        draft, verify, Estimate(extra.value + waits, math.hypot(extra.std, wait_std), "published"), total, host, bound
+        draft,
+        verify,
+        Estimate(extra.value + waits, math.hypot(extra.std, wait_std), "published"),
+        total,
+        host,
+        bound,
     )
 
 
@@ -224,7 +280,9 @@ def larger(first: Estimate, second: Estimate) -> Estimate:
     return Estimate(*larger_of(first.value, first.std, second.value, second.std), first.source)
 
 
-def larger_of(first: float, first_std: float, second: float, second_std: float) -> tuple[float, float]:
+def larger_of(
+    first: float, first_std: float, second: float, second_std: float
+) -> tuple[float, float]:
     """`larger` of plain numbers: (mean, std)."""
     theta = math.hypot(first_std, second_std)
     if theta == 0.0:
@@ -262,10 +320,11 @@ def _nothing_drafted(workload: Workload) -> Passes:
 
 
 class LatencyOfRounds:
-    """`round` and `free_layers` for a latency that prices passes: by `rounds` where the engine's host is told apart, else the sum
-    of `draft_s`, `verify_s` and `added_s`.
+    """`round` and `free_layers` for a latency that prices passes: by `rounds` where the engine's
+    host is told apart, else the sum of `draft_s`, `verify_s` and `added_s`.
 
-    A class that takes this in has `facts`, `draft_passes`, `draft_s` and `verify_s`; one without `rounds` needs the last two.
+    A class that takes this in has `facts`, `draft_passes`, `draft_s` and `verify_s`; one without
+    `rounds` needs the last two.
     """
 
     engine: str | None = None
@@ -274,7 +333,11 @@ class LatencyOfRounds:
 
     def first_tokens(self: Any, gamma: int) -> int:
         """Tokens per sequence in the first pass of a draft in a round."""
-        return int(self.rounds.costs.first_pass_tokens(gamma) if self.rounds is not None else self.facts.first_tokens(gamma))
+        return int(
+            self.rounds.costs.first_pass_tokens(gamma)
+            if self.rounds is not None
+            else self.facts.first_tokens(gamma)
+        )
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """What the engine adds to a round, where nothing of its host is told apart."""
@@ -284,8 +347,11 @@ class LatencyOfRounds:
         """Seconds that the engine adds to each layer of a draft pass, where that was measured."""
         return 0.0
 
-    def drafted_s(self, drafter: Drafter, rows: RoundRows, plan: RoundPlan) -> tuple[Estimate, Estimate] | None:
-        """(a drafter's kernels, all else of a round beside the target's pass), where the engine was measured with such ones."""
+    def drafted_s(
+        self, drafter: Drafter, rows: RoundRows, plan: RoundPlan
+    ) -> tuple[Estimate, Estimate] | None:
+        """(a drafter's kernels, all else of a round beside the target's pass), where the engine was
+        measured with such ones."""
         return None
 
     def round(
@@ -296,7 +362,8 @@ class LatencyOfRounds:
         gamma: int,
         verify_s: Estimate | None = None,
     ) -> RoundTime:
-        """One round of `gamma` draft tokens. `verify_s`: the target's pass, where it is known already."""
+        """One round of `gamma` draft tokens. `verify_s`: the target's pass, where it is known
+        already."""
         if isinstance(draft, Drafter):
             if draft.model is None:
                 from archsearch.latency.drafted import drafter_round
@@ -305,11 +372,20 @@ class LatencyOfRounds:
             draft = draft.model
         verify = verify_s or self.verify_s(target, workload, gamma)
         if self.rounds is not None:
-            return round_time(self.rounds.costs, self.round_passes(target, draft, workload, gamma, verify))
-        return summed(self.draft_s(draft, workload, gamma), verify, self.added_s(target, workload, gamma))
+            return round_time(
+                self.rounds.costs, self.round_passes(target, draft, workload, gamma, verify)
+            )
+        return summed(
+            self.draft_s(draft, workload, gamma), verify, self.added_s(target, workload, gamma)
+        )
 
     def round_passes(
-        self: Any, target: Architecture, draft: Architecture, workload: Workload, gamma: int, verify_s: Estimate
+        self: Any,
+        target: Architecture,
+        draft: Architecture,
+        workload: Workload,
+        gamma: int,
+        verify_s: Estimate,
     ) -> Passes:
         """The GPU's passes of a round of `gamma` draft tokens."""
         first, later = self.draft_passes(draft, workload, gamma)
@@ -327,13 +403,21 @@ class LatencyOfRounds:
         layers = draft.num_hidden_layers
         sharded = self.facts.ranks_of_draft(workload) > 1
         reduces = 2 * layers + 1 if sharded else 0  # two a layer, one for the embedding
-        sizes = (gamma, workload.batch_size, layers, target.num_hidden_layers, reduces, workload.context_len)
+        sizes = (
+            gamma,
+            workload.batch_size,
+            layers,
+            target.num_hidden_layers,
+            reduces,
+            workload.context_len,
+        )
         return Passes(*times, *sizes, catches_up=self.facts.catches_up)
 
     def idle_s(self: Any, target: Architecture, draft: Draft, workload: Workload) -> Estimate:
-        """What a loaded draft costs a step in which the schedule drafts nothing: its idle pass, and on a GPU what launching that
-        takes longer than a plain step. What a round adds for the tokens it drafted is not charged (assumed: there are none); what
-        it adds by itself is, where the engine's speculative step stays (`EngineFacts.idle_round`)."""
+        """What a loaded draft costs a step in which the schedule drafts nothing: its idle pass, and
+        on a GPU what launching that takes longer than a plain step. What a round adds for the
+        tokens it drafted is not charged (assumed: there are none); what it adds by itself is, where
+        the engine's speculative step stays (`EngineFacts.idle_round`)."""
         if self.rounds is not None and self.facts.idle_round:
             return _extra(self.rounds.costs, _nothing_drafted(workload))
         if isinstance(draft, Drafter):
@@ -345,23 +429,33 @@ class LatencyOfRounds:
         idle = self.idle_draft_s(draft, workload)
         if self.rounds is None or not idle.value:
             return idle
-        passes = self._passes_of(target, draft, workload, (self.verify_s(target, workload, 0), idle, idle), 1)
-        time = round_time(replace(self.rounds.costs, round_s=replace(self.rounds.costs.round_s, value=0.0)), passes)
+        passes = self._passes_of(
+            target, draft, workload, (self.verify_s(target, workload, 0), idle, idle), 1
+        )
+        time = round_time(
+            replace(self.rounds.costs, round_s=replace(self.rounds.costs.round_s, value=0.0)),
+            passes,
+        )
         longer = time.round_s.value - self.decode_s(target, workload).value
         if longer <= idle.value:
             return idle
-        # The target's step is in both and cancels; where the host decides, the overhead's std is the whole round's.
+        # The target's step is in both and cancels; where the host decides, the overhead's std is
+        # the whole round's.
         return Estimate(longer, math.hypot(idle.std, time.overhead_s.std), idle.source)
 
-    def free_layers(self: Any, target: Architecture, draft: Draft, workload: Workload, gamma: int) -> float | None:
-        """Layers that a draft of this one's kernel times may have before the engine's host decides the round; None where no host
-        is told apart, or the drafter is no model."""
+    def free_layers(
+        self: Any, target: Architecture, draft: Draft, workload: Workload, gamma: int
+    ) -> float | None:
+        """Layers that a draft of this one's kernel times may have before the engine's host decides
+        the round; None where no host is told apart, or the drafter is no model."""
         if isinstance(draft, Drafter):
             draft = draft.model  # type: ignore[assignment]
         if self.rounds is None or draft is None:
             return None
         verify = self.verify_s(target, workload, gamma)
-        return free_layers(self.rounds.costs, self.round_passes(target, draft, workload, gamma, verify))
+        return free_layers(
+            self.rounds.costs, self.round_passes(target, draft, workload, gamma, verify)
+        )
 
     def with_rounds(self, rounds: EngineRounds) -> Self:
         """The same latency with another version of its engine, or other switches."""
@@ -371,7 +465,8 @@ class LatencyOfRounds:
         return changed
 
     def _take_wait(self) -> None:
-        """Takes over how long ranks wait at an all-reduce under `rounds`, and forgets what was priced with another wait."""
+        """Takes over how long ranks wait at an all-reduce under `rounds`, and forgets what was
+        priced with another wait."""
 
     @property
     def engine_version(self) -> str | None:

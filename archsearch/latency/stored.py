@@ -1,4 +1,5 @@
-"""What was learnt from the kernel tables of a shipped profile, stored beside its rows (kernel_fit.json).
+"""What was learnt from the kernel tables of a shipped profile, stored beside its rows
+(kernel_fit.json).
 
 Learning a GPU's tables takes seconds; reading them back takes milliseconds. The fit of a table is
 found by the digest of the rows that it was learnt from, so a profile with other rows is learnt as
@@ -34,7 +35,8 @@ def digest_of(ops: Sequence[Any], times_s: Array, multiprocessors: int) -> str:
     """
     usual = [(field.name, field.default) for field in fields(ops[0])]
     rows = "\n".join(
-        f"{[(name, value) for name, default in usual if (value := getattr(op, name)) != default]} {s!r}"
+        f"{[(name, value) for name, default in usual if (value := getattr(op, name)) != default]}"
+        f" {s!r}"
         for op, s in zip(ops, times_s.tolist(), strict=True)
     )
     return hashlib.sha256(f"{multiprocessors}\n{rows}".encode()).hexdigest()[:16]
@@ -48,12 +50,16 @@ def stored_fit(folder: Path | None, digest: str, log_ratio_of: Any, place: Array
     data = None if folder is None else _tables(folder).get(digest)
     if data is None:
         return None
-    coefficients, lengths, row_noise = (_array(data[name]) for name in ("coefficients", "lengths", "row_noise"))
+    coefficients, lengths, row_noise = (
+        _array(data[name]) for name in ("coefficients", "lengths", "row_noise")
+    )
     noise = float(data["noise"])
     if not len(row_noise):  # all rows count alike
         row_noise = np.full(len(place), noise)
     scale = (float(data["amplitude"]), noise, float(data["calibration"]))
-    return coefficients, Kriging(place / lengths, log_ratio_of(coefficients), row_noise, lengths, *scale)
+    return coefficients, Kriging(
+        place / lengths, log_ratio_of(coefficients), row_noise, lengths, *scale
+    )
 
 
 def to_dict(coefficients: Array, learnt: Kriging) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""What training a drafter takes on a device: the target writes the text, passes over it once more for
-its probabilities or hidden states, and the drafter's own passes.
+"""What training a drafter takes on a device: the target writes the text, passes over it once more
+for its probabilities or hidden states, and the drafter's own passes.
 
 Writing and the teacher's pass are priced by the latency model (of an engine that serves), the
 training by its operations. Checked against what publications say in docs/choose-a-draft.md and
@@ -37,9 +37,9 @@ def training_budget(
 ) -> TrainingBudget:
     """What `hours` device-hours of `device` buy, for drafters of `target`.
 
-    `latency`: `decode_s` and `verify_s` of the target (as `search.objective.Latency`). The target is
-    served on as many devices as make a token cheapest, of those that hold it; `workload` says the
-    dtype and mode, and how many devices hold it where no number of RANKS does.
+    `latency`: `decode_s` and `verify_s` of the target (as `search.objective.Latency`). The target
+    is served on as many devices as make a token cheapest, of those that hold it; `workload` says
+    the dtype and mode, and how many devices hold it where no number of RANKS does.
     """
     write, teach = min(
         (_per_token(latency, target, device, each) for each in _served(target, device, workload)),

@@ -1,14 +1,16 @@
-"""Kernels of a GPU that was measured, carried over to a relative of the same generation that was not.
+"""Kernels of a GPU that was measured, carried over to a relative of the same generation that was
+not.
 
-    seconds(device) = seconds(relative, measured) x peak(relative) / peak(device)            bound by arithmetic
-    seconds(device) = least(device) + rest                                                   bound by memory
+    seconds(device) = seconds(relative, measured) peak(relative) / peak(device) bound by arithmetic
+    seconds(device) = least(device) + rest                                           bound by memory
 
-`least` is what memory needs at its best: bytes / (REACHED bandwidth); `rest` what the kernel takes beyond that, in its launch and
-in filling and draining the multiprocessors. Slower memory does not slow it down (a step that reads its weights at 69 % of an A100
-80 GB's bandwidth loses less than the ratio of bandwidths on the 40 GB card), nor do fewer multiprocessors: an H20, with a seventh
-of an H100's peak, runs steps of Qwen3-1.7B to 32B 6 to 14 % slower than this says; a rest that grew with the ratio of peaks was
-17 to 61 % too slow (`benchmarks/transfer.py`, table 3).
-Libraries run the same kernels on both; between generations they do not (`benchmarks/transfer.py`).
+`least` is what memory needs at its best: bytes / (REACHED bandwidth); `rest` what the kernel takes
+beyond that, in its launch and in filling and draining the multiprocessors. Slower memory does not
+slow it down (a step that reads its weights at 69 % of an A100 80 GB's bandwidth loses less than the
+ratio of bandwidths on the 40 GB card), nor do fewer multiprocessors: an H20, with a seventh of an
+H100's peak, runs steps of Qwen3-1.7B to 32B 6 to 14 % slower than this says; a rest that grew with
+the ratio of peaks was 17 to 61 % too slow (`benchmarks/transfer.py`, table 3). Libraries run the
+same kernels on both; between generations they do not (`benchmarks/transfer.py`).
 """
 
 from __future__ import annotations
@@ -26,18 +28,22 @@ from archsearch.profiles import Profile
 from archsearch.workload import DTYPE_BYTES
 
 GENERATIONS: Final = (("8.0",), ("8.6",), ("8.9",), ("9.0",), ("10.0", "10.3"), ("12.0",))
-"""Compute capabilities for which libraries pick the same kernels (GA100; GA10x; AD10x; GH100; GB100 and GB300; GB20x)."""
+"""Compute capabilities for which libraries pick the same kernels (GA100; GA10x; AD10x; GH100; GB100
+and GB300; GB20x)."""
 TRANSFER_STD: Final = {"gemm": 0.09, "attention": 0.18, "elementwise": 0.10, "all_reduce": 0.10}
-"""Relative std that carrying an op over adds. GEMM: the root mean square error over the rows of H100 and H200, each from the
-other's (`benchmarks/transfer.py`); attention: what holds 96 to 98 % of theirs within two std. All-reduce: 4 % there, over one and
-the same link; wider for another. Of elementwise ops there are no rows: assumed."""
+"""Relative std that carrying an op over adds. GEMM: the root mean square error over the rows of
+H100 and H200, each from the other's (`benchmarks/transfer.py`); attention: what holds 96 to 98 % of
+theirs within two std. All-reduce: 4 % there, over one and the same link; wider for another. Of
+elementwise ops there are no rows: assumed."""
 REACHED: Final = 0.85
-"""Share of its datasheet's bandwidth that a GEMM reaches where memory is all it waits for: the best of four GPUs by a fit
-of start + bytes / bandwidth to the rows of up to 16 tokens (H100 85 %, H200 80, B200 75, A100 69; single rows reach 92)."""
+"""Share of its datasheet's bandwidth that a GEMM reaches where memory is all it waits for: the best
+of four GPUs by a fit of start + bytes / bandwidth to the rows of up to 16 tokens (H100 85 %, H200
+80, B200 75, A100 69; single rows reach 92)."""
 STEP_ERRORS: Final = {"a target's step": 0.04, "a small draft's": 0.09}
 """Median errors of whole decode steps, the larger of the same two directions."""
 PCIE_STD: Final = 0.50
-"""Relative std of an all-reduce over PCIe: whether cards reach one another directly or through the host is not in a datasheet."""
+"""Relative std of an all-reduce over PCIe: whether cards reach one another directly or through the
+host is not in a datasheet."""
 
 
 def same_generation(first: Device, second: Device) -> bool:
@@ -49,7 +55,9 @@ def same_generation(first: Device, second: Device) -> bool:
 def distance(first: Device, second: Device, dtype: str) -> float:
     """How far apart two datasheets are: log ratios of bandwidth and of peak."""
     bandwidth = math.log(first.bandwidth_bytes_per_s / second.bandwidth_bytes_per_s)
-    return abs(bandwidth) + abs(math.log(first.peak_flops_per_s(dtype) / second.peak_flops_per_s(dtype)))
+    return abs(bandwidth) + abs(
+        math.log(first.peak_flops_per_s(dtype) / second.peak_flops_per_s(dtype))
+    )
 
 
 class CarriedOps:
@@ -67,7 +75,9 @@ class CarriedOps:
         """Seconds and relative std of one op."""
         dtype = self.measured.dtype
         there = datasheet_s(self.device, op, dtype)
-        if isinstance(op, AllReduce) and over_link(self.device, op.ranks) != over_link(self.relative, op.ranks):
+        if isinstance(op, AllReduce) and over_link(self.device, op.ranks) != over_link(
+            self.relative, op.ranks
+        ):
             return there, PCIE_STD
         seconds, std = self.measured.op_s(op, cold)
         return self._carried_s(op, seconds), math.hypot(std, TRANSFER_STD.get(op.kind, 0.25))
@@ -76,7 +86,11 @@ class CarriedOps:
         """Seconds of `op` on the device where the relative takes `seconds`."""
         dtype = self.measured.dtype
         if isinstance(op, AllReduce):
-            return seconds * datasheet_s(self.device, op, dtype) / datasheet_s(self.relative, op, dtype)
+            return (
+                seconds
+                * datasheet_s(self.device, op, dtype)
+                / datasheet_s(self.relative, op, dtype)
+            )
         peak, other = (device.peak_flops_per_s(dtype) for device in (self.device, self.relative))
         here, there = (_memory_s(device, op, dtype) for device in (self.device, self.relative))
         if OP_KINDS[op.kind].flops(op) / other > there:
@@ -95,7 +109,14 @@ def _memory_s(device: Device, op: Op, dtype: str) -> float:
 
 
 def kernels_of(profile: Profile) -> Profile:
-    """The rows of a profile that carry over: single kernels. What was measured of engines and whole passes stays where it was."""
-    kept = Profile(profile.device, profile.stack, origin=profile.origin, provenance=profile.provenance, folder=profile.folder)
+    """The rows of a profile that carry over: single kernels. What was measured of engines and whole
+    passes stays where it was."""
+    kept = Profile(
+        profile.device,
+        profile.stack,
+        origin=profile.origin,
+        provenance=profile.provenance,
+        folder=profile.folder,
+    )
     kept.add(row for row in profile.rows.values() if row.kind in OP_KINDS)
     return kept

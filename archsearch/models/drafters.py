@@ -1,4 +1,5 @@
-"""Which kind of drafter a folder holds, by its config.json: a model that drafts, or heads on a target's hidden states."""
+"""Which kind of drafter a folder holds, by its config.json: a model that drafts, or heads on a
+target's hidden states."""
 
 from __future__ import annotations
 
@@ -28,13 +29,16 @@ def head_family(config: Mapping[str, Any]) -> HeadFamily | None:
 
 
 def folder_family(folder: Path) -> str:
-    """The family of a drafter's folder; `independent` for a model that drafts token by token. ArchsearchError where it has no
-    config.json."""
-    return family_of_config(read_json(folder / "config.json", "the drafter's config")) or "independent"
+    """The family of a drafter's folder; `independent` for a model that drafts token by token.
+    ArchsearchError where it has no config.json."""
+    return (
+        family_of_config(read_json(folder / "config.json", "the drafter's config")) or "independent"
+    )
 
 
 def head_family_of(name: str) -> HeadFamily:
-    """The family called `name`, where heads of it can be trained here; else ArchsearchError with the reason."""
+    """The family called `name`, where heads of it can be trained here; else ArchsearchError with
+    the reason."""
     for family in HEAD_FAMILIES:
         if name == family:
             return family

@@ -24,15 +24,21 @@ if TYPE_CHECKING:
 
 
 class TrimmedHead(nn.Module):
-    """A language-model head that has rows for `draft_token_ids` only and answers -inf for every other token.
+    """A language-model head that has rows for `draft_token_ids` only and answers -inf for every
+    other token.
 
-    forward: [..., hidden] -> [..., vocab]. `kept_logits`: [..., hidden] -> [..., kept], what training needs.
+    forward: [..., hidden] -> [..., vocab]. `kept_logits`: [..., hidden] -> [..., kept], what
+    training needs.
     """
 
     draft_token_ids: Tensor
 
     def __init__(
-        self, hidden_size: int, vocab_size: int, draft_token_ids: Sequence[int], dtype: torch.dtype | None = None
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        draft_token_ids: Sequence[int],
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         ids = checked_token_ids(draft_token_ids, vocab_size)
@@ -50,15 +56,21 @@ class TrimmedHead(nn.Module):
         return logits.index_copy_(-1, self.draft_token_ids, kept)
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, kept={self.weight.shape[0]}, out_features={self.out_features}"
+        return (
+            f"in_features={self.in_features}, kept={self.weight.shape[0]},"
+            f" out_features={self.out_features}"
+        )
 
 
 def checked_token_ids(draft_token_ids: Sequence[int], vocab_size: int) -> list[int]:
-    """`draft_token_ids` as a sorted list. Raises ArchsearchError unless they are distinct and lie inside the vocabulary."""
+    """`draft_token_ids` as a sorted list. Raises ArchsearchError unless they are distinct and lie
+    inside the vocabulary."""
     ids = sorted(int(token) for token in draft_token_ids)
     if not ids or ids[0] < 0 or ids[-1] >= vocab_size or len(set(ids)) != len(ids):
         span = f"{ids[0]} to {ids[-1]}, {len(set(ids))} distinct of {len(ids)}" if ids else "none"
-        raise ArchsearchError(f"draft token ids must be distinct and lie between 0 and {vocab_size - 1}, got {span}")
+        raise ArchsearchError(
+            f"draft token ids must be distinct and lie between 0 and {vocab_size - 1}, got {span}"
+        )
     return ids
 
 
@@ -69,7 +81,8 @@ def head_token_ids(model: nn.Module) -> Tensor | None:
 
 
 def draft_architecture(model: PreTrainedModel) -> Architecture:
-    """The Architecture of a draft module (of `build_draft`, `load_draft` or any supported Hugging Face model)."""
+    """The Architecture of a draft module (of `build_draft`, `load_draft` or any supported Hugging
+    Face model)."""
     return from_hf_config(model.config.to_dict())
 
 
@@ -80,18 +93,24 @@ def build_draft(
     seed: int = 0,
     **config_fields: Any,
 ) -> PreTrainedModel:
-    """The Hugging Face module of `arch` with random weights, in eval mode; the caller's random state is left alone.
+    """The Hugging Face module of `arch` with random weights, in eval mode; the caller's random
+    state is left alone.
 
-    `draft_token_ids`: the tokens a trimmed head keeps (default 0..n-1). `config_fields` (token ids, rms_norm_eps,
-    rope_parameters) go into the config. Every weight is written: untouched zero pages share one physical page and time falsely.
-    Raises ArchsearchError where token ids and head rows differ in number.
+    `draft_token_ids`: the tokens a trimmed head keeps (default 0..n-1). `config_fields` (token ids,
+    rms_norm_eps, rope_parameters) go into the config. Every weight is written: untouched zero pages
+    share one physical page and time falsely. Raises ArchsearchError where token ids and head rows
+    differ in number.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if draft_token_ids is not None and len(draft_token_ids) != arch.head_rows:
-        raise ArchsearchError(f"the draft's head has {arch.head_rows} rows, but {len(draft_token_ids)} token ids were given")
+        raise ArchsearchError(
+            f"the draft's head has {arch.head_rows} rows, but {len(draft_token_ids)} token ids were"
+            " given"
+        )
     fields = to_hf_config(arch, **config_fields)
-    # While it is built, a trimmed model ties its head: no [vocab, hidden] matrix is made only to be thrown away.
+    # While it is built, a trimmed model ties its head: no [vocab, hidden] matrix is made only to be
+    # thrown away.
     fields |= {"tie_word_embeddings": True} if arch.trimmed else {}
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     config.archsearch = {**getattr(config, "archsearch", {}), "architecture": arch.to_dict()}
@@ -115,10 +134,11 @@ def _set_head(model: PreTrainedModel, head: nn.Module) -> None:
 def padding_row(kept_rows: Tensor, mean_hidden: Tensor | None) -> Tensor:
     """The row [hidden] that every dropped token gets in a padded head, float32.
 
-    `kept_rows` [kept, hidden]; `mean_hidden` [hidden]: mean of the final, normalised hidden state. The row is
-    -s * mean / |mean|^2, so the padded logit at hidden state h is -s times h's share of the mean (1 at the mean itself), with
-    s = 2 * max |kept logit at the mean|. Where h points away from the mean a padded token may win: `padding_changes` counts
-    that. Without a mean the row is zero (logit 0).
+    `kept_rows` [kept, hidden]; `mean_hidden` [hidden]: mean of the final, normalised hidden state.
+    The row is -s * mean / |mean|^2, so the padded logit at hidden state h is -s times h's share of
+    the mean (1 at the mean itself), with s = 2 * max |kept logit at the mean|. Where h points away
+    from the mean a padded token may win: `padding_changes` counts that. Without a mean the row is
+    zero (logit 0).
     """
     if mean_hidden is None:
         return torch.zeros(kept_rows.shape[1], dtype=torch.float32)
@@ -128,7 +148,8 @@ def padding_row(kept_rows: Tensor, mean_hidden: Tensor | None) -> Tensor:
 
 
 def padded_head(model: PreTrainedModel, mean_hidden: Tensor | None = None) -> Tensor:
-    """The full head [vocab, hidden] of a trimmed model in its dtype: kept rows as they are, padding rows elsewhere."""
+    """The full head [vocab, hidden] of a trimmed model in its dtype: kept rows as they are, padding
+    rows elsewhere."""
     head = model.lm_head
     assert isinstance(head, TrimmedHead)
     weight = head.weight.detach()
@@ -137,8 +158,11 @@ def padded_head(model: PreTrainedModel, mean_hidden: Tensor | None = None) -> Te
     return full
 
 
-def padding_changes(model: PreTrainedModel, hidden: Tensor, mean_hidden: Tensor | None = None) -> float:
-    """Share of positions in `hidden` [..., hidden_size] (final, normalised) where the padded argmax is not the trimmed one."""
+def padding_changes(
+    model: PreTrainedModel, hidden: Tensor, mean_hidden: Tensor | None = None
+) -> float:
+    """Share of positions in `hidden` [..., hidden_size] (final, normalised) where the padded argmax
+    is not the trimmed one."""
     if not isinstance(model.lm_head, TrimmedHead):
         return 0.0
     with torch.no_grad():
@@ -146,7 +170,9 @@ def padding_changes(model: PreTrainedModel, hidden: Tensor, mean_hidden: Tensor 
         hidden = hidden.reshape(-1, head.in_features).to(head.weight.dtype)
         best_kept = head.kept_logits(hidden).amax(-1)
         padding = hidden @ padding_row(head.weight, mean_hidden).to(head.weight.dtype)
-        return float((padding >= best_kept).float().mean())  # equal counts: argmax takes the lower id
+        return float(
+            (padding >= best_kept).float().mean()
+        )  # equal counts: argmax takes the lower id
 
 
 def save_draft(
@@ -158,10 +184,12 @@ def save_draft(
     mean_hidden: Tensor | None = None,
     extra: dict[str, Any] | None = None,
 ) -> None:
-    """Write `model` as a draft folder; other files in `folder` stay. Weights come last: a new folder with weights is whole.
+    """Write `model` as a draft folder; other files in `folder` stay. Weights come last: a new
+    folder with weights is whole.
 
-    `gamma` goes to generation_config.json (transformers obeys it there); `mean_hidden` shapes the padding rows; `extra` joins
-    the key `archsearch` of config.json. Kept rows survive a round trip exactly in the model's dtype.
+    `gamma` goes to generation_config.json (transformers obeys it there); `mean_hidden` shapes the
+    padding rows; `extra` joins the key `archsearch` of config.json. Kept rows survive a round trip
+    exactly in the model's dtype.
     """
     from safetensors.torch import save_file
 
@@ -172,27 +200,43 @@ def save_draft(
         del state["lm_head.draft_token_ids"]
         state["lm_head.weight"] = padded_head(model, mean_hidden)
     elif model.config.tie_word_embeddings:
-        del state["lm_head.weight"]  # safetensors refuses two names for one memory; the loader ties again
+        del state[
+            "lm_head.weight"
+        ]  # safetensors refuses two names for one memory; the loader ties again
     config = model.config.to_diff_dict()
     config["architectures"] = [type(model).__name__]
     config["dtype"] = str(model.dtype).removeprefix("torch.")
-    config.setdefault("rope_theta", arch.rope_theta)  # readers older than transformers 5 look here, not in rope_parameters
-    config["archsearch"] = {**config.get("archsearch", {}), "architecture": arch.to_dict(), **(extra or {})}
+    config.setdefault(
+        "rope_theta", arch.rope_theta
+    )  # readers older than transformers 5 look here, not in rope_parameters
+    config["archsearch"] = {
+        **config.get("archsearch", {}),
+        "architecture": arch.to_dict(),
+        **(extra or {}),
+    }
     generation = model.generation_config.to_dict()
     if tokenizer is not None:
         for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
             value = getattr(tokenizer, key, None)
             for values in (config, generation):
-                if value is not None and not isinstance(values.get(key), list):  # a list (several end tokens) knows more
+                if value is not None and not isinstance(
+                    values.get(key), list
+                ):  # a list (several end tokens) knows more
                     values[key] = value
     if gamma is not None:
         generation |= gamma_settings(gamma)
     if ids is not None:
-        write_json(folder / DRAFT_VOCAB_FILE, {"target_vocab_size": arch.vocab_size, "draft_token_ids": ids.tolist()})
+        write_json(
+            folder / DRAFT_VOCAB_FILE,
+            {"target_vocab_size": arch.vocab_size, "draft_token_ids": ids.tolist()},
+        )
     else:
         (folder / DRAFT_VOCAB_FILE).unlink(missing_ok=True)
     write_json(folder / "config.json", config)
-    write_json(folder / "generation_config.json", {key: value for key, value in generation.items() if value is not None})
+    write_json(
+        folder / "generation_config.json",
+        {key: value for key, value in generation.items() if value is not None},
+    )
     if tokenizer is not None:
         save_tokenizer(tokenizer, folder)
     with atomic_path(folder / WEIGHTS_FILE) as temporary, plain_os_errors():
@@ -211,30 +255,45 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
                 os.replace(file, folder / file.name)
     except OSError as error:
         raise ArchsearchError(
-            f"cannot write the tokenizer to {folder}: {error.strerror or error}; choose another folder"
+            f"cannot write the tokenizer to {folder}: {error.strerror or error}; choose another"
+            " folder"
         ) from error
 
 
 def load_draft(
-    folder: Path, dtype: torch.dtype | str = torch.float32, *, head: Literal["trimmed", "padded"] = "trimmed"
+    folder: Path,
+    dtype: torch.dtype | str = torch.float32,
+    *,
+    head: Literal["trimmed", "padded"] = "trimmed",
 ) -> PreTrainedModel:
-    """The draft of `folder` in eval mode. `head`: "trimmed" computes the kept rows only (if the folder names them), "padded" all.
+    """The draft of `folder` in eval mode. `head`: "trimmed" computes the kept rows only (if the
+    folder names them), "padded" all.
 
     Raises ArchsearchError without config.json, MissingDataError without weights.
     """
     arch = read_architecture(folder)
     if not has_weights(folder):
-        raise MissingDataError(f"no weights in {folder}; train the draft first, or give a folder with model.safetensors")
+        raise MissingDataError(
+            f"no weights in {folder}; train the draft first, or give a folder with"
+            " model.safetensors"
+        )
     model = load_checked(folder, f"draft {folder.name!r}", torch_dtype(dtype))
     vocab_file = folder / DRAFT_VOCAB_FILE
     if head == "trimmed" and vocab_file.is_file():
         data = read_json(vocab_file, "draft vocabulary")
-        if not isinstance(data, dict) or data.get("target_vocab_size") != arch.vocab_size or "draft_token_ids" not in data:
+        if (
+            not isinstance(data, dict)
+            or data.get("target_vocab_size") != arch.vocab_size
+            or "draft_token_ids" not in data
+        ):
             raise ArchsearchError(
-                f"{vocab_file} must hold draft_token_ids and target_vocab_size={arch.vocab_size}; export the draft again"
+                f"{vocab_file} must hold draft_token_ids and target_vocab_size={arch.vocab_size};"
+                " export the draft again"
             )
         full = model.lm_head.weight.detach()
-        trimmed = TrimmedHead(arch.hidden_size, arch.vocab_size, data["draft_token_ids"], full.dtype)
+        trimmed = TrimmedHead(
+            arch.hidden_size, arch.vocab_size, data["draft_token_ids"], full.dtype
+        )
         with torch.no_grad():
             trimmed.weight.copy_(full[trimmed.draft_token_ids])
         _set_head(model, trimmed)

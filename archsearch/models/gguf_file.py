@@ -1,9 +1,9 @@
-"""A model as GGUF, the file llama.cpp loads. Written only where it can be done exactly; otherwise one line names llama.cpp's
-own converter.
+"""A model as GGUF, the file llama.cpp loads. Written only where it can be done exactly; otherwise
+one line names llama.cpp's own converter.
 
-Tensors keep their values; LLaMA's Q and K rows change order, because llama.cpp rotates neighbouring pairs where transformers
-rotates halves. The tokenizer comes from the target's own GGUF where there is one (byte for byte the same fields), else from
-tokenizer.json.
+Tensors keep their values; LLaMA's Q and K rows change order, because llama.cpp rotates neighbouring
+pairs where transformers rotates halves. The tokenizer comes from the target's own GGUF where there
+is one (byte for byte the same fields), else from tokenizer.json.
 """
 
 from __future__ import annotations
@@ -24,15 +24,29 @@ if TYPE_CHECKING:
 CONVERTER: Final = "use llama.cpp's own converter: python convert_hf_to_gguf.py"
 FLOAT16_MAX: Final = 65504.0
 GGUF_KINDS: Final = {
-    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0", "q4_1": "Q4_1",
-}  # fmt: skip
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "q8_0": "Q8_0",
+    "q4_0": "Q4_0",
+    "q4_1": "Q4_1",
+}
 """Precisions of matrices that `write_gguf` writes, by the name that archsearch gives them."""
 BLOCK: Final = 32  # numbers that share a scale in Q8_0, Q4_0 and Q4_1 (ggml)
-_FAMILIES: Final = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # model_type -> GGUF architecture
+_FAMILIES: Final = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+}  # model_type -> GGUF architecture
 _LLAMA3_SPLIT: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_SPLITS: Final = {_LLAMA3_SPLIT: "llama-bpe", _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}"): "qwen2"}
+_SPLITS: Final = {
+    _LLAMA3_SPLIT: "llama-bpe",
+    _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}"): "qwen2",
+}
 
 
 def write_gguf(
@@ -46,11 +60,12 @@ def write_gguf(
 ) -> None:
     """Write the model of `draft_folder` to `path`.
 
-    `dtype`, one of GGUF_KINDS: float32 keeps every weight as it is; the others round matrices (norms stay
-    float32; embedding and head at least Q8_0; rows that do not divide into blocks of 32 are float16). The
-    tokenizer is copied out of `tokenizer_gguf`, or read from `tokenizer_folder` (default: the draft's own
-    folder); with `tokens_needed` False a folder without one gets made-up texts, for whoever speaks in ids.
-    Raises MissingDataError without weights or tokenizer, ArchsearchError where the shape or the tokenizer cannot be said exactly.
+    `dtype`, one of GGUF_KINDS: float32 keeps every weight as it is; the others round matrices
+    (norms stay float32; embedding and head at least Q8_0; rows that do not divide into blocks of 32
+    are float16). The tokenizer is copied out of `tokenizer_gguf`, or read from `tokenizer_folder`
+    (default: the draft's own folder); with `tokens_needed` False a folder without one gets made-up
+    texts, for whoever speaks in ids. Raises MissingDataError without weights or tokenizer,
+    ArchsearchError where the shape or the tokenizer cannot be said exactly.
     """
     import gguf
     import torch
@@ -60,7 +75,10 @@ def write_gguf(
     config = read_json(draft_folder / "config.json", "model config")
     weights = draft_folder / "model.safetensors"
     if not weights.is_file():
-        raise MissingDataError(f"no model.safetensors in {draft_folder}; llama.cpp needs weights: train the draft first")
+        raise MissingDataError(
+            f"no model.safetensors in {draft_folder}; llama.cpp needs weights: train the draft"
+            " first"
+        )
     family = _family(arch, config, draft_folder)
     writer = gguf.GGUFWriter(path, family)
     try:
@@ -83,7 +101,9 @@ def write_gguf(
                     tensor = _permuted(name, tensor, arch)
                 mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
                 if mapped is None:
-                    raise ArchsearchError(f"GGUF has no name for tensor {name} of {draft_folder}; {CONVERTER}")
+                    raise ArchsearchError(
+                        f"GGUF has no name for tensor {name} of {draft_folder}; {CONVERTER}"
+                    )
                 kind = kinds[_precision(mapped, tensor, dtype)]
                 data = gguf.quants.quantize(tensor.contiguous().numpy(), kind)
                 writer.add_tensor(mapped, data, raw_dtype=kind)
@@ -117,12 +137,16 @@ def _family(arch: Architecture, config: Mapping[str, Any], folder: Path) -> str:
         f"model_type {kind}": kind not in _FAMILIES,
         f"window pattern {arch.window_pattern}": arch.sliding_window is not None,
         f"rope type {rope_type}": rope_type != "default",
-        "attention biases": kind in ("llama", "mistral") and (arch.attention_bias or arch.attention_output_bias),
+        "attention biases": (
+            kind in ("llama", "mistral") and (arch.attention_bias or arch.attention_output_bias)
+        ),
         "MLP biases": arch.mlp_bias,
     }
     found = [reason for reason, holds in reasons.items() if holds]
     if found:
-        raise ArchsearchError(f"archsearch writes no GGUF for {', '.join(found)}; {CONVERTER} {folder}")
+        raise ArchsearchError(
+            f"archsearch writes no GGUF for {', '.join(found)}; {CONVERTER} {folder}"
+        )
     return _FAMILIES[kind]
 
 
@@ -144,16 +168,19 @@ def _add_shape(writer: gguf.GGUFWriter, arch: Architecture, config: Mapping[str,
 
 
 def _permuted(name: str, tensor: Tensor, arch: Architecture) -> Tensor:
-    """Rows of Q and K [heads * head_dim, hidden] from halves (transformers) to neighbouring pairs (llama.cpp)."""
-    heads = {"q_proj.weight": arch.num_attention_heads, "k_proj.weight": arch.num_key_value_heads}.get(
-        ".".join(name.split(".")[-2:])
-    )
+    """Rows of Q and K [heads * head_dim, hidden] from halves (transformers) to neighbouring pairs
+    (llama.cpp)."""
+    heads = {
+        "q_proj.weight": arch.num_attention_heads,
+        "k_proj.weight": arch.num_key_value_heads,
+    }.get(".".join(name.split(".")[-2:]))
     if heads is None:
         return tensor
     return tensor.reshape(heads, 2, arch.head_dim // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
 
 
-# ------------------------------------------------------------------------------------------------------------- tokenizers
+# --------------------------------------------------------------------------------------------------
+# tokenizers
 
 
 def _copy_tokenizer(writer: gguf.GGUFWriter, source: Path, vocab_size: int) -> None:
@@ -164,7 +191,9 @@ def _copy_tokenizer(writer: gguf.GGUFWriter, source: Path, vocab_size: int) -> N
     tokens = reader.fields.get("tokenizer.ggml.tokens")
     if tokens is None or len(tokens.data) != vocab_size:
         count = "no tokens" if tokens is None else f"{len(tokens.data)} tokens"
-        raise ArchsearchError(f"the target's GGUF {source} holds {count}, the draft needs {vocab_size}; {CONVERTER}")
+        raise ArchsearchError(
+            f"the target's GGUF {source} holds {count}, the draft needs {vocab_size}; {CONVERTER}"
+        )
     for key, entry in reader.fields.items():
         if key.startswith("tokenizer."):
             inner = entry.types[-1] if entry.types[0] == gguf.GGUFValueType.ARRAY else None
@@ -172,7 +201,8 @@ def _copy_tokenizer(writer: gguf.GGUFWriter, source: Path, vocab_size: int) -> N
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, vocab_size: int) -> None:
-    """Tokens, merges and special ids of a byte-level BPE tokenizer.json whose way of splitting text llama.cpp knows."""
+    """Tokens, merges and special ids of a byte-level BPE tokenizer.json whose way of splitting text
+    llama.cpp knows."""
     import gguf
     from transformers import AutoTokenizer
 
@@ -180,22 +210,35 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, vocab_size: int) -> No
 
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise MissingDataError(f"no tokenizer.json in {folder}; llama.cpp needs one: give a target that has it, or {CONVERTER}")
+        raise MissingDataError(
+            f"no tokenizer.json in {folder}; llama.cpp needs one: give a target that has it, or"
+            f" {CONVERTER}"
+        )
     data = read_json(path, "tokenizer")
     pre = pre_tokenizer_name(data)
     if pre is None:
-        raise ArchsearchError(f"{path} is no byte-level BPE that archsearch knows llama.cpp's name for; {CONVERTER} {folder}")
+        raise ArchsearchError(
+            f"{path} is no byte-level BPE that archsearch knows llama.cpp's name for; {CONVERTER}"
+            f" {folder}"
+        )
     added = {int(token["id"]): token for token in data.get("added_tokens", [])}
     texts = {int(number): text for text, number in data["model"]["vocab"].items()}
     texts |= {number: token["content"] for number, token in added.items()}
     if texts and max(texts) >= vocab_size:
-        raise ArchsearchError(f"{path} has token ids up to {max(texts)}, the draft only {vocab_size}; use the target's tokenizer")
+        raise ArchsearchError(
+            f"{path} has token ids up to {max(texts)}, the draft only {vocab_size}; use the"
+            " target's tokenizer"
+        )
     types = []
     for number in range(vocab_size):
         if number not in texts:
             types.append(gguf.TokenType.UNUSED)
         elif number in added:
-            types.append(gguf.TokenType.CONTROL if added[number].get("special") else gguf.TokenType.USER_DEFINED)
+            types.append(
+                gguf.TokenType.CONTROL
+                if added[number].get("special")
+                else gguf.TokenType.USER_DEFINED
+            )
         else:
             types.append(gguf.TokenType.NORMAL)
     writer.add_tokenizer_model("gpt2")
@@ -203,7 +246,9 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, vocab_size: int) -> No
     writer.add_token_list([texts.get(number, f"[PAD{number}]") for number in range(vocab_size)])
     writer.add_token_types([int(kind) for kind in types])
     merges = data["model"]["merges"]
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
+    writer.add_token_merges(
+        [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    )
     with quiet_transformers():
         tokenizer = AutoTokenizer.from_pretrained(folder)
     for name in ("bos", "eos", "unk", "pad"):
@@ -221,13 +266,16 @@ def _add_made_up_tokens(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     """Texts for ids that nobody reads: llama.cpp serves no model without a tokenizer."""
     import gguf
 
-    writer.add_tokenizer_model("rwkv")  # the one kind for which llama.cpp assumes no end token of its own
+    writer.add_tokenizer_model(
+        "rwkv"
+    )  # the one kind for which llama.cpp assumes no end token of its own
     writer.add_token_list([f"t{number}" for number in range(vocab_size)])
     writer.add_token_types([int(gguf.TokenType.NORMAL)] * vocab_size)
 
 
 def pre_tokenizer_name(tokenizer: Mapping[str, Any]) -> str | None:
-    """llama.cpp's name for how a tokenizer.json splits text (`tokenizer.ggml.pre`), None where it is none of those known here."""
+    """llama.cpp's name for how a tokenizer.json splits text (`tokenizer.ggml.pre`), None where it
+    is none of those known here."""
     model = tokenizer.get("model") or {}
     if model.get("type") != "BPE" or model.get("byte_fallback") or model.get("dropout"):
         return None
@@ -239,7 +287,12 @@ def pre_tokenizer_name(tokenizer: Mapping[str, Any]) -> str | None:
     name = None
     if len(steps) == 1 and own_regex:
         name = "gpt-2"
-    elif len(steps) == 2 and steps[0].get("type") == "Digits" and steps[0].get("individual_digits") and own_regex:
+    elif (
+        len(steps) == 2
+        and steps[0].get("type") == "Digits"
+        and steps[0].get("individual_digits")
+        and own_regex
+    ):
         name = "smollm"
     elif len(steps) == 2 and steps[0].get("type") == "Split" and not own_regex:
         pattern = steps[0].get("pattern", {}).get("Regex")

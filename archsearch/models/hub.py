@@ -1,4 +1,5 @@
-"""config.json from the Hugging Face hub: asked once, without the retries that take minutes where there is no network."""
+"""config.json from the Hugging Face hub: asked once, without the retries that take minutes where
+there is no network."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ TIMEOUT_S: Final = 10.0
 
 
 def hub_config_folder(hub_id: str) -> Path:
-    """The folder that holds config.json of a repository: of the local cache where it is there, else fetched.
+    """The folder that holds config.json of a repository: of the local cache where it is there, else
+    fetched.
 
     Raises ArchsearchError, after one request: no network, no such repository, a gated one.
     """
@@ -39,7 +41,7 @@ def hub_config_folder(hub_id: str) -> Path:
         LocalEntryNotFoundError,
     ) as error:
         raise unreachable(hub_id, error) from error
-    except Exception as error:  # httpx's errors of connections are no OSError, and its module is the hub's own affair
+    except Exception as error:  # httpx's connection errors are no OSError
         if not type(error).__module__.startswith(("httpx", "httpcore", "requests", "urllib3")):
             raise
         raise unreachable(hub_id, error) from error
@@ -49,5 +51,6 @@ def unreachable(hub_id: str, error: Exception) -> ArchsearchError:
     """What to tell where a repository's config cannot be had."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return ArchsearchError(
-        f"cannot read the config of {hub_id!r} from the Hugging Face hub ({lines[0]}); check name and network, or give a folder"
+        f"cannot read the config of {hub_id!r} from the Hugging Face hub ({lines[0]}); check name"
+        " and network, or give a folder"
     )

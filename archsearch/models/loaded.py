@@ -11,11 +11,13 @@ from archsearch.models.targets import TargetRef
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-COPY_SHARE: Final = 0.125  # of a machine's memory: a second copy of the target, to write text faster, may take so much
+# of a machine's memory: a second copy of the target, to write text faster, may take so much
+COPY_SHARE: Final = 0.125
 
 
 class LoadedTarget:
-    """Model and tokenizer of one target, each loaded on first use and kept. `dtype`, `device`: where it runs as the run asks."""
+    """Model and tokenizer of one target, each loaded on first use and kept. `dtype`, `device`:
+    where it runs as the run asks."""
 
     def __init__(self, ref: TargetRef, dtype: str, device: str = "cpu") -> None:
         self.ref, self.dtype, self.device = ref, dtype, device
@@ -33,15 +35,20 @@ class LoadedTarget:
         return self._models[name]
 
     def fast_dtype(self) -> str:
-        """The dtype in which much text is written: bfloat16 instead of float32 where the device multiplies faster in it and
-        memory has room for a second copy of the weights, else the run's own."""
+        """The dtype in which much text is written: bfloat16 instead of float32 where the device
+        multiplies faster in it and memory has room for a second copy of the weights, else the run's
+        own."""
         import torch
 
         from archsearch.models.runtime import native_bf16
 
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         fits = 2 * parameters(self.ref.architecture) <= COPY_SHARE * memory
-        return "bfloat16" if self.dtype == "float32" and fits and native_bf16(torch.device(self.device)) else self.dtype
+        return (
+            "bfloat16"
+            if self.dtype == "float32" and fits and native_bf16(torch.device(self.device))
+            else self.dtype
+        )
 
     @property
     def config(self) -> Any:
@@ -52,7 +59,9 @@ class LoadedTarget:
 
         from archsearch.models.load import weights_source
 
-        return AutoConfig.from_pretrained(weights_source(self.ref, weights=False), trust_remote_code=False)
+        return AutoConfig.from_pretrained(
+            weights_source(self.ref, weights=False), trust_remote_code=False
+        )
 
     @property
     def tokenizer(self) -> Any:

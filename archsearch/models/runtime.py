@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 
 
 def torch_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """A torch dtype from one or from a name such as `bf16`; float32 for those of GGUF files, in which torch does not compute."""
+    """A torch dtype from one or from a name such as `bf16`; float32 for those of GGUF files, in
+    which torch does not compute."""
     if isinstance(dtype, torch.dtype):
         return dtype
     name = dtype_name(dtype)
@@ -28,18 +29,27 @@ def native_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type == "cpu":
-        checks = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+        checks = (
+            getattr(torch.cpu, name, None)
+            for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        )
         return any(check is not None and check() for check in checks)
     return False
 
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars and no advice from transformers: what a user must know is said here in one line."""
+    """No progress bars and no advice from transformers: what a user must know is said here in one
+    line."""
     from transformers.utils import logging as transformers_logging
 
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    hub_log = logging.getLogger("huggingface_hub")  # tells every retry of a hub that cannot be reached, twice
+    verbosity, bars = (
+        transformers_logging.get_verbosity(),
+        transformers_logging.is_progress_bar_enabled(),
+    )
+    hub_log = logging.getLogger(
+        "huggingface_hub"
+    )  # tells every retry of a hub that cannot be reached, twice
     hub_level = hub_log.level
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -68,9 +78,11 @@ def cheap_initialisation() -> Iterator[None]:
 
 
 def tune_malloc() -> bool:
-    """Let glibc keep large freed blocks instead of returning them to the kernel; True where it took effect.
+    """Let glibc keep large freed blocks instead of returning them to the kernel; True where it took
+    effect.
 
-    Large [tokens, vocab] temporaries otherwise page-fault every step (training ran 1.3 times faster). No-op without glibc.
+    Large [tokens, vocab] temporaries otherwise page-fault every step (training ran 1.3 times
+    faster). No-op without glibc.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

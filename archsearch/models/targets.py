@@ -1,4 +1,5 @@
-"""Finding a target by name, without loading it: configs only, no torch for what lies on this machine."""
+"""Finding a target by name, without loading it: configs only, no torch for what lies on this
+machine."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ from archsearch.models.hub import hub_config_folder, unreachable
 class TargetRef:
     """A target that was found but not loaded: its shape and where its weights would come from.
 
-    `folder`: a local model folder; `hub_id`: a repository on the Hugging Face hub; `weights`: where a catalogue entry says that
-    weights lie (`package`, `module`, `gguf`), None when the catalogue knows the shape only.
+    `folder`: a local model folder; `hub_id`: a repository on the Hugging Face hub; `weights`: where
+    a catalogue entry says that weights lie (`package`, `module`, `gguf`), None when the catalogue
+    knows the shape only.
     """
 
     name: str
@@ -31,37 +33,52 @@ class TargetRef:
     weights: Mapping[str, str] | None = None
 
     def routed(self, skew: float | None) -> TargetRef:
-        """The same with experts chosen by this routing skew (None: as its config says). ArchsearchError where it has none."""
+        """The same with experts chosen by this routing skew (None: as its config says).
+        ArchsearchError where it has none."""
         if skew is None:
             return self
         if not self.architecture.num_experts:
-            raise ArchsearchError(f"--routing-skew is of a mixture of experts, and target {self.name!r} is none; leave it out")
+            raise ArchsearchError(
+                f"--routing-skew is of a mixture of experts, and target {self.name!r} is none;"
+                " leave it out"
+            )
         return replace(self, architecture=self.architecture.replace(routing_skew=skew))
 
 
 def resolve_target(name: str) -> TargetRef:
-    """The target called `name`: a folder with config.json, a catalogue name (in any case) or the hub id of one, which are read
-    here, or another hub id `org/name`.
+    """The target called `name`: a folder with config.json, a catalogue name (in any case) or the
+    hub id of one, which are read here, or another hub id `org/name`.
 
-    Reads configs only, never weights. Raises ArchsearchError: unknown name (with the closest names), a folder without
-    config.json, a hub id whose config cannot be had.
+    Reads configs only, never weights. Raises ArchsearchError: unknown name (with the closest
+    names), a folder without config.json, a hub id whose config cannot be had.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
         return TargetRef(folder.resolve().name, read_architecture(folder), folder=folder.resolve())
     entry = catalogue.named(name)
     if entry is not None:
-        asked = name if "/" in name else entry.hub_id  # a base model has the shape of the tuned one, not its weights
+        asked = (
+            name if "/" in name else entry.hub_id
+        )  # a base model has the shape of the tuned one, not its weights
         return TargetRef(entry.name, entry.architecture, hub_id=asked, weights=entry.weights)
     if name.count("/") == 1 and not name.startswith((".", "/", "~")) and all(name.split("/")):
         made_for = published_as(name)
         if made_for and made_for[0].family != "independent":
             targets = ", ".join(made_for[0].targets)
-            raise ArchsearchError(f"{name} is a drafter of the family {made_for[0].family} for {targets}, not a target")
+            raise ArchsearchError(
+                f"{name} is a drafter of the family {made_for[0].family} for {targets}, not a"
+                " target"
+            )
         return TargetRef(name, from_hf_config(_hub_config(name)), hub_id=name)
     close = difflib.get_close_matches(name.lower(), catalogue.names(), n=4, cutoff=0.4)
-    hint = f"did you mean {', '.join(close)}?" if close else "`archsearch list targets` shows the names"
-    raise ArchsearchError(f"unknown target {name!r}: no catalogue name, no folder and no hub id (org/name); {hint}")
+    hint = (
+        f"did you mean {', '.join(close)}?"
+        if close
+        else "`archsearch list targets` shows the names"
+    )
+    raise ArchsearchError(
+        f"unknown target {name!r}: no catalogue name, no folder and no hub id (org/name); {hint}"
+    )
 
 
 def _hub_config(hub_id: str) -> dict[str, Any]:
@@ -69,6 +86,8 @@ def _hub_config(hub_id: str) -> dict[str, Any]:
 
     folder = hub_config_folder(hub_id)
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False).to_dict()  # else it asks, and may run code
+        return AutoConfig.from_pretrained(
+            folder, trust_remote_code=False
+        ).to_dict()  # else it asks, and may run code
     except (OSError, ValueError) as error:  # transformers' words for an unknown model_type
         raise unreachable(hub_id, error) from error

@@ -1,6 +1,8 @@
-"""The commands as functions: what the command line parses for and a notebook calls. Each does one job and returns plain data.
+"""The commands as functions: what the command line parses for and a notebook calls. Each does one
+job and returns plain data.
 
-profile -> search -> finalists (train, measure) -> confirm -> export. Feedback between them passes through files.
+profile -> search -> finalists (train, measure) -> confirm -> export. Feedback between them passes
+through files.
 """
 
 from archsearch.pipeline.candidates import export_rank, train_rank, write_best, write_report
@@ -8,13 +10,24 @@ from archsearch.pipeline.confirm_load import LoadRequest, confirm_load
 from archsearch.pipeline.confirm_prompts import check_tokenizer, confirm_rank
 from archsearch.pipeline.engine_choice import EngineChoice
 from archsearch.pipeline.estimate import estimate_drafts
-from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, machine_slowdown
+from archsearch.pipeline.latency import (
+    LatencySource,
+    acceptance_for,
+    choose_latency,
+    machine_slowdown,
+)
 from archsearch.pipeline.profile import import_tables, profile_device
 from archsearch.pipeline.profile_check import check_profile
 from archsearch.pipeline.profile_request import ProfileRequest, sample_space
 from archsearch.pipeline.schedule import schedule_rank
 from archsearch.pipeline.search import search
-from archsearch.pipeline.session import SearchRequest, SearchSession, cannot_train, check_weights, default_space
+from archsearch.pipeline.session import (
+    SearchRequest,
+    SearchSession,
+    cannot_train,
+    check_weights,
+    default_space,
+)
 
 __all__ = [
     "EngineChoice",

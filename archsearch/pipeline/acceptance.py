@@ -1,4 +1,5 @@
-"""`archsearch acceptance`: how much of what a draft proposes does its target accept, on the user's own prompts."""
+"""`archsearch acceptance`: how much of what a draft proposes does its target accept, on the user's
+own prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +20,13 @@ from archsearch.files import ensure_writable_dir, read_json, write_json
 from archsearch.models.files import has_tokenizer, has_weights
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.paths import cache_dir
-from archsearch.pipeline.acceptance_untrained import Untrained, lookup_speedups, replayed, untrained, with_exits
+from archsearch.pipeline.acceptance_untrained import (
+    Untrained,
+    lookup_speedups,
+    replayed,
+    untrained,
+    with_exits,
+)
 from archsearch.pipeline.latency import LatencySource, choose_latency, served_target
 from archsearch.progress import ProgressLine
 from archsearch.search.objective import Scorer
@@ -71,8 +78,9 @@ class AcceptanceRequest:
 
 @dataclass(frozen=True)
 class DraftRef:
-    """A draft that was found but not loaded. `ref` None: nothing but a config.json. `at_hand`: its weights lie on this machine,
-    or were asked for by their hub id; a catalogue name may still have some on the hub."""
+    """A draft that was found but not loaded. `ref` None: nothing but a config.json. `at_hand`: its
+    weights lie on this machine, or were asked for by their hub id; a catalogue name may still have
+    some on the hub."""
 
     name: str
     architecture: Architecture
@@ -85,7 +93,8 @@ class DraftRef:
 
 
 def find_draft(name: str) -> DraftRef:
-    """The draft called `name`: a folder, a config.json, a catalogue name or a hub id. Raises ArchsearchError for none of them."""
+    """The draft called `name`: a folder, a config.json, a catalogue name or a hub id. Raises
+    ArchsearchError for none of them."""
     path = Path(name).expanduser()
     if path.is_file():
         return DraftRef(name, read_architecture(path), None, False)
@@ -98,11 +107,13 @@ def find_draft(name: str) -> DraftRef:
 
 
 def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
-    """alpha, acceptance by position and tau at gamma 1..8 of a draft, on text that the target writes for the prompts.
+    """alpha, acceptance by position and tau at gamma 1..8 of a draft, on text that the target
+    writes for the prompts.
 
-    The text is kept (`request.cache`, by default under the user's cache folder), so another draft on the same prompts takes
-    seconds. Returns what `request.output` gets as JSON. Raises ArchsearchError: a target or draft without weights, tokenizers
-    that differ, prompts that are too short, answers too short for a single round.
+    The text is kept (`request.cache`, by default under the user's cache folder), so another draft
+    on the same prompts takes seconds. Returns what `request.output` gets as JSON. Raises
+    ArchsearchError: a target or draft without weights, tokenizers that differ, prompts that are too
+    short, answers too short for a single round.
     """
     from archsearch.acceptance import measured
     from archsearch.acceptance.estimator import DOMAINS
@@ -115,14 +126,17 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
         raise ArchsearchError(f"unknown domain {request.domain!r}; use one of {', '.join(DOMAINS)}")
     if request.max_prompts < 1 or request.answer_tokens < 2:
         raise ArchsearchError(
-            f"needs at least 1 prompt and 2 answer tokens, got {request.max_prompts} and {request.answer_tokens}"
+            f"needs at least 1 prompt and 2 answer tokens, got {request.max_prompts} and"
+            f" {request.answer_tokens}"
         )
     if request.output is not None:
         ensure_writable_dir(request.output.parent)
     target = resolve_target(request.target)
     kind = untrained(request.draft)
     if kind is not None and published is not None:
-        raise ArchsearchError(f"--tau of {request.draft}: archsearch estimate --tau prices it over all rounds")
+        raise ArchsearchError(
+            f"--tau of {request.draft}: archsearch estimate --tau prices it over all rounds"
+        )
     if kind is not None:
         figures = measure_untrained(request, target, kind)
         if request.output is not None:
@@ -133,7 +147,8 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
     request = replace(
         request,
         domain=request.domain or ("narrow" if measures else "chat"),
-        training=request.training or (training_of(draft.ref, target)[0] if draft.ref is not None else "target"),
+        training=request.training
+        or (training_of(draft.ref, target)[0] if draft.ref is not None else "target"),
     )
     result: dict[str, Any] = {
         "target": request.target,
@@ -153,7 +168,12 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
         if request.asked.gpu is not None or request.asked.profile is not None:
             served = served_target(target, request.asked).architecture
             priced = choose_latency(replace(request.asked, context_len=context_len), served)
-        result |= {"dtype": request.dtype, "context_len": context_len, "notes": notes, **summary(trace)}
+        result |= {
+            "dtype": request.dtype,
+            "context_len": context_len,
+            "notes": notes,
+            **summary(trace),
+        }
         if priced is not None:
             result |= speedups(result, served, draft.architecture, *priced)
         if request.trace is not None:
@@ -162,7 +182,10 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
         from archsearch.acceptance.published import READING_STD
 
         alpha = alpha_estimate(logit(clamped(published.alpha)), READING_STD, "given")
-        result |= {"alpha": alpha.to_dict(), "published": {"tau": request.tau, "gamma": request.gamma}}
+        result |= {
+            "alpha": alpha.to_dict(),
+            "published": {"tau": request.tau, "gamma": request.gamma},
+        }
     if request.explain or published is not None:
         result["explanation"] = explanation(request, target, draft)
     if request.output is not None:
@@ -170,17 +193,22 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
     return result
 
 
-def measure_untrained(request: AcceptanceRequest, target: TargetRef, kind: Untrained) -> dict[str, Any]:
+def measure_untrained(
+    request: AcceptanceRequest, target: TargetRef, kind: Untrained
+) -> dict[str, Any]:
     """What a drafter that nobody trains does on the text that the target writes for the prompts.
 
-    N-gram lookup and suffix decoding are replayed on the text alone; early exit takes one pass of the target. Raises
-    ArchsearchError as `measure_acceptance`, and for options that are for models only.
+    N-gram lookup and suffix decoding are replayed on the text alone; early exit takes one pass of
+    the target. Raises ArchsearchError as `measure_acceptance`, and for options that are for models
+    only.
     """
     from archsearch.acceptance.early_exit import exit_traces
     from archsearch.models.load import best_device, load_target, load_tokenizer
 
     if request.explain or request.trace is not None:
-        raise ArchsearchError(f"--draft {request.draft} is no model: leave --explain and --trace out")
+        raise ArchsearchError(
+            f"--draft {request.draft} is no model: leave --explain and --trace out"
+        )
     greedy = request.asked.temperature == 0
     if kind.lookup is None and not greedy:
         raise ArchsearchError("early exit is measured on greedy text; leave --temperature out")
@@ -212,20 +240,32 @@ def measure_untrained(request: AcceptanceRequest, target: TargetRef, kind: Untra
         with ProgressLine("measure") as line:
             model = load_target(target, request.dtype, best_device(target, request.dtype))[0]
             traces = exit_traces(
-                model, texts.sequences, layers, end_ids=end_ids, report=lambda done, total: line("exits", done, total)
+                model,
+                texts.sequences,
+                layers,
+                end_ids=end_ids,
+                report=lambda done, total: line("exits", done, total),
             )
         figures = {layer: summary(trace) for layer, trace in traces.items()}
         result |= with_exits(figures, target.architecture, scorer)
     if scorer is not None:
-        result |= {"latency": priced.words, "device": priced.device.key, "latency_dtype": priced.dtype}
+        result |= {
+            "latency": priced.words,
+            "device": priced.device.key,
+            "latency_dtype": priced.dtype,
+        }
     return result
 
 
-# ------------------------------------------------------------------------------------------------------------------ recording
+# --------------------------------------------------------------------------------------------------
+# recording
 
 
-def record(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) -> tuple[Trace, list[str], int]:
-    """The trace of the draft over the target's text, notes for the user, and the mean number of tokens in the KV cache.
+def record(
+    request: AcceptanceRequest, target: TargetRef, draft: DraftRef
+) -> tuple[Trace, list[str], int]:
+    """The trace of the draft over the target's text, notes for the user, and the mean number of
+    tokens in the KV cache.
 
     Raises MissingDataError for a draft without weights.
     """
@@ -235,7 +275,8 @@ def record(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) -> tu
 
     if not draft.has_weights or draft.ref is None:
         raise MissingDataError(
-            f"draft {draft.name!r} has no weights to measure; give a folder with model.safetensors (or ask with --explain alone)"
+            f"draft {draft.name!r} has no weights to measure; give a folder with model.safetensors"
+            " (or ask with --explain alone)"
         )
     tokenizer = load_tokenizer(target)
     notes = _check_tokens(tokenizer, target, draft.ref)
@@ -254,7 +295,12 @@ def record(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) -> tu
 
         if request.asked.temperature > 0:
             trace = measured.sampling_trace(
-                model, texts, temperature=request.asked.temperature, top_p=request.top_p, end_ids=end_ids, report=report
+                model,
+                texts,
+                temperature=request.asked.temperature,
+                top_p=request.top_p,
+                end_ids=end_ids,
+                report=report,
             )
         else:
             trace = measured.agreement_trace(model, texts, end_ids=end_ids, report=report)
@@ -263,7 +309,8 @@ def record(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) -> tu
 
 
 def _check_tokens(tokenizer: Any, target: TargetRef, draft: TargetRef) -> list[str]:
-    """Raise for a draft whose token ids are not the target's; a difference in padding rows alone is a note."""
+    """Raise for a draft whose token ids are not the target's; a difference in padding rows alone is
+    a note."""
     from archsearch.models.load import load_tokenizer, tokenizers_differ
 
     ours, theirs = target.architecture.vocab_size, draft.architecture.vocab_size
@@ -271,17 +318,20 @@ def _check_tokens(tokenizer: Any, target: TargetRef, draft: TargetRef) -> list[s
         differences = tokenizers_differ(tokenizer, load_tokenizer(draft), limit=3)
         if differences:
             raise ArchsearchError(
-                f"the tokenizer of {draft.name} differs from the target's ({'; '.join(differences)}); "
-                "use a draft made for this target"
+                f"the tokenizer of {draft.name} differs from the target's"
+                f" ({'; '.join(differences)}); use a draft made for this target"
             )
     elif ours != theirs:
         raise ArchsearchError(
-            f"the draft's vocabulary has {theirs} tokens, the target's {ours}, and {draft.folder} has no tokenizer to compare; "
-            "use a draft made for this target"
+            f"the draft's vocabulary has {theirs} tokens, the target's {ours}, and {draft.folder}"
+            " has no tokenizer to compare; use a draft made for this target"
         )
     if ours == theirs:
         return []
-    return [f"the draft's vocabulary is padded to {theirs} rows, the target's to {ours}: some engines refuse such a pair"]
+    return [
+        f"the draft's vocabulary is padded to {theirs} rows, the target's to {ours}: some engines"
+        " refuse such a pair"
+    ]
 
 
 def _prompts(request: AcceptanceRequest) -> tuple[list[Prompt], str]:
@@ -300,9 +350,11 @@ def _prompts(request: AcceptanceRequest) -> tuple[list[Prompt], str]:
 def written_text(
     request: AcceptanceRequest, target: TargetRef, tokenizer: Any, prompts: Sequence[Prompt]
 ) -> tuple[TextCache, list[int], list[str]]:
-    """(text of the target, ids that end an answer, notes): from the cache, or written now and kept there.
+    """(text of the target, ids that end an answer, notes): from the cache, or written now and kept
+    there.
 
-    The cache is found by what the target is (name, files), not by its weights, so a second draft needs no target at all.
+    The cache is found by what the target is (name, files), not by its weights, so a second draft
+    needs no target at all.
     """
     from archsearch.models.load import best_device, load_target
     from archsearch.text.cache import TextCache
@@ -312,17 +364,30 @@ def written_text(
 
     encoded = encode_prompts(prompts, tokenizer)
     identity = {
-        "target": [target.name, str(target.folder), target.hub_id, dict(target.weights or {}), _files_of(target.folder)],
+        "target": [
+            target.name,
+            str(target.folder),
+            target.hub_id,
+            dict(target.weights or {}),
+            _files_of(target.folder),
+        ],
         "prompts": [[item.token_ids, item.category, item.id] for item in encoded],
-        "settings": [request.answer_tokens, request.asked.temperature, request.top_p if request.asked.temperature else 1.0,
-                     request.seed, request.dtype],
-    }  # fmt: skip
+        "settings": [
+            request.answer_tokens,
+            request.asked.temperature,
+            request.top_p if request.asked.temperature else 1.0,
+            request.seed,
+            request.dtype,
+        ],
+    }
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     folder = (request.cache or cache_dir() / "acceptance") / key
     ends_file = folder / "end_ids.json"
     left_out = len(prompts) - len(encoded)
     notes = [f"the target's text is kept in {folder}"]
-    notes += [f"{left_out} of {len(prompts)} prompts are too long and were left out"] if left_out else []
+    notes += (
+        [f"{left_out} of {len(prompts)} prompts are too long and were left out"] if left_out else []
+    )
     if (folder / "cache.json").is_file() and ends_file.is_file():
         texts = TextCache.load(folder)
         if texts.complete:
@@ -334,10 +399,18 @@ def written_text(
 
         def report(state: Mapping[str, Any]) -> None:
             # Prompts are answered side by side: tokens move before answers are done.
-            line(f"{state['what']}: {state['tokens']} tokens", state["tokens"], max(1, state["total"] * request.answer_tokens))
+            line(
+                f"{state['what']}: {state['tokens']} tokens",
+                state["tokens"],
+                max(1, state["total"] * request.answer_tokens),
+            )
 
-        writing = Writing(request.answer_tokens, request.asked.temperature, request.top_p, request.seed)
-        texts = generate_text(model, tokenizer, prompts, cache_dir=folder, writing=writing, progress=report)
+        writing = Writing(
+            request.answer_tokens, request.asked.temperature, request.top_p, request.seed
+        )
+        texts = generate_text(
+            model, tokenizer, prompts, cache_dir=folder, writing=writing, progress=report
+        )
     write_json(ends_file, ends)
     return texts, ends, notes
 
@@ -350,7 +423,8 @@ def _files_of(folder: Path | None) -> list[list[Any]]:
     return [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in files]
 
 
-# ------------------------------------------------------------------------------------------------------------------ summaries
+# --------------------------------------------------------------------------------------------------
+# summaries
 
 
 def summary(trace: Trace, max_gamma: int = MAX_GAMMA) -> dict[str, Any]:
@@ -368,12 +442,17 @@ def summary(trace: Trace, max_gamma: int = MAX_GAMMA) -> dict[str, Any]:
         "argmax_agreement": agreed,
         "tau": {str(gamma): value.to_dict() for gamma, value in taus.items()},
         "accepted_by_position": list(positions),
-        "intervals": {"alpha": {_percent(level): alpha.interval(level) for level in LEVELS}, "tau": intervals},
+        "intervals": {
+            "alpha": {_percent(level): alpha.interval(level) for level in LEVELS},
+            "tau": intervals,
+        },
         "by_category": {name: _category(trace.of_category(name), max_gamma) for name in names},
     }
 
 
-def _taus(trace: Trace, max_gamma: int) -> tuple[dict[int, Estimate], dict[str, Any], tuple[float, ...]]:
+def _taus(
+    trace: Trace, max_gamma: int
+) -> tuple[dict[int, Estimate], dict[str, Any], tuple[float, ...]]:
     from archsearch.acceptance.replay import replay_tau
 
     taus: dict[int, Estimate] = {}
@@ -405,7 +484,10 @@ def _category(trace: Trace, max_gamma: int) -> dict[str, Any]:
         "prompts": len(trace.agreements),
         "tokens": trace.tokens,
         "tau": {str(gamma): value.to_dict() for gamma, value in taus.items()},
-        "intervals": {"alpha": {_percent(level): alpha.interval(level) for level in LEVELS}, "tau": intervals},
+        "intervals": {
+            "alpha": {_percent(level): alpha.interval(level) for level in LEVELS},
+            "tau": intervals,
+        },
     }
 
 
@@ -420,15 +502,22 @@ def speedups(
     source: LatencySource,
     workload: Workload,
 ) -> dict[str, Any]:
-    """Modelled speed-up at each gamma with the measured tau, the best gamma, and the best gamma of each category."""
-    scorer = Scorer(target, workload, source.latency, GivenAcceptance(float(result["alpha"]["value"])))
+    """Modelled speed-up at each gamma with the measured tau, the best gamma, and the best gamma of
+    each category."""
+    scorer = Scorer(
+        target, workload, source.latency, GivenAcceptance(float(result["alpha"]["value"]))
+    )
 
     def at_each(part: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         alpha = Estimate.from_dict(part["alpha"])
         taus = {int(gamma): Estimate.from_dict(value) for gamma, value in part["tau"].items()}
-        gains = {gamma: scorer.measured(draft, alpha, taus, gammas=[gamma]).speedup for gamma in taus}
+        gains = {
+            gamma: scorer.measured(draft, alpha, taus, gammas=[gamma]).speedup for gamma in taus
+        }
         best = max(gains, key=lambda gamma: gains[gamma].value)
-        return {str(gamma): gain.to_dict() for gamma, gain in gains.items()}, best if gains[best].value > 1.0 else 0
+        return {str(gamma): gain.to_dict() for gamma, gain in gains.items()}, (
+            best if gains[best].value > 1.0 else 0
+        )
 
     gains, best = at_each(result)
     categories: dict[str, Any] = {}
@@ -437,14 +526,20 @@ def speedups(
         if part["tau"]:
             categories[name]["speedup"], categories[name]["best_gamma"] = at_each(part)
     return {
-        "speedup": gains, "best_gamma": best, "latency": source.words, "device": source.device.key, "latency_dtype": source.dtype,
+        "speedup": gains,
+        "best_gamma": best,
+        "latency": source.words,
+        "device": source.device.key,
+        "latency_dtype": source.dtype,
         "by_category": categories,
-    }  # fmt: skip
+    }
 
 
 def _trained_tokens(request: AcceptanceRequest, draft: DraftRef) -> float | None:
     """Tokens that the draft was trained on, as the user or its own record says."""
-    return request.trained_tokens or recorded_tokens(draft.ref.folder if draft.ref is not None else None)
+    return request.trained_tokens or recorded_tokens(
+        draft.ref.folder if draft.ref is not None else None
+    )
 
 
 def explanation(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) -> dict[str, Any]:
@@ -453,7 +548,9 @@ def explanation(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) 
 
     prior = PriorAcceptance()
     asked = AcceptanceContext(target.architecture, request.asked.temperature, domain=request.domain)
-    context = trained_as(asked, draft.ref, request.training or "target", _trained_tokens(request, draft))
+    context = trained_as(
+        asked, draft.ref, request.training or "target", _trained_tokens(request, draft)
+    )
     predicted = prior.predict(draft.architecture, context)
     rows = prior.explain_rows(draft.architecture, context)
     return {

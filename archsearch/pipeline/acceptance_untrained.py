@@ -1,5 +1,5 @@
-"""`archsearch acceptance` of drafters that nobody trains: n-gram lookup and suffix decoding, replayed on the target's text; the
-target's own first layers, beside it."""
+"""`archsearch acceptance` of drafters that nobody trains: n-gram lookup and suffix decoding,
+replayed on the target's text; the target's own first layers, beside it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ if TYPE_CHECKING:
     from archsearch.text.cache import TextCache
 
 GAMMAS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
-FORMS: Final = "ngram, ngram:2-5 (shortest and longest n-gram), suffix, early_exit, early_exit:8,16 (after these layers)"
+FORMS: Final = (
+    "ngram, ngram:2-5 (shortest and longest n-gram), suffix, early_exit, early_exit:8,16 (after"
+    " these layers)"
+)
 
 
 @dataclass(frozen=True)
 class Untrained:
-    """A drafter as `--draft` names it. `family`: `ngram`, `suffix` or `early_exit`; `numbers`: what follows the colon."""
+    """A drafter as `--draft` names it. `family`: `ngram`, `suffix` or `early_exit`; `numbers`: what
+    follows the colon."""
 
     family: str
     numbers: tuple[int, ...] = ()
@@ -39,12 +43,16 @@ class Untrained:
         return Suffix() if self.family == "suffix" else None
 
     def layers(self, count: int) -> tuple[int, ...]:
-        """The exits of a target of `count` layers: as asked, else a quarter, half and three quarters of the way."""
-        return self.numbers or tuple(sorted({max(1, round(share * count)) for share in (0.25, 0.5, 0.75)} - {count}))
+        """The exits of a target of `count` layers: as asked, else a quarter, half and three
+        quarters of the way."""
+        return self.numbers or tuple(
+            sorted({max(1, round(share * count)) for share in (0.25, 0.5, 0.75)} - {count})
+        )
 
 
 def untrained(name: str) -> Untrained | None:
-    """What `--draft NAME` means where it is no model; None for a model. Raises ArchsearchError for numbers that do not fit."""
+    """What `--draft NAME` means where it is no model; None for a model. Raises ArchsearchError for
+    numbers that do not fit."""
     family, colon, rest = name.partition(":")
     family = {"n-gram": "ngram", "early-exit": "early_exit"}.get(family, family)
     if family not in ("ngram", "suffix", "early_exit"):
@@ -80,7 +88,10 @@ def _size(texts: Sequence[LookupText]) -> dict[str, int]:
 def _figures(found: Mapping[int, LookupReplay]) -> dict[str, Any]:
     def of(name: str) -> dict[str, Any]:
         values = ((gamma, getattr(each, name)) for gamma, each in found.items())
-        return {str(gamma): value.to_dict() if isinstance(value, Estimate) else value for gamma, value in values}
+        return {
+            str(gamma): value.to_dict() if isinstance(value, Estimate) else value
+            for gamma, value in values
+        }
 
     longest = found[max(found)]
     return {
@@ -98,19 +109,30 @@ def _intervals(found: LookupReplay) -> dict[str, tuple[float, float] | None]:
     return {f"{100 * level:.0f}": found.interval(level) for level in (0.90, 0.95)}
 
 
-def lookup_speedups(result: Mapping[str, Any], drafter: Untrained, scorer: Scorer) -> dict[str, Any]:
-    """Modelled speed-up at each gamma with the replayed tau, and the best gamma (0: it does not pay)."""
+def lookup_speedups(
+    result: Mapping[str, Any], drafter: Untrained, scorer: Scorer
+) -> dict[str, Any]:
+    """Modelled speed-up at each gamma with the replayed tau, and the best gamma (0: it does not
+    pay)."""
     shape: Drafter
-    shape = priced.NGram(scorer.target, *drafter.numbers) if drafter.family == "ngram" else priced.Suffix(scorer.target)
+    shape = (
+        priced.NGram(scorer.target, *drafter.numbers)
+        if drafter.family == "ngram"
+        else priced.Suffix(scorer.target)
+    )
 
     def at_each(part: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         gains = {}
         for gamma, tau in part["tau"].items():
             alpha = Estimate(part["alpha_drafted"][gamma], 0.0, "measured")
             known = shape.with_share(part["drafts_share"][gamma]["value"])
-            gains[gamma] = scorer.measured(known, alpha, {int(gamma): Estimate.from_dict(tau)}, gammas=[int(gamma)]).speedup
+            gains[gamma] = scorer.measured(
+                known, alpha, {int(gamma): Estimate.from_dict(tau)}, gammas=[int(gamma)]
+            ).speedup
         best = max(gains, key=lambda gamma: gains[gamma].value)
-        return {gamma: gain.to_dict() for gamma, gain in gains.items()}, int(best) if gains[best].value > 1.0 else 0
+        return {gamma: gain.to_dict() for gamma, gain in gains.items()}, (
+            int(best) if gains[best].value > 1.0 else 0
+        )
 
     return _with_gains(result, at_each)
 
@@ -129,7 +151,9 @@ def exit_shape(target: Architecture, layer: int) -> EarlyExit:
     return EarlyExit.of(target, None, {"exit_layer": layer})
 
 
-def with_exits(figures: Mapping[int, dict[str, Any]], target: Architecture, scorer: Scorer | None) -> dict[str, Any]:
+def with_exits(
+    figures: Mapping[int, dict[str, Any]], target: Architecture, scorer: Scorer | None
+) -> dict[str, Any]:
     """The exits' figures beside each other, priced where a scorer is given."""
     exits = {}
     for layer, part in figures.items():
@@ -138,5 +162,8 @@ def with_exits(figures: Mapping[int, dict[str, Any]], target: Architecture, scor
             alpha = Estimate.from_dict(part["alpha"])
             taus = {int(gamma): Estimate.from_dict(tau) for gamma, tau in part["tau"].items()}
             best = scorer.measured(exit_shape(target, layer), alpha, taus)
-            exits[str(layer)] |= {"best_gamma": best.gamma if best.pays else 0, "speedup": best.speedup.to_dict()}
+            exits[str(layer)] |= {
+                "best_gamma": best.gamma if best.pays else 0,
+                "speedup": best.speedup.to_dict(),
+            }
     return {"exits": exits}

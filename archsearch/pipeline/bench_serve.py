@@ -1,4 +1,5 @@
-"""`archsearch bench-serve`: a running server under a load, with a draft and without, beside what is predicted of it."""
+"""`archsearch bench-serve`: a running server under a load, with a draft and without, beside what is
+predicted of it."""
 
 from __future__ import annotations
 
@@ -24,16 +25,18 @@ from archsearch.traffic.simulation import poisson
 from archsearch.traffic.traces import read_trace
 
 WORDS: Final = (
-    "time people way water number day word part place year work name sound line home great small large world house school city "
-    "river stone light paper letter morning question answer reason point story table window market garden winter summer"
+    "time people way water number day word part place year work name sound line home great small"
+    " large world house school city river stone light paper letter morning question answer reason"
+    " point story table window market garden winter summer"
 ).split()
 QUANTITIES: Final = ("tpot_s", "ttft_s", "tokens_per_s", "running")
 
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """What `archsearch bench-serve` was asked. `server_url`: with the draft; `baseline_url`: the same target without; one of a
-    rate, a number in flight and a trace. `estimate`: the pair to predict, None: none. `output`: where results are kept."""
+    """What `archsearch bench-serve` was asked. `server_url`: with the draft; `baseline_url`: the
+    same target without; one of a rate, a number in flight and a trace. `estimate`: the pair to
+    predict, None: none. `output`: where results are kept."""
 
     server_url: str
     baseline_url: str | None = None
@@ -54,20 +57,26 @@ class BenchRequest:
 def bench_serve(request: BenchRequest, progress: Progress = silent) -> dict[str, Any]:
     """Measure the server, its baseline where one is named, and predict both.
 
-    Raises ArchsearchError for a load that is none; RunFailed where a server stops answering: what was measured until then is in
-    `request.output`, and the message says so.
+    Raises ArchsearchError for a load that is none; RunFailed where a server stops answering: what
+    was measured until then is in `request.output`, and the message says so.
     """
     asks = load_of(request)
     if request.output.parent != Path() and not request.output.parent.is_dir():
-        raise ArchsearchError(f"--output {request.output}: the folder {request.output.parent} does not exist")
+        raise ArchsearchError(
+            f"--output {request.output}: the folder {request.output.parent} does not exist"
+        )
     told: dict[str, Any] = {
         "load": _load_words(request, asks),
         "text": "made up" if request.prompts is None else str(request.prompts),
     }
-    if request.estimate is not None:  # what cannot be predicted is said before a server is driven for minutes
+    if (
+        request.estimate is not None
+    ):  # what cannot be predicted is said before a server is driven for minutes
         _predicted(request, request.estimate, *_lengths(asks, request))
     urls = {"without": request.baseline_url, "with_draft": request.server_url}
-    servers = {name: OpenAIServer(url, request.timeout_s) for name, url in urls.items() if url is not None}
+    servers = {
+        name: OpenAIServer(url, request.timeout_s) for name, url in urls.items() if url is not None
+    }
     for server in servers.values():
         named_model(server)
     measured: dict[str, Measured] = {}
@@ -75,13 +84,25 @@ def bench_serve(request: BenchRequest, progress: Progress = silent) -> dict[str,
         answers: list[Answer] = []
         try:
             drive(
-                server, asks, answers, in_flight=request.concurrency, temperature=request.temperature,
-                kept=_keep(request, told, name, answers), progress=progress,
-            )  # fmt: skip
+                server,
+                asks,
+                answers,
+                in_flight=request.concurrency,
+                temperature=request.temperature,
+                kept=_keep(request, told, name, answers),
+                progress=progress,
+            )
             measured[name] = summary(answers)
         except BaseException as error:  # whatever it is: what was measured is kept
             words = str(error) or f"stopped by hand after {len(answers)} of {len(asks)} requests"
-            write_json(request.output, {**told, "stopped": words, f"{name}_requests": [asdict(answer) for answer in answers]})
+            write_json(
+                request.output,
+                {
+                    **told,
+                    "stopped": words,
+                    f"{name}_requests": [asdict(answer) for answer in answers],
+                },
+            )
             words = f"{words}; what was measured is kept in {request.output}"
             if isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt(f"{words}; the same command begins anew") from error
@@ -95,28 +116,48 @@ def bench_serve(request: BenchRequest, progress: Progress = silent) -> dict[str,
     write_json(request.output, told)
     if request.estimate is not None:
         seen = measured["with_draft"]
-        counted = round(seen.prompt_tokens) or request.prompt_tokens, max(1, round(seen.output_tokens))
+        counted = (
+            round(seen.prompt_tokens) or request.prompt_tokens,
+            max(1, round(seen.output_tokens)),
+        )
         told["predicted"] = _predicted(request, request.estimate, *counted)
         told["relative_error"] = _errors(told["predicted"], measured)
     write_json(request.output, told)
-    return {name: value for name, value in told.items() if not name.endswith("_requests")} | {"output": str(request.output)}
+    return {name: value for name, value in told.items() if not name.endswith("_requests")} | {
+        "output": str(request.output)
+    }
 
 
 def load_of(request: BenchRequest) -> list[Ask]:
-    """The requests in the order in which they are sent. Raises ArchsearchError unless one load is named."""
-    given = [name for name, value in (("--requests-per-second", request.rate), ("--concurrency", request.concurrency),
-                                      ("--trace", request.trace)) if value is not None]  # fmt: skip
+    """The requests in the order in which they are sent. Raises ArchsearchError unless one load is
+    named."""
+    given = [
+        name
+        for name, value in (
+            ("--requests-per-second", request.rate),
+            ("--concurrency", request.concurrency),
+            ("--trace", request.trace),
+        )
+        if value is not None
+    ]
     if len(given) != 1:
         raise ArchsearchError(
-            f"give one of --requests-per-second R, --concurrency N and --trace FILE, got {' and '.join(given) or 'none'}"
+            "give one of --requests-per-second R, --concurrency N and --trace FILE, got"
+            f" {' and '.join(given) or 'none'}"
         )
-    texts = [prompt.text for prompt in read_prompts(request.prompts)] if request.prompts is not None else None
+    texts = (
+        [prompt.text for prompt in read_prompts(request.prompts)]
+        if request.prompts is not None
+        else None
+    )
     rng = np.random.default_rng(request.seed)
 
     def prompt(number: int, tokens: int) -> str:
         if texts is not None:
             return texts[number % len(texts)]
-        return f"{number}. " + " ".join(str(word) for word in rng.choice(WORDS, size=max(1, tokens - 3)))
+        return f"{number}. " + " ".join(
+            str(word) for word in rng.choice(WORDS, size=max(1, tokens - 3))
+        )
 
     if request.trace is not None:
         found = list(read_trace(request.trace).requests[: request.requests])
@@ -126,16 +167,27 @@ def load_of(request: BenchRequest) -> list[Ask]:
         lengths = Lengths.of([request.prompt_tokens]), Lengths.of([request.output_tokens])
         found = poisson(request.rate, request.requests, *lengths, seed=request.seed)
     else:
-        return [Ask(None, prompt(i, request.prompt_tokens), request.output_tokens) for i in range(request.requests)]
-    return [Ask(each.arrival_s, prompt(i, each.prompt_tokens), each.output_tokens) for i, each in enumerate(found)]
+        return [
+            Ask(None, prompt(i, request.prompt_tokens), request.output_tokens)
+            for i in range(request.requests)
+        ]
+    return [
+        Ask(each.arrival_s, prompt(i, each.prompt_tokens), each.output_tokens)
+        for i, each in enumerate(found)
+    ]
 
 
-def _keep(request: BenchRequest, told: dict[str, Any], name: str, kept: list[Answer]) -> Callable[[], None]:
+def _keep(
+    request: BenchRequest, told: dict[str, Any], name: str, kept: list[Answer]
+) -> Callable[[], None]:
     """Write what was measured so far every 20 answers, so that a killed run loses few."""
 
     def keep() -> None:
         if len(kept) % 20 == 0:
-            write_json(request.output, {**told, "unfinished": True, f"{name}_requests": [asdict(each) for each in kept]})
+            write_json(
+                request.output,
+                {**told, "unfinished": True, f"{name}_requests": [asdict(each) for each in kept]},
+            )
 
     return keep
 
@@ -152,25 +204,51 @@ def _lengths(asks: list[Ask], request: BenchRequest) -> tuple[int, int]:
     """Tokens of a prompt and of an answer as they were asked for, means."""
     if request.trace is None:
         return request.prompt_tokens, request.output_tokens
-    prompts = [each.prompt_tokens for each in read_trace(request.trace).requests[: request.requests]]
+    prompts = [
+        each.prompt_tokens for each in read_trace(request.trace).requests[: request.requests]
+    ]
     return round(sum(prompts) / len(prompts)), round(sum(ask.tokens for ask in asks) / len(asks))
 
 
-def _predicted(request: BenchRequest, estimate: EstimateRequest, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
+def _predicted(
+    request: BenchRequest, estimate: EstimateRequest, prompt_tokens: int, output_tokens: int
+) -> dict[str, Any]:
     """The pair under the load that was driven, at these mean lengths."""
     prompt, output = Lengths.of([prompt_tokens]), Lengths.of([output_tokens])
     rate = request.rate if request.trace is None else read_trace(request.trace).requests_per_s
-    part = LoadPart("load", 1.0, prompt, output, request.concurrency, rate if request.concurrency is None else None)
+    part = LoadPart(
+        "load",
+        1.0,
+        prompt,
+        output,
+        request.concurrency,
+        rate if request.concurrency is None else None,
+    )
     asked = replace(estimate, asked=replace(estimate.asked, temperature=request.temperature))
     (entry,) = drafts_under_load(TrafficRequest(asked, mix=Mix((part,)), simulated=0))["drafts"]
     (found,) = entry["parts"]
-    both = {"with_draft": found["drafting"] if found["gamma"] else found["off"], "without": found["plain"]}
-    return {"gamma": found["gamma"], "tau": found["tau"], "speedup": found["speedup"], "served": entry["served"], **both}
+    both = {
+        "with_draft": found["drafting"] if found["gamma"] else found["off"],
+        "without": found["plain"],
+    }
+    return {
+        "gamma": found["gamma"],
+        "tau": found["tau"],
+        "speedup": found["speedup"],
+        "served": entry["served"],
+        **both,
+    }
 
 
-def _errors(predicted: dict[str, Any], measured: dict[str, Measured]) -> dict[str, dict[str, float]]:
+def _errors(
+    predicted: dict[str, Any], measured: dict[str, Measured]
+) -> dict[str, dict[str, float]]:
     """Predicted over measured, less 1."""
     return {
-        name: {what: predicted[name][what] / getattr(seen, what) - 1.0 for what in QUANTITIES if getattr(seen, what) > 0}
+        name: {
+            what: predicted[name][what] / getattr(seen, what) - 1.0
+            for what in QUANTITIES
+            if getattr(seen, what) > 0
+        }
         for name, seen in measured.items()
     }

@@ -1,8 +1,10 @@
-"""`archsearch compare`: what differs between runs, and why another draft won there: one condition swapped at a time.
+"""`archsearch compare`: what differs between runs, and why another draft won there: one condition
+swapped at a time.
 
-Of two runs of one target the winner of each is priced under the conditions of both, and under those of the first with one of
-the second's conditions in place of its own (device, engine, mode, batch size, ...). How far one winner leads the other is told by
-term (tokens a round, drafting, verification, what the engine adds); the terms add up.
+Of two runs of one target the winner of each is priced under the conditions of both, and under those
+of the first with one of the second's conditions in place of its own (device, engine, mode, batch
+size, ...). How far one winner leads the other is told by term (tokens a round, drafting,
+verification, what the engine adds); the terms add up.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ FACTORS: Final[Mapping[str, tuple[str, ...]]] = {
     "acceptance": (),
     "workload": (),
 }
-"""What a run's conditions are made of: names for people, and the fields of `WorkloadRequest` that hold each."""
+"""What a run's conditions are made of: names for people, and the fields of `WorkloadRequest` that
+hold each."""
 TERMS: Final = {
     "tau": "tokens a round",
     "decode_s": "the target's plain step",
@@ -55,7 +58,8 @@ TERMS: Final = {
 
 @dataclass(frozen=True)
 class Winner:
-    """The first of a run. `measured`: its confirmed speed-up, None where it was not confirmed or that decides nothing."""
+    """The first of a run. `measured`: its confirmed speed-up, None where it was not confirmed or
+    that decides nothing."""
 
     label: str
     family: str
@@ -72,18 +76,35 @@ class Winner:
 
     @classmethod
     def of(cls, score: Score, measured: float | None) -> Winner:
-        values = (score.alpha, score.tau, score.draft_s, score.verify_s, score.decode_s, score.speedup)
+        values = (
+            score.alpha,
+            score.tau,
+            score.draft_s,
+            score.verify_s,
+            score.decode_s,
+            score.speedup,
+        )
         alpha, tau, draft, verify, decode, gain = (each.value for each in values)
         return cls(
-            score.label(), score.family, score.parameters, score.gamma, alpha, tau, draft, verify, decode, gain,
-            score.speedup.std, measured,
-        )  # fmt: skip
+            score.label(),
+            score.family,
+            score.parameters,
+            score.gamma,
+            alpha,
+            tau,
+            draft,
+            verify,
+            decode,
+            gain,
+            score.speedup.std,
+            measured,
+        )
 
 
 @dataclass(frozen=True)
 class Lead:
-    """How far the second run's winner leads the first's under some conditions: ln of the ratio of their speed-ups, by TERMS,
-    which add up to `total`. `first`, `second`: the two speed-ups."""
+    """How far the second run's winner leads the first's under some conditions: ln of the ratio of
+    their speed-ups, by TERMS, which add up to `total`. `first`, `second`: the two speed-ups."""
 
     first: float
     second: float
@@ -99,7 +120,8 @@ class Lead:
 
 @dataclass(frozen=True)
 class Swap:
-    """One condition of the first run replaced by the second's. `lead`: None where that cannot be priced, `why` says why not."""
+    """One condition of the first run replaced by the second's. `lead`: None where that cannot be
+    priced, `why` says why not."""
 
     factor: str
     before: str
@@ -115,8 +137,8 @@ class Swap:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two runs. `here`, `there`: the lead of the second's winner under the first's and the second's conditions; None where the
-    winners are the same draft or cannot be priced (`why`)."""
+    """Two runs. `here`, `there`: the lead of the second's winner under the first's and the second's
+    conditions; None where the winners are the same draft or cannot be priced (`why`)."""
 
     first: str
     second: str
@@ -135,11 +157,16 @@ class Pair:
         moved = {name: self.there.terms[name] - self.here.terms[name] for name in TERMS}
         most = max(moved, key=lambda name: moved[name])
         flipping = [swap.factor for swap in self.swaps if swap.flips]
-        alone = f"; alone enough for that: {', '.join(flipping)}" if flipping else "; no single condition is enough for that"
+        alone = (
+            f"; alone enough for that: {', '.join(flipping)}"
+            if flipping
+            else "; no single condition is enough for that"
+        )
         return (
-            f"The winner of {self.second} is {_percent(self.there.total)} there and {_percent(self.here.total)} in {self.first}, "
-            f"beside the winner of {self.first}. What changed most in its favour: {TERMS[most]} "
-            f"({100 * math.expm1(moved[most]):+.1f} %){alone}."
+            f"The winner of {self.second} is {_percent(self.there.total)} there and"
+            f" {_percent(self.here.total)} in {self.first}, beside the winner of {self.first}. What"
+            f" changed most in its favour: {TERMS[most]} ({100 * math.expm1(moved[most]):+.1f}"
+            f" %){alone}."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -149,7 +176,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs side by side: `conditions` by name, one value a run; `winners`; the first run against each other one."""
+    """Runs side by side: `conditions` by name, one value a run; `winners`; the first run against
+    each other one."""
 
     runs: tuple[str, ...]
     conditions: Mapping[str, tuple[str, ...]]
@@ -174,15 +202,19 @@ class Comparison:
 
 
 def terms_of(score: Score) -> RoundTerms:
-    """What a score's speed-up is made of; files of earlier versions do not tell the round, but the time per token does."""
-    whole = score.round_s.value if score.round_s is not None else score.tpot_s.value * score.tau.value
+    """What a score's speed-up is made of; files of earlier versions do not tell the round, but the
+    time per token does."""
+    whole = (
+        score.round_s.value if score.round_s is not None else score.tpot_s.value * score.tau.value
+    )
     draft, verify = score.draft_s.value, score.verify_s.value
     return RoundTerms(score.tau.value, score.decode_s.value, draft, verify, whole - draft - verify)
 
 
 @dataclass
 class _Opened:
-    """A run to compare. `session` None: its conditions can no longer be priced, `why` says why not."""
+    """A run to compare. `session` None: its conditions can no longer be priced, `why` says why
+    not."""
 
     name: str
     run: Run
@@ -195,7 +227,9 @@ class _Opened:
     def of(cls, path: Path) -> _Opened:
         run = open_run(path)
         if not run.ranks():
-            raise ArchsearchError(f"run {path} has no ranks: its search has not finished; run the same search again")
+            raise ArchsearchError(
+                f"run {path} has no ranks: its search has not finished; run the same search again"
+            )
         opened = cls(path.name or str(path), run, run.score(run.ranks()[0]))
         try:
             session = opened.session = SearchSession.reopen(path)
@@ -204,9 +238,13 @@ class _Opened:
             return opened
         work, source = session.scorer.workload, session.source
         opened.asked = replace(
-            session.request.asked, dtype=source.dtype, mode=source.mode, tensor_parallel=work.tensor_parallel,
-            engine=session.request.engine, engine_version=source.version,
-        )  # fmt: skip
+            session.request.asked,
+            dtype=source.dtype,
+            mode=source.mode,
+            tensor_parallel=work.tensor_parallel,
+            engine=session.request.engine,
+            engine_version=source.version,
+        )
         return opened
 
     def measured(self) -> float | None:
@@ -220,16 +258,31 @@ class _Opened:
     def conditions(self) -> dict[str, str]:
         """What the run was asked and what was chosen for it, in words."""
         arguments = self.run.arguments
-        values: dict[str, Any] = {"target": arguments.get("target"), "device": self.run.info["device"].get("key", "")}
+        values: dict[str, Any] = {
+            "target": arguments.get("target"),
+            "device": self.run.info["device"].get("key", ""),
+        }
         engine = self.score.engine or arguments.get("engine") or "transformers"
-        values["engine"] = f"{engine} {self.score.engine_version}" if self.score.engine_version else engine
+        values["engine"] = (
+            f"{engine} {self.score.engine_version}" if self.score.engine_version else engine
+        )
         profile = self.run.info["profile"]
         values |= {name: profile.get(name) or arguments.get(name) for name in ("mode", "dtype")}
-        ranks = self.session.scorer.workload.tensor_parallel if self.session is not None else arguments.get("tensor_parallel")
-        values |= {"tensor parallel": ranks, "batch size": arguments.get("batch_size"), "context": arguments.get("context")}
+        ranks = (
+            self.session.scorer.workload.tensor_parallel
+            if self.session is not None
+            else arguments.get("tensor_parallel")
+        )
+        values |= {
+            "tensor parallel": ranks,
+            "batch size": arguments.get("batch_size"),
+            "context": arguments.get("context"),
+        }
         values |= {"temperature": arguments.get("temperature"), "domain": arguments.get("domain")}
         values["acceptance"] = arguments.get("alpha")
-        values["workload"] = full_words(json.loads(arguments["workload"])) if arguments.get("workload") else None
+        values["workload"] = (
+            full_words(json.loads(arguments["workload"])) if arguments.get("workload") else None
+        )
         values |= {name: arguments.get(name) for name in ("families", "space", "trials")}
         if arguments.get("confirm"):  # else nothing was trained: neither counts
             values["time budget"] = human_time(float(arguments["time_budget_s"]))
@@ -240,7 +293,8 @@ class _Opened:
 def compare_runs(paths: Sequence[Path]) -> Comparison:
     """Runs side by side, and the first against each of the others.
 
-    Raises ArchsearchError for fewer than two, for one that is no run, and for one whose search has not finished.
+    Raises ArchsearchError for fewer than two, for one that is no run, and for one whose search has
+    not finished.
     """
     if len(paths) < 2:
         raise ArchsearchError("compare needs two runs or more: archsearch compare runs/a runs/b")
@@ -252,20 +306,28 @@ def compare_runs(paths: Sequence[Path]) -> Comparison:
     told = [item.conditions() for item in opened]
     every = dict.fromkeys(name for each in told for name in each)
     conditions = {name: tuple(each.get(name, "") for each in told) for name in every}
-    pairs = tuple(_pair(opened[0], other, conditions, number) for number, other in enumerate(opened[1:], start=1))
-    notes = tuple(f"{item.name} cannot be priced any more: {item.why}" for item in opened if item.why)
+    pairs = tuple(
+        _pair(opened[0], other, conditions, number)
+        for number, other in enumerate(opened[1:], start=1)
+    )
+    notes = tuple(
+        f"{item.name} cannot be priced any more: {item.why}" for item in opened if item.why
+    )
     winners = tuple(Winner.of(item.score, item.measured()) for item in opened)
     return Comparison(tuple(item.name for item in opened), conditions, winners, pairs, notes)
 
 
 def write_into_report(path: Path, data: Mapping[str, Any]) -> Path:
-    """Keep what `Comparison.to_dict` says in a run's folder and write its report again; the report's path."""
+    """Keep what `Comparison.to_dict` says in a run's folder and write its report again; the
+    report's path."""
     run = open_run(path)
     files.write_json(run.path / COMPARE_FILE, data)
     return write_report(run)
 
 
-def _pair(first: _Opened, second: _Opened, conditions: Mapping[str, tuple[str, ...]], number: int) -> Pair:
+def _pair(
+    first: _Opened, second: _Opened, conditions: Mapping[str, tuple[str, ...]], number: int
+) -> Pair:
     drafts = first.score.proposer, second.score.proposer
     if drafts[0] == drafts[1]:
         return Pair(first.name, second.name, True)
@@ -274,11 +336,16 @@ def _pair(first: _Opened, second: _Opened, conditions: Mapping[str, tuple[str, .
     if first.session is None or second.session is None:
         return Pair(first.name, second.name, False, why="one of the two cannot be priced any more")
     try:
-        here, there = (_lead(session.scorer, first, second) for session in (first.session, second.session))
+        here, there = (
+            _lead(session.scorer, first, second) for session in (first.session, second.session)
+        )
     except ArchsearchError as error:
         return Pair(first.name, second.name, False, why=str(error))
     differ = [name for name in FACTORS if conditions[name][0] != conditions[name][number]]
-    swaps = tuple(_swap(first, second, name, (conditions[name][0], conditions[name][number])) for name in differ)
+    swaps = tuple(
+        _swap(first, second, name, (conditions[name][0], conditions[name][number]))
+        for name in differ
+    )
     return Pair(first.name, second.name, False, here, there, swaps)
 
 
@@ -287,7 +354,9 @@ def _lead(scorer: Scorer, first: _Opened, second: _Opened) -> Lead:
     assert first.session is not None
     target = first.session.target
     here, there = (
-        scorer.with_acceptance(scorer.acceptance, context_of(scorer.context, each.score, target))(each.score.proposer)
+        scorer.with_acceptance(scorer.acceptance, context_of(scorer.context, each.score, target))(
+            each.score.proposer
+        )
         for each in (first, second)
     )
     return Lead.of(here, there)
@@ -300,22 +369,36 @@ def _swap(first: _Opened, second: _Opened, factor: str, values: tuple[str, str])
     if factor == "device" and asked.profile is None and second.asked.gpu is None:
         asked = replace(asked, gpu=second.session.source.device.key)
     own, request = second if factor == "acceptance" else first, first.session.request
-    changed = replace(request, domain=second.session.request.domain) if factor == "domain" else request
-    changed = replace(changed, alpha=second.session.request.alpha) if factor == "acceptance" else changed
+    changed = (
+        replace(request, domain=second.session.request.domain) if factor == "domain" else request
+    )
+    changed = (
+        replace(changed, alpha=second.session.request.alpha) if factor == "acceptance" else changed
+    )
     changed = replace(changed, mix=second.session.request.mix) if factor == "workload" else changed
     try:
-        return Swap(factor, *values, _lead(_scorer(first.session, changed, asked, own.run.path), first, second))
+        return Swap(
+            factor,
+            *values,
+            _lead(_scorer(first.session, changed, asked, own.run.path), first, second),
+        )
     except ArchsearchError as error:
         return Swap(factor, *values, None, str(error))
 
 
-def _scorer(session: SearchSession, request: SearchRequest, asked: WorkloadRequest, prior_of: Path) -> Scorer:
+def _scorer(
+    session: SearchSession, request: SearchRequest, asked: WorkloadRequest, prior_of: Path
+) -> Scorer:
     """The scorer of a session under other conditions."""
     architecture = served_target(session.target, asked).architecture
     source, workload = choose_latency(asked, architecture, request.kind)
-    acceptance, _ = acceptance_for(request.alpha, request.target, temperature=asked.temperature, state=prior_of / PRIOR_FILE)
+    acceptance, _ = acceptance_for(
+        request.alpha, request.target, temperature=asked.temperature, state=prior_of / PRIOR_FILE
+    )
     gamma, domain = request.max_gamma, request.domain
-    scorer = Scorer(architecture, workload, source.latency, acceptance, max_gamma=gamma, domain=domain)
+    scorer = Scorer(
+        architecture, workload, source.latency, acceptance, max_gamma=gamma, domain=domain
+    )
     if request.mix is not None:
         return MixScorer(scorer, request.mix, source.device)
     reach = asked.context_len + request.answer_tokens

@@ -1,4 +1,5 @@
-"""`archsearch confirm`: a trained candidate in a real engine, one request at a time, beside its prediction, term by term.
+"""`archsearch confirm`: a trained candidate in a real engine, one request at a time, beside its
+prediction, term by term.
 
 Every prompt runs with and without the draft, back to back.
 """
@@ -53,7 +54,8 @@ UNDECIDED_FILE: Final = "undecided-{engine}.json"
 
 @dataclass(frozen=True)
 class _Case:
-    """One confirmation: the candidate, the engine, the prompts and what the measurement stands beside."""
+    """One confirmation: the candidate, the engine, the prompts and what the measurement stands
+    beside."""
 
     session: SearchSession
     trainer: DraftTrainer
@@ -76,13 +78,18 @@ class _Case:
     @property
     def context(self) -> int:
         """Tokens in the KV cache in mid-answer, of the mean prompt."""
-        return round(statistics.fmean(len(item.token_ids) for item in self.asked) + self.sampling.max_new_tokens / 2)
+        return round(
+            statistics.fmean(len(item.token_ids) for item in self.asked)
+            + self.sampling.max_new_tokens / 2
+        )
 
     def factory(self, dtype: str) -> Callable[[object], Engine]:
         from archsearch.engines.registry import make_engine
 
         longest = max(len(prompt.token_ids) for prompt in self.asked) + self.sampling.max_new_tokens
-        settings = engine_settings(self.session, self.choice, concurrency=1, max_len=longest, dtype=dtype)
+        settings = engine_settings(
+            self.session, self.choice, concurrency=1, max_len=longest, dtype=dtype
+        )
         return lambda _: make_engine(self.engine, settings, self.trainer.tokenizer)
 
     def models(self, dtype: str) -> tuple[ModelSource, ModelSource]:
@@ -104,11 +111,13 @@ def confirm_rank(
     trainer: DraftTrainer | None = None,
     choice: EngineChoice | None = None,
 ) -> dict[str, Any]:
-    """Run target alone and target + draft in the engine, interleaved, on held-out prompts; write confirmed.json.
+    """Run target alone and target + draft in the engine, interleaved, on held-out prompts; write
+    confirmed.json.
 
-    The prediction beside it is the score's: latency from the profile, tau from the trace on held-out text; and once more with the
-    tau that the engine counted, which leaves only the latency's error. Returns what confirmed.json holds (times in seconds).
-    Raises MissingDataError for a rank without weights.
+    The prediction beside it is the score's: latency from the profile, tau from the trace on
+    held-out text; and once more with the tau that the engine counted, which leaves only the
+    latency's error. Returns what confirmed.json holds (times in seconds). Raises MissingDataError
+    for a rank without weights.
     """
     run, choice = session.run, choice or EngineChoice()
     name = choice.name or session.request.engine
@@ -116,8 +125,9 @@ def confirm_rank(
     check_independent(score, "confirming", run.path)
     if not has_weights(folder):
         raise MissingDataError(
-            f"rank {rank} of {run.path} has no weights; train it (archsearch train {run.path} --rank {rank}), or prove its shape "
-            f"without (archsearch confirm {run.path} --rank {rank} --synthetic)"
+            f"rank {rank} of {run.path} has no weights; train it (archsearch train {run.path}"
+            f" --rank {rank}), or prove its shape without (archsearch confirm {run.path} --rank"
+            f" {rank} --synthetic)"
         )
     check_weights(session.target)
     check_choice(choice, name)
@@ -127,9 +137,26 @@ def confirm_rank(
     scorer, words = serving_scorer(session, name)
     engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
     asked = confirming_prompts(trainer, prompts, prompt_count or session.request.confirm_prompts)
-    sampling = Sampling(session.request.answer_tokens, temperature=session.request.temperature, seed=session.request.seed)
+    sampling = Sampling(
+        session.request.answer_tokens,
+        temperature=session.request.temperature,
+        seed=session.request.seed,
+    )
     wanted = _known_gammas(gammas or [score.gamma], trained)
-    case = _Case(session, trainer, choice, name, score, folder, trained, scorer, words, asked, sampling, wanted)
+    case = _Case(
+        session,
+        trainer,
+        choice,
+        name,
+        score,
+        folder,
+        trained,
+        scorer,
+        words,
+        asked,
+        sampling,
+        wanted,
+    )
     started = time.monotonic()
     results, slowdown = _measure(case)
     exact, unchecked = _exactness(case)
@@ -151,20 +178,24 @@ def confirm_rank(
 
 
 def _write(case: _Case, rank: int, result: dict[str, Any]) -> dict[str, Any]:
-    """Write the confirmation where it belongs and return it; with `kept_earlier` where an earlier one keeps its place.
+    """Write the confirmation where it belongs and return it; with `kept_earlier` where an earlier
+    one keeps its place.
 
-    What decides nothing does not take the place of a decided one of the same weights in the same engine: it stands beside it.
+    What decides nothing does not take the place of a decided one of the same weights in the same
+    engine: it stands beside it.
     """
     run, name, folder = case.session.run, case.engine, case.folder
     own, beside = folder / f"confirmed-{name}.json", folder / UNDECIDED_FILE.format(engine=name)
     before = run.confirmed(rank)
     if result["undecided"] is not None:
         same = before if before is not None and before.get("engine") == name else None
-        earlier = read_or_raise(own, "confirmation", Confirmed.from_dict) or (same and Confirmed.from_dict(same))
+        earlier = read_or_raise(own, "confirmation", Confirmed.from_dict) or (
+            same and Confirmed.from_dict(same)
+        )
         if earlier and earlier.undecided is None and not earlier.is_stale(case.trained.alpha):
             words = (
-                f"The earlier confirmation in {name} decides ({earlier.speedup.value:.2f}x at gamma {earlier.gamma}) and stays "
-                f"in {own.name}; this one is in {beside.name}."
+                f"The earlier confirmation in {name} decides ({earlier.speedup.value:.2f}x at gamma"
+                f" {earlier.gamma}) and stays in {own.name}; this one is in {beside.name}."
             )
             write_json(beside, {**result, "kept_earlier": words})
             return {**result, "kept_earlier": words}
@@ -181,20 +212,25 @@ def confirming_prompts(trainer: DraftTrainer, file: Path | None, count: int) -> 
 
     chosen = read_prompts(file) if file else trainer.prompts.confirming
     encoded = spread_prompts(trainer.texts.encode(chosen), count)
-    return [EnginePrompt(item.id or str(number), item.token_ids, item.category or None) for number, item in enumerate(encoded)]
+    return [
+        EnginePrompt(item.id or str(number), item.token_ids, item.category or None)
+        for number, item in enumerate(encoded)
+    ]
 
 
 def _known_gammas(wanted: Sequence[int], trained: TrainedDraft) -> list[int]:
     unknown = [gamma for gamma in wanted if gamma not in trained.tau]
     if unknown:
         raise ArchsearchError(
-            f"gamma {unknown[0]} was not measured on held-out text (1 to {max(trained.tau)}); use a smaller gamma"
+            f"gamma {unknown[0]} was not measured on held-out text (1 to {max(trained.tau)}); use a"
+            " smaller gamma"
         )
     return list(wanted)
 
 
 def _measure(case: _Case) -> tuple[dict[int, Confirmation], float | None]:
-    """What came out for each gamma, and the machine's mean slowdown against its profile (None: not known)."""
+    """What came out for each gamma, and the machine's mean slowdown against its profile (None: not
+    known)."""
     from archsearch.engines.measure.by_prompt import best_of_gammas
     from archsearch.engines.measure.turns import Plan, Variant, run_plan
 
@@ -204,31 +240,51 @@ def _measure(case: _Case) -> tuple[dict[int, Confirmation], float | None]:
     try:
         with ProgressLine(f"confirm in {case.engine}") as line:
             target, draft = case.models(dtype)
-            apart = own_process and take_turns(session, case.score.architecture, len(case.gammas) + 1, 1)
-            variants = [Variant(f"gamma {gamma}", draft, gamma) for gamma in sorted(set(case.gammas))]
+            apart = own_process and take_turns(
+                session, case.score.architecture, len(case.gammas) + 1, 1
+            )
+            variants = [
+                Variant(f"gamma {gamma}", draft, gamma) for gamma in sorted(set(case.gammas))
+            ]
             plan = Plan(target, variants, case.asked, case.sampling, apart=apart)
             results = run_plan(case.factory(dtype), plan, best_of_gammas, progress=line)
     except RunFailed as error:
-        raise keep_partial(error, case.folder / PARTIAL_FILE.format(what="confirmed", engine=case.engine), "prompts") from error
+        raise keep_partial(
+            error,
+            case.folder / PARTIAL_FILE.format(what="confirmed", engine=case.engine),
+            "prompts",
+        ) from error
     slowdowns.append(machine_slowdown(session.source))
     known = [value for value in slowdowns if value is not None]
-    return {found.gamma: found for found in results.values()}, statistics.fmean(known) if known else None
+    return {found.gamma: found for found in results.values()}, (
+        statistics.fmean(known) if known else None
+    )
 
 
 def _exactness(case: _Case) -> tuple[dict[str, Any] | None, str | None]:
-    """Whether greedy output is the target's own in float32, or why that was not checked; None, None when sampling."""
+    """Whether greedy output is the target's own in float32, or why that was not checked; None, None
+    when sampling."""
     from archsearch.engines.measure.by_prompt import identities
     from archsearch.engines.measure.turns import Plan, Variant, run_plan
 
     if case.sampling.temperature != 0 or case.choice.server_url is not None:
         return None, None
     gc.collect()
-    few = case.asked[:4] if case.inside else case.asked  # an engine of its own loads as quickly for all
+    few = (
+        case.asked[:4] if case.inside else case.asked
+    )  # an engine of its own loads as quickly for all
     tokens = 32 if case.inside else 64
     try:
         with ProgressLine("identical output in float32") as line:
             target, draft = case.models("float32")
-            plan = Plan(target, [Variant("draft", draft, case.gammas[0])], few, Sampling(tokens), apart=True, starts=1)
+            plan = Plan(
+                target,
+                [Variant("draft", draft, case.gammas[0])],
+                few,
+                Sampling(tokens),
+                apart=True,
+                starts=1,
+            )
             exact = run_plan(case.factory("float32"), plan, identities, progress=line)["draft"]
     except RunFailed as error:  # what was measured stands without it
         return None, str(error)
@@ -237,11 +293,17 @@ def _exactness(case: _Case) -> tuple[dict[str, Any] | None, str | None]:
 
 def _row(case: _Case, outcome: Confirmation, slowdown: float | None) -> dict[str, Any]:
     """One gamma: measured beside predicted, as it stands in confirmed.json."""
-    gamma, arch, local = outcome.gamma, case.score.architecture, case.scorer.at_context(case.context)
+    gamma, arch, local = (
+        outcome.gamma,
+        case.score.architecture,
+        case.scorer.at_context(case.context),
+    )
     predicted = local.measured(arch, case.trained.alpha, case.trained.tau, gammas=[gamma])
     counted = local.measured(arch, outcome.alpha, {gamma: outcome.tau}, gammas=[gamma])
     overhead = local.latency.round(local.target, arch, local.workload, gamma).overhead_s
-    told = measured_terms(outcome.tau.value, outcome.decode_s, outcome.draft_s, outcome.verify_s, outcome.rest_s)
+    told = measured_terms(
+        outcome.tau.value, outcome.decode_s, outcome.draft_s, outcome.verify_s, outcome.rest_s
+    )
     explained = explain(predicted_terms(predicted, overhead), told, slowdown or 1.0)
     return outcome_row(outcome, predicted.speedup.value) | {
         "predicted": predicted.to_dict(),
@@ -259,7 +321,8 @@ def _row(case: _Case, outcome: Confirmation, slowdown: float | None) -> dict[str
 
 
 def outcome_row(outcome: Confirmation, predicted: float | None) -> dict[str, Any]:
-    """What was measured, as it stands in confirmed.json; `relative_error`: predicted / measured - 1."""
+    """What was measured, as it stands in confirmed.json; `relative_error`: predicted / measured -
+    1."""
     value, pooled = outcome.speedup.value, outcome.speedup_pooled or outcome.speedup.value
     estimates = {name: getattr(outcome, name).to_dict() for name in ("alpha", "tau", "speedup")}
     return (
@@ -275,21 +338,26 @@ def outcome_row(outcome: Confirmation, predicted: float | None) -> dict[str, Any
 
 
 def seen_words(prompts: PromptSet, folder: Path) -> str | None:
-    """Why the prompts that confirm were seen when the draft in `folder` was chosen; None where no choice has seen them."""
+    """Why the prompts that confirm were seen when the draft in `folder` was chosen; None where no
+    choice has seen them."""
     from archsearch.acceptance.measured import Trace
 
     if not prompts.split:
         return (
-            f"the {len(prompts.heldout)} held-out prompts are too few to split (at least {2 * LEAST_HALF}): "
-            "the same ones chose the draft, which flatters it"
+            f"the {len(prompts.heldout)} held-out prompts are too few to split (at least"
+            f" {2 * LEAST_HALF}): the same ones chose the draft, which flatters it"
         )
     if len(Trace.load(folder / "trace.npz").agreements) > len(prompts.choosing):
-        return "the draft was chosen on these prompts too (an earlier version measured it on all that are held out)"
+        return (
+            "the draft was chosen on these prompts too (an earlier version measured it on all that"
+            " are held out)"
+        )
     return None
 
 
 def check_tokenizer(ours: Any, folder: Path) -> None:
-    """Raise ArchsearchError where the draft in `folder` has a tokenizer and it is not the target's: its ids mean other tokens."""
+    """Raise ArchsearchError where the draft in `folder` has a tokenizer and it is not the target's:
+    its ids mean other tokens."""
     from archsearch.models.load import read_tokenizer, tokenizers_differ
 
     if not has_tokenizer(folder):
@@ -298,5 +366,6 @@ def check_tokenizer(ours: Any, folder: Path) -> None:
     differences = tokenizers_differ(ours, theirs, limit=2)
     if differences:
         raise ArchsearchError(
-            f"the tokenizer in {folder} differs from the target's ({'; '.join(differences)}); use a draft made for this target"
+            f"the tokenizer in {folder} differs from the target's ({'; '.join(differences)}); use a"
+            " draft made for this target"
         )

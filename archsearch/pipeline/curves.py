@@ -1,4 +1,5 @@
-"""`archsearch estimate --sweep`: what drafts are worth over a range of batch sizes, contexts, gammas or acceptances."""
+"""`archsearch estimate --sweep`: what drafts are worth over a range of batch sizes, contexts,
+gammas or acceptances."""
 
 from __future__ import annotations
 
@@ -19,10 +20,27 @@ from archsearch.traffic.curve import Curve, Sweep, curve, sweep_of
 from archsearch.traffic.held import held_by
 
 COLUMNS: Final = (
-    "draft", "engine", "engine_version", "x", "gamma", "alpha", "tau", "speedup", "speedup_low", "speedup_high", "speedup_off",
-    "ideal", "tpot_ms", "plain_tpot_ms", "tokens_per_s", "plain_tokens_per_s", "running", "plain_running",
-    "throughput_gain", "pays",
-)  # fmt: skip
+    "draft",
+    "engine",
+    "engine_version",
+    "x",
+    "gamma",
+    "alpha",
+    "tau",
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "speedup_off",
+    "ideal",
+    "tpot_ms",
+    "plain_tpot_ms",
+    "tokens_per_s",
+    "plain_tokens_per_s",
+    "running",
+    "plain_running",
+    "throughput_gain",
+    "pays",
+)
 
 
 def estimate_curves(request: EstimateRequest, axis: str, span: str | None = None) -> dict[str, Any]:
@@ -60,19 +78,34 @@ def _told(item: Priced, found: Curve, sweep: Sweep) -> dict[str, Any]:
     largest = item.scorer.latency.largest_batch
     notes = list(item.notes)
     if largest is not None:
-        notes.append(f"passes were measured up to batch size {largest}; beyond twice that the curve is a guess")
-    memory = memory_of(item, int(sweep.values[-1]) if sweep.axis == "context" else item.scorer.workload.context_len)
-    return {"draft": item.name, **engine_data(item.source), "notes": notes, "memory": memory, **found.to_dict()}
+        notes.append(
+            f"passes were measured up to batch size {largest}; beyond twice that the curve is a"
+            " guess"
+        )
+    memory = memory_of(
+        item, int(sweep.values[-1]) if sweep.axis == "context" else item.scorer.workload.context_len
+    )
+    return {
+        "draft": item.name,
+        **engine_data(item.source),
+        "notes": notes,
+        "memory": memory,
+        **found.to_dict(),
+    }
 
 
 def memory_of(item: Priced, context: int) -> dict[str, Any] | None:
-    """What the fullest device holds with the draft and without, for requests of `context` tokens; None on a CPU."""
+    """What the fullest device holds with the draft and without, for requests of `context` tokens;
+    None on a CPU."""
     device, scorer = item.source.device, item.scorer
     if device.kind == "cpu":
         return None
     ranks = engine_facts(item.source.engine).ranks_of_draft(scorer.workload)
     served = replace(scorer.workload, draft_tensor_parallel=ranks, context_len=context)
-    with_draft, alone = (asdict(memory_plan(scorer.target, each, served, device)) for each in (item.score.proposer, None))
+    with_draft, alone = (
+        asdict(memory_plan(scorer.target, each, served, device))
+        for each in (item.score.proposer, None)
+    )
     return {"with_draft": with_draft, "alone": alone, "draft_ranks": ranks, "context": context}
 
 
@@ -109,4 +142,7 @@ def write_curves(result: Mapping[str, Any], path: Path) -> None:
 
 
 def _rounded(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()} for row in rows]
+    return [
+        {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
+        for row in rows
+    ]

@@ -12,22 +12,35 @@ from archsearch.runs.run import open_run
 
 
 def serve_dashboard(
-    path: Path, port: int, ready: Callable[[str], None], *, storage: str | None = None, host: str = "127.0.0.1"
+    path: Path,
+    port: int,
+    ready: Callable[[str], None],
+    *,
+    storage: str | None = None,
+    host: str = "127.0.0.1",
 ) -> None:
-    """Serve the dashboard of a run until it is stopped; `ready` is told its address once it answers.
+    """Serve the dashboard of a run until it is stopped; `ready` is told its address once it
+    answers.
 
-    `storage`: the Optuna URL that the search was given, where it was given one: run.yaml keeps no password. Port 0: any that is
-    free. Raises MissingDataError without optuna-dashboard or without a study, ArchsearchError for a port that is taken.
+    `storage`: the Optuna URL that the search was given, where it was given one: run.yaml keeps no
+    password. Port 0: any that is free. Raises MissingDataError without optuna-dashboard or without
+    a study, ArchsearchError for a port that is taken.
     """
     run = open_run(path)
     try:
         from optuna_dashboard import wsgi
     except ImportError:
-        raise MissingDataError('optuna-dashboard is not installed; run: pip install "archsearch[dashboard]"') from None
+        raise MissingDataError(
+            'optuna-dashboard is not installed; run: pip install "archsearch[dashboard]"'
+        ) from None
     where = storage or (run.storage_file if run.storage_file.is_file() else None)
     if where is None:
         asked = run.arguments.get("storage")
-        told = f"its search used {asked}: name it with --storage" if asked else "the search has not started"
+        told = (
+            f"its search used {asked}: name it with --storage"
+            if asked
+            else "the search has not started"
+        )
         raise MissingDataError(f"{path} holds no journal.log; {told}")
     from archsearch.search.study import open_storage
 
@@ -38,7 +51,9 @@ def serve_dashboard(
     try:
         server = make_server(host, port, wsgi(_storage(open_storage(where))), handler_class=Quiet)
     except OSError as error:
-        raise ArchsearchError(f"port {port} cannot be used ({error.strerror}); choose another --port") from error
+        raise ArchsearchError(
+            f"port {port} cannot be used ({error.strerror}); choose another --port"
+        ) from error
     with server:
         ready(f"http://{host}:{server.server_port}/dashboard/")
         server.serve_forever()

@@ -1,4 +1,5 @@
-"""`archsearch doctor`: what this machine has, what is missing, and the command that mends it. It measures nothing."""
+"""`archsearch doctor`: what this machine has, what is missing, and the command that mends it. It
+measures nothing."""
 
 from __future__ import annotations
 
@@ -24,14 +25,25 @@ from archsearch.engines.environments.environment import overview
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
 from archsearch.hardware.device import Device, devices
-from archsearch.hardware.identify import VisibleGpu, gpu_problem, gpu_state, how_to_add, identify_cpu, matches, visible_gpus
+from archsearch.hardware.identify import (
+    VisibleGpu,
+    gpu_problem,
+    gpu_state,
+    how_to_add,
+    identify_cpu,
+    matches,
+    visible_gpus,
+)
 from archsearch.paths import cache_dir
 from archsearch.profiles import cpu_stack, installed, profiles_of, stack_key
 
 Level = Literal["ok", "note", "mend", "stop"]
-"""`ok`: as it should be; `note`: worth knowing; `mend`: something is worse than it could be; `stop`: nothing can run so."""
+"""`ok`: as it should be; `note`: worth knowing; `mend`: something is worse than it could be;
+`stop`: nothing can run so."""
 
-LEAST_DISK_BYTES: Final = 5 * 10**9  # a demo's cache and run; an engine's environment wants more and says so itself
+LEAST_DISK_BYTES: Final = (
+    5 * 10**9
+)  # a demo's cache and run; an engine's environment wants more and says so itself
 LEAST_MEMORY_BYTES: Final = 4 * 2**30  # the demo's target and drafts with their training states
 BUSY_SHARE: Final = 0.25  # of all threads: beyond that timings of this CPU are those of a busy one
 LEAST_PYTHON: Final = (3, 11)
@@ -39,8 +51,8 @@ LEAST_PYTHON: Final = (3, 11)
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. `topic`: versions, device, profile, engines, disk, memory, load; `command`: what mends it, ""
-    where there is nothing to mend."""
+    """One thing that was looked at. `topic`: versions, device, profile, engines, disk, memory,
+    load; `command`: what mends it, "" where there is nothing to mend."""
 
     topic: str
     level: Level
@@ -49,11 +61,19 @@ class Finding:
 
 
 def doctor(folder: Path | None = None) -> dict[str, Any]:
-    """Every finding, as they matter; `runs`: whether anything can run here. `folder`: where runs are to lie."""
+    """Every finding, as they matter; `runs`: whether anything can run here. `folder`: where runs
+    are to lie."""
     folder = folder or Path.cwd()
     found: list[Finding] = []
-    for topic, look in (("versions", _versions), ("device", _device), ("profile", _profiles), ("engines", _engines),
-                        ("disk", lambda: _disk(folder)), ("memory", _memory), ("load", _load)):  # fmt: skip
+    for topic, look in (
+        ("versions", _versions),
+        ("device", _device),
+        ("profile", _profiles),
+        ("engines", _engines),
+        ("disk", lambda: _disk(folder)),
+        ("memory", _memory),
+        ("load", _load),
+    ):
         found += _looked(topic, look)
     return {
         "archsearch": __version__,
@@ -63,7 +83,8 @@ def doctor(folder: Path | None = None) -> dict[str, Any]:
 
 
 def _looked(topic: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """The findings of one look; a broken file or a driver that answers oddly costs only this part."""
+    """The findings of one look; a broken file or a driver that answers oddly costs only this
+    part."""
     found: list[Finding] = []
     try:
         found.extend(look())
@@ -72,29 +93,47 @@ def _looked(topic: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:
     return found
 
 
-# -- software --------------------------------------------------------------------------------------------------------------------
+# -- software
+# --------------------------------------------------------------------------------------------------
 
 
 def _versions() -> Iterator[Finding]:
     python = platform.python_version()
     if sys.version_info[:2] < LEAST_PYTHON:
-        yield Finding("versions", "stop", f"Python {python}; archsearch needs 3.11 or newer", "python3.11 -m venv .venv")
+        yield Finding(
+            "versions",
+            "stop",
+            f"Python {python}; archsearch needs 3.11 or newer",
+            "python3.11 -m venv .venv",
+        )
     wrong = list(_unmet(_requirements()))
     for requirement, there in wrong:
-        text = f"{requirement.name} {there or 'is not installed'}; archsearch needs {requirement.specifier or 'it'}"
+        text = (
+            f"{requirement.name} {there or 'is not installed'}; archsearch needs"
+            f" {requirement.specifier or 'it'}"
+        )
         needed = shlex.quote(f"{requirement.name}{requirement.specifier}")
-        yield Finding("versions", "mend" if there else "stop", text, f"{sys.executable} -m pip install {needed}")
+        yield Finding(
+            "versions",
+            "mend" if there else "stop",
+            text,
+            f"{sys.executable} -m pip install {needed}",
+        )
     if not wrong:
         versions = {name: installed(name) for name in ("torch", "transformers", "optuna")}
         named = ", ".join(f"{name} {there}" for name, there in versions.items() if there)
         yield Finding("versions", "ok", f"archsearch {__version__}, Python {python}, {named}")
         if versions["torch"] is None or versions["transformers"] is None:
-            text = "no torch: answers as usual, but profile, train, confirm, acceptance and demo need it"
+            text = (
+                "no torch: answers as usual, but profile, train, confirm, acceptance and demo"
+                " need it"
+            )
             yield Finding("versions", "note", text, 'pip install "archsearch[torch]"')
 
 
 def _requirements() -> list[str]:
-    """What archsearch's own metadata asks for; nothing where it runs from a folder that was never installed."""
+    """What archsearch's own metadata asks for; nothing where it runs from a folder that was never
+    installed."""
     try:
         return metadata.requires("archsearch") or []
     except metadata.PackageNotFoundError:
@@ -102,7 +141,8 @@ def _requirements() -> list[str]:
 
 
 def _unmet(requirements: list[str]) -> Iterator[tuple[Requirement, str | None]]:
-    """(requirement, version that is there or None) of each that is not met; extras are asked for by nobody."""
+    """(requirement, version that is there or None) of each that is not met; extras are asked for by
+    nobody."""
     for text in requirements:
         requirement = Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -112,23 +152,41 @@ def _unmet(requirements: list[str]) -> Iterator[tuple[Requirement, str | None]]:
             yield requirement, there
 
 
-# -- devices and their profiles --------------------------------------------------------------------------------------------------
+# -- devices and their profiles
+# --------------------------------------------------------------------------------------------------
 
 
 def _device() -> Iterator[Finding]:
     cpu = identify_cpu()
-    half = "" if cpu.native_bf16 else "; no bfloat16 of its own, which makes float32 the faster dtype on most targets"
+    half = (
+        ""
+        if cpu.native_bf16
+        else "; no bfloat16 of its own, which makes float32 the faster dtype on most targets"
+    )
     threads = "1 thread" if cpu.threads == 1 else f"{cpu.threads} threads"
-    yield Finding("device", "ok", f"{cpu.key}: {cpu.name}, {threads}, {cpu.memory_bytes / 2**30:.1f} GiB{half}")
+    yield Finding(
+        "device",
+        "ok",
+        f"{cpu.key}: {cpu.name}, {threads}, {cpu.memory_bytes / 2**30:.1f} GiB{half}",
+    )
     gpus = visible_gpus()
     if not gpus:
-        yield Finding("device", "note", f"no GPU: {gpu_problem()}; searches for one (--gpu h100) need none here")
+        yield Finding(
+            "device",
+            "note",
+            f"no GPU: {gpu_problem()}; searches for one (--gpu h100) need none here",
+        )
     for gpu in gpus:
         known = _known(gpu)
-        text = f"GPU {gpu.index}: {gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB, driver {gpu.driver}"
+        text = (
+            f"GPU {gpu.index}: {gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB, driver {gpu.driver}"
+        )
         if known is None:
             yield Finding(
-                "device", "mend", f"{text}; it is not in the device table: {how_to_add(gpu)}", "archsearch list devices"
+                "device",
+                "mend",
+                f"{text}; it is not in the device table: {how_to_add(gpu)}",
+                "archsearch list devices",
             )
             continue
         yield Finding("device", "ok", f"{text} (--gpu {known.key})")
@@ -141,41 +199,64 @@ def _known(gpu: VisibleGpu) -> Device | None:
 
 
 def _cuda_problem() -> tuple[str, str] | None:
-    """Why torch does not see a GPU that the driver shows, and what to do; None where it is a CUDA build (told by its name)."""
+    """Why torch does not see a GPU that the driver shows, and what to do; None where it is a CUDA
+    build (told by its name)."""
     build = installed("torch")
     if build is None or "+cpu" not in build:
         return None
-    return f"torch {build} is the build without CUDA: nothing can be trained or timed on the GPU", (
-        f"{sys.executable} -m pip install --force-reinstall torch=={build.partition('+')[0]}"
+    return (
+        f"torch {build} is the build without CUDA: nothing can be trained or timed on the GPU",
+        f"{sys.executable} -m pip install --force-reinstall torch=={build.partition('+')[0]}",
     )
 
 
 def _profiles() -> Iterator[Finding]:
     cpu = identify_cpu()
     yield _profile_of(cpu, "archsearch profile --gpu cpu")
-    for key in dict.fromkeys(device.key for gpu in visible_gpus() if (device := _known(gpu)) is not None):
+    for key in dict.fromkeys(
+        device.key for gpu in visible_gpus() if (device := _known(gpu)) is not None
+    ):
         yield _profile_of(devices()[key], f"archsearch profile --gpu {key}")
 
 
 def _profile_of(device: Device, command: str) -> Finding:
-    """Whether a device was profiled, by whom, with which software, and whether the profile was ever checked."""
+    """Whether a device was profiled, by whom, with which software, and whether the profile was ever
+    checked."""
     found = profiles_of(device.key)
     if not found:
-        return Finding("profile", "mend", f"{device.key} has no profile; latencies would be guessed or refused", command)
+        return Finding(
+            "profile",
+            "mend",
+            f"{device.key} has no profile; latencies would be guessed or refused",
+            command,
+        )
     stack = cpu_stack() if device.kind == "cpu" else None
     same = [folder for folder in found if stack is not None and folder.name == stack_key(stack)]
     folder = (same or found)[0]
     header = read_json(folder / "profile.json", "profile")
     if "package" in (header.get("provenance") or {}):
-        return Finding("profile", "mend", f"{device.key}: {folder} holds imported kernel tables, nothing measured here", command)
+        return Finding(
+            "profile",
+            "mend",
+            f"{device.key}: {folder} holds imported kernel tables, nothing measured here",
+            command,
+        )
     if stack is not None and not same:
-        return Finding("profile", "mend", f"{device.key}: {folder} was made with other software ({folder.name})", command)
+        return Finding(
+            "profile",
+            "mend",
+            f"{device.key}: {folder} was made with other software ({folder.name})",
+            command,
+        )
     if not header.get("known_error"):
-        return Finding("profile", "note", f"{device.key}: {folder}, never checked", f"{command} --check 20")
+        return Finding(
+            "profile", "note", f"{device.key}: {folder}, never checked", f"{command} --check 20"
+        )
     return Finding("profile", "ok", f"{device.key}: {folder}, checked")
 
 
-# -- engines ---------------------------------------------------------------------------------------------------------------------
+# -- engines
+# --------------------------------------------------------------------------------------------------
 
 
 def _engines() -> Iterator[Finding]:
@@ -184,35 +265,59 @@ def _engines() -> Iterator[Finding]:
     for name in dict.fromkeys((*rows, *priced)):
         row = rows.get(name)
         if row is None:
-            yield Finding("engines", "note", f"{engine_title(name)}: priced and exported for, not run by archsearch")
+            yield Finding(
+                "engines",
+                "note",
+                f"{engine_title(name)}: priced and exported for, not run by archsearch",
+            )
         elif row["installed"]:
             note = f"; {row['note']}" if row["note"] else ""
-            yield Finding("engines", "ok", f"{engine_title(name)} {row['version'] or ''}".rstrip() + f": {row['where']}{note}")
+            yield Finding(
+                "engines",
+                "ok",
+                f"{engine_title(name)} {row['version'] or ''}".rstrip() + f": {row['where']}{note}",
+            )
         else:
             stopped = "an install was stopped" if "stopped" in row["note"] else "not installed"
-            yield Finding("engines", "note", f"{engine_title(name)}: {stopped}", f"archsearch engine install {name}")
+            yield Finding(
+                "engines",
+                "note",
+                f"{engine_title(name)}: {stopped}",
+                f"archsearch engine install {name}",
+            )
         if name in priced:
-            yield _draft_class(name, row["version"] if row is not None and row["installed"] else None)
+            yield _draft_class(
+                name, row["version"] if row is not None and row["installed"] else None
+            )
 
 
 def _draft_class(name: str, installed: str | None) -> Finding:
-    """How the engine's version launches an independent draft on a GPU; a switch that brings graphs back is named."""
+    """How the engine's version launches an independent draft on a GPU; a switch that brings graphs
+    back is named."""
     here = version_in(installed) if installed else None
     version = here or newest_version(name)
     rounds = engine_rounds(name, version)
     assert rounds is not None  # the engine is one of known_engines()
     which = "" if here is not None else " (the newest known)"
-    text = f"{engine_facts(name).title} {rounds.version}{which} on a GPU runs a draft model: {rounds.costs.title}"
+    text = (
+        f"{engine_facts(name).title} {rounds.version}{which} on a GPU runs a draft model:"
+        f" {rounds.costs.title}"
+    )
     if not rounds.without_graphs:
         return Finding("engines", "note" if rounds.costs.graph == "none" else "ok", text)
     other, switches = rounds.remedy if rounds.remedy is not None else (rounds.version, {})
-    command = " ".join(f"export {key}={value}" for key, value in switches.items()) if other == rounds.version else ""
+    command = (
+        " ".join(f"export {key}={value}" for key, value in switches.items())
+        if other == rounds.version
+        else ""
+    )
     remedy = f"; {rounds.remedy_words()}" if rounds.remedy_words() and not command else ""
     level: Level = "mend" if visible_gpus() else "note"  # without a GPU it tells of other machines
     return Finding("engines", level, f"{text}; {rounds.without_graphs}{remedy}", command)
 
 
-# -- the machine now -------------------------------------------------------------------------------------------------------------
+# -- the machine now
+# --------------------------------------------------------------------------------------------------
 
 
 def _disk(folder: Path) -> Iterator[Finding]:
@@ -224,23 +329,39 @@ def _disk(folder: Path) -> Iterator[Finding]:
         free = shutil.disk_usage(there).free
         if not there.is_dir() or not os.access(there, os.W_OK):
             level: Level = "stop" if name == "runs" else "mend"
-            yield Finding("disk", level, f"{name}: {path} cannot be written", command.replace("larger", "writable"))
+            yield Finding(
+                "disk",
+                level,
+                f"{name}: {path} cannot be written",
+                command.replace("larger", "writable"),
+            )
         elif free < LEAST_DISK_BYTES:
-            yield Finding("disk", "mend", f"{name}: {free / 1e9:.1f} GB free at {path}, 5 GB are wanted", command)
+            yield Finding(
+                "disk",
+                "mend",
+                f"{name}: {free / 1e9:.1f} GB free at {path}, 5 GB are wanted",
+                command,
+            )
         else:
             yield Finding("disk", "ok", f"{name}: {free / 1e9:.0f} GB free at {path}")
 
 
 def _memory(meminfo: Path = Path("/proc/meminfo")) -> Iterator[Finding]:
     total = identify_cpu().memory_bytes
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text() if meminfo.is_file() else "", re.MULTILINE)
+    match = re.search(
+        r"^MemAvailable:\s+(\d+) kB", meminfo.read_text() if meminfo.is_file() else "", re.MULTILINE
+    )
     if match is None:
-        yield Finding("memory", "note", f"{total / 2**30:.1f} GiB; how much is free is not told here")
+        yield Finding(
+            "memory", "note", f"{total / 2**30:.1f} GiB; how much is free is not told here"
+        )
         return
     free = int(match[1]) * 1024
     words = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
     if free < LEAST_MEMORY_BYTES:
-        yield Finding("memory", "mend", f"{words}; the demo trains with 4", "ps aux --sort=-rss | head")
+        yield Finding(
+            "memory", "mend", f"{words}; the demo trains with 4", "ps aux --sort=-rss | head"
+        )
     else:
         yield Finding("memory", "ok", words)
 
@@ -251,7 +372,12 @@ def _load() -> Iterator[Finding]:
     if share is None:
         yield Finding("load", "note", "how busy the CPU is is not told here", command)
     elif share > BUSY_SHARE:
-        yield Finding("load", "mend", f"others use {share:.0%} of the CPU: what is timed now is a busy machine's", command)
+        yield Finding(
+            "load",
+            "mend",
+            f"others use {share:.0%} of the CPU: what is timed now is a busy machine's",
+            command,
+        )
     else:
         yield Finding("load", "ok", f"others use {share:.0%} of the CPU")
     for gpu in visible_gpus():
@@ -259,11 +385,17 @@ def _load() -> Iterator[Finding]:
         if state.busy:
             yield Finding("load", "mend", f"GPU {gpu.index} {state.busy_words()}", "nvidia-smi")
         for reason in state.throttle_reasons:
-            yield Finding("load", "note", f"GPU {gpu.index} is slowed down: {reason}", "nvidia-smi -q -d PERFORMANCE")
+            yield Finding(
+                "load",
+                "note",
+                f"GPU {gpu.index} is slowed down: {reason}",
+                "nvidia-smi -q -d PERFORMANCE",
+            )
 
 
 def _busy_share(stat: Path = Path("/proc/stat"), seconds: float = 0.5) -> float | None:
-    """Share of all threads' time that others took meanwhile; None where the system does not tell."""
+    """Share of all threads' time that others took meanwhile; None where the system does not
+    tell."""
 
     def ticks() -> tuple[int, int] | None:
         words = stat.read_text().split("\n", 1)[0].split() if stat.is_file() else []

@@ -1,4 +1,5 @@
-"""`archsearch estimate`: price drafters that exist, of any family, in one engine or in several side by side."""
+"""`archsearch estimate`: price drafters that exist, of any family, in one engine or in several side
+by side."""
 
 from __future__ import annotations
 
@@ -64,8 +65,8 @@ class EstimateRequest:
 
 @dataclass(frozen=True)
 class Priced:
-    """One draft in one engine. `engine_class`: how the engine runs it, "" where nothing is known of that; `budget`: what a
-    drafter that nobody has published would be trained with."""
+    """One draft in one engine. `engine_class`: how the engine runs it, "" where nothing is known of
+    that; `budget`: what a drafter that nobody has published would be trained with."""
 
     name: str
     training: str
@@ -85,16 +86,26 @@ class Priced:
         return new.with_acceptance(old.acceptance, old.context)(self.score.proposer)
 
     def to_dict(self, group: int) -> dict[str, Any]:
-        told = {"draft": self.name, "training": self.training, "notes": self.notes, "pays": self.score.pays, "group": group}
+        told = {
+            "draft": self.name,
+            "training": self.training,
+            "notes": self.notes,
+            "pays": self.score.pays,
+            "group": group,
+        }
         engine = engine_data(self.source) | {"engine_class": self.engine_class or None}
         free = {"free_layers": free_layers(self.scorer, self.score)}
-        return told | engine | {**self.score.to_dict(), "engine_version": self.source.version} | free
+        return (
+            told | engine | {**self.score.to_dict(), "engine_version": self.source.version} | free
+        )
 
 
 def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
-    """Price drafts that exist: a Score each in each engine, best first, and which of them the error bars cannot tell apart.
+    """Price drafts that exist: a Score each in each engine, best first, and which of them the error
+    bars cannot tell apart.
 
-    Raises ArchsearchError for an engine that does not run such drafts, or cannot shard one over the ranks.
+    Raises ArchsearchError for an engine that does not run such drafts, or cannot shard one over the
+    ranks.
     """
     priced, about = price_drafts(request)
     best = priced[0]
@@ -103,7 +114,9 @@ def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
         found = [item for item in priced if item.source.served == served]
         groups = _groups(found)
         for item in found:
-            group_of[id(item)] = next(number for number, group in enumerate(groups, start=1) if item.score in group)
+            group_of[id(item)] = next(
+                number for number, group in enumerate(groups, start=1) if item.score in group
+            )
     return {
         **about,
         **engine_data(best.source),
@@ -119,9 +132,9 @@ ANSWER: Final = 256  # tokens of an answer where nobody says
 
 
 def _with_prompts(item: Priced) -> dict[str, Any] | None:
-    """What the best draft's gain becomes once prompts are read: tokens/s over those without a draft,
-    as many requests in flight as the batch has, prompts that with half an answer fill its context. None
-    on a CPU, and where such requests cannot be priced."""
+    """What the best draft's gain becomes once prompts are read: tokens/s over those without a
+    draft, as many requests in flight as the batch has, prompts that with half an answer fill its
+    context. None on a CPU, and where such requests cannot be priced."""
     work = item.scorer.workload
     if item.source.device.kind == "cpu":
         return None
@@ -130,7 +143,9 @@ def _with_prompts(item: Priced) -> dict[str, Any] | None:
     base = copy(item.scorer)
     base.gammas = (item.score.gamma,)
     try:
-        score = MixScorer(base, mix_of({"parts": [part]}, "prompts"), item.source.device)(item.score.proposer)
+        score = MixScorer(base, mix_of({"parts": [part]}, "prompts"), item.source.device)(
+            item.score.proposer
+        )
     except ArchsearchError:
         return None
     assert score.mix is not None
@@ -146,7 +161,8 @@ def _groups(priced: Sequence[Priced]) -> list[list[Score]]:
 
 
 def price_drafts(request: EstimateRequest) -> tuple[list[Priced], dict[str, Any]]:
-    """Each draft in each engine, best first, and what was asked of them in words and numbers. Raises as `estimate_drafts`."""
+    """Each draft in each engine, best first, and what was asked of them in words and numbers.
+    Raises as `estimate_drafts`."""
     ref = served_target(resolve_target(request.target), request.asked)
     published = None if request.tau is None else GivenAcceptance.of_tau(request.tau, request.gamma)
     if published is not None:
@@ -163,15 +179,25 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], dict[str, Any]
     workloads: dict[str, Workload] = {}
     named = [resolve_drafter(name, ref) for name in request.drafts]
     for asked in _requests(request, named):
-        lone = asked if request.mix is None else replace(asked, batch_size=1, context_len=request.mix.longest)
+        lone = (
+            asked
+            if request.mix is None
+            else replace(asked, batch_size=1, context_len=request.mix.longest)
+        )
         source, workload = choose_latency(lone, ref.architecture, kind_of(named))
         if request.mix is not None:
             check_flight(request.mix, engine_facts(source.engine), source.device)
-        if any(each.drafter.rounds != kind_of(named) for each in named):  # each draft has its own way then
-            source = replace(source, served=served_words(source.engine, source.rounds, source.device, how=False))
+        if any(
+            each.drafter.rounds != kind_of(named) for each in named
+        ):  # each draft has its own way then
+            source = replace(
+                source, served=served_words(source.engine, source.rounds, source.device, how=False)
+            )
         workloads[source.served] = workload
         priced += _priced(request, named, ref, source, workload, acceptance)
-    priced.sort(key=lambda item: -item.score.ranked_by)  # what is assumed by the lower end, as in a search
+    priced.sort(
+        key=lambda item: -item.score.ranked_by
+    )  # what is assumed by the lower end, as in a search
     best = priced[0]
     return priced, {
         "target": ref.name,
@@ -186,13 +212,15 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], dict[str, Any]
 
 
 def kind_of(named: Sequence[NamedDrafter]) -> RoundKind:
-    """The kind of drafter by which an engine's version is judged: a draft model's where one is asked for, else the first's."""
+    """The kind of drafter by which an engine's version is judged: a draft model's where one is
+    asked for, else the first's."""
     kinds: list[RoundKind] = [each.drafter.rounds for each in named]
     return "draft_model" if "draft_model" in kinds else kinds[0]
 
 
 def _requests(request: EstimateRequest, named: Sequence[NamedDrafter]) -> list[WorkloadRequest]:
-    """One request for each engine and version; ArchsearchError where an engine does not run a drafter that was asked for."""
+    """One request for each engine and version; ArchsearchError where an engine does not run a
+    drafter that was asked for."""
     found = engine_requests(request.asked, request.engines, request.engine_versions, kind_of(named))
     for asked in found:
         facts = engine_facts(asked.engine)
@@ -212,13 +240,19 @@ def _priced(
 ) -> list[Priced]:
     """Each draft in one engine."""
     gammas = [request.gamma] if request.gamma else None
-    scorer = Scorer(ref.architecture, workload, source.latency, acceptance, gammas=gammas, domain=request.domain)
+    scorer = Scorer(
+        ref.architecture, workload, source.latency, acceptance, gammas=gammas, domain=request.domain
+    )
     if request.mix is not None:
         scorer = MixScorer(scorer, request.mix, source.device)
-    scorer = with_budget(scorer, ref.architecture, source.device, budget_s(request.training_budget_s, source.device))
+    scorer = with_budget(
+        scorer, ref.architecture, source.device, budget_s(request.training_budget_s, source.device)
+    )
     budget, found = scorer.context.budget, []
     for each in named:
-        engine_facts(source.engine).check_drafter(each.drafter, shared_by(workload), source.version, each.name)
+        engine_facts(source.engine).check_drafter(
+            each.drafter, shared_by(workload), source.version, each.name
+        )
         training, doubt = request.training or "target", ""
         tokens = request.trained_tokens or recorded_tokens(_folder_of(each))
         if each.model is not None and not request.training and request.trained_tokens is None:
@@ -226,8 +260,8 @@ def _priced(
         unknown = tokens is None and _unknown_head(each)
         if unknown:
             doubt = (
-                "nobody says how this head was trained: on 3M to 300M tokens as far as its band knows"
-                " (else --trained-tokens, or --tau of what was published)"
+                "nobody says how this head was trained: on 3M to 300M tokens as far as its band"
+                " knows (else --trained-tokens, or --tau of what was published)"
             )
         notes = [*each.notes, *([doubt] if doubt and request.alpha == "prior" else [])]
         notes += _notes(ref.architecture, each.drafter, workload, source)
@@ -255,37 +289,53 @@ def _folder_of(each: NamedDrafter) -> Path | None:
 
 
 def _unknown_head(each: NamedDrafter) -> bool:
-    """Whether it is a head that exists, of whose training the table of published ones knows nothing."""
+    """Whether it is a head that exists, of whose training the table of published ones knows
+    nothing."""
     trained = each.drafter.trains and not each.drafter.is_model and each.drafter.acceptance != "mtp"
     return trained and bool(each.hub_id) and not published_as(each.hub_id)
 
 
 def _share_notes(score: Score) -> list[str]:
-    """That a drafter does not propose in every round, and in how many it is taken to; that its acceptance is assumed."""
+    """That a drafter does not propose in every round, and in how many it is taken to; that its
+    acceptance is assumed."""
     share = score.proposer.drafts_share
     if share >= 1.0:
         return (
-            [f"its acceptance is assumed ({score.assumed}), so the lower end of its speed-up ranks it"] if score.assumed else []
+            [
+                f"its acceptance is assumed ({score.assumed}), so the lower end of its speed-up"
+                " ranks it"
+            ]
+            if score.assumed
+            else []
         )
     return [
-        f"taken to find something to propose in {share:.0%} of rounds; tau is over all, alpha of those; measure both on your text"
+        f"taken to find something to propose in {share:.0%} of rounds; tau is over all, alpha of"
+        " those; measure both on your text"
     ]
 
 
-def _notes(target: Architecture, drafter: Drafter, workload: Workload, source: LatencySource) -> list[str]:
+def _notes(
+    target: Architecture, drafter: Drafter, workload: Workload, source: LatencySource
+) -> list[str]:
     """What keeps a draft from being used so."""
     from archsearch.capacity import fits, memory_bytes, usable_bytes
 
     notes = []
     if drafter.architecture.vocab_size != target.vocab_size:
-        notes.append(f"vocabulary {drafter.architecture.vocab_size}, target {target.vocab_size}: engines need the same tokenizer")
+        notes.append(
+            f"vocabulary {drafter.architecture.vocab_size}, target {target.vocab_size}: engines"
+            " need the same tokenizer"
+        )
     if workload.context_len > target.max_position_embeddings:
-        notes.append(f"{workload.context_len:,} tokens are more than the target's {target.max_position_embeddings:,} positions")
+        notes.append(
+            f"{workload.context_len:,} tokens are more than the target's"
+            f" {target.max_position_embeddings:,} positions"
+        )
     if not fits(target, drafter, workload, source.device):
         need = memory_bytes(target, drafter, workload).total_bytes
         notes.append(
-            f"needs {need / 2**30:.1f} GiB on one device, {usable_bytes(source.device) / 2**30:.1f} usable: "
-            "raise --tensor-parallel"
+            f"needs {need / 2**30:.1f} GiB on one device, {usable_bytes(source.device) / 2**30:.1f}"
+            " usable: raise --tensor-parallel"
         )
     return notes
 
@@ -295,7 +345,10 @@ def _differences(priced: Sequence[Priced]) -> list[dict[str, str]]:
     found = []
     for name in dict.fromkeys(item.name for item in priced):
         best, *others = (item for item in priced if item.name == name)
-        found += [difference(name, best.score, other.score, other.at_gamma(best.score.gamma)) for other in others]
+        found += [
+            difference(name, best.score, other.score, other.at_gamma(best.score.gamma))
+            for other in others
+        ]
     return [asdict(row) for row in found]
 
 
@@ -307,5 +360,7 @@ def _warnings(priced: Sequence[Priced]) -> list[str]:
     return [
         text
         for items in by_engine.values()
-        for text in warnings_of(items[0].source, [(item.name, item.scorer, item.score) for item in items])
+        for text in warnings_of(
+            items[0].source, [(item.name, item.scorer, item.score) for item in items]
+        )
     ]

@@ -1,7 +1,7 @@
 """Where the workers of a search run: processes of this machine, or tasks of a Ray cluster.
 
-A worker is `archsearch worker --storage URL --run NAME` wherever it runs. It needs the storage, and for trainings the run folder,
-at the same path on every machine.
+A worker is `archsearch worker --storage URL --run NAME` wherever it runs. It needs the storage, and
+for trainings the run folder, at the same path on every machine.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ class LocalProcesses:
         said = tempfile.TemporaryFile()
         process = subprocess.Popen(
             [sys.executable, "-m", "archsearch.cli", *command],
-            stdout=subprocess.DEVNULL, stderr=said, env={**os.environ, **environment},
-        )  # fmt: skip
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            env={**os.environ, **environment},
+        )
         self._started.append((process, said))
 
     def stop(self) -> list[str]:
@@ -61,15 +63,17 @@ class LocalProcesses:
 
 
 class RayTasks:
-    """Workers as tasks of a Ray cluster that runs already (`RAY_ADDRESS`, else the one of this machine), each on one CPU and,
-    where the search is for one, one GPU. Ray places them; nodes need archsearch and must reach storage and run folder."""
+    """Workers as tasks of a Ray cluster that runs already (`RAY_ADDRESS`, else the one of this
+    machine), each on one CPU and, where the search is for one, one GPU. Ray places them; nodes need
+    archsearch and must reach storage and run folder."""
 
     def __init__(self, gpus: int = 0) -> None:
         try:
             import ray
         except ImportError as error:
             raise ArchsearchError(
-                "--executor ray needs the Python package ray; install it (pip install 'archsearch[ray]')"
+                "--executor ray needs the Python package ray; install it (pip install"
+                " 'archsearch[ray]')"
             ) from error
         self._ray, self._gpus = ray, gpus
         if not ray.is_initialized():
@@ -78,19 +82,31 @@ class RayTasks:
             except (ConnectionError, RuntimeError) as error:
                 said = " ".join(str(error).split())[:160]
                 raise ArchsearchError(
-                    f"no Ray cluster answers ({said}); start one (ray start --head) or set RAY_ADDRESS"
+                    f"no Ray cluster answers ({said}); start one (ray start --head) or set"
+                    " RAY_ADDRESS"
                 ) from error
         if gpus and not ray.cluster_resources().get("GPU"):
-            say("the Ray cluster has no GPU: workers of a search that trains for one wait until it has")
+            say(
+                "the Ray cluster has no GPU: workers of a search that trains for one wait until"
+                " it has"
+            )
         self._tasks: list[Any] = []
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        own = {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}  # Ray's to say
-        remote = self._ray.remote(_run_worker).options(num_cpus=1, num_gpus=self._gpus, max_retries=-1)
+        own = {
+            name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"
+        }  # Ray's to say
+        remote = self._ray.remote(_run_worker).options(
+            num_cpus=1, num_gpus=self._gpus, max_retries=-1
+        )
         self._tasks.append(remote.remote(list(command), own))
 
     def stop(self) -> list[str]:
-        ready, waiting = self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0) if self._tasks else ([], [])
+        ready, waiting = (
+            self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0)
+            if self._tasks
+            else ([], [])
+        )
         for task in waiting:
             self._ray.cancel(task, force=True)
         self._tasks = []
@@ -101,8 +117,11 @@ def _run_worker(command: list[str], environment: dict[str, str]) -> str:
     """On a node of the cluster: one worker to its end; what it said last where it gave up."""
     done = subprocess.run(
         [sys.executable, "-m", "archsearch.cli", *command],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment},
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
     lines = done.stderr.strip().splitlines()
     return "" if done.returncode == 0 else lines[-1] if lines else f"exit status {done.returncode}"
 

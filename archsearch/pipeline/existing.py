@@ -1,5 +1,5 @@
-"""Candidates of every search besides the shapes of its spaces: drafters that exist, and what is soon
-made of those: a tuned sibling, the first layers of the target."""
+"""Candidates of every search besides the shapes of its spaces: drafters that exist, and what is
+soon made of those: a tuned sibling, the first layers of the target."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ EXISTING: Final = 6
 TUNING_TOKENS: Final = 1e7
 """Of the target's answers, for a draft that is tuned: people use 1e6 to 1e8."""
 TUNING: Final = Estimate(0.23, 0.2, "prior")
-"""logit(alpha) that tuning on the target's answers adds to a draft of its family (one term, fitted over 15
-studies of independent drafts; narrow text brought OSD .24 to .45 a decade). The law of what a draft has
-learnt would add .9 to a draft of LLaMA-65B that was pruned, which no published tuning shows on mixed text."""
+"""logit(alpha) that tuning on the target's answers adds to a draft of its family (one term, fitted
+over 15 studies of independent drafts; narrow text brought OSD .24 to .45 a decade). The law of what
+a draft has learnt would add .9 to a draft of LLaMA-65B that was pruned, which no published tuning
+shows on mixed text."""
 TUNED: Final = "tuned drafts were published for narrow kinds of text, 23k to 3M tokens"
 CUT: Final = "drafts that were pruned from a parent were published for one target"
 PRUNING_TOKENS: Final = 4e8
@@ -104,7 +105,8 @@ def published_context(
 
 
 def context_of(context: AcceptanceContext, score: Score, target: TargetRef) -> AcceptanceContext:
-    """Where acceptance is asked for of a score of a run: `context`, or made as it was where it exists."""
+    """Where acceptance is asked for of a score of a run: `context`, or made as it was where it
+    exists."""
     if score.needs is None or score.needs.kind != "exists":
         return context
     known = found_for(target.name, target.architecture, (score.family,))

@@ -1,4 +1,5 @@
-"""Which families of drafters a search looks at, each in its own space, and what is not done yet for one."""
+"""Which families of drafters a search looks at, each in its own space, and what is not done yet for
+one."""
 
 from __future__ import annotations
 
@@ -20,13 +21,14 @@ from archsearch.search.space import SearchSpace, load_space
 
 INDEPENDENT: Final = Independent.family
 OTHER_TRIALS: Final = 48
-"""Recorded shapes of a family other than independent drafts: all of their spaces are scored, fewer of their dimensions matter."""
+"""Recorded shapes of a family other than independent drafts: all of their spaces are scored, fewer
+of their dimensions matter."""
 
 
 @dataclass(frozen=True)
 class FamilySpaces:
-    """The space of each family of a search, in the order in which they are searched; `left_out`: those that have none for this
-    target, and why."""
+    """The space of each family of a search, in the order in which they are searched; `left_out`:
+    those that have none for this target, and why."""
 
     spaces: tuple[SearchSpace, ...]
     left_out: tuple[str, ...] = ()
@@ -42,36 +44,47 @@ def named_families(asked: Sequence[str]) -> tuple[str, ...]:
 
 
 def kind_of(families: Sequence[str]) -> RoundKind:
-    """The kind of drafter that an engine's version must run for such a search: of a draft model, where one is searched."""
+    """The kind of drafter that an engine's version must run for such a search: of a draft model,
+    where one is searched."""
     kinds: list[RoundKind] = [family(name).rounds for name in families]
     return "draft_model" if not kinds or "draft_model" in kinds else kinds[0]
 
 
 def choose_families(
-    asked: Sequence[str], facts: EngineFacts, version: str | None, target: TargetRef, *, trains: bool
+    asked: Sequence[str],
+    facts: EngineFacts,
+    version: str | None,
+    target: TargetRef,
+    *,
+    trains: bool,
 ) -> tuple[str, ...]:
-    """The families that a search ranks: those that were named, else all that the engine runs and the target can have, where
-    nothing is trained, and independent drafts where something is (heads that were named are trained beside them).
+    """The families that a search ranks: those that were named, else all that the engine runs and
+    the target can have, where nothing is trained, and independent drafts where something is (heads
+    that were named are trained beside them).
 
-    Raises ArchsearchError for one that the engine does not run, that the target cannot have, or that a search does not train.
+    Raises ArchsearchError for one that the engine does not run, that the target cannot have, or
+    that a search does not train.
     """
     if trains:
         others = [name for name in asked if name not in (INDEPENDENT, *HEAD_FAMILIES)]
         if others:
             raise ArchsearchError(
-                f"a search trains independent drafts and {', '.join(HEAD_FAMILIES)} heads, not {', '.join(others)}: leave out "
-                "--family, or rank only (--no-confirm)"
+                f"a search trains independent drafts and {', '.join(HEAD_FAMILIES)} heads, not"
+                f" {', '.join(others)}: leave out --family, or rank only (--no-confirm)"
             )
         if asked and INDEPENDENT not in asked:
             raise ArchsearchError(
-                f"a search that trains climbs by independent drafts and trains heads beside them: add --family {INDEPENDENT}, or "
-                "train a head alone (archsearch train RUN --family)"
+                "a search that trains climbs by independent drafts and trains heads beside them:"
+                f" add --family {INDEPENDENT}, or train a head alone (archsearch train RUN"
+                " --family)"
             )
     for name in asked:
         if why := facts.lacks(name, version):
             raise ArchsearchError(why)
         if why := family(name).lacking(target.architecture):
-            raise ArchsearchError(f"{target.name} cannot be served with {name}: {why}; leave out --family {name}")
+            raise ArchsearchError(
+                f"{target.name} cannot be served with {name}: {why}; leave out --family {name}"
+            )
     if trains:
         return (INDEPENDENT,)
     if asked:
@@ -81,12 +94,18 @@ def choose_families(
 
 
 def family_spaces(
-    families: Sequence[str], facts: EngineFacts, target: Architecture, own: Mapping[str, SearchSpace], *, optional: bool
+    families: Sequence[str],
+    facts: EngineFacts,
+    target: Architecture,
+    own: Mapping[str, SearchSpace],
+    *,
+    optional: bool,
 ) -> FamilySpaces:
-    """The space of each family: of `own` where it is there, else the shipped one, within what the engine runs.
+    """The space of each family: of `own` where it is there, else the shipped one, within what the
+    engine runs.
 
-    `optional`: nobody named the families, so one without a valid shape for this target is left out and told of.
-    Raises ArchsearchError where none is left.
+    `optional`: nobody named the families, so one without a valid shape for this target is left out
+    and told of. Raises ArchsearchError where none is left.
     """
     found: list[SearchSpace] = []
     left: list[str] = []
@@ -132,7 +151,9 @@ def family_rows(ranked: Sequence[Score]) -> list[dict[str, Any]]:
             "alpha": score.alpha.to_dict(),
             "tau": score.tau.to_dict(),
             "speedup": score.speedup.to_dict(),
-            "trains": score.proposer.trains if score.needs is None else score.needs.kind == "training",
+            "trains": (
+                score.proposer.trains if score.needs is None else score.needs.kind == "training"
+            ),
             "assumed": score.assumed,
             "needs": None if score.needs is None else score.needs.to_dict(),
         }
@@ -141,12 +162,17 @@ def family_rows(ranked: Sequence[Score]) -> list[dict[str, Any]]:
 
 
 def check_independent(score: Score, what: str, run: Path) -> None:
-    """Raise ArchsearchError where a rank is of a family for which `what` ("training", "confirming" or "exporting") is not done
-    by rank, with the command that does it where there is one."""
-    if score.needs is not None and score.needs.kind == "exists" and score.alpha.source != "measured":
+    """Raise ArchsearchError where a rank is of a family for which `what` ("training", "confirming"
+    or "exporting") is not done by rank, with the command that does it where there is one."""
+    if (
+        score.needs is not None
+        and score.needs.kind == "exists"
+        and score.alpha.source != "measured"
+    ):
         raise ArchsearchError(
-            f"rank {score.rank} exists, {score.needs.hub_id}: download it and name it where a draft is asked for "
-            f"(archsearch estimate --draft {score.needs.hub_id}); {what} is for drafts of this run"
+            f"rank {score.rank} exists, {score.needs.hub_id}: download it and name it where a draft"
+            f" is asked for (archsearch estimate --draft {score.needs.hub_id}); {what} is for"
+            " drafts of this run"
         )
     if score.family == INDEPENDENT:
         return
@@ -155,9 +181,10 @@ def check_independent(score: Score, what: str, run: Path) -> None:
     if score.family in HEAD_FAMILIES or (score.family == "ngram" and what == "confirming"):
         gamma = f" --gamma {score.gamma}" if what == "training" else ""
         raise ArchsearchError(
-            f"{name}: such drafters are named by their family, not by rank: archsearch {command} {run} "
-            f"--family {score.family}{gamma}"
+            f"{name}: such drafters are named by their family, not by rank: archsearch {command}"
+            f" {run} --family {score.family}{gamma}"
         )
     raise ArchsearchError(
-        f"{name}: {what} is done for independent drafts, EAGLE-3, P-EAGLE and Medusa heads only (docs/families.md)"
+        f"{name}: {what} is done for independent drafts, EAGLE-3, P-EAGLE and Medusa heads only"
+        " (docs/families.md)"
     )

@@ -25,19 +25,36 @@ from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.latency.transfer import STEP_ERRORS, distance, same_generation
 from archsearch.models.targets import TargetRef
-from archsearch.pipeline.serving import check_dtype, default_engine, default_mode, installed_version, rounds_of, served_words
+from archsearch.pipeline.serving import (
+    check_dtype,
+    default_engine,
+    default_mode,
+    installed_version,
+    rounds_of,
+    served_words,
+)
 from archsearch.profiles import Profile, cpu_stack, find_profile, profiles_of
 from archsearch.search.objective import Latency
 from archsearch.speedup import tau
 from archsearch.threads import DEFAULT
-from archsearch.workload import DTYPE_BYTES, GGUF_DTYPES, WEIGHT_BYTES, Mode, Workload, WorkloadRequest, dtype_name, served_name
+from archsearch.workload import (
+    DTYPE_BYTES,
+    GGUF_DTYPES,
+    WEIGHT_BYTES,
+    Mode,
+    Workload,
+    WorkloadRequest,
+    dtype_name,
+    served_name,
+)
 
 if TYPE_CHECKING:
     from archsearch.acceptance.known import AskedText
 
 DTYPE_PREFERENCE = ("bfloat16", "float16", "float32")
 RANKS = (1, 2, 4, 8)
-AS_FAST: Final = 0.05  # of a step: what a CPU's profile cannot tell apart; assumed (in turns the two were 3 to 17 % apart)
+# of a step: what a CPU's profile cannot tell apart; assumed (in turns the two were 3 to 17 % apart)
+AS_FAST: Final = 0.05
 TYPICAL_ALPHA: Final = 0.5  # for choosing a dtype only; assumed
 GAMMAS: Final = (1, 2, 3, 4)
 NOTHING_KNOWN = "nothing was measured for this target before"
@@ -47,8 +64,8 @@ NOTHING_KNOWN = "nothing was measured for this target before"
 class LatencySource:
     """A latency model and where it comes from, in words and as data for run.yaml.
 
-    `served`: which engine of which version serves, and how it runs a draft, in words; `rounds`: the same as data, on a GPU.
-    `version` None: nobody knows which is served.
+    `served`: which engine of which version serves, and how it runs a draft, in words; `rounds`: the
+    same as data, on a GPU. `version` None: nobody knows which is served.
     """
 
     latency: Latency
@@ -64,39 +81,52 @@ class LatencySource:
     served: str = ""
 
 
-def fitting_ranks(device: Device, target: Architecture, batch_size: int, context_len: int, dtype: str) -> int:
-    """The fewest devices (1, 2, 4, 8) that hold the target with a tenth of their memory to spare for a draft.
+def fitting_ranks(
+    device: Device, target: Architecture, batch_size: int, context_len: int, dtype: str
+) -> int:
+    """The fewest devices (1, 2, 4, 8) that hold the target with a tenth of their memory to spare
+    for a draft.
 
     Raises ArchsearchError where not even eight do.
     """
     for ranks in RANKS:
         try:
-            needed = memory_bytes(target, None, Workload(batch_size, context_len, ranks, dtype)).total_bytes
+            needed = memory_bytes(
+                target, None, Workload(batch_size, context_len, ranks, dtype)
+            ).total_bytes
         except InvalidShapeError:  # heads do not divide
             continue
         if device.kind == "cpu" or needed <= 0.9 * usable_bytes(device):
             return ranks
     one = memory_bytes(target, None, Workload(batch_size, context_len, 1, dtype)).total_bytes
     raise ArchsearchError(
-        f"the target needs {one / 2**30:.0f} GiB in {dtype}; eight {device.key} with {usable_bytes(device) / 2**30:.0f} GiB "
-        "usable each do not hold it; lower --batch-size or the context (--context, the prompts of a load), or name a larger --gpu"
+        f"the target needs {one / 2**30:.0f} GiB in {dtype}; eight {device.key} with"
+        f" {usable_bytes(device) / 2**30:.0f} GiB usable each do not hold it; lower --batch-size or"
+        " the context (--context, the prompts of a load), or name a larger --gpu"
     )
 
 
 def served_target(ref: TargetRef, asked: WorkloadRequest) -> TargetRef:
-    """`ref` as it will be served: with the routing skew that was asked for, and its layers' weights in the format that `--dtype`
-    names, else in that of the published ones. fp8 is the dtype of the pass where the device computes in it and was measured so,
-    and a format of weights alone elsewhere (on Ampere).
+    """`ref` as it will be served: with the routing skew that was asked for, and its layers' weights
+    in the format that `--dtype` names, else in that of the published ones. fp8 is the dtype of the
+    pass where the device computes in it and was measured so, and a format of weights alone
+    elsewhere (on Ampere).
 
-    Raises ArchsearchError for published weights in a format that nobody prices and no dtype asked for, and for quantised weights
-    on a CPU.
+    Raises ArchsearchError for published weights in a format that nobody prices and no dtype asked
+    for, and for quantised weights on a CPU.
     """
-    ref, name = ref.routed(asked.routing_skew), None if asked.dtype is None else served_name(asked.dtype)
-    published, plain = ref.architecture.served_dtype, "--dtype bfloat16 prices the model before it was quantised"
+    ref, name = (
+        ref.routed(asked.routing_skew),
+        None if asked.dtype is None else served_name(asked.dtype),
+    )
+    published, plain = (
+        ref.architecture.served_dtype,
+        "--dtype bfloat16 prices the model before it was quantised",
+    )
     if name is None and published and published not in WEIGHT_BYTES:
         raise ArchsearchError(
-            f"the weights of {ref.name} are quantised ({published}), which is not priced; {plain}, --dtype int4 or "
-            f"another of {', '.join(WEIGHT_BYTES)} as if they were in that"
+            f"the weights of {ref.name} are quantised ({published}), which is not priced; {plain},"
+            f" --dtype int4 or another of {', '.join(WEIGHT_BYTES)} as if they were in that"
         )
     name = name or published
     if name not in WEIGHT_BYTES:
@@ -105,9 +135,12 @@ def served_target(ref: TargetRef, asked: WorkloadRequest) -> TargetRef:
     profile, device = (None, None) if on_cpu else _profile_and_device(asked)
     if device is None or device.kind == "cpu":
         raise ArchsearchError(
-            f"weights in {name} are not priced on a CPU, where none of their kernels was measured; {plain} (or name a --gpu)"
+            f"weights in {name} are not priced on a CPU, where none of their kernels was measured;"
+            f" {plain} (or name a --gpu)"
         )
-    own = name in device.flops_per_s and (profile is None or any(dtype == name for dtype, _ in profile.combinations()))
+    own = name in device.flops_per_s and (
+        profile is None or any(dtype == name for dtype, _ in profile.combinations())
+    )
     return replace(ref, architecture=ref.architecture.in_format("" if own else name))
 
 
@@ -116,16 +149,19 @@ def choose_latency(
 ) -> tuple[LatencySource, Workload]:
     """The latency model that answers, and the workload with everything chosen that was left open.
 
-    The model is that of the profile named, or of the device's profile; where nobody profiled it, the kernels of a relative
-    carried over by the datasheets, and without a relative the datasheet roofline (each said so). Without a dtype: that of
-    quantised published weights, else of those in which the profile says that the target decodes fastest the one that verifies
-    cheapest (`_fastest_dtype`). `drafter`: a kind whose rounds
-    the engine must run. Raises ArchsearchError where no number of devices holds the target, or the engine's version runs no such
-    drafter, MissingDataError without a usable profile.
+    The model is that of the profile named, or of the device's profile; where nobody profiled it,
+    the kernels of a relative carried over by the datasheets, and without a relative the datasheet
+    roofline (each said so). Without a dtype: that of quantised published weights, else of those in
+    which the profile says that the target decodes fastest the one that verifies cheapest
+    (`_fastest_dtype`). `drafter`: a kind whose rounds the engine must run. Raises ArchsearchError
+    where no number of devices holds the target, or the engine's version runs no such drafter,
+    MissingDataError without a usable profile.
     """
     profile, device = _profile_and_device(asked)
     if target.weight_format:  # all but the weights is in 16 bits
-        asked = replace(asked, dtype=next(name for name in DTYPE_PREFERENCE if name in device.flops_per_s))
+        asked = replace(
+            asked, dtype=next(name for name in DTYPE_PREFERENCE if name in device.flops_per_s)
+        )
     elif asked.dtype is not None:
         asked = replace(asked, dtype=dtype_name(asked.dtype))
     if asked.engine is None:
@@ -138,7 +174,11 @@ def choose_latency(
     else:
         source = _profiled(profile, device, mode, asked, target, drafter)
     served = served_words(source.engine, source.rounds, device)
-    version = source.rounds.version if source.rounds is not None else installed_version(source.engine, device)
+    version = (
+        source.rounds.version
+        if source.rounds is not None
+        else installed_version(source.engine, device)
+    )
     words = source.words + format_words(source.latency, target)
     about = {**source.profile, "served": served, "weights": target.weight_format or source.dtype}
     source = replace(source, version=version, served=served, profile=about, words=words)
@@ -154,7 +194,10 @@ def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]
         return profile, Device.from_dict(profile.device)
     device = resolve_device(asked.gpu or "cpu")
     try:
-        return Profile.load(find_profile(device.key, cpu_stack() if device.kind == "cpu" else None)), device
+        return (
+            Profile.load(find_profile(device.key, cpu_stack() if device.kind == "cpu" else None)),
+            device,
+        )
     except MissingDataError:
         if device.kind == "cpu":
             raise
@@ -162,23 +205,39 @@ def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]
 
 
 def _served_dtype(profile: Profile | None, device: Device, target: Architecture) -> str | None:
-    """The dtype of the target's published weights where they are quantised and `device` was measured in it, or has no profile."""
+    """The dtype of the target's published weights where they are quantised and `device` was
+    measured in it, or has no profile."""
     name = target.served_dtype
     if name not in DTYPE_BYTES or device.kind == "cpu" or name not in device.flops_per_s:
         return None
-    return name if profile is None or any(dtype == name for dtype, _ in profile.combinations()) else None
+    return (
+        name
+        if profile is None or any(dtype == name for dtype, _ in profile.combinations())
+        else None
+    )
 
 
-def _workload(asked: WorkloadRequest, device: Device, target: Architecture, dtype: str, mode: Mode) -> Workload:
-    ranks = asked.tensor_parallel or fitting_ranks(device, target, asked.batch_size, asked.context_len, dtype)
+def _workload(
+    asked: WorkloadRequest, device: Device, target: Architecture, dtype: str, mode: Mode
+) -> Workload:
+    ranks = asked.tensor_parallel or fitting_ranks(
+        device, target, asked.batch_size, asked.context_len, dtype
+    )
     return Workload(
-        asked.batch_size, asked.context_len, ranks, dtype, mode, asked.temperature,
-        asked.draft_tensor_parallel, asked.memory_fraction,
-    )  # fmt: skip
+        asked.batch_size,
+        asked.context_len,
+        ranks,
+        dtype,
+        mode,
+        asked.temperature,
+        asked.draft_tensor_parallel,
+        asked.memory_fraction,
+    )
 
 
 def relative_of(device: Device, dtype: str) -> Profile | None:
-    """The profile of the nearest GPU of the same generation whose kernels were measured in `dtype`, the user's own first."""
+    """The profile of the nearest GPU of the same generation whose kernels were measured in `dtype`,
+    the user's own first."""
     near = [
         other
         for other in devices().values()
@@ -192,8 +251,11 @@ def relative_of(device: Device, dtype: str) -> Profile | None:
     return None
 
 
-def _carried(device: Device, mode: Mode, asked: WorkloadRequest, drafter: RoundKind) -> LatencySource | None:
-    """The answer from a relative's kernels; None where no GPU of the generation was measured in the dtype."""
+def _carried(
+    device: Device, mode: Mode, asked: WorkloadRequest, drafter: RoundKind
+) -> LatencySource | None:
+    """The answer from a relative's kernels; None where no GPU of the generation was measured in the
+    dtype."""
     name = asked.dtype or next(d for d in DTYPE_PREFERENCE if d in device.flops_per_s)
     profile = relative_of(device, name) if name in device.flops_per_s else None
     if profile is None:
@@ -203,9 +265,10 @@ def _carried(device: Device, mode: Mode, asked: WorkloadRequest, drafter: RoundK
     latency = LatencyModel(profile, name, mode, engine, rounds, device)
     errors = ", ".join(f"{error:.0%} of {what}" for what, error in STEP_ERRORS.items())
     words = (
-        f"kernels of {relative} carried over to {device.key} by the datasheets, {name}, {mode} mode (error seen between measured "
-        f"GPUs: {errors}; profile {profile.folder}: {profile.origin})"
-    ) + (f"; {named}" if (named := attention_words(profile, mode)) else "")
+        f"kernels of {relative} carried over to {device.key} by the datasheets, {name}, {mode} mode"
+        f" (error seen between measured GPUs: {errors}; profile {profile.folder}: {profile.origin})"
+        + (f"; {named}" if (named := attention_words(profile, mode)) else "")
+    )
     data = {
         "carried_from": str(profile.folder),
         "hash": profile.fingerprint(),
@@ -214,10 +277,14 @@ def _carried(device: Device, mode: Mode, asked: WorkloadRequest, drafter: RoundK
         "mode": mode,
         "origin": f"{profile.origin}; carried over from {relative} by the datasheets",
     }
-    return LatencySource(latency, device, name, mode, None, data, words + _round_words(rounds), engine, rounds)
+    return LatencySource(
+        latency, device, name, mode, None, data, words + _round_words(rounds), engine, rounds
+    )
 
 
-def _roofline(device: Device, mode: Mode, asked: WorkloadRequest, drafter: RoundKind) -> LatencySource:
+def _roofline(
+    device: Device, mode: Mode, asked: WorkloadRequest, drafter: RoundKind
+) -> LatencySource:
     name = asked.dtype or next(d for d in DTYPE_PREFERENCE if d in device.flops_per_s)
     words = (
         f"datasheet roofline of {device.name}, {mode} mode: nobody has profiled it here; "
@@ -227,15 +294,27 @@ def _roofline(device: Device, mode: Mode, asked: WorkloadRequest, drafter: Round
     engine = str(asked.engine)
     rounds = rounds_of(asked, engine, device, drafter)
     latency = RooflineLatency(device, name, mode, engine, rounds)
-    return LatencySource(latency, device, name, mode, None, data, words + _round_words(rounds), engine, rounds)
+    return LatencySource(
+        latency, device, name, mode, None, data, words + _round_words(rounds), engine, rounds
+    )
 
 
 def _profiled(
-    profile: Profile, device: Device, mode: Mode, asked: WorkloadRequest, target: Architecture, drafter: RoundKind
+    profile: Profile,
+    device: Device,
+    mode: Mode,
+    asked: WorkloadRequest,
+    target: Architecture,
+    drafter: RoundKind,
 ) -> LatencySource:
-    # Composed tables hold graph rows only; the eager answer is put together from them and a published host time.
+    # Composed tables hold graph rows only; the eager answer is put together from them and a
+    # published host time.
     found = profile.combinations()
-    names = [asked.dtype] if asked.dtype else list(dict.fromkeys(d for d, m in found if m == mode or profile.imported))
+    names = (
+        [asked.dtype]
+        if asked.dtype
+        else list(dict.fromkeys(d for d, m in found if m == mode or profile.imported))
+    )
     if not asked.dtype:  # weights of 8 bits are another model, to be asked for
         names = [name for name in names if name in DTYPE_PREFERENCE] or names
     engine = str(asked.engine)
@@ -247,13 +326,16 @@ def _profiled(
         except MissingDataError as error:
             if asked.dtype and engine_facts(engine).gguf and device.kind == "cpu":
                 raise MissingDataError(
-                    f"profile {profile.folder} holds no passes of {engine} in {name}; measure them: "
-                    f"archsearch profile --gpu cpu --target T --engine {engine} --dtype {name}"
+                    f"profile {profile.folder} holds no passes of {engine} in {name}; measure them:"
+                    f" archsearch profile --gpu cpu --target T --engine {engine} --dtype {name}"
                 ) from error
             if asked.dtype or len(names) == 1:
                 raise
     if not models:
-        raise MissingDataError(f"profile {profile.folder} has no usable rows in {mode} mode; run archsearch profile longer")
+        raise MissingDataError(
+            f"profile {profile.folder} has no usable rows in {mode} mode; run archsearch profile"
+            " longer"
+        )
     own = {name: model for name, model in models.items() if model.engine_ is not None}
     models = own or models  # what the engine itself was measured in, where it was
 
@@ -261,14 +343,24 @@ def _profiled(
     best = _fastest_dtype(models, target, workloads)
     step_s = {name: models[name].decode_s(target, workloads[name]).value for name in models}
     first = min(step_s, key=lambda name: step_s[name])
-    slower = "" if first == best else f"; alone the target decodes {step_s[best] / step_s[first] - 1:.1%} faster in {first}"
+    slower = (
+        ""
+        if first == best
+        else f"; alone the target decodes {step_s[best] / step_s[first] - 1:.1%} faster in {first}"
+    )
     return LatencySource(
         models[best],
         device,
         best,
         mode,
         device.threads,
-        {"folder": str(profile.folder), "hash": profile.fingerprint(), "dtype": best, "mode": mode, "origin": profile.origin},
+        {
+            "folder": str(profile.folder),
+            "hash": profile.fingerprint(),
+            "dtype": best,
+            "mode": mode,
+            "origin": profile.origin,
+        },
         _words(profile, device, best, mode)
         + slower
         + kernel_words(profile, target, best)
@@ -278,12 +370,16 @@ def _profiled(
     )
 
 
-def _fastest_dtype(models: Mapping[str, LatencyModel], target: Architecture, workloads: Mapping[str, Workload]) -> str:
-    """The dtype in which the target decodes fastest (a speed-up over a slower one is none); of those within AS_FAST of it, which
-    a profile can hardly tell apart, the one in which a token takes least once there is a draft that costs nothing.
+def _fastest_dtype(
+    models: Mapping[str, LatencyModel], target: Architecture, workloads: Mapping[str, Workload]
+) -> str:
+    """The dtype in which the target decodes fastest (a speed-up over a slower one is none); of
+    those within AS_FAST of it, which a profile can hardly tell apart, the one in which a token
+    takes least once there is a draft that costs nothing.
 
-    A pass of SmolLM2-135M over 1, 3 and 5 tokens on one thread of a Xeon with AMX: 85, 96 and 160 ms in float32, 88, 87 and 90 in
-    bfloat16; float32, once chosen by 1 token alone, made a gamma above 1 worthless.
+    A pass of SmolLM2-135M over 1, 3 and 5 tokens on one thread of a Xeon with AMX: 85, 96 and 160
+    ms in float32, 88, 87 and 90 in bfloat16; float32, once chosen by 1 token alone, made a gamma
+    above 1 worthless.
     """
     if len(models) == 1:
         return next(iter(models))
@@ -292,7 +388,10 @@ def _fastest_dtype(models: Mapping[str, LatencyModel], target: Architecture, wor
         return models[name].decode_s(target, workloads[name]).value
 
     def token_s(name: str) -> float:
-        rounds = (models[name].verify_s(target, workloads[name], gamma).value / tau(TYPICAL_ALPHA, gamma) for gamma in GAMMAS)
+        rounds = (
+            models[name].verify_s(target, workloads[name], gamma).value / tau(TYPICAL_ALPHA, gamma)
+            for gamma in GAMMAS
+        )
         return min(decode_s(name), *rounds)
 
     slowest = (1.0 + AS_FAST) * min(map(decode_s, models))
@@ -300,18 +399,21 @@ def _fastest_dtype(models: Mapping[str, LatencyModel], target: Architecture, wor
 
 
 def asked_dtype(engine: str, dtype: str) -> str:
-    """What `archsearch profile` is told of the dtype: an engine on GGUF files is measured in others than torch."""
+    """What `archsearch profile` is told of the dtype: an engine on GGUF files is measured in others
+    than torch."""
     return f" --dtype {dtype}" if engine_facts(engine).gguf else ""
 
 
 def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
-    """What is known of the engine that will serve; "" for the one whose passes the profile measures."""
+    """What is known of the engine that will serve; "" for the one whose passes the profile
+    measures."""
     if model.engine_ is not None:
         return f"; passes as {engine} ran them ({model.engine_.rows} rows)"
     if not engine_facts(engine).in_process and device.kind == "cpu":
         return (
-            f"; WARNING: passes of transformers, {engine}'s own kernels were not measured "
-            f"(archsearch profile --gpu cpu --target T --engine {engine}{asked_dtype(engine, model.dtype)})"
+            f"; WARNING: passes of transformers, {engine}'s own kernels were not measured"
+            " (archsearch profile --gpu cpu --target T --engine"
+            f" {engine}{asked_dtype(engine, model.dtype)})"
         )
     return _round_words(model.rounds)
 
@@ -320,7 +422,10 @@ def _round_words(rounds: EngineRounds | None) -> str:
     """How the engine's version runs a round; "" where that plays no part."""
     if rounds is None:
         return ""
-    return f"; rounds of {rounds.label()} ({f'{rounds.measured} measured here' if rounds.measured else 'published'})"
+    return (
+        f"; rounds of {rounds.label()}"
+        f" ({f'{rounds.measured} measured here' if rounds.measured else 'published'})"
+    )
 
 
 def _words(profile: Profile, device: Device, dtype: str, mode: str) -> str:
@@ -339,24 +444,35 @@ def _words(profile: Profile, device: Device, dtype: str, mode: str) -> str:
     if profile.imported:
         words += f": {profile.origin}{attention}"
         if mode == "eager":
-            words += "; eager host time is a published constant of another stack, not measured: a rough estimate"
+            words += (
+                "; eager host time is a published constant of another stack, not measured: a rough"
+                " estimate"
+            )
         return words
     checked = profile.known_error.get(f"{dtype} {mode}", profile.known_error.get(dtype, {}))
     if "draft step" in checked:
-        words += f", known error of a draft step {checked['draft step']['median_absolute_error']:.1%}"
+        words += (
+            f", known error of a draft step {checked['draft step']['median_absolute_error']:.1%}"
+        )
     elif not profile.known_error:
         words += ", never checked (archsearch profile --check 20)"
     return words + attention
 
 
 def acceptance_for(
-    choice: str, target: str, *, asked: AskedText | None = None, temperature: float = 0.0, state: Path | None = None
+    choice: str,
+    target: str,
+    *,
+    asked: AskedText | None = None,
+    temperature: float = 0.0,
+    state: Path | None = None,
 ) -> tuple[AcceptanceEstimator, str]:
     """The estimator that `--alpha` names, and what it rests on in words.
 
-    A number; or a row of `acceptance.registry`, fitted to what earlier runs in `runs` measured for this target, as far as their
-    text is like the `asked` one. `state`: the file that keeps the prior that a search began with, written when it is new; what
-    the earlier runs moved is its `earlier`.
+    A number; or a row of `acceptance.registry`, fitted to what earlier runs in `runs` measured for
+    this target, as far as their text is like the `asked` one. `state`: the file that keeps the
+    prior that a search began with, written when it is new; what the earlier runs moved is its
+    `earlier`.
     """
     from archsearch.acceptance.earlier import earlier
     from archsearch.acceptance.estimator import GivenAcceptance
@@ -390,9 +506,11 @@ def acceptance_for(
 
 
 def machine_slowdown(source: LatencySource, runs: int = 60) -> float | None:
-    """How much slower this CPU is now than when its profile was started, by the profile's own probe; None where there is none.
+    """How much slower this CPU is now than when its profile was started, by the profile's own
+    probe; None where there is none.
 
-    Predicted times are at the profile's reference speed. A busy machine slows target and draft alike, so speed-ups keep.
+    Predicted times are at the profile's reference speed. A busy machine slows target and draft
+    alike, so speed-ups keep.
     """
     if not isinstance(source.latency, LatencyModel) or source.device.kind != "cpu":
         return None

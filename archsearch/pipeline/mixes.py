@@ -1,4 +1,5 @@
-"""A mix of work as it was asked for: from a file, or one kind of request from the options of the workload."""
+"""A mix of work as it was asked for: from a file, or one kind of request from the options of the
+workload."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from archsearch.traffic.mix import LoadPart, Mix, ServingLimits, mix_of, read_mi
 from archsearch.workload import MEMORY_FRACTION, OBJECTIVES, LoadRequest, WorkloadRequest
 
 ANSWER: Final = 256
-"""Tokens of an answer where only a batch size and a context were given; shorter where the context is."""
+"""Tokens of an answer where only a batch size and a context were given; shorter where the context
+is."""
 LIMITS: Final = {
     "tpot_ms": "max_tpot_ms",
     "ttft_ms": "max_ttft_ms",
@@ -25,12 +27,15 @@ LIMITS: Final = {
 
 
 def asked_mix(load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix | None, WorkloadRequest]:
-    """The mix that was asked for, None for none, and the request with what it says of the server; batch size and context are
-    then those of its heaviest part. Raises ArchsearchError for a file that holds no mix, or contradicts the options."""
+    """The mix that was asked for, None for none, and the request with what it says of the server;
+    batch size and context are then those of its heaviest part. Raises ArchsearchError for a file
+    that holds no mix, or contradicts the options."""
     if not load.asks:
         return None, asked
     if load.objective is not None and load.objective not in OBJECTIVES:
-        raise ArchsearchError(f"--objective {load.objective}: choose one of {', '.join(OBJECTIVES)}")
+        raise ArchsearchError(
+            f"--objective {load.objective}: choose one of {', '.join(OBJECTIVES)}"
+        )
     mix = read_mix(load.workload) if load.workload is not None else one_kind(asked)
     mix = with_limits(mix, load)
     if load.objective is not None:
@@ -41,7 +46,8 @@ def asked_mix(load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix | None, Wo
 
 
 def request_of(mix: Mix, asked: WorkloadRequest) -> WorkloadRequest:
-    """The request with the batch size and context of the mix's heaviest part, and the server that the mix names.
+    """The request with the batch size and context of the mix's heaviest part, and the server that
+    the mix names.
 
     Raises ArchsearchError where mix and request name different tensor parallelism.
     """
@@ -50,7 +56,9 @@ def request_of(mix: Mix, asked: WorkloadRequest) -> WorkloadRequest:
         told, given = getattr(mix, name), getattr(asked, name)
         if told is not None and given is not None and told != given:
             option = f"--{name.replace('_', '-')}"
-            raise ArchsearchError(f"{option} {given}, but the workload says {name}: {told}; leave one out")
+            raise ArchsearchError(
+                f"{option} {given}, but the workload says {name}: {told}; leave one out"
+            )
         changes[name] = told if given is None else given
     return replace(
         asked,
@@ -62,10 +70,13 @@ def request_of(mix: Mix, asked: WorkloadRequest) -> WorkloadRequest:
 
 
 def one_kind(asked: WorkloadRequest) -> Mix:
-    """Requests that keep `batch_size` in flight and, on the mean, `context_len` tokens in the cache."""
+    """Requests that keep `batch_size` in flight and, on the mean, `context_len` tokens in the
+    cache."""
     answer = min(ANSWER, max(2, 2 * asked.context_len))
     prompt = max(0, asked.context_len - answer // 2)
-    part = LoadPart("requests", 1.0, Lengths.of([prompt]), Lengths.of([answer]), concurrency=asked.batch_size)
+    part = LoadPart(
+        "requests", 1.0, Lengths.of([prompt]), Lengths.of([answer]), concurrency=asked.batch_size
+    )
     return Mix((part,), memory_fraction=asked.memory_fraction)
 
 
@@ -74,14 +85,21 @@ def with_limits(mix: Mix, load: LoadRequest) -> Mix:
 
     Raises ArchsearchError for one that is not positive.
     """
-    given = {name: getattr(load, option) for name, option in LIMITS.items() if getattr(load, option) is not None}
+    given = {
+        name: getattr(load, option)
+        for name, option in LIMITS.items()
+        if getattr(load, option) is not None
+    }
     if low := [name for name, value in given.items() if not value > 0]:
-        raise ArchsearchError(f"--max-{low[0].partition('_')[0]} must be positive, got {given[low[0]]:g}")
+        raise ArchsearchError(
+            f"--max-{low[0].partition('_')[0]} must be positive, got {given[low[0]]:g}"
+        )
     return replace(mix, limits=replace(mix.limits, **given)) if given else mix
 
 
 def check_flight(mix: Mix, facts: EngineFacts, device: Device) -> None:
-    """Raise ArchsearchError where the engine does not run so many requests at once as a part needs."""
+    """Raise ArchsearchError where the engine does not run so many requests at once as a part
+    needs."""
     check_batch(facts, device, mix.in_flight)
 
 
@@ -90,4 +108,13 @@ def read_back(data: Mapping[str, Any]) -> Mix:
     return mix_of(data, "the workload of the run")
 
 
-__all__ = ["LoadRequest", "ServingLimits", "asked_mix", "check_flight", "one_kind", "read_back", "request_of", "with_limits"]
+__all__ = [
+    "LoadRequest",
+    "ServingLimits",
+    "asked_mix",
+    "check_flight",
+    "one_kind",
+    "read_back",
+    "request_of",
+    "with_limits",
+]

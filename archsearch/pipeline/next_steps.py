@@ -1,7 +1,9 @@
-"""What to measure next: the measurements that a user can make after a search, what each would teach, its minutes, its command.
+"""What to measure next: the measurements that a user can make after a search, what each would
+teach, its minutes, its command.
 
-What a measurement teaches: `search.next_measurement`. Its minutes come from the command's own budget, or from the times that the
-search itself predicts; constants that nobody measured on this machine are said in `minutes_from`.
+What a measurement teaches: `search.next_measurement`. Its minutes come from the command's own
+budget, or from the times that the search itself predicts; constants that nobody measured on this
+machine are said in `minutes_from`.
 """
 
 from __future__ import annotations
@@ -40,14 +42,14 @@ PROMPTS: Final = 64
 ANSWER_TOKENS: Final = 128
 """What `archsearch acceptance` reads by default."""
 PROMPT_LOGIT_STD: Final = 0.137 * math.sqrt(24)
-"""Std of logit(alpha) over one prompt: the median of five drafts confirmed on 24 prompts each (the confirmed*.json of
-benchmarks/results)."""
+"""Std of logit(alpha) over one prompt: the median of five drafts confirmed on 24 prompts each (the
+confirmed*.json of benchmarks/results)."""
 SYNTHETIC_STD: Final = 0.025
-"""Relative std of a speed-up measured under synthetic acceptance: median of 58 cases (the load-*.json of
-benchmarks/results/2026-11-21-engines)."""
+"""Relative std of a speed-up measured under synthetic acceptance: median of 58 cases (the
+load-*.json of benchmarks/results/2026-11-21-engines)."""
 PROFILE_STD: Final = 0.05
-"""Relative error of a pass on a measured profile: 4.5 % median of 32 draft steps, 3 % of 8 verifications
-(benchmarks/results/2026-11-21-epyc-2c/check-bfloat16.json)."""
+"""Relative error of a pass on a measured profile: 4.5 % median of 32 draft steps, 3 % of 8
+verifications (benchmarks/results/2026-11-21-epyc-2c/check-bfloat16.json)."""
 PROFILE_MINUTES: Final = 10
 CLIMBS: Final = (15, 30, 45, 60, 120, 240)
 """Minutes of a climb that are looked at: the least that trains two shapes is named."""
@@ -56,7 +58,8 @@ START_S: Final = 60.0
 """Assumed: starting an engine, loading a model."""
 CPU_BYTES_PER_S: Final = 20e9
 SIDE_BY_SIDE: Final = 16
-"""Assumed, for a target whose passes were not priced on a CPU: its memory bandwidth, and answers written together."""
+"""Assumed, for a target whose passes were not priced on a CPU: its memory bandwidth, and answers
+written together."""
 LOAD_BYTES_PER_S: Final = 1e9
 """Assumed, of weights from a disk."""
 GPU_TRAINING_SHARE: Final = 0.3
@@ -66,9 +69,10 @@ TOLD_LEAST: Final = 0.001
 
 @dataclass(frozen=True)
 class NextStep:
-    """A measurement. `speedup`: the best candidate's, with its `std` now and the `std_after` expected; `gain`: expected gain in
-    ln(speed-up) by changing the winner, `changes`: chance of that. `value_per_minute`: (narrowing + gain) in ln(speed-up), by
-    which steps are ordered. `needs`: what the command needs that is not known to be here, "" for nothing."""
+    """A measurement. `speedup`: the best candidate's, with its `std` now and the `std_after`
+    expected; `gain`: expected gain in ln(speed-up) by changing the winner, `changes`: chance of
+    that. `value_per_minute`: (narrowing + gain) in ln(speed-up), by which steps are ordered.
+    `needs`: what the command needs that is not known to be here, "" for nothing."""
 
     kind: Kind
     what: str
@@ -101,8 +105,8 @@ class _Option:
 
 
 def next_steps(session: SearchSession, scores: Sequence[Score]) -> list[NextStep]:
-    """The measurements that would teach something about a ranking that nothing confirmed, most per minute first: of each kind the
-    best. `scores`: the search's, best first."""
+    """The measurements that would teach something about a ranking that nothing confirmed, most per
+    minute first: of each kind the best. `scores`: the search's, best first."""
     if not scores:
         return []
     belief = Belief(session.scorer, scores, session.context_of)
@@ -111,8 +115,14 @@ def next_steps(session: SearchSession, scores: Sequence[Score]) -> list[NextStep
         step = _step(option, belief.scores[belief.lead].speedup.value)
         held = best.get(step.kind)
         seen = option.outlook
-        narrows = seen.std_after < seen.std  # else it may only change the winner for one that is less sure
-        if narrows and seen.value >= TOLD_LEAST and (held is None or step.value_per_minute > held.value_per_minute):
+        narrows = (
+            seen.std_after < seen.std
+        )  # else it may only change the winner for one that is less sure
+        if (
+            narrows
+            and seen.value >= TOLD_LEAST
+            and (held is None or step.value_per_minute > held.value_per_minute)
+        ):
             best[step.kind] = step
     return sorted(best.values(), key=lambda step: -step.value_per_minute)
 
@@ -120,20 +130,33 @@ def next_steps(session: SearchSession, scores: Sequence[Score]) -> list[NextStep
 def _step(option: _Option, speedup: float) -> NextStep:
     seen = option.outlook
     return NextStep(
-        option.kind, option.what, option.command, option.minutes, option.minutes_from, speedup, speedup * seen.std,
-        speedup * seen.std_after, seen.gain, seen.changes, seen.value / option.minutes, option.needs,
-    )  # fmt: skip
+        option.kind,
+        option.what,
+        option.command,
+        option.minutes,
+        option.minutes_from,
+        speedup,
+        speedup * seen.std,
+        speedup * seen.std_after,
+        seen.gain,
+        seen.changes,
+        seen.value / option.minutes,
+        option.needs,
+    )
 
 
 def _options(session: SearchSession, belief: Belief) -> Iterator[_Option]:
-    if isinstance(session.scorer.acceptance, PriorAcceptance):  # not where alpha was given as a number
+    if isinstance(
+        session.scorer.acceptance, PriorAcceptance
+    ):  # not where alpha was given as a number
         yield from _drafts_that_exist(session, belief)
         yield from _short_trainings(session, belief)
     yield from _synthetic(session, belief)
     yield from _profile(session, belief)
 
 
-# ---------------------------------------------------------------------------------------------------- drafts that exist
+# --------------------------------------------------------------------------------------------------
+# drafts that exist
 
 
 def _drafts_that_exist(session: SearchSession, belief: Belief) -> Iterator[_Option]:
@@ -144,8 +167,12 @@ def _drafts_that_exist(session: SearchSession, belief: Belief) -> Iterator[_Opti
     prompts = f" --prompts {shell_path(request.prompts)}" if request.prompts is not None else ""
     for draft in existing_drafts(target):
         training = training_of(draft, target)[0]
-        context = replace(session.scorer.context, training=training, drafter="independent", trained_tokens=None)
-        seen = belief.acceptance_of((draft.architecture, context), PROMPT_LOGIT_STD / math.sqrt(PROMPTS))
+        context = replace(
+            session.scorer.context, training=training, drafter="independent", trained_tokens=None
+        )
+        seen = belief.acceptance_of(
+            (draft.architecture, context), PROMPT_LOGIT_STD / math.sqrt(PROMPTS)
+        )
         if seen is None:
             continue
         seconds, words = _reading_s(session, draft)
@@ -153,9 +180,11 @@ def _drafts_that_exist(session: SearchSession, belief: Belief) -> Iterator[_Opti
         temperature = f" --temperature {request.temperature:g}" if request.temperature else ""
         yield _Option(
             "acceptance",
-            f"how much of {draft.name}, which exists, {target.name} accepts on {'your' if prompts else 'the shipped'} prompts",
-            f"archsearch acceptance --target {shlex.quote(request.target)} --draft {draft.name}{prompts}{temperature}"
-            f" --domain {session.scorer.context.domain} --output {file}",
+            f"how much of {draft.name}, which exists, {target.name} accepts on"
+            f" {'your' if prompts else 'the shipped'} prompts",
+            f"archsearch acceptance --target {shlex.quote(request.target)} --draft"
+            f" {draft.name}{prompts}{temperature} --domain {session.scorer.context.domain} --output"
+            f" {file}",
             seconds / 60.0,
             words,
             belief.outlook(seen),
@@ -164,9 +193,16 @@ def _drafts_that_exist(session: SearchSession, belief: Belief) -> Iterator[_Opti
 
 
 def existing_drafts(target: TargetRef) -> list[TargetRef]:
-    """Models of the catalogue that could draft for a target: weights to be had, of its family (or made for it) with its
-    vocabulary, at most a third of its size."""
-    family = next((e.family for e in catalogue.entries() if e.name == target.name or e.architecture == target.architecture), None)
+    """Models of the catalogue that could draft for a target: weights to be had, of its family (or
+    made for it) with its vocabulary, at most a third of its size."""
+    family = next(
+        (
+            e.family
+            for e in catalogue.entries()
+            if e.name == target.name or e.architecture == target.architecture
+        ),
+        None,
+    )
     size = parameters(target.architecture)
     return [
         resolve_target(entry.name)
@@ -182,7 +218,10 @@ def _reading_s(session: SearchSession, draft: TargetRef) -> tuple[float, str]:
     """(seconds that `archsearch acceptance` takes on a CPU in float32, what that rests on)."""
     tokens = PROMPTS * ANSWER_TOKENS
     step_s = 4.0 * parameters(session.target.architecture) / CPU_BYTES_PER_S
-    words = f"{PROMPTS} answers of {ANSWER_TOKENS} tokens, {SIDE_BY_SIDE} at a time, {CPU_BYTES_PER_S / 1e9:.0f} GB/s assumed"
+    words = (
+        f"{PROMPTS} answers of {ANSWER_TOKENS} tokens, {SIDE_BY_SIDE} at a time,"
+        f" {CPU_BYTES_PER_S / 1e9:.0f} GB/s assumed"
+    )
     read_s = 4.0 * parameters(draft.architecture) / CPU_BYTES_PER_S * PROMPTS
     return 2 * START_S + step_s * tokens / SIDE_BY_SIDE + read_s, words
 
@@ -195,7 +234,8 @@ def _weights_needed(*models: TargetRef) -> str:
     return " and ".join([*needed, f"{size:.0f} GiB of memory"] if remote or size > 8 else needed)
 
 
-# ----------------------------------------------------------------------------------------------------- short trainings
+# --------------------------------------------------------------------------------------------------
+# short trainings
 
 
 def _short_trainings(session: SearchSession, belief: Belief) -> Iterator[_Option]:
@@ -203,7 +243,11 @@ def _short_trainings(session: SearchSession, belief: Belief) -> Iterator[_Option
     request = session.request
     engine = engine_facts(request.engine)
     target = session.target
-    if not engine.make or request.confirm or (target.folder is None and target.weights is None and target.hub_id is None):
+    if (
+        not engine.make
+        or request.confirm
+        or (target.folder is None and target.weights is None and target.hub_id is None)
+    ):
         return
     per_prompt, fixed = confirm_seconds(session, PROMPT_TOKENS, slowdown=1.0)
     speed, words = _training_speed(session, belief)
@@ -216,14 +260,17 @@ def _short_trainings(session: SearchSession, belief: Belief) -> Iterator[_Option
         tokens = schedule[-1].tokens
         whole = parameters(belief.scores[0].architecture)
         full = max(tokens, round(float(tokens_of(session.scorer.context, whole))))
-        common = math.hypot(growth(MEASURED, tokens, full).std, PROMPT_LOGIT_STD / math.sqrt(PROMPTS))
+        common = math.hypot(
+            growth(MEASURED, tokens, full).std, PROMPT_LOGIT_STD / math.sqrt(PROMPTS)
+        )
         found = best_pair(belief, common, rungs.catch_up(tokens)[1])
         if found is None:
             return
         pair = " and ".join(belief.scores[i].architecture.label() for i in found[0])
         yield _Option(
             "training",
-            f"short trainings, {tokens // 1000}k tokens each, of the shapes that could win, such as {pair}",
+            f"short trainings, {tokens // 1000}k tokens each, of the shapes that could win, such as"
+            f" {pair}",
             f"{search_command(session)} --time-budget {minutes}m",
             float(minutes),
             f"the budget; {words}",
@@ -240,21 +287,38 @@ def _training_speed(session: SearchSession, belief: Belief) -> tuple[float, str]
         return FIRST_GUESS_SPEED, f"{FIRST_GUESS_SPEED:.0f} training tokens/s assumed"
     peak = max(device.flops_per_s.values())
     speed = GPU_TRAINING_SHARE * peak / (6.0 * parameters(belief.scores[0].architecture))
-    return speed, f"{speed:.0f} training tokens/s assumed ({GPU_TRAINING_SHARE:.0%} of the GPU's peak)"
+    return (
+        speed,
+        f"{speed:.0f} training tokens/s assumed ({GPU_TRAINING_SHARE:.0%} of the GPU's peak)",
+    )
 
 
-# ---------------------------------------------------------------------------------------------- synthetic confirmation
+# ----------------------------------------------------------------------------------------------
+# synthetic confirmation
 
 
 def _synthetic(session: SearchSession, belief: Belief) -> Iterator[_Option]:
     """Rank 1 with random weights in an engine: its real cycle at the predicted acceptance."""
     request, target = session.request, session.target
     able = engines_that(
-        lambda row: row.synthesises and (row.dummy_weights or bool(target.folder or target.weights or target.hub_id))
+        lambda row: (
+            row.synthesises
+            and (row.dummy_weights or bool(target.folder or target.weights or target.hub_id))
+        )
     )
-    asked = request.engine if request.engine in able else next((name for name in reversed(able)), None)
-    # Rounds at a given acceptance are run for drafts that are models of their own, of a rank that the run folder keeps.
-    index = next((i for i, score in enumerate(belief.scores) if score.drafter is None and (score.rank or 1) <= request.top), None)
+    asked = (
+        request.engine if request.engine in able else next((name for name in reversed(able)), None)
+    )
+    # Rounds at a given acceptance are run for drafts that are models of their own, of a rank that
+    # the run folder keeps.
+    index = next(
+        (
+            i
+            for i, score in enumerate(belief.scores)
+            if score.drafter is None and (score.rank or 1) <= request.top
+        ),
+        None,
+    )
     if asked is None or index is None or belief.scores[index].speedup.value <= 1.0:
         return
     other = "" if asked == request.engine else f" --engine {asked}"
@@ -263,17 +327,21 @@ def _synthetic(session: SearchSession, belief: Belief) -> Iterator[_Option]:
     seen = belief.round_of(index, SYNTHETIC_STD)
     yield _Option(
         "synthetic",
-        f"the real cycle of rank {score.rank or 1} in {engine_facts(asked).title}, random weights, at the predicted acceptance",
-        f"archsearch confirm {shell_path(session.run.path)} --rank {score.rank or 1}{other} --synthetic",
+        f"the real cycle of rank {score.rank or 1} in {engine_facts(asked).title}, random weights,"
+        " at the predicted acceptance",
+        f"archsearch confirm {shell_path(session.run.path)} --rank {score.rank or 1}{other}"
+        " --synthetic",
         seconds / 60.0,
-        f"{plan.repeats} repeats of {plan.tokens} tokens at the predicted times, two starts of {START_S:.0f} s assumed",
+        f"{plan.repeats} repeats of {plan.tokens} tokens at the predicted times, two starts of"
+        f" {START_S:.0f} s assumed",
         belief.outlook(seen),
         _needed(session, asked),
     )
 
 
 def _needed(session: SearchSession, engine: str = "") -> str:
-    """What is missing here to run on the search's device, in `engine` where one is named; "" for nothing."""
+    """What is missing here to run on the search's device, in `engine` where one is named; "" for
+    nothing."""
     device, missing = session.source.device, []
     if device.kind != "cpu" and all(gpu.name != device.name for gpu in visible_gpus()):
         missing.append(f"a machine with {device.name}")
@@ -285,23 +353,29 @@ def _needed(session: SearchSession, engine: str = "") -> str:
     return " and ".join(missing)
 
 
-# -------------------------------------------------------------------------------------------------------------- profile
+# --------------------------------------------------------------------------------------------------
+# profile
 
 
 def _profile(session: SearchSession, belief: Belief) -> Iterator[_Option]:
-    """The device profiled, where nobody has measured this one here: imported tables, a relative's kernels, the datasheet."""
+    """The device profiled, where nobody has measured this one here: imported tables, a relative's
+    kernels, the datasheet."""
     request, source = session.request, session.source
     if request.asked.profile is not None or not _unmeasured(session):
         return
     engine = ENGINES.get(source.engine)
     ranks = session.scorer.workload.tensor_parallel
-    options = f" --engine {source.engine}" if engine is not None and engine.make and not engine.in_process else ""
+    options = (
+        f" --engine {source.engine}"
+        if engine is not None and engine.make and not engine.in_process
+        else ""
+    )
     options += f" --tensor-parallel {ranks}" if ranks > 1 else ""
     yield _Option(
         "profile",
         f"the passes of target and drafts on {source.device.name} itself",
-        f"archsearch profile --gpu {source.device.key} --target {shlex.quote(request.target)} --dtype {source.dtype}"
-        f" --mode {source.mode}{options} --budget {PROFILE_MINUTES}m",
+        f"archsearch profile --gpu {source.device.key} --target {shlex.quote(request.target)}"
+        f" --dtype {source.dtype} --mode {source.mode}{options} --budget {PROFILE_MINUTES}m",
         float(PROFILE_MINUTES),
         "the budget",
         belief.outlook(belief.profile(PROFILE_STD)),
@@ -317,7 +391,8 @@ def _unmeasured(session: SearchSession) -> bool:
     return latency.profile.imported
 
 
-# ------------------------------------------------------------------------------------------------------------- commands
+# --------------------------------------------------------------------------------------------------
+# commands
 
 
 def search_command(session: SearchSession) -> str:
@@ -328,18 +403,35 @@ def search_command(session: SearchSession) -> str:
     mixed = request.mix is not None  # whose parts say batch and context
     load = session.run.path / WORKLOAD_FILE if mixed else None
     flags: tuple[tuple[str, Any, Any], ...] = (
-        ("--gpu", asked.gpu, None), ("--profile", asked.profile, None), ("--workload", load, None),
-        ("--batch-size", None if mixed else asked.batch_size, 1), ("--context", None if mixed else asked.context_len, 256),
-        ("--temperature", asked.temperature, 0.0), ("--draft-tensor-parallel", asked.draft_tensor_parallel, None),
-        ("--memory-fraction", asked.memory_fraction, MEMORY_FRACTION), ("--routing-skew", asked.routing_skew, None),
-        ("--tensor-parallel", asked.tensor_parallel, None), ("--dtype", asked.dtype, None), ("--mode", asked.mode, None),
-        ("--engine", asked.engine, None), ("--engine-version", asked.engine_version, None),
+        ("--gpu", asked.gpu, None),
+        ("--profile", asked.profile, None),
+        ("--workload", load, None),
+        ("--batch-size", None if mixed else asked.batch_size, 1),
+        ("--context", None if mixed else asked.context_len, 256),
+        ("--temperature", asked.temperature, 0.0),
+        ("--draft-tensor-parallel", asked.draft_tensor_parallel, None),
+        ("--memory-fraction", asked.memory_fraction, MEMORY_FRACTION),
+        ("--routing-skew", asked.routing_skew, None),
+        ("--tensor-parallel", asked.tensor_parallel, None),
+        ("--dtype", asked.dtype, None),
+        ("--mode", asked.mode, None),
+        ("--engine", asked.engine, None),
+        ("--engine-version", asked.engine_version, None),
         ("--domain", request.domain, usual_domain),
-        ("--space", request.space, None), ("--prompts", request.prompts, None), ("--heldout", request.heldout, None),
-        ("--text", request.text, None), ("--answer-tokens", request.answer_tokens, 96), ("--seed", request.seed, 0),
-        ("--trials", request.trials, 300), ("--top", request.top, 5),
-    )  # fmt: skip
-    words += [f"{name} {shlex.quote(str(value))}" for name, value, usual in flags if value is not None and value != usual]
+        ("--space", request.space, None),
+        ("--prompts", request.prompts, None),
+        ("--heldout", request.heldout, None),
+        ("--text", request.text, None),
+        ("--answer-tokens", request.answer_tokens, 96),
+        ("--seed", request.seed, 0),
+        ("--trials", request.trials, 300),
+        ("--top", request.top, 5),
+    )
+    words += [
+        f"{name} {shlex.quote(str(value))}"
+        for name, value, usual in flags
+        if value is not None and value != usual
+    ]
     words += [f"--engine-option {shlex.quote(option)}" for option in asked.engine_options]
     return " ".join(words)
 

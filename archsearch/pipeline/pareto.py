@@ -1,4 +1,5 @@
-"""`--pareto`: the set of drafts that no other beats in all goals, written into the run folder as numbers and drawn."""
+"""`--pareto`: the set of drafts that no other beats in all goals, written into the run folder as
+numbers and drawn."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ PICTURE_FILE = "pareto.svg"
 
 
 def write_pareto(session: SearchSession, scores: Sequence[Score]) -> dict[str, Any]:
-    """pareto.json and pareto.svg of the run; what the first holds. `scores`: those of the search, which stand for spaces that
-    were not scored in full."""
+    """pareto.json and pareto.svg of the run; what the first holds. `scores`: those of the search,
+    which stand for spaces that were not scored in full."""
     goals, scorer = check_goals(session.request.pareto), session.scorer
     found: list[Score] = []
     whole = []
@@ -41,7 +42,10 @@ def write_pareto(session: SearchSession, scores: Sequence[Score]) -> dict[str, A
         whole.append(space.name)
     members = pareto(scorer, found, goals, _measured(session))
     data = {
-        "goals": {name: {"unit": GOALS[name].unit, "words": GOALS[name].words, "more": GOALS[name].more} for name in goals},
+        "goals": {
+            name: {"unit": GOALS[name].unit, "words": GOALS[name].words, "more": GOALS[name].more}
+            for name in goals
+        },
         "exact": whole,
         "members": [member.to_dict() for member in members],
     }
@@ -51,7 +55,8 @@ def write_pareto(session: SearchSession, scores: Sequence[Score]) -> dict[str, A
 
 
 def _measured(session: SearchSession) -> Any:
-    """The confirmed speed-up of a score's draft in this run; None where it was not confirmed, or that decides nothing."""
+    """The confirmed speed-up of a score's draft in this run; None where it was not confirmed, or
+    that decides nothing."""
     known = {}
     for rank in session.run.ranks():
         try:

@@ -19,10 +19,11 @@ from archsearch.workload import dtype_name
 
 
 def profile_device(request: ProfileRequest) -> dict[str, Any]:
-    """Measure this device until the budget is spent or every planned row exists; continue where an earlier run stopped.
+    """Measure this device until the budget is spent or every planned row exists; continue where an
+    earlier run stopped.
 
-    Returns a summary: folder, rows, noise, what the latency model learnt per dtype, and the check's results.
-    Raises ArchsearchError when the device is not the one claimed, or is busy.
+    Returns a summary: folder, rows, noise, what the latency model learnt per dtype, and the check's
+    results. Raises ArchsearchError when the device is not the one claimed, or is busy.
     """
     device = claimed_device(request)
     check_engine_request(request)
@@ -30,8 +31,9 @@ def profile_device(request: ProfileRequest) -> dict[str, Any]:
 
 
 def claimed_device(request: ProfileRequest) -> Device:
-    """The device that was claimed, once this machine has confirmed it. Raises ArchsearchError where it is another one; the
-    line says so where a profile of the claimed device is there already, which a search uses without the device."""
+    """The device that was claimed, once this machine has confirmed it. Raises ArchsearchError where
+    it is another one; the line says so where a profile of the claimed device is there already,
+    which a search uses without the device."""
     try:
         return check_claim(request.gpu, request.threads)
     except ArchsearchError as error:
@@ -39,15 +41,21 @@ def claimed_device(request: ProfileRequest) -> Device:
         if device.kind == "cpu" or not profiles_of(device.key):
             raise
         raise ArchsearchError(
-            f"{error}. A profile of {device.key} is here already and needs no GPU to be used: archsearch search --target T "
-            f"--gpu {request.gpu}"
+            f"{error}. A profile of {device.key} is here already and needs no GPU to be used:"
+            f" archsearch search --target T --gpu {request.gpu}"
         ) from error
 
 
 def import_tables(
-    gpu: str, *, framework: str = "vllm", tables: Path | None = None, dtypes: Sequence[str] = (), output: Path | None = None
+    gpu: str,
+    *,
+    framework: str = "vllm",
+    tables: Path | None = None,
+    dtypes: Sequence[str] = (),
+    output: Path | None = None,
 ) -> dict[str, Any]:
-    """`--from aiconfigurator`: compose a GPU's profile from measured kernel tables and write it; returns what it is made of."""
+    """`--from aiconfigurator`: compose a GPU's profile from measured kernel tables and write it;
+    returns what it is made of."""
     from archsearch.importers.aiconfigurator import import_profile
 
     with ProgressLine("import tables") as line:

@@ -33,16 +33,27 @@ def check_profile(
     *,
     mode: str = "eager",
 ) -> dict[str, Any]:
-    """Measure whole drafts (and verification passes) that the profile has not seen and compare; store it as the known error."""
+    """Measure whole drafts (and verification passes) that the profile has not seen and compare;
+    store it as the known error."""
     from archsearch.profiling.cpu_sweep import check_points, measure_points
 
     gpu = profile.device.get("kind") == "gpu"
     name = f"{dtype} {mode}" if gpu else dtype
     model = LatencyModel(profile, dtype, mode)
     before = profile.known_error.get(name, {})
-    wide: dict[str, Any] = {"contexts": (192, 768, 1536), "model_limit_bytes": GPU_CHECK_MODEL_BYTES} if gpu else {}
+    wide: dict[str, Any] = (
+        {"contexts": (192, 768, 1536), "model_limit_bytes": GPU_CHECK_MODEL_BYTES} if gpu else {}
+    )
     points = check_points(
-        drafts, target, profile, dtype, count, seed=before.get("checks", 0), memory_bytes=memory, mode=mode, **wide
+        drafts,
+        target,
+        profile,
+        dtype,
+        count,
+        seed=before.get("checks", 0),
+        memory_bytes=memory,
+        mode=mode,
+        **wide,
     )
     rows: list[dict[str, Any]] = []
     with ProgressLine(f"check {name}") as line:
@@ -66,9 +77,13 @@ def check_profile(
         )
     goal = GPU_GOAL if gpu else CPU_GOAL
     groups = {
-        what: _error_summary([row for row in rows if row["what"].startswith(what)], goal) for what in ("draft step", "verify")
+        what: _error_summary([row for row in rows if row["what"].startswith(what)], goal)
+        for what in ("draft step", "verify")
     }
-    result = {"checks": before.get("checks", 0) + 1, **{what: summary for what, summary in groups.items() if summary}}
+    result = {
+        "checks": before.get("checks", 0) + 1,
+        **{what: summary for what, summary in groups.items() if summary},
+    }
     profile.known_error[name] = result
     profile.save_header()
     file = Path(str(profile.folder)) / f"check-{name.replace(' ', '-')}.json"
@@ -77,11 +92,14 @@ def check_profile(
 
 
 def _error_summary(rows: list[dict[str, Any]], goal: tuple[float, float, float]) -> dict[str, Any]:
-    """Median absolute error, shares within 10 %, 12 % and two std, whether `goal` is reached; empty for no rows."""
+    """Median absolute error, shares within 10 %, 12 % and two std, whether `goal` is reached; empty
+    for no rows."""
     if not rows:
         return {}
     errors = [abs(row["relative_error"]) for row in rows]
-    within_std = [abs(row["predicted_s"] - row["measured_s"]) <= 2 * row["predicted_std_s"] for row in rows]
+    within_std = [
+        abs(row["predicted_s"] - row["measured_s"]) <= 2 * row["predicted_std_s"] for row in rows
+    ]
     median = statistics.median(errors)
     most, margin, share = goal
     return {

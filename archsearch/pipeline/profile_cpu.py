@@ -15,7 +15,12 @@ from archsearch.hardware.device import Device
 from archsearch.latency.model import LatencyModel
 from archsearch.pipeline.profile_check import check_profile
 from archsearch.pipeline.profile_engine import profile_engine
-from archsearch.pipeline.profile_request import ENGINE_STAND_IN, ProfileRequest, drafts_for_check, sample_space
+from archsearch.pipeline.profile_request import (
+    ENGINE_STAND_IN,
+    ProfileRequest,
+    drafts_for_check,
+    sample_space,
+)
 from archsearch.pipeline.serving import check_dtype
 from archsearch.profiles import EngineShape, Profile, cpu_stack, stack_key
 from archsearch.progress import ProgressLine
@@ -27,12 +32,16 @@ if TYPE_CHECKING:
 
 
 def profile_cpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
-    """Measure this CPU; returns the summary of `profile_device`, with how much slower than its quiet reference it ran.
+    """Measure this CPU; returns the summary of `profile_device`, with how much slower than its
+    quiet reference it ran.
 
     Raises ArchsearchError for graph mode or tensor parallelism.
     """
     if "graph" in request.modes or request.tensor_parallel > 1:
-        raise ArchsearchError("--mode graph and --tensor-parallel are for GPUs; a CPU is measured in eager mode, on one device")
+        raise ArchsearchError(
+            "--mode graph and --tensor-parallel are for GPUs; a CPU is measured in eager mode, on"
+            " one device"
+        )
     import torch  # before a folder is made: a light install has none
 
     from archsearch.profiling import cpu_sweep as sweeps
@@ -52,21 +61,29 @@ def profile_cpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
     before = len(profile.rows)
     memory = float(device.memory_bytes)
     points = {
-        dtype: sweeps.plan(drafts, request.target, dtype, batch=request.batch_size, memory_bytes=memory)
+        dtype: sweeps.plan(
+            drafts, request.target, dtype, batch=request.batch_size, memory_bytes=memory
+        )
         for dtype in ([] if facts.gguf else dtypes)
     }
     other = request.engine and not facts.in_process
-    if facts.gguf:  # its rounds are priced by its own passes alone, in precisions that torch has not
+    if (
+        facts.gguf
+    ):  # its rounds are priced by its own passes alone, in precisions that torch has not
         for dtype in dtypes:
             profile_engine(request, profile, device, drafts, dtype)
         other = False
-    elif not (other and _has_model(profile, dtypes[0])):  # ops and whole models are measured already: go on with the engine
+    elif not (
+        other and _has_model(profile, dtypes[0])
+    ):  # ops and whole models are measured already: go on with the engine
         with ProgressLine("profile") as line:
             sweeps.sweep(bench, points, budget_s=request.budget_s, progress=line)
         if request.engine and request.batch_size == 1:
             _measure_engine(bench, profile, request.target, dtypes, memory)
     if other:
-        profile_engine(request, profile, device, drafts, dtypes[0], slowdown=_probe_slowdown(bench, dtypes[0]))
+        profile_engine(
+            request, profile, device, drafts, dtypes[0], slowdown=_probe_slowdown(bench, dtypes[0])
+        )
     learnt = {}
     for dtype in dtypes:
         try:
@@ -78,7 +95,9 @@ def profile_cpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
         for dtype in dtypes:
             if "missing" not in learnt[dtype]:
                 unseen = drafts_for_check(request, reference, profile)
-                checks[dtype] = check_profile(bench, profile, unseen, request.target, dtype, request.check, memory)
+                checks[dtype] = check_profile(
+                    bench, profile, unseen, request.target, dtype, request.check, memory
+                )
     slowdowns = bench.slowdowns or [1.0]
     quantiles = statistics.quantiles(slowdowns, n=20) if len(slowdowns) > 1 else [1.0] * 19
     return {
@@ -97,9 +116,11 @@ def profile_cpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
     }
 
 
-def device_dtypes(device: Device, asked: Sequence[str], facts: EngineFacts = ANY_ENGINE) -> list[str]:
-    """The dtypes to measure: those asked for, or the device's native one first. Raises ArchsearchError for a format of GGUF files
-    and an engine that does not compute in it."""
+def device_dtypes(
+    device: Device, asked: Sequence[str], facts: EngineFacts = ANY_ENGINE
+) -> list[str]:
+    """The dtypes to measure: those asked for, or the device's native one first. Raises
+    ArchsearchError for a format of GGUF files and an engine that does not compute in it."""
     if asked:
         names = [dtype_name(name) for name in asked]
         for name in names:
@@ -130,14 +151,20 @@ def _probe_slowdown(bench: Bench, dtype: str) -> Callable[[], float]:
     return slowdown
 
 
-def _measure_engine(bench: CpuBench, profile: Profile, target: Architecture | None, dtypes: list[str], memory: float) -> None:
+def _measure_engine(
+    bench: CpuBench, profile: Profile, target: Architecture | None, dtypes: list[str], memory: float
+) -> None:
     """Engine rows for each dtype that has none yet for this vocabulary."""
     from archsearch.architecture.counts import weight_bytes_per_pass
     from archsearch.engines.measure.overhead import measure_overhead
 
     subject = target
     if subject is None or weight_bytes_per_pass(subject, 4) > min(2 << 30, memory / 4):
-        subject = ENGINE_STAND_IN if subject is None else ENGINE_STAND_IN.replace(vocab_size=subject.vocab_size)
+        subject = (
+            ENGINE_STAND_IN
+            if subject is None
+            else ENGINE_STAND_IN.replace(vocab_size=subject.vocab_size)
+        )
     for dtype in dtypes:
         known = {EngineShape.of(row).vocab_size for row in profile.select("engine", dtype, "eager")}
         if subject.vocab_size not in known:

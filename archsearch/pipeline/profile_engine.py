@@ -43,7 +43,8 @@ ENGINE_BYTES: Final = 3 << 30
 
 
 def check_engine_request(request: ProfileRequest) -> None:
-    """Raise ArchsearchError, before anything is measured, where the engine to be profiled is absent or has no target to run."""
+    """Raise ArchsearchError, before anything is measured, where the engine to be profiled is absent
+    or has no target to run."""
     name, ref = request.engine_name, request.target_ref
     if request.quick and not engine_facts(name).gguf:
         able = " or ".join(engines_that(lambda row: row.gguf))
@@ -66,11 +67,13 @@ def profile_engine(
     *,
     slowdown: Callable[[], float] = lambda: 1.0,
 ) -> int:
-    """Measure the passes of `request.engine_name` in it (or, where it does not tell them, what it adds to the profile's) and
-    record the rows; what is known is not measured again. Returns the number of new rows.
+    """Measure the passes of `request.engine_name` in it (or, where it does not tell them, what it
+    adds to the profile's) and record the rows; what is known is not measured again. Returns the
+    number of new rows.
 
-    On a CPU with room for two engines times are divided by plain steps of the target alone, in a second one; `slowdown` says
-    elsewhere how slow the machine is. Raises ArchsearchError without a target.
+    On a CPU with room for two engines times are divided by plain steps of the target alone, in a
+    second one; `slowdown` says elsewhere how slow the machine is. Raises ArchsearchError without a
+    target.
     """
     with _plain_steps(request, profile, device, dtype, slowdown) as probe:
         return _profile_passes(request, profile, device, shapes, dtype, mode, probe)
@@ -78,9 +81,14 @@ def profile_engine(
 
 @contextmanager
 def _plain_steps(
-    request: ProfileRequest, profile: Profile, device: Device, dtype: str, otherwise: Callable[[], float]
+    request: ProfileRequest,
+    profile: Profile,
+    device: Device,
+    dtype: str,
+    otherwise: Callable[[], float],
 ) -> Iterator[Callable[[], float]]:
-    """What says how slow the machine is: plain steps where a second engine has room; their reference is kept in the profile."""
+    """What says how slow the machine is: plain steps where a second engine has room; their
+    reference is kept in the profile."""
     from archsearch.engines.engine import EngineSettings
     from archsearch.engines.measure.plain_steps import PlainSteps
     from archsearch.engines.registry import make_engine
@@ -90,10 +98,14 @@ def _plain_steps(
         yield otherwise
         return
     weights = weight_bytes_per_pass(ref.architecture, DTYPE_BYTES[dtype])
-    if 2.5 * (weights + ENGINE_BYTES) > device.memory_bytes:  # two engines, half of a target for the draft
+    if (
+        2.5 * (weights + ENGINE_BYTES) > device.memory_bytes
+    ):  # two engines, half of a target for the draft
         yield otherwise
         return
-    settings = EngineSettings(dtype=dtype, max_len=128, threads=device.threads, python=request.engine_python)
+    settings = EngineSettings(
+        dtype=dtype, max_len=128, threads=device.threads, python=request.engine_python
+    )
     key = f"{name} {dtype}"
     known = profile.probe_reference_s.get(key)
     probe = PlainSteps(
@@ -141,7 +153,9 @@ def _profile_passes(
     name, ref = request.engine_name, request.target_ref
     if ref is None:
         raise ArchsearchError(f"profiling {name} runs a target in it; name one with --target")
-    limit = parameters(ref.architecture) / 2  # a draft that is not much smaller than its target never pays
+    limit = (
+        parameters(ref.architecture) / 2
+    )  # a draft that is not much smaller than its target never pays
     full = [shape.replace(draft_vocab_size=None) for shape in shapes]
     facts, quick = engine_facts(name), request.quick
     count = len(QUICK_GAMMAS if quick else ONE_REQUEST_GAMMAS) if facts.gguf else ENGINE_DRAFTS
@@ -150,13 +164,21 @@ def _profile_passes(
     known = measured_models(rows, name, ref.architecture, drafts)
     if known.issuperset({None, *drafts}):
         return profile_drafted(request, profile, device, dtype, mode, slowdown=slowdown)
-    # Gamma by batch size needs a schedule; without one an engine is profiled at one request, where it tells all its passes.
+    # Gamma by batch size needs a schedule; without one an engine is profiled at one request, where
+    # it tells all its passes.
     batches = BATCHES if facts.schedules else (1,) * len(BATCHES)
     plan: dict[str, Any] = {}
-    if facts.gguf:  # its passes are run apart from its rounds: a start a gamma, as few rounds as make a row
+    if (
+        facts.gguf
+    ):  # its passes are run apart from its rounds: a start a gamma, as few rounds as make a row
         # Luck may accept more of a draft, so that there are fewer rounds.
         rounds = math.ceil(1.3 * MIN_STEPS)
-        plan = {"gammas": QUICK_GAMMAS if quick else ONE_REQUEST_GAMMAS, "contexts": CONTEXTS, "repeats": 1, "rounds": rounds}
+        plan = {
+            "gammas": QUICK_GAMMAS if quick else ONE_REQUEST_GAMMAS,
+            "contexts": CONTEXTS,
+            "repeats": 1,
+            "rounds": rounds,
+        }
     settings = EngineSettings(
         dtype=dtype,
         concurrency=max(batches),
@@ -179,7 +201,9 @@ def _profile_passes(
         if draft is None or not step.gamma:
             return verify
         drafting = base_model.draft_s(draft, workload, step.gamma)
-        return Estimate(verify.value + drafting.value, math.hypot(verify.std, drafting.std), "modelled")
+        return Estimate(
+            verify.value + drafting.value, math.hypot(verify.std, drafting.std), "modelled"
+        )
 
     before = len(profile.rows)
     with tempfile.TemporaryDirectory(dir=profile.folder, prefix=".engine-") as temporary:
@@ -188,9 +212,15 @@ def _profile_passes(
         if can_run(name, ref):
             target = engine_target(ref)
         else:
-            target, settings = write_shape(ref.architecture, base / "target"), replace(settings, dummy_weights=True)
-        # Known ones keep their place in the list, because the place decides which gammas a draft is measured with.
-        folders = [(arch, base if arch in known else random_draft(arch, dtype, base)) for arch in drafts]
+            target, settings = (
+                write_shape(ref.architecture, base / "target"),
+                replace(settings, dummy_weights=True),
+            )
+        # Known ones keep their place in the list, because the place decides which gammas a draft is
+        # measured with.
+        folders = [
+            (arch, base if arch in known else random_draft(arch, dtype, base)) for arch in drafts
+        ]
         with ProgressLine(f"passes of {name}, {dtype}") as line:
             asked = PassRequest(
                 target=target,
@@ -205,7 +235,9 @@ def _profile_passes(
                 known=known,
                 **plan,
             )
-            measure_passes(lambda: make_engine(name, settings), asked, record=profile.record, progress=line)
+            measure_passes(
+                lambda: make_engine(name, settings), asked, record=profile.record, progress=line
+            )
     profile_drafted(request, profile, device, dtype, mode, slowdown=slowdown)
     return len(profile.rows) - before
 
@@ -219,8 +251,9 @@ def profile_drafted(
     *,
     slowdown: Callable[[], float] = lambda: 1.0,
 ) -> int:
-    """Measure what rounds take with drafters that are no models (one law a family), on a CPU, where the engine tells the target's
-    pass of each step; families that have their rows are left out. Returns the number of new rows."""
+    """Measure what rounds take with drafters that are no models (one law a family), on a CPU, where
+    the engine tells the target's pass of each step; families that have their rows are left out.
+    Returns the number of new rows."""
     import tempfile
 
     from archsearch.engines.engine import EngineSettings
@@ -234,18 +267,32 @@ def profile_drafted(
     if ref is None or device.kind != "cpu" or not facts.dummy_weights:
         return 0
     with tempfile.TemporaryDirectory(dir=profile.folder, prefix=".drafted-") as temporary:
-        cases = [case for case in drafted_cases(ref.architecture, facts, Path(temporary)) if case.drafter.family not in known]
+        cases = [
+            case
+            for case in drafted_cases(ref.architecture, facts, Path(temporary))
+            if case.drafter.family not in known
+        ]
         if not cases:
             return 0
-        target = engine_target(ref) if can_run(name, ref) else write_shape(ref.architecture, Path(temporary) / "target")
+        target = (
+            engine_target(ref)
+            if can_run(name, ref)
+            else write_shape(ref.architecture, Path(temporary) / "target")
+        )
         settings = EngineSettings(
-            dtype=dtype, concurrency=max(DRAFTED_BATCHES), max_len=512, mode=mode, threads=device.threads,
+            dtype=dtype,
+            concurrency=max(DRAFTED_BATCHES),
+            max_len=512,
+            mode=mode,
+            threads=device.threads,
             python=request.engine_python,
-        )  # fmt: skip
+        )
         made_up = replace(settings, dummy_weights=True)
         with ProgressLine(f"rounds of {name} by family") as line:
             found = measure_drafted(
-                lambda case: make_engine(name, made_up if case.drafter.trains or not can_run(name, ref) else settings),
+                lambda case: make_engine(
+                    name, made_up if case.drafter.trains or not can_run(name, ref) else settings
+                ),
                 target,
                 cases,
                 {"engine": name, "dtype": dtype, "mode": mode},
@@ -258,20 +305,24 @@ def profile_drafted(
 
 
 def drafted_cases(target: Architecture, facts: EngineFacts, base: Path) -> list[DraftedCase]:
-    """Two drafters of each family that the engine is started with, unlike each other: configs under `base`, no weights.
+    """Two drafters of each family that the engine is started with, unlike each other: configs under
+    `base`, no weights.
 
     An engine that takes one gamma for a family is asked for another one of each.
     """
     rows = target.vocab_size
     heads: list[tuple[Drafter, tuple[int, ...]]] = []
     plans: tuple[tuple[str, tuple[int, int], tuple[tuple[int, ...], ...]], ...] = (
-        ("eagle3", (1, 3), DRAFTED_GAMMAS), ("peagle", (2, 5), ((2,), (4,))),
-    )  # fmt: skip
+        ("eagle3", (1, 3), DRAFTED_GAMMAS),
+        ("peagle", (2, 5), ((2,), (4,))),
+    )
     for kind, layers, sweeps in plans:
         if kind in facts.confirms:
             for number, (depth, share) in enumerate(zip(layers, (6, 1.5), strict=True)):
                 usual = family(kind).usual(target)
-                decoder = usual.architecture.replace(num_hidden_layers=depth, draft_vocab_size=int(rows / share))
+                decoder = usual.architecture.replace(
+                    num_hidden_layers=depth, draft_vocab_size=int(rows / share)
+                )
                 heads.append((replace(usual, architecture=decoder), sweeps[number]))
     if "medusa" in facts.confirms:
         heads += [(Medusa(target, heads=4, shared_head=True), each) for each in ((2,), (4,))]
@@ -281,7 +332,12 @@ def drafted_cases(target: Architecture, facts: EngineFacts, base: Path) -> list[
         write_json(folder / "config.json", drafter_config(drafter, target))
         spread = gammas if len(gammas) > 1 else gammas * len(DRAFTED_BATCHES)
         cases.append(DraftedCase(drafter, folder, dict(zip(DRAFTED_BATCHES, spread, strict=True))))
-    if "ngram" in facts.confirms and not facts.in_process:  # an engine in this process runs the kernels that the profile times
+    if (
+        "ngram" in facts.confirms and not facts.in_process
+    ):  # an engine in this process runs the kernels that the profile times
         lookup = family("ngram").usual(target)
-        cases += [DraftedCase(lookup, Ngram(), dict(zip(DRAFTED_BATCHES, gammas, strict=True))) for gammas in DRAFTED_GAMMAS]
+        cases += [
+            DraftedCase(lookup, Ngram(), dict(zip(DRAFTED_BATCHES, gammas, strict=True)))
+            for gammas in DRAFTED_GAMMAS
+        ]
     return cases

@@ -13,7 +13,12 @@ from archsearch.files import ensure_writable_dir
 from archsearch.hardware.device import Device
 from archsearch.latency.model import LatencyModel
 from archsearch.pipeline.profile_check import check_profile
-from archsearch.pipeline.profile_request import ENGINE_STAND_IN, ProfileRequest, drafts_for_check, sample_space
+from archsearch.pipeline.profile_request import (
+    ENGINE_STAND_IN,
+    ProfileRequest,
+    drafts_for_check,
+    sample_space,
+)
 from archsearch.pipeline.profile_rounds import profile_rounds
 from archsearch.profiles import Profile, current_stack, stack_key
 from archsearch.progress import ProgressLine
@@ -21,11 +26,12 @@ from archsearch.workload import dtype_name
 
 
 def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
-    """Measure a GPU in its modes and dtypes, where the latency model is least sure first; the budget is shared equally.
+    """Measure a GPU in its modes and dtypes, where the latency model is least sure first; the
+    budget is shared equally.
 
-    Returns the summary of `profile_device`, with `skipped` (points that did not fit the memory) and, for each mode and dtype, the
-    relative std at which the sweep stopped.
-    Raises ArchsearchError where nothing can be measured here, or the folder holds imported tables.
+    Returns the summary of `profile_device`, with `skipped` (points that did not fit the memory)
+    and, for each mode and dtype, the relative std at which the sweep stopped. Raises
+    ArchsearchError where nothing can be measured here, or the folder holds imported tables.
     """
     from archsearch.profiling import collectives, cuda
     from archsearch.profiling import gpu_sweep as selection
@@ -38,7 +44,9 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
     ensure_writable_dir(folder)
     profile = Profile.open(folder, device.to_dict(), stack)
     if profile.imported:
-        raise ArchsearchError(f"{folder} holds imported tables; pass another --output for measured rows")
+        raise ArchsearchError(
+            f"{folder} holds imported tables; pass another --output for measured rows"
+        )
     before = len(profile.rows)
     reference = request.target or ENGINE_STAND_IN
     drafts = sample_space(request.space, reference, 400, request.seed)
@@ -51,10 +59,16 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
     rounds: dict[str, Any] = {}
     skipped: list[str] = []
     benches = {
-        mode: cuda.open_bench(device, profile, mode=mode, dtype=dtype, allow_busy=request.allow_busy) for mode, dtype in plans
+        mode: cuda.open_bench(
+            device, profile, mode=mode, dtype=dtype, allow_busy=request.allow_busy
+        )
+        for mode, dtype in plans
     }
     # A mode measured before keeps its own, and the kernels that were used then.
-    profile.provenance |= {mode: _with_known_kernels(profile, mode, bench.provenance()) for mode, bench in benches.items()}
+    profile.provenance |= {
+        mode: _with_known_kernels(profile, mode, bench.provenance())
+        for mode, bench in benches.items()
+    }
     profile.save_header()
     for mode, dtype in plans:
         bench = benches[mode]
@@ -64,7 +78,9 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
             dtype,
             mode,
             selection.Asked(ranks=request.tensor_parallel, seed=request.seed),
-            selection.Room(memory_bytes=memory, cache_bytes=float(device.last_level_cache_bytes or math.inf)),
+            selection.Room(
+                memory_bytes=memory, cache_bytes=float(device.last_level_cache_bytes or math.inf)
+            ),
         )
         if dtype == "float8_e4m3fn":
             wanted = selection.fp8_needs(wanted)
@@ -72,7 +88,9 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
             stop = selection.Stop(budget_s=request.budget_s / len(plans))
             result = selection.adaptive_sweep(bench, wanted, dtype, stop, progress=line)
         try:
-            for row in collectives.measure_all_reduces(collectives.measurable(wanted.all_reduces()), dtype, mode):
+            for row in collectives.measure_all_reduces(
+                collectives.measurable(wanted.all_reduces()), dtype, mode
+            ):
                 profile.record(row)
         except RunFailed as error:  # everything else is measured; a shipped table stands in
             skipped.append(str(error))
@@ -81,7 +99,11 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
                 opened.release()
             rounds[f"{dtype} {mode}"] = profile_rounds(request, profile, device, dtype)
         name = f"{dtype} {mode}"
-        sweeps[name] = {"new_rows": result.new_rows, "relative_std": result.relative_std, "stopped": result.stopped}
+        sweeps[name] = {
+            "new_rows": result.new_rows,
+            "relative_std": result.relative_std,
+            "stopped": result.stopped,
+        }
         try:
             model = LatencyModel(profile, dtype, mode, request.engine_name)
         except MissingDataError as error:
@@ -90,10 +112,15 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
         learnt[name] = model.summary()
         if request.check:
             unseen = drafts_for_check(request, reference, profile)
-            checks[name] = check_profile(bench, profile, unseen, request.target, dtype, request.check, memory, mode=mode)
+            checks[name] = check_profile(
+                bench, profile, unseen, request.target, dtype, request.check, memory, mode=mode
+            )
     for bench in benches.values():
         skipped += [str(entry) for entry in bench.skipped]
-    profile.provenance |= {mode: _with_known_kernels(profile, mode, bench.provenance()) for mode, bench in benches.items()}
+    profile.provenance |= {
+        mode: _with_known_kernels(profile, mode, bench.provenance())
+        for mode, bench in benches.items()
+    }
     profile.save_header()
     return {
         "folder": str(folder),
@@ -101,7 +128,9 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
         "rows": len(profile.rows),
         "new_rows": len(profile.rows) - before,
         "noisy_share": profile.noisy_share,
-        "throttled_share": sum(row.throttled for row in profile.rows.values()) / max(1, len(profile.rows)),
+        "throttled_share": (
+            sum(row.throttled for row in profile.rows.values()) / max(1, len(profile.rows))
+        ),
         "sweeps": sweeps,
         "skipped": skipped,
         "models": learnt,
@@ -113,14 +142,15 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
 
 
 def _with_known_kernels(profile: Profile, mode: str, found: dict[str, Any]) -> dict[str, Any]:
-    """A bench's provenance; it names the small kernels only of dtypes that it has measured in this process."""
+    """A bench's provenance; it names the small kernels only of dtypes that it has measured in this
+    process."""
     known = profile.provenance.get(mode, {}).get("fused_kernels", {})
     return found | {"fused_kernels": known | found["fused_kernels"]}
 
 
 def gpu_dtypes(device: Device, mode: str, asked: Sequence[str]) -> list[str]:
-    """The dtypes to measure in a mode: bfloat16 unless others are asked for (float16 runs the same kernels); what the mode does
-    not offer is left out where another mode has it.
+    """The dtypes to measure in a mode: bfloat16 unless others are asked for (float16 runs the same
+    kernels); what the mode does not offer is left out where another mode has it.
 
     Raises ArchsearchError where the device computes in none of them.
     """
@@ -133,6 +163,7 @@ def gpu_dtypes(device: Device, mode: str, asked: Sequence[str]) -> list[str]:
     kept = [name for name in wanted if name in offered]
     if not kept:
         raise ArchsearchError(
-            f"{device.name} is not measured in {', '.join(wanted)} in {mode} mode; use one of {', '.join(offered)}"
+            f"{device.name} is not measured in {', '.join(wanted)} in {mode} mode; use one of"
+            f" {', '.join(offered)}"
         )
     return kept

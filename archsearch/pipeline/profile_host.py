@@ -1,4 +1,5 @@
-"""`archsearch profile --host`: how fast this machine's host is, in the words that `--host` takes."""
+"""`archsearch profile --host`: how fast this machine's host is, in the words that `--host`
+takes."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ def profile_host(budget_s: float) -> dict[str, Any]:
     try:
         found = measure_host(budget_s)
     except ImportError as error:
-        raise MissingDataError(f"measuring the host needs torch and transformers: {error}") from None
+        raise MissingDataError(
+            f"measuring the host needs torch and transformers: {error}"
+        ) from None
     name = min(HOSTS, key=lambda each: abs(math.log(HOSTS[each][0] / found.factor)))
     where = "on the GPU" if found.device == "cuda" else "no GPU here: kernels run on the thread"
     words = (
@@ -26,4 +29,10 @@ def profile_host(budget_s: float) -> dict[str, Any]:
         f"published: {1e3 * REFERENCE_S:.2f}.\n"
         f"Nearest: --host {name}; as measured: --host {found.factor:.2f}"
     )
-    return {**asdict(found), "factor": found.factor, "host": name, "source": "measured", "words": words}
+    return {
+        **asdict(found),
+        "factor": found.factor,
+        "host": name,
+        "source": "measured",
+        "words": words,
+    }

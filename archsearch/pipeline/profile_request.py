@@ -17,7 +17,8 @@ ENGINE_STAND_IN = Architecture(512, 1408, 4, 8, 8, 64, 32000)
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """What `archsearch profile` was asked: `dtypes` empty means the device's best first, then the other."""
+    """What `archsearch profile` was asked: `dtypes` empty means the device's best first, then the
+    other."""
 
     gpu: str
     target: Architecture | None
@@ -39,13 +40,18 @@ class ProfileRequest:
     quick: bool = False
 
 
-def sample_space(space: SearchSpace, target: Architecture, count: int, seed: int = 0) -> list[Architecture]:
-    """Up to `count` distinct valid shapes drawn at random: what a sweep covers and a check draws from."""
+def sample_space(
+    space: SearchSpace, target: Architecture, count: int, seed: int = 0
+) -> list[Architecture]:
+    """Up to `count` distinct valid shapes drawn at random: what a sweep covers and a check draws
+    from."""
     rng = random.Random(seed)
     dimensions = space.dimensions(target)
     found: dict[Architecture, None] = {}
     for _ in range(200 * count):
-        shape = space.shape(tuple(rng.randrange(len(dimension.choices)) for dimension in dimensions), target)
+        shape = space.shape(
+            tuple(rng.randrange(len(dimension.choices)) for dimension in dimensions), target
+        )
         if not isinstance(shape, InvalidShape):
             found[shape] = None
             if len(found) >= count:
@@ -55,7 +61,10 @@ def sample_space(space: SearchSpace, target: Architecture, count: int, seed: int
     return list(found)
 
 
-def drafts_for_check(request: ProfileRequest, reference: Architecture, profile: Profile) -> list[Architecture]:
-    """Shapes for a check, drawn with a seed that moves on with every check, so that no check repeats the last one's shapes."""
+def drafts_for_check(
+    request: ProfileRequest, reference: Architecture, profile: Profile
+) -> list[Architecture]:
+    """Shapes for a check, drawn with a seed that moves on with every check, so that no check
+    repeats the last one's shapes."""
     done = sum(entry.get("checks", 0) for entry in profile.known_error.values())
     return sample_space(request.space, reference, 400, 1_000_003 + request.seed + done)

@@ -1,4 +1,5 @@
-"""What an engine adds to its rounds on the user's GPU, measured by running it; what is published is the prior."""
+"""What an engine adds to its rounds on the user's GPU, measured by running it; what is published is
+the prior."""
 
 from __future__ import annotations
 
@@ -25,13 +26,19 @@ FREE_SHARE: Final = 0.9  # of the GPU's free memory that the engine may take
 
 
 def profile_rounds(
-    request: ProfileRequest, profile: Profile, device: Device, dtype: str, *, budget_s: float | None = None
+    request: ProfileRequest,
+    profile: Profile,
+    device: Device,
+    dtype: str,
+    *,
+    budget_s: float | None = None,
 ) -> dict[str, Any]:
-    """Run `request.engine_name` on the GPU with random weights and record its rounds; what is known is not measured again.
+    """Run `request.engine_name` on the GPU with random weights and record its rounds; what is known
+    is not measured again.
 
-    Both of vLLM's model runners are measured where the version has two that run drafts differently. Returns `new_rows`, `left`
-    (cases beyond the budget) and `failed`.
-    Raises ArchsearchError without a target, or for an engine that cannot make up weights.
+    Both of vLLM's model runners are measured where the version has two that run drafts differently.
+    Returns `new_rows`, `left` (cases beyond the budget) and `failed`. Raises ArchsearchError
+    without a target, or for an engine that cannot make up weights.
     """
     from archsearch.engines.measure.rounds import BUDGET_S, RoundRequest, measure_rounds
 
@@ -39,7 +46,10 @@ def profile_rounds(
     if ref is None:
         raise ArchsearchError(f"profiling {name} runs a target in it; name one with --target")
     if not engine_facts(name).dummy_weights:
-        raise ArchsearchError(f"{name} cannot make up weights, so its rounds on a GPU are not measured; use --engine vllm")
+        raise ArchsearchError(
+            f"{name} cannot make up weights, so its rounds on a GPU are not measured; use --engine"
+            " vllm"
+        )
     share = free_share(device)
 
     def engine(options: Mapping[str, str]) -> Engine:
@@ -63,7 +73,9 @@ def profile_rounds(
             target=target,
             architecture=ref.architecture,
             engine=engine,
-            folder_of=lambda arch: write_shape(arch, base / arch.label().replace(" ", "_").replace("/", "-")),
+            folder_of=lambda arch: write_shape(
+                arch, base / arch.label().replace(" ", "_").replace("/", "-")
+            ),
             dtype=dtype,
             mode="graph",
             variants=variants(name, engine({}).version),
@@ -78,14 +90,17 @@ def profile_rounds(
 
 
 def variants(engine: str, version: str) -> list[dict[str, str]]:
-    """Switches to measure an engine with: as it comes, and with vLLM's other runner where that runs drafts in another way."""
+    """Switches to measure an engine with: as it comes, and with vLLM's other runner where that runs
+    drafts in another way."""
     if engine != "vllm":
         return [{}]
     ways: dict[str, dict[str, str]] = {}
     for value in ("1", "0"):
         try:
             known = engine_rounds(engine, version_in(version), {**RECORDED[engine], RUNNERS: value})
-        except ArchsearchError:  # a version that runs no independent drafts, which the engine will say
+        except (
+            ArchsearchError
+        ):  # a version that runs no independent drafts, which the engine will say
             return [{}]
         assert known is not None
         ways.setdefault(known.costs.name, {RUNNERS: value})
@@ -93,7 +108,8 @@ def variants(engine: str, version: str) -> list[dict[str, str]]:
 
 
 def free_share(device: Device) -> float:
-    """The share of the GPU's memory that an engine in a process of its own may take beside this one."""
+    """The share of the GPU's memory that an engine in a process of its own may take beside this
+    one."""
     import torch
 
     if not torch.cuda.is_available():

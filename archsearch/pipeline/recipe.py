@@ -1,4 +1,5 @@
-"""`archsearch recipe`: the answer of a run as a folder that a library for training on GPUs takes."""
+"""`archsearch recipe`: the answer of a run as a folder that a library for training on GPUs
+takes."""
 
 from __future__ import annotations
 
@@ -20,13 +21,14 @@ from archsearch.runs.run import open_run
 from archsearch.search.objective import Score, Scorer
 
 ONLINE = ("speculators", "specforge")
-"""Whose trainer asks the target for its states while it runs: what they take on disk would be terabytes."""
+"""Whose trainer asks the target for its states while it runs: what they take on disk would be
+terabytes."""
 
 
 @dataclass(frozen=True)
 class RecipeRequest:
-    """What `archsearch recipe` was asked. `library` None: the first that trains the family; `gpus`: of one machine; `prompts`
-    None: the run's."""
+    """What `archsearch recipe` was asked. `library` None: the first that trains the family; `gpus`:
+    of one machine; `prompts` None: the run's."""
 
     run: Path
     output: Path
@@ -37,10 +39,12 @@ class RecipeRequest:
 
 
 def make_recipe(request: RecipeRequest) -> dict[str, Any]:
-    """Write the folder that trains a rank of a run; what recipe.json holds, with `output`, `hours` and `weights`.
+    """Write the folder that trains a rank of a run; what recipe.json holds, with `output`, `hours`
+    and `weights`.
 
-    Raises ArchsearchError for a rank that needs no training or exists already, a library that does not train its family or
-    shape, too few GPUs; MissingDataError for a target of which neither a hub id nor a folder is known.
+    Raises ArchsearchError for a rank that needs no training or exists already, a library that does
+    not train its family or shape, too few GPUs; MissingDataError for a target of which neither a
+    hub id nor a folder is known.
     """
     run = open_run(request.run)
     score = run.score(request.rank)
@@ -51,20 +55,37 @@ def make_recipe(request: RecipeRequest) -> dict[str, Any]:
     session = SearchSession.reopen(request.run)
     budget = session.scorer.context.budget
     if budget is None:
-        raise ArchsearchError(f"{request.run} was searched without a training budget; search again (--training-budget 24h)")
+        raise ArchsearchError(
+            f"{request.run} was searched without a training budget; search again (--training-budget"
+            " 24h)"
+        )
     facts = session.request.asked
     asked = session.run.arguments.get("prompts")
     prompts = request.prompts.absolute() if request.prompts else asked or "prompts.jsonl"
     recipe = Recipe(
-        library, score.proposer, session.scorer.target, name, score.gamma, needs, budget.epochs,
+        library,
+        score.proposer,
+        session.scorer.target,
+        name,
+        score.gamma,
+        needs,
+        budget.epochs,
         _stages(session, score, needs, budget),
         share_gpus(request.gpus, serving_ranks(run), needs, online=library.name in ONLINE),
         (facts.engine_version if facts.engine == "vllm" else None) or newest_version("vllm"),
-        str(request.run), request.rank, session.source.device.key, str(prompts), facts.temperature,
+        str(request.run),
+        request.rank,
+        session.source.device.key,
+        str(prompts),
+        facts.temperature,
         hub_start=needs.init if "/" in needs.init else "",
         dtype=session.source.dtype,
-    )  # fmt: skip
-    weights = recipe.initialised and _at_hand(ref) and not (score.architecture.trimmed and score.family != "independent")
+    )
+    weights = (
+        recipe.initialised
+        and _at_hand(ref)
+        and not (score.architecture.trimmed and score.family != "independent")
+    )
     made = write_recipe(recipe, request.output, weights=weights)
     return {**recipe.to_dict(), "output": str(made), "hours": recipe.hours, "weights": weights}
 
@@ -87,13 +108,17 @@ def _target_name(ref: TargetRef, library: str) -> str:
     """What the scripts load. Raises MissingDataError where nobody has the target's weights."""
     if ref.folder is not None:
         if not has_weights(ref.folder):
-            raise MissingDataError(f"no weights in {ref.folder}, and the training reads them; put model.safetensors there")
+            raise MissingDataError(
+                f"no weights in {ref.folder}, and the training reads them; put model.safetensors"
+                " there"
+            )
         return str(ref.folder)
     if ref.hub_id is None:
         if library == "archsearch" and ref.weights:
             return ref.name
         raise MissingDataError(
-            f"target {ref.name!r} has no weights that {library} can load (neither a hub id nor a folder); search with a folder"
+            f"target {ref.name!r} has no weights that {library} can load (neither a hub id nor a"
+            " folder); search with a folder"
         )
     return ref.hub_id
 
@@ -103,8 +128,11 @@ def _at_hand(ref: TargetRef) -> bool:
     return ref.folder is not None and has_weights(ref.folder)
 
 
-def _stages(session: SearchSession, score: Score, needs: Needs, budget: TrainingBudget) -> tuple[Stage, ...]:
-    """The training in parts: what each took and what alpha it should have. The last one's alpha is the score's."""
+def _stages(
+    session: SearchSession, score: Score, needs: Needs, budget: TrainingBudget
+) -> tuple[Stage, ...]:
+    """The training in parts: what each took and what alpha it should have. The last one's alpha is
+    the score's."""
     assert needs.tokens is not None
     scorer = session.scorer_of(score)
     given = isinstance(scorer.acceptance, GivenAcceptance)
@@ -121,4 +149,6 @@ def _stages(session: SearchSession, score: Score, needs: Needs, budget: Training
 
 def _alpha_at(scorer: Scorer, score: Score, tokens: float) -> Any:
     context = replace(scorer.context, trained_tokens=tokens)
-    return scorer.with_acceptance(scorer.acceptance, context).believed(score.proposer).acceptance.alpha
+    return (
+        scorer.with_acceptance(scorer.acceptance, context).believed(score.proposer).acceptance.alpha
+    )

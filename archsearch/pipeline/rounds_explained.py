@@ -1,4 +1,5 @@
-"""What an engine's rounds mean for a draft: what sets two engines apart, and what a version without graphs costs."""
+"""What an engine's rounds mean for a draft: what sets two engines apart, and what a version without
+graphs costs."""
 
 from __future__ import annotations
 
@@ -19,14 +20,15 @@ WORTH_SAYING = 1.01
 
 
 def free_layers(scorer: Scorer, score: Score) -> float | None:
-    """Layers a draft of this one's kernel times may have before the host decides; None where layers cost the host nothing, or
-    the host is not told apart."""
+    """Layers a draft of this one's kernel times may have before the host decides; None where layers
+    cost the host nothing, or the host is not told apart."""
     free = scorer.latency.free_layers(scorer.target, score.proposer, scorer.workload, score.gamma)
     return None if free is None or math.isinf(free) else free
 
 
 def engine_data(source: LatencySource) -> dict[str, Any]:
-    """Who serves, for --json: engine, engine_version, engine_class (None on a CPU) and all of it in words."""
+    """Who serves, for --json: engine, engine_version, engine_class (None on a CPU) and all of it in
+    words."""
     costs = source.rounds.costs if source.rounds is not None else None
     return {
         "engine": source.engine,
@@ -37,10 +39,11 @@ def engine_data(source: LatencySource) -> dict[str, Any]:
 
 
 def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score]]) -> list[str]:
-    """What a reader must know of the engine's version: that its figures are another's, that it runs drafts without graphs.
+    """What a reader must know of the engine's version: that its figures are another's, that it runs
+    drafts without graphs.
 
-    `priced`: name, scorer and score of drafts in it; the one that would gain most with graphs is told of, by name where there are
-    several.
+    `priced`: name, scorer and score of drafts in it; the one that would gain most with graphs is
+    told of, by name where there are several.
     """
     rounds = source.rounds
     if rounds is None:
@@ -55,9 +58,13 @@ def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score
 
 
 def _without_graphs(rounds: EngineRounds, priced: Sequence[tuple[str, Scorer, Score]]) -> list[str]:
-    """That drafts run without graphs, what mends it, and what the draft that gains most would gain; nothing where none gains."""
+    """That drafts run without graphs, what mends it, and what the draft that gains most would gain;
+    nothing where none gains."""
     kind = "independent drafts" if rounds.drafter == "draft_model" else "such drafters"
-    text = f"{rounds.engine} {rounds.version} runs {kind} without CUDA graphs ({rounds.without_graphs})"
+    text = (
+        f"{rounds.engine} {rounds.version} runs {kind} without CUDA graphs"
+        f" ({rounds.without_graphs})"
+    )
     remedied = rounds.remedied()
     if remedied is None:
         return [text]
@@ -65,7 +72,9 @@ def _without_graphs(rounds: EngineRounds, priced: Sequence[tuple[str, Scorer, Sc
         (name, score, _at_alpha(scorer.with_latency(scorer.latency.with_rounds(remedied)), score))
         for name, scorer, score in priced
     ]
-    name, score, better = max(mended, key=lambda item: item[2].speedup.value / item[1].speedup.value)
+    name, score, better = max(
+        mended, key=lambda item: item[2].speedup.value / item[1].speedup.value
+    )
     if better.speedup.value <= WORTH_SAYING * score.speedup.value:
         return []
     who = f"{name} " if len(priced) > 1 else ""
@@ -77,13 +86,17 @@ def _without_graphs(rounds: EngineRounds, priced: Sequence[tuple[str, Scorer, Sc
 def _at_alpha(scorer: Scorer, score: Score) -> Score:
     """The draft of `score` by another scorer, with the alpha that the score knows."""
     known = scorer.believed(score.proposer)
-    taus = {gamma: known.tau(tau_estimate(score.alpha, gamma, known.acceptance.drift)) for gamma in scorer.gammas}
+    taus = {
+        gamma: known.tau(tau_estimate(score.alpha, gamma, known.acceptance.drift))
+        for gamma in scorer.gammas
+    }
     return scorer.measured(score.proposer, score.alpha, taus)
 
 
 @dataclass(frozen=True)
 class EngineDifference:
-    """Why a draft gains more in one engine than in another: `term` of the round at the same gamma, in `words`."""
+    """Why a draft gains more in one engine than in another: `term` of the round at the same gamma,
+    in `words`."""
 
     draft: str
     engine: str
@@ -93,9 +106,12 @@ class EngineDifference:
 
 
 def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> EngineDifference:
-    """The term that makes the difference between two engines. `worse_there`: the worse engine at the better one's gamma."""
+    """The term that makes the difference between two engines. `worse_there`: the worse engine at
+    the better one's gamma."""
     parts = error_by_term(_terms(better), _terms(worse_there))
-    shares = {name: getattr(parts, name) for name in ("decode_s", "draft_s", "verify_s", "overhead_s")}
+    shares = {
+        name: getattr(parts, name) for name in ("decode_s", "draft_s", "verify_s", "overhead_s")
+    }
     term = max(shares, key=lambda name: shares[name])
     first, second = (f"{score.engine} {score.engine_version}" for score in (better, worse))
     if better.engine != worse.engine:
@@ -108,22 +124,29 @@ def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> E
 
 
 def _told_apart(better: Score, worse: Score) -> bool:
-    """Whether the gap is larger than the std of the rounds' times; alpha, which both share, is left out."""
+    """Whether the gap is larger than the std of the rounds' times; alpha, which both share, is left
+    out."""
     rounds = [score.round_s for score in (better, worse) if score.round_s is not None]
-    return math.log(better.speedup.value / worse.speedup.value) > math.hypot(*(time.std / time.value for time in rounds))
+    return math.log(better.speedup.value / worse.speedup.value) > math.hypot(
+        *(time.std / time.value for time in rounds)
+    )
 
 
 def _why(term: str, better: tuple[str, Score], worse: tuple[str, Score]) -> str:
-    """The term in words, with the engine's name at each number: (name, score) of the better engine, which stands first here as
-    it does in the gains, and of the worse."""
+    """The term in words, with the engine's name at each number: (name, score) of the better engine,
+    which stands first here as it does in the gains, and of the worse."""
 
     def named(seconds: Callable[[Score], float]) -> str:
-        return ", ".join(f"{1e3 * seconds(score):.1f} ms in {name}" for name, score in (better, worse))
+        return ", ".join(
+            f"{1e3 * seconds(score):.1f} ms in {name}" for name, score in (better, worse)
+        )
 
     slow = worse[1]
     if slow.bound == "host" and term == "overhead_s":
         return f"in {worse[0]} {host_words(slow)}"
-    if slow.bound == "host" and term == "draft_s":  # kernel by kernel: the passes' time is the host's
+    if (
+        slow.bound == "host" and term == "draft_s"
+    ):  # kernel by kernel: the passes' time is the host's
         return f"launching {launches(slow)} takes {named(lambda score: score.draft_s.value)}"
     if term == "overhead_s":
         return f"beyond its passes a round takes {named(_overhead)}"
@@ -131,7 +154,10 @@ def _why(term: str, better: tuple[str, Score], worse: tuple[str, Score]) -> str:
         return f"the draft's passes take {named(lambda score: score.draft_s.value)}"
     if term == "verify_s":
         return f"verification takes {named(lambda score: score.verify_s.value)}"
-    return f"a plain step, which a draft is compared with, takes {named(lambda score: score.decode_s.value)}"
+    return (
+        "a plain step, which a draft is compared with, takes"
+        f" {named(lambda score: score.decode_s.value)}"
+    )
 
 
 def _overhead(score: Score) -> float:

@@ -22,7 +22,13 @@ from archsearch.pipeline.confirm_prompts import confirm_rank
 from archsearch.pipeline.engine_choice import EngineChoice
 from archsearch.pipeline.existing import EXISTING, alternatives, within_budget
 from archsearch.pipeline.families import INDEPENDENT, best_of_each, family_rows, trials_of
-from archsearch.pipeline.family_results import climbing_share, family_results, head_rungs, train_heads, with_replays
+from archsearch.pipeline.family_results import (
+    climbing_share,
+    family_results,
+    head_rungs,
+    train_heads,
+    with_replays,
+)
 from archsearch.pipeline.finalists import finalist_notes, train_finalists
 from archsearch.pipeline.hopeless import hopeless
 from archsearch.pipeline.next_steps import next_steps
@@ -50,11 +56,13 @@ if TYPE_CHECKING:
 
 
 def search(request: SearchRequest, *, anyway: bool = False) -> dict[str, Any]:
-    """Score, rank and, with `confirm`, train drafts, run the best in the engine and write everything into the run folder.
+    """Score, rank and, with `confirm`, train drafts, run the best in the engine and write
+    everything into the run folder.
 
-    With `confirm` the target writes its text first, so that the search knows how much of it a trimmed head covers. Then either
-    the prior's best `finalists` are trained, or, with `climb`, those that short trainings leave (`pipeline.climb`). Where nothing
-    that would be trained can be expected to pay, it only ranks, and says why as `refused`, unless `anyway`.
+    With `confirm` the target writes its text first, so that the search knows how much of it a
+    trimmed head covers. Then either the prior's best `finalists` are trained, or, with `climb`,
+    those that short trainings leave (`pipeline.climb`). Where nothing that would be trained can be
+    expected to pay, it only ranks, and says why as `refused`, unless `anyway`.
     """
     start = time.monotonic()
     session = SearchSession.start(request)
@@ -72,11 +80,14 @@ def rank_only(session: SearchSession) -> dict[str, Any]:
     with workers_beside(session):
         result = score_spaces(session)
     session.run.write_trials(result.trials)
-    return outcome(session, result, write_ranked(session, [], result.best), []) | {"replayed": replays}
+    return outcome(session, result, write_ranked(session, [], result.best), []) | {
+        "replayed": replays
+    }
 
 
 def finalist_search(session: SearchSession) -> dict[str, Any]:
-    """Text, ranking, full training of the prior's best, confirmation; the time budget is for text and training."""
+    """Text, ranking, full training of the prior's best, confirmation; the time budget is for text
+    and training."""
     start, whole = time.monotonic(), session.request.time_budget_s
     session.request = request = beside_heads(session.request)
     trainer = session.trainer()
@@ -88,18 +99,26 @@ def finalist_search(session: SearchSession) -> dict[str, Any]:
         trained = train_finalists(session, trainer, result.best, shared)
     ranked = write_ranked(session, trained, result.best)
     text = text_result(session, trainer, ranked, trained)
-    confirmed = [confirm_rank(session, rank, trainer=trainer) for rank in range(1, min(request.confirm, len(trained)) + 1)]
-    notes = (finalist_notes(session) if trained else []) + train_heads(session, trainer, trained, start + whole)
+    confirmed = [
+        confirm_rank(session, rank, trainer=trainer)
+        for rank in range(1, min(request.confirm, len(trained)) + 1)
+    ]
+    notes = (finalist_notes(session) if trained else []) + train_heads(
+        session, trainer, trained, start + whole
+    )
     families = family_table(session, trainer, trained)  # before the report, which shows them
     return outcome(session, result, ranked, confirmed) | families | {"notes": notes, "text": text}
 
 
 def beside_heads(request: SearchRequest) -> SearchRequest:
-    """The request with the minutes that independent drafts have beside the heads that were asked for."""
+    """The request with the minutes that independent drafts have beside the heads that were asked
+    for."""
     return replace(request, time_budget_s=climbing_share(request.families) * request.time_budget_s)
 
 
-def family_table(session: SearchSession, trainer: DraftTrainer, trained: Sequence[TrainedDraft]) -> dict[str, Any]:
+def family_table(
+    session: SearchSession, trainer: DraftTrainer, trained: Sequence[TrainedDraft]
+) -> dict[str, Any]:
     """The best of each family on the run's text, as part of a result and as families.json."""
     if not trained:
         return {}
@@ -109,26 +128,40 @@ def family_table(session: SearchSession, trainer: DraftTrainer, trained: Sequenc
 
 
 def text_result(
-    session: SearchSession, trainer: DraftTrainer, ranked: Sequence[Score], trained: Sequence[TrainedDraft]
+    session: SearchSession,
+    trainer: DraftTrainer,
+    ranked: Sequence[Score],
+    trained: Sequence[TrainedDraft],
 ) -> dict[str, Any] | None:
     """The verdict on the run's text by its best trained draft; None where none was trained."""
     drafts = {draft.architecture: draft for draft in trained}
-    best = next((drafts[score.architecture] for score in ranked if score.architecture in drafts), None)
+    best = next(
+        (drafts[score.architecture] for score in ranked if score.architecture in drafts), None
+    )
     return None if best is None else text_verdict(session, trainer, best).to_dict()
 
 
-def write_ranked(session: SearchSession, trained: Sequence[TrainedDraft], ranked: Sequence[Score]) -> list[Score]:
-    """best/ of the run: trained drafts by what was measured of them, then the best of the rest; as many as were asked for."""
+def write_ranked(
+    session: SearchSession, trained: Sequence[TrainedDraft], ranked: Sequence[Score]
+) -> list[Score]:
+    """best/ of the run: trained drafts by what was measured of them, then the best of the rest; as
+    many as were asked for."""
     besides = [each for each in alternatives(session) if within_budget(session, each.score)]
     session.contexts = {(each.score.proposer, each.score.needs): each.context for each in besides}
     measured, rest = with_measured(session, trained, ranked)
     rest = sorted([*rest, *(each.score for each in besides)], key=lambda score: -score.ranked_by)
     everything = [*measured, *rest]
     chosen = everything[: max(session.request.top, len(trained))]
-    have = [each.score for each in besides if each.score.needs is not None and each.score.needs.kind == "exists"]
+    have = [
+        each.score
+        for each in besides
+        if each.score.needs is not None and each.score.needs.kind == "exists"
+    ]
     for score in [*best_of_each(everything), *have[:EXISTING]]:  # however far behind
         chosen += [] if score in chosen else [score]
-    others = sorted((score for score in chosen if score not in measured), key=lambda score: -score.ranked_by)
+    others = sorted(
+        (score for score in chosen if score not in measured), key=lambda score: -score.ranked_by
+    )
     scores = [*measured, *led_by_need(session.groups(others))]
     best = [score.with_rank(rank) for rank, score in enumerate(scores, start=1)]
     write_best(session, best, {draft.architecture: draft for draft in trained})
@@ -136,8 +169,8 @@ def write_ranked(session: SearchSession, trained: Sequence[TrainedDraft], ranked
 
 
 def score_spaces(session: SearchSession) -> study.SearchResult:
-    """Rung 0: the studies over all shapes of each family, scored without training any, as one result; beside whoever scores
-    along."""
+    """Rung 0: the studies over all shapes of each family, scored without training any, as one
+    result; beside whoever scores along."""
     with ProgressLine("search") as line:
         return study.merged([_study_of(session, space, line) for space in session.families.spaces])
 
@@ -148,7 +181,11 @@ def _study_of(session: SearchSession, space: SearchSpace, line: ProgressLine) ->
     name = "" if space.family == INDEPENDENT else f"{space.family}, "
 
     def progress(p: study.SearchProgress) -> None:
-        line(f"{name}best {p.best.speedup.value:.2f}x" if p.best else name, float(p.done), float(p.total))
+        line(
+            f"{name}best {p.best.speedup.value:.2f}x" if p.best else name,
+            float(p.done),
+            float(p.total),
+        )
 
     return study.search(
         space,
@@ -158,7 +195,9 @@ def _study_of(session: SearchSession, space: SearchSpace, line: ProgressLine) ->
         storage=request.storage or session.run.storage_file,
         about=session.about(),
         progress=progress,
-        how=study.How(request.sampler, shared=request.workers > 0, regret=True, goals=request.pareto),
+        how=study.How(
+            request.sampler, shared=request.workers > 0, regret=True, goals=request.pareto
+        ),
     )
 
 
@@ -176,7 +215,10 @@ def with_measured(
 
 
 def outcome(
-    session: SearchSession, result: study.SearchResult, ranked: Sequence[Score], confirmed: Sequence[dict[str, Any]]
+    session: SearchSession,
+    result: study.SearchResult,
+    ranked: Sequence[Score],
+    confirmed: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
     """What `search` returns; writes the report."""
     pareto = write_pareto(session, result.best) if session.request.pareto else None
@@ -208,8 +250,16 @@ def outcome(
         "scored": [space.to_dict() for space in result.spaces],
         "regrets": [regret.to_dict() for regret in result.regrets],
         "best": [score.to_dict() for score in ranked],
-        "rivals": [rival.to_dict() for rival in rivals(session.scorer, result.best)] if not session.request.confirm else [],
-        "next": [] if confirmed else [step.to_dict() for step in next_steps(session, in_run(result.best, ranked))],
+        "rivals": (
+            [rival.to_dict() for rival in rivals(session.scorer, result.best)]
+            if not session.request.confirm
+            else []
+        ),
+        "next": (
+            []
+            if confirmed
+            else [step.to_dict() for step in next_steps(session, in_run(result.best, ranked))]
+        ),
         "training_budget": budget_data(session.scorer.context.budget, session.budget_asked),
         "budgets": budgets.to_dict(),
         "indistinguishable": [sorted(s.rank or 0 for s in group) for group in groups],
@@ -221,7 +271,8 @@ def outcome(
 
 
 def in_run(scored: Sequence[Score], ranked: Sequence[Score]) -> list[Score]:
-    """The ranks of a run, drafters that exist among them, then what was scored besides; best first."""
+    """The ranks of a run, drafters that exist among them, then what was scored besides; best
+    first."""
     kept = {(score.proposer, score.needs) for score in ranked}
     rest = [score for score in scored if (score.proposer, score.needs) not in kept]
     after = itertools.count(len(ranked) + 1)
@@ -232,18 +283,27 @@ def in_run(scored: Sequence[Score], ranked: Sequence[Score]) -> list[Score]:
 def best_head(families: Sequence[Mapping[str, Any]], engine: str) -> str:
     """The family of the head that stands best and that archsearch runs in `engine`; "" for none."""
     runs = engine_facts(engine).confirms
-    return next((row["family"] for row in families if row["family"] in HEAD_FAMILIES and row["family"] in runs), "")
+    return next(
+        (
+            row["family"]
+            for row in families
+            if row["family"] in HEAD_FAMILIES and row["family"] in runs
+        ),
+        "",
+    )
 
 
 def compare_best(ascent: Climb, head: str) -> None:
-    """Run the best head beside the best draft, where the plan has time for that; else a note says with which command."""
+    """Run the best head beside the best draft, where the plan has time for that; else a note says
+    with which command."""
     from archsearch.pipeline import climb
 
     session, file, plan = ascent.session, ascent.file, ascent.plan
     if not plan.compares:
         file.note(
-            f"confirmed was the best independent draft; the {head} head beside it: archsearch confirm {session.run.path} "
-            f"--engine {session.request.engine} --family {head} --family {INDEPENDENT}"
+            f"confirmed was the best independent draft; the {head} head beside it: archsearch"
+            f" confirm {session.run.path} --engine {session.request.engine} --family {head}"
+            f" --family {INDEPENDENT}"
         )
         return
     if file.state.compared:
@@ -251,7 +311,9 @@ def compare_best(ascent: Climb, head: str) -> None:
     begin = time.monotonic()
     prompts = climb.affordable_prompts(session, file, plan, climb.COMPARISON_COST)
     try:
-        confirm_families(session, FamilyRequest((head, INDEPENDENT), count=prompts, exact=4), EngineChoice())
+        confirm_families(
+            session, FamilyRequest((head, INDEPENDENT), count=prompts, exact=4), EngineChoice()
+        )
     except ArchsearchError as error:  # no reason to lose a search
         file.note(f"the {head} head was not run beside the draft: {error}")
     file.state.compared = True
@@ -260,19 +322,27 @@ def compare_best(ascent: Climb, head: str) -> None:
 
 
 def confirm_trained(ascent: Climb, count: int, later: float = 0.0) -> list[dict[str, Any]]:
-    """The first `count` ranks in the engine, each on as many prompts as the time that is left allows; those of several GPUs at
-    once. What was confirmed before a kill is not again. `later`: confirmations that follow and need time too."""
+    """The first `count` ranks in the engine, each on as many prompts as the time that is left
+    allows; those of several GPUs at once. What was confirmed before a kill is not again. `later`:
+    confirmations that follow and need time too."""
     from archsearch.pipeline import climb
 
     session, file, run = ascent.session, ascent.file, ascent.session.run
     state, begin = file.state, time.monotonic()
 
     def missing() -> list[int]:
-        return [rank for rank in range(1, count + 1) if rank not in state.confirmed or run.confirmed(rank) is None]
+        return [
+            rank
+            for rank in range(1, count + 1)
+            if rank not in state.confirmed or run.confirmed(rank) is None
+        ]
 
     if ascent.shared is not None and len(missing()) > 1 and can_confirm_beside(session):
         prompts = climb.affordable_prompts(session, file, ascent.plan, len(missing()) + later)
-        jobs = [Job("confirm", run.score(rank).architecture, rank=rank, prompts=prompts) for rank in missing()]
+        jobs = [
+            Job("confirm", run.score(rank).architecture, rank=rank, prompts=prompts)
+            for rank in missing()
+        ]
         ascent.shared.finish(jobs, lambda job: confirm_job(session, job, ascent.trainer))
         state.confirmed += [job.rank for job in jobs if job.rank not in state.confirmed]
         file.save()
@@ -286,7 +356,8 @@ def confirm_trained(ascent: Climb, count: int, later: float = 0.0) -> list[dict[
 
 
 def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
-    """The search that climbs: text, rung 0, short trainings, full training, confirmation, all inside the time budget."""
+    """The search that climbs: text, rung 0, short trainings, full training, confirmation, all
+    inside the time budget."""
     from archsearch.acceptance.known import known_observations
     from archsearch.pipeline import climb
 
@@ -309,13 +380,17 @@ def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
         begin = time.monotonic()
         result = score_spaces(session)
         state.steps.setdefault("search", time.monotonic() - begin)
-        ascent = climb.start_climb(session, file, plan, trainer, result.best, known, head_rungs(session, trainer))
+        ascent = climb.start_climb(
+            session, file, plan, trainer, result.best, known, head_rungs(session, trainer)
+        )
         ascent.shared = shared
         trained = ascent.climb()
         run.write_trials(climb.trial_rows(result.trials, state))
         ranked = write_ranked(session, trained, ascent.standings())
         text = text_result(session, trainer, ranked, trained)
-        families = family_table(session, trainer, trained)  # before the engine, which runs each at the gamma that it tells
+        families = family_table(
+            session, trainer, trained
+        )  # before the engine, which runs each at the gamma that it tells
         head = best_head(families.get("families", []), request.engine)
         beside = climb.COMPARISON_COST if head and plan.compares else 0.0
         confirmed = confirm_trained(ascent, min(request.confirm, len(trained)), beside)

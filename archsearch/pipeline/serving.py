@@ -1,4 +1,5 @@
-"""Who serves: the engine, its version and its switches, chosen where they were left open, refused where they cannot be."""
+"""Who serves: the engine, its version and its switches, chosen where they were left open, refused
+where they cannot be."""
 
 from __future__ import annotations
 
@@ -30,18 +31,21 @@ from archsearch.workload import GGUF_DTYPES, Mode, WorkloadRequest
 
 
 def default_engine(device: Device, mode: Mode | None = None) -> str:
-    """Who serves on a device unless told otherwise: on a GPU vLLM, and transformers where a mode without CUDA graphs is asked."""
+    """Who serves on a device unless told otherwise: on a GPU vLLM, and transformers where a mode
+    without CUDA graphs is asked."""
     return "transformers" if device.kind == "cpu" or mode == "eager" else "vllm"
 
 
 def default_mode(device: Device, engine: str) -> Mode:
-    """How an engine runs on a device: serving engines replay CUDA graphs on GPUs, transformers launches kernel by kernel."""
+    """How an engine runs on a device: serving engines replay CUDA graphs on GPUs, transformers
+    launches kernel by kernel."""
     return "eager" if device.kind == "cpu" or engine_facts(engine).in_process else "graph"
 
 
 def with_engine(asked: WorkloadRequest, drafter: RoundKind = "draft_model") -> WorkloadRequest:
-    """The request with its engine and, on a GPU, its version chosen, and held against the device, the switches, the mode and the
-    batch size that were asked for. `drafter`: the kind that is to run.
+    """The request with its engine and, on a GPU, its version chosen, and held against the device,
+    the switches, the mode and the batch size that were asked for. `drafter`: the kind that is to
+    run.
 
     Raises ArchsearchError where no such engine runs so.
     """
@@ -52,43 +56,64 @@ def with_engine(asked: WorkloadRequest, drafter: RoundKind = "draft_model") -> W
     check_batch(facts, device, asked.batch_size)
     usual = default_mode(device, facts.name)
     if device.kind != "cpu" and asked.mode not in (None, usual):
-        off = [name for name in ("enforce_eager", "disable_cuda_graph") if name in known_options(facts.name)]
+        off = [
+            name
+            for name in ("enforce_eager", "disable_cuda_graph")
+            if name in known_options(facts.name)
+        ]
         switch = f", or --engine-option {off[0]}=1" if off else ""
         other = "use --engine vllm" if usual == "eager" else f"use --engine transformers{switch}"
         how = "without CUDA graphs" if usual == "eager" else "with CUDA graphs"
         raise ArchsearchError(f"--mode {asked.mode}: {facts.title} runs {how} on a GPU; {other}")
-    return replace(asked, engine=facts.name, engine_version=rounds.version if rounds is not None else None)
+    return replace(
+        asked, engine=facts.name, engine_version=rounds.version if rounds is not None else None
+    )
 
 
 def engine_requests(
-    asked: WorkloadRequest, engines: Sequence[str], versions: Sequence[str], drafter: RoundKind = "draft_model"
+    asked: WorkloadRequest,
+    engines: Sequence[str],
+    versions: Sequence[str],
+    drafter: RoundKind = "draft_model",
 ) -> list[WorkloadRequest]:
-    """`asked` for each of `engines` in each of its `versions` (`0.16.0` where one engine is asked for, else `vllm=0.16.0`), with
-    the switches that the engine has. Neither: for the engine of `asked`, or the device's default.
+    """`asked` for each of `engines` in each of its `versions` (`0.16.0` where one engine is asked
+    for, else `vllm=0.16.0`), with the switches that the engine has. Neither: for the engine of
+    `asked`, or the device's default.
 
-    Raises ArchsearchError for a version of an engine that was not named, a switch that no engine has, or an engine that cannot.
+    Raises ArchsearchError for a version of an engine that was not named, a switch that no engine
+    has, or an engine that cannot.
     """
     by_engine: dict[str, list[str]] = {name: [] for name in engines}
     for text in versions:
         name, named, version = text.rpartition("=")
         if not named and len(by_engine) > 1:
-            raise ArchsearchError(f"--engine-version {text}: of which engine? write {next(iter(by_engine))}={text}")
-        name = name or next(iter(by_engine), None) or asked.engine or default_engine(_device(asked), asked.mode)
+            raise ArchsearchError(
+                f"--engine-version {text}: of which engine? write {next(iter(by_engine))}={text}"
+            )
+        name = (
+            name
+            or next(iter(by_engine), None)
+            or asked.engine
+            or default_engine(_device(asked), asked.mode)
+        )
         engine_facts(name)
         by_engine.setdefault(name, []).append(version)
     if not by_engine:
         return [with_engine(asked, drafter)]
     switches = {name: _switches_of(name, by_engine, asked.engine_options) for name in by_engine}
     return [
-        with_engine(replace(asked, engine=name, engine_version=version, engine_options=switches[name]), drafter)
+        with_engine(
+            replace(asked, engine=name, engine_version=version, engine_options=switches[name]),
+            drafter,
+        )
         for name, wanted in by_engine.items()
         for version in tuple(dict.fromkeys(wanted)) or (None,)
     ]
 
 
 def _switches_of(engine: str, engines: Iterable[str], texts: Sequence[str]) -> tuple[str, ...]:
-    """Those of `texts` (NAME=VALUE) that are the engine's; one that no engine of `engines` has counts as everybody's, to be
-    refused."""
+    """Those of `texts` (NAME=VALUE) that are the engine's; one that no engine of `engines` has
+    counts as everybody's, to be refused."""
 
     def owners(text: str) -> list[str]:
         return [name for name in engines if text.partition("=")[0] in known_options(name)]
@@ -97,27 +122,40 @@ def _switches_of(engine: str, engines: Iterable[str], texts: Sequence[str]) -> t
 
 
 def check_engine(facts: EngineFacts, device: Device) -> None:
-    """Raise ArchsearchError where the engine does not run on the device, or nothing is known of it there."""
+    """Raise ArchsearchError where the engine does not run on the device, or nothing is known of it
+    there."""
     if not _runs_on(facts, device):
         able = ", ".join(name for name, row in ENGINES.items() if _runs_on(row, device))
-        raise ArchsearchError(f"{facts.title} cannot be priced on {device.key}; use --engine {able}")
+        raise ArchsearchError(
+            f"{facts.title} cannot be priced on {device.key}; use --engine {able}"
+        )
 
 
 def check_dtype(dtype: str, facts: EngineFacts, device: Device | None = None) -> None:
-    """Raise ArchsearchError for a format of GGUF files and an engine that does not compute in it, or a GPU, where none of its
-    kernels was measured."""
+    """Raise ArchsearchError for a format of GGUF files and an engine that does not compute in it,
+    or a GPU, where none of its kernels was measured."""
     if dtype in GGUF_DTYPES and device is not None and device.kind != "cpu":
-        raise ArchsearchError(f"{dtype} is priced on a CPU only, not on {device.key}; leave --dtype out")
+        raise ArchsearchError(
+            f"{dtype} is priced on a CPU only, not on {device.key}; leave --dtype out"
+        )
     if dtype in GGUF_DTYPES and not facts.gguf:
         able = " or ".join(name for name, row in ENGINES.items() if row.gguf)
-        raise ArchsearchError(f"{dtype} is a format of GGUF files, in which {facts.title} does not compute; add --engine {able}")
+        raise ArchsearchError(
+            f"{dtype} is a format of GGUF files, in which {facts.title} does not compute; add"
+            f" --engine {able}"
+        )
 
 
 def check_batch(facts: EngineFacts, device: Device, batch_size: int) -> None:
     """Raise ArchsearchError where the engine does not run so many requests at once."""
     if not facts.batches and batch_size > 1:
-        able = " or ".join(name for name, row in ENGINES.items() if row.batches and _runs_on(row, device))
-        raise ArchsearchError(f"{facts.title} runs one request at a time, not --batch-size {batch_size}; use --engine {able}")
+        able = " or ".join(
+            name for name, row in ENGINES.items() if row.batches and _runs_on(row, device)
+        )
+        raise ArchsearchError(
+            f"{facts.title} runs one request at a time, not --batch-size {batch_size}; use --engine"
+            f" {able}"
+        )
 
 
 def _runs_on(facts: EngineFacts, device: Device) -> bool:
@@ -126,14 +164,21 @@ def _runs_on(facts: EngineFacts, device: Device) -> bool:
     return not facts.cpu_only and (bool(facts.make) or facts.name in known_engines())
 
 
-def rounds_of(asked: WorkloadRequest, engine: str, device: Device, drafter: RoundKind = "draft_model") -> EngineRounds | None:
-    """How the engine's version runs rounds of a kind of drafter on a GPU; None on a CPU. Raises ArchsearchError for a version or
-    switch it lacks."""
+def rounds_of(
+    asked: WorkloadRequest, engine: str, device: Device, drafter: RoundKind = "draft_model"
+) -> EngineRounds | None:
+    """How the engine's version runs rounds of a kind of drafter on a GPU; None on a CPU. Raises
+    ArchsearchError for a version or switch it lacks."""
     if device.kind == "cpu":
         if asked.engine_options:
-            raise ArchsearchError("--engine-option is for GPUs: on a CPU the engine is measured as it runs")
+            raise ArchsearchError(
+                "--engine-option is for GPUs: on a CPU the engine is measured as it runs"
+            )
         if asked.engine_version:
-            raise ArchsearchError("--engine-version is for GPUs: on a CPU the engine that is installed is measured as it runs")
+            raise ArchsearchError(
+                "--engine-version is for GPUs: on a CPU the engine that is installed is measured as"
+                " it runs"
+            )
         if asked.host:
             raise ArchsearchError("--host is for GPUs: a CPU's engine is measured on its host")
         return None
@@ -160,15 +205,19 @@ def installed_version(engine: str, device: Device) -> str | None:
 
 
 def _version_measured(asked: WorkloadRequest, engine: str, device: Device) -> str | None:
-    """The version whose rounds the profile holds; None where it holds none, or there is no profile."""
+    """The version whose rounds the profile holds; None where it holds none, or there is no
+    profile."""
     try:
         return measured_version(Profile.load(asked.profile or find_profile(device.key)), engine)
     except MissingDataError:
         return None
 
 
-def served_words(engine: str, rounds: EngineRounds | None, device: Device, *, how: bool = True) -> str:
-    """`vllm 0.33.0 (the newest known; VLLM_USE_V2_MODEL_RUNNER=0), a CUDA graph per layer of the draft`; `how`: with the last."""
+def served_words(
+    engine: str, rounds: EngineRounds | None, device: Device, *, how: bool = True
+) -> str:
+    """`vllm 0.33.0 (the newest known; VLLM_USE_V2_MODEL_RUNNER=0), a CUDA graph per layer of the
+    draft`; `how`: with the last."""
     here = installed_version(engine, device)
     if rounds is None:
         return f"{engine} {here} (installed here)" if here is not None else engine

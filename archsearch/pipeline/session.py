@@ -25,7 +25,13 @@ from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.needs import Needs
 from archsearch.pipeline.budget import budget_s, with_budget
 from archsearch.pipeline.executors import ExecutorName
-from archsearch.pipeline.families import FamilySpaces, choose_families, family_spaces, kind_of, named_families
+from archsearch.pipeline.families import (
+    FamilySpaces,
+    choose_families,
+    family_spaces,
+    kind_of,
+    named_families,
+)
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, served_target
 from archsearch.pipeline.mixes import check_flight, read_back
 from archsearch.pipeline.serving import with_engine
@@ -48,13 +54,16 @@ WORKLOAD_FILE = "workload.json"  # the mix, as --workload takes it (JSON is YAML
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """What `archsearch search` was asked. `confirm`: how many of the best to run in the engine, after `finalists` drafts were
-    trained; 0 ends with the ranking. `domain`: "" for one that follows from the rest (`settled`). `climb`: short
-    trainings decide which shapes are trained in full, and `time_budget_s` holds everything. `families`: of drafters; none named:
-    all that the engine runs where nothing is trained, else independent drafts. `sampler`: see `search.study.How`; `workers`:
-    processes that score and train, 0: this one only, and none may join; `executor`: where they run; `pareto`: goals of a set
-    (`search.pareto`); `mix`: what scores are over, with `asked` of its heaviest part (`pipeline.mixes.asked_mix`);
-    `training_budget_s`: device-seconds that alphas of drafters to be trained assume (None: `pipeline.budget.budget_s`)."""
+    """What `archsearch search` was asked. `confirm`: how many of the best to run in the engine,
+    after `finalists` drafts were trained; 0 ends with the ranking. `domain`: "" for one that
+    follows from the rest (`settled`). `climb`: short trainings decide which shapes are trained in
+    full, and `time_budget_s` holds everything. `families`: of drafters; none named: all that the
+    engine runs where nothing is trained, else independent drafts. `sampler`: see
+    `search.study.How`; `workers`: processes that score and train, 0: this one only, and none may
+    join; `executor`: where they run; `pareto`: goals of a set (`search.pareto`); `mix`: what scores
+    are over, with `asked` of its heaviest part (`pipeline.mixes.asked_mix`); `training_budget_s`:
+    device-seconds that alphas of drafters to be trained assume (None:
+    `pipeline.budget.budget_s`)."""
 
     target: str
     asked: WorkloadRequest = WorkloadRequest()
@@ -104,19 +113,24 @@ class SearchRequest:
         """The kind of drafter that the engine's version must run."""
         return kind_of(self.families)
 
-    def spaces(self, engine: EngineFacts, version: str | None, target: TargetRef, ranks: int, longest: int) -> FamilySpaces:
-        """The families of the search with their spaces, for drafters served on `ranks` devices (see `SearchSpace.served`). A
-        space that was named is its family's, which is then the only one unless others are named."""
+    def spaces(
+        self, engine: EngineFacts, version: str | None, target: TargetRef, ranks: int, longest: int
+    ) -> FamilySpaces:
+        """The families of the search with their spaces, for drafters served on `ranks` devices (see
+        `SearchSpace.served`). A space that was named is its family's, which is then the only one
+        unless others are named."""
         own = load_space(self.space or default_space(target.architecture))
         named = self.families or ((own.family,) if self.space is not None else ())
         families = choose_families(named, engine, version, target, trains=self.confirm > 0)
         known = {own.family: own}
-        served = {name: (known.get(name) or load_space(name)).served(ranks, longest) for name in families}
+        served = {
+            name: (known.get(name) or load_space(name)).served(ranks, longest) for name in families
+        }
         return family_spaces(families, engine, target.architecture, served, optional=not named)
 
     def check_files(self) -> None:
-        """Read every file of prompts or text that was given, also where only a ranking is asked for: what is wrong with one is
-        said before anything else, not when it is first needed."""
+        """Read every file of prompts or text that was given, also where only a ranking is asked
+        for: what is wrong with one is said before anything else, not when it is first needed."""
         if self.prompts is not None or self.heldout is not None or self.confirm:
             load_prompt_set(self.prompts, self.heldout).check_apart()
         if self.text is not None:
@@ -125,16 +139,19 @@ class SearchRequest:
             read_texts(self.text)
 
     def check_sharing(self) -> None:
-        """Raise ArchsearchError for a storage that cannot be used, and for what is of workers where there are none: before a run
-        folder is made."""
+        """Raise ArchsearchError for a storage that cannot be used, and for what is of workers where
+        there are none: before a run folder is made."""
         if self.executor != "local" and self.workers < 1:
-            raise ArchsearchError(f"--executor {self.executor} is for workers; add --workers N, 1 for those of others")
+            raise ArchsearchError(
+                f"--executor {self.executor} is for workers; add --workers N, 1 for those of others"
+            )
         if self.storage:
             open_storage(self.storage)
 
     def settled(self) -> SearchRequest:
-        """The same request with what nobody said: the run's domain and largest gamma where it continues one; else the domain
-        `narrow` where prompts of one kind decide (the user's, or the ones that drafts are trained on), `chat` where not."""
+        """The same request with what nobody said: the run's domain and largest gamma where it
+        continues one; else the domain `narrow` where prompts of one kind decide (the user's, or the
+        ones that drafts are trained on), `chat` where not."""
         if self.run is not None and (self.run / "run.yaml").exists():
             before = open_run(self.run).arguments
             gamma = before.get("max_gamma") if self.max_gamma == MAX_GAMMA else None
@@ -143,20 +160,34 @@ class SearchRequest:
                 domain=self.domain or str(before.get("domain") or "narrow"),
                 max_gamma=int(gamma) if gamma else self.max_gamma,
             )
-        return replace(self, domain=self.domain or ("narrow" if self.prompts is not None or self.confirm else "chat"))
+        return replace(
+            self,
+            domain=self.domain
+            or ("narrow" if self.prompts is not None or self.confirm else "chat"),
+        )
 
     def arguments(self) -> dict[str, Any]:
-        """What run.yaml keeps and a continued run must repeat: one flat table, under the names of the options."""
+        """What run.yaml keeps and a continued run must repeat: one flat table, under the names of
+        the options."""
         free = ("run", "profile", "climb", "workers", "executor", "pareto")
-        asked = {("context" if name == "context_len" else name): value for name, value in asdict(self.asked).items()}
-        flat = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "asked"} | asked
+        asked = {
+            ("context" if name == "context_len" else name): value
+            for name, value in asdict(self.asked).items()
+        }
+        flat = {
+            name: getattr(self, name) for name in self.__dataclass_fields__ if name != "asked"
+        } | asked
         flat["storage"] = without_password(self.storage)
         flat["workload"] = None if self.mix is None else json.dumps(self.mix.to_dict())
         del flat["mix"]
         flat["families"] = " ".join(self.families) or None
         flat["engine_options"] = " ".join(self.asked.engine_options) or None
         return {
-            name: value if isinstance(value, int | float | str | bool) or value is None else str(value)
+            name: (
+                value
+                if isinstance(value, int | float | str | bool) or value is None
+                else str(value)
+            )
             for name, value in flat.items()
             if name not in free
         }
@@ -173,10 +204,12 @@ class SearchRequest:
         time_budget_s: float | None = None,
         **fields: Any,
     ) -> tuple[SearchRequest, str]:
-        """(the request with what was left open, None, decided; why it only ranks although it had time to train, or "").
+        """(the request with what was left open, None, decided; why it only ranks although it had
+        time to train, or "").
 
-        A time budget is meant for training unless alpha was given as a number; nobody's weights at hand means the ranking is the
-        answer. It climbs where it trains and nobody fixed how many finalists there are.
+        A time budget is meant for training unless alpha was given as a number; nobody's weights at
+        hand means the ranking is the answer. It climbs where it trains and nobody fixed how many
+        finalists there are.
         """
         trains = alpha is not None and registry.trains(alpha)
         count, note = confirm or 0, ""
@@ -199,7 +232,8 @@ class SearchRequest:
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any], **changes: Any) -> SearchRequest:
-        """The request that wrote these `arguments`; names it does not know are left out. `changes`: fields set otherwise."""
+        """The request that wrote these `arguments`; names it does not know are left out. `changes`:
+        fields set otherwise."""
         known = dict(arguments)
         if "context" in known:
             known["context_len"] = known.pop("context")
@@ -209,14 +243,17 @@ class SearchRequest:
         known["engine_options"] = tuple(str(known.get("engine_options") or "").split())
         known["engine"] = known.get("engine") or "transformers"  # what runs of 0.1.0 were for
         known["mix"] = read_back(json.loads(known["workload"])) if known.get("workload") else None
-        asked = WorkloadRequest(**{name: known[name] for name in WorkloadRequest.__dataclass_fields__ if name in known})
+        asked = WorkloadRequest(
+            **{name: known[name] for name in WorkloadRequest.__dataclass_fields__ if name in known}
+        )
         own = {name: value for name, value in known.items() if name in cls.__dataclass_fields__}
         return cls(**{**own, "asked": asked, **changes})
 
 
 @dataclass
 class SearchSession:
-    """A search in progress or reopened: everything later steps (train, confirm, report) need, built from the request."""
+    """A search in progress or reopened: everything later steps (train, confirm, report) need, built
+    from the request."""
 
     request: SearchRequest
     target: TargetRef
@@ -229,7 +266,8 @@ class SearchSession:
     families: FamilySpaces = FamilySpaces(())
     budget_asked: bool = False
     contexts: Mapping[tuple[Drafter, Needs | None], AcceptanceContext] = field(default_factory=dict)
-    """In which acceptance was asked about drafters besides those of the spaces (`pipeline.existing`)."""
+    """In which acceptance was asked about drafters besides those of the spaces
+    (`pipeline.existing`)."""
 
     def groups(self, scores: Sequence[Score]) -> list[list[Score]]:
         """Which of `scores` cannot be told apart, best first."""
@@ -248,7 +286,8 @@ class SearchSession:
 
     @classmethod
     def start(cls, request: SearchRequest, run: Run | None = None) -> SearchSession:
-        """Resolve names, load the profile and open or create the run folder: everything that can be wrong, before any work.
+        """Resolve names, load the profile and open or create the run folder: everything that can be
+        wrong, before any work.
 
         `run`: an opened run to go on with, whatever profile it was searched with.
         """
@@ -271,17 +310,31 @@ class SearchSession:
         reach = asked.context_len + request.answer_tokens if mix is None else mix.longest
         if mix is not None:
             check_flight(mix, engine, source.device)
-            held_alone(mix, target.architecture, workload, source.latency, source.device)  # says so where nothing fits
-        searched = request.spaces(engine, source.version, target, engine.ranks_of_draft(workload), reach)
+            held_alone(
+                mix, target.architecture, workload, source.latency, source.device
+            )  # says so where nothing fits
+        searched = request.spaces(
+            engine, source.version, target, engine.ranks_of_draft(workload), reach
+        )
         space = searched.spaces[0]
-        held = workload if mix is None else replace(workload, context_len=1)  # how much of a load fits is the mix's to say
+        held = (
+            workload if mix is None else replace(workload, context_len=1)
+        )  # how much of a load fits is the mix's to say
         limits = memory_limits(space, target.architecture, held, source.device)
         asked_budget = request.training_budget_s
         if run is None:
-            spent = request.time_budget_s if request.confirm and source.device.kind == "cpu" else None
-            request = replace(request, training_budget_s=budget_s(asked_budget or spent, source.device))
+            spent = (
+                request.time_budget_s if request.confirm and source.device.kind == "cpu" else None
+            )
+            request = replace(
+                request, training_budget_s=budget_s(asked_budget or spent, source.device)
+            )
         arguments = request.arguments()
-        described: dict[str, Any] = {"space": space.to_dict(), "seed": request.seed, "profile": source.profile}
+        described: dict[str, Any] = {
+            "space": space.to_dict(),
+            "seed": request.seed,
+            "profile": source.profile,
+        }
         reopened = run is not None
         if run is not None:
             pass
@@ -289,12 +342,26 @@ class SearchSession:
             run = resume_run(request.run, arguments, **described)
         else:
             ensure_writable_dir(request.run or Path("runs"))
-            run = create_run(Path("runs"), arguments, device=source.device.to_dict(), path=request.run, **described)
+            run = create_run(
+                Path("runs"),
+                arguments,
+                device=source.device.to_dict(),
+                path=request.run,
+                **described,
+            )
             if mix is not None:
                 write_json(run.path / WORKLOAD_FILE, mix.to_dict())
-        asked_text = AskedText(load_sketch(run.path), request.domain) if reopened else _asked_text(request, run)
+        asked_text = (
+            AskedText(load_sketch(run.path), request.domain)
+            if reopened
+            else _asked_text(request, run)
+        )
         acceptance, prior_words = acceptance_for(
-            request.alpha, request.target, asked=asked_text, temperature=request.temperature, state=run.path / PRIOR_FILE
+            request.alpha,
+            request.target,
+            asked=asked_text,
+            temperature=request.temperature,
+            state=run.path / PRIOR_FILE,
         )
         scorer = Scorer(
             target.architecture,
@@ -305,14 +372,26 @@ class SearchSession:
             domain=request.domain,
             limits=limits,
         )
-        # A window that does not reach the end of an answer costs alpha there, also where it holds the context.
+        # A window that does not reach the end of an answer costs alpha there, also where it holds
+        # the context.
         scorer = scorer.with_acceptance(acceptance, replace(scorer.context, context_len=reach))
         if request.training_budget_s is not None:  # runs of earlier versions knew none
-            scorer = with_budget(scorer, target.architecture, source.device, request.training_budget_s)
+            scorer = with_budget(
+                scorer, target.architecture, source.device, request.training_budget_s
+            )
         if mix is not None:
             scorer = MixScorer(scorer, mix, source.device)
         return cls(
-            request, target, source, space, scorer, run, prior_words, asked_text, searched, asked_budget is not None
+            request,
+            target,
+            source,
+            space,
+            scorer,
+            run,
+            prior_words,
+            asked_text,
+            searched,
+            asked_budget is not None,
         )
 
     @classmethod
@@ -332,16 +411,20 @@ class SearchSession:
         return cls.start(replace(request, asked=asked), run)
 
     def earlier(self) -> dict[str, Any] | None:
-        """What earlier runs moved (`acceptance.earlier.Earlier.to_dict`); None where none did, or nobody wrote it down."""
+        """What earlier runs moved (`acceptance.earlier.Earlier.to_dict`); None where none did, or
+        nobody wrote it down."""
         path = self.run.path / PRIOR_FILE
         return read_json(path, "prior of the run").get("earlier") if path.exists() else None
 
     def about(self) -> dict[str, Any]:
-        """What scores depend on besides space and scorer, for the storage: the profile, and how it is read."""
+        """What scores depend on besides space and scorer, for the storage: the profile, and how it
+        is read."""
         profile = self.source.profile
         known = {name: profile.get(name) for name in ("hash", "source", "dtype", "mode")}
         rounds = self.source.rounds
-        how = {"engine": self.request.engine} | ({"rounds": rounds.label()} if rounds is not None else {})
+        how = {"engine": self.request.engine} | (
+            {"rounds": rounds.label()} if rounds is not None else {}
+        )
         mix = {} if self.request.mix is None else {"mix": self.request.mix.to_dict()}
         return {**known, "device": self.source.device.key, **how, **mix}
 
@@ -362,7 +445,8 @@ class SearchSession:
 
 
 def _training_device(kind: str) -> str:
-    """Where drafts for a device of this kind are trained: on the GPU that is here, for one of another machine on the CPU."""
+    """Where drafts for a device of this kind are trained: on the GPU that is here, for one of
+    another machine on the CPU."""
     if kind == "cpu":
         return "cpu"
     import torch
@@ -371,7 +455,8 @@ def _training_device(kind: str) -> str:
 
 
 def _asked_text(request: SearchRequest, run: Run) -> AskedText:
-    """The text that is asked about: the user's prompts, or those that drafts are trained on; kept with the run as a sketch."""
+    """The text that is asked about: the user's prompts, or those that drafts are trained on; kept
+    with the run as a sketch."""
     sketch = load_sketch(run.path)
     if sketch is None and (request.prompts is not None or request.confirm):
         from archsearch.text.likeness import sketch_of_set
@@ -385,10 +470,18 @@ def default_space(target: Architecture) -> str:
     """The space that suits a target's size."""
     from archsearch.architecture.counts import parameters
 
-    return "demo" if parameters(target) < 400e6 else "wide-shallow" if parameters(target) > 5e9 else "default"
+    return (
+        "demo"
+        if parameters(target) < 400e6
+        else "wide-shallow"
+        if parameters(target) > 5e9
+        else "default"
+    )
 
 
-def memory_limits(space: SearchSpace, target: Architecture, workload: Workload, device: Device) -> Limits:
+def memory_limits(
+    space: SearchSpace, target: Architecture, workload: Workload, device: Device
+) -> Limits:
     """The space's own limits, and what the target leaves free on the device.
 
     Raises ArchsearchError where the target alone does not fit.
@@ -399,25 +492,31 @@ def memory_limits(space: SearchSpace, target: Architecture, workload: Workload, 
     free = usable_bytes(device) - memory_bytes(target, None, workload).total_bytes
     if free <= 0:
         raise ArchsearchError(
-            f"the target alone needs {memory_bytes(target, None, workload).total_bytes / 2**30:.1f} GiB per device and "
-            f"{device.key} has {usable_bytes(device) / 2**30:.1f} usable; raise --tensor-parallel or lower --batch-size/--context"
+            f"the target alone needs {memory_bytes(target, None, workload).total_bytes / 2**30:.1f}"
+            f" GiB per device and {device.key} has {usable_bytes(device) / 2**30:.1f} usable; raise"
+            " --tensor-parallel or lower --batch-size/--context"
         )
     most = free if limits.max_memory_bytes is None else min(free, limits.max_memory_bytes)
     return Limits(limits.max_parameters, int(most))
 
 
 def check_weights(target: TargetRef) -> None:
-    """Raise MissingDataError before long work where a target's weights cannot be had here (a hub is asked later, by loading)."""
+    """Raise MissingDataError before long work where a target's weights cannot be had here (a hub is
+    asked later, by loading)."""
     from archsearch.models.gguf import packaged_gguf
 
     if target.folder is not None:
         if not has_weights(target.folder):
-            raise MissingDataError(f"no weights in {target.folder}; put model.safetensors there, or search without --confirm")
+            raise MissingDataError(
+                f"no weights in {target.folder}; put model.safetensors there, or search without"
+                " --confirm"
+            )
     elif target.weights:
         packaged_gguf(target.name, target.weights)
     elif target.hub_id is None:
         raise MissingDataError(
-            f"target {target.name!r} is known by its shape only; give a folder with its weights, or search without --confirm"
+            f"target {target.name!r} is known by its shape only; give a folder with its weights, or"
+            " search without --confirm"
         )
 
 
@@ -432,7 +531,8 @@ def cannot_run(engine: str | None) -> str:
 
 
 def cannot_train(target: str, gpu: str | None) -> str:
-    """Why drafts of a target cannot be trained and confirmed here; "" where nothing speaks against it before loading."""
+    """Why drafts of a target cannot be trained and confirmed here; "" where nothing speaks against
+    it before loading."""
     try:
         check_weights(resolve_target(target))
     except MissingDataError as error:

@@ -1,8 +1,10 @@
-"""Trainings and confirmations of a search that several processes share: each is claimed like a trial (`search.claims`).
+"""Trainings and confirmations of a search that several processes share: each is claimed like a
+trial (`search.claims`).
 
-Who searches posts what is to be done next; whoever has joined claims a job, does it in the run's folder, which all must reach,
-and says so. The folder is the truth: what lies there finished is not done again, whatever a storage says. While the search lives
-it holds a claim of its own, so that its helpers know when there is nothing more to wait for.
+Who searches posts what is to be done next; whoever has joined claims a job, does it in the run's
+folder, which all must reach, and says so. The folder is the truth: what lies there finished is not
+done again, whatever a storage says. While the search lives it holds a claim of its own, so that its
+helpers know when there is nothing more to wait for.
 """
 
 from __future__ import annotations
@@ -34,17 +36,25 @@ POLL_S: Final = 0.5
 class Trainer(Protocol):
     """What does trainings; `archsearch.drafts.trainer` has the real one."""
 
-    def train_short(self, arch: Architecture, tokens: int, seed: int = 0, label: str = "") -> ShortTraining: ...
+    def train_short(
+        self, arch: Architecture, tokens: int, seed: int = 0, label: str = ""
+    ) -> ShortTraining: ...
 
     def train(
-        self, arch: Architecture, budget_s: float, seed: int = 0, label: str = "", *, tokens: int | None = None
+        self,
+        arch: Architecture,
+        budget_s: float,
+        seed: int = 0,
+        label: str = "",
+        *,
+        tokens: int | None = None,
     ) -> TrainedDraft: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One thing to do. `short` and `full`: train `shape` to `tokens` in all, a full one for `seconds` at most; `confirm`: run
-    `rank` in the engine on `prompts` prompts."""
+    """One thing to do. `short` and `full`: train `shape` to `tokens` in all, a full one for
+    `seconds` at most; `confirm`: run `rank` in the engine on `prompts` prompts."""
 
     kind: JobKind
     shape: Architecture
@@ -57,7 +67,9 @@ class Job:
     @property
     def key(self) -> str:
         """Tells it from all others of its search: how long it may take is not what it is."""
-        shape = hashlib.sha256(json.dumps(self.shape.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
+        shape = hashlib.sha256(
+            json.dumps(self.shape.to_dict(), sort_keys=True).encode()
+        ).hexdigest()[:12]
         return f"{self.kind}-{shape}-{self.tokens}-{self.seed}-{self.rank}-{self.prompts}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,25 +86,33 @@ def train_job(job: Job, trainer: Trainer) -> float:
     if job.kind == "short":
         points = trainer.train_short(job.shape, job.tokens, job.seed, job.shape.label()).points
         return points[-1][1] if points else 0.0
-    return trainer.train(job.shape, job.seconds, job.seed, job.shape.label(), tokens=job.tokens).alpha.value
+    return trainer.train(
+        job.shape, job.seconds, job.seed, job.shape.label(), tokens=job.tokens
+    ).alpha.value
 
 
 class SharedWork:
-    """The jobs of one search, in its storage. `created`: of its run, so that another run of that name has jobs of its own."""
+    """The jobs of one search, in its storage. `created`: of its run, so that another run of that
+    name has jobs of its own."""
 
-    def __init__(self, storage: str, name: str, created: str, *, grace_s: float = TRAINING_GRACE_S) -> None:
+    def __init__(
+        self, storage: str, name: str, created: str, *, grace_s: float = TRAINING_GRACE_S
+    ) -> None:
         import optuna
 
         digest = hashlib.sha256(created.encode()).hexdigest()[:8]
         with storage_errors(storage):
             self.study = optuna.create_study(
-                storage=open_storage(storage), study_name=JOBS.format(name=name, digest=digest), load_if_exists=True
+                storage=open_storage(storage),
+                study_name=JOBS.format(name=name, digest=digest),
+                load_if_exists=True,
             )
         self.claims = Claims(self.study, grace_s=grace_s)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Say that the search lives, until the block ends. What a killed one posted is taken back."""
+        """Say that the search lives, until the block ends. What a killed one posted is taken
+        back."""
         self.study.set_user_attr(POSTED, [])
         with self.claims.hold(SEARCH):
             yield
@@ -104,7 +124,8 @@ class SharedWork:
         self.study.set_user_attr(POSTED, [])
 
     def help_along(self, do: Mapping[JobKind, Callable[[Job], float]]) -> int:
-        """Do posted jobs of the kinds in `do` for as long as the search lives; how many were done here."""
+        """Do posted jobs of the kinds in `do` for as long as the search lives; how many were done
+        here."""
         while True:
             posted = [Job.from_dict(row) for row in self.study.user_attrs.get(POSTED, [])]
             mine = [job for job in posted if job.kind in do]

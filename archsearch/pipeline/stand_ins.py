@@ -1,4 +1,5 @@
-"""Models for an engine where weights are missing: a draft with random ones, a target's shape alone."""
+"""Models for an engine where weights are missing: a draft with random ones, a target's shape
+alone."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from archsearch.pipeline.session import SearchSession, check_weights
 
 
 class DraftFolders:
-    """The folders that an engine loads: the trained draft, or one of its shape with random weights; the target's likewise."""
+    """The folders that an engine loads: the trained draft, or one of its shape with random weights;
+    the target's likewise."""
 
     def __init__(self, session: SearchSession, engine: str) -> None:
         self.session, self.engine = session, engine
@@ -30,10 +32,16 @@ class DraftFolders:
             from archsearch.models.drafts import load_draft
 
             return load_draft(folder, dtype) if self.inside else folder
-        return random_draft(arch if self.inside else arch.replace(draft_vocab_size=None), dtype, self.base, load=self.inside)
+        return random_draft(
+            arch if self.inside else arch.replace(draft_vocab_size=None),
+            dtype,
+            self.base,
+            load=self.inside,
+        )
 
     def target(self, synthetic: bool) -> tuple[Any, bool]:
-        """The target as the engine takes it, and whether its weights (and the draft's) are to be made up."""
+        """The target as the engine takes it, and whether its weights (and the draft's) are to be
+        made up."""
         ref = self.session.target
         if not synthetic:
             check_weights(ref)
@@ -45,7 +53,8 @@ class DraftFolders:
 
 
 def random_draft(arch: Architecture, dtype: str, base: Path, *, load: bool = False) -> Any:
-    """A draft of `arch` with random weights: the module (`load`), or its folder under `base`, made once."""
+    """A draft of `arch` with random weights: the module (`load`), or its folder under `base`, made
+    once."""
     from archsearch.models.drafts import build_draft, save_draft
 
     if load:
@@ -65,14 +74,16 @@ def write_shape(arch: Architecture, folder: Path) -> Path:
 
 
 def can_run(name: str, ref: TargetRef) -> bool:
-    """Whether the target's weights are here; False where the engine makes them up. MissingDataError where it cannot."""
+    """Whether the target's weights are here; False where the engine makes them up. MissingDataError
+    where it cannot."""
     try:
         check_weights(ref)
     except MissingDataError as error:
         if engine_facts(name).dummy_weights:
             return False
         raise MissingDataError(
-            f"target {ref.name!r} has no weights here and {name} needs them; give a folder that has them, or use --engine "
-            f"{' or '.join(engines_that(lambda row: row.dummy_weights))}, which makes them up"
+            f"target {ref.name!r} has no weights here and {name} needs them; give a folder that has"
+            f" them, or use --engine {' or '.join(engines_that(lambda row: row.dummy_weights))},"
+            " which makes them up"
         ) from error
     return True

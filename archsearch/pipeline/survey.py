@@ -1,5 +1,5 @@
-"""`archsearch search` where nobody named a device and this machine would not serve the target: one row for each GPU
-whose kernels ship."""
+"""`archsearch search` where nobody named a device and this machine would not serve the target: one
+row for each GPU whose kernels ship."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ LEAST_PARAMETERS: Final = 4e9
 
 
 def surveyed_devices(request: SearchRequest) -> tuple[str, ...]:
-    """The GPUs to answer for; () where the search is for a device: one that was named, that is here, or this CPU.
+    """The GPUs to answer for; () where the search is for a device: one that was named, that is
+    here, or this CPU.
 
     Raises ArchsearchError for an unknown target.
     """
@@ -36,7 +37,9 @@ def surveyed_devices(request: SearchRequest) -> tuple[str, ...]:
     target = resolve_target(request.target).architecture
     if parameters(target) < LEAST_PARAMETERS or _on_this_cpu(parameters(target)):
         return ()
-    shipped = (path.parent.name for path in list_profiles() if path.is_relative_to(profile_roots()[-1]))
+    shipped = (
+        path.parent.name for path in list_profiles() if path.is_relative_to(profile_roots()[-1])
+    )
     keys = sorted(set(shipped), key=lambda key: load_device(key).bandwidth_bytes_per_s)
     return tuple(key for key in keys if load_device(key).kind == "gpu")
 
@@ -52,10 +55,14 @@ def _on_this_cpu(count: float) -> bool:
 
 
 def survey(request: SearchRequest, devices: Sequence[str]) -> dict[str, Any]:
-    """The best that one can have today and the best within the training budget on each of `devices`, as `search` ranks
-    them; a device that cannot hold the target has an `error`. No run folder is left."""
+    """The best that one can have today and the best within the training budget on each of
+    `devices`, as `search` ranks them; a device that cannot hold the target has an `error`. No run
+    folder is left."""
     rows: list[dict[str, Any]] = []
-    with ProgressLine("search on the GPUs that ship") as line, tempfile.TemporaryDirectory(prefix="archsearch-") as folder:
+    with (
+        ProgressLine("search on the GPUs that ship") as line,
+        tempfile.TemporaryDirectory(prefix="archsearch-") as folder,
+    ):
         for number, key in enumerate(devices):
             line(key, float(number), float(len(devices)))
             asked = replace(request.asked, gpu=key)

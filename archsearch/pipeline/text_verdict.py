@@ -1,4 +1,5 @@
-"""The verdict on a run's text: what it brought, what more of it would bring, and at which speed-up."""
+"""The verdict on a run's text: what it brought, what more of it would bring, and at which
+speed-up."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 TIMES_MORE: Final = 10  # prompts that are asked about, as a multiple of those there are
 LEAST_UNLEARNT: Final = 0.01  # of alpha: what training on must promise to be told
-NARROW_ABOVE: Final = 0.10  # of alpha: how far a category must lie above all to be worth a draft of its own
+NARROW_ABOVE: Final = (
+    0.10  # of alpha: how far a category must lie above all to be worth a draft of its own
+)
 
 
 def text_verdict(session: SearchSession, trainer: DraftTrainer, draft: TrainedDraft) -> TextVerdict:
@@ -47,7 +50,10 @@ def text_verdict(session: SearchSession, trainer: DraftTrainer, draft: TrainedDr
         more,
         name,
         alpha,
-        (*prompt_faults([prompt.text for prompt in (*prompts.train, *prompts.heldout)]), *answer_faults(answers)),
+        (
+            *prompt_faults([prompt.text for prompt in (*prompts.train, *prompts.heldout)]),
+            *answer_faults(answers),
+        ),
     )
     write_json(session.run.path / TEXT_VERDICT_FILE, verdict.to_dict())
     return verdict
@@ -56,26 +62,39 @@ def text_verdict(session: SearchSession, trainer: DraftTrainer, draft: TrainedDr
 def foretold(
     scorer: Scorer, draft: TrainedDraft, record: TrainingRecord, now: TextStand
 ) -> tuple[TextStand | None, TextStand | None]:
-    """(what the text would bring learnt in full, None where it is; what TIMES_MORE the prompts would bring), by the draft's
-    curve; None without one. The curve says by how much logit(alpha) rises, from what was measured on held-out text."""
+    """(what the text would bring learnt in full, None where it is; what TIMES_MORE the prompts
+    would bring), by the draft's curve; None without one. The curve says by how much logit(alpha)
+    rises, from what was measured on held-out text."""
     from archsearch.training.curves import AlphaPoint
     from archsearch.training.data_curves import promise
 
     epoch = int(record.record.get("epoch_tokens") or 0)
     looks = draft.points or tuple((look.tokens, look.alpha) for look in record.looks)
-    points = [AlphaPoint(tokens, alpha, epoch_tokens=epoch) for tokens, alpha in looks if tokens > 0]
+    points = [
+        AlphaPoint(tokens, alpha, epoch_tokens=epoch) for tokens, alpha in looks if tokens > 0
+    ]
     if not points or not epoch or not now.prompts:
         return None, None
     kept = max(points, key=lambda point: point.alpha)
-    rising = [point for point in points if point.tokens <= kept.tokens]  # what came after was learnt by heart
+    rising = [
+        point for point in points if point.tokens <= kept.tokens
+    ]  # what came after was learnt by heart
 
     def stand(prompts: int) -> TextStand | None:
-        found = promise(rising, epoch, prompts=now.prompts, distinct_tokens=now.distinct_tokens, more_prompts=prompts)
+        found = promise(
+            rising,
+            epoch,
+            prompts=now.prompts,
+            distinct_tokens=now.distinct_tokens,
+            more_prompts=prompts,
+        )
         rise = max(logit(clamped(found.alpha.value)) - logit(clamped(kept.alpha)), 0.0)
         std = math.hypot(logit_std(now.alpha), logit_std(found.alpha))
         alpha = alpha_estimate(logit(clamped(now.alpha.value)) + rise, std, "modelled")
         speedup = speedup_at(scorer, draft, alpha)
-        return None if speedup is None else TextStand(prompts, found.distinct_tokens, alpha, speedup)
+        return (
+            None if speedup is None else TextStand(prompts, found.distinct_tokens, alpha, speedup)
+        )
 
     learnt = None if record.stopped else stand(now.prompts)
     if learnt is not None and learnt.alpha.value < now.alpha.value + LEAST_UNLEARNT:
@@ -84,7 +103,8 @@ def foretold(
 
 
 def speedup_at(scorer: Scorer, draft: TrainedDraft, alpha: Estimate) -> Estimate | None:
-    """The speed-up of a trained draft were its alpha another one: tau by gamma in proportion to the closed form's."""
+    """The speed-up of a trained draft were its alpha another one: tau by gamma in proportion to the
+    closed form's."""
     taus = {gamma: _tau_at(tau, gamma, draft.alpha, alpha) for gamma, tau in draft.tau.items()}
     try:
         return scorer.measured(draft.architecture, alpha, taus).speedup
@@ -100,7 +120,9 @@ def _tau_at(measured: Estimate, gamma: int, was: Estimate, now: Estimate) -> Est
 
 def narrowest(draft: TrainedDraft) -> tuple[str, Estimate | None]:
     """The category whose alpha lies clearly above that of all; ("", None) where none does."""
-    found: Mapping[str, Estimate] = {name: alpha for name, alpha in draft.alpha_by_category.items() if name}
+    found: Mapping[str, Estimate] = {
+        name: alpha for name, alpha in draft.alpha_by_category.items() if name
+    }
     if len(found) < 2:
         return "", None
     name, alpha = max(found.items(), key=lambda item: item[1].value - item[1].std)

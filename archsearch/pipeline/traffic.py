@@ -1,4 +1,5 @@
-"""`archsearch traffic`: drafts under a load: a mix of work, a rate of requests, or a trace of them."""
+"""`archsearch traffic`: drafts under a load: a mix of work, a rate of requests, or a trace of
+them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from archsearch.pipeline.rounds_explained import engine_data
 from archsearch.traffic.held import held_by
 from archsearch.traffic.lengths import Lengths
 from archsearch.traffic.mix import LoadPart, Mix, read_mix
-from archsearch.traffic.served import ServedPart, broken_limits, objective_of, serve_part, training_tokens
+from archsearch.traffic.served import (
+    ServedPart,
+    broken_limits,
+    objective_of,
+    serve_part,
+    training_tokens,
+)
 from archsearch.traffic.simulation import Simulated, poisson, simulate
 from archsearch.traffic.steady import Service
 from archsearch.traffic.traces import Request, Trace, read_trace
@@ -27,8 +34,9 @@ MOST_OF_TRACE: Final = 5000
 
 @dataclass(frozen=True)
 class TrafficRequest:
-    """What `archsearch traffic` was asked: the drafts as in `estimate`, and one of a workload file, a trace, or rates with
-    lengths. `simulated`: requests of the simulation beside the closed form; 0: none."""
+    """What `archsearch traffic` was asked: the drafts as in `estimate`, and one of a workload file,
+    a trace, or rates with lengths. `simulated`: requests of the simulation beside the closed form;
+    0: none."""
 
     estimate: EstimateRequest
     workload: Path | None = None
@@ -45,7 +53,8 @@ class TrafficRequest:
 def drafts_under_load(request: TrafficRequest) -> dict[str, Any]:
     """Each draft under the load, best by the objective first, those that break a limit last.
 
-    Raises ArchsearchError for a load that is none, that fits no batch, or that the engine does not serve.
+    Raises ArchsearchError for a load that is none, that fits no batch, or that the engine does not
+    serve.
     """
     mix, trace = _mix(request)
     asked = request.estimate.asked
@@ -62,40 +71,70 @@ def drafts_under_load(request: TrafficRequest) -> dict[str, Any]:
         **about,
         "objective": mix.objective,
         "load": [
-            {"name": part.name, "weight": part.weight, "concurrency": part.concurrency, "context": part.context,
-             "requests_per_second": part.requests_per_second, "prompt_tokens": part.prompt.mean,
-             "output_tokens": part.output.mean, "prefix_cache_hit": part.prefix_cache_hit}
+            {
+                "name": part.name,
+                "weight": part.weight,
+                "concurrency": part.concurrency,
+                "context": part.context,
+                "requests_per_second": part.requests_per_second,
+                "prompt_tokens": part.prompt.mean,
+                "output_tokens": part.output.mean,
+                "prefix_cache_hit": part.prefix_cache_hit,
+            }
             for part in mix.parts
         ],
         "trace_note": trace.note if trace is not None else "",
         "drafts": found,
-    }  # fmt: skip
+    }
 
 
 def _mix(request: TrafficRequest) -> tuple[Mix, Trace | None]:
     if request.mix is not None:
         return request.mix, None
-    given = [name for name, value in (("--workload", request.workload), ("--trace", request.trace)) if value is not None]
+    given = [
+        name
+        for name, value in (("--workload", request.workload), ("--trace", request.trace))
+        if value is not None
+    ]
     given += ["--requests-per-second"] if request.rates else []
     if len(given) != 1:
         raise ArchsearchError(
-            f"give one of --workload FILE, --trace FILE and --requests-per-second R, got {' and '.join(given) or 'none'}"
+            "give one of --workload FILE, --trace FILE and --requests-per-second R, got"
+            f" {' and '.join(given) or 'none'}"
         )
     trace = None
     if request.workload is not None:
         mix = read_mix(request.workload)
     elif request.trace is not None:
         trace = read_trace(request.trace)
-        mix = Mix((LoadPart(request.trace.name, 1.0, trace.prompt, trace.output, requests_per_second=trace.requests_per_s),))
+        mix = Mix(
+            (
+                LoadPart(
+                    request.trace.name,
+                    1.0,
+                    trace.prompt,
+                    trace.output,
+                    requests_per_second=trace.requests_per_s,
+                ),
+            )
+        )
     else:
-        prompt, output = Lengths.read(request.prompt_tokens, "prompt"), Lengths.read(request.output_tokens, "answer")
+        prompt, output = (
+            Lengths.read(request.prompt_tokens, "prompt"),
+            Lengths.read(request.output_tokens, "answer"),
+        )
         share = 1.0 / len(request.rates)
         mix = Mix(
-            tuple(LoadPart(f"{rate:g} requests/s", share, prompt, output, requests_per_second=rate) for rate in request.rates)
+            tuple(
+                LoadPart(f"{rate:g} requests/s", share, prompt, output, requests_per_second=rate)
+                for rate in request.rates
+            )
         )
     if request.objective is not None:
         if request.objective not in OBJECTIVES:
-            raise ArchsearchError(f"--objective {request.objective}: choose one of {', '.join(OBJECTIVES)}")
+            raise ArchsearchError(
+                f"--objective {request.objective}: choose one of {', '.join(OBJECTIVES)}"
+            )
         mix = replace(mix, objective=request.objective)
     return with_limits(mix, request.load), trace
 
@@ -105,10 +144,17 @@ def _served(item: Priced, mix: Mix, trace: Trace | None, simulated: int) -> dict
     parts, told = [], []
     for part in mix.parts:
         workload = replace(scorer.workload, context_len=part.context)
-        held = [held_by(facts, scorer.target, item.source.device, workload, each) for each in (drafter, None)]
+        held = [
+            held_by(facts, scorer.target, item.source.device, workload, each)
+            for each in (drafter, None)
+        ]
         served = serve_part(scorer, drafter, part, held)
         parts.append(served)
-        seen = _simulated(item, served, trace, simulated) if part.requests_per_second is not None and simulated else None
+        seen = (
+            _simulated(item, served, trace, simulated)
+            if part.requests_per_second is not None and simulated
+            else None
+        )
         told.append({**served.to_dict(), "held": held[0], "held_alone": held[1], "simulated": seen})
     ranks = scorer.workload.tensor_parallel
     tokens = training_tokens(scorer.context, drafter.parameters())
@@ -143,7 +189,7 @@ def _simulated(item: Priced, served: ServedPart, trace: Trace | None, count: int
 
 
 def _run(server: Service, requests: list[Request], part: LoadPart) -> Simulated:
-    """Prompts add seconds in proportion to their tokens: what they cost beyond that (attention over themselves) is small beside
-    the products with the weights."""
+    """Prompts add seconds in proportion to their tokens: what they cost beyond that (attention over
+    themselves) is small beside the products with the weights."""
     mean = max(part.prompt.mean, 1.0)
     return simulate(server, requests, read_s=lambda tokens: server.prefill_s * tokens / mean)

@@ -1,7 +1,9 @@
-"""All-reduce where several GPUs are present: one process per GPU, NCCL. Apart from the benches, which hold one device each.
+"""All-reduce where several GPUs are present: one process per GPU, NCCL. Apart from the benches,
+which hold one device each.
 
-Where fewer GPUs are present nothing is measured, and the latency model takes a shipped table and says `modelled`. Serving engines
-sum small messages over NVLink by kernels of their own: rows say that they are NCCL's, and the model takes them for a wide answer.
+Where fewer GPUs are present nothing is measured, and the latency model takes a shipped table and
+says `modelled`. Serving engines sum small messages over NVLink by kernels of their own: rows say
+that they are NCCL's, and the model takes them for a wide answer.
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ def measurable(ops: Sequence[AllReduce]) -> list[AllReduce]:
     return [op for op in ops if 1 < op.ranks <= count]
 
 
-def measure_all_reduces(ops: Sequence[AllReduce], dtype: str, mode: str = "graph", backend: str = "nccl") -> list[Measurement]:
+def measure_all_reduces(
+    ops: Sequence[AllReduce], dtype: str, mode: str = "graph", backend: str = "nccl"
+) -> list[Measurement]:
     """A row for each of `ops`: seconds of one sum over `op.ranks` devices, of the slowest of them.
 
-    `mode` graph: CALLS sums in one CUDA graph; eager: one call after the other. `backend` gloo runs on CPUs (tests).
-    Raises RunFailed where a process died.
+    `mode` graph: CALLS sums in one CUDA graph; eager: one call after the other. `backend` gloo runs
+    on CPUs (tests). Raises RunFailed where a process died.
     """
     import torch.multiprocessing
 
@@ -44,19 +48,42 @@ def measure_all_reduces(ops: Sequence[AllReduce], dtype: str, mode: str = "graph
         sizes = [op.elements for op in ops if op.ranks == ranks]
         with tempfile.TemporaryDirectory(prefix="archsearch-allreduce-") as folder:
             try:
-                torch.multiprocessing.spawn(_worker, (ranks, sizes, dtype, mode, backend, folder), nprocs=ranks)
-            except (torch.multiprocessing.ProcessRaisedException, torch.multiprocessing.ProcessExitedException) as error:
+                torch.multiprocessing.spawn(
+                    _worker, (ranks, sizes, dtype, mode, backend, folder), nprocs=ranks
+                )
+            except (
+                torch.multiprocessing.ProcessRaisedException,
+                torch.multiprocessing.ProcessExitedException,
+            ) as error:
                 words = str(error).strip().splitlines()[-1]
-                raise RunFailed(f"measuring all-reduce over {ranks} devices failed: {words}") from error
-            found = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
+                raise RunFailed(
+                    f"measuring all-reduce over {ranks} devices failed: {words}"
+                ) from error
+            found = [
+                json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)
+            ]
         for number, size in enumerate(sizes):
-            times = tuple(max(times[number][repeat] for times in found) for repeat in range(REPEATS))
+            times = tuple(
+                max(times[number][repeat] for times in found) for repeat in range(REPEATS)
+            )
             shape = freeze_shape({"elements": size, "ranks": ranks})
-            rows.append(Measurement("all_reduce", shape, dtype, mode, "cold", times, kernel=NAMES.get(backend, backend)))
+            rows.append(
+                Measurement(
+                    "all_reduce",
+                    shape,
+                    dtype,
+                    mode,
+                    "cold",
+                    times,
+                    kernel=NAMES.get(backend, backend),
+                )
+            )
     return rows
 
 
-def _worker(rank: int, ranks: int, sizes: list[int], dtype: str, mode: str, backend: str, folder: str) -> None:
+def _worker(
+    rank: int, ranks: int, sizes: list[int], dtype: str, mode: str, backend: str, folder: str
+) -> None:
     """One process: joins the others, times each size, writes its times."""
     import torch.distributed
 
@@ -64,9 +91,14 @@ def _worker(rank: int, ranks: int, sizes: list[int], dtype: str, mode: str, back
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    torch.distributed.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
+    torch.distributed.init_process_group(
+        backend, init_method=f"file://{folder}/meet", rank=rank, world_size=ranks
+    )
     try:
-        times = [_times(torch.zeros(size, dtype=getattr(torch, dtype), device=device), mode, on_gpu) for size in sizes]
+        times = [
+            _times(torch.zeros(size, dtype=getattr(torch, dtype), device=device), mode, on_gpu)
+            for size in sizes
+        ]
     finally:
         torch.distributed.destroy_process_group()
     (Path(folder) / f"{rank}.json").write_text(json.dumps(times))
@@ -86,7 +118,8 @@ def _times(block: torch.Tensor, mode: str, on_gpu: bool) -> list[float]:
         torch.cuda.synchronize()
     if mode == "graph" and on_gpu:
         graph = torch.cuda.CUDAGraph()
-        # NCCL's watchdog thread queries events meanwhile, which the default (global) mode would take for an error.
+        # NCCL's watchdog thread queries events meanwhile, which the default (global) mode would
+        # take for an error.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             calls()
         run = graph.replay

@@ -1,7 +1,9 @@
-"""On a CPU: which points to measure, in which order, within a budget; and the check of the model on whole drafts it has not seen.
+"""On a CPU: which points to measure, in which order, within a budget; and the check of the model on
+whole drafts it has not seen.
 
-Points come from what the search space and the target can need (`architecture.ops`), spread over log sizes so that the first
-minute already covers the range. Rows that the profile holds are skipped: an interrupted sweep continues where it stopped.
+Points come from what the search space and the target can need (`architecture.ops`), spread over log
+sizes so that the first minute already covers the range. Rows that the profile holds are skipped: an
+interrupted sweep continues where it stopped.
 """
 
 from __future__ import annotations
@@ -44,11 +46,21 @@ def _gemm_features(op: Gemm) -> list[float]:
 
 
 def _attention_features(op: Attention) -> list[float]:
-    return [math.log(op.tokens), math.log(op.keys()), math.log(op.q_heads), math.log(op.kv_heads), math.log(op.head_dim)]
+    return [
+        math.log(op.tokens),
+        math.log(op.keys()),
+        math.log(op.q_heads),
+        math.log(op.kv_heads),
+        math.log(op.head_dim),
+    ]
 
 
 def _ops(
-    architectures: Iterable[Architecture], tokens: Iterable[int], contexts: Iterable[int], batch: int, kind: type
+    architectures: Iterable[Architecture],
+    tokens: Iterable[int],
+    contexts: Iterable[int],
+    batch: int,
+    kind: type,
 ) -> list[Any]:
     found: dict[Op, None] = {}
     for arch in architectures:
@@ -71,7 +83,8 @@ def plan(
 ) -> list[Point]:
     """All points for one dtype, most needed first.
 
-    drafts: a sample of the search space; they run 1 or 2 tokens a pass. target: runs 1 to 9 (decode and verification).
+    drafts: a sample of the search space; they run 1 or 2 tokens a pass. target: runs 1 to 9 (decode
+    and verification).
     """
     rng = random.Random(seed)
     nine = list(VERIFY_TOKENS)
@@ -80,16 +93,23 @@ def plan(
     chosen = spread(draft_gemms, _gemm_features, 56)
     for op in chosen:
         gemms += [Point("gemm", "cold", op), Point("gemm", "warm", op)]
-    gemms += [Point("gemm", "cold", replace(op, m=2 * batch)) for op in spread(chosen, _gemm_features, 12)]
+    gemms += [
+        Point("gemm", "cold", replace(op, m=2 * batch)) for op in spread(chosen, _gemm_features, 12)
+    ]
     if target is not None:
-        gemms += [Point("gemm", "cold", op) for op in _ops([target], nine, CONTEXTS[:1], batch, Gemm)]
+        gemms += [
+            Point("gemm", "cold", op) for op in _ops([target], nine, CONTEXTS[:1], batch, Gemm)
+        ]
     attentions = [
         Point("attention", cache, op)
         for op in spread(_ops(drafts, (1,), CONTEXTS, batch, Attention), _attention_features, 24)
         for cache in ("warm", "cold")
     ]
     if target is not None:
-        attentions += [Point("attention", "cold", op) for op in _ops([target], (1, 2, 3, 5, 7, 9), CONTEXTS, batch, Attention)]
+        attentions += [
+            Point("attention", "cold", op)
+            for op in _ops([target], (1, 2, 3, 5, 7, 9), CONTEXTS, batch, Attention)
+        ]
     elements: dict[str, set[int]] = {}
     for arch in [*drafts, *([target] if target else [])]:
         for tokens in (1, 5, 9) if arch is target else (1,):
@@ -113,10 +133,14 @@ def plan(
             Point("forward", "cold", arch=arch, batch=batch, context=context),
         ]
         if rng.random() < 0.25:
-            forwards.append(Point("forward", "warm", arch=arch, batch=batch, context=context, tokens=2))
+            forwards.append(
+                Point("forward", "warm", arch=arch, batch=batch, context=context, tokens=2)
+            )
     stacks = []
     for arch in spread(drafts, draft_features, 14)[2:]:
-        size = weight_bytes_per_pass(arch.replace(draft_vocab_size=1, num_hidden_layers=1), DTYPE_BYTES[dtype])
+        size = weight_bytes_per_pass(
+            arch.replace(draft_vocab_size=1, num_hidden_layers=1), DTYPE_BYTES[dtype]
+        )
         many = max(2, min(48, math.ceil((160 << 20) / size)))
         full = arch.replace(num_hidden_layers=many, window_pattern="L", sliding_window=None)
         stacks.append(Point("layer", "cold", arch=full, batch=batch, context=rng.choice(CONTEXTS)))
@@ -126,20 +150,35 @@ def plan(
     ):
         whole = [
             Point("forward", "warm", arch=target, batch=batch, tokens=tokens, context=context)
-            for tokens, context in ((1, 256), (5, 256), (1, 64), (3, 64), (9, 512), (1, 1024), (7, 128), (2, 512), (5, 1024))
+            for tokens, context in (
+                (1, 256),
+                (5, 256),
+                (1, 64),
+                (3, 64),
+                (9, 512),
+                (1, 1024),
+                (7, 128),
+                (2, 512),
+                (5, 1024),
+            )
         ]
     return _interleave(gemms, attentions, small, whole, forwards, stacks)
 
 
 def _interleave(*groups: list[Point]) -> list[Point]:
     """Merge so that every prefix holds the same share of each group."""
-    keyed = [((i + 0.5) / len(group), number, point) for number, group in enumerate(groups) for i, point in enumerate(group)]
+    keyed = [
+        ((i + 0.5) / len(group), number, point)
+        for number, group in enumerate(groups)
+        for i, point in enumerate(group)
+    ]
     # A draft and the target may share a GEMM: planned once.
     return list(dict.fromkeys(point for _, _, point in sorted(keyed, key=lambda item: item[:2])))
 
 
 class CpuBench:
-    """Turns points into measurements on this CPU: pools of weights, the probe, and the timer that uses it."""
+    """Turns points into measurements on this CPU: pools of weights, the probe, and the timer that
+    uses it."""
 
     mode = "eager"
 
@@ -152,7 +191,8 @@ class CpuBench:
         self.flush = layers.cache_flusher(self.cold_bytes)
 
     def timer(self, dtype: str) -> Timer:
-        """The timer of a dtype. Its probe's reference speed is taken once and kept in the profile, so that all rows share it."""
+        """The timer of a dtype. Its probe's reference speed is taken once and kept in the profile,
+        so that all rows share it."""
         if dtype not in self._timers:
             probe = Probe(self.pool(dtype))
             if dtype not in self.profile.probe_reference_s:
@@ -174,31 +214,63 @@ class CpuBench:
             self._pools[dtype] = WeightPool(self.cold_bytes + (32 << 20), getattr(torch, dtype))
         return self._pools[dtype]
 
-    def measure_again_if_noisy(self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None) -> Measurement:
+    def measure_again_if_noisy(
+        self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None
+    ) -> Measurement:
         """`measure`, up to three times while something disturbs it; the steadiest counts."""
         best = self.measure(point, dtype, model_cache)
         for _ in range(2):
             if not best.grossly_noisy:
                 break
-            best = min(best, self.measure(point, dtype, model_cache), key=lambda row: row.iqr_s / row.median_s)
+            best = min(
+                best,
+                self.measure(point, dtype, model_cache),
+                key=lambda row: row.iqr_s / row.median_s,
+            )
         return best
 
-    def measure(self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None) -> Measurement:
-        """Time one point. `model_cache` keeps the last whole model so that its several points share it."""
-        ready = prepare_eager(point, self.pool(dtype), self.cold_bytes, self.flush, {} if model_cache is None else model_cache)
-        timing = self.timer(dtype).time(ready.run, before=ready.before, budget_s=ready.budget_s, calls=ready.calls)
+    def measure(
+        self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None
+    ) -> Measurement:
+        """Time one point. `model_cache` keeps the last whole model so that its several points share
+        it."""
+        ready = prepare_eager(
+            point,
+            self.pool(dtype),
+            self.cold_bytes,
+            self.flush,
+            {} if model_cache is None else model_cache,
+        )
+        timing = self.timer(dtype).time(
+            ready.run, before=ready.before, budget_s=ready.budget_s, calls=ready.calls
+        )
         times = tuple(t / ready.per for t in timing.times_s)
-        return Measurement(point.kind, freeze_shape(point.shape()), dtype, "eager", point.cache, times, timing.slowdown)
+        return Measurement(
+            point.kind,
+            freeze_shape(point.shape()),
+            dtype,
+            "eager",
+            point.cache,
+            times,
+            timing.slowdown,
+        )
 
     def release(self) -> None:
         """Nothing is kept between points."""
 
 
-def sweep(bench: Bench, points: dict[str, list[Point]], *, budget_s: float, progress: Progress | None = None) -> int:
-    """Measure the points of each dtype in turn until done or the budget is spent; returns how many rows are new.
+def sweep(
+    bench: Bench,
+    points: dict[str, list[Point]],
+    *,
+    budget_s: float,
+    progress: Progress | None = None,
+) -> int:
+    """Measure the points of each dtype in turn until done or the budget is spent; returns how many
+    rows are new.
 
-    The dtypes share the budget in proportion to their rank: the first gets most. Points that do not fit the device's memory are
-    listed in `bench.skipped`.
+    The dtypes share the budget in proportion to their rank: the first gets most. Points that do not
+    fit the device's memory are listed in `bench.skipped`.
     """
     start = time.perf_counter()
     new = 0
@@ -221,7 +293,8 @@ def sweep(bench: Bench, points: dict[str, list[Point]], *, budget_s: float, prog
 
 
 def _keep_models_together(points: list[Point]) -> list[Point]:
-    """Points of one whole model stand together, at the place of the first: building a model costs more than timing it."""
+    """Points of one whole model stand together, at the place of the first: building a model costs
+    more than timing it."""
     by_model: dict[Architecture, list[Point]] = {}
     for point in points:
         if point.kind == "forward" and point.arch is not None:
@@ -249,19 +322,26 @@ def check_points(
     contexts: Sequence[int] = (96, 192, 384, 640),
     model_limit_bytes: float = FORWARD_MODEL_LIMIT_BYTES,
 ) -> list[Point]:
-    """`count` whole drafts of shapes without a forward row, warm and cold, and as many verification passes of the target at
-    (tokens, context) pairs without a row. A target is run whole where two copies of its weights stay below `model_limit_bytes`
-    and half of `memory_bytes`."""
+    """`count` whole drafts of shapes without a forward row, warm and cold, and as many verification
+    passes of the target at (tokens, context) pairs without a row. A target is run whole where two
+    copies of its weights stay below `model_limit_bytes` and half of `memory_bytes`."""
     rng = random.Random(f"check {seed}")
     seen = {ForwardShape.of(row).architecture for row in profile.select("forward", dtype, mode)}
     unseen = [arch for arch in drafts if arch not in seen]
     points: list[Point] = []
     for arch in rng.sample(unseen, min(count, len(unseen))):
         context = rng.choice(contexts)
-        points += [Point("forward", cache, arch=arch, batch=batch, context=context) for cache in ("warm", "cold")]
+        points += [
+            Point("forward", cache, arch=arch, batch=batch, context=context)
+            for cache in ("warm", "cold")
+        ]
     runs = target is not None and (mode == "eager" or layers.lean_supported(target))
     limit = min(model_limit_bytes, memory_bytes / 2)
-    if target is not None and runs and 2 * weight_bytes_per_pass(target, DTYPE_BYTES[dtype]) < limit:
+    if (
+        target is not None
+        and runs
+        and 2 * weight_bytes_per_pass(target, DTYPE_BYTES[dtype]) < limit
+    ):
         pairs = [(tokens, context) for tokens in range(2, 10) for context in contexts]
         points += [
             Point("forward", "warm", arch=target, batch=batch, tokens=tokens, context=context)
@@ -271,11 +351,17 @@ def check_points(
 
 
 def measure_points(
-    bench: Bench, points: Sequence[Point], dtype: str, rounds: int = 2, progress: Progress | None = None
+    bench: Bench,
+    points: Sequence[Point],
+    dtype: str,
+    rounds: int = 2,
+    progress: Progress | None = None,
 ) -> Iterator[tuple[Point, Measurement]]:
-    """Measure points without recording them; `rounds` passes over all, minutes apart, so that one bad moment does not decide.
+    """Measure points without recording them; `rounds` passes over all, minutes apart, so that one
+    bad moment does not decide.
 
-    Yields each point with the pooled times of all rounds; points that do not fit the memory are listed in `bench.skipped`.
+    Yields each point with the pooled times of all rounds; points that do not fit the memory are
+    listed in `bench.skipped`.
     """
     times: dict[Point, list[Measurement]] = {}
     skip: set[Point] = set()
@@ -289,9 +375,15 @@ def measure_points(
                 if progress is not None:
                     done = (number * len(points) + index) / (rounds * len(points))
                     elapsed = time.perf_counter() - start
-                    progress(f"check round {number + 1}/{rounds}", elapsed, elapsed / done if done else elapsed)
+                    progress(
+                        f"check round {number + 1}/{rounds}",
+                        elapsed,
+                        elapsed / done if done else elapsed,
+                    )
                 try:
-                    times.setdefault(point, []).append(bench.measure_again_if_noisy(point, dtype, cache))
+                    times.setdefault(point, []).append(
+                        bench.measure_again_if_noisy(point, dtype, cache)
+                    )
                 except torch.OutOfMemoryError:
                     skip.add(point)
                 if point in skip:
@@ -301,4 +393,9 @@ def measure_points(
                     bench.skipped.append(f"{dtype} {bench.mode} {point.describe()}: out of memory")
     for point, rows in times.items():
         pooled = tuple(t for row in rows for t in row.times_s)
-        yield point, replace(rows[0], times_s=pooled, slowdown=statistics.median(row.slowdown for row in rows))
+        yield (
+            point,
+            replace(
+                rows[0], times_s=pooled, slowdown=statistics.median(row.slowdown for row in rows)
+            ),
+        )

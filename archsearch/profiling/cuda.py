@@ -1,13 +1,15 @@
 """Measurements on an NVIDIA GPU, in two modes that differ in kind.
 
-`graph`: CUDA graphs, as serving engines run (attention is torch's FlashAttention 2, theirs may be another). All copies of an
-op's operands are captured in one graph, together larger than four times the L2 (or small enough to stay in it), and the graph
-is replayed; time comes from CUDA events, so no host time is in it.
-`eager`: as transformers runs. A loop of calls between two synchronisations, by the host's clock: what the slower of host and
-device takes. CUDA events around such a loop would show the same, gaps included, so they are not kept.
+`graph`: CUDA graphs, as serving engines run (attention is torch's FlashAttention 2, theirs may be
+another). All copies of an op's operands are captured in one graph, together larger than four times
+the L2 (or small enough to stay in it), and the graph is replayed; time comes from CUDA events, so
+no host time is in it. `eager`: as transformers runs. A loop of calls between two synchronisations,
+by the host's clock: what the slower of host and device takes. CUDA events around such a loop would
+show the same, gaps included, so they are not kept.
 
-Times are as they were: a GPU of one's own needs no correction. A fixed GEMM before and after every point and the SM clock say
-whether the device had slowed down; a row taken then is marked `throttled`.
+Times are as they were: a GPU of one's own needs no correction. A fixed GEMM before and after every
+point and the SM clock say whether the device had slowed down; a row taken then is marked
+`throttled`.
 """
 
 from __future__ import annotations
@@ -36,14 +38,19 @@ from archsearch.workload import MODES, dtype_name
 
 COLD_L2_MULTIPLE: Final = 4
 FLUSH_S: Final = 0.5e-3
-"""How long a flush lasts at least: the host has then queued the graph behind it, and its launch is not in the time."""
+"""How long a flush lasts at least: the host has then queued the graph behind it, and its launch is
+not in the time."""
 REFERENCE_CLOCKS: Final = 16
 """Readings of the SM clock (about the first seconds) whose median later ones are compared with."""
 _OPENED: dict[str, VisibleGpu] = {}
-"""Cards this process has found idle and opened, by device key: a second bench (another mode) takes the same one."""
+"""Cards this process has found idle and opened, by device key: a second bench (another mode) takes
+the same one."""
 FP8: Final = "float8_e4m3fn"
 ATTENTION: Final = {
-    "graph": "torch's FlashAttention on a static KV cache (each row says which kernel); serving engines choose others by GPU",
+    "graph": (
+        "torch's FlashAttention on a static KV cache (each row says which kernel); serving engines"
+        " choose others by GPU"
+    ),
     "eager": "scaled_dot_product_attention as transformers calls it (each row says which kernel)",
 }
 
@@ -57,7 +64,8 @@ class Runner(Protocol):
         """A callable that runs all `calls` once, as one CUDA graph where the mode is `graph`."""
 
     def seconds(self, run: Run, count: int, before: Run | None) -> float:
-        """Seconds of `count` runs in a row, `before` (in graph mode without one: one more run) untimed ahead of them."""
+        """Seconds of `count` runs in a row, `before` (in graph mode without one: one more run)
+        untimed ahead of them."""
 
     def release(self) -> None:
         """Give back memory that is reserved and unused."""
@@ -85,7 +93,11 @@ class CudaRunner:
         with graph_backends():
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
-                for call in calls[:2]:  # kernels are compiled and loaded, workspaces allocated, before the capture forbids it
+                for call in calls[
+                    :2
+                    # kernels are compiled and loaded, workspaces allocated, before the capture
+                    # forbids it
+                ]:
                     call()
             torch.cuda.current_stream().wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
@@ -97,7 +109,8 @@ class CudaRunner:
                 torch.cuda.set_stream(torch.cuda.default_stream(self.device))
                 raise
 
-        # The graph holds addresses, not tensors: whatever `calls` read must live as long as the graph does.
+        # The graph holds addresses, not tensors: whatever `calls` read must live as long as the
+        # graph does.
         def replay(kept: Sequence[Run] = calls) -> None:
             graph.replay()
 
@@ -114,7 +127,9 @@ class CudaRunner:
             torch.cuda.synchronize()
             return time.perf_counter() - start
         torch.cuda.synchronize()
-        (run if before is None else before)()  # keeps the GPU busy while the host queues the rest: no launch is in the time
+        (
+            run if before is None else before
+        )()  # keeps the GPU busy while the host queues the rest: no launch is in the time
         self._start.record()
         for _ in range(count):
             run()
@@ -128,9 +143,11 @@ class CudaRunner:
 
 
 class GpuTimer:
-    """Times callables on a GPU; `archsearch.profiling.timer.Timer` for a device that needs no correction.
+    """Times callables on a GPU; `archsearch.profiling.timer.Timer` for a device that needs no
+    correction.
 
-    The probe (a fixed GEMM) runs before and after each timing; `slowdown` is its time over `reference_s` and is not divided out.
+    The probe (a fixed GEMM) runs before and after each timing; `slowdown` is its time over
+    `reference_s` and is not divided out.
     """
 
     def __init__(self, runner: Runner, probe: Callable[[], float], reference_s: float) -> None:
@@ -163,7 +180,8 @@ class GpuTimer:
 
 @dataclass(frozen=True)
 class GraphPrepared:
-    """A point made ready for a CUDA graph: what one graph captures, and by how many calls its time is divided."""
+    """A point made ready for a CUDA graph: what one graph captures, and by how many calls its time
+    is divided."""
 
     calls: Sequence[Run]
     before: Run | None = None
@@ -172,15 +190,23 @@ class GraphPrepared:
 
 
 def prepare_graph(
-    point: Point, pool: WeightPool, cold_bytes: int, flush: Run, model_cache: dict[Architecture, Any], fused: Fused
+    point: Point,
+    pool: WeightPool,
+    cold_bytes: int,
+    flush: Run,
+    model_cache: dict[Architecture, Any],
+    fused: Fused,
 ) -> GraphPrepared:
     """`point` as serving engines run it. `model_cache` keeps the last whole model.
 
-    A warm op runs on one set of operands, a cold one on copies that together hold `cold_bytes`. A warm pass is replayed in a row,
-    a cold one after `flush` has emptied the L2. Raises ValueError for a model that graph mode has no layers for.
+    A warm op runs on one set of operands, a cold one on copies that together hold `cold_bytes`. A
+    warm pass is replayed in a row, a cold one after `flush` has emptied the L2. Raises ValueError
+    for a model that graph mode has no layers for.
     """
     if point.op is not None:
-        calls = kernels.graph_calls(point.op, pool, cold_bytes if point.cache == "cold" else 1, fused)
+        calls = kernels.graph_calls(
+            point.op, pool, cold_bytes if point.cache == "cold" else 1, fused
+        )
         return GraphPrepared(calls, per=len(calls))
     assert point.arch is not None
     if not layers.lean_supported(point.arch):
@@ -188,21 +214,28 @@ def prepare_graph(
     if point.kind == "layer":
         bare = point.arch.replace(vocab_size=64, draft_vocab_size=None, tie_word_embeddings=True)
         stack = layers.LeanDecoder.random(bare, pool, fused)
-        run = layers.LeanRun(stack, batch=point.batch, capacity=point.context + point.tokens, pool=pool)
-        return GraphPrepared([run.layer_step(point.tokens, point.context)], None, 0.1, point.arch.num_hidden_layers)
+        run = layers.LeanRun(
+            stack, batch=point.batch, capacity=point.context + point.tokens, pool=pool
+        )
+        return GraphPrepared(
+            [run.layer_step(point.tokens, point.context)], None, 0.1, point.arch.num_hidden_layers
+        )
     if point.arch not in model_cache:
         model_cache.clear()
         model_cache[point.arch] = layers.LeanDecoder.random(point.arch, pool, fused)
-    run = layers.LeanRun(model_cache[point.arch], batch=point.batch, capacity=point.context + point.tokens, pool=pool)
+    run = layers.LeanRun(
+        model_cache[point.arch], batch=point.batch, capacity=point.context + point.tokens, pool=pool
+    )
     step = run.step(point.tokens, point.context)
     return GraphPrepared([step], flush if point.cache == "cold" else None, 0.1)
 
 
 class CudaBench:
-    """Turns points into measurements on one GPU in one mode; see the module's words. The same protocol as `CpuBench`.
+    """Turns points into measurements on one GPU in one mode; see the module's words. The same
+    protocol as `CpuBench`.
 
-    `skipped`: points that did not fit the GPU's memory. `fused` by dtype says (`compiled`) whether the small kernels are one
-    launch each, as in engines.
+    `skipped`: points that did not fit the GPU's memory. `fused` by dtype says (`compiled`) whether
+    the small kernels are one launch each, as in engines.
     """
 
     def __init__(
@@ -241,11 +274,14 @@ class CudaBench:
     def pool(self, dtype: str) -> WeightPool:
         """Random numbers on the GPU, a little more than `cold_bytes`."""
         if dtype not in self._pools:
-            self._pools[dtype] = WeightPool(self.cold_bytes + (32 << 20), getattr(torch, dtype), str(self.runner.device))
+            self._pools[dtype] = WeightPool(
+                self.cold_bytes + (32 << 20), getattr(torch, dtype), str(self.runner.device)
+            )
         return self._pools[dtype]
 
     def timer(self, dtype: str) -> GpuTimer:
-        """The timer of a dtype. Its probe's reference speed is taken once, on a warm GPU, and kept in the profile."""
+        """The timer of a dtype. Its probe's reference speed is taken once, on a warm GPU, and kept
+        in the profile."""
         if dtype not in self._timers:
             key = dtype if self.mode == "graph" else f"{dtype} eager"
             run = self._probe_run(dtype)
@@ -254,17 +290,22 @@ class CudaBench:
                 return self.runner.seconds(run, 4, None) / 4
 
             end = time.perf_counter() + 1.0
-            while time.perf_counter() < end and key not in self.profile.probe_reference_s:  # clocks rise within the first second
+            while (
+                time.perf_counter() < end and key not in self.profile.probe_reference_s
+            ):  # clocks rise within the first second
                 probe()
             if key not in self.profile.probe_reference_s:
-                self.profile.probe_reference_s[key] = statistics.quantiles([probe() for _ in range(100)], n=4)[0]
+                self.profile.probe_reference_s[key] = statistics.quantiles(
+                    [probe() for _ in range(100)], n=4
+                )[0]
                 if self.profile.folder is not None:
                     self.profile.save_header()
             self._timers[dtype] = GpuTimer(self.runner, probe, self.profile.probe_reference_s[key])
         return self._timers[dtype]
 
     def _probe_run(self, dtype: str) -> Run:
-        """A fixed GEMM on weights from memory, and in eager mode small kernels beside it that feel the host."""
+        """A fixed GEMM on weights from memory, and in eager mode small kernels beside it that feel
+        the host."""
         op = kernels.Gemm(16, 4096, 4096)
         if self.mode == "graph":
             calls = kernels.graph_calls(op, self.pool(dtype), self.cold_bytes, Fused())
@@ -289,8 +330,11 @@ class CudaBench:
         """Give back the memory that earlier points left reserved."""
         self.runner.release()
 
-    def measure(self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None) -> Measurement:
-        """Time one point. `model_cache` keeps the last whole model so that its several points share it.
+    def measure(
+        self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None
+    ) -> Measurement:
+        """Time one point. `model_cache` keeps the last whole model so that its several points share
+        it.
 
         Raises torch.OutOfMemoryError where the point does not fit; `sweep` lists it and goes on.
         """
@@ -298,14 +342,32 @@ class CudaBench:
         pool = self.pool(dtype)
         ready: Prepared
         if self.mode == "graph":
-            graph = prepare_graph(point, pool, self.cold_bytes, self.flush, cache, self._fused(dtype))
-            ready = Prepared(self.runner.capture(graph.calls), graph.before, graph.budget_s, None, graph.per)
+            graph = prepare_graph(
+                point, pool, self.cold_bytes, self.flush, cache, self._fused(dtype)
+            )
+            ready = Prepared(
+                self.runner.capture(graph.calls), graph.before, graph.budget_s, None, graph.per
+            )
         else:
             ready = prepare_eager(point, pool, self.cold_bytes, self.flush, cache)
-        timing = self.timer(dtype).time(ready.run, before=ready.before, budget_s=ready.budget_s, calls=ready.calls)
+        timing = self.timer(dtype).time(
+            ready.run, before=ready.before, budget_s=ready.budget_s, calls=ready.calls
+        )
         times = tuple(t / ready.per for t in timing.times_s)
-        row = Measurement(point.kind, freeze_shape(point.shape()), dtype, self.mode, point.cache, times, timing.slowdown)
-        named = attention_kernel(point.op, self.mode, pool.flat) if isinstance(point.op, Attention) else ""
+        row = Measurement(
+            point.kind,
+            freeze_shape(point.shape()),
+            dtype,
+            self.mode,
+            point.cache,
+            times,
+            timing.slowdown,
+        )
+        named = (
+            attention_kernel(point.op, self.mode, pool.flat)
+            if isinstance(point.op, Attention)
+            else ""
+        )
         return replace(row, throttled=self._throttled(timing.slowdown), kernel=named)
 
     def _fused(self, dtype: str) -> Fused:
@@ -315,7 +377,8 @@ class CudaBench:
         return self.fused[dtype]
 
     def _throttled(self, slowdown: float) -> bool:
-        """Whether the SM clock, or without one the probe, is more than THROTTLED_DROP below what it was at first."""
+        """Whether the SM clock, or without one the probe, is more than THROTTLED_DROP below what it
+        was at first."""
         clock = self._clock_mhz()
         if clock is None or clock <= 0:
             return self.mode == "graph" and slowdown > 1 / (1 - THROTTLED_DROP)
@@ -323,8 +386,11 @@ class CudaBench:
             self._clocks.append(clock)
         return clock < (1 - THROTTLED_DROP) * statistics.median(self._clocks)
 
-    def measure_again_if_noisy(self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None) -> Measurement:
-        """`measure`, up to three times while something disturbs it; the steadiest counts, an unthrottled one before others."""
+    def measure_again_if_noisy(
+        self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None
+    ) -> Measurement:
+        """`measure`, up to three times while something disturbs it; the steadiest counts, an
+        unthrottled one before others."""
         best = self.measure(point, dtype, model_cache)
         for _ in range(2):
             if not best.grossly_noisy and not best.throttled:
@@ -339,24 +405,34 @@ class CudaBench:
             "cuda": torch.version.cuda,
             "mode": self.mode,
             "attention": ATTENTION[self.mode],
-            "fused_kernels": {dtype: "triton" if fused.compiled else "torch" for dtype, fused in self.fused.items()},
+            "fused_kernels": {
+                dtype: "triton" if fused.compiled else "torch"
+                for dtype, fused in self.fused.items()
+            },
         }
         return data | ({} if self.state is None else {"gpu": self.state.to_dict()})
 
 
 def torch_index(uuid: str) -> int:
-    """torch's number of the GPU with this NVML UUID: torch sorts by speed and counts only what CUDA_VISIBLE_DEVICES leaves.
+    """torch's number of the GPU with this NVML UUID: torch sorts by speed and counts only what
+    CUDA_VISIBLE_DEVICES leaves.
 
     Raises ArchsearchError where torch does not see it.
     """
     bare = uuid.removeprefix("GPU-").removeprefix("MIG-").lower()
-    seen = [str(getattr(torch.cuda.get_device_properties(i), "uuid", "")).lower() for i in range(torch.cuda.device_count())]
+    seen = [
+        str(getattr(torch.cuda.get_device_properties(i), "uuid", "")).lower()
+        for i in range(torch.cuda.device_count())
+    ]
     for index, found in enumerate(seen):
         if bare and found.removeprefix("gpu-") == bare:
             return index
     if len(seen) == 1:  # a MIG slice has the UUID of its card in torch; an old torch tells none
         return 0
-    raise ArchsearchError(f"torch does not see the GPU {uuid} that NVML shows (it sees {len(seen)}); check CUDA_VISIBLE_DEVICES")
+    raise ArchsearchError(
+        f"torch does not see the GPU {uuid} that NVML shows (it sees {len(seen)}); check"
+        " CUDA_VISIBLE_DEVICES"
+    )
 
 
 def cuda_problem() -> str | None:
@@ -368,33 +444,48 @@ def cuda_problem() -> str | None:
         )
     if not torch.cuda.is_available():
         return (
-            f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the GPU: the driver is too old for it, or the "
-            "container hides the GPU; update the driver or install a torch built for an older CUDA"
+            f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the GPU: the driver"
+            " is too old for it, or the container hides the GPU; update the driver or install a"
+            " torch built for an older CUDA"
         )
     return None
 
 
 def supported_dtypes(device: Device, mode: str) -> list[str]:
-    """The dtypes that can be measured on `device`, best first; float8_e4m3fn stands for GEMMs in graph mode only."""
+    """The dtypes that can be measured on `device`, best first; float8_e4m3fn stands for GEMMs in
+    graph mode only."""
     halves = [dtype for dtype in ("bfloat16", "float16") if dtype in device.flops_per_s]
     capability = tuple(int(part) for part in (device.compute_capability or "0.0").split("."))
-    return [*halves, *([FP8] if mode == "graph" and capability >= (8, 9) and FP8 in device.flops_per_s else [])]
+    return [
+        *halves,
+        *([FP8] if mode == "graph" and capability >= (8, 9) and FP8 in device.flops_per_s else []),
+    ]
 
 
 def open_bench(
-    device: Device, profile: Profile, *, mode: str = "graph", dtype: str | None = None, allow_busy: bool = False
+    device: Device,
+    profile: Profile,
+    *,
+    mode: str = "graph",
+    dtype: str | None = None,
+    allow_busy: bool = False,
 ) -> CudaBench:
     """The bench of `device` on this machine, once NVML and torch agree that it is here and idle.
 
-    `device`: as `check_claim` confirmed it. Raises ArchsearchError: torch without CUDA, a dtype the device does not compute in, a
-    busy device (unless `allow_busy`).
+    `device`: as `check_claim` confirmed it. Raises ArchsearchError: torch without CUDA, a dtype the
+    device does not compute in, a busy device (unless `allow_busy`).
     """
     problem = cuda_problem()
     if problem is not None:
         raise ArchsearchError(f"cannot measure on {device.name}: {problem}")
     if dtype is not None and dtype_name(dtype) not in (offered := supported_dtypes(device, mode)):
-        raise ArchsearchError(f"{device.name} is not measured in {dtype} in {mode} mode; use one of {', '.join(offered)}")
-    known = _OPENED.get(device.key)  # once this process is on the card, it may look like another one to NVML in a container
+        raise ArchsearchError(
+            f"{device.name} is not measured in {dtype} in {mode} mode; use one of"
+            f" {', '.join(offered)}"
+        )
+    known = _OPENED.get(
+        device.key
+    )  # once this process is on the card, it may look like another one to NVML in a container
     state = gpu_state(known) if known is not None else idle_gpu(device, allow_busy=allow_busy)
     _OPENED[device.key] = state.gpu
     index = torch_index(state.gpu.uuid)

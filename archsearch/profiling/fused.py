@@ -1,9 +1,12 @@
-"""The small kernels and the attention between GEMMs as serving engines run them: one launch each, on a static KV cache.
+"""The small kernels and the attention between GEMMs as serving engines run them: one launch each,
+on a static KV cache.
 
-Engines fuse residual add with norm, rotate queries and keys in place, and multiply silu(gate) with up in one kernel. torch has
-no such kernels, so they are written in Triton; where Triton is missing or cannot compile (no C compiler), torch's own take their
-place, several launches each, and `Fused.compiled` says so. Attention runs FlashAttention, which sits inside torch, on a cache
-laid out [batch, keys, heads, head_dim], its causal mask aligned to the last key: tokens to verify see the cache and each other.
+Engines fuse residual add with norm, rotate queries and keys in place, and multiply silu(gate) with
+up in one kernel. torch has no such kernels, so they are written in Triton; where Triton is missing
+or cannot compile (no C compiler), torch's own take their place, several launches each, and
+`Fused.compiled` says so. Attention runs FlashAttention, which sits inside torch, on a cache laid
+out [batch, keys, heads, head_dim], its causal mask aligned to the last key: tokens to verify see
+the cache and each other.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class Fused:
-    """The kernels, compiled (`triton`: the module archsearch.profiling.triton_kernels) or plain (None)."""
+    """The kernels, compiled (`triton`: the module archsearch.profiling.triton_kernels) or plain
+    (None)."""
 
     def __init__(self, triton: Any = None) -> None:
         self._triton = triton
@@ -33,8 +37,11 @@ class Fused:
     def compiled(self) -> bool:
         return self._triton is not None
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
-        """RMS norm of x [rows, width]; with `residual`, x is first added into it in place and the sum is normed."""
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+    ) -> Tensor:
+        """RMS norm of x [rows, width]; with `residual`, x is first added into it in place and the
+        sum is normed."""
         if self._triton is not None:
             return self._triton.rms_norm(x, residual, weight, eps)  # type: ignore[no-any-return]
         if residual is not None:
@@ -42,7 +49,8 @@ class Fused:
         return functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
     def rope_(self, x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> None:
-        """Rotate the first `heads` heads of each row of x [rows, width] in place, as Llama; cos, sin float32 [rows, half]."""
+        """Rotate the first `heads` heads of each row of x [rows, width] in place, as Llama; cos,
+        sin float32 [rows, half]."""
         if self._triton is not None:
             self._triton.rope_(x, cos, sin, heads)
             return
@@ -62,7 +70,8 @@ class Fused:
 
 @cache
 def fused_for(device: torch.device, dtype: torch.dtype) -> Fused:
-    """The best kernels that run on `device`: each compiled one is tried once and must agree with the plain one."""
+    """The best kernels that run on `device`: each compiled one is tried once and must agree with
+    the plain one."""
     plain = Fused()
     if device.type != "cuda":
         return plain
@@ -72,15 +81,23 @@ def fused_for(device: torch.device, dtype: torch.dtype) -> Fused:
         compiled = Fused(triton_kernels)
         if agree(compiled, plain, device, dtype):
             return compiled
-        log.warning("the Triton kernels compute something else than torch's on %s: torch's are timed instead", device)
+        log.warning(
+            "the Triton kernels compute something else than torch's on %s: torch's are timed"
+            " instead",
+            device,
+        )
     except ImportError:  # no Triton
         pass
     except Exception as error:
-        # No C compiler or headers for Triton's launchers, or a card it does not know. Anything else is a bug.
+        # No C compiler or headers for Triton's launchers, or a card it does not know. Anything else
+        # is a bug.
         ours = (RuntimeError, OSError, ValueError, subprocess.SubprocessError)
         if not isinstance(error, ours) and not type(error).__module__.startswith("triton"):
             raise
-        log.warning("Triton cannot compile here (%s): torch's kernels are timed instead", str(error).partition("\n")[0])
+        log.warning(
+            "Triton cannot compile here (%s): torch's kernels are timed instead",
+            str(error).partition("\n")[0],
+        )
     return plain
 
 
@@ -91,7 +108,13 @@ def agree(one: Fused, other: Fused, device: torch.device, dtype: torch.dtype) ->
     def numbers(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator).to(device, dtype)
 
-    x, residual, weight, rows, gate_up = numbers(3, 96), numbers(3, 96), numbers(96), numbers(3, 5 * 32), numbers(3, 200)
+    x, residual, weight, rows, gate_up = (
+        numbers(3, 96),
+        numbers(3, 96),
+        numbers(96),
+        numbers(3, 5 * 32),
+        numbers(3, 200),
+    )
     angle = torch.rand(3, 16, generator=generator).to(device)
     results = []
     for kernels in (one, other):
@@ -107,11 +130,15 @@ def agree(one: Fused, other: Fused, device: torch.device, dtype: torch.dtype) ->
             ]
         )
     tolerance = max(4 * torch.finfo(dtype).eps, 1e-5)
-    return all(torch.allclose(a.float(), b.float(), rtol=tolerance, atol=tolerance) for a, b in zip(*results, strict=True))
+    return all(
+        torch.allclose(a.float(), b.float(), rtol=tolerance, atol=tolerance)
+        for a, b in zip(*results, strict=True)
+    )
 
 
 def flash_usable(query: Tensor) -> bool:
-    """Whether torch's FlashAttention takes these heads: half precision on a CUDA device of capability 8.0 or newer."""
+    """Whether torch's FlashAttention takes these heads: half precision on a CUDA device of
+    capability 8.0 or newer."""
     return (
         query.is_cuda
         and query.dtype in (torch.bfloat16, torch.float16)
@@ -123,9 +150,11 @@ def flash_usable(query: Tensor) -> bool:
 
 
 def attention_kernel(op: Attention, mode: str, like: Tensor) -> str:
-    """The kernel that torch runs for `op` on the device and in the dtype of `like`, as the profiler calls it in `mode`.
+    """The kernel that torch runs for `op` on the device and in the dtype of `like`, as the profiler
+    calls it in `mode`.
 
-    torch is asked, with tensors of one sequence: it chooses by device, dtype, heads, mask and what it was built with.
+    torch is asked, with tensors of one sequence: it chooses by device, dtype, heads, mask and what
+    it was built with.
     """
 
     def tensor(tokens: int, heads: int) -> Tensor:
@@ -133,7 +162,11 @@ def attention_kernel(op: Attention, mode: str, like: Tensor) -> str:
 
     query, key = tensor(op.tokens, op.q_heads), tensor(op.keys(), op.kv_heads).transpose(1, 2)
     groups = op.q_heads // op.kv_heads if mode == "graph" else 1
-    mask = None if op.tokens == 1 else lower_right_mask(op.tokens, op.keys(), None, like.device, groups)
+    mask = (
+        None
+        if op.tokens == 1
+        else lower_right_mask(op.tokens, op.keys(), None, like.device, groups)
+    )
     if mode == "eager":
         return sdpa_name(query.transpose(1, 2), key, mask)
     if flash_usable(query):
@@ -143,16 +176,22 @@ def attention_kernel(op: Attention, mode: str, like: Tensor) -> str:
 
 
 def sdpa_name(query: Tensor, key: Tensor, mask: Tensor | None) -> str:
-    """What scaled_dot_product_attention chooses for query [batch, heads, tokens, head_dim] and key; KV heads are repeated under a
-    mask and grouped without one, as transformers does."""
+    """What scaled_dot_product_attention chooses for query [batch, heads, tokens, head_dim] and key;
+    KV heads are repeated under a mask and grouped without one, as transformers does."""
     grouped = query.shape[1] != key.shape[1]
     if grouped and mask is not None:
         key, grouped = key.repeat_interleave(query.shape[1] // key.shape[1], 1), False
     choose = getattr(torch, "_fused_sdp_choice", None)  # what the function itself asks; not public
     if choose is None:
         return "torch's choice"
-    names = {1: flash_name(), 2: "memory-efficient attention", 3: "cuDNN attention"}  # torch.nn.attention.SDPBackend
-    return names.get(int(choose(query, key, key, attn_mask=mask, enable_gqa=grouped)), "math attention")
+    names = {
+        1: flash_name(),
+        2: "memory-efficient attention",
+        3: "cuDNN attention",
+    }  # torch.nn.attention.SDPBackend
+    return names.get(
+        int(choose(query, key, key, attn_mask=mask, enable_gqa=grouped)), "math attention"
+    )
 
 
 def flash_name() -> str:
@@ -164,7 +203,8 @@ def flash_name() -> str:
 
 
 def graph_backends() -> AbstractContextManager[None]:
-    """Where FlashAttention cannot run: what torch may choose among. cuDNN's attention is none of those that engines run."""
+    """Where FlashAttention cannot run: what torch may choose among. cuDNN's attention is none of
+    those that engines run."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     allowed: AbstractContextManager[None] = sdpa_kernel(
@@ -174,13 +214,17 @@ def graph_backends() -> AbstractContextManager[None]:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, window: int | None = None) -> Tensor:
-    """Causal attention of the last tokens of a sequence: query [batch, tokens, heads, head_dim], key and value [batch, keys,
-    kv_heads, head_dim] with the new tokens' own at the end -> [batch, tokens, heads, head_dim].
+    """Causal attention of the last tokens of a sequence: query [batch, tokens, heads, head_dim],
+    key and value [batch, keys, kv_heads, head_dim] with the new tokens' own at the end -> [batch,
+    tokens, heads, head_dim].
 
-    Token i of `tokens` sees the keys up to keys - tokens + i, of those the last `window` where there is one.
+    Token i of `tokens` sees the keys up to keys - tokens + i, of those the last `window` where
+    there is one.
     """
     tokens, keys = query.shape[1], key.shape[1]
-    if flash_usable(query):  # pragma: no cover - needs CUDA; the `gpu` tests compare it with the line below
+    if flash_usable(
+        query
+    ):  # pragma: no cover - needs CUDA; the `gpu` tests compare it with the line below
         left, right = (-1, -1) if window is None else (window - 1, 0)
         causal = tokens > 1
         return torch.ops.aten._flash_attention_forward(  # type: ignore[no-any-return]
@@ -201,24 +245,29 @@ def attend(query: Tensor, key: Tensor, value: Tensor, window: int | None = None)
     if tokens > 1 or (window is not None and keys > window):
         mask = lower_right_mask(tokens, keys, window, query.device, groups)
     packed = pack_groups(query, key.shape[2])
-    output = functional.scaled_dot_product_attention(packed, key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask)
+    output = functional.scaled_dot_product_attention(
+        packed, key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask
+    )
     return output.unflatten(2, (groups, tokens)).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
 def pack_groups(query: Tensor, kv_heads: int) -> Tensor:
     """query [batch, tokens, heads, head_dim] -> [batch, kv_heads, groups * tokens, head_dim].
 
-    All queries of a KV head stand in one block, as flash decoding packs them: the cache is read once and never repeated. Grouped
-    heads under a mask would fall back to torch's math kernel on CUDA.
+    All queries of a KV head stand in one block, as flash decoding packs them: the cache is read
+    once and never repeated. Grouped heads under a mask would fall back to torch's math kernel on
+    CUDA.
     """
     groups = query.shape[2] // kv_heads
     return query.unflatten(2, (kv_heads, groups)).permute(0, 2, 3, 1, 4).flatten(2, 3)
 
 
 @lru_cache(maxsize=64)
-def lower_right_mask(tokens: int, keys: int, window: int | None, device: torch.device, groups: int = 1) -> Tensor:
-    """[groups * tokens, keys], True where token i sees key j: keys - tokens + i - window < j <= keys - tokens + i, for each group
-    of queries."""
+def lower_right_mask(
+    tokens: int, keys: int, window: int | None, device: torch.device, groups: int = 1
+) -> Tensor:
+    """[groups * tokens, keys], True where token i sees key j: keys - tokens + i - window < j <=
+    keys - tokens + i, for each group of queries."""
     last = torch.arange(keys - tokens, keys, device=device).repeat(groups)[:, None]
     at = torch.arange(keys, device=device)[None]
     seen = at <= last

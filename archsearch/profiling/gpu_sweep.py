@@ -1,10 +1,12 @@
-"""Which points to measure: what the candidate passes need, and of that what the model knows least about.
+"""Which points to measure: what the candidate passes need, and of that what the model knows least
+about.
 
-`Needs` are the passes that a search on this device will price (draft steps, verification passes of the target) as ops with
-counts. The op model is fitted to the rows so far; each op's std in seconds, times how often it runs, is what it adds to the
-uncertainty of those passes. The next batch is chosen greedily: a row also tells about ops of nearby sizes, so once an op is
-chosen its neighbours count less. It stops when the predicted relative std of a pass is below the target, or the budget is spent.
-Elementwise ops are lines in their size, so their spread first points are all there is.
+`Needs` are the passes that a search on this device will price (draft steps, verification passes of
+the target) as ops with counts. The op model is fitted to the rows so far; each op's std in seconds,
+times how often it runs, is what it adds to the uncertainty of those passes. The next batch is
+chosen greedily: a row also tells about ops of nearby sizes, so once an op is chosen its neighbours
+count less. It stops when the predicted relative std of a pass is below the target, or the budget is
+spent. Elementwise ops are lines in their size, so their spread first points are all there is.
 
 Nothing here knows a device: any `Bench` will do.
 """
@@ -25,13 +27,28 @@ from numpy.typing import NDArray
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
 from archsearch.architecture.op_kinds import OP_KINDS
-from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op, forward_ops, sample_op
+from archsearch.architecture.ops import (
+    AllReduce,
+    Attention,
+    Elementwise,
+    Gemm,
+    Op,
+    forward_ops,
+    sample_op,
+)
 from archsearch.capacity import shard
 from archsearch.errors import MissingDataError
 from archsearch.latency.ops import OpModel
 from archsearch.profiles import Profile
 from archsearch.profiling.layers import lean_supported
-from archsearch.profiling.points import Bench, Point, draft_features, measure_or_skip, spread, unmeasured
+from archsearch.profiling.points import (
+    Bench,
+    Point,
+    draft_features,
+    measure_or_skip,
+    spread,
+    unmeasured,
+)
 from archsearch.progress import Progress
 from archsearch.workload import DTYPE_BYTES
 
@@ -49,17 +66,21 @@ BATCH: Final = 16
 BATCH_GROWTH: Final = 0.25
 """A refit costs more the more rows there are, so batches grow with them."""
 REFIT_GROWTH: Final = 1.6
-"""Hyper-parameters are learnt anew when the rows have grown by this factor; in between a refit keeps them and is quick."""
+"""Hyper-parameters are learnt anew when the rows have grown by this factor; in between a refit
+keeps them and is quick."""
 REACH: Final = 0.7
-"""How far a row tells about its neighbours: the length scale, in the features below (log sizes), of the correlation assumed."""
+"""How far a row tells about its neighbours: the length scale, in the features below (log sizes), of
+the correlation assumed."""
 SEEDS: Final = {"gemm": 16, "attention": 8, "elementwise": 6}
-"""Spread points before the first fit, per kind and cache state (and elementwise name; decode and verification apart)."""
+"""Spread points before the first fit, per kind and cache state (and elementwise name; decode and
+verification apart)."""
 OTHER_SEEDS: Final = 8
 
 
 @dataclass(frozen=True)
 class FirstPoints:
-    """How an adaptive sweep begins: spread points by kind before the first fit, and the size of the first batch after it."""
+    """How an adaptive sweep begins: spread points by kind before the first fit, and the size of the
+    first batch after it."""
 
     seeds: Mapping[str, int] = field(default_factory=lambda: SEEDS)
     batch: int = BATCH
@@ -67,7 +88,8 @@ class FirstPoints:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a search will ask. `passes`: ops with counts; `wholes`: layer and forward points, most needed first."""
+    """What a search will ask. `passes`: ops with counts; `wholes`: layer and forward points, most
+    needed first."""
 
     passes: tuple[Mapping[Need, float], ...]
     wholes: tuple[Point, ...] = ()
@@ -82,8 +104,13 @@ class Needs:
         return list(found)
 
     def all_reduces(self) -> list[AllReduce]:
-        """Every all-reduce of every pass, once: `archsearch.profiling.collectives` measures them where several GPUs are."""
-        return list(dict.fromkeys(op for counts in self.passes for op, _ in counts if isinstance(op, AllReduce)))
+        """Every all-reduce of every pass, once: `archsearch.profiling.collectives` measures them
+        where several GPUs are."""
+        return list(
+            dict.fromkeys(
+                op for counts in self.passes for op, _ in counts if isinstance(op, AllReduce)
+            )
+        )
 
 
 class Predictor(Protocol):
@@ -98,7 +125,8 @@ class Predictor(Protocol):
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What an adaptive sweep did. `relative_std`: predicted, median over the needed passes, op errors alone; None before a fit.
+    """What an adaptive sweep did. `relative_std`: predicted, median over the needed passes, op
+    errors alone; None before a fit.
 
     `stopped`: `target` (std reached), `budget`, or `exhausted` (nothing left to measure).
     """
@@ -111,8 +139,8 @@ class SweepResult:
 
 @dataclass(frozen=True)
 class Asked:
-    """The passes a search will price. `ranks`: devices the target is split over; `steps`: drafts whose steps are priced;
-    `models`: drafts measured whole."""
+    """The passes a search will price. `ranks`: devices the target is split over; `steps`: drafts
+    whose steps are priced; `models`: drafts measured whole."""
 
     batches: Sequence[int] = GPU_BATCHES
     contexts: Sequence[int] = GPU_CONTEXTS
@@ -125,7 +153,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class Room:
-    """What the device holds. `model_limit_bytes`: no whole model above it; `cache_bytes`: its L2, above which nothing is warm."""
+    """What the device holds. `model_limit_bytes`: no whole model above it; `cache_bytes`: its L2,
+    above which nothing is warm."""
 
     memory_bytes: float = math.inf
     model_limit_bytes: float = GPU_MODEL_LIMIT_BYTES
@@ -134,7 +163,8 @@ class Room:
 
 @dataclass(frozen=True)
 class Stop:
-    """When an adaptive sweep ends: at a predicted relative std of the median pass, after seconds, or after so many new rows."""
+    """When an adaptive sweep ends: at a predicted relative std of the median pass, after seconds,
+    or after so many new rows."""
 
     error_target: float = ERROR_TARGET
     budget_s: float = GPU_BUDGET_S
@@ -151,21 +181,31 @@ def needs(
 ) -> Needs:
     """What a search among `drafts` for `target` will price on a GPU in one dtype and mode.
 
-    Passes: a step of each of `asked.steps` drafts (one or two tokens; warm and cold), and target passes of 1 and of each of
-    `asked.verify_tokens` tokens, at each of the batches, contexts in turn; the target split over the ranks, drafts on one device.
-    Wholes: `asked.models` drafts as whole models, layers of the target, and the whole target where it fits `room`, both as one
-    rank runs them.
+    Passes: a step of each of `asked.steps` drafts (one or two tokens; warm and cold), and target
+    passes of 1 and of each of `asked.verify_tokens` tokens, at each of the batches, contexts in
+    turn; the target split over the ranks, drafts on one device. Wholes: `asked.models` drafts as
+    whole models, layers of the target, and the whole target where it fits `room`, both as one rank
+    runs them.
     """
     rng = random.Random(f"needs {asked.seed}")
     batches, contexts = asked.batches, asked.contexts
     fused = mode == "graph"
     passes: list[Mapping[Need, float]] = []
 
-    def add(arch: Architecture, batch: int, tokens: int, context: int, split: int, cold: bool) -> None:
-        found = forward_ops(arch, batch=batch, tokens=tokens, context=context, ranks=split, fused=fused)
+    def add(
+        arch: Architecture, batch: int, tokens: int, context: int, split: int, cold: bool
+    ) -> None:
+        found = forward_ops(
+            arch, batch=batch, tokens=tokens, context=context, ranks=split, fused=fused
+        )
         if fused:  # engines choose the tokens on the GPU
             found[sample_op(arch, batch=batch, tokens=tokens)] += 1
-        passes.append({(op, _from_memory(op, cold, room.cache_bytes / DTYPE_BYTES[dtype])): float(n) for op, n in found.items()})
+        passes.append(
+            {
+                (op, _from_memory(op, cold, room.cache_bytes / DTYPE_BYTES[dtype])): float(n)
+                for op, n in found.items()
+            }
+        )
 
     chosen = spread(list(drafts), draft_features, asked.steps)
     for number, arch in enumerate(chosen):
@@ -175,14 +215,21 @@ def needs(
     if target is not None:
         for batch in batches:
             for number, tokens in enumerate((1, *asked.verify_tokens)):
-                for context in contexts if tokens in (1, 5, max(asked.verify_tokens)) else [contexts[number % len(contexts)]]:
+                for context in (
+                    contexts
+                    if tokens in (1, 5, max(asked.verify_tokens))
+                    else [contexts[number % len(contexts)]]
+                ):
                     add(target, batch, tokens, context, asked.ranks, cold=True)
     asked = replace(asked, models=min(asked.models, len(chosen)))
-    return Needs(tuple(passes), tuple(_whole_points(chosen, target, (dtype, mode), asked, room, rng)))
+    return Needs(
+        tuple(passes), tuple(_whole_points(chosen, target, (dtype, mode), asked, room, rng))
+    )
 
 
 def _from_memory(op: Op, cold: bool, cache_elements: float) -> bool:
-    """Whether an op's operands come from memory: in a cold pass, or as the cache cannot hold them; elementwise ones never."""
+    """Whether an op's operands come from memory: in a cold pass, or as the cache cannot hold them;
+    elementwise ones never."""
     if isinstance(op, Gemm):
         return cold or op.weight_elements() > cache_elements
     if isinstance(op, Attention):
@@ -198,48 +245,74 @@ def _whole_points(
     room: Room,
     rng: random.Random,
 ) -> list[Point]:
-    """Whole drafts warm and cold, some of two tokens; stacks of layers of drafts and target; the target where it fits.
+    """Whole drafts warm and cold, some of two tokens; stacks of layers of drafts and target; the
+    target where it fits.
 
     `how`: dtype and mode.
     """
     (dtype, mode), batches, contexts = how, asked.batches, asked.contexts
     usable = [arch for arch in drafts if mode == "eager" or lean_supported(arch)]
-    groups: list[list[Point]] = []  # points of one model together: building it costs more than timing it
+    groups: list[
+        list[Point]
+    ] = []  # points of one model together: building it costs more than timing it
     short = [context for context in contexts if context <= 2048] or [min(contexts)]
     for number, arch in enumerate(spread(usable, draft_features, asked.models)):
         batch, context = batches[number % len(batches)], rng.choice(short)
-        groups.append([Point("forward", cache, arch=arch, batch=batch, context=context) for cache in ("warm", "cold")])
+        groups.append(
+            [
+                Point("forward", cache, arch=arch, batch=batch, context=context)
+                for cache in ("warm", "cold")
+            ]
+        )
         if number % 4 == 0:
-            groups[-1].append(Point("forward", "warm", arch=arch, batch=batch, context=context, tokens=2))
+            groups[-1].append(
+                Point("forward", "warm", arch=arch, batch=batch, context=context, tokens=2)
+            )
         if number % 3 == 1:
             groups.append([_stack(arch, dtype, batch, 1, context)])
     extra: list[list[Point]] = []
     target = None if target is None else shard(target, asked.ranks)  # what one device runs of it
     if target is not None and (mode == "eager" or lean_supported(target)):
         size, limit = DTYPE_BYTES[dtype], min(room.model_limit_bytes, 0.4 * room.memory_bytes)
-        if 3 * weight_bytes_per_pass(target.replace(num_hidden_layers=1, draft_vocab_size=1), size) < limit:
-            extra += [[_stack(target, dtype, batches[0], tokens, contexts[1 % len(contexts)])] for tokens in (1, 5, 9, 17)]
+        if (
+            3 * weight_bytes_per_pass(target.replace(num_hidden_layers=1, draft_vocab_size=1), size)
+            < limit
+        ):
+            extra += [
+                [_stack(target, dtype, batches[0], tokens, contexts[1 % len(contexts)])]
+                for tokens in (1, 5, 9, 17)
+            ]
         if weight_bytes_per_pass(target, size) < limit:
-            cases = zip((*batches, *batches, *batches), (1, 5, 9, 3, 1, 5, 17, 7, 2), short * 9, strict=False)
+            cases = zip(
+                (*batches, *batches, *batches),
+                (1, 5, 9, 3, 1, 5, 17, 7, 2),
+                short * 9,
+                strict=False,
+            )
             passes = [
                 Point("forward", "warm", arch=target, batch=batch, tokens=tokens, context=context)
                 for batch, tokens, context in cases
             ]
             extra[:0] = [passes[start : start + 3] for start in range(0, len(passes), 3)]
-    keyed = [((i + 0.5) / len(part), group) for part in (groups, extra) for i, group in enumerate(part)]
+    keyed = [
+        ((i + 0.5) / len(part), group) for part in (groups, extra) for i, group in enumerate(part)
+    ]
     return [point for _, group in sorted(keyed, key=lambda item: item[0]) for point in group]
 
 
 def _stack(arch: Architecture, dtype: str, batch: int, tokens: int, context: int) -> Point:
     """A stack of layers of `arch` that together hold more than any L2, three at least."""
-    size = weight_bytes_per_pass(arch.replace(draft_vocab_size=1, num_hidden_layers=1), DTYPE_BYTES[dtype])
+    size = weight_bytes_per_pass(
+        arch.replace(draft_vocab_size=1, num_hidden_layers=1), DTYPE_BYTES[dtype]
+    )
     many = max(3, min(48, math.ceil((512 << 20) / size)))
     full = arch.replace(num_hidden_layers=many, window_pattern="L", sliding_window=None)
     return Point("layer", "cold", arch=full, batch=batch, tokens=tokens, context=context)
 
 
 def op_features(op: Op) -> list[float]:
-    """Log sizes in which nearby ops take related times. The number of tokens counts double: kernels change with it."""
+    """Log sizes in which nearby ops take related times. The number of tokens counts double: kernels
+    change with it."""
     place = OP_KINDS[op.kind].place(op)
     if isinstance(op, Attention):
         place[0] *= 2.0
@@ -247,7 +320,8 @@ def op_features(op: Op) -> list[float]:
 
 
 def _group(need: Need) -> tuple[str, str, bool]:
-    """Ops that tell about each other: one kind (and elementwise name, and decode or verification) in one cache state."""
+    """Ops that tell about each other: one kind (and elementwise name, and decode or verification)
+    in one cache state."""
     op, cold = need
     if isinstance(op, Elementwise):
         return op.kind, op.name, cold
@@ -255,7 +329,8 @@ def _group(need: Need) -> tuple[str, str, bool]:
 
 
 def seed_points(ops: Sequence[Need], seeds: Mapping[str, int] = SEEDS) -> list[Point]:
-    """Spread points of every kind, cache state and elementwise name: enough for a first fit, extremes included."""
+    """Spread points of every kind, cache state and elementwise name: enough for a first fit,
+    extremes included."""
     groups: dict[tuple[str, str, bool], list[Op]] = {}
     for need in ops:
         groups.setdefault(_group(need), []).append(need[0])
@@ -272,9 +347,12 @@ def point_of(need: Need) -> Point:
     return Point(op.kind, "cold" if cold else "warm", op)
 
 
-def pass_stds(passes: Iterable[Mapping[Need, float]], model: Predictor, reach: float = REACH) -> Array:
-    """Predicted relative std of each pass [passes]. Errors of ops of one kind and cache state are correlated as
-    exp(-(distance / reach)^2 / 2): near sizes err together, so their errors do not cancel."""
+def pass_stds(
+    passes: Iterable[Mapping[Need, float]], model: Predictor, reach: float = REACH
+) -> Array:
+    """Predicted relative std of each pass [passes]. Errors of ops of one kind and cache state are
+    correlated as exp(-(distance / reach)^2 / 2): near sizes err together, so their errors do not
+    cancel."""
     features: dict[Need, Array] = {}
     stds = []
     for counts in passes:
@@ -303,7 +381,9 @@ def shares(passes: Iterable[Mapping[Need, float]], model: Predictor) -> dict[Nee
     found: dict[Need, float] = {}
     for counts in passes:
         parts = {
-            need: (count, *model.op_s(need[0], need[1])) for need, count in counts.items() if not isinstance(need[0], AllReduce)
+            need: (count, *model.op_s(need[0], need[1]))
+            for need, count in counts.items()
+            if not isinstance(need[0], AllReduce)
         }
         total = sum(count * seconds for count, seconds, _ in parts.values())
         for need, (count, seconds, std) in parts.items():
@@ -311,11 +391,13 @@ def shares(passes: Iterable[Mapping[Need, float]], model: Predictor) -> dict[Nee
     return found
 
 
-def choose(candidates: Sequence[Need], weight: Mapping[Need, float], count: int, reach: float = REACH) -> list[Need]:
+def choose(
+    candidates: Sequence[Need], weight: Mapping[Need, float], count: int, reach: float = REACH
+) -> list[Need]:
     """`count` of `candidates` that together take most of `weight` (variance shares of ops) away.
 
-    Greedy. A row at one op lowers the variance of an op at distance d (in `op_features`, same kind and cache state) by the share
-    exp(-(d / reach)^2), the square of a Gaussian correlation.
+    Greedy. A row at one op lowers the variance of an op at distance d (in `op_features`, same kind
+    and cache state) by the share exp(-(d / reach)^2), the square of a Gaussian correlation.
     """
     chosen: list[tuple[float, Need]] = []
     groups: dict[tuple[str, str, bool], list[Need]] = {}
@@ -341,7 +423,8 @@ def choose(candidates: Sequence[Need], weight: Mapping[Need, float], count: int,
 
 
 def op_models() -> Callable[[Profile, str, str], Predictor]:
-    """`OpModel`, refitted quickly while the rows have not grown by REFIT_GROWTH since its hyper-parameters were learnt."""
+    """`OpModel`, refitted quickly while the rows have not grown by REFIT_GROWTH since its
+    hyper-parameters were learnt."""
     last: dict[tuple[str, str], tuple[OpModel, int]] = {}
 
     def fit(profile: Profile, dtype: str, mode: str) -> Predictor:
@@ -366,11 +449,13 @@ def adaptive_sweep(
     fit: Callable[[Profile, str, str], Predictor] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> SweepResult:
-    """Measure what `wanted` needs into the bench's profile until `stop`. Rows that the profile holds are not measured again.
+    """Measure what `wanted` needs into the bench's profile until `stop`. Rows that the profile
+    holds are not measured again.
 
-    First spread points (seeds), with every third point a whole model or stack of layers; then batches chosen where the model is
-    least sure, the remaining wholes among them. Wholes are measured to the end even when the ops' target is reached.
-    Where the model cannot be fitted (too few rows of a kind, as for float8 with GEMMs alone) the spread order goes on.
+    First spread points (seeds), with every third point a whole model or stack of layers; then
+    batches chosen where the model is least sure, the remaining wholes among them. Wholes are
+    measured to the end even when the ops' target is reached. Where the model cannot be fitted (too
+    few rows of a kind, as for float8 with GEMMs alone) the spread order goes on.
     """
     start = clock()
     fit = fit or op_models()
@@ -379,7 +464,9 @@ def adaptive_sweep(
     model_cache: dict[Architecture, Any] = {}
 
     def spent() -> bool:
-        return clock() - start >= stop.budget_s or (stop.max_rows is not None and new >= stop.max_rows)
+        return clock() - start >= stop.budget_s or (
+            stop.max_rows is not None and new >= stop.max_rows
+        )
 
     def measure(points: Sequence[Point], what: str) -> None:
         nonlocal new
@@ -388,7 +475,11 @@ def adaptive_sweep(
                 return
             attempted.add(point)
             if progress is not None:
-                progress(f"{dtype} {bench.mode} {what} {number + 1}/{len(points)}", clock() - start, stop.budget_s)
+                progress(
+                    f"{dtype} {bench.mode} {what} {number + 1}/{len(points)}",
+                    clock() - start,
+                    stop.budget_s,
+                )
             new += measure_or_skip(bench, point, dtype, model_cache) is not None
 
     def open_points(points: Iterable[Point]) -> list[Point]:
@@ -402,12 +493,18 @@ def adaptive_sweep(
         measure(_mixed(open_points(seed_points(ops, first.seeds)), wholes[:third]), "first points")
         wholes = wholes[third:]
         while not spent():
-            left = open_points(point_of(need) for need in ops if not isinstance(need[0], Elementwise))
+            left = open_points(
+                point_of(need) for need in ops if not isinstance(need[0], Elementwise)
+            )
             size = max(first.batch, int(BATCH_GROWTH * len(bench.profile.rows)))
             try:
                 model = fit(bench.profile, dtype, bench.mode)
             except MissingDataError:
-                chosen = spread(left, lambda point: op_features(point.op) + [0.0] * (5 - len(op_features(point.op))), size)
+                chosen = spread(
+                    left,
+                    lambda point: op_features(point.op) + [0.0] * (5 - len(op_features(point.op))),
+                    size,
+                )
             else:
                 for cold in (True, False):
                     model.prepare([op for op, state in ops if state == cold], cold)
@@ -415,8 +512,16 @@ def adaptive_sweep(
                 reached = std < stop.error_target
                 if reached and not wholes:
                     return SweepResult(new, std, "target", clock() - start)
-                needs_left = [(point.op, point.cache == "cold") for point in left if point.op is not None]
-                chosen = [] if reached else [point_of(n) for n in choose(needs_left, shares(wanted.passes, model), size)]
+                needs_left = [
+                    (point.op, point.cache == "cold") for point in left if point.op is not None
+                ]
+                chosen = (
+                    []
+                    if reached
+                    else [
+                        point_of(n) for n in choose(needs_left, shares(wanted.passes, model), size)
+                    ]
+                )
             some = wholes[: max(4, size // 4)] if chosen else wholes
             wholes = wholes[len(some) :]
             if not chosen and not some:
@@ -430,7 +535,8 @@ def adaptive_sweep(
 
 
 def _mixed(points: Sequence[Point], wholes: Sequence[Point]) -> list[Point]:
-    """`wholes` spread evenly among `points`; those of one model stay together, since building it costs more than timing it."""
+    """`wholes` spread evenly among `points`; those of one model stay together, since building it
+    costs more than timing it."""
     if not wholes:
         return list(points)
     groups: list[list[Point]] = []
@@ -439,13 +545,16 @@ def _mixed(points: Sequence[Point], wholes: Sequence[Point]) -> list[Point]:
             groups[-1].append(point)
         else:
             groups.append([point])
-    keyed: list[tuple[float, int, list[Point]]] = [((i + 0.5) / len(points), 0, [point]) for i, point in enumerate(points)]
+    keyed: list[tuple[float, int, list[Point]]] = [
+        ((i + 0.5) / len(points), 0, [point]) for i, point in enumerate(points)
+    ]
     keyed += [((i + 0.5) / len(groups), 1, group) for i, group in enumerate(groups)]
     return [point for _, _, group in sorted(keyed, key=lambda item: item[:2]) for point in group]
 
 
 def fp8_needs(wanted: Needs) -> Needs:
-    """The GEMMs of `wanted` that can run in float8 (n and k multiples of 16), cold, without wholes."""
+    """The GEMMs of `wanted` that can run in float8 (n and k multiples of 16), cold, without
+    wholes."""
     passes: list[Mapping[Need, float]] = []
     for counts in wanted.passes:
         kept = {

@@ -48,9 +48,13 @@ def measure_host(budget_s: float = 60.0) -> HostSpeed:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     config = LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=LAYERS, num_attention_heads=4,
-        num_key_value_heads=4, vocab_size=128,
-    )  # fmt: skip
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vocab_size=128,
+    )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -59,7 +63,9 @@ def measure_host(budget_s: float = 60.0) -> HostSpeed:
         found: list[float] = []
         end = time.perf_counter() + budget_s
         with torch.inference_mode():
-            while len(found) < WARM_UP + 200 and (len(found) <= WARM_UP or time.perf_counter() < end):
+            while len(found) < WARM_UP + 200 and (
+                len(found) <= WARM_UP or time.perf_counter() < end
+            ):
                 start = time.thread_time()
                 model(token, use_cache=False)
                 found.append((time.thread_time() - start) / LAYERS)

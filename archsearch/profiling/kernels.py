@@ -1,7 +1,8 @@
 """Callables for single ops: what the timer times for `gemm`, `attention` and `elementwise` rows.
 
-`gemm`, `attention`, `elementwise`: as transformers runs them, one callable that rotates its operands at every call.
-`graph_calls`: as serving engines run them inside a CUDA graph, one callable per copy of the operands; a graph captures all.
+`gemm`, `attention`, `elementwise`: as transformers runs them, one callable that rotates its
+operands at every call. `graph_calls`: as serving engines run them inside a CUDA graph, one callable
+per copy of the operands; a graph captures all.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from archsearch.profiling.timer import WeightPool, copies_of
 GRAPH_CALLS = 32
 """Calls of one graph at least, so that its launch is a small share."""
 MAX_GRAPH_CALLS = 2048
-"""And at most: copies of a weight so small that these do not exceed the L2 are launches, whose bytes take no time."""
+"""And at most: copies of a weight so small that these do not exceed the L2 are launches, whose
+bytes take no time."""
 Run = Callable[[], object]
 
 
@@ -35,9 +37,11 @@ def eager_call(op: Op, pool: WeightPool, working_set_bytes: int) -> Run:
 
 
 def not_measured(op: Op, pool: WeightPool, working_set_bytes: int) -> Run:
-    """Kernels whose rows are imported: raises MissingDataError, for archsearch does not time them itself."""
+    """Kernels whose rows are imported: raises MissingDataError, for archsearch does not time them
+    itself."""
     raise MissingDataError(
-        f"archsearch does not time kernels of kind {op.kind!r}; import them with archsearch profile --gpu G --from aiconfigurator"
+        f"archsearch does not time kernels of kind {op.kind!r}; import them with archsearch profile"
+        " --gpu G --from aiconfigurator"
     )
 
 
@@ -49,10 +53,12 @@ def gemm(op: Gemm, pool: WeightPool, working_set_bytes: int) -> Run:
 
 
 def attention(op: Attention, pool: WeightPool, working_set_bytes: int) -> Run:
-    """Append to the KV cache and attend, as transformers' DynamicCache and SDPA path do: KV heads are repeated where its
-    `use_gqa_in_sdpa` says that grouped heads would fall back to the slow kernel (a mask, as verification has one).
+    """Append to the KV cache and attend, as transformers' DynamicCache and SDPA path do: KV heads
+    are repeated where its `use_gqa_in_sdpa` says that grouped heads would fall back to the slow
+    kernel (a mask, as verification has one).
 
-    query [batch, q_heads, tokens, head_dim]; cache [batch, kv_heads, context, head_dim]. A window cuts the cache it reads.
+    query [batch, q_heads, tokens, head_dim]; cache [batch, kv_heads, context, head_dim]. A window
+    cuts the cache it reads.
     """
     from transformers.integrations.sdpa_attention import repeat_kv, use_gqa_in_sdpa
 
@@ -63,7 +69,9 @@ def attention(op: Attention, pool: WeightPool, working_set_bytes: int) -> Run:
     copies = min(copies_of(per_copy * pool.itemsize, working_set_bytes), 64)
     caches = []
     for _ in range(copies):
-        both = torch.empty(2, op.batch, op.kv_heads, kept, op.head_dim, dtype=dtype, device=pool.flat.device)
+        both = torch.empty(
+            2, op.batch, op.kv_heads, kept, op.head_dim, dtype=dtype, device=pool.flat.device
+        )
         if both.numel():
             pool.fill(both)
         caches.append(both)
@@ -73,22 +81,29 @@ def attention(op: Attention, pool: WeightPool, working_set_bytes: int) -> Run:
     mask = None
     if op.tokens > 1:
         positions = torch.arange(op.tokens)[:, None] + kept
-        mask = (torch.arange(kept + op.tokens)[None, :] <= positions)[None, None].to(pool.flat.device)
+        mask = (torch.arange(kept + op.tokens)[None, :] <= positions)[None, None].to(
+            pool.flat.device
+        )
 
     def run() -> object:
         cache = next(rotation)
         key, value = torch.cat([cache[0], new[0]], dim=-2), torch.cat([cache[1], new[1]], dim=-2)
         grouped = groups > 1 and use_gqa_in_sdpa(mask, key, value)
         if not grouped:
-            key, value = repeat_kv(key, groups), repeat_kv(value, groups)  # [batch, q_heads, keys, head_dim]
-        return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
+            key, value = (
+                repeat_kv(key, groups),
+                repeat_kv(value, groups),
+            )  # [batch, q_heads, keys, head_dim]
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, enable_gqa=grouped
+        )
 
     return run
 
 
 def elementwise(op: Elementwise, pool: WeightPool, working_set_bytes: int = 1) -> Run:
-    """The chains of small kernels between GEMMs, on `elements` numbers that the cache holds. Raises ValueError for an op
-    without one."""
+    """The chains of small kernels between GEMMs, on `elements` numbers that the cache holds. Raises
+    ValueError for an op without one."""
     dtype = pool.flat.dtype
     x = torch.randn(1, 1, op.elements).to(pool.flat)
     y = torch.randn(1, 1, op.elements).to(pool.flat)
@@ -118,15 +133,18 @@ def elementwise(op: Elementwise, pool: WeightPool, working_set_bytes: int = 1) -
     raise ValueError(f"no kernel for elementwise op {op.name!r}")
 
 
-# -- as serving engines run them ---------------------------------------------------------------------------
+# -- as serving engines run them
+# ---------------------------------------------------------------------------
 
 
 def graph_calls(op: Op, pool: WeightPool, working_set_bytes: int, fused: Fused) -> list[Run]:
-    """GRAPH_CALLS or more calls of `op` whose operands together hold about `working_set_bytes`, for one CUDA graph.
+    """GRAPH_CALLS or more calls of `op` whose operands together hold about `working_set_bytes`, for
+    one CUDA graph.
 
-    GEMM in float8_e4m3fn: scales per tensor, output in bfloat16; quantising the activations is not part of it. Attention writes
-    the new keys and values into a static cache first, as engines do.
-    Raises ValueError for an op that runs on no single device, or a float8 GEMM whose sizes are no multiples of 16.
+    GEMM in float8_e4m3fn: scales per tensor, output in bfloat16; quantising the activations is not
+    part of it. Attention writes the new keys and values into a static cache first, as engines do.
+    Raises ValueError for an op that runs on no single device, or a float8 GEMM whose sizes are no
+    multiples of 16.
     """
     if isinstance(op, Gemm):
         calls = _gemm_calls(op, pool, working_set_bytes)
@@ -152,7 +170,9 @@ def _gemm_calls(op: Gemm, pool: WeightPool, working_set_bytes: int) -> list[Run]
     one = torch.ones((), device=x.device)
 
     def scaled(weight: torch.Tensor) -> Run:
-        return lambda: torch._scaled_mm(x, weight.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+        return lambda: torch._scaled_mm(
+            x, weight.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
 
     return [scaled(weight) for weight in weights]
 
@@ -163,8 +183,12 @@ def _attention_calls(op: Attention, pool: WeightPool, working_set_bytes: int) ->
     copies = min(copies_of(per_copy * pool.itemsize, working_set_bytes), MAX_GRAPH_CALLS)
     caches = pool.flat.new_empty(copies, op.batch, keys, 2, op.kv_heads, op.head_dim)
     pool.fill(caches)
-    query = torch.randn(op.batch, op.tokens, op.q_heads, op.head_dim, device=caches.device).to(caches.dtype)
-    new = torch.randn(op.batch, op.tokens, 2, op.kv_heads, op.head_dim, device=caches.device).to(caches.dtype)
+    query = torch.randn(op.batch, op.tokens, op.q_heads, op.head_dim, device=caches.device).to(
+        caches.dtype
+    )
+    new = torch.randn(op.batch, op.tokens, 2, op.kv_heads, op.head_dim, device=caches.device).to(
+        caches.dtype
+    )
 
     def call(kv: torch.Tensor) -> Run:
         def run() -> object:
@@ -177,7 +201,8 @@ def _attention_calls(op: Attention, pool: WeightPool, working_set_bytes: int) ->
 
 
 def _width(elements: int, limit: int) -> int:
-    """A row length for `elements` of a kernel that does not mind rows much: the largest divisor up to `limit`."""
+    """A row length for `elements` of a kernel that does not mind rows much: the largest divisor up
+    to `limit`."""
     return next(width for width in range(min(elements, limit), 0, -1) if elements % width == 0)
 
 

@@ -1,4 +1,5 @@
-"""Whole decoder layers and models, in the real model code: what the sum of ops misses (launches, host time, cost per pass)."""
+"""Whole decoder layers and models, in the real model code: what the sum of ops misses (launches,
+host time, cost per pass)."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def build_model(arch: Architecture, dtype: torch.dtype, pool: WeightPool) -> Any
 
 
 def _cache(model: Any) -> Any:
-    """The cache assisted generation uses: sliding layers keep enough of the past to take rejected tokens back."""
+    """The cache assisted generation uses: sliding layers keep enough of the past to take rejected
+    tokens back."""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
@@ -42,7 +44,8 @@ def _cache(model: Any) -> Any:
 
 
 class ForwardRun:
-    """Repeatable forward passes of `tokens` new tokens against a cache of `context`: each call leaves the cache as it was."""
+    """Repeatable forward passes of `tokens` new tokens against a cache of `context`: each call
+    leaves the cache as it was."""
 
     def __init__(self, model: Any, *, batch: int, context: int) -> None:
         self.model = model
@@ -51,8 +54,15 @@ class ForwardRun:
         self.cache = _cache(model)
         if context:
             ids = torch.randint(0, vocab, (batch, context)).to(self.device)
-            for start in range(0, context, 512):  # in pieces: attention scores of a long prompt would fill memory
-                model(ids[:, start : start + 512], past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+            for start in range(
+                0, context, 512
+            ):  # in pieces: attention scores of a long prompt would fill memory
+                model(
+                    ids[:, start : start + 512],
+                    past_key_values=self.cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                )
         self.batch, self.context = batch, context
 
     def step(self, tokens: int) -> Run:
@@ -67,19 +77,33 @@ class ForwardRun:
         return run
 
 
-def layer_stack(arch: Architecture, dtype: torch.dtype, pool: WeightPool, *, batch: int, context: int, tokens: int) -> Run:
+def layer_stack(
+    arch: Architecture,
+    dtype: torch.dtype,
+    pool: WeightPool,
+    *,
+    batch: int,
+    context: int,
+    tokens: int,
+) -> Run:
     """One pass through all decoder layers of `arch` without embedding, final norm and head."""
-    model = build_model(arch.replace(vocab_size=64, draft_vocab_size=None, tie_word_embeddings=True), dtype, pool).model
+    model = build_model(
+        arch.replace(vocab_size=64, draft_vocab_size=None, tie_word_embeddings=True), dtype, pool
+    ).model
     cache = _cache(model)
     device = pool.flat.device
     if context:
-        model(torch.randint(0, 64, (batch, context)).to(device), past_key_values=cache, use_cache=True)
+        model(
+            torch.randint(0, 64, (batch, context)).to(device), past_key_values=cache, use_cache=True
+        )
     hidden = torch.randn(batch, tokens, arch.hidden_size).to(device, dtype)
     positions = torch.arange(context, context + tokens, device=device)[None]
     rotary = model.rotary_emb(hidden, positions)
     mask = None
     if tokens > 1:
-        mask = (torch.arange(context + tokens, device=device)[None, :] <= positions[0][:, None])[None, None]
+        mask = (torch.arange(context + tokens, device=device)[None, :] <= positions[0][:, None])[
+            None, None
+        ]
 
     def run() -> object:
         state = hidden
@@ -99,16 +123,19 @@ def layer_stack(arch: Architecture, dtype: torch.dtype, pool: WeightPool, *, bat
 
 
 def cache_flusher(size_bytes: int, device: torch.device | str = "cpu") -> Run:
-    """A callable that pushes everything else out of the last-level cache by reading `size_bytes`."""
+    """A callable that pushes everything else out of the last-level cache by reading
+    `size_bytes`."""
     block = torch.ones(size_bytes // 4, dtype=torch.float32, device=device)
     return lambda: block.sum()
 
 
-# -- as serving engines run them ---------------------------------------------------------------------------
+# -- as serving engines run them
+# ---------------------------------------------------------------------------
 
 
 def lean_supported(arch: Architecture) -> bool:
-    """Whether `LeanDecoder` can hold the shape: Llama, Mistral, Qwen and their like (RMS norm, rotary, gated MLP)."""
+    """Whether `LeanDecoder` can hold the shape: Llama, Mistral, Qwen and their like (RMS norm,
+    rotary, gated MLP)."""
     return arch.rms_norm and arch.gated_mlp and not arch.learned_positions
 
 
@@ -132,14 +159,23 @@ class LeanLayer:
 
 
 class LeanDecoder:
-    """A decoder as a serving engine runs it: fused QKV and gate/up, fused norms, a static KV cache. No autograd and no decisions
-    on the host: one pass at a fixed position can be captured in a CUDA graph.
+    """A decoder as a serving engine runs it: fused QKV and gate/up, fused norms, a static KV cache.
+    No autograd and no decisions on the host: one pass at a fixed position can be captured in a CUDA
+    graph.
 
-    Equal to the Hugging Face module up to rounding (`from_hf`; a test). A trimmed head gives logits of its own rows only.
+    Equal to the Hugging Face module up to rounding (`from_hf`; a test). A trimmed head gives logits
+    of its own rows only.
     """
 
     def __init__(
-        self, arch: Architecture, embed: Tensor, layers: Sequence[LeanLayer], norm: Tensor, head: Tensor, eps: float, fused: Fused
+        self,
+        arch: Architecture,
+        embed: Tensor,
+        layers: Sequence[LeanLayer],
+        norm: Tensor,
+        head: Tensor,
+        eps: float,
+        fused: Fused,
     ) -> None:
         self.arch, self.embed, self.layers, self.norm, self.head, self.eps, self.fused = (
             arch,
@@ -163,7 +199,11 @@ class LeanDecoder:
         def bias(size: int, present: bool) -> Tensor | None:
             return weight(size) if present else None
 
-        hidden, ffn, total = arch.hidden_size, arch.intermediate_size, arch.q_size + 2 * arch.kv_size
+        hidden, ffn, total = (
+            arch.hidden_size,
+            arch.intermediate_size,
+            arch.q_size + 2 * arch.kv_size,
+        )
         ones = pool.flat.new_ones(max(hidden, arch.head_dim))
         layers = [
             LeanLayer(
@@ -184,7 +224,11 @@ class LeanDecoder:
             for window in arch.windows()
         ]
         embed = weight(arch.vocab_size, hidden)
-        head = embed if arch.tie_word_embeddings and not arch.trimmed else weight(arch.head_rows, hidden)
+        head = (
+            embed
+            if arch.tie_word_embeddings and not arch.trimmed
+            else weight(arch.head_rows, hidden)
+        )
         return cls(arch, embed, layers, ones[:hidden], head, 1e-5, fused)
 
     @classmethod
@@ -192,7 +236,11 @@ class LeanDecoder:
         """The weights of a Hugging Face Llama-like module, copied together."""
 
         def joined(*modules: Any) -> tuple[Tensor, Tensor | None]:
-            bias = None if modules[0].bias is None else torch.cat([module.bias for module in modules]).detach()
+            bias = (
+                None
+                if modules[0].bias is None
+                else torch.cat([module.bias for module in modules]).detach()
+            )
             return torch.cat([module.weight for module in modules]).detach(), bias
 
         layers = []
@@ -202,7 +250,10 @@ class LeanDecoder:
             out, out_bias = joined(attention.o_proj)
             gate_up, gate_up_bias = joined(mlp.gate_proj, mlp.up_proj)
             down, down_bias = joined(mlp.down_proj)
-            norms = [getattr(attention, name).weight.detach() if arch.qk_norm else None for name in ("q_norm", "k_norm")]
+            norms = [
+                getattr(attention, name).weight.detach() if arch.qk_norm else None
+                for name in ("q_norm", "k_norm")
+            ]
             layers.append(
                 LeanLayer(
                     norm=layer.input_layernorm.weight.detach(),
@@ -232,21 +283,27 @@ class LeanDecoder:
 
 
 class LeanRun:
-    """Passes of a `LeanDecoder` over a static KV cache of `capacity` positions for `batch` sequences."""
+    """Passes of a `LeanDecoder` over a static KV cache of `capacity` positions for `batch`
+    sequences."""
 
-    def __init__(self, model: LeanDecoder, *, batch: int, capacity: int, pool: WeightPool | None = None) -> None:
+    def __init__(
+        self, model: LeanDecoder, *, batch: int, capacity: int, pool: WeightPool | None = None
+    ) -> None:
         arch = model.arch
         self.model, self.batch = model, batch
         shape = (len(model.layers), batch, capacity, 2, arch.num_key_value_heads, arch.head_dim)
         self.cache = torch.zeros(shape, dtype=model.norm.dtype, device=model.norm.device)
         if pool is not None:  # zeros would make the softmax flat, and untouched pages read falsely
             pool.fill(self.cache)
-        frequencies = arch.rope_theta ** (-torch.arange(0, arch.head_dim, 2, dtype=torch.float32) / arch.head_dim)
+        frequencies = arch.rope_theta ** (
+            -torch.arange(0, arch.head_dim, 2, dtype=torch.float32) / arch.head_dim
+        )
         angles = torch.arange(capacity, dtype=torch.float32)[:, None] * frequencies
         self.cos, self.sin = angles.cos().to(self.cache.device), angles.sin().to(self.cache.device)
 
     def layers(self, hidden: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """hidden [batch * tokens, hidden_size] at positions start.. through all layers -> (last block's output, residual to add).
+        """hidden [batch * tokens, hidden_size] at positions start.. through all layers -> (last
+        block's output, residual to add).
 
         Overwrites `hidden`, which becomes the residual.
         """
@@ -268,8 +325,12 @@ class LeanRun:
             fused.rope_(qkv, cos, sin, arch.num_attention_heads + arch.num_key_value_heads)
             sequences = qkv.view(self.batch, tokens, -1)
             kv = self.cache[number]
-            kv[:, start:stop].copy_(sequences[..., q_size:].unflatten(-1, (2, arch.num_key_value_heads, arch.head_dim)))
-            first = 0 if layer.window is None else max(0, start + 1 - layer.window)  # the first new token's first key
+            kv[:, start:stop].copy_(
+                sequences[..., q_size:].unflatten(-1, (2, arch.num_key_value_heads, arch.head_dim))
+            )
+            first = (
+                0 if layer.window is None else max(0, start + 1 - layer.window)
+            )  # the first new token's first key
             query = sequences[..., :q_size].unflatten(-1, (arch.num_attention_heads, arch.head_dim))
             attended = attend(query, kv[:, first:stop, 0], kv[:, first:stop, 1], layer.window)
             block = functional.linear(attended.reshape(-1, q_size), layer.out, layer.out_bias)
@@ -280,15 +341,19 @@ class LeanRun:
         return block, residual
 
     def forward(self, ids: Tensor, start: int) -> Tensor:
-        """ids [batch, tokens] at positions start.. -> logits [batch, tokens, head rows]; writes the cache at these positions."""
+        """ids [batch, tokens] at positions start.. -> logits [batch, tokens, head rows]; writes the
+        cache at these positions."""
         model = self.model
         block, residual = self.layers(functional.embedding(ids.flatten(), model.embed), start)
         normed = model.fused.rms_norm(block, model.norm, model.eps, residual)
         return functional.linear(normed, model.head).view(*ids.shape, -1)
 
     def step(self, tokens: int, start: int) -> Run:
-        """A repeatable pass of `tokens` tokens after `start` cached ones, embedding and head included."""
-        ids = torch.randint(0, self.model.arch.vocab_size, (self.batch, tokens)).to(self.cache.device)
+        """A repeatable pass of `tokens` tokens after `start` cached ones, embedding and head
+        included."""
+        ids = torch.randint(0, self.model.arch.vocab_size, (self.batch, tokens)).to(
+            self.cache.device
+        )
         return lambda: self.forward(ids, start)
 
     def layer_step(self, tokens: int, start: int) -> Run:

@@ -1,6 +1,8 @@
-"""What CPU and GPU sweeps share: points, how far apart they lie, how one is made ready and measured.
+"""What CPU and GPU sweeps share: points, how far apart they lie, how one is made ready and
+measured.
 
-A `Point` is one thing to measure; a `Bench` turns it into a row on its device. Nothing here knows which device that is.
+A `Point` is one thing to measure; a `Bench` turns it into a row on its device. Nothing here knows
+which device that is.
 """
 
 from __future__ import annotations
@@ -44,14 +46,22 @@ class Point:
     def describe(self) -> str:
         """A few words for a person."""
         if self.op is not None:
-            sizes = ", ".join(f"{name} {value}" for name, value in self.shape().items() if value is not None)
+            sizes = ", ".join(
+                f"{name} {value}" for name, value in self.shape().items() if value is not None
+            )
             return f"{self.kind} ({sizes})"
         assert self.arch is not None
-        return f"{self.kind} {self.arch.label()} (batch {self.batch}, tokens {self.tokens}, context {self.context})"
+        return (
+            f"{self.kind} {self.arch.label()} (batch {self.batch}, tokens {self.tokens}, context"
+            f" {self.context})"
+        )
 
 
-def spread(items: Sequence[Any], features: Callable[[Any], Sequence[float]], count: int) -> list[Any]:
-    """`count` items by farthest-point sampling in feature space: each next one is the farthest from those taken."""
+def spread(
+    items: Sequence[Any], features: Callable[[Any], Sequence[float]], count: int
+) -> list[Any]:
+    """`count` items by farthest-point sampling in feature space: each next one is the farthest from
+    those taken."""
     items = list(dict.fromkeys(items))
     if len(items) <= count:
         return items
@@ -78,8 +88,8 @@ def draft_features(arch: Architecture) -> list[float]:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A point made ready to be timed. `before`: untimed ahead of every repeat; `calls`: per repeat, None for the timer's choice;
-    `per`: what a time is divided by (layers of a stack)."""
+    """A point made ready to be timed. `before`: untimed ahead of every repeat; `calls`: per repeat,
+    None for the timer's choice; `per`: what a time is divided by (layers of a stack)."""
 
     run: kernels.Run
     before: kernels.Run | None = None
@@ -89,9 +99,14 @@ class Prepared:
 
 
 def prepare_eager(
-    point: Point, pool: WeightPool, cold_bytes: int, flush: kernels.Run, model_cache: dict[Architecture, Any]
+    point: Point,
+    pool: WeightPool,
+    cold_bytes: int,
+    flush: kernels.Run,
+    model_cache: dict[Architecture, Any],
 ) -> Prepared:
-    """`point` as transformers runs it, on the pool's device. `model_cache` keeps the last whole model."""
+    """`point` as transformers runs it, on the pool's device. `model_cache` keeps the last whole
+    model."""
     if point.op is not None:
         kind = OP_KINDS[point.op.kind]
         size = cold_bytes if point.cache == "cold" else kind.warm_bytes
@@ -99,20 +114,30 @@ def prepare_eager(
     assert point.arch is not None
     if point.kind == "layer":
         stack = layers.layer_stack(
-            point.arch, pool.flat.dtype, pool, batch=point.batch, context=point.context, tokens=point.tokens
+            point.arch,
+            pool.flat.dtype,
+            pool,
+            batch=point.batch,
+            context=point.context,
+            tokens=point.tokens,
         )
         return Prepared(stack, None, 0.4, 1, point.arch.num_hidden_layers)
     if point.arch not in model_cache:
         model_cache.clear()
         model_cache[point.arch] = layers.build_model(point.arch, pool.flat.dtype, pool)
-    run = layers.ForwardRun(model_cache[point.arch], batch=point.batch, context=point.context).step(point.tokens)
+    run = layers.ForwardRun(model_cache[point.arch], batch=point.batch, context=point.context).step(
+        point.tokens
+    )
     if point.cache == "cold":
         return Prepared(run, flush, 0.4, 1)
-    return Prepared(run, None, 0.4, 4 if weight_bytes_per_pass(point.arch, pool.itemsize) < cold_bytes else 1)
+    return Prepared(
+        run, None, 0.4, 4 if weight_bytes_per_pass(point.arch, pool.itemsize) < cold_bytes else 1
+    )
 
 
 class Bench(Protocol):
-    """Turns points into measurements on one device in one mode. `skipped`: what did not fit its memory."""
+    """Turns points into measurements on one device in one mode. `skipped`: what did not fit its
+    memory."""
 
     profile: Profile
     skipped: list[str]
@@ -122,14 +147,20 @@ class Bench(Protocol):
     def mode(self) -> str:
         """`eager` or `graph`."""
 
-    def measure(self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None) -> Measurement:
-        """Time one point. `model_cache` keeps the last whole model so that its several points share it."""
+    def measure(
+        self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None
+    ) -> Measurement:
+        """Time one point. `model_cache` keeps the last whole model so that its several points share
+        it."""
 
-    def measure_again_if_noisy(self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None) -> Measurement:
+    def measure_again_if_noisy(
+        self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None
+    ) -> Measurement:
         """`measure`, a few times while something disturbs it; the steadiest counts."""
 
     def timer(self, dtype: str) -> Any:
-        """What times callables: `time(run, before=, budget_s=, calls=) -> Timing`, `probe()`, `reference_s`, `slowdowns`."""
+        """What times callables: `time(run, before=, budget_s=, calls=) -> Timing`, `probe()`,
+        `reference_s`, `slowdowns`."""
 
     def pool(self, dtype: str) -> WeightPool:
         """Random numbers on the device, larger than its cache."""
@@ -147,9 +178,11 @@ def row_key(point: Point, dtype: str, mode: str) -> tuple[Any, ...]:
     return (point.kind, freeze_shape(point.shape()), dtype, mode, point.cache)
 
 
-def measure_or_skip(bench: Bench, point: Point, dtype: str, model_cache: dict[Architecture, Any]) -> Measurement | None:
-    """The measurement, recorded in the bench's profile; None where the device's memory was too small: then the point is listed in
-    `bench.skipped` and everything it took is given back."""
+def measure_or_skip(
+    bench: Bench, point: Point, dtype: str, model_cache: dict[Architecture, Any]
+) -> Measurement | None:
+    """The measurement, recorded in the bench's profile; None where the device's memory was too
+    small: then the point is listed in `bench.skipped` and everything it took is given back."""
     try:
         row = bench.measure_again_if_noisy(point, dtype, model_cache)
     except RuntimeError as error:
@@ -167,17 +200,25 @@ def measure_or_skip(bench: Bench, point: Point, dtype: str, model_cache: dict[Ar
 
 
 def out_of_memory(error: BaseException) -> BaseException | None:
-    """What says that memory was short: the error itself, or one behind it (ending the capture of a CUDA graph that failed raises
-    another), also as cuBLAS and the driver word it; None where it is something else."""
+    """What says that memory was short: the error itself, or one behind it (ending the capture of a
+    CUDA graph that failed raises another), also as cuBLAS and the driver word it; None where it is
+    something else."""
     found: BaseException | None = error
     while found is not None:
-        if isinstance(found, torch.OutOfMemoryError) or any(words in str(found) for words in SHORTAGES):
+        if isinstance(found, torch.OutOfMemoryError) or any(
+            words in str(found) for words in SHORTAGES
+        ):
             return found
         found = found.__cause__ or found.__context__
     return None
 
 
 def unmeasured(bench: Bench, points: Iterable[Point], dtype: str) -> list[Point]:
-    """The points without a row that can be used: none, one that something disturbed, or one of a device that throttled."""
-    known = {key for key, row in bench.profile.rows.items() if not row.grossly_noisy and not row.throttled}
+    """The points without a row that can be used: none, one that something disturbed, or one of a
+    device that throttled."""
+    known = {
+        key
+        for key, row in bench.profile.rows.items()
+        if not row.grossly_noisy and not row.throttled
+    }
     return [point for point in points if row_key(point, dtype, bench.mode) not in known]

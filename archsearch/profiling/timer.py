@@ -1,8 +1,10 @@
-"""The timer: repeats from a time budget, each bracketed by a reference probe, so that a shared machine can be measured.
+"""The timer: repeats from a time budget, each bracketed by a reference probe, so that a shared
+machine can be measured.
 
-On a shared CPU the same kernel swings by tens of percent within seconds. A fixed probe run just before and after every repeat
-feels the same swing; dividing by it took the error of a latency model from 20 % to 6 % in our trials. Times are reported as they
-would have been at the probe's reference speed, which the profile stores.
+On a shared CPU the same kernel swings by tens of percent within seconds. A fixed probe run just
+before and after every repeat feels the same swing; dividing by it took the error of a latency model
+from 20 % to 6 % in our trials. Times are reported as they would have been at the probe's reference
+speed, which the profile stores.
 """
 
 from __future__ import annotations
@@ -25,20 +27,24 @@ ALIGNMENT = 512
 def copies_of(weight_bytes: int, working_set_bytes: int) -> int:
     """Copies of a weight that together hold at least `working_set_bytes`, one at least.
 
-    Rounded up: a cycle over less than the working set finds part of each weight in a cache that does not evict strictly the
-    oldest line, and a cold GEMM would look too fast.
+    Rounded up: a cycle over less than the working set finds part of each weight in a cache that
+    does not evict strictly the oldest line, and a cold GEMM would look too fast.
     """
     return max(1, -(-working_set_bytes // max(1, weight_bytes)))
 
 
 class WeightPool:
-    """One block of random numbers, larger than the last-level cache, from which weight matrices are cut as views.
+    """One block of random numbers, larger than the last-level cache, from which weight matrices are
+    cut as views.
 
-    Rotating over views at different offsets makes a kernel read its weights from memory, as a large model does; a few views that
-    fit the cache make it read them warm, as a small draft does from its second token on.
+    Rotating over views at different offsets makes a kernel read its weights from memory, as a large
+    model does; a few views that fit the cache make it read them warm, as a small draft does from
+    its second token on.
     """
 
-    def __init__(self, size_bytes: int, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> None:
+    def __init__(
+        self, size_bytes: int, dtype: torch.dtype, device: str = "cpu", seed: int = 0
+    ) -> None:
         itemsize = torch.empty(0, dtype=dtype).element_size()
         generator = torch.Generator(device="cpu").manual_seed(seed)
         block = torch.randn(1 << 20, generator=generator).mul_(0.05).to(dtype)
@@ -48,8 +54,8 @@ class WeightPool:
         self._next = 0
 
     def matrices(self, rows: int, columns: int, working_set_bytes: int) -> list[torch.Tensor]:
-        """Distinct [rows, columns] matrices that together hold at least `working_set_bytes`: views of the pool where it is large
-        enough, else of a block of their own."""
+        """Distinct [rows, columns] matrices that together hold at least `working_set_bytes`: views
+        of the pool where it is large enough, else of a block of their own."""
         size = rows * columns
         aligned = -(-size // ALIGNMENT) * ALIGNMENT
         copies = copies_of(size * self.itemsize, working_set_bytes)
@@ -60,10 +66,13 @@ class WeightPool:
         return [block[i * aligned : i * aligned + size].view(rows, columns) for i in range(copies)]
 
     def fill(self, parameter: torch.Tensor) -> None:
-        """Write real numbers into a contiguous weight (untouched pages are all one physical page and time falsely), cheaply: no
-        second copy of it is made, also where it is larger than the pool."""
+        """Write real numbers into a contiguous weight (untouched pages are all one physical page
+        and time falsely), cheaply: no second copy of it is made, also where it is larger than the
+        pool."""
         flat, available = parameter.detach().view(-1), self.flat.numel()
-        piece = len(flat) if len(flat) <= available else max(1, available // 2)  # halves, so that neighbours differ
+        piece = (
+            len(flat) if len(flat) <= available else max(1, available // 2)
+        )  # halves, so that neighbours differ
         for start in range(0, len(flat), piece):
             part = flat[start : start + piece]
             offset = self._next % max(1, available - len(part))
@@ -72,9 +81,11 @@ class WeightPool:
 
 
 class Probe:
-    """A fixed piece of work that feels what slows a decode step of its dtype: weights from memory, arithmetic, small kernels.
+    """A fixed piece of work that feels what slows a decode step of its dtype: weights from memory,
+    arithmetic, small kernels.
 
-    One probe per dtype: other tenants' use of memory and caches slows bfloat16 and float32 kernels by different factors.
+    One probe per dtype: other tenants' use of memory and caches slows bfloat16 and float32 kernels
+    by different factors.
     """
 
     def __init__(self, pool: WeightPool) -> None:
@@ -95,21 +106,24 @@ class Probe:
         return time.perf_counter() - start
 
     def reference_s(self, runs: int = 200) -> float:
-        """The probe's speed on this machine when little disturbs it: the lower quartile of many runs."""
+        """The probe's speed on this machine when little disturbs it: the lower quartile of many
+        runs."""
         times = [self() for _ in range(runs)]
         return statistics.quantiles(times, n=4)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds per call of each repeat, corrected to the probe's reference speed, and the median slowdown that was divided out."""
+    """Seconds per call of each repeat, corrected to the probe's reference speed, and the median
+    slowdown that was divided out."""
 
     times_s: tuple[float, ...]
     slowdown: float
 
 
 class Timer:
-    """Times a callable against the probe. `reference_s` comes from the profile, so that all its rows share one scale."""
+    """Times a callable against the probe. `reference_s` comes from the profile, so that all its
+    rows share one scale."""
 
     def __init__(self, probe: Probe, reference_s: float) -> None:
         self.probe = probe
@@ -127,11 +141,14 @@ class Timer:
     ) -> Timing:
         """Time `run` within about `budget_s`.
 
-        before: runs untimed ahead of every repeat (to empty the cache); then each repeat is a single call.
-        calls: calls per repeat; by default enough to fill `min_repeat_s` (one when `before` is given).
+        before: runs untimed ahead of every repeat (to empty the cache); then each repeat is a
+        single call.
+        calls: calls per repeat; by default enough to fill `min_repeat_s` (one when `before` is
+        given).
         """
         run()  # first-call costs: allocations, kernel selection
-        ahead_s = 0.0  # emptying a cache of 100 MB takes longer than most passes: it counts towards the budget
+        # emptying a cache of 100 MB takes longer than most passes: it counts towards the budget
+        ahead_s = 0.0
         if before is not None:
             start = time.perf_counter()
             before()
@@ -141,7 +158,12 @@ class Timer:
         estimate = max(time.perf_counter() - start, 1e-7)
         if calls is None:
             calls = 1 if before is not None else max(1, round(min_repeat_s / estimate))
-        repeats = int(min(MAX_REPEATS, max(MIN_REPEATS, budget_s / (calls * estimate + ahead_s + 2 * self.reference_s))))
+        repeats = int(
+            min(
+                MAX_REPEATS,
+                max(MIN_REPEATS, budget_s / (calls * estimate + ahead_s + 2 * self.reference_s)),
+            )
+        )
         times, slowdowns = [], []
         for _ in range(repeats):
             probe_before = self.probe()

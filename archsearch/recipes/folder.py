@@ -1,4 +1,5 @@
-"""The recipe's folder: templates filled in, configs written, everything built beside its place and renamed."""
+"""The recipe's folder: templates filled in, configs written, everything built beside its place and
+renamed."""
 
 from __future__ import annotations
 
@@ -25,10 +26,11 @@ TRAINED: Final = "trained"
 
 
 def write_recipe(recipe: Recipe, output: Path, *, weights: bool = False) -> Path:
-    """Write everything that the training takes to `output`; returns it. `weights`: make the first weights now, for which the
-    target's must be there.
+    """Write everything that the training takes to `output`; returns it. `weights`: make the first
+    weights now, for which the target's must be there.
 
-    Raises ArchsearchError for a shape that the library does not train, and where `output` holds anything but an earlier recipe.
+    Raises ArchsearchError for a shape that the library does not train, and where `output` holds
+    anything but an earlier recipe.
     """
     forms.check_shape(recipe)
     output = output.expanduser().absolute()
@@ -50,7 +52,10 @@ def write_recipe(recipe: Recipe, output: Path, *, weights: bool = False) -> Path
 
 def _record(recipe: Recipe) -> dict[str, Any]:
     """recipe.json."""
-    more: dict[str, Any] = {"archsearch": archsearch.__version__, "layers_read": list(forms.layers_read(recipe))}
+    more: dict[str, Any] = {
+        "archsearch": archsearch.__version__,
+        "layers_read": list(forms.layers_read(recipe)),
+    }
     if isinstance(recipe.drafter, PEagle):
         more["mask_token_id"] = mask_token(recipe.target)
     return {**recipe.to_dict(), **more}
@@ -62,7 +67,13 @@ def _texts(recipe: Recipe, *, weights: bool) -> dict[str, str]:
     own = library.name == "archsearch"
     made = {**library.files, "README.md": "README.md"}
     if not own:
-        common = ("answers.py", "answers.sh", "environments.sh", "serve.sh", *(["initialise.py"] * recipe.initialised))
+        common = (
+            "answers.py",
+            "answers.sh",
+            "environments.sh",
+            "serve.sh",
+            *(["initialise.py"] * recipe.initialised),
+        )
         made |= {name: name for name in common}
     texts = {} if own else _configs(recipe)
     values = _values(recipe, weights=weights) | {"trimmed": shape.trimmed}
@@ -80,7 +91,11 @@ def _configs(recipe: Recipe) -> dict[str, str]:
         found["train.json"] = json.dumps(forms.trl_training(recipe, rate), indent=2) + "\n"
         found["accelerate.yaml"] = safe_dump(forms.accelerate_form(recipe), sort_keys=False)
     else:
-        made = forms.speculators_training if library.name == "speculators" else forms.specforge_training
+        made = (
+            forms.speculators_training
+            if library.name == "speculators"
+            else forms.specforge_training
+        )
         found["train.yaml"] = safe_dump(made(recipe), sort_keys=False)
     return found | {file: f"{requirement}\n" for _, file, requirement in _environments(recipe)}
 
@@ -96,11 +111,15 @@ def _environments(recipe: Recipe) -> list[tuple[str, str, str]]:
 def _filled(template: str, values: dict[str, Any]) -> str:
     from jinja2 import Environment, StrictUndefined
 
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    environment = Environment(
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
     environment.filters["quote"] = shlex.quote
     # jinja2's own tojson writes &, < and > as escapes for HTML.
     environment.filters["tojson"] = json.dumps
-    text = (files("archsearch.recipes") / "templates" / f"{template}.j2").read_text(encoding="utf-8")
+    text = (files("archsearch.recipes") / "templates" / f"{template}.j2").read_text(
+        encoding="utf-8"
+    )
     return environment.from_string(text).render(values)
 
 
@@ -113,19 +132,49 @@ def _values(recipe: Recipe, *, weights: bool) -> dict[str, Any]:
     environments = _environments(recipe)
     count = len({*gpus.teacher, *gpus.trainer})
     return {
-        "version": archsearch.__version__, "library": library, "title": recipe.drafter.title, "label": recipe.drafter.label(),
-        "target": recipe.target_name, "family": recipe.family, "gamma": recipe.gamma, "run": recipe.run, "rank": recipe.rank,
-        "device": recipe.device, "vllm": recipe.vllm, "prompts": recipe.prompts, "temperature": recipe.temperature,
-        "text_tokens": recipe.text_tokens, "longest": recipe.longest, "every": HELD_OUT_EVERY, "gpus": gpus,
-        "gpu_count": count, "gpus_words": _gpu_words(recipe), "needs": recipe.needs, "stages": recipe.stages,
-        "initialised": recipe.initialised, "weights": weights, "hub_start": recipe.hub_start,
-        "start": recipe.hub_start or DRAFTER, "settings": settings, "notes": _notes(recipe), "watch": _watch(recipe),
-        "back": _back(recipe), "environments": [(name, file) for name, file, _ in environments],
-        "requirements": [requirement for _, _, requirement in environments], "specforge_commit": SPECFORGE_COMMIT,
-        "extraction": forms.extraction(recipe), "prepared": forms.PREPARED, "data": forms.DATA, "port": forms.PORT,
-        "checkpoints": forms.CHECKPOINT_FOLDER, "checkpoint_count": CHECKPOINTS, "mapping": forms.MAPPING,
-        "batch": settings.get("batch_size", 1), "arguments": _own_arguments(recipe), **_served(recipe),
-    }  # fmt: skip
+        "version": archsearch.__version__,
+        "library": library,
+        "title": recipe.drafter.title,
+        "label": recipe.drafter.label(),
+        "target": recipe.target_name,
+        "family": recipe.family,
+        "gamma": recipe.gamma,
+        "run": recipe.run,
+        "rank": recipe.rank,
+        "device": recipe.device,
+        "vllm": recipe.vllm,
+        "prompts": recipe.prompts,
+        "temperature": recipe.temperature,
+        "text_tokens": recipe.text_tokens,
+        "longest": recipe.longest,
+        "every": HELD_OUT_EVERY,
+        "gpus": gpus,
+        "gpu_count": count,
+        "gpus_words": _gpu_words(recipe),
+        "needs": recipe.needs,
+        "stages": recipe.stages,
+        "initialised": recipe.initialised,
+        "weights": weights,
+        "hub_start": recipe.hub_start,
+        "start": recipe.hub_start or DRAFTER,
+        "settings": settings,
+        "notes": _notes(recipe),
+        "watch": _watch(recipe),
+        "back": _back(recipe),
+        "environments": [(name, file) for name, file, _ in environments],
+        "requirements": [requirement for _, _, requirement in environments],
+        "specforge_commit": SPECFORGE_COMMIT,
+        "extraction": forms.extraction(recipe),
+        "prepared": forms.PREPARED,
+        "data": forms.DATA,
+        "port": forms.PORT,
+        "checkpoints": forms.CHECKPOINT_FOLDER,
+        "checkpoint_count": CHECKPOINTS,
+        "mapping": forms.MAPPING,
+        "batch": settings.get("batch_size", 1),
+        "arguments": _own_arguments(recipe),
+        **_served(recipe),
+    }
 
 
 def _gpu_words(recipe: Recipe) -> str:
@@ -133,12 +182,15 @@ def _gpu_words(recipe: Recipe) -> str:
     if recipe.library.name == "archsearch":
         return "one; archsearch's trainer takes the first"
     copies = len(gpus.writers)
-    words = f"{copies} {'copies' if copies > 1 else 'copy'} of the target write{'s' * (copies == 1)} the text"
+    words = (
+        f"{copies} {'copies' if copies > 1 else 'copy'} of the target write{'s' * (copies == 1)}"
+        " the text"
+    )
     if gpus.shared:
         return f"{words}, on {gpus.ranks} each; the training has all {len(gpus.trainer)}"
     return (
-        f"{words}, on {gpus.ranks} each; while the drafter learns the target has {len(gpus.teacher)}, the trainer "
-        f"{len(gpus.trainer)} (by their shares of the hours)"
+        f"{words}, on {gpus.ranks} each; while the drafter learns the target has"
+        f" {len(gpus.teacher)}, the trainer {len(gpus.trainer)} (by their shares of the hours)"
     )
 
 
@@ -149,22 +201,37 @@ def _notes(recipe: Recipe) -> list[str]:
     if recipe.library.name == "trl":
         notes.append(f"{GPT3_SOURCE}; the batch is smaller than theirs")
         if trimmed:
-            notes.append("TRL trains the whole head: the rank was scored with fewer rows, engines compute all of them")
+            notes.append(
+                "TRL trains the whole head: the rank was scored with fewer rows, engines compute"
+                " all of them"
+            )
     if recipe.library.name == "speculators":
-        notes.append("speculators keeps embedding and head as the target has them and trains what lies between")
+        notes.append(
+            "speculators keeps embedding and head as the target has them and trains what lies"
+            " between"
+        )
         if recipe.family == "eagle3":
-            notes.append(f"`ttt_steps`: {recipe.gamma}, the gamma that is served; the hours are priced for 7")
+            notes.append(
+                f"`ttt_steps`: {recipe.gamma}, the gamma that is served; the hours are priced for 7"
+            )
     return notes
 
 
 def _watch(recipe: Recipe) -> str:
     """Where the running training says how far it is."""
     return {
-        "trl": "`train.py` prints it beside these at each tenth of the training (checkpoints/alpha.jsonl).",
-        "speculators": "speculators logs the share of right tokens at each step of the block (`full_acc_0` is alpha) and writes "
-        "a checkpoint each tenth.",
-        "specforge": "SpecForge logs the accuracy at each step of the block (the first is alpha) and writes a checkpoint each "
-        "tenth.",
+        "trl": (
+            "`train.py` prints it beside these at each tenth of the training"
+            " (checkpoints/alpha.jsonl)."
+        ),
+        "speculators": (
+            "speculators logs the share of right tokens at each step of the block (`full_acc_0` is"
+            " alpha) and writes a checkpoint each tenth."
+        ),
+        "specforge": (
+            "SpecForge logs the accuracy at each step of the block (the first is alpha) and writes"
+            " a checkpoint each tenth."
+        ),
         "archsearch": "`archsearch report` shows the learning curve.",
     }[recipe.library.name]
 
@@ -173,13 +240,21 @@ def _back(recipe: Recipe) -> str:
     """How the result becomes part of the run."""
     run, rank = shlex.quote(recipe.run), recipe.rank
     if recipe.library.name == "archsearch":
-        confirm = f"--rank {rank}" if recipe.family == "independent" else f"--family {recipe.family}"
+        confirm = (
+            f"--rank {rank}" if recipe.family == "independent" else f"--family {recipe.family}"
+        )
         return f"The answer is updated by the training; then `archsearch confirm {run} {confirm}`."
     lines = []
     if recipe.family == "independent":
         lines = [
-            f"archsearch acceptance --target {shlex.quote(recipe.target_name)} --draft {TRAINED} \\",
-            "  --prompts data/heldout-prompts.jsonl      # alpha and tau on prompts that were held out",
+            (
+                f"archsearch acceptance --target {shlex.quote(recipe.target_name)} --draft"
+                f" {TRAINED} \\"
+            ),
+            (
+                "  --prompts data/heldout-prompts.jsonl      # alpha and tau on prompts that were"
+                " held out"
+            ),
         ]
     lines += [
         "bash serve.sh                               # the target with the drafter, port 8000",
@@ -194,9 +269,14 @@ def _served(recipe: Recipe) -> dict[str, str]:
     if recipe.family not in ("independent", "eagle3", "peagle", "medusa", "dflash"):
         return {"alone": "", "together": ""}
     setup = Setup(
-        Path(TRAINED), recipe.target_name, recipe.gamma, recipe.dtype,
-        tensor_parallel=recipe.gpus.ranks, family=recipe.family, layers=forms.layers_read(recipe),
-    )  # fmt: skip
+        Path(TRAINED),
+        recipe.target_name,
+        recipe.gamma,
+        recipe.dtype,
+        tensor_parallel=recipe.gpus.ranks,
+        family=recipe.family,
+        layers=forms.layers_read(recipe),
+    )
     words = serving("vllm", setup).command
     cut = words.index("--speculative-config")
     return {
@@ -210,7 +290,14 @@ def _own_arguments(recipe: Recipe) -> str:
     if recipe.family == "independent":
         return f"--rank {recipe.rank}"
     shape = recipe.drafter.architecture
-    words = ["--family", recipe.family, "--gamma", str(recipe.gamma), "--head-rows", str(shape.head_rows)]
+    words = [
+        "--family",
+        recipe.family,
+        "--gamma",
+        str(recipe.gamma),
+        "--head-rows",
+        str(shape.head_rows),
+    ]
     if recipe.family != "medusa":
         layers = ",".join(map(str, forms.layers_read(recipe)))
         words += ["--layers", str(shape.num_hidden_layers), "--aux-layers", layers]

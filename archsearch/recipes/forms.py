@@ -8,7 +8,12 @@ from typing import Any, Final
 
 from archsearch.drafters.heads import DFlash, FeatureDrafter, PEagle
 from archsearch.errors import ArchsearchError
-from archsearch.export.drafters import TRANSFORMER_FIELDS, auxiliary_layers, drafter_config, speculators_config
+from archsearch.export.drafters import (
+    TRANSFORMER_FIELDS,
+    auxiliary_layers,
+    drafter_config,
+    speculators_config,
+)
 from archsearch.recipes.plan import CHECKPOINTS, LONGEST, Recipe
 
 DATA: Final = "data/train.jsonl"
@@ -24,13 +29,13 @@ def check_shape(recipe: Recipe) -> None:
     wide = recipe.target.hidden_size
     if library.whole_width and shape.hidden_size != wide:
         raise ArchsearchError(
-            f"{library.title} {library.version} trains heads as wide as their target ({wide}), this one has "
-            f"{shape.hidden_size}; choose another --rank, or --with archsearch"
+            f"{library.title} {library.version} trains heads as wide as their target ({wide}), this"
+            f" one has {shape.hidden_size}; choose another --rank, or --with archsearch"
         )
     if recipe.family in library.one_layer and shape.num_hidden_layers > 1:
         raise ArchsearchError(
-            f"{library.title} {library.version} trains {recipe.family} heads of one layer, this one has "
-            f"{shape.num_hidden_layers}; use --with speculators"
+            f"{library.title} {library.version} trains {recipe.family} heads of one layer, this one"
+            f" has {shape.num_hidden_layers}; use --with speculators"
         )
 
 
@@ -38,7 +43,8 @@ def drafter_form(recipe: Recipe) -> dict[str, Any]:
     """config.json of the drafter as the library reads it."""
     drafter, target = recipe.drafter, recipe.target
     if recipe.library.name == "trl":
-        # transformers has no head of fewer rows: engines compute the padded one, and GKD compares whole vocabularies.
+        # transformers has no head of fewer rows: engines compute the padded one, and GKD compares
+        # whole vocabularies.
         drafter = type(drafter)(drafter.architecture.replace(draft_vocab_size=None))
     config = drafter_config(drafter, target)
     assert config is not None, f"no form for {recipe.family}"
@@ -59,9 +65,16 @@ def drafter_form(recipe: Recipe) -> dict[str, Any]:
     return form
 
 
-def _speculators_dflash(drafter: DFlash, recipe: Recipe, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A DFlash config as speculators reads it: its layers are named by their inputs, as EAGLE-3's are."""
-    proposal = {"proposal_type": "greedy", "speculative_tokens": drafter.block - 1, "verifier_accept_k": 1}
+def _speculators_dflash(
+    drafter: DFlash, recipe: Recipe, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A DFlash config as speculators reads it: its layers are named by their inputs, as EAGLE-3's
+    are."""
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": drafter.block - 1,
+        "verifier_accept_k": 1,
+    }
     return {
         "architectures": ["DFlashSpeculator"],
         "speculators_model_type": "dflash",
@@ -69,9 +82,13 @@ def _speculators_dflash(drafter: DFlash, recipe: Recipe, config: Mapping[str, An
         "draft_vocab_size": config["draft_vocab_size"],
         "block_size": drafter.block,
         "target_hidden_size": None,
-        "aux_hidden_state_layer_ids": list(auxiliary_layers(recipe.target.num_hidden_layers, drafter.states)),
+        "aux_hidden_state_layer_ids": list(
+            auxiliary_layers(recipe.target.num_hidden_layers, drafter.states)
+        ),
         "mask_token_id": config["dflash_config"]["mask_token_id"],
-        "transformer_layer_config": {name: config[name] for name in TRANSFORMER_FIELDS if name in config},
+        "transformer_layer_config": {
+            name: config[name] for name in TRANSFORMER_FIELDS if name in config
+        },
         "speculators_config": {
             "algorithm": "dflash",
             "default_proposal_method": "greedy",
@@ -90,8 +107,9 @@ def layers_read(recipe: Recipe) -> tuple[int, ...]:
 
 
 def extraction(recipe: Recipe) -> dict[str, str]:
-    """vLLM's options for a target that hands its hidden states to speculators: what its own launch_vllm.py writes (repository
-    vllm-project/speculators), the last layer besides those that the drafter reads."""
+    """vLLM's options for a target that hands its hidden states to speculators: what its own
+    launch_vllm.py writes (repository vllm-project/speculators), the last layer besides those that
+    the drafter reads."""
     layers = [*layers_read(recipe), recipe.target.num_hidden_layers]
     speculative = {
         "method": "extract_hidden_states",
@@ -103,7 +121,10 @@ def extraction(recipe: Recipe) -> dict[str, str]:
         "kv_role": "kv_producer",
         "kv_connector_extra_config": {"shared_storage_path": "data/hidden_states"},
     }
-    return {"--speculative-config": json.dumps(speculative), "--kv-transfer-config": json.dumps(transfer)}
+    return {
+        "--speculative-config": json.dumps(speculative),
+        "--kv-transfer-config": json.dumps(transfer),
+    }
 
 
 def speculators_training(recipe: Recipe) -> dict[str, Any]:
@@ -113,7 +134,11 @@ def speculators_training(recipe: Recipe) -> dict[str, Any]:
     scheduled = {"scheduler_type": chosen.pop("scheduler_type")}
     optimizer = {name: chosen.pop(name) for name in ("optimizer", "lr", "weight_decay")}
     length = chosen.pop("total_seq_len")
-    data: dict[str, Any] = {"data_path": PREPARED, "total_seq_len": length, "train_data_ratio": 0.99}
+    data: dict[str, Any] = {
+        "data_path": PREPARED,
+        "total_seq_len": length,
+        "train_data_ratio": 0.99,
+    }
     if "max_anchors" in chosen:
         data["max_anchors"] = chosen.pop("max_anchors")
     loss: dict[str, Any] = {"loss_fn": chosen.pop("loss_fn")}
@@ -125,7 +150,11 @@ def speculators_training(recipe: Recipe) -> dict[str, Any]:
     elif isinstance(drafter, DFlash):
         own["dflash"] = {"block_size": drafter.block, **chosen}
     trimmed = drafter.architecture.trimmed
-    maps = {"d2t_path": "drafter/d2t.npy", "t2d_path": "drafter/t2d.npy"} if trimmed and recipe.initialised else {}
+    maps = (
+        {"d2t_path": "drafter/d2t.npy", "t2d_path": "drafter/t2d.npy"}
+        if trimmed and recipe.initialised
+        else {}
+    )
     rows = {"draft_vocab_size": drafter.architecture.head_rows} if trimmed else {}
     return {
         "train": {
@@ -134,7 +163,10 @@ def speculators_training(recipe: Recipe) -> dict[str, Any]:
             "verifier": {"verifier_name_or_path": recipe.target_name},
             "draft": {"from_pretrained": "drafter", **rows, **maps},
             "data": data,
-            "generation": {"vllm_endpoint": f"http://localhost:{PORT}/v1", "on_missing": "generate"},
+            "generation": {
+                "vllm_endpoint": f"http://localhost:{PORT}/v1",
+                "on_missing": "generate",
+            },
             "loss": loss,
             "optimizer": optimizer,
             "scheduler": scheduled,
@@ -149,7 +181,8 @@ def speculators_training(recipe: Recipe) -> dict[str, Any]:
 
 
 def specforge_training(recipe: Recipe) -> dict[str, Any]:
-    """train.yaml of `specforge train --config`: a stack of its own on one machine (managed_local)."""
+    """train.yaml of `specforge train --config`: a stack of its own on one machine
+    (managed_local)."""
     chosen = dict(recipe.library.families[recipe.family])
     length = chosen.pop("max_length")
     devices = [str(each) for each in recipe.gpus.trainer]
@@ -157,7 +190,9 @@ def specforge_training(recipe: Recipe) -> dict[str, Any]:
     servers = [
         {
             "port": 30000 + 10 * number,
-            "cuda_visible_devices": [str(each) for each in recipe.gpus.teacher[number * ranks : (number + 1) * ranks]],
+            "cuda_visible_devices": [
+                str(each) for each in recipe.gpus.teacher[number * ranks : (number + 1) * ranks]
+            ],
             "tp_size": ranks,
             "mem_fraction_static": 0.5,
         }
@@ -194,7 +229,10 @@ def specforge_training(recipe: Recipe) -> dict[str, Any]:
             "disaggregated": {
                 "control_dir": f"{CHECKPOINT_FOLDER}/control",
                 "backend": "mooncake",
-                "managed_local": {"trainer_cuda_visible_devices": devices, "capture_servers": servers},
+                "managed_local": {
+                    "trainer_cuda_visible_devices": devices,
+                    "capture_servers": servers,
+                },
             },
         },
     }
@@ -218,7 +256,8 @@ def trl_training(recipe: Recipe, rate: float) -> dict[str, Any]:
 
 
 def accelerate_form(recipe: Recipe) -> dict[str, Any]:
-    """accelerate.yaml: a copy of both models on every GPU, or shards of them where one does not hold the target."""
+    """accelerate.yaml: a copy of both models on every GPU, or shards of them where one does not
+    hold the target."""
     form: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "MULTI_GPU" if len(recipe.gpus.trainer) > 1 else "NO",

@@ -1,4 +1,5 @@
-"""First weights of a recipe's drafter, by archsearch's own initialisation: cut out of the target's layers."""
+"""First weights of a recipe's drafter, by archsearch's own initialisation: cut out of the target's
+layers."""
 
 from __future__ import annotations
 
@@ -22,11 +23,13 @@ CALIBRATION: Final = 32  # answers on which the target's channels are weighed
 
 
 def initial_weights(folder: Path, target: str | None = None, answers: Sequence[Path] = ()) -> Path:
-    """Write model.safetensors into `folder`/drafter, in the form of the library of `folder`/recipe.json; its path.
+    """Write model.safetensors into `folder`/drafter, in the form of the library of
+    `folder`/recipe.json; its path.
 
-    `target`: folder or hub id of the target's weights (None: as the recipe names it). `answers`: the target's own text, lines
-    with `input_ids` and `loss_mask`: a trimmed head keeps the tokens that it writes most. Raises MissingDataError for a trimmed
-    head without text, ArchsearchError for a target without weights or of a kind that cannot be cut.
+    `target`: folder or hub id of the target's weights (None: as the recipe names it). `answers`:
+    the target's own text, lines with `input_ids` and `loss_mask`: a trimmed head keeps the tokens
+    that it writes most. Raises MissingDataError for a trimmed head without text, ArchsearchError
+    for a target without weights or of a kind that cannot be cut.
     """
     import torch
 
@@ -37,8 +40,8 @@ def initial_weights(folder: Path, target: str | None = None, answers: Sequence[P
     rows = _rows(answers)
     if shape.trimmed and recipe["family"] != "independent" and not rows:
         raise MissingDataError(
-            f"the head keeps {shape.head_rows:,} of {shape.vocab_size:,} tokens, those that the target writes most: let it "
-            "write first (answers.py)"
+            f"the head keeps {shape.head_rows:,} of {shape.vocab_size:,} tokens, those that the"
+            " target writes most: let it write first (answers.py)"
         )
     model, tokenizer = load_target(resolve_target(target or recipe["target"]), "float32")
     out = folder / DRAFTER
@@ -58,12 +61,21 @@ def initial_weights(folder: Path, target: str | None = None, answers: Sequence[P
     with atomic_path(out / "model.safetensors") as temporary:
         from safetensors.torch import save_file
 
-        save_file({name: value.contiguous() for name, value in tensors.items()}, temporary, metadata={"format": "pt"})
+        save_file(
+            {name: value.contiguous() for name, value in tensors.items()},
+            temporary,
+            metadata={"format": "pt"},
+        )
     return out / "model.safetensors"
 
 
 def _rows(answers: Sequence[Path]) -> list[Mapping[str, Any]]:
-    return [json.loads(line) for path in answers for line in path.read_text(encoding="utf-8").splitlines() if line]
+    return [
+        json.loads(line)
+        for path in answers
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line
+    ]
 
 
 def _calibration(rows: Sequence[Mapping[str, Any]], model: PreTrainedModel) -> torch.Tensor | None:
@@ -75,7 +87,9 @@ def _calibration(rows: Sequence[Mapping[str, Any]], model: PreTrainedModel) -> t
     return torch.tensor([each[:shortest] for each in ids]) if shortest > 1 else None
 
 
-def _kept(rows: Sequence[Mapping[str, Any]], shape: Architecture, tokenizer: Any) -> tuple[int, ...]:
+def _kept(
+    rows: Sequence[Mapping[str, Any]], shape: Architecture, tokenizer: Any
+) -> tuple[int, ...]:
     """The tokens of the head, by their frequency in what the target wrote."""
     import numpy as np
 
@@ -83,7 +97,9 @@ def _kept(rows: Sequence[Mapping[str, Any]], shape: Architecture, tokenizer: Any
 
     if not shape.trimmed:
         return tuple(range(shape.vocab_size))
-    counts = TokenFrequencies(np.zeros(shape.vocab_size, np.int64), np.zeros(shape.vocab_size, np.int64))
+    counts = TokenFrequencies(
+        np.zeros(shape.vocab_size, np.int64), np.zeros(shape.vocab_size, np.int64)
+    )
     for row in rows:
         ids, mask = np.array(row["input_ids"]), np.array(row["loss_mask"], dtype=bool)
         np.add.at(counts.written, ids[mask], 1)
@@ -91,13 +107,18 @@ def _kept(rows: Sequence[Mapping[str, Any]], shape: Architecture, tokenizer: Any
     return choose_draft_vocab(counts, shape.head_rows, tokenizer).token_ids
 
 
-def _head(model: Any, shape: Architecture, recipe: Mapping[str, Any], kept: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Tensors of an EAGLE-3 or P-EAGLE head, with the names that speculators, SpecForge and vLLM read."""
+def _head(
+    model: Any, shape: Architecture, recipe: Mapping[str, Any], kept: Sequence[int]
+) -> dict[str, torch.Tensor]:
+    """Tensors of an EAGLE-3 or P-EAGLE head, with the names that speculators, SpecForge and vLLM
+    read."""
     from archsearch.training.heads.eagle3 import initialise_eagle3
     from archsearch.training.heads.folder import eagle3_config
 
     mask = recipe.get("mask_token_id")
-    head = initialise_eagle3(model, eagle3_config(shape, model), recipe["layers_read"], kept, 0, mask)
+    head = initialise_eagle3(
+        model, eagle3_config(shape, model), recipe["layers_read"], kept, 0, mask
+    )
     # float32: libraries load the dtype of the file, and train in it.
     tensors = {name: value.detach().float() for name, value in head.saved().items()}
     if recipe["library"] == "specforge":  # its one layer is called midlayer
@@ -128,7 +149,8 @@ def _maps(kept: Sequence[int], vocab_size: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def _write_maps(out: Path, kept: Sequence[int], vocab_size: int) -> None:
-    """The rows of the head as each library reads them: speculators two arrays, SpecForge one file of torch."""
+    """The rows of the head as each library reads them: speculators two arrays, SpecForge one file
+    of torch."""
     import numpy as np
     import torch
 

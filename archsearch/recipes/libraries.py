@@ -1,8 +1,8 @@
 """The libraries that train drafters: which families, which version, with which settings.
 
 Read in their own source, of the version that is pinned: speculators 0.9.0 (train/config/schema.py,
-cli/prepare_data.py, models/*/config.py), SpecForge 0.2.0 (config/schema.py, algorithms/, cli.py; its
-examples and patches are in the repository at SPECFORGE_COMMIT, not on PyPI), TRL 1.16.0
+cli/prepare_data.py, models/*/config.py), SpecForge 0.2.0 (config/schema.py, algorithms/, cli.py;
+its examples and patches are in the repository at SPECFORGE_COMMIT, not on PyPI), TRL 1.16.0
 (experimental/gkd, experimental/utils.py).
 """
 
@@ -23,9 +23,10 @@ GPT3_RATES: Final = ((2e8, 6e-4), (5e8, 3e-4), (1e9, 2.5e-4), (2e9, 2e-4), (5e9,
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A library that trains drafters. `version`: the one that recipes are written for and pin, "" for archsearch itself;
-    `families`: what it trains, with its settings for each (names are the library's); `source`: where they are from;
-    `files`: templates of the recipe besides those that every one has (name in the folder -> template)."""
+    """A library that trains drafters. `version`: the one that recipes are written for and pin, ""
+    for archsearch itself; `families`: what it trains, with its settings for each (names are the
+    library's); `source`: where they are from; `files`: templates of the recipe besides those that
+    every one has (name in the folder -> template)."""
 
     name: str
     title: str
@@ -58,10 +59,24 @@ LIBRARIES: Final[Mapping[str, Library]] = {
             "0.9.0",
             {
                 "eagle3": _SPECULATORS | {"loss_fn": "kl_div"},
-                "peagle": _SPECULATORS
-                | {"loss_fn": "kl_div", "down_sample_ratio": 0.7, "down_sample_ratio_min": 0.2, "max_anchors": 512},
-                "dflash": _SPECULATORS
-                | {"loss_fn": "ce", "per_position_loss_weight": "dpace", "dpace_alpha": 0.5, "max_anchors": 512},
+                "peagle": (
+                    _SPECULATORS
+                    | {
+                        "loss_fn": "kl_div",
+                        "down_sample_ratio": 0.7,
+                        "down_sample_ratio_min": 0.2,
+                        "max_anchors": 512,
+                    }
+                ),
+                "dflash": (
+                    _SPECULATORS
+                    | {
+                        "loss_fn": "ce",
+                        "per_position_loss_weight": "dpace",
+                        "dpace_alpha": 0.5,
+                        "max_anchors": 512,
+                    }
+                ),
             },
             "defaults of speculators 0.9.0 (train/config/schema.py)",
             {"train.sh": "speculators.sh"},
@@ -73,16 +88,27 @@ LIBRARIES: Final[Mapping[str, Library]] = {
             "0.2.0",
             {
                 "eagle3": {
-                    "learning_rate": 1e-4, "batch_size": 1, "warmup_ratio": 0.015, "max_grad_norm": 0.5,
-                    "ttt_length": 7, "attention_backend": "flex_attention", "max_length": 4096,
+                    "learning_rate": 1e-4,
+                    "batch_size": 1,
+                    "warmup_ratio": 0.015,
+                    "max_grad_norm": 0.5,
+                    "ttt_length": 7,
+                    "attention_backend": "flex_attention",
+                    "max_length": 4096,
                 },
                 "dflash": {
-                    "learning_rate": 6e-4, "batch_size": 2, "warmup_ratio": 0.04, "max_grad_norm": 1.0,
-                    "num_anchors": 512, "loss_decay_gamma": 7.0, "attention_backend": "flex_attention",
+                    "learning_rate": 6e-4,
+                    "batch_size": 2,
+                    "warmup_ratio": 0.04,
+                    "max_grad_norm": 1.0,
+                    "num_anchors": 512,
+                    "loss_decay_gamma": 7.0,
+                    "attention_backend": "flex_attention",
                     "max_length": 3072,
                 },
             },
-            "SpecForge examples/configs: qwen3-8b-eagle3-disaggregated, qwen3-8b-dflash-1server-dp7-disaggregated",
+            "SpecForge examples/configs: qwen3-8b-eagle3-disaggregated,"
+            " qwen3-8b-dflash-1server-dp7-disaggregated",
             {"train.sh": "specforge.sh"},
             whole_width=True,
             one_layer=frozenset({"eagle3"}),
@@ -93,8 +119,13 @@ LIBRARIES: Final[Mapping[str, Library]] = {
             "1.16.0",
             {
                 "independent": {
-                    "lmbda": 0.0, "beta": 0.0, "seq_kd": False, "per_device_train_batch_size": 8,
-                    "lr_scheduler_type": "cosine", "warmup_steps": 0.02, "max_grad_norm": 1.0,
+                    "lmbda": 0.0,
+                    "beta": 0.0,
+                    "seq_kd": False,
+                    "per_device_train_batch_size": 8,
+                    "lr_scheduler_type": "cosine",
+                    "warmup_steps": 0.02,
+                    "max_grad_norm": 1.0,
                 },
             },
             f"the forward divergence on the target's own text (lmbda 0, beta 0); {GPT3_SOURCE}",
@@ -109,7 +140,7 @@ LIBRARIES: Final[Mapping[str, Library]] = {
             {"train.sh": "archsearch.sh"},
         ),
     )
-}  # fmt: skip
+}
 
 
 def choose_library(name: str | None, family: str) -> Library:
@@ -121,7 +152,8 @@ def choose_library(name: str | None, family: str) -> Library:
     title = family_class(family).title
     if not able:
         raise ArchsearchError(
-            f"no library of {', '.join(LIBRARIES)} trains a drafter of the family {family} ({title}); choose another --rank"
+            f"no library of {', '.join(LIBRARIES)} trains a drafter of the family {family}"
+            f" ({title}); choose another --rank"
         )
     if name is None:
         return able[0]
@@ -129,8 +161,8 @@ def choose_library(name: str | None, family: str) -> Library:
         raise ArchsearchError(f"unknown library {name!r}; --with takes {', '.join(LIBRARIES)}")
     if family not in LIBRARIES[name].families:
         raise ArchsearchError(
-            f"{name} trains {', '.join(LIBRARIES[name].families)}, no drafter of the family {family} ({title}); "
-            f"use --with {' or '.join(row.name for row in able)}"
+            f"{name} trains {', '.join(LIBRARIES[name].families)}, no drafter of the family"
+            f" {family} ({title}); use --with {' or '.join(row.name for row in able)}"
         )
     return LIBRARIES[name]
 

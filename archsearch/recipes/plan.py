@@ -1,4 +1,5 @@
-"""What a recipe says: the tokens and hours of each stage, the alpha expected there, who gets which GPU."""
+"""What a recipe says: the tokens and hours of each stage, the alpha expected there, who gets which
+GPU."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ LONGEST: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of the training: after `tokens` of the target's text and `gpu_hours` in all (text, teacher, drafter), `alpha` is
-    expected; None where the answer rests on weights that exist, whose curve is not known."""
+    """A part of the training: after `tokens` of the target's text and `gpu_hours` in all (text,
+    teacher, drafter), `alpha` is expected; None where the answer rests on weights that exist, whose
+    curve is not known."""
 
     tokens: float
     gpu_hours: float
@@ -36,7 +38,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """Who gets which GPU. `ranks`: that hold one copy of the target; `teacher`, `trainer`: numbers of GPUs."""
+    """Who gets which GPU. `ranks`: that hold one copy of the target; `teacher`, `trainer`: numbers
+    of GPUs."""
 
     ranks: int
     teacher: tuple[int, ...]
@@ -57,9 +60,10 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A training as it will be written. `target`: its shape; `target_name`: folder or hub id; `shape`: the layers of the
-    drafter; `hub_start`: of an independent draft, the published weights that it begins with, "" for those that archsearch
-    makes; `temperature`: of the answers; `prompts`: the user's file; `run`, `rank`: whose answer this is; `vllm`: its version."""
+    """A training as it will be written. `target`: its shape; `target_name`: folder or hub id;
+    `shape`: the layers of the drafter; `hub_start`: of an independent draft, the published weights
+    that it begins with, "" for those that archsearch makes; `temperature`: of the answers;
+    `prompts`: the user's file; `run`, `rank`: whose answer this is; `vllm`: its version."""
 
     library: Library
     drafter: Drafter
@@ -110,24 +114,45 @@ class Recipe:
         """What recipe.json holds."""
         library = self.library
         return {
-            "library": library.name, "version": library.version, "settings_from": library.source,
+            "library": library.name,
+            "version": library.version,
+            "settings_from": library.source,
             "settings": dict(library.families[self.family]),
-            "family": self.family, "drafter": self.drafter.label(), "architecture": self.drafter.architecture.to_dict(),
-            "target": self.target_name, "gamma": self.gamma, "tokens": self.needs.tokens, "text_tokens": self.text_tokens,
-            "epochs": self.epochs, "needs": self.needs.to_dict(), "stages": [stage.to_dict() for stage in self.stages],
-            "gpus": {"target_ranks": self.gpus.ranks, "teacher": list(self.gpus.teacher), "trainer": list(self.gpus.trainer)},
-            "vllm": self.vllm, "temperature": self.temperature, "run": self.run, "rank": self.rank, "device": self.device,
-        }  # fmt: skip
+            "family": self.family,
+            "drafter": self.drafter.label(),
+            "architecture": self.drafter.architecture.to_dict(),
+            "target": self.target_name,
+            "gamma": self.gamma,
+            "tokens": self.needs.tokens,
+            "text_tokens": self.text_tokens,
+            "epochs": self.epochs,
+            "needs": self.needs.to_dict(),
+            "stages": [stage.to_dict() for stage in self.stages],
+            "gpus": {
+                "target_ranks": self.gpus.ranks,
+                "teacher": list(self.gpus.teacher),
+                "trainer": list(self.gpus.trainer),
+            },
+            "vllm": self.vllm,
+            "temperature": self.temperature,
+            "run": self.run,
+            "rank": self.rank,
+            "device": self.device,
+        }
 
 
 def share_gpus(count: int, ranks: int, needs: Needs, *, online: bool) -> Gpus:
-    """GPUs for the target and for the trainer. `ranks`: what one copy of the target takes; `online`: the target runs beside the
-    trainer, which gets its share of the hours; else the trainer has all of them.
+    """GPUs for the target and for the trainer. `ranks`: what one copy of the target takes;
+    `online`: the target runs beside the trainer, which gets its share of the hours; else the
+    trainer has all of them.
 
     Raises ArchsearchError for fewer GPUs than the target takes, or takes with a trainer beside it.
     """
     if count < ranks:
-        raise ArchsearchError(f"the target takes {ranks} GPUs (as the run serves it), got --gpus {count}; use {ranks} or more")
+        raise ArchsearchError(
+            f"the target takes {ranks} GPUs (as the run serves it), got --gpus {count}; use {ranks}"
+            " or more"
+        )
     every = tuple(range(count))
     if not online:
         return Gpus(ranks, every, every)
@@ -135,7 +160,8 @@ def share_gpus(count: int, ranks: int, needs: Needs, *, online: bool) -> Gpus:
         return Gpus(1, every, every)
     if count == ranks:
         raise ArchsearchError(
-            f"the target takes {ranks} GPUs and the trainer runs beside it, got --gpus {count}; use {ranks + 1} or more"
+            f"the target takes {ranks} GPUs and the trainer runs beside it, got --gpus {count}; use"
+            f" {ranks + 1} or more"
         )
     hours = needs.teacher_hours + needs.training_hours
     wanted = count * needs.teacher_hours / hours if hours > 0 else count / 2

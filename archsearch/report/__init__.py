@@ -1,7 +1,9 @@
-"""What a run found, for people: `summary_text` for the terminal, `write_html` for one self-contained page.
+"""What a run found, for people: `summary_text` for the terminal, `write_html` for one
+self-contained page.
 
-Both read the run folder and nothing else. A number that is not in the files is not shown; what is worked out here from numbers
-that are (overhead, which candidates cannot be told apart, rounding steps) says so where it stands.
+Both read the run folder and nothing else. A number that is not in the files is not shown; what is
+worked out here from numbers that are (overhead, which candidates cannot be told apart, rounding
+steps) says so where it stands.
 """
 
 from archsearch.report.charts import Chart, Series

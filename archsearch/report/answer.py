@@ -1,4 +1,5 @@
-"""The first screen: what one can have today, what the training budget buys, how sure that is, what next."""
+"""The first screen: what one can have today, what the training budget buys, how sure that is, what
+next."""
 
 from __future__ import annotations
 
@@ -20,14 +21,20 @@ from archsearch.report.terminal.layout import WIDTH, table
 SCREEN: Final = 25
 """Lines of the first screen, whatever there is to say."""
 MOST_ROWS: Final = 8
-SOURCE_WORDS: Final = {"prior": "by published drafts", "measured": "measured", "published": "published", "given": "given"}
+SOURCE_WORDS: Final = {
+    "prior": "by published drafts",
+    "measured": "measured",
+    "published": "published",
+    "given": "given",
+}
 LONGEST_NAME: Final = 40
 
 
 @dataclass(frozen=True)
 class Option:
-    """A drafter of the first screen: `gain` is its speed-up, `measured` or predicted; `group`: options with the same
-    number cannot be told apart from the best of that group; `assumed`: why its acceptance is no more than assumed."""
+    """A drafter of the first screen: `gain` is its speed-up, `measured` or predicted; `group`:
+    options with the same number cannot be told apart from the best of that group; `assumed`: why
+    its acceptance is no more than assumed."""
 
     rank: int
     drafter: Drafter
@@ -51,9 +58,17 @@ class Option:
             low, high = confirmed.interval
             gain, gamma = Estimate(seen.value, seen.std, "measured", low, high), confirmed.gamma
         return cls(
-            shown.rank, score.proposer, gamma, score.alpha, gain, score.needs, measured, shown.group,
-            score.assumed, shown.has_weights,
-        )  # fmt: skip
+            shown.rank,
+            score.proposer,
+            gamma,
+            score.alpha,
+            gain,
+            score.needs,
+            measured,
+            shown.group,
+            score.assumed,
+            shown.has_weights,
+        )
 
     @property
     def at_hand(self) -> bool:
@@ -64,7 +79,10 @@ class Option:
     def name(self) -> str:
         """What it is called: its family, and its hub id where it exists, else its shape."""
         exists = self.needs is not None and self.needs.kind == "exists"
-        return f"{self.drafter.family}: {self.needs.hub_id if exists and self.needs else self.drafter.label()}"
+        return (
+            f"{self.drafter.family}:"
+            f" {self.needs.hub_id if exists and self.needs else self.drafter.label()}"
+        )
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -98,11 +116,17 @@ def hours_words(hours: float, unit: str) -> str:
 
 
 def needs_words(needs: Needs | None, unit: str) -> str:
-    """What it takes to have a drafter, for a column of a table: hours of the searched device, tokens."""
+    """What it takes to have a drafter, for a column of a table: hours of the searched device,
+    tokens."""
     if needs is None:
         return "-"
     if needs.kind == "training":
-        short = hours_words(needs.gpu_hours, unit).replace("-hours", "-h").replace("-hour", "-h").replace(" minutes", " min")
+        short = (
+            hours_words(needs.gpu_hours, unit)
+            .replace("-hours", "-h")
+            .replace("-hour", "-h")
+            .replace(" minutes", " min")
+        )
         return f"{short}, {amount(needs.tokens or 0.0)}"
     return "download" if needs.kind == "exists" else "nothing"
 
@@ -113,8 +137,8 @@ def first(options: Iterable[Option]) -> Option | None:
 
 
 def shown_rows(options: Sequence[Option], most: int = MOST_ROWS) -> list[Option]:
-    """At most `most` options that differ in more than head counts: the best of each kind of what needs training, and what
-    one can have today; in the order of the ranking."""
+    """At most `most` options that differ in more than head counts: the best of each kind of what
+    needs training, and what one can have today; in the order of the ranking."""
     seen: dict[tuple[Any, ...], Option] = {}
     for option in options:
         seen.setdefault(option.kind, option)
@@ -134,16 +158,23 @@ def rows_text(options: Sequence[Option], unit: str, most: int = MOST_ROWS) -> li
     tied = sum(option.group == lead for option in rows) > 1
     cells = [
         (
-            str(option.rank), f" {_clipped(option.name)}", f" {having_words(option, unit)}", str(option.gamma),
+            str(option.rank),
+            f" {_clipped(option.name)}",
+            f" {having_words(option, unit)}",
+            str(option.gamma),
             f"{option.alpha.value:.2f}",
-            gain_words(option.gain) + ("*" if option.assumed else " ") + ("=" if tied and option.group == lead else " "),
+            gain_words(option.gain)
+            + ("*" if option.assumed else " ")
+            + ("=" if tied and option.group == lead else " "),
         )
         for option in rows
-    ]  # fmt: skip
+    ]
     gain = "measured" if any(option.measured for option in rows) else "speed-up, 5 to 95 %"
     lines = table(cells, ("#", " drafter", " needs (tokens)", "gamma", "alpha", gain)).splitlines()
     marks = ["= cannot be told apart from the first"] * tied
-    marks += ["* acceptance assumed: ranked by the lower end"] * any(option.assumed for option in rows)
+    marks += ["* acceptance assumed: ranked by the lower end"] * any(
+        option.assumed for option in rows
+    )
     return [*(line.rstrip() for line in lines), *([". ".join(marks) + "."] if marks else [])]
 
 
@@ -156,7 +187,9 @@ def _clipped(text: str) -> str:
     return text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - 1] + "…"
 
 
-def sentences(options: Sequence[Option], where: str, unit: str, budget_hours: float | None) -> list[str]:
+def sentences(
+    options: Sequence[Option], where: str, unit: str, budget_hours: float | None
+) -> list[str]:
     """The verdict, what one can have today, and the best that the budget buys."""
     lead = options[0]
     today = first(option for option in options if option.at_hand)
@@ -164,31 +197,45 @@ def sentences(options: Sequence[Option], where: str, unit: str, budget_hours: fl
     best = today if today is not None and (today is lead or today.measured) else lead
     lines = [f"Speculation {verdict(best.gain, measured=best.measured)} {where}."]
     if today is not None:
-        how = "measured" if today.measured else f"predicted, acceptance {SOURCE_WORDS.get(today.alpha.source, 'modelled')}"
+        how = (
+            "measured"
+            if today.measured
+            else f"predicted, acceptance {SOURCE_WORDS.get(today.alpha.source, 'modelled')}"
+        )
         lines.append(f"Today: {today.name}, gamma {today.gamma}: {gain_words(today.gain)} {how}.")
     else:
         lines.append("Today: nothing that can be downloaded is known here.")
     if bought is not None and bought.needs is not None:
-        spent = hours_words(budget_hours if budget_hours is not None else bought.needs.gpu_hours, unit)
+        spent = hours_words(
+            budget_hours if budget_hours is not None else bought.needs.gpu_hours, unit
+        )
         slower = today is not None and bought.gain.value <= today.gain.value
-        start = f"Training for {spent} is not predicted to be faster" if slower else f"With {spent} of training"
+        start = (
+            f"Training for {spent} is not predicted to be faster"
+            if slower
+            else f"With {spent} of training"
+        )
         text = f"{start}: {bought.name}, gamma {bought.gamma}: {gain_words(bought.gain)}"
         whole = max(bought.needs.gpu_hours, 1e-12)
         written, taught = bought.needs.text_hours / whole, bought.needs.teacher_hours / whole
         text += (
-            f" predicted; {amount(bought.needs.tokens or 0.0)} tokens of the target's text ({written:.0%} of the hours "
-            f"to write it, {taught:.0%} for the target's passes over it, the rest to train)"
+            f" predicted; {amount(bought.needs.tokens or 0.0)} tokens of the target's text"
+            f" ({written:.0%} of the hours to write it, {taught:.0%} for the target's passes over"
+            " it, the rest to train)"
         )
         if today is not None and bought.group == today.group:
             text += ". The error bars do not tell the two apart"
         lines.append(f"{text}.")
     elif bought is not None:
-        lines.append(f"Trained: {bought.name}, gamma {bought.gamma}: {gain_words(bought.gain)} predicted.")
+        lines.append(
+            f"Trained: {bought.name}, gamma {bought.gamma}: {gain_words(bought.gain)} predicted."
+        )
     return lines
 
 
 def serve_command(option: Option, target: str, engine: str, tensor_parallel: int) -> str | None:
-    """The command that serves `target` with a drafter that one can have today; None for engines but vLLM."""
+    """The command that serves `target` with a drafter that one can have today; None for engines but
+    vLLM."""
     needs = option.needs
     if engine != "vllm" or needs is None or needs.kind == "training":
         return None
@@ -196,7 +243,10 @@ def serve_command(option: Option, target: str, engine: str, tensor_parallel: int
     if not config:
         return None
     ranks = f" --tensor-parallel-size {tensor_parallel}" if tensor_parallel > 1 else ""
-    # Line breaks between the fields of the JSON are white space to vLLM and to the shell inside the quotes.
-    fields = textwrap.wrap(json.dumps(config), WIDTH - 8, break_long_words=False, break_on_hyphens=False)
+    # Line breaks between the fields of the JSON are white space to vLLM and to the shell inside the
+    # quotes.
+    fields = textwrap.wrap(
+        json.dumps(config), WIDTH - 8, break_long_words=False, break_on_hyphens=False
+    )
     quoted = shlex.quote("\n     ".join(fields))
     return f"vllm serve {shlex.quote(target)}{ranks} --speculative-config \\\n    {quoted}"

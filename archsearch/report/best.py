@@ -19,8 +19,8 @@ _ALL: Final = (
     "tau: mean tokens per verification, the target's own included. ± one standard deviation. "
 )
 MIX_NOTE: Final = (
-    "Speed-up and time per token are over the mix; gamma, alpha and the times of a round above are of its "
-    "heaviest part. Seconds hold the prompts that are read in between."
+    "Speed-up and time per token are over the mix; gamma, alpha and the times of a round above are"
+    " of its heaviest part. Seconds hold the prompts that are read in between."
 )
 
 
@@ -36,15 +36,17 @@ def section_best(found: Sequence[Shown], unit: str) -> Section:
     for option in shown:
         item, (low, high) = by_rank[option.rank], interval(option.gain)
         how = "measured" if option.measured else option.gain.source
-        rows.append([
-            str(option.rank),
-            Cell(f"{option.gain.value:.2f}x", f"{low:.2f} to {high:.2f}, {how}"),
-            *([_measured_cell(item)] if ran else []),
-            text_cell(option.name, item.stage, wrap=True),
-            text_cell(having_words(option, unit)),
-            str(option.gamma),
-            value_cell(option.alpha),
-        ])  # fmt: skip
+        rows.append(
+            [
+                str(option.rank),
+                Cell(f"{option.gain.value:.2f}x", f"{low:.2f} to {high:.2f}, {how}"),
+                *([_measured_cell(item)] if ran else []),
+                text_cell(option.name, item.stage, wrap=True),
+                text_cell(having_words(option, unit)),
+                str(option.gamma),
+                value_cell(option.alpha),
+            ]
+        )
     measured = ("measured",) if ran else ()
     header = ("#", "speed-up, 5 to 95 %", *measured, "drafter", "needs", "gamma", "alpha")
     lead = next((number for number, option in enumerate(shown) if option.rank == 1), None)
@@ -53,12 +55,15 @@ def section_best(found: Sequence[Shown], unit: str) -> Section:
         ranks.setdefault(item.group, []).append(str(item.rank))
     same = [f"ranks {', '.join(group)}" for group in ranks.values() if len(group) > 1]
     apart = (
-        f"Cannot be told apart (same group): {'; '.join(same) or 'none'}. In a group each is slower than "
-        "its first by less than one standard deviation of the difference; errors that both share, such as "
-        "the target's own times, cancel."
+        f"Cannot be told apart (same group): {'; '.join(same) or 'none'}. In a group each is slower"
+        " than its first by less than one standard deviation of the difference; errors that both"
+        " share, such as the target's own times, cancel."
     )
     return Section(
-        "The best candidates", tables=[Table(header, rows, lead)], notes=[apart], parts=[section_ranks(found)]
+        "The best candidates",
+        tables=[Table(header, rows, lead)],
+        notes=[apart],
+        parts=[section_ranks(found)],
     )
 
 
@@ -69,27 +74,65 @@ def section_ranks(found: Sequence[Shown]) -> Section:
     for item in found:
         score = item.score
         kind = score.architecture.attention_kind if score.drafter is None else score.family
-        rows.append([
-            str(item.rank), value_cell(score.speedup, 2, unit="x"), *([_measured_cell(item)] if ran else []),
-            text_cell(score.label(), f"{kind}, {item.stage}"), millions(score.parameters), str(score.gamma),
-            str(item.group), value_cell(score.alpha), value_cell(score.tau), value_cell(score.draft_s, 2, 1e3),
-            value_cell(score.verify_s, 1, 1e3), _round_cell(score), value_cell(score.break_even_alpha),
-            f"{score.kv_bytes_per_token:,}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                str(item.rank),
+                value_cell(score.speedup, 2, unit="x"),
+                *([_measured_cell(item)] if ran else []),
+                text_cell(score.label(), f"{kind}, {item.stage}"),
+                millions(score.parameters),
+                str(score.gamma),
+                str(item.group),
+                value_cell(score.alpha),
+                value_cell(score.tau),
+                value_cell(score.draft_s, 2, 1e3),
+                value_cell(score.verify_s, 1, 1e3),
+                _round_cell(score),
+                value_cell(score.break_even_alpha),
+                f"{score.kv_bytes_per_token:,}",
+            ]
+        )
     header = (
-        "rank", "predicted", *(("measured",) if ran else ()), "shape", "parameters", "gamma", "group",
-        "alpha", "tau, tokens", "draft, ms", "verify, ms", "round, ms", "break-even alpha", "KV, bytes/token",
-    )  # fmt: skip
-    brief = ("rank", "predicted", "shape", "measured", "group", "gamma", "alpha", "parameters", "draft, ms")
+        "rank",
+        "predicted",
+        *(("measured",) if ran else ()),
+        "shape",
+        "parameters",
+        "gamma",
+        "group",
+        "alpha",
+        "tau, tokens",
+        "draft, ms",
+        "verify, ms",
+        "round, ms",
+        "break-even alpha",
+        "KV, bytes/token",
+    )
+    brief = (
+        "rank",
+        "predicted",
+        "shape",
+        "measured",
+        "group",
+        "gamma",
+        "alpha",
+        "parameters",
+        "draft, ms",
+    )
     scores = [item.score for item in found]
     used = dict.fromkeys(
-        each.source for score in scores for each in (score.alpha, score.draft_s, score.verify_s, score.speedup)
+        each.source
+        for score in scores
+        for each in (score.alpha, score.draft_s, score.verify_s, score.speedup)
     )
     legend = "; ".join(f"{name}: {SOURCES[name]}" for name in used)
     lead = next((number for number, item in enumerate(found) if item.rank == 1), None)
     notes = [f"{_ALL}Sources: {legend}. A combined number bears the weakest source of its parts."]
     return Section(
-        "Every rank, with all its numbers", tables=[Table(header, rows, lead, brief)], notes=notes, folded=True
+        "Every rank, with all its numbers",
+        tables=[Table(header, rows, lead, brief)],
+        notes=notes,
+        folded=True,
     )
 
 
@@ -104,7 +147,8 @@ def _round_cell(score: Score) -> Cell:
 
 
 def _measured_cell(item: Shown) -> Cell:
-    """The median over prompts with, below it, the pooled speed-up, and whether they decide anything."""
+    """The median over prompts with, below it, the pooled speed-up, and whether they decide
+    anything."""
     gain = item.measured_speedup
     pooled = item.confirmed.pooled if item.confirmed is not None else None
     if gain is None or pooled is None:
@@ -114,9 +158,12 @@ def _measured_cell(item: Shown) -> Cell:
 
 
 def section_mix(found: Sequence[Shown]) -> Section:
-    """What rank 1 does in each part of the mix that was searched for; empty where there was none."""
+    """What rank 1 does in each part of the mix that was searched for; empty where there was
+    none."""
     mix = found[0].score.mix if found else None
     if mix is None:
         return Section()
     words = f"Rank {found[0].rank}: {objective_words(mix)}."
-    return Section("Over the mix of work", [words], [Table(PART_HEADER, part_rows(mix))], notes=[MIX_NOTE])
+    return Section(
+        "Over the mix of work", [words], [Table(PART_HEADER, part_rows(mix))], notes=[MIX_NOTE]
+    )

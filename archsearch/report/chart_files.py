@@ -1,4 +1,5 @@
-"""Charts as SVG and PNG (matplotlib, imported on first use), their numbers and the page's tables as CSV."""
+"""Charts as SVG and PNG (matplotlib, imported on first use), their numbers and the page's tables as
+CSV."""
 
 from __future__ import annotations
 
@@ -21,12 +22,27 @@ if TYPE_CHECKING:
 
 TEXT: Final = "#1d2430"
 STYLE: Final[dict[Any, Any]] = {
-    "svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 10.0, "text.color": TEXT, "axes.labelcolor": TEXT,
-    "axes.edgecolor": TEXT, "xtick.color": TEXT, "ytick.color": TEXT, "axes.spines.top": False, "axes.spines.right": False,
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",
+    "font.size": 10.0,
+    "text.color": TEXT,
+    "axes.labelcolor": TEXT,
+    "axes.edgecolor": TEXT,
+    "xtick.color": TEXT,
+    "ytick.color": TEXT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
     "axes.grid": True,
-    "axes.axisbelow": True, "grid.color": TEXT, "grid.alpha": 0.15, "legend.frameon": False, "legend.fontsize": 8.5,
-    "legend.title_fontsize": 8.5, "axes.linewidth": 0.8, "axes.titlesize": 11.0, "text.parse_math": False,
-}  # fmt: skip
+    "axes.axisbelow": True,
+    "grid.color": TEXT,
+    "grid.alpha": 0.15,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "legend.title_fontsize": 8.5,
+    "axes.linewidth": 0.8,
+    "axes.titlesize": 11.0,
+    "text.parse_math": False,
+}
 _MARKERS: Final = {"circle": "o", "ring": "o", "diamond": "D", "cross": "x", "square": "s"}
 DPI: Final = 150
 LONG_NAME: Final = 40
@@ -37,13 +53,19 @@ def write_files(folder: Path, sections: Sequence[Section]) -> list[Path]:
     written = []
     for chart in charts_of(sections):
         figure = drawn(chart)
-        written += [write_picture(folder / f"{chart.key}.svg", figure), write_picture(folder / f"{chart.key}.png", figure)]
+        written += [
+            write_picture(folder / f"{chart.key}.svg", figure),
+            write_picture(folder / f"{chart.key}.png", figure),
+        ]
         path = folder / f"{chart.key}.csv"
         files.write_text(path, chart_csv(chart))
         written.append(path)
     for name, table in named_tables(sections):
         path = folder / f"table-{name}.csv"
-        rows = [[" | ".join(filter(None, (cell.text, cell.below))) for cell in row] for row in table.cells]
+        rows = [
+            [" | ".join(filter(None, (cell.text, cell.below))) for cell in row]
+            for row in table.cells
+        ]
         files.write_text(path, _csv([table.header, *rows]))
         written.append(path)
     return written
@@ -65,8 +87,13 @@ def write_picture(path: Path, figure: Figure) -> Path:
     import matplotlib
 
     metadata = {"Date": None} if path.suffix == ".svg" else {}
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": path.stem}), files.atomic_path(path) as temporary:
-        figure.savefig(temporary, format=path.suffix[1:].lower(), dpi=DPI, facecolor="white", metadata=metadata)
+    with (
+        matplotlib.rc_context({**STYLE, "svg.hashsalt": path.stem}),
+        files.atomic_path(path) as temporary,
+    ):
+        figure.savefig(
+            temporary, format=path.suffix[1:].lower(), dpi=DPI, facecolor="white", metadata=metadata
+        )
     return path
 
 
@@ -95,8 +122,15 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
     _scales(axes, chart)
     names = [series.name for series in chart.series if series.named]
     if len(names) > 1:
-        columns = 2 if max(map(len, names)) < LONG_NAME else 1  # two long ones leave the axes no room
-        axes.legend(title=chart.legend_title or None, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns)
+        columns = (
+            2 if max(map(len, names)) < LONG_NAME else 1
+        )  # two long ones leave the axes no room
+        axes.legend(
+            title=chart.legend_title or None,
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.16),
+            ncols=columns,
+        )
 
 
 def _scales(axes: Axes, chart: Chart) -> None:
@@ -125,17 +159,33 @@ def _draw_all(axes: Axes, right: Axes, chart: Chart) -> None:
             _draw(place, series)
 
 
-def _draw_bar(axes: Axes, series: Series, heights: dict[float | str, float], stacked: bool, place: tuple[int, int]) -> None:
+def _draw_bar(
+    axes: Axes,
+    series: Series,
+    heights: dict[float | str, float],
+    stacked: bool,
+    place: tuple[int, int],
+) -> None:
     names = list(series.x)
     if stacked:
         below = [heights.get(name, 0.0) for name in names]
         axes.bar(names, series.y, bottom=below, color=_colour(series), label=series.name, width=0.6)
-        heights.update({name: base + y for name, base, y in zip(names, below, series.y, strict=True)})
+        heights.update(
+            {name: base + y for name, base, y in zip(names, below, series.y, strict=True)}
+        )
         return
     number, count = place
     spots = [index + 0.8 * ((number + 0.5) / count - 0.5) for index in range(len(names))]
     error = _errors(series) if series.low else None
-    axes.bar(spots, series.y, yerr=error, width=0.8 / count, color=_colour(series), label=series.name, capsize=2.5)
+    axes.bar(
+        spots,
+        series.y,
+        yerr=error,
+        width=0.8 / count,
+        color=_colour(series),
+        label=series.name,
+        capsize=2.5,
+    )
     axes.set_xticks(range(len(names)), labels=[str(name) for name in names])
 
 
@@ -151,10 +201,26 @@ def _draw(axes: Axes, series: Series) -> None:
         axes.fill_between(series.x, series.low, series.high, color=colour, alpha=0.13, linewidth=0)
     error = _errors(series) if series.low and not series.band else None
     line = "none" if series.kind == "points" else "--" if series.dashed else "-"
-    marker = "" if series.symbol is None and series.kind == "line" else _MARKERS[series.symbol or "circle"]
-    axes.errorbar(series.x, series.y, yerr=error, color=colour, alpha=alpha, linestyle=line, linewidth=1.6, marker=marker,
-                  markersize=0.8 * series.size, markerfacecolor="none" if series.symbol == "ring" else colour, elinewidth=1.0,
-                  capsize=2.5, label=series.name if series.named else None)  # fmt: skip
+    marker = (
+        ""
+        if series.symbol is None and series.kind == "line"
+        else _MARKERS[series.symbol or "circle"]
+    )
+    axes.errorbar(
+        series.x,
+        series.y,
+        yerr=error,
+        color=colour,
+        alpha=alpha,
+        linestyle=line,
+        linewidth=1.6,
+        marker=marker,
+        markersize=0.8 * series.size,
+        markerfacecolor="none" if series.symbol == "ring" else colour,
+        elinewidth=1.0,
+        capsize=2.5,
+        label=series.name if series.named else None,
+    )
 
 
 def _colour(series: Series) -> str:
@@ -166,9 +232,13 @@ def chart_csv(chart: Chart) -> str:
     rows = [["series", chart.x_label, chart.y_label, "low", "high", "note"]]
     for series in chart.series:
         for number, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
-            low, high = (f"{part[number]:.6g}" if part else "" for part in (series.low, series.high))
+            low, high = (
+                f"{part[number]:.6g}" if part else "" for part in (series.low, series.high)
+            )
             note = series.notes[number].replace("<br>", "; ") if series.notes else ""
-            rows.append([series.name, x if isinstance(x, str) else f"{x:.6g}", f"{y:.6g}", low, high, note])
+            rows.append(
+                [series.name, x if isinstance(x, str) else f"{x:.6g}", f"{y:.6g}", low, high, note]
+            )
     return _csv(rows)
 
 
@@ -176,6 +246,7 @@ def _csv(rows: Sequence[Sequence[str]]) -> str:
     """Cells that a spreadsheet would run as a formula begin with a quote; numbers stay numbers."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(
-        [f"'{cell}" if re.match(r"[=@\t\r]|[+-](?![\d.]|$)", cell) else cell for cell in row] for row in rows
+        [f"'{cell}" if re.match(r"[=@\t\r]|[+-](?![\d.]|$)", cell) else cell for cell in row]
+        for row in rows
     )
     return text.getvalue()

@@ -1,4 +1,5 @@
-"""A chart as a figure of the page: data for Plotly (its basic bundle, embedded once), which web/page.js draws."""
+"""A chart as a figure of the page: data for Plotly (its basic bundle, embedded once), which
+web/page.js draws."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from archsearch.report.charts import INK, Chart, Series
 
 PLOTLY_FILE: Final = "plotly-basic.min.js"
 INK_TOKEN: Final = "@ink"  # page.js puts the page's text colour in its place
-_SYMBOLS: Final = {"circle": "circle", "ring": "circle-open", "diamond": "diamond", "cross": "x-thin-open", "square": "square"}
+_SYMBOLS: Final = {
+    "circle": "circle",
+    "ring": "circle-open",
+    "diamond": "diamond",
+    "cross": "x-thin-open",
+    "square": "square",
+}
 
 
 @cache
@@ -24,21 +31,26 @@ def web_file(name: str) -> str:
 
 
 def scripts(charts: Sequence[Chart], nonce: str) -> str:
-    """Everything that draws `charts`: their data, plotly, and what puts them together. Data of files cannot end a script."""
+    """Everything that draws `charts`: their data, plotly, and what puts them together. Data of
+    files cannot end a script."""
     if not charts:
         return ""
-    data = json.dumps({chart.key: plotly_figure(chart) for chart in charts}, separators=(",", ":"), allow_nan=False)
+    data = json.dumps(
+        {chart.key: plotly_figure(chart) for chart in charts},
+        separators=(",", ":"),
+        allow_nan=False,
+    )
     data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     code = web_file(PLOTLY_FILE).replace("</script", "<\\/script")
     return (
-        f'<script type="application/json" id="chart-data" nonce="{nonce}">{data}</script>\n'
-        f'<script nonce="{nonce}">{code}</script>\n<script nonce="{nonce}">{web_file("page.js")}</script>'
+        f'<script type="application/json" id="chart-data" nonce="{nonce}">{data}</script>\n<script'
+        f' nonce="{nonce}">{code}</script>\n<script nonce="{nonce}">{web_file("page.js")}</script>'
     )
 
 
 def plotly_figure(chart: Chart) -> dict[str, Any]:
-    """{"data", "layout"} as Plotly takes it, and the title of the legend, which page.js writes; colours of text and lines are
-    left to the page."""
+    """{"data", "layout"} as Plotly takes it, and the title of the legend, which page.js writes;
+    colours of text and lines are left to the page."""
     data: list[dict[str, Any]] = []
     for series in chart.series:
         if series.band and series.low:
@@ -55,12 +67,25 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
     if chart.stacked:
         layout["barmode"] = "stack"
     if chart.right_label:
-        layout["yaxis2"] = {"title": {"text": _text(chart.right_label)}, "overlaying": "y", "side": "right", "showgrid": False,
-                            "tickmode": "auto"}  # fmt: skip
+        layout["yaxis2"] = {
+            "title": {"text": _text(chart.right_label)},
+            "overlaying": "y",
+            "side": "right",
+            "showgrid": False,
+            "tickmode": "auto",
+        }
     if chart.level is not None:
         line = {"color": INK_TOKEN, "width": 1, "dash": "dash"}
         layout["shapes"] = [
-            {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": chart.level, "y1": chart.level, "line": line}
+            {
+                "type": "line",
+                "xref": "paper",
+                "x0": 0,
+                "x1": 1,
+                "y0": chart.level,
+                "y1": chart.level,
+                "line": line,
+            }
         ]
     return {"data": data, "layout": layout, "legend": chart.legend_title}
 
@@ -75,21 +100,41 @@ def _axis(scale: str, chart: Chart | None = None) -> dict[str, Any]:
 
 
 def _trace(chart: Chart, series: Series) -> dict[str, Any]:
-    trace: dict[str, Any] = {"name": _text(series.name), "x": _numbers(series.x), "y": _numbers(series.y)}
+    trace: dict[str, Any] = {
+        "name": _text(series.name),
+        "x": _numbers(series.x),
+        "y": _numbers(series.y),
+    }
     trace |= {"showlegend": series.named, "legendgroup": trace["name"]}
     colour = _colour(series)
     if series.notes:
-        trace |= {"text": [_text(note) for note in series.notes], "hovertemplate": "%{text}<extra></extra>"}
+        trace |= {
+            "text": [_text(note) for note in series.notes],
+            "hovertemplate": "%{text}<extra></extra>",
+        }
     if series.low and not series.band:
         above = [high - y for high, y in zip(series.high, series.y, strict=True)]
         below = [y - low for low, y in zip(series.low, series.y, strict=True)]
-        trace["error_y"] = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1, "width": 3,
-                            "color": colour}  # fmt: skip
+        trace["error_y"] = {
+            "type": "data",
+            "symmetric": False,
+            "array": above,
+            "arrayminus": below,
+            "thickness": 1,
+            "width": 3,
+            "color": colour,
+        }
     if series.right:
         trace["yaxis"] = "y2"
     if series.kind == "bar":
         return {**trace, "type": "bar", "marker": {"color": colour}}
-    mode = "markers" if series.kind == "points" else "lines" if series.symbol is None else "lines+markers"
+    mode = (
+        "markers"
+        if series.kind == "points"
+        else "lines"
+        if series.symbol is None
+        else "lines+markers"
+    )
     marker = {"color": colour, "size": series.size, "symbol": _SYMBOLS[series.symbol or "circle"]}
     if series.symbol in ("ring", "cross"):
         marker["line"] = {"width": 1.5, "color": colour}
@@ -100,13 +145,26 @@ def _trace(chart: Chart, series: Series) -> dict[str, Any]:
 
 def _band(series: Series) -> list[dict[str, Any]]:
     """Two lines that are not seen, and the colour between them."""
-    base = {"x": _numbers(series.x), "type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip",
-            "showlegend": False, "legendgroup": _text(series.name), **({"yaxis": "y2"} if series.right else {})}  # fmt: skip
+    base = {
+        "x": _numbers(series.x),
+        "type": "scatter",
+        "mode": "lines",
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "legendgroup": _text(series.name),
+        **({"yaxis": "y2"} if series.right else {}),
+    }
     colour = series.colour if series.colour.startswith("#") else "#888888"
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return [
         {**base, "y": _numbers(series.low)},
-        {**base, "y": _numbers(series.high), "fill": "tonexty", "fillcolor": f"rgba({red},{green},{blue},0.15)"},
+        {
+            **base,
+            "y": _numbers(series.high),
+            "fill": "tonexty",
+            "fillcolor": f"rgba({red},{green},{blue},0.15)",
+        },
     ]
 
 
@@ -120,9 +178,17 @@ def _text(words: str) -> str:
 
 
 def _numbers(values: Sequence[float | str]) -> list[Any]:
-    """Rounded to six digits (a page of 2,000 trials is mostly numbers), what is no number left open; names broken at commas."""
+    """Rounded to six digits (a page of 2,000 trials is mostly numbers), what is no number left
+    open; names broken at commas."""
     return [
-        _text(v).replace(", ", ",<br>") if isinstance(v, str) else float(f"{v:.6g}") if math.isfinite(v) else None for v in values
+        (
+            _text(v).replace(", ", ",<br>")
+            if isinstance(v, str)
+            else float(f"{v:.6g}")
+            if math.isfinite(v)
+            else None
+        )
+        for v in values
     ]
 
 

@@ -12,16 +12,39 @@ from archsearch.report.phrases import millions
 from archsearch.report.section import Section, Table, text_cell
 
 _TERMS: Final = {
-    "tau": "tokens a round", "draft_s": "drafting", "verify_s": "verification", "overhead_s": "what the engine adds",
-}  # fmt: skip
+    "tau": "tokens a round",
+    "draft_s": "drafting",
+    "verify_s": "verification",
+    "overhead_s": "what the engine adds",
+}
 _WINNER: Final = (
-    "run", "draft", "params", "gamma", "alpha", "tau", "draft ms", "verify ms", "plain ms", "predicted", "measured",
-)  # fmt: skip
-_LEAD: Final = ("conditions", "first's", "second's", "lead", "tokens", "drafting", "verifying", "engine")
+    "run",
+    "draft",
+    "params",
+    "gamma",
+    "alpha",
+    "tau",
+    "draft ms",
+    "verify ms",
+    "plain ms",
+    "predicted",
+    "measured",
+)
+_LEAD: Final = (
+    "conditions",
+    "first's",
+    "second's",
+    "lead",
+    "tokens",
+    "drafting",
+    "verifying",
+    "engine",
+)
 
 
 def checked_comparison(data: Any) -> dict[str, Any]:
-    """compare.json of a run, as `Comparison.to_dict` made it. Raises one of WRONG_SHAPE for what is none."""
+    """compare.json of a run, as `Comparison.to_dict` made it. Raises one of WRONG_SHAPE for what is
+    none."""
     try:
         compare_section(data)
     except OverflowError as error:
@@ -30,11 +53,18 @@ def checked_comparison(data: Any) -> dict[str, Any]:
 
 
 def compare_section(data: Mapping[str, Any]) -> Section:
-    """Conditions that differ, the winners, and each pair by term and by condition, from `Comparison.to_dict`."""
+    """Conditions that differ, the winners, and each pair by term and by condition, from
+    `Comparison.to_dict`."""
     conditions, differing = data["conditions"], data["differing"]
-    same = [f"{name} {conditions[name][0]}" for name in conditions if name not in differing and conditions[name][0]]
+    same = [
+        f"{name} {conditions[name][0]}"
+        for name in conditions
+        if name not in differing and conditions[name][0]
+    ]
     rows = [[name, *(value or "-" for value in conditions[name])] for name in differing]
-    winners = [_winner(run, winner) for run, winner in zip(data["runs"], data["winners"], strict=True)]
+    winners = [
+        _winner(run, winner) for run, winner in zip(data["runs"], data["winners"], strict=True)
+    ]
     notes = [f"{note}." for note in data["notes"]]
     return Section(
         "Runs side by side",
@@ -55,10 +85,16 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 def _winner(run: str, winner: Mapping[str, Any]) -> list[str]:
     measured = winner["measured"]
     return [
-        run, winner["label"], millions(winner["parameters"]), str(winner["gamma"]), f"{winner['alpha']:.2f}",
-        f"{winner['tau']:.2f}", *(f"{1e3 * winner[name]:.2f}" for name in ("draft_s", "verify_s", "decode_s")),
-        f"{winner['speedup']:.2f}x±{winner['std']:.2f}", "-" if measured is None else f"{measured:.2f}x",
-    ]  # fmt: skip
+        run,
+        winner["label"],
+        millions(winner["parameters"]),
+        str(winner["gamma"]),
+        f"{winner['alpha']:.2f}",
+        f"{winner['tau']:.2f}",
+        *(f"{1e3 * winner[name]:.2f}" for name in ("draft_s", "verify_s", "decode_s")),
+        f"{winner['speedup']:.2f}x±{winner['std']:.2f}",
+        "-" if measured is None else f"{measured:.2f}x",
+    ]
 
 
 def _pair(pair: Mapping[str, Any], place: int) -> Section:
@@ -68,10 +104,15 @@ def _pair(pair: Mapping[str, Any], place: int) -> Section:
         return Section(words=[pair["words"]])
     rows = [
         _lead(f"{pair['first']}'s", pair["here"]),
-        *(_lead(f"{swap['factor']} {swap['after'] or '-'}", swap["lead"], swap["why"]) for swap in pair["swaps"]),
+        *(
+            _lead(f"{swap['factor']} {swap['after'] or '-'}", swap["lead"], swap["why"])
+            for swap in pair["swaps"]
+        ),
         _lead(f"{pair['second']}'s", pair["there"]),
     ]
-    return Section(words=[pair["words"]], tables=[_table(_LEAD, rows)], charts=[_chart(pair, place)])
+    return Section(
+        words=[pair["words"]], tables=[_table(_LEAD, rows)], charts=[_chart(pair, place)]
+    )
 
 
 def _lead(what: str, lead: Mapping[str, Any] | None, why: str = "") -> list[str]:
@@ -84,16 +125,31 @@ def _lead(what: str, lead: Mapping[str, Any] | None, why: str = "") -> list[str]
 
 def _chart(pair: Mapping[str, Any], place: int) -> Chart:
     """By condition how far the second run's winner leads, a bar a term."""
-    swaps = [(f"{swap['factor']} {swap['after'] or '-'}", swap["lead"]) for swap in pair["swaps"] if swap["lead"] is not None]
+    swaps = [
+        (f"{swap['factor']} {swap['after'] or '-'}", swap["lead"])
+        for swap in pair["swaps"]
+        if swap["lead"] is not None
+    ]
     places = [(f"{pair['first']}'s", pair["here"]), *swaps, (f"{pair['second']}'s", pair["there"])]
     names = tuple(name for name, _ in places)
     series = tuple(
-        Series(term, names, tuple(100.0 * math.expm1(number(lead["terms"][key])) for _, lead in places), "bar", colour)
+        Series(
+            term,
+            names,
+            tuple(100.0 * math.expm1(number(lead["terms"][key])) for _, lead in places),
+            "bar",
+            colour,
+        )
         for (key, term), colour in zip(_TERMS.items(), SERIES, strict=False)
     )
     return Chart(
-        f"compare-{place}", f"What leads where: {pair['second']}'s winner before {pair['first']}'s",
-        "By how much each term of a round sets the second winner's speed-up above the first's: under the first run's conditions, "
-        "with one of the second's in their place, under the second's. Below the line: it is behind there. Predicted.",
-        "conditions", "lead, %", series, level=0.0,
-    )  # fmt: skip
+        f"compare-{place}",
+        f"What leads where: {pair['second']}'s winner before {pair['first']}'s",
+        "By how much each term of a round sets the second winner's speed-up above the first's:"
+        " under the first run's conditions, with one of the second's in their place, under the"
+        " second's. Below the line: it is behind there. Predicted.",
+        "conditions",
+        "lead, %",
+        series,
+        level=0.0,
+    )

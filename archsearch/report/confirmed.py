@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from archsearch.estimate import Estimate
-from archsearch.report.phrases import MANTISSA_BITS, identity_words, slowdown_words, unprofiled_words
+from archsearch.report.phrases import (
+    MANTISSA_BITS,
+    identity_words,
+    slowdown_words,
+    unprofiled_words,
+)
 from archsearch.report.reading import Shown
 from archsearch.report.section import Cell, Section, Table, text_cell, value_cell
 from archsearch.runs.confirmed import Confirmed
@@ -18,22 +23,25 @@ from archsearch.speedup import accepted_by_position
 
 
 def _overhead(score: Score) -> Estimate | None:
-    """What the engine adds to a round, from the score's own numbers: tpot * tau = draft + verify + overhead."""
+    """What the engine adds to a round, from the score's own numbers: tpot * tau = draft + verify +
+    overhead."""
     rest = score.tpot_s.value * score.tau.value - score.draft_s.value - score.verify_s.value
     return Estimate(rest, 0.0, score.verify_s.source) if rest > 1e-7 else None
 
 
 _MEASURED_TERMS: Final = {"draft": "draft_s", "verify": "verify_s", "overhead": "rest_s"}
 _ERRORS: Final = (
-    "Relative error: predicted / measured - 1. In std: (predicted - measured) / both standard deviations added in squares. "
+    "Relative error: predicted / measured - 1. In std: (predicted - measured) / both standard"
+    " deviations added in squares. "
 )
 _WINDOW: Final = (
-    "tau predicted: replay of the held-out text. Decode window only: times after the first tokens of a request have arrived. "
-    "Speed-up measured: median over prompts."
+    "tau predicted: replay of the held-out text. Decode window only: times after the first tokens"
+    " of a request have arrived. Speed-up measured: median over prompts."
 )
 _BRINGS: Final = (
-    " Part of the speed-up's error: what the term brings to it, positive where it makes the prediction too high; they add up to "
-    "the error. Rest: the speed-up is a median over prompts, which medians of terms do not give exactly."
+    " Part of the speed-up's error: what the term brings to it, positive where it makes the"
+    " prediction too high; they add up to the error. Rest: the speed-up is a median over prompts,"
+    " which medians of terms do not give exactly."
 )
 
 
@@ -44,7 +52,13 @@ _OVERHEAD: Final = "overhead of the engine, ms"
 _TAU: Final = "tau, tokens per round"
 _SPEEDUP: Final = "speed-up, x"
 _POOLED: Final = "speed-up, x, all tokens over all seconds"
-_BROUGHT_BY: Final = {"decode_s": _DECODE, "draft_s": _DRAFT, "verify_s": _VERIFY, "overhead_s": _OVERHEAD, "tau": _TAU}
+_BROUGHT_BY: Final = {
+    "decode_s": _DECODE,
+    "draft_s": _DRAFT,
+    "verify_s": _VERIFY,
+    "overhead_s": _OVERHEAD,
+    "tau": _TAU,
+}
 
 
 def _terms_note(confirmed: Confirmed) -> str:
@@ -53,22 +67,38 @@ def _terms_note(confirmed: Confirmed) -> str:
     told = [name for name, key in _MEASURED_TERMS.items() if _timed(data, key) is not None]
     untold = [name for name in _MEASURED_TERMS if name not in told]
     if not told:
-        times = "The engine times whole rounds, so draft, verify and overhead have no measured value of their own. "
+        times = (
+            "The engine times whole rounds, so draft, verify and overhead have no measured value of"
+            " their own. "
+        )
     else:
-        times = f"The engine timed the parts of its rounds: measured {', '.join(told)} are medians over whole rounds. "
+        times = (
+            f"The engine timed the parts of its rounds: measured {', '.join(told)} are medians over"
+            " whole rounds. "
+        )
         times += "Overhead is what is neither draft nor verify. " if "overhead" in told else ""
         times += f"It did not tell {', '.join(untold)}. " if untold else ""
-    return _ERRORS + times + _WINDOW + (_BRINGS + slowdown_words(data.get("slowdown")) if _shares(confirmed) else "")
+    return (
+        _ERRORS
+        + times
+        + _WINDOW
+        + (_BRINGS + slowdown_words(data.get("slowdown")) if _shares(confirmed) else "")
+    )
 
 
 def _timed(data: Mapping[str, Any], name: str) -> Estimate | None:
     """A measured time in seconds, None where the engine did not tell it."""
     value = data.get(name)
-    return Estimate(float(value), 0.0, "measured") if value is not None and math.isfinite(value) else None
+    return (
+        Estimate(float(value), 0.0, "measured")
+        if value is not None and math.isfinite(value)
+        else None
+    )
 
 
 def _shares(confirmed: Confirmed) -> dict[str, float]:
-    """What each term brings to the error of the speed-up; {} where the engine did not tell every term."""
+    """What each term brings to the error of the speed-up; {} where the engine did not tell every
+    term."""
     terms, error = confirmed.error_by_term, confirmed.relative_error
     return terms.shares(error) if terms and error is not None else {}
 
@@ -77,14 +107,26 @@ def section_confirmed(item: Shown) -> Section:
     """What was predicted beside what the engine measured, term by term."""
     assert item.confirmed is not None
     confirmed, data = item.confirmed, item.confirmed.record
-    gains = f"gamma {confirmed.gamma}, {confirmed.engine} {confirmed.engine_version}, {data.get('dtype', '')}"
-    counted = ", ".join(f"{data[key]:,} {key}" for key in ("prompts", "tokens", "rounds") if isinstance(data.get(key), int))
+    gains = (
+        f"gamma {confirmed.gamma}, {confirmed.engine} {confirmed.engine_version},"
+        f" {data.get('dtype', '')}"
+    )
+    counted = ", ".join(
+        f"{data[key]:,} {key}"
+        for key in ("prompts", "tokens", "rounds")
+        if isinstance(data.get(key), int)
+    )
     label = item.score.label()
     doubts = []
     if item.stale:
-        doubts.append("The draft was trained further after this confirmation; the figures are of the weights before.")
+        doubts.append(
+            "The draft was trained further after this confirmation; the figures are of the weights"
+            " before."
+        )
     if confirmed.undecided is not None:
-        doubts.append(f"Not decided: {confirmed.undecided}. Confirm it again with nothing else running.")
+        doubts.append(
+            f"Not decided: {confirmed.undecided}. Confirm it again with nothing else running."
+        )
     if unprofiled_words(data):
         doubts.append(unprofiled_words(data))
     notes = [_terms_note(confirmed)]
@@ -92,25 +134,42 @@ def section_confirmed(item: Shown) -> Section:
         notes.insert(0, f"Not on unseen prompts: {data['prompts_seen']}.")
     if data.get("slowdown") is not None:
         slower = f"{data['slowdown']:.2f} times slower than the profile's reference"
-        notes.append(f"The machine ran {slower}, which predicted times are for; a speed-up does not feel it.")
+        notes.append(
+            f"The machine ran {slower}, which predicted times are for; a speed-up does not feel it."
+        )
     if data.get("speedup_pooled") is not None:
-        notes.append(f"With prefill the measured speed-up is {data['speedup_end_to_end']:.2f}x, pooled.")
+        notes.append(
+            f"With prefill the measured speed-up is {data['speedup_end_to_end']:.2f}x, pooled."
+        )
     parts = [_positions(item, confirmed)]
     categories = data.get("categories") or {}
     if categories:
         rows: list[list[Cell | str]] = [
-            [text_cell(name), str(row["prompts"]), f"{row['alpha']:.2f}", f"{row['tau']:.2f}", f"{row['speedup']:.2f}x"]
+            [
+                text_cell(name),
+                str(row["prompts"]),
+                f"{row['alpha']:.2f}",
+                f"{row['tau']:.2f}",
+                f"{row['speedup']:.2f}x",
+            ]
             for name, row in categories.items()
         ]
         header = ("category", "prompts", "alpha", "tau, tokens", "speed-up, median")
         parts.append(Section("By category of prompts, measured", tables=[Table(header, rows)]))
     if confirmed.other_gammas:
         rows = [
-            [str(row.gamma), value_cell(row.speedup, 2, unit="x"), _pooled(row), f"{row.predicted_speedup.value:.2f}x",
-             f"{row.relative_error:+.1%}", value_cell(row.tau), f"{row.tokens_per_s:.1f}"]
+            [
+                str(row.gamma),
+                value_cell(row.speedup, 2, unit="x"),
+                _pooled(row),
+                f"{row.predicted_speedup.value:.2f}x",
+                f"{row.relative_error:+.1%}",
+                value_cell(row.tau),
+                f"{row.tokens_per_s:.1f}",
+            ]
             for row in sorted([confirmed, *confirmed.other_gammas], key=lambda row: row.gamma)
             if row.relative_error is not None and row.predicted_speedup is not None
-        ]  # fmt: skip
+        ]
         measures = (
             "gamma",
             "measured speed-up",
@@ -132,7 +191,11 @@ def section_confirmed(item: Shown) -> Section:
 
 
 def _pooled(row: Confirmed) -> str:
-    return "-" if row.pooled is None else f"{row.pooled:.2f}x" + ("; not decided" if row.undecided is not None else "")
+    return (
+        "-"
+        if row.pooled is None
+        else f"{row.pooled:.2f}x" + ("; not decided" if row.undecided is not None else "")
+    )
 
 
 def _term_table(confirmed: Confirmed) -> Table:
@@ -140,7 +203,11 @@ def _term_table(confirmed: Confirmed) -> Table:
     terms: list[tuple[str, Estimate | None, Estimate | None, float, int]] = []
     shares = _shares(confirmed)
     if predicted is not None:
-        overhead = as_estimate(data["overhead_s"]) if data.get("overhead_s") is not None else _overhead(predicted)
+        overhead = (
+            as_estimate(data["overhead_s"])
+            if data.get("overhead_s") is not None
+            else _overhead(predicted)
+        )
         total = data.get("predicted_round_s")
         parts = [predicted.draft_s, predicted.verify_s, *([overhead] if overhead else [])]
         spread = math.hypot(*(part.std for part in parts))
@@ -171,18 +238,46 @@ def _term_table(confirmed: Confirmed) -> Table:
         if expected is not None and seen is not None and seen.value:
             error = f"{expected.value / seen.value - 1:+.1%}"
             spread = math.hypot(expected.std, seen.std)
-            sigmas = f"{(expected.value - seen.value) / spread:+.1f}" if expected.std and spread else ""
-        rows.append([text_cell(name), value_cell(expected, digits, scale), value_cell(seen, digits, scale), error, sigmas])
+            sigmas = (
+                f"{(expected.value - seen.value) / spread:+.1f}" if expected.std and spread else ""
+            )
+        rows.append(
+            [
+                text_cell(name),
+                value_cell(expected, digits, scale),
+                value_cell(seen, digits, scale),
+                error,
+                sigmas,
+            ]
+        )
     if shares:
-        brought = {_BROUGHT_BY[name]: share for name, share in shares.items() if name in _BROUGHT_BY}
+        brought = {
+            _BROUGHT_BY[name]: share for name, share in shares.items() if name in _BROUGHT_BY
+        }
         brought[_SPEEDUP] = math.fsum(shares.values())
         for row, term in zip(rows, terms, strict=True):
             row.append(f"{brought[term[0]]:+.1%}" if term[0] in brought else "")
-        rows.insert([term[0] for term in terms].index(_SPEEDUP), [text_cell("rest"), "", "", "", "", f"{shares[REST]:+.1%}"])
+        rows.insert(
+            [term[0] for term in terms].index(_SPEEDUP),
+            [text_cell("rest"), "", "", "", "", f"{shares[REST]:+.1%}"],
+        )
     rates = f"{confirmed.baseline_tokens_per_s:.1f}, {confirmed.tokens_per_s:.1f}"
-    last: list[Cell | str] = [text_cell("tokens/s: target alone, with draft"), "", Cell(rates, "measured"), "", ""]
+    last: list[Cell | str] = [
+        text_cell("tokens/s: target alone, with draft"),
+        "",
+        Cell(rates, "measured"),
+        "",
+        "",
+    ]
     rows.append([*last, ""] if shares else last)
-    header = ("term", "predicted", "measured", "relative error", "in std", *(["part of the speed-up's error"] if shares else []))
+    header = (
+        "term",
+        "predicted",
+        "measured",
+        "relative error",
+        "in std",
+        *(["part of the speed-up's error"] if shares else []),
+    )
     return Table(header, rows)
 
 
@@ -192,18 +287,30 @@ def _positions(item: Shown, confirmed: Confirmed) -> Section:
         return Section()
     closed = accepted_by_position([alpha] * len(measured))
     header = ["acceptance by position", *(str(i) for i in range(1, len(measured) + 1))]
-    rows: list[list[Cell | str]] = [[text_cell("measured in the engine"), *(f"{share:.3f}" for share in measured)]]
+    rows: list[list[Cell | str]] = [
+        [text_cell("measured in the engine"), *(f"{share:.3f}" for share in measured)]
+    ]
     if len(item.replayed) == len(measured):
-        rows.append([text_cell("replay of held-out text"), *(f"{share:.3f}" for share in item.replayed)])
-    rows.append([text_cell(f"closed form, alpha^i with alpha {alpha:.3f}"), *(f"{share:.3f}" for share in closed)])
+        rows.append(
+            [text_cell("replay of held-out text"), *(f"{share:.3f}" for share in item.replayed)]
+        )
+    rows.append(
+        [
+            text_cell(f"closed form, alpha^i with alpha {alpha:.3f}"),
+            *(f"{share:.3f}" for share in closed),
+        ]
+    )
     note = "Share of rounds in which position i was accepted (all before it were too)."
-    return Section("Acceptance by position in the block", tables=[Table(header, rows)], notes=[note])
+    return Section(
+        "Acceptance by position in the block", tables=[Table(header, rows)], notes=[note]
+    )
 
 
 _GAPS: Final = (
-    "Logit gap: the target's logit of the token it chose alone, minus that of the token chosen with the draft, in one pass over "
-    "the common text. A gap of a few rounding steps of the number format is a tie that passes of 1 and of gamma + 1 tokens break "
-    "differently; a large gap would be an error."
+    "Logit gap: the target's logit of the token it chose alone, minus that of the token chosen with"
+    " the draft, in one pass over the common text. A gap of a few rounding steps of the number"
+    " format is a tie that passes of 1 and of gamma + 1 tokens break differently; a large gap would"
+    " be an error."
 )
 
 
@@ -219,8 +326,23 @@ def _identity_part(data: Mapping[str, Any]) -> Section:
             steps = ""
             if gap is not None and bits and logit_alone:
                 steps = f"{abs(gap) / 2.0 ** (math.floor(math.log2(abs(logit_alone))) - bits):.1f}"
-            rows.append([text_cell(row["prompt_id"]), str(row["position"]), str(row["alone_token"]), str(row["draft_token"]),
-                         "-" if gap is None else f"{gap:+.4f}", steps])  # fmt: skip
-        header = ("prompt", "first different token", "token alone", "token with draft", "logit gap", "in rounding steps")
+            rows.append(
+                [
+                    text_cell(row["prompt_id"]),
+                    str(row["position"]),
+                    str(row["alone_token"]),
+                    str(row["draft_token"]),
+                    "-" if gap is None else f"{gap:+.4f}",
+                    steps,
+                ]
+            )
+        header = (
+            "prompt",
+            "first different token",
+            "token alone",
+            "token with draft",
+            "logit gap",
+            "in rounding steps",
+        )
         return Section(title, words, [Table(header, rows)], notes=[_GAPS])
     return Section(title, words)

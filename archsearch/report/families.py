@@ -1,4 +1,5 @@
-"""Drafters of several families: what was foretold of each, what it cost to train, and what an engine measured beside it."""
+"""Drafters of several families: what was foretold of each, what it cost to train, and what an
+engine measured beside it."""
 
 from __future__ import annotations
 
@@ -20,25 +21,49 @@ from archsearch.runs.families import EngineComparison, FamilyRow
 from archsearch.runs.run import Run
 
 INDEPENDENT: Final = Independent.family
-_FOUND: Final = ("family", "best", "training", "gamma", "tokens a round, held-out", "speed-up, predicted")
-_COMPARED: Final = ("drafter", "gamma", "tokens a round, predicted", "measured", "speed-up, predicted", "measured", "tokens/s",
-                    "round, ms", "same text")  # fmt: skip
+_FOUND: Final = (
+    "family",
+    "best",
+    "training",
+    "gamma",
+    "tokens a round, held-out",
+    "speed-up, predicted",
+)
+_COMPARED: Final = (
+    "drafter",
+    "gamma",
+    "tokens a round, predicted",
+    "measured",
+    "speed-up, predicted",
+    "measured",
+    "tokens/s",
+    "round, ms",
+    "same text",
+)
 
 
 def section_families(rows: Sequence[FamilyRow], compared: Sequence[EngineComparison]) -> Section:
-    """The best of each family and, engine by engine, drafters side by side; empty where there is neither."""
+    """The best of each family and, engine by engine, drafters side by side; empty where there is
+    neither."""
     parts = [found_section(rows)] if len(rows) > 1 else []
-    return Section("Families of drafters", parts=[*parts, *(_compared(item) for item in compared if item.rows)])
+    return Section(
+        "Families of drafters", parts=[*parts, *(_compared(item) for item in compared if item.rows)]
+    )
 
 
-def with_heads(head: Headline, run: Run, rows: Sequence[FamilyRow], compared: Sequence[EngineComparison]) -> Headline:
-    """The headline with the best head of a run that trained any: how it stands beside the draft, and, where it leads, its
-    commands before the draft's."""
+def with_heads(
+    head: Headline, run: Run, rows: Sequence[FamilyRow], compared: Sequence[EngineComparison]
+) -> Headline:
+    """The headline with the best head of a run that trained any: how it stands beside the draft,
+    and, where it leads, its commands before the draft's."""
     best = next((row for row in rows if row.family in HEAD_FAMILIES), None)
     draft = next((row for row in rows if row.family == INDEPENDENT), None)
     if best is None or draft is None:
         return head
-    words = f"The best head: {title_of(best.family)}, {_gain(best.speedup)} predicted with gamma {best.gamma}"
+    words = (
+        f"The best head: {title_of(best.family)}, {_gain(best.speedup)} predicted with gamma"
+        f" {best.gamma}"
+    )
     words += f", the best draft {_gain(draft.speedup)}."
     measured = list(filter(None, (_measured_words(item, best.family) for item in compared)))
     lines = [*head.lines, " ".join([words, *measured])]
@@ -47,10 +72,15 @@ def with_heads(head: Headline, run: Run, rows: Sequence[FamilyRow], compared: Se
     path, family = shell_path(run.path), f"--family {best.family}"
     steps = [] if measured else [_beside(run, path, best.family)]
     steps += [
-        (f"Write the {title_of(best.family)} as a folder that engines load",
-         f"archsearch export {path} {family} --output head-{best.family}"),
-        ("Train it further; more of its tokens may be right", f"archsearch train {path} {family} --budget 30m"),
-    ]  # fmt: skip
+        (
+            f"Write the {title_of(best.family)} as a folder that engines load",
+            f"archsearch export {path} {family} --output head-{best.family}",
+        ),
+        (
+            "Train it further; more of its tokens may be right",
+            f"archsearch train {path} {family} --budget 30m",
+        ),
+    ]
     return replace(head, lines=lines, next=[*steps, *head.next])
 
 
@@ -67,14 +97,15 @@ def _beside(run: Run, path: str, family: str) -> tuple[str, str]:
 
 
 def _measured_words(item: EngineComparison, family: str) -> str:
-    """What an engine measured of a head and of the draft beside it; "" where one of them did not run."""
+    """What an engine measured of a head and of the draft beside it; "" where one of them did not
+    run."""
     found = {row.family: row for row in item.rows}
     if family not in found or INDEPENDENT not in found:
         return ""
     one, other = found[family], found[INDEPENDENT]
     return (
-        f"In {engine_title(item.engine)} {_gain(one.speedup)} (gamma {one.gamma}) beside {_gain(other.speedup)} "
-        f"(gamma {other.gamma}), {item.prompts} prompts."
+        f"In {engine_title(item.engine)} {_gain(one.speedup)} (gamma {one.gamma}) beside"
+        f" {_gain(other.speedup)} (gamma {other.gamma}), {item.prompts} prompts."
     )
 
 
@@ -87,13 +118,20 @@ def found_section(rows: Sequence[FamilyRow]) -> Section:
     """The best of each family after training, with what it cost."""
     cells: list[list[Cell | str]] = [
         [
-            text_cell(title_of(row.family), f"rank {row.rank}" if row.rank else ""), text_cell(row.label),
-            _training(row), str(row.gamma), value_cell(row.tau), value_cell(row.speedup, 2, unit="x"),
+            text_cell(title_of(row.family), f"rank {row.rank}" if row.rank else ""),
+            text_cell(row.label),
+            _training(row),
+            str(row.gamma),
+            value_cell(row.tau),
+            value_cell(row.speedup, 2, unit="x"),
         ]
         for row in rows
-    ]  # fmt: skip
+    ]
     words = f"Acceptance measured on {rows[0].measured_on}, time predicted, by predicted speed-up."
-    states = " States: reading the target's states of the text, once for all heads that read the same layers."
+    states = (
+        " States: reading the target's states of the text, once for all heads that read the same"
+        " layers."
+    )
     note = words + (states if any(row.states_s >= 1.0 for row in rows) else "")
     own = [f"{title_of(row.family)}: {row.note}." for row in rows if row.note]
     return Section("The best of each family", tables=[Table(_FOUND, cells, 0)], notes=[note, *own])
@@ -102,21 +140,32 @@ def found_section(rows: Sequence[FamilyRow]) -> Section:
 def _training(row: FamilyRow) -> Cell:
     if not row.seconds:
         return Cell("none")
-    return Cell(human_time(row.seconds), f"states {human_time(row.states_s)}" if row.states_s >= 1.0 else "")
+    return Cell(
+        human_time(row.seconds), f"states {human_time(row.states_s)}" if row.states_s >= 1.0 else ""
+    )
 
 
 def _compared(item: EngineComparison) -> Section:
     engine = engine_title(item.engine)
     cells: list[list[Cell | str]] = [
         [
-            text_cell(title_of(row.family), row.warning), str(row.gamma), value_cell(row.foretold_tau), value_cell(row.tau),
-            value_cell(row.foretold, 2, unit="x"), value_cell(row.speedup, 2, unit="x"), f"{row.tokens_per_s:.1f}",
-            f"{1e3 * row.round_s:.1f}", "-" if row.identical is None else f"{row.identical[0]} of {row.identical[1]}",
+            text_cell(title_of(row.family), row.warning),
+            str(row.gamma),
+            value_cell(row.foretold_tau),
+            value_cell(row.tau),
+            value_cell(row.foretold, 2, unit="x"),
+            value_cell(row.speedup, 2, unit="x"),
+            f"{row.tokens_per_s:.1f}",
+            f"{1e3 * row.round_s:.1f}",
+            "-" if row.identical is None else f"{row.identical[0]} of {row.identical[1]}",
         ]
         for row in item.rows
-    ]  # fmt: skip
+    ]
     alone = "" if item.alone is None else f" Alone {item.alone:.1f} tokens/s."
-    note = f"{item.prompts} prompts in {engine}, {item.dtype}, each with every drafter in turn.{alone} {order_words(item)}"
+    note = (
+        f"{item.prompts} prompts in {engine}, {item.dtype}, each with every drafter in turn.{alone}"
+        f" {order_words(item)}"
+    )
     chart = _chart(item, engine)
     return Section(
         f"Side by side in {engine}",
@@ -147,14 +196,25 @@ def _chart(item: EngineComparison, engine: str) -> Chart | None:
         return None
     names = tuple(title_of(row.family) for row in told)
     series = (
-        _bars("predicted", names, [row.foretold for row in told if row.foretold is not None], SERIES[4]),
+        _bars(
+            "predicted",
+            names,
+            [row.foretold for row in told if row.foretold is not None],
+            SERIES[4],
+        ),
         _bars(f"measured in {engine}", names, [row.speedup for row in told], SERIES[0]),
     )
     return Chart(
-        f"families-{item.engine}", f"Families side by side in {engine}",
-        "Speed-up over the target alone, foretold from profile and held-out text, and measured; bars are one standard deviation.",
-        "drafter", "speed-up", series, y_from_zero=True, level=1.0,
-    )  # fmt: skip
+        f"families-{item.engine}",
+        f"Families side by side in {engine}",
+        "Speed-up over the target alone, foretold from profile and held-out text, and measured;"
+        " bars are one standard deviation.",
+        "drafter",
+        "speed-up",
+        series,
+        y_from_zero=True,
+        level=1.0,
+    )
 
 
 def _bars(name: str, names: tuple[str, ...], found: Sequence[Estimate], colour: str) -> Series:

@@ -1,4 +1,5 @@
-"""What curves.json says: the gain at other batch sizes, contexts, alphas and gammas; where time goes; why this one won."""
+"""What curves.json says: the gain at other batch sizes, contexts, alphas and gammas; where time
+goes; why this one won."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _COUNTED: Final = ("batch", "gamma")  # whole numbers: the last one at which it 
 
 
 def section_elsewhere(curves: Curves | None) -> Section:
-    """How the best would do at other contexts, alphas and gammas, and where speculation stops paying; says what is missing."""
+    """How the best would do at other contexts, alphas and gammas, and where speculation stops
+    paying; says what is missing."""
     if curves is None:
         return Section()
     swept = {name: curves.sweeps.get(name, ()) for name in SWEPT}
@@ -44,7 +46,8 @@ def section_batch(curves: Curves | None) -> Section:
 
 
 def stops_words(name: Swept, curves: Sequence[Curve]) -> str:
-    """Along one quantity, where the first rank stops (or, along alpha, starts) paying; "" without points."""
+    """Along one quantity, where the first rank stops (or, along alpha, starts) paying; "" without
+    points."""
     points = curves[0].points if curves else ()
     if not points:
         return ""
@@ -52,27 +55,40 @@ def stops_words(name: Swept, curves: Sequence[Curve]) -> str:
     at, first, last = curves[0].crossing(), points[0], points[-1]
     if at is None:
         pays = "pays" if last.speedup.value > 1.0 else "does not pay"
-        text = f"{what}: it {pays} anywhere from {_place(name, first.x)} to {_place(name, last.x)}; not computed beyond."
+        text = (
+            f"{what}: it {pays} anywhere from {_place(name, first.x)} to {_place(name, last.x)};"
+            " not computed beyond."
+        )
         return text + (_edge_words(name, curves[0]) if pays == "pays" else "")
     if first.speedup.value < 1.0:
         return f"{what}: it pays from {_place(name, math.ceil(at) if name in _COUNTED else at)} on."
-    return f"{what}: it pays up to {_place(name, math.floor(at) if name in _COUNTED else at)}." + _edge_words(name, curves[0])
+    return (
+        f"{what}: it pays up to {_place(name, math.floor(at) if name in _COUNTED else at)}."
+        + _edge_words(name, curves[0])
+    )
 
 
 def _edge_words(name: Swept, curve: Curve) -> str:
-    """Where a curve that pays at its start stops doing so by the lower end of its interval; "" where that is not before."""
+    """Where a curve that pays at its start stops doing so by the lower end of its interval; ""
+    where that is not before."""
     edge, first = curve.crossing(edge=True), curve.points[0].speedup
     if (first.value - first.std if first.low is None else first.low) < 1.0:
         return " Nowhere for sure: the lower edge of its interval lies below 1x from the start."
     if edge is None:
         return ""
-    return f" The lower edge of its interval falls below 1x at {_place(name, math.ceil(edge) if name in _COUNTED else edge)}."
+    return (
+        " The lower edge of its interval falls below 1x at"
+        f" {_place(name, math.ceil(edge) if name in _COUNTED else edge)}."
+    )
 
 
 def _place(name: Swept, x: float) -> str:
-    return {"batch": f"a batch of {x:.0f}", "context": f"{x:,.0f} tokens", "alpha": f"alpha {x:.2f}", "gamma": f"gamma {x:.0f}"}[
-        name
-    ]
+    return {
+        "batch": f"a batch of {x:.0f}",
+        "context": f"{x:,.0f} tokens",
+        "alpha": f"alpha {x:.2f}",
+        "gamma": f"gamma {x:.0f}",
+    }[name]
 
 
 def _sweep_chart(name: Swept, curves: Sequence[Curve]) -> Chart | None:
@@ -80,32 +96,59 @@ def _sweep_chart(name: Swept, curves: Sequence[Curve]) -> Chart | None:
     for number, curve in enumerate(curve for curve in curves if curve.points):
         low, high = bounds([point.speedup for point in curve.points]) if not number else ((), ())
         notes = tuple(_point_words(name, curve, point) for point in curve.points)
-        places = tuple(point.x for point in curve.points), tuple(point.speedup.value for point in curve.points)
+        places = (
+            tuple(point.x for point in curve.points),
+            tuple(point.speedup.value for point in curve.points),
+        )
         colour = SERIES[number % len(SERIES)]
         series.append(
-            Series(f"rank {curve.rank}: {curve.label}", *places, colour=colour, low=low, high=high, band=True, notes=notes)
+            Series(
+                f"rank {curve.rank}: {curve.label}",
+                *places,
+                colour=colour,
+                low=low,
+                high=high,
+                band=True,
+                notes=notes,
+            )
         )
     if not series:
         return None
     title, axis = _AXES[name]
     caption = {
-        "batch": "Requests share one pass of the target, so drafting saves less the more of them there are. ",
+        "batch": (
+            "Requests share one pass of the target, so drafting saves less the more of them there"
+            " are. "
+        ),
         "context": "A longer cache makes every pass of the target slower, the draft's too. ",
         "alpha": "Alpha counts as known here: the band is that of the times alone. ",
         "gamma": "A larger gamma pays where most of the block is accepted. ",
     }[name]
     best = "At each point the best gamma. " if name != "gamma" else ""
-    band = "one standard deviation" if name == "alpha" else "5 to 95 %, or one standard deviation where that is all that is known"
+    band = (
+        "one standard deviation"
+        if name == "alpha"
+        else "5 to 95 %, or one standard deviation where that is all that is known"
+    )
     return Chart(
-        f"by-{name}", title, f"{caption}{best}Predicted; band of the first rank: {band}. Dashed across: no gain.", axis,
-        "speed-up, x", tuple(series), x_scale="log2" if name in ("batch", "context") else "linear", level=1.0,
+        f"by-{name}",
+        title,
+        f"{caption}{best}Predicted; band of the first rank: {band}. Dashed across: no gain.",
+        axis,
+        "speed-up, x",
+        tuple(series),
+        x_scale="log2" if name in ("batch", "context") else "linear",
+        level=1.0,
         ticks=tuple(point.x for point in curves[0].points) if name in ("batch", "context") else (),
-    )  # fmt: skip
+    )
 
 
 def _point_words(name: Swept, curve: Curve, point: Point) -> str:
     gain = point.speedup
-    return f"{curve.label}<br>{_place(name, point.x)}: {gain.value:.2f}x ± {gain.std:.2f}, gamma {point.gamma}"
+    return (
+        f"{curve.label}<br>{_place(name, point.x)}: {gain.value:.2f}x ± {gain.std:.2f}, gamma"
+        f" {point.gamma}"
+    )
 
 
 def section_time(curves: Curves | None) -> Section:
@@ -116,14 +159,27 @@ def section_time(curves: Curves | None) -> Section:
     where = f"batch size {at['batch_size']}, context {at['context']}, gamma {at['gamma']}"
     alone = "Ops as the profile prices each alone, weights out of memory. "
     charts = [
-        _bars_chart("round", "A round beside plain decoding", curves.rounds,
-                    f"As many tokens ({where}): plain steps of the target, or one round of the first rank. Predicted."),
-        _bars_chart("passes", "One pass by term", curves.passes,
-                    f"{alone}“Launches and the rest” is what whole passes take beyond their ops; where a pass takes less than "
-                    f"they do, all are shrunk to it ({where})."),
-        _bars_chart("layers", "One layer by term", curves.layers, f"{alone}Width and feed-forward decide a layer, not the number "
-                    f"of layers ({where})."),
-    ]  # fmt: skip
+        _bars_chart(
+            "round",
+            "A round beside plain decoding",
+            curves.rounds,
+            f"As many tokens ({where}): plain steps of the target, or one round of the first rank."
+            " Predicted.",
+        ),
+        _bars_chart(
+            "passes",
+            "One pass by term",
+            curves.passes,
+            f"{alone}“Launches and the rest” is what whole passes take beyond their ops; where a"
+            f" pass takes less than they do, all are shrunk to it ({where}).",
+        ),
+        _bars_chart(
+            "layers",
+            "One layer by term",
+            curves.layers,
+            f"{alone}Width and feed-forward decide a layer, not the number of layers ({where}).",
+        ),
+    ]
     rows: list[list[Cell | str]] = [
         [text_cell(bar.name), text_cell(term), f"{1e3 * seconds:.3f}", _share(seconds, bar)]
         for bar in (*curves.rounds, *curves.passes, *curves.layers)
@@ -144,39 +200,68 @@ def _bars_chart(key: str, title: str, bars: Sequence[Bar], caption: str) -> Char
     names = tuple(bar.name for bar in bars)
     terms = list(dict.fromkeys(term for bar in bars for term in bar.terms))
     series = tuple(
-        Series(term, names, tuple(1e3 * bar.terms.get(term, 0.0) for bar in bars), "bar", SERIES[number % len(SERIES)])
+        Series(
+            term,
+            names,
+            tuple(1e3 * bar.terms.get(term, 0.0) for bar in bars),
+            "bar",
+            SERIES[number % len(SERIES)],
+        )
         for number, term in enumerate(terms)
     )
     return Chart(f"time-{key}", title, caption, "", "ms", series, stacked=True, y_from_zero=True)
 
 
 def section_why(curves: Curves | None) -> Section:
-    """What the first rank wins by, against the best of another width and of another depth; empty where there is no rival."""
+    """What the first rank wins by, against the best of another width and of another depth; empty
+    where there is no rival."""
     rivals = curves.rivals if curves is not None else ()
     if not rivals:
         return Section()
     roles: dict[str, list[str]] = {}
     for rival in rivals:
-        roles.setdefault(str(rival["label"]), []).append(_DIMENSIONS.get(str(rival.get("dimension")), ""))
+        roles.setdefault(str(rival["label"]), []).append(
+            _DIMENSIONS.get(str(rival.get("dimension")), "")
+        )
     once = {str(rival["label"]): rival for rival in rivals}.values()
     rows: list[list[Cell | str]] = [
         [
-            text_cell(rival["label"], f"best of another {' and '.join(roles[str(rival['label'])])}"), f"{rival['speedup']:.2f}x",
-            _percent(rival["tokens"]), _percent(rival["time"]), _percent(rival["tokens"] + rival["time"]),
-            f"± {100 * float(rival['std']):.1f} %", text_cell(_terms(rival), wrap=True),
+            text_cell(
+                rival["label"], f"best of another {' and '.join(roles[str(rival['label'])])}"
+            ),
+            f"{rival['speedup']:.2f}x",
+            _percent(rival["tokens"]),
+            _percent(rival["time"]),
+            _percent(rival["tokens"] + rival["time"]),
+            f"± {100 * float(rival['std']):.1f} %",
+            text_cell(_terms(rival), wrap=True),
         ]
         for rival in once
-    ]  # fmt: skip
+    ]
     slower = any(rival["tokens"] + rival["time"] < 0.0 for rival in once)
     behind = (
-        " Below zero: the rival is predicted to be faster; rank 1 stands first because it was trained or run." if slower else ""
+        " Below zero: the rival is predicted to be faster; rank 1 stands first because it was"
+        " trained or run."
+        if slower
+        else ""
     )
-    header = ("rival", "its speed-up", "by tokens a round", "by a round's time", "together", "one std", "why alpha differs")
+    header = (
+        "rival",
+        "its speed-up",
+        "by tokens a round",
+        "by a round's time",
+        "together",
+        "one std",
+        "why alpha differs",
+    )
     note = (
-        "What rank 1 gains over the best draft of another width and of another depth: more tokens accepted in a round, "
-        "or less time for it. Less than one std: the error bars cannot tell them apart." + behind
+        "What rank 1 gains over the best draft of another width and of another depth: more tokens"
+        " accepted in a round, or less time for it. Less than one std: the error bars cannot tell"
+        " them apart." + behind
     )
-    return Section("Why this one won", tables=[Table(header, rows, brief=header[:-1])], notes=[note])
+    return Section(
+        "Why this one won", tables=[Table(header, rows, brief=header[:-1])], notes=[note]
+    )
 
 
 _DIMENSIONS: Final = {"hidden_size": "width", "num_hidden_layers": "depth"}
@@ -187,5 +272,8 @@ def _percent(log_ratio: float) -> str:
 
 
 def _terms(rival: Mapping[str, Any]) -> str:
-    told = [f"{term['term']} {float(term['difference']):+.2f} ({term['rows']} rows)" for term in rival.get("terms") or ()]
+    told = [
+        f"{term['term']} {float(term['difference']):+.2f} ({term['rows']} rows)"
+        for term in rival.get("terms") or ()
+    ]
     return ", ".join(told) + (" in logit(alpha)" if told else "-")

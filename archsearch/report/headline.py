@@ -34,14 +34,16 @@ from archsearch.schedule import ranges_words
 from archsearch.search.space import SearchSpace
 from archsearch.speedup import MAX_GAMMA
 
-LOADS_SHOWN: Final = 2  # other candidates than the lead whose measurements under load are told at the top
+LOADS_SHOWN: Final = (
+    2  # other candidates than the lead whose measurements under load are told at the top
+)
 CONCURRENCIES_SHOWN: Final = 4
 
 
 @dataclass(frozen=True)
 class Headline:
-    """The headline: `title` is one sentence; `lines` say which draft, how sure and what was confirmed; `next`: what to do, as
-    (why, command)."""
+    """The headline: `title` is one sentence; `lines` say which draft, how sure and what was
+    confirmed; `next`: what to do, as (why, command)."""
 
     title: str
     lines: list[str]
@@ -51,13 +53,18 @@ class Headline:
 
 def headline(run: Run, found: Sequence[Shown]) -> Headline:
     """Does speculation pay, with which draft, how much, how sure; and what to do next."""
-    target, device = str(run.arguments.get("target", "the target")), str(run.info["device"].get("key", "this device"))
+    target, device = (
+        str(run.arguments.get("target", "the target")),
+        str(run.info["device"].get("key", "this device")),
+    )
     if not found:
         return _unfinished(run, target, device)
     measured = [item for item in found if item.measured_speedup is not None]
     measured = [item for item in measured if item.undecided is None] or measured
     if measured:
-        lead = max(measured, key=lambda item: item.measured_speedup.value if item.measured_speedup else 0.0)
+        lead = max(
+            measured, key=lambda item: item.measured_speedup.value if item.measured_speedup else 0.0
+        )
         return _confirmed_headline(run, found, lead, target, device)
     lead = found[0]
     score, gain = lead.score, lead.score.speedup
@@ -71,36 +78,62 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
             how, timed = "with synthetic acceptance", False
     where = f"for {target} on {device}" + ("" if score.mix is None else " over the mix of work")
     at_best = " at best" if load is None and believed.value <= 1.0 else ""
-    answer = f"Speculation {verdict(believed, measured=timed)} {where}: {believed.value:.2f}x {how}{at_best}"
+    answer = (
+        f"Speculation {verdict(believed, measured=timed)} {where}: {believed.value:.2f}x"
+        f" {how}{at_best}"
+    )
     alpha = score.alpha
     lines = [
         _draft_words(lead, score.gamma),
-        *([] if score.mix is None else [f"{objective_words(score.mix)[:1].upper()}{objective_words(score.mix)[1:]}."]),
+        *(
+            []
+            if score.mix is None
+            else [f"{objective_words(score.mix)[:1].upper()}{objective_words(score.mix)[1:]}."]
+        ),
         *_served_lines(run, lead),
         *_serving_lines(run, found, lead),
-        f"How sure: {believed.value:.2f}x ± {believed.std:.2f} (one standard deviation{_shape_words(believed)})"
+        f"How sure: {believed.value:.2f}x ± {believed.std:.2f} (one standard"
+        f" deviation{_shape_words(believed)})"
         + ("; 1x, no gain, lies inside" if verdict(believed) == "may pay" else "")
         + f". Weakest part: {believed.source} ({SOURCES[believed.source]})."
         + ("" if load is None else f" Predicted: {gain.value:.2f}x ± {gain.std:.2f}."),
-        f"Acceptance: alpha {alpha.value:.2f} ± {alpha.std:.2f} ({alpha.source}); {break_even_words(score)}.",
+        (
+            f"Acceptance: alpha {alpha.value:.2f} ± {alpha.std:.2f} ({alpha.source});"
+            f" {break_even_words(score)}."
+        ),
     ]
     if lead.stage == "retrained":
-        lines.append("Not confirmed: this draft was trained further after its confirmation. Confirm it again.")
+        lines.append(
+            "Not confirmed: this draft was trained further after its confirmation. Confirm it"
+            " again."
+        )
     elif lead.has_weights and any(not load.synthetic for load in lead.loads):
-        lines.append("Not confirmed prompt by prompt: output with and without this draft has not been compared.")
+        lines.append(
+            "Not confirmed prompt by prompt: output with and without this draft has not been"
+            " compared."
+        )
     elif lead.has_weights:
-        lines.append("Not confirmed: the draft has weights, and alpha was measured on held-out text, but no engine has run it.")
+        lines.append(
+            "Not confirmed: the draft has weights, and alpha was measured on held-out text, but no"
+            " engine has run it."
+        )
     elif lead.loads:
         lines.append(
-            "Not confirmed: this draft has no weights yet; how often its tokens are accepted is prediction from its shape."
+            "Not confirmed: this draft has no weights yet; how often its tokens are accepted is"
+            " prediction from its shape."
         )
     elif hub_id := _hub_id(lead):
         lines.append(f"Not confirmed: {hub_id} exists; how much of it is accepted is predicted.")
     else:
-        lines.append("Not confirmed: no draft has weights yet; all of this is prediction from shapes.")
+        lines.append(
+            "Not confirmed: no draft has weights yet; all of this is prediction from shapes."
+        )
     ties = [str(item.rank) for item in found if item.group == lead.group and item is not lead]
     if ties:
-        lines.append(f"Cannot be told apart from it: rank {', '.join(ties)}. Choose by size, or train and confirm more than one.")
+        lines.append(
+            f"Cannot be told apart from it: rank {', '.join(ties)}. Choose by size, or train and"
+            " confirm more than one."
+        )
     lines += _edge_lines(run, lead)
     independent = next((item.rank for item in found if item.score.drafter is None), None)
     return Headline(answer + ".", lines, _next(run, lead, believed.value > 1.0, independent), lead)
@@ -125,10 +158,19 @@ def _edge_lines(run: Run, lead: Shown) -> list[str]:
     target = target_shape(run)
     if target is None or lead.score.drafter is not None:
         return []
-    edges = SearchSpace.from_dict(dict(run.info["space"]), "space").edges(lead.score.architecture, target)
+    edges = SearchSpace.from_dict(dict(run.info["space"]), "space").edges(
+        lead.score.architecture, target
+    )
     if lead.score.gamma >= int(run.arguments.get("max_gamma") or MAX_GAMMA):
         edges.append("gamma")
-    return [f"At the edge of the space: {', '.join(edges)}. A better one may lie beyond (--space FILE)."] if edges else []
+    return (
+        [
+            f"At the edge of the space: {', '.join(edges)}. A better one may lie beyond (--space"
+            " FILE)."
+        ]
+        if edges
+        else []
+    )
 
 
 def _batch_size(run: Run) -> int:
@@ -136,25 +178,36 @@ def _batch_size(run: Run) -> int:
 
 
 def _own_load(run: Run, lead: Shown) -> LoadRecord | None:
-    """What the very engine that the run predicts for did at the run's batch size: synthetic acceptance for a lead without
-    weights, its own for a trained one; None without such a measurement."""
+    """What the very engine that the run predicts for did at the run's batch size: synthetic
+    acceptance for a lead without weights, its own for a trained one; None without such a
+    measurement."""
     batch, engine = _batch_size(run), run.arguments.get("engine") or "transformers"
     for load in lead.loads:
-        if load.engine == engine and batch in load.concurrencies and load.synthetic != lead.has_weights:
+        if (
+            load.engine == engine
+            and batch in load.concurrencies
+            and load.synthetic != lead.has_weights
+        ):
             return None if load.is_stale(lead.score.alpha) else load
     return None
 
 
 def _serving_lines(run: Run, found: Sequence[Shown], lead: Shown) -> list[str]:
-    """What was measured under load, of the lead and of others that ran, and the lead's schedule. Never called a confirmation
-    where acceptance was synthetic."""
+    """What was measured under load, of the lead and of others that ran, and the lead's schedule.
+    Never called a confirmation where acceptance was synthetic."""
     lines = []
     others = [item for item in found if item is not lead and item.loads]
     for item in (lead, *others[:LOADS_SHOWN]):
-        lines += [_load_words(run, item, load, "" if item is lead else f"rank {item.rank}, ") for load in item.loads]
+        lines += [
+            _load_words(run, item, load, "" if item is lead else f"rank {item.rank}, ")
+            for load in item.loads
+        ]
     if lead.schedule is not None:
         schedule = lead.schedule
-        lines.append(f"Gamma by batch size, predicted for {engine_title(schedule.engine)}: {ranges_words(schedule.ranges)}.")
+        lines.append(
+            f"Gamma by batch size, predicted for {engine_title(schedule.engine)}:"
+            f" {ranges_words(schedule.ranges)}."
+        )
     return lines
 
 
@@ -171,20 +224,34 @@ def _load_words(run: Run, item: Shown, load: LoadRecord, who: str) -> str:
         if asked and abs(asked[0] - alpha.value) > max(2 * alpha.std, 0.005):
             start += f" ({asked[0]:.2f}; its score now says {alpha.value:.2f} ± {alpha.std:.2f})"
     first = load.headline(_batch_size(run))
-    rows = [first, *(load.best(number) for number in load.concurrencies if number != first.concurrency)]
+    rows = [
+        first,
+        *(load.best(number) for number in load.concurrencies if number != first.concurrency),
+    ]
     gains = []
     for row in rows[:CONCURRENCIES_SHOWN]:
-        priced = "" if row.predicted_speedup is None or not row.gamma else f", predicted {row.predicted_speedup.value:.2f}x"
-        flight = (
-            f"{row.concurrency} request{'s' if row.concurrency > 1 else ''} in flight" if row is first else str(row.concurrency)
+        priced = (
+            ""
+            if row.predicted_speedup is None or not row.gamma
+            else f", predicted {row.predicted_speedup.value:.2f}x"
         )
-        gains.append(f"{row.speedup.value:.2f}x at {flight} ({f'gamma {row.gamma}' if row.gamma else 'off'}{priced})")
+        flight = (
+            f"{row.concurrency} request{'s' if row.concurrency > 1 else ''} in flight"
+            if row is first
+            else str(row.concurrency)
+        )
+        gains.append(
+            f"{row.speedup.value:.2f}x at {flight}"
+            f" ({f'gamma {row.gamma}' if row.gamma else 'off'}{priced})"
+        )
     more = ", best of the gammas that ran" if len({row.gamma for row in load.rows}) > 1 else ""
     stale = " Alpha was measured anew since." if load.is_stale(alpha) else ""
     return f"{start[:1].upper()}{start[1:]}: {', '.join(gains)}{more}.{stale}"
 
 
-def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, target: str, device: str) -> Headline:
+def _confirmed_headline(
+    run: Run, found: Sequence[Shown], lead: Shown, target: str, device: str
+) -> Headline:
     assert lead.confirmed is not None
     confirmed, data = lead.confirmed, lead.confirmed.record
     gain, interval = confirmed.speedup, confirmed.interval
@@ -197,17 +264,26 @@ def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, target: s
         answer = f"Speculation does not pay {where}: {speedup_words(confirmed)}"
     else:
         answer = f"Too close to call {where}: {speedup_words(confirmed)}; 1x lies within the error"
-    rates = f"{confirmed.baseline_tokens_per_s:.1f} tokens/s alone, {confirmed.tokens_per_s:.1f} with the draft"
+    rates = (
+        f"{confirmed.baseline_tokens_per_s:.1f} tokens/s alone, {confirmed.tokens_per_s:.1f} with"
+        " the draft"
+    )
     ran = "Confirmed" if lead.undecided is None else "Ran"
     lines = [
         *fastest_lines([confirmed, *lead.elsewhere]),
         _draft_words(lead, confirmed.gamma),
-        f"{ran} in {confirmed.engine} {confirmed.engine_version} on {data['prompts']} held-out prompts, interleaved: {rates}.",
+        (
+            f"{ran} in {confirmed.engine} {confirmed.engine_version} on {data['prompts']} held-out"
+            f" prompts, interleaved: {rates}."
+        ),
     ]
     if lead.undecided is None:
         lines.append(_how_sure(confirmed))
     else:
-        lines.append("This confirmation counts for nothing. Stop other work on the machine and confirm again.")
+        lines.append(
+            "This confirmation counts for nothing. Stop other work on the machine and confirm"
+            " again."
+        )
     expected, error = confirmed.predicted_speedup, confirmed.relative_error
     if expected is not None and error is not None and lead.undecided is None:
         how = "high" if error > 0 else "low"
@@ -226,27 +302,45 @@ def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, target: s
 
 
 def fastest_lines(confirmed: Sequence[Confirmed]) -> list[str]:
-    """Which of the engines that ran is the fastest way to run the target, with its draft or alone: a speed-up is over the
-    same engine alone, and engines differ by more than drafts bring. [] where one ran, or where they ran other dtypes."""
+    """Which of the engines that ran is the fastest way to run the target, with its draft or alone:
+    a speed-up is over the same engine alone, and engines differ by more than drafts bring. [] where
+    one ran, or where they ran other dtypes."""
     decided = [each for each in confirmed if each.undecided is None]
-    if len({each.engine for each in decided}) < 2 or len({each.record.get("dtype") for each in decided}) > 1:
+    if (
+        len({each.engine for each in decided}) < 2
+        or len({each.record.get("dtype") for each in decided}) > 1
+    ):
         return []
     ways = [
         (tokens, engine_title(each.engine), how)
         for each in decided
-        for tokens, how in ((each.baseline_tokens_per_s, "alone"), (each.tokens_per_s, "with this draft"))
+        for tokens, how in (
+            (each.baseline_tokens_per_s, "alone"),
+            (each.tokens_per_s, "with this draft"),
+        )
     ]
     tokens, engine, how = max(ways)
-    others = ", ".join(f"{name} {what} {rate:.1f}" for rate, name, what in sorted(ways, reverse=True)[1:])
-    verdict_words = "No draft is faster than" if how == "alone" else "Fastest of the engines that ran:"
+    others = ", ".join(
+        f"{name} {what} {rate:.1f}" for rate, name, what in sorted(ways, reverse=True)[1:]
+    )
+    verdict_words = (
+        "No draft is faster than" if how == "alone" else "Fastest of the engines that ran:"
+    )
     return [f"{verdict_words} {engine} {how}, {tokens:.1f} tokens/s ({others})."]
 
 
 def _how_sure(confirmed: Confirmed) -> str:
     median, pooled, interval = confirmed.speedup.value, confirmed.pooled, confirmed.interval
-    ways = "" if pooled is None else f"median over prompts {median:.2f}x, all tokens over all seconds {pooled:.2f}x; "
+    ways = (
+        ""
+        if pooled is None
+        else f"median over prompts {median:.2f}x, all tokens over all seconds {pooled:.2f}x; "
+    )
     between = f"{interval[0]:.2f}x and {interval[1]:.2f}x"
-    return f"How sure: {ways}5-95 % of the bootstrap over prompts lie between {between}.{_choice(confirmed.record)}"
+    return (
+        f"How sure: {ways}5-95 % of the bootstrap over prompts lie between"
+        f" {between}.{_choice(confirmed.record)}"
+    )
 
 
 def _choice(data: Mapping[str, Any]) -> str:
@@ -255,14 +349,21 @@ def _choice(data: Mapping[str, Any]) -> str:
     if not best_of:
         return ""
     gammas = ", ".join(str(gamma) for gamma in best_of["gammas"])
-    return f" Best of gamma {gammas}: being picked flatters it by {best_of['optimism']:.2f}x, which the lower end bears."
+    return (
+        f" Best of gamma {gammas}: being picked flatters it by {best_of['optimism']:.2f}x, which"
+        " the lower end bears."
+    )
 
 
 def _unconfirmed_lines(found: Sequence[Shown], gain: float) -> list[str]:
     """Candidates that nobody confirmed and that are predicted above `gain`."""
-    faster = [item for item in found if item.measured_speedup is None and item.score.speedup.value > gain]
+    faster = [
+        item for item in found if item.measured_speedup is None and item.score.speedup.value > gain
+    ]
     gains = [(item.rank, item.score.speedup) for item in faster[:3]]
-    names = ", ".join(f"rank {rank} ({predicted.value:.2f}x ± {predicted.std:.2f})" for rank, predicted in gains)
+    names = ", ".join(
+        f"rank {rank} ({predicted.value:.2f}x ± {predicted.std:.2f})" for rank, predicted in gains
+    )
     return [f"Predicted above that but not confirmed: {names}."] if faster else []
 
 
@@ -273,7 +374,10 @@ def _unfinished(run: Run, target: str, device: str) -> Headline:
     if trials:
         lines.append(f"{len(trials)} scored trials are in trials.csv.")
     elif run.storage_file.is_file():
-        lines.append("journal.log holds the trials that were finished" + (f" (of {asked} asked for)." if asked else "."))
+        lines.append(
+            "journal.log holds the trials that were finished"
+            + (f" (of {asked} asked for)." if asked else ".")
+        )
     trained = len(list(run.path.glob("finalists/*/training.json")))
     if trained:
         lines.append(f"{trained} finalists have been trained (finalists/).")
@@ -281,24 +385,35 @@ def _unfinished(run: Run, target: str, device: str) -> Headline:
     options = " ".join(f"--{name} {shlex.quote(str(run.arguments[name]))}" for name in given)
     command = f"archsearch search {options} --run {shell_path(run.path)}"
     why = "Continue the search with the arguments it was started with (run.yaml lists them all)"
-    return Headline(f"This search for {target} on {device} has not finished.", lines, [(why, command)], None)
+    return Headline(
+        f"This search for {target} on {device} has not finished.", lines, [(why, command)], None
+    )
 
 
 def _draft_words(lead: Shown, gamma: int) -> str:
     score = lead.score
-    return f"Draft: rank {lead.rank}, {score.label()}, {millions(score.parameters)} parameters, gamma {gamma}."
+    return (
+        f"Draft: rank {lead.rank}, {score.label()}, {millions(score.parameters)} parameters, gamma"
+        f" {gamma}."
+    )
 
 
 def _served_lines(run: Run, lead: Shown) -> list[str]:
-    """The engine that the prediction is for, and what decides a round in it; nothing for runs of version 0.1.0."""
+    """The engine that the prediction is for, and what decides a round in it; nothing for runs of
+    version 0.1.0."""
     served = run.info["profile"].get("served")
     words = round_words(lead.score)
-    text = ". ".join(part[:1].upper() + part[1:] for part in (f"predicted for {served}" if served else "", words) if part)
+    text = ". ".join(
+        part[:1].upper() + part[1:]
+        for part in (f"predicted for {served}" if served else "", words)
+        if part
+    )
     return [f"{text}."] if text else []
 
 
 def _proves_shapes(run: Run) -> bool:
-    """Whether the run's engine can time a draft that has no weights, beside a target that has none."""
+    """Whether the run's engine can time a draft that has no weights, beside a target that has
+    none."""
     facts = ENGINES.get(str(run.arguments.get("engine")))
     return facts is not None and facts.synthesises and facts.dummy_weights
 
@@ -310,12 +425,16 @@ def _hub_id(lead: Shown) -> str:
     return (needs.hub_id or "") if exists and needs is not None else ""
 
 
-def _next_of_existing(run: Run, lead: Shown, synthetic: tuple[str, str] | None) -> list[tuple[str, str]]:
+def _next_of_existing(
+    run: Run, lead: Shown, synthetic: tuple[str, str] | None
+) -> list[tuple[str, str]]:
     """What can be done with a drafter that can be downloaded: nothing of it need be trained."""
     asked = run.arguments
     prompts = f" --prompts {shell_path(Path(asked['prompts']))}" if asked.get("prompts") else ""
     target = shlex.quote(str(asked.get("target", "")))
-    measure = f"archsearch acceptance --target {target} --draft {shlex.quote(_hub_id(lead))}{prompts}"
+    measure = (
+        f"archsearch acceptance --target {target} --draft {shlex.quote(_hub_id(lead))}{prompts}"
+    )
     steps = [synthetic] if synthetic is not None else []
     if lead.score.drafter is None:
         steps.append(("Measure how much of it the target accepts (needs both weights)", measure))
@@ -323,25 +442,42 @@ def _next_of_existing(run: Run, lead: Shown, synthetic: tuple[str, str] | None) 
 
 
 def _schedule_step(path: str, lead: Shown) -> list[tuple[str, str]]:
-    if lead.score.engine in ENGINES and lead.score.family not in ENGINES[lead.score.engine].unscheduled:
+    if (
+        lead.score.engine in ENGINES
+        and lead.score.family not in ENGINES[lead.score.engine].unscheduled
+    ):
         return [("Its best gamma by batch size", f"archsearch schedule {path} --rank {lead.rank}")]
     return []
 
 
 def _next_of_family(path: str, lead: Shown, independent: int | None) -> list[tuple[str, str]]:
-    """What can be done with a lead that is no independent draft; `independent`: the best rank that is one."""
+    """What can be done with a lead that is no independent draft; `independent`: the best rank that
+    is one."""
     steps = _schedule_step(path, lead)
     family, gamma = lead.score.family, lead.score.gamma
     if family in HEAD_FAMILIES:
         train = f"archsearch train {path} --family {family} --gamma {gamma} --budget 30m"
-        steps.append(("Train a head of this family (its layer has the target's shape) on text the target writes", train))
+        steps.append(
+            (
+                (
+                    "Train a head of this family (its layer has the target's shape) on text the"
+                    " target writes"
+                ),
+                train,
+            )
+        )
     elif independent is not None:
-        words = "archsearch trains independent drafts, EAGLE-3, P-EAGLE and Medusa heads; the best independent draft"
+        words = (
+            "archsearch trains independent drafts, EAGLE-3, P-EAGLE and Medusa heads; the best"
+            " independent draft"
+        )
         steps.append((words, f"archsearch train {path} --rank {independent} --budget 30m"))
     return steps
 
 
-def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> list[tuple[str, str]]:
+def _next(
+    run: Run, lead: Shown, pays: bool, independent: int | None = None
+) -> list[tuple[str, str]]:
     path, rank = shell_path(run.path), f"--rank {lead.rank}"
     if lead.score.drafter is not None and not _hub_id(lead):
         return _next_of_family(path, lead, independent)
@@ -354,16 +490,36 @@ def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> 
         steps = []
         proves = _proves_shapes(run) and not lead.loads and pays
         if _hub_id(lead):
-            cycle = ("Run its real cycle, with random weights, at the predicted alpha", f"{confirm} --synthetic")
-            return _next_of_existing(run, lead, cycle if proves and lead.score.drafter is None else None)
+            cycle = (
+                "Run its real cycle, with random weights, at the predicted alpha",
+                f"{confirm} --synthetic",
+            )
+            return _next_of_existing(
+                run, lead, cycle if proves and lead.score.drafter is None else None
+            )
         if proves:
-            steps.append(("Prove the shape before training it: its real cycle, at the predicted alpha", f"{confirm} --synthetic"))
-        steps += [(f"Give the draft weights, distilled from the target (needs the target's weights; on {device})", train)]
+            steps.append(
+                (
+                    "Prove the shape before training it: its real cycle, at the predicted alpha",
+                    f"{confirm} --synthetic",
+                )
+            )
+        steps += [
+            (
+                (
+                    "Give the draft weights, distilled from the target (needs the target's"
+                    f" weights; on {device})"
+                ),
+                train,
+            )
+        ]
         return steps + ([("Then measure it in the engine", confirm), then_export] if pays else [])
     if lead.measured_speedup is None:
         steps = [("Measure it in the engine", confirm)]
         return steps + [then_export if pays else ("Or train it further; alpha may rise", train)]
-    again = f"archsearch confirm {path} {rank}" + _engine_option(run, lead.confirmed.engine if lead.confirmed is not None else "")
+    again = f"archsearch confirm {path} {rank}" + _engine_option(
+        run, lead.confirmed.engine if lead.confirmed is not None else ""
+    )
     if lead.undecided is not None:
         return [("Measure it again, with nothing else running", again)]
     steps = [("Write a folder that engines load", export)] if pays else []
@@ -371,11 +527,17 @@ def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> 
 
 
 def _other_engine(run: Run) -> str:
-    """What `confirm` must be told where archsearch does not run the engine that the prediction is for."""
+    """What `confirm` must be told where archsearch does not run the engine that the prediction is
+    for."""
     asked = ENGINES.get(str(run.arguments.get("engine")))
     return " --engine vllm" if asked is not None and not asked.make else ""
 
 
 def _engine_option(run: Run, engine: str) -> str:
-    """What `confirm` must be told to run in `engine` again; "" where it is the run's own, which it takes by itself."""
-    return f" --engine {shlex.quote(engine)}" if engine and engine != (run.arguments.get("engine") or "transformers") else ""
+    """What `confirm` must be told to run in `engine` again; "" where it is the run's own, which it
+    takes by itself."""
+    return (
+        f" --engine {shlex.quote(engine)}"
+        if engine and engine != (run.arguments.get("engine") or "transformers")
+        else ""
+    )

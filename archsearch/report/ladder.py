@@ -1,4 +1,5 @@
-"""The ladder of each finalist: its speed-up by the prior, after each short training, after the full one, and as confirmed."""
+"""The ladder of each finalist: its speed-up by the prior, after each short training, after the full
+one, and as confirmed."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ Ladder = dict[str, Estimate]
 
 
 def ladders(reading: Reading, trials: Sequence[Mapping[str, Any]]) -> dict[str, Ladder]:
-    """By label, best rank first: what was believed of the speed-up at each rung that a candidate stood on."""
+    """By label, best rank first: what was believed of the speed-up at each rung that a candidate
+    stood on."""
     records = [record for record in reading.climb.get("rungs", []) if record.get("score")]
     found: dict[str, Ladder] = {}
     for item in reading.candidates[:FINALISTS_DRAWN]:
@@ -41,15 +43,20 @@ def _rung(record: Mapping[str, Any]) -> str:
     return f"short training {record['round']}" if record["rung"] == 1 else FULL
 
 
-def _prior(item: Shown, records: Sequence[Mapping[str, Any]], trials: Sequence[Mapping[str, Any]]) -> Estimate | None:
-    """What was believed before anything was trained: the climb's own record, or the search's trial."""
+def _prior(
+    item: Shown, records: Sequence[Mapping[str, Any]], trials: Sequence[Mapping[str, Any]]
+) -> Estimate | None:
+    """What was believed before anything was trained: the climb's own record, or the search's
+    trial."""
     for record in records:
         if record["label"] == item.score.label() and record["rung"] == 0:
             return as_estimate(record["score"])
     for row in trials:
         if row.get("drafter") == item.score.label() and not row.get("rung"):
             try:
-                return Estimate(float(row["speedup"]), float(row.get("speedup_std") or 0.0), "modelled")
+                return Estimate(
+                    float(row["speedup"]), float(row.get("speedup_std") or 0.0), "modelled"
+                )
             except WRONG_SHAPE:
                 return None
     return None
@@ -63,47 +70,76 @@ def section_ladder(reading: Reading, trials: Sequence[Mapping[str, Any]]) -> Sec
     seen = {rung for ladder in found.values() for rung in ladder}
     rungs = [PRIOR, *sorted(rung for rung in seen if rung.startswith("short")), FULL, CONFIRMED]
     rungs = [rung for rung in rungs if rung in seen]
-    series = [_series(label, ladder, rungs, number) for number, (label, ladder) in enumerate(found.items())]
+    series = [
+        _series(label, ladder, rungs, number)
+        for number, (label, ladder) in enumerate(found.items())
+    ]
     chart = Chart(
-        "ladder", "From prior to confirmed",
-        "The speed-up that was believed at each rung, one line a finalist, with one standard deviation: the band narrows as the "
-        "draft itself is measured. Dashed across: no gain.",
-        "", "speed-up, x", tuple(series), level=1.0, ticks=tuple(map(float, range(len(rungs)))),
+        "ladder",
+        "From prior to confirmed",
+        "The speed-up that was believed at each rung, one line a finalist, with one standard"
+        " deviation: the band narrows as the draft itself is measured. Dashed across: no gain.",
+        "",
+        "speed-up, x",
+        tuple(series),
+        level=1.0,
+        ticks=tuple(map(float, range(len(rungs)))),
         tick_names=tuple(_tick(rung) for rung in rungs),
-    )  # fmt: skip
+    )
     rows: list[list[Cell | str]] = [
-        [text_cell(label), *(value_cell(ladder.get(rung), 2, unit="x") for rung in rungs)] for label, ladder in found.items()
+        [text_cell(label), *(value_cell(ladder.get(rung), 2, unit="x") for rung in rungs)]
+        for label, ladder in found.items()
     ]
     note = (
-        "Prior: before anything was trained. Trainings: alpha as expected at their end, after what was measured. "
-        "Confirmed: run in the engine beside the target alone."
+        "Prior: before anything was trained. Trainings: alpha as expected at their end, after what"
+        " was measured. Confirmed: run in the engine beside the target alone."
     )
     table = Table(("shape", *rungs), rows)
     return Section("The ladder of each finalist", tables=[table], charts=[chart], notes=[note])
 
 
 def section_rungs(state: Mapping[str, Any]) -> Section:
-    """What a climb trained, round by round, and what it predicted after each; empty for runs that did not climb."""
+    """What a climb trained, round by round, and what it predicted after each; empty for runs that
+    did not climb."""
     rows: list[list[Cell | str]] = []
     for record in state.get("rungs", []):
         if record["rung"] == 0:
             continue
         measured = (record.get("measured") or {}).get("alpha")
         fate = f"{record['state']}: {record['why']}" if record["why"] else record["state"]
-        rows.append([
-            text_cell(_rung(record)), text_cell(record["label"]), f"{record['tokens'] / 1e3:,.0f}k",
-            human_time(record["seconds"]), "-" if measured is None else f"{measured:.3f}",
-            value_cell(as_estimate(record["alpha"])), value_cell(as_estimate(record["score"]), 2, unit="x"),
-            text_cell(fate, wrap=True),
-        ])  # fmt: skip
+        rows.append(
+            [
+                text_cell(_rung(record)),
+                text_cell(record["label"]),
+                f"{record['tokens'] / 1e3:,.0f}k",
+                human_time(record["seconds"]),
+                "-" if measured is None else f"{measured:.3f}",
+                value_cell(as_estimate(record["alpha"])),
+                value_cell(as_estimate(record["score"]), 2, unit="x"),
+                text_cell(fate, wrap=True),
+            ]
+        )
     if not rows:
         return Section()
-    header = ("round", "shape", "tokens", "time", "alpha then", "alpha at the end", "speed-up at the end", "outcome")
-    spent = ", ".join(f"{name} {human_time(seconds)}" for name, seconds in state.get("steps", {}).items())
-    words = f"Time budget {human_time(state['budget_s'])}; spent: {spent}. " + " ".join(f"{note}." for note in state["notes"])
+    header = (
+        "round",
+        "shape",
+        "tokens",
+        "time",
+        "alpha then",
+        "alpha at the end",
+        "speed-up at the end",
+        "outcome",
+    )
+    spent = ", ".join(
+        f"{name} {human_time(seconds)}" for name, seconds in state.get("steps", {}).items()
+    )
+    words = f"Time budget {human_time(state['budget_s'])}; spent: {spent}. " + " ".join(
+        f"{note}." for note in state["notes"]
+    )
     note = (
-        "alpha then: measured after that many tokens, on answers kept out of training, the same for all shapes. At the "
-        f"end: expected after the full training. {words}"
+        "alpha then: measured after that many tokens, on answers kept out of training, the same"
+        f" for all shapes. At the end: expected after the full training. {words}"
     )
     brief = ("round", "shape", "speed-up at the end", "tokens", "time", "alpha then")
     return Section("The climb", tables=[Table(header, rows, brief=brief)], notes=[note])
@@ -118,8 +154,14 @@ def _series(label: str, ladder: Ladder, rungs: Sequence[str], number: int) -> Se
     steps = [(place, ladder[rung]) for place, rung in enumerate(rungs) if rung in ladder]
     shift = 0.04 * number  # side by side, so that bars do not hide each other
     return Series(
-        label, tuple(place + shift for place, _ in steps), tuple(value.value for _, value in steps),
+        label,
+        tuple(place + shift for place, _ in steps),
+        tuple(value.value for _, value in steps),
         colour=SERIES[number % len(SERIES)],
-        low=tuple(value.value - value.std for _, value in steps), high=tuple(value.value + value.std for _, value in steps),
-        notes=tuple(f"{label}<br>{rungs[place]}: {value.value:.2f}x ± {value.std:.2f}" for place, value in steps),
-    )  # fmt: skip
+        low=tuple(value.value - value.std for _, value in steps),
+        high=tuple(value.value + value.std for _, value in steps),
+        notes=tuple(
+            f"{label}<br>{rungs[place]}: {value.value:.2f}x ± {value.std:.2f}"
+            for place, value in steps
+        ),
+    )

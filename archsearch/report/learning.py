@@ -13,19 +13,23 @@ from archsearch.runs.candidate import TrainingLook, TrainingRecord
 
 DRAFTS_TOLD: Final = 3
 NOTE: Final = (
-    "Distinct: tokens of text that the target wrote for training; seen: with repetitions and prompts. Alpha on texts that no "
-    "draft is trained on, as training looked at it; the alpha of the tables is measured afterwards. A loss that falls while "
-    "alpha does not rise is text learnt by heart: more epochs bring nothing, more text does."
+    "Distinct: tokens of text that the target wrote for training; seen: with repetitions and"
+    " prompts. Alpha on texts that no draft is trained on, as training looked at it; the alpha of"
+    " the tables is measured afterwards. A loss that falls while alpha does not rise is text learnt"
+    " by heart: more epochs bring nothing, more text does."
 )
-# Held-out alpha below its best by more than this, while the training loss fell, is learning by heart. Two looks at one draft
-# differ by about 0.01.
+# Held-out alpha below its best by more than this, while the training loss fell, is learning by
+# heart. Two looks at one draft differ by about 0.01.
 BY_HEART: Final = 0.015
 
 
 def trained(reading: Reading) -> list[TrainingRecord]:
     """One record a shape: of the ranked candidates, then of finalists that are not ranked."""
     found: dict[str, TrainingRecord] = {}
-    for record in (*(item.trained_by for item in reading.candidates if item.trained_by is not None), *reading.finalists):
+    for record in (
+        *(item.trained_by for item in reading.candidates if item.trained_by is not None),
+        *reading.finalists,
+    ):
         if record.looks or record.tokens:
             found.setdefault(record.architecture.label(), record)
     return list(found.values())
@@ -34,15 +38,23 @@ def trained(reading: Reading) -> list[TrainingRecord]:
 def learning_lines(reading: Reading) -> list[str]:
     """One sentence a trained draft, for the terminal."""
     records = trained(reading)
-    lines = [f"{record.architecture.label()}: {curve_words(record)}" for record in records[:DRAFTS_TOLD]]
+    lines = [
+        f"{record.architecture.label()}: {curve_words(record)}" for record in records[:DRAFTS_TOLD]
+    ]
     more = len(records) - DRAFTS_TOLD
     return [*lines, *([f"{more} more in report.html"] if more > 0 else [])]
 
 
 def curve_words(record: TrainingRecord) -> str:
-    """`24k distinct tokens, 5.8M seen (104 epochs); training loss 2.20 -> 0.18; held-out alpha .327 at 620k tokens, kept`."""
-    distinct = f"{count_words(record.distinct_tokens)} distinct tokens, " if record.distinct_tokens else ""
-    parts = [f"{distinct}{count_words(record.tokens)} seen" + (f" ({epochs_words(record.epochs)})" if record.epochs else "")]
+    """`24k distinct tokens, 5.8M seen (104 epochs); training loss 2.20 -> 0.18; held-out alpha .327
+    at 620k tokens, kept`."""
+    distinct = (
+        f"{count_words(record.distinct_tokens)} distinct tokens, " if record.distinct_tokens else ""
+    )
+    parts = [
+        f"{distinct}{count_words(record.tokens)} seen"
+        + (f" ({epochs_words(record.epochs)})" if record.epochs else "")
+    ]
     losses = [look.loss for look in record.looks if look.loss is not None]
     if len(losses) > 1:
         parts.append(f"training loss {losses[0]:.2f} -> {losses[-1]:.2f}")
@@ -59,14 +71,21 @@ def _alpha_words(record: TrainingRecord) -> str:
     shown = kept or last
     text = f"held-out alpha {shown.alpha:.3f}"
     if kept is not None and kept.tokens < last.tokens:
-        return f"{text} at {count_words(kept.tokens)} tokens, whose weights are kept ({last.alpha:.3f} at the end)"
+        return (
+            f"{text} at {count_words(kept.tokens)} tokens, whose weights are kept ({last.alpha:.3f}"
+            " at the end)"
+        )
     if kept is None and best.alpha - last.alpha > BY_HEART:
-        return f"{text} at the end, {best.alpha:.3f} at {count_words(best.tokens)} tokens: the rest was learnt by heart"
+        return (
+            f"{text} at the end, {best.alpha:.3f} at {count_words(best.tokens)} tokens: the rest"
+            " was learnt by heart"
+        )
     return f"{text} at the end"
 
 
 def section_learning(reading: Reading) -> Section:
-    """A table of the trained drafts; empty where none was trained. The picture of them is among the others."""
+    """A table of the trained drafts; empty where none was trained. The picture of them is among the
+    others."""
     records = trained(reading)
     if not records:
         return Section()
@@ -74,15 +93,32 @@ def section_learning(reading: Reading) -> Section:
     for record in records:
         losses = [look.loss for look in record.looks if look.loss is not None]
         best = max((look.alpha for look in record.looks), default=None)
-        rows.append([
-            text_cell(record.architecture.label()), count_words(record.distinct_tokens) if record.distinct_tokens else "-",
-            count_words(record.tokens), f"{record.epochs:.1f}" if record.epochs else "-",
-            f"{losses[0]:.2f} to {losses[-1]:.2f}" if losses else "-", "-" if best is None else f"{best:.3f}",
-            _look_cell(record.kept), _look_cell(record.looks[-1] if record.looks else None), human_time(record.seconds),
-            text_cell(record.stopped or "-", wrap=True),
-        ])  # fmt: skip
-    header = ("shape", "distinct tokens", "seen", "epochs", "training loss", "best alpha", "kept at", "at the end", "time",
-              "stopped")  # fmt: skip
+        rows.append(
+            [
+                text_cell(record.architecture.label()),
+                count_words(record.distinct_tokens) if record.distinct_tokens else "-",
+                count_words(record.tokens),
+                f"{record.epochs:.1f}" if record.epochs else "-",
+                f"{losses[0]:.2f} to {losses[-1]:.2f}" if losses else "-",
+                "-" if best is None else f"{best:.3f}",
+                _look_cell(record.kept),
+                _look_cell(record.looks[-1] if record.looks else None),
+                human_time(record.seconds),
+                text_cell(record.stopped or "-", wrap=True),
+            ]
+        )
+    header = (
+        "shape",
+        "distinct tokens",
+        "seen",
+        "epochs",
+        "training loss",
+        "best alpha",
+        "kept at",
+        "at the end",
+        "time",
+        "stopped",
+    )
     return Section("Learning curve", tables=[Table(header, rows)], notes=[NOTE])
 
 
@@ -94,7 +130,8 @@ def _look_cell(look: TrainingLook | None) -> Cell:
 
 
 def plot_learning(records: Sequence[TrainingRecord]) -> Chart | None:
-    """Held-out alpha (left, full) and training loss (right, dashed) against tokens seen; None where nothing was looked at."""
+    """Held-out alpha (left, full) and training loss (right, dashed) against tokens seen; None where
+    nothing was looked at."""
     shown = [record for record in records if any(look.seconds > 0 for look in record.looks)]
     if not shown:
         return None
@@ -107,26 +144,70 @@ def plot_learning(records: Sequence[TrainingRecord]) -> Chart | None:
     for number, record in enumerate(shown):
         colour, label = SERIES[number % len(SERIES)], record.architecture.label()
         looks = [look for look in record.looks if at(look) > 0]
-        notes = tuple(f"{label}<br>alpha {look.alpha:.3f} after {count_words(look.tokens)} tokens"
-                      + (f", {epochs_words(look.epochs)}" if look.epochs else "") for look in looks)  # fmt: skip
+        notes = tuple(
+            f"{label}<br>alpha {look.alpha:.3f} after {count_words(look.tokens)} tokens"
+            + (f", {epochs_words(look.epochs)}" if look.epochs else "")
+            for look in looks
+        )
         alphas.append(
-            Series(label, tuple(map(at, looks)), tuple(look.alpha for look in looks), colour=colour, size=4.0, notes=notes)
+            Series(
+                label,
+                tuple(map(at, looks)),
+                tuple(look.alpha for look in looks),
+                colour=colour,
+                size=4.0,
+                notes=notes,
+            )
         )
         fell = [(at(look), look.loss) for look in looks if look.loss is not None]
         if fell:
             places = tuple(x for x, _ in fell), tuple(float(y) for _, y in fell)
-            losses.append(Series(f"{label}, loss", *places, colour=colour, dashed=True, symbol=None, faint=True, right=True,
-                                 named=False))  # fmt: skip
+            losses.append(
+                Series(
+                    f"{label}, loss",
+                    *places,
+                    colour=colour,
+                    dashed=True,
+                    symbol=None,
+                    faint=True,
+                    right=True,
+                    named=False,
+                )
+            )
         if record.kept is not None and at(record.kept) > 0:
-            alphas.append(Series(f"{label}, kept", (at(record.kept),), (record.kept.alpha,), "points", MARK, symbol="diamond",
-                                 size=9.0, named=False))  # fmt: skip
-    kept = " Red diamond: the weights that were kept." if any(record.kept is not None for record in shown) else ""
-    caption = (
-        "Alpha on texts that are not trained on (full lines) and training loss (dashed, right scale) against the "
-        f"{'tokens seen, repetitions included' if in_tokens else 'seconds of training'} (measured; training.json).{kept}"
+            alphas.append(
+                Series(
+                    f"{label}, kept",
+                    (at(record.kept),),
+                    (record.kept.alpha,),
+                    "points",
+                    MARK,
+                    symbol="diamond",
+                    size=9.0,
+                    named=False,
+                )
+            )
+    kept = (
+        " Red diamond: the weights that were kept."
+        if any(record.kept is not None for record in shown)
+        else ""
     )
-    return Chart("learning", "Learning curve", caption, "tokens seen in training" if in_tokens else "training time, seconds",
-                 "held-out alpha", (*alphas, *losses), x_scale="log", right_label="training loss" if losses else "")  # fmt: skip
+    caption = (
+        "Alpha on texts that are not trained on (full lines) and training loss (dashed, right"
+        " scale) against the"
+        f" {'tokens seen, repetitions included' if in_tokens else 'seconds of training'} (measured;"
+        f" training.json).{kept}"
+    )
+    return Chart(
+        "learning",
+        "Learning curve",
+        caption,
+        "tokens seen in training" if in_tokens else "training time, seconds",
+        "held-out alpha",
+        (*alphas, *losses),
+        x_scale="log",
+        right_label="training loss" if losses else "",
+    )
 
 
 def count_words(count: float | None) -> str:
@@ -135,7 +216,9 @@ def count_words(count: float | None) -> str:
         return "-"
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if count >= 0.9995 * size:
-            return f"{count / size:.1f}{unit}" if count < 9.95 * size else f"{count / size:.0f}{unit}"
+            return (
+                f"{count / size:.1f}{unit}" if count < 9.95 * size else f"{count / size:.0f}{unit}"
+            )
     return f"{count:.0f}"
 
 

@@ -1,4 +1,5 @@
-"""The section of one measurement under load: predicted beside measured at each number of requests in flight."""
+"""The section of one measurement under load: predicted beside measured at each number of requests
+in flight."""
 
 from __future__ import annotations
 
@@ -36,11 +37,19 @@ def section_load(item: Shown, load: LoadRecord) -> Section:
     ]
     doubts = [acceptance_words(load)]
     if load.is_stale(item.score.alpha):
-        doubts.append("Alpha on held-out text has changed since; the predictions here are from before.")
+        doubts.append(
+            "Alpha on held-out text has changed since; the predictions here are from before."
+        )
     parts = []
     if any(row.error_by_term and row.relative_error is not None for row in load.rows):
         title = "What each term brings to the error of the speed-up"
-        parts.append(Section(title, tables=[_terms_table(load)], notes=[_TERM_NOTE + slowdown_words(load.slowdown)]))
+        parts.append(
+            Section(
+                title,
+                tables=[_terms_table(load)],
+                notes=[_TERM_NOTE + slowdown_words(load.slowdown)],
+            )
+        )
     if load.schedule is not None:
         parts.append(_schedule_part(load.schedule))
     notes = [_TABLE + (_SYNTHETIC_BAND if load.synthetic else "") + _error_words(load)]
@@ -56,18 +65,20 @@ def section_load(item: Shown, load: LoadRecord) -> Section:
 
 
 _TABLE: Final = (
-    "In flight: requests served together. Measured: median over repeats of the ratio to the target alone in the same repeat, "
-    "5-95 % of the bootstrap below it. Predicted: ± one standard deviation. Error: predicted / measured - 1; the next column is "
-    "with the tau the engine counted, which leaves the error of the times. tokens/s: all requests together. "
+    "In flight: requests served together. Measured: median over repeats of the ratio to the target"
+    " alone in the same repeat, 5-95 % of the bootstrap below it. Predicted: ± one standard"
+    " deviation. Error: predicted / measured - 1; the next column is with the tau the engine"
+    " counted, which leaves the error of the times. tokens/s: all requests together. "
 )
 _SYNTHETIC_BAND: Final = (
-    "The predicted deviation holds what is not known about acceptance, too, which synthetic acceptance takes out of the "
-    "measured side. "
+    "The predicted deviation holds what is not known about acceptance, too, which synthetic"
+    " acceptance takes out of the measured side. "
 )
 _TERM_NOTE: Final = (
-    "Each row adds up to the error of the speed-up (predicted / measured - 1). Positive: the term makes the prediction too high. "
-    "Below it: predicted, measured; times are medians over steps at full batch, draft: all passes of a round, overhead: what "
-    "is neither draft nor verify. Rest: the speed-up is a median of ratios, which medians of terms do not give exactly."
+    "Each row adds up to the error of the speed-up (predicted / measured - 1). Positive: the term"
+    " makes the prediction too high. Below it: predicted, measured; times are medians over steps at"
+    " full batch, draft: all passes of a round, overhead: what is neither draft nor verify. Rest:"
+    " the speed-up is a median of ratios, which medians of terms do not give exactly."
 )
 
 
@@ -78,9 +89,10 @@ def acceptance_words(load: LoadRecord) -> str:
     rates = ", ".join(f"{share:.2f}" for share in load.asked_acceptance_by_position)
     by_position = f" ({rates} by position)" if rates else ""
     return (
-        f"Acceptance was synthetic: draft tokens were accepted by chance at the predicted rates{by_position} "
-        "and the draft's weights were random. The times are the engine's own; the text is not the target's. That a draft of this "
-        "shape reaches these rates is not shown here."
+        "Acceptance was synthetic: draft tokens were accepted by chance at the predicted"
+        f" rates{by_position} and the draft's weights were random. The times are the engine's own;"
+        " the text is not the target's. That a draft of this shape reaches these rates is not"
+        " shown here."
     )
 
 
@@ -95,7 +107,9 @@ def _error_words(load: LoadRecord) -> str:
     ]
     cases = f"{summary['cases']:.0f} cases" if summary["cases"] != 1 else "1 case"
     return (
-        f"{cases}: median absolute error {summary['median_absolute_error']:.1%}" + "".join(f", {share}" for share in shares) + "."
+        f"{cases}: median absolute error {summary['median_absolute_error']:.1%}"
+        + "".join(f", {share}" for share in shares)
+        + "."
     )
 
 
@@ -118,8 +132,18 @@ def _speedup_table(load: LoadRecord) -> Table:
                 f"{row.measured.tokens_per_s:.1f}",
             ]
         )
-    header = ("served with", "in flight", "gamma", "speed-up, predicted", "measured", "error", "with counted tau",
-              "tau, tokens", "tokens/s alone", "with draft")  # fmt: skip
+    header = (
+        "served with",
+        "in flight",
+        "gamma",
+        "speed-up, predicted",
+        "measured",
+        "error",
+        "with counted tau",
+        "tau, tokens",
+        "tokens/s alone",
+        "with draft",
+    )
     return Table(header, rows)
 
 
@@ -149,15 +173,28 @@ def _schedule_part(schedule: ScheduleRun) -> Section:
     words = [f"Schedule that was run: {ranges_words(schedule.ranges)}."] if schedule.ranges else []
     if schedule.verdict:
         rows: list[list[Cell | str]] = [
-            [str(row.concurrency), _gamma(row.gamma), value_cell(row.speedup, 2, unit="x"), text_cell(row.best_other),
-             value_cell(row.best_other_speedup, 2, unit="x"), text_cell("yes" if row.holds else "NO")]
+            [
+                str(row.concurrency),
+                _gamma(row.gamma),
+                value_cell(row.speedup, 2, unit="x"),
+                text_cell(row.best_other),
+                value_cell(row.best_other_speedup, 2, unit="x"),
+                text_cell("yes" if row.holds else "NO"),
+            ]
             for row in schedule.verdict
-        ]  # fmt: skip
-        header = ("in flight", "gamma of the schedule", "speed-up, schedule", "best other", "speed-up, best other",
-                  "not shown to be worse")  # fmt: skip
+        ]
+        header = (
+            "in flight",
+            "gamma of the schedule",
+            "speed-up, schedule",
+            "best other",
+            "speed-up, best other",
+            "not shown to be worse",
+        )
         note = (
-            "Best other: the fastest of off (1.0) and every fixed gamma that was run. Not shown to be worse: not "
-            "slower by more than two standard deviations of the difference; a smaller loss would not be seen."
+            "Best other: the fastest of off (1.0) and every fixed gamma that was run. Not shown to"
+            " be worse: not slower by more than two standard deviations of the difference; a"
+            " smaller loss would not be seen."
         )
         return Section(title, words, [Table(header, rows)], notes=[note])
     return Section(title, words)
@@ -177,19 +214,29 @@ def _load_chart(item: Shown, load: LoadRecord) -> Chart:
     names += [name for name in load.variants if name == SCHEDULE]
     for number, name in enumerate(names):
         colour = MARK if name == SCHEDULE else SERIES[number % len(SERIES)]
-        rows = sorted((row for row in load.rows if row.variant == name), key=lambda row: row.concurrency)
+        rows = sorted(
+            (row for row in load.rows if row.variant == name), key=lambda row: row.concurrency
+        )
         # side by side, so that intervals at one concurrency do not hide each other
         shift = 2.0 ** (0.09 * (number - (len(names) - 1) / 2))
         if name != SCHEDULE:  # its prediction is that of the gamma it runs
             series += _predicted(name, rows, colour)
         series.append(
-            Series(name, tuple(shift * row.concurrency for row in rows), tuple(row.speedup.value for row in rows),
-                   "line" if name == SCHEDULE else "points", colour,
-                   tuple(min(row.interval[0], row.speedup.value) for row in rows),
-                   tuple(max(row.interval[1], row.speedup.value) for row in rows),
-                   symbol="diamond" if name == SCHEDULE else "circle",
-                   notes=tuple(f"{name}, {row.concurrency} in flight<br>{row.speedup.value:.2f}x measured" for row in rows))
-        )  # fmt: skip
+            Series(
+                name,
+                tuple(shift * row.concurrency for row in rows),
+                tuple(row.speedup.value for row in rows),
+                "line" if name == SCHEDULE else "points",
+                colour,
+                tuple(min(row.interval[0], row.speedup.value) for row in rows),
+                tuple(max(row.interval[1], row.speedup.value) for row in rows),
+                symbol="diamond" if name == SCHEDULE else "circle",
+                notes=tuple(
+                    f"{name}, {row.concurrency} in flight<br>{row.speedup.value:.2f}x measured"
+                    for row in rows
+                ),
+            )
+        )
     caption = (
         f"Rank {item.rank} in {engine_title(load.engine)}. Points: measured, bars 5-95 %"
         + (" (acceptance synthetic)" if load.synthetic else "")
@@ -199,13 +246,25 @@ def _load_chart(item: Shown, load: LoadRecord) -> Chart:
     )
     key = re.sub(r"[^A-Za-z0-9-]", "-", f"load-{item.rank}-{load.engine}")
     return Chart(
-        key, "Speed-up against requests in flight", caption, "requests in flight", "speed-up, x", tuple(series), x_scale="log2",
-        y_from_zero=True, level=1.0, ticks=tuple(map(float, sorted(load.concurrencies))),
-    )  # fmt: skip
+        key,
+        "Speed-up against requests in flight",
+        caption,
+        "requests in flight",
+        "speed-up, x",
+        tuple(series),
+        x_scale="log2",
+        y_from_zero=True,
+        level=1.0,
+        ticks=tuple(map(float, sorted(load.concurrencies))),
+    )
 
 
 def _predicted(name: str, rows: Sequence[LoadRow], colour: str) -> list[Series]:
-    priced = [(float(row.concurrency), row.predicted_speedup) for row in rows if row.predicted_speedup is not None]
+    priced = [
+        (float(row.concurrency), row.predicted_speedup)
+        for row in rows
+        if row.predicted_speedup is not None
+    ]
     if not priced:
         return []
     if len(priced) == 1:  # a band of no width would not be seen
@@ -213,7 +272,16 @@ def _predicted(name: str, rows: Sequence[LoadRow], colour: str) -> list[Series]:
         priced = [(place / 1.3, value), (place * 1.3, value)]
     gains = [value for _, value in priced]
     return [
-        Series(f"{name}, predicted", tuple(x for x, _ in priced), tuple(gain.value for gain in gains), colour=colour,
-               low=tuple(gain.value - gain.std for gain in gains), high=tuple(gain.value + gain.std for gain in gains), band=True,
-               dashed=True, symbol=None, named=False)
-    ]  # fmt: skip
+        Series(
+            f"{name}, predicted",
+            tuple(x for x, _ in priced),
+            tuple(gain.value for gain in gains),
+            colour=colour,
+            low=tuple(gain.value - gain.std for gain in gains),
+            high=tuple(gain.value + gain.std for gain in gains),
+            band=True,
+            dashed=True,
+            symbol=None,
+            named=False,
+        )
+    ]

@@ -7,28 +7,56 @@ from typing import Any, Final
 
 from archsearch.search.mixed import MixScore
 
-UNITS: Final = {"speedup": "x", "tpot": " s a token", "throughput": " tokens/s", "tokens_per_device": " tokens/s a device"}
+UNITS: Final = {
+    "speedup": "x",
+    "tpot": " s a token",
+    "throughput": " tokens/s",
+    "tokens_per_device": " tokens/s a device",
+}
 PART_HEADER: Final = (
-    "part", "share", "context", "running", "gamma", "alpha", "ms a token", "without", "first token ms", "tokens/s", "without",
+    "part",
+    "share",
+    "context",
+    "running",
+    "gamma",
+    "alpha",
+    "ms a token",
+    "without",
+    "first token ms",
+    "tokens/s",
+    "without",
     "speed-up",
-)  # fmt: skip
+)
 
 
 def load_words(part: Mapping[str, Any]) -> str:
-    """`chat (70% of tokens): 4 in flight, prompts of 600 tokens, answers of 250`; a part as `LoadPart.to_dict` has it."""
+    """`chat (70% of tokens): 4 in flight, prompts of 600 tokens, answers of 250`; a part as
+    `LoadPart.to_dict` has it."""
     how = (
-        f"{part['concurrency']} in flight" if part.get("concurrency") else f"{part['requests_per_second']:.3g} requests a second"
+        f"{part['concurrency']} in flight"
+        if part.get("concurrency")
+        else f"{part['requests_per_second']:.3g} requests a second"
     )
-    hit = f", {part['prefix_cache_hit']:.0%} of prompts cached" if part.get("prefix_cache_hit") else ""
+    hit = (
+        f", {part['prefix_cache_hit']:.0%} of prompts cached"
+        if part.get("prefix_cache_hit")
+        else ""
+    )
     return (
-        f"{part['name']} ({part['weight']:.0%} of tokens): {how}, prompts of {_mean(part['prompt_tokens']):,.0f} tokens, answers "
-        f"of {_mean(part['output_tokens']):,.0f}{hit}"
+        f"{part['name']} ({part['weight']:.0%} of tokens): {how}, prompts of"
+        f" {_mean(part['prompt_tokens']):,.0f} tokens, answers of"
+        f" {_mean(part['output_tokens']):,.0f}{hit}"
     )
 
 
 def _mean(lengths: Any) -> float:
     if isinstance(lengths, Mapping):
-        return float(sum(value * weight for value, weight in zip(lengths["values"], lengths["weights"], strict=True)))
+        return float(
+            sum(
+                value * weight
+                for value, weight in zip(lengths["values"], lengths["weights"], strict=True)
+            )
+        )
     return float(lengths)
 
 
@@ -48,20 +76,31 @@ def part_rows(mix: MixScore) -> list[tuple[str, ...]]:
     """The parts of a score, by PART_HEADER."""
     return [
         (
-            part.name, f"{part.weight:.0%}", f"{part.context:,}", f"{part.running:.1f}", str(part.gamma) if part.gamma else "off",
-            f"{part.alpha:.2f}", f"{1e3 * part.tpot_s:.2f}", f"{1e3 * part.plain_tpot_s:.2f}",
-            "no end" if part.ttft_s == float("inf") else f"{1e3 * part.ttft_s:.0f}", f"{part.tokens_per_s:,.0f}",
-            f"{part.plain_tokens_per_s:,.0f}", f"{part.speedup:.2f}x",
+            part.name,
+            f"{part.weight:.0%}",
+            f"{part.context:,}",
+            f"{part.running:.1f}",
+            str(part.gamma) if part.gamma else "off",
+            f"{part.alpha:.2f}",
+            f"{1e3 * part.tpot_s:.2f}",
+            f"{1e3 * part.plain_tpot_s:.2f}",
+            "no end" if part.ttft_s == float("inf") else f"{1e3 * part.ttft_s:.0f}",
+            f"{part.tokens_per_s:,.0f}",
+            f"{part.plain_tokens_per_s:,.0f}",
+            f"{part.speedup:.2f}x",
         )
         for part in mix.parts
-    ]  # fmt: skip
+    ]
 
 
 def objective_words(mix: MixScore) -> str:
-    """`throughput 6,373 tokens/s, 5,704 tokens/s without the draft`; limits that are broken after it."""
+    """`throughput 6,373 tokens/s, 5,704 tokens/s without the draft`; limits that are broken after
+    it."""
     unit = UNITS[mix.objective]
     own = "" if mix.objective == "speedup" else f", {mix.plain:,.4g}{unit} without the draft"
-    return f"{mix.objective} over the mix {mix.value:,.4g}{unit}{own}" + "".join(f"; breaks {text}" for text in mix.broken_limits)
+    return f"{mix.objective} over the mix {mix.value:,.4g}{unit}{own}" + "".join(
+        f"; breaks {text}" for text in mix.broken_limits
+    )
 
 
 def mix_lines(mixes: Sequence[tuple[str, MixScore]]) -> list[str]:

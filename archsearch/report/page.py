@@ -117,8 +117,8 @@ def write_comparison(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def html_page(title: str, sections: Sequence[Section], opening: Opening | None = None) -> str:
-    """The page; a browser that holds to its policy runs nothing but the page's own scripts, and asks
-    nobody. Whatever comes out of files is escaped by the template."""
+    """The page; a browser that holds to its policy runs nothing but the page's own scripts, and
+    asks nobody. Whatever comes out of files is escaped by the template."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -162,11 +162,14 @@ def _section_missing(run: Run, reading: Reading) -> Section:
     """What a finished run of this version would show and this one does not, and what brings it."""
     shown, missing = reading.candidates, []
     if not run.trials_file.is_file():
-        missing.append("All shapes that were scored: trials.csv is not there (the search has not finished).")
+        missing.append(
+            "All shapes that were scored: trials.csv is not there (the search has not finished)."
+        )
     curveless = bool(shown) and reading.curves is None
     if curveless:
         missing.append(
-            "Speed-up along batch, context, alpha and gamma, and where the time goes: curves.json is not there."
+            "Speed-up along batch, context, alpha and gamma, and where the time goes: curves.json"
+            " is not there."
         )
     drafts = any(item.score.drafter is None for item in shown)
     if drafts and not any(item.has_weights for item in shown):
@@ -177,9 +180,7 @@ def _section_missing(run: Run, reading: Reading) -> Section:
     return Section("What this report does not show", words=missing, commands=again)
 
 
-def _opening(
-    run: Run, head: Headline, options: Sequence[Option], curves: Curves | None
-) -> Opening:
+def _opening(run: Run, head: Headline, options: Sequence[Option], curves: Curves | None) -> Opening:
     """The number, what one can have and how to serve it; folded, how sure that is and why."""
     info, trials = run.info, len(complete_trials(run))
     searched = f"{trials} scored trials" if trials else "no trials written yet"
@@ -189,7 +190,9 @@ def _opening(
     if head.lead is not None:
         option = Option.of(head.lead)
         low, high = interval(option.gain)
-        if f"{option.gain.value:.2f}x" in head.title:  # else the title's number is of a run under load
+        if (
+            f"{option.gain.value:.2f}x" in head.title
+        ):  # else the title's number is of a run under load
             how = "measured" if option.measured else "predicted"
             sure = f"{low:.2f}x to {high:.2f}x (5 to 95 %), {how}"
             number = (f"{option.gain.value:.2f}x", sure)
@@ -228,13 +231,19 @@ def _section_provenance(run: Run, scored: int) -> Section:
         f"{device['threads']} threads" if device.get("threads") else "",
         f"{device['memory_bytes'] / 2**30:.1f} GiB" if device.get("memory_bytes") else "",
     ]
-    latency = f"none: latencies from the {profile.get('source', 'unknown')}" if profile else "not recorded"
+    latency = (
+        f"none: latencies from the {profile.get('source', 'unknown')}"
+        if profile
+        else "not recorded"
+    )
     if profile.get("hash"):
         folder = profile.get("folder") or f"{profile.get('carried_from')} ({profile.get('source')})"
         latency = f"{folder}, hash {profile['hash']}{_known_error(profile)}"
     invalid = int((run.trials()["state"] == "PRUNED").sum())
     commit = code.get("commit") or "unknown (not run from a checkout)"
-    arguments = [f"{name} {value}" for name, value in info["arguments"].items() if value is not None]
+    arguments = [
+        f"{name} {value}" for name, value in info["arguments"].items() if value is not None
+    ]
     rows: Final = {
         "run folder": run.path,
         "started": info["created"],
@@ -248,8 +257,14 @@ def _section_provenance(run: Run, scored: int) -> Section:
         "arguments": ", ".join(arguments),
         "trials": f"{scored} scored, {invalid} invalid shapes" if invalid else None,
     }
-    cells = [[text_cell(name), text_cell(value, wrap=True)] for name, value in rows.items() if value is not None]
-    space = Section("Search space", commands=[("", json.dumps(info["space"], indent=2))], folded=True)
+    cells = [
+        [text_cell(name), text_cell(value, wrap=True)]
+        for name, value in rows.items()
+        if value is not None
+    ]
+    space = Section(
+        "Search space", commands=[("", json.dumps(info["space"], indent=2))], folded=True
+    )
     return Section("Where this comes from", tables=[Table(("what", "value"), cells)], parts=[space])
 
 
@@ -267,4 +282,8 @@ def _known_error(profile: Mapping[str, Any]) -> str:
         for dtype, part in known.items()
         if "draft step" in part
     ]
-    return f"; known error of a draft step as checked: {', '.join(parts)}" if parts else "; never checked"
+    return (
+        f"; known error of a draft step as checked: {', '.join(parts)}"
+        if parts
+        else "; never checked"
+    )

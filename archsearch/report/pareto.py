@@ -10,7 +10,8 @@ from archsearch.report.section import Cell, Section, Table, text_cell
 
 
 def pareto_section(data: Mapping[str, Any]) -> Section:
-    """Each draft with its goals, its group, and whether it was confirmed; `data`: of pareto.json."""
+    """Each draft with its goals, its group, and whether it was confirmed; `data`: of
+    pareto.json."""
     goals = data["goals"]
     rows: list[list[Cell | str]] = []
     for number, member in enumerate(data["members"], start=1):
@@ -20,7 +21,9 @@ def pareto_section(data: Mapping[str, Any]) -> Section:
         rows.append([str(number), text_cell(member["label"]), *values, tie, measured])
     of = f", of all shapes of {', '.join(data['exact'])}" if data["exact"] else ""
     table = Table(["#", "draft", *goals, "group", "measured"], rows)
-    return Section(f"Pareto set of {', '.join(goals)}{of}", tables=[table], charts=[pareto_chart(data)])
+    return Section(
+        f"Pareto set of {', '.join(goals)}{of}", tables=[table], charts=[pareto_chart(data)]
+    )
 
 
 def shown(name: str, value: float, unit: str) -> str:
@@ -50,13 +53,27 @@ def pareto_chart(data: Mapping[str, Any]) -> Chart:
     for place, (name, own) in enumerate(kinds.items()):
         ys = tuple(member["values"][y] for member in own)
         stds = [member["score"]["speedup"]["std"] if y == "speedup" else 0.0 for member in own]
-        low, high = (tuple(v + side * std for v, std in zip(ys, stds, strict=True)) for side in (-1, 1))
+        low, high = (
+            tuple(v + side * std for v, std in zip(ys, stds, strict=True)) for side in (-1, 1)
+        )
         xs = tuple(max(member["values"][x], 1e-12) for member in own)
         notes = tuple(member["label"] for member in own)
         ring = place == 2
         if own:
             series.append(
-                Series(name, xs, ys, "points", SERIES[place], () if ring else low, () if ring else high,
-                       symbol="ring" if ring else "circle", size=12.0 if ring else 6.0, notes=notes)
-            )  # fmt: skip
-    return Chart("pareto", "Pareto set", "Bars: one standard deviation.", x, y, tuple(series), "log")
+                Series(
+                    name,
+                    xs,
+                    ys,
+                    "points",
+                    SERIES[place],
+                    () if ring else low,
+                    () if ring else high,
+                    symbol="ring" if ring else "circle",
+                    size=12.0 if ring else 6.0,
+                    notes=notes,
+                )
+            )
+    return Chart(
+        "pareto", "Pareto set", "Bars: one standard deviation.", x, y, tuple(series), "log"
+    )

@@ -32,10 +32,14 @@ NORMAL_95: Final = 1.645
 
 
 def slowdown_words(slowdown: float | None) -> str:
-    """What was done to measured times before their part in an error was worked out; "" where nothing was."""
+    """What was done to measured times before their part in an error was worked out; "" where
+    nothing was."""
     if slowdown is None or abs(slowdown - 1.0) < 0.005:
         return ""
-    return f" For these parts, measured times are divided by the machine's slowdown against the profile, {slowdown:.2f}."
+    return (
+        " For these parts, measured times are divided by the machine's slowdown against the"
+        f" profile, {slowdown:.2f}."
+    )
 
 
 def break_even_words(score: Score) -> str:
@@ -59,10 +63,13 @@ def launches(score: Score) -> str:
 
 
 def host_words(score: Score) -> str:
-    """What the host needs for a round: `the host's 21.8 ms to launch 24 layers twice; the kernels take 9.2`."""
+    """What the host needs for a round: `the host's 21.8 ms to launch 24 layers twice; the kernels
+    take 9.2`."""
     assert score.host_s is not None
     text = f"the host's {1e3 * score.host_s.value:.1f} ms to launch {launches(score)}"
-    if score.engine in ENGINES and ENGINES[score.engine].in_process:  # its passes are the host's time too
+    if (
+        score.engine in ENGINES and ENGINES[score.engine].in_process
+    ):  # its passes are the host's time too
         return f"{text}, and the target"
     return f"{text}; the kernels take {1e3 * (score.draft_s.value + score.verify_s.value):.1f}"
 
@@ -90,7 +97,8 @@ def hub_name(target: str) -> str:
 
 
 def round_words(score: Score) -> str:
-    """How long a round takes and what decides it; "" where the score does not say (files of version 0.1.0)."""
+    """How long a round takes and what decides it; "" where the score does not say (files of version
+    0.1.0)."""
     if score.round_s is None:
         return ""
     text = f"a round takes {1e3 * score.round_s.value:.1f} ms"
@@ -108,12 +116,16 @@ def speedup_words(confirmed: Confirmed) -> str:
 
 
 def unprofiled_words(data: Mapping[str, Any]) -> str:
-    """What a prediction does without where the engine's own passes were never profiled; "" where it has them."""
+    """What a prediction does without where the engine's own passes were never profiled; "" where it
+    has them."""
     command = data.get("profile_first")
     if not command:  # "": an earlier version wrote so where it could not measure an engine
         return ""
     engine = engine_title(str(data["engine"]))
-    return f"The prediction knows nothing of {engine}'s own passes, which were never profiled; measure them first: {command}"
+    return (
+        f"The prediction knows nothing of {engine}'s own passes, which were never profiled; measure"
+        f" them first: {command}"
+    )
 
 
 def identity_words(data: Mapping[str, Any]) -> str:
@@ -123,13 +135,23 @@ def identity_words(data: Mapping[str, Any]) -> str:
     if not isinstance(identity, Mapping):
         words = f"Identical output: {identity}"
     elif not identity["prompts"]:
-        words = "Output was sampled (temperature above 0), so answers are not compared token by token"
+        words = (
+            "Output was sampled (temperature above 0), so answers are not compared token by token"
+        )
     else:
         same, asked = identity["identical"], identity["prompts"]
         words = f"Output with and without the draft: {same} of {asked} answers identical in {dtype}"
         if identity.get("differences"):
-            gaps = [abs(item["logit_gap"]) for item in identity["differences"] if item.get("logit_gap") is not None]
-            words += f" (the others part where two tokens' logits differ by at most {max(gaps):.3g})" if gaps else ""
+            gaps = [
+                abs(item["logit_gap"])
+                for item in identity["differences"]
+                if item.get("logit_gap") is not None
+            ]
+            words += (
+                f" (the others part where two tokens' logits differ by at most {max(gaps):.3g})"
+                if gaps
+                else ""
+            )
     if isinstance(exact, Mapping) and dtype != "float32":
         words += f"; {exact['identical']} of {exact['prompts']} in float32"
     return words + "."
@@ -146,16 +168,28 @@ def shell_path(path: Path) -> str:
 
 def millions(count: int) -> str:
     """1,234,567,890 as `1.23B`, 24,000,000 as `24M`, 1,500,000 as `1.5M`."""
-    return f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.0f}M" if count >= 1e7 else f"{count / 1e6:.1f}M"
+    return (
+        f"{count / 1e9:.2f}B"
+        if count >= 1e9
+        else f"{count / 1e6:.0f}M"
+        if count >= 1e7
+        else f"{count / 1e6:.1f}M"
+    )
 
 
 def dtype_words(result: Mapping[str, Any]) -> str:
-    """The dtype of a pass, and of its weights where they are in another: `bfloat16 with weights in int4`."""
+    """The dtype of a pass, and of its weights where they are in another: `bfloat16 with weights in
+    int4`."""
     dtype, weights = str(result["workload"]["dtype"]), result.get("weights")
     return dtype if weights in (None, dtype) else f"{dtype} with weights in {weights}"
 
 
 def latency_warning(result: Mapping[str, Any]) -> str:
-    """What the words for the latency warn of: an engine whose own passes nobody measured, and the command; "" for nothing."""
+    """What the words for the latency warn of: an engine whose own passes nobody measured, and the
+    command; "" for nothing."""
     found = UNPROFILED.search(str(result["latency"]))
-    return found[1].replace("--target T ", f"--target {shlex.quote(str(result['target']))} ") if found else ""
+    return (
+        found[1].replace("--target T ", f"--target {shlex.quote(str(result['target']))} ")
+        if found
+        else ""
+    )

@@ -15,7 +15,13 @@ from archsearch.runs.budgets import BUDGETS_FILE, Budgets
 from archsearch.runs.candidate import TRAINING_FILE, Candidate, TrainingRecord
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.curves import CURVES_FILE, Curves
-from archsearch.runs.families import COMPARISON_FILES, FAMILIES_FILE, EngineComparison, FamilyRow, families_of
+from archsearch.runs.families import (
+    COMPARISON_FILES,
+    FAMILIES_FILE,
+    EngineComparison,
+    FamilyRow,
+    families_of,
+)
 from archsearch.runs.fields import as_estimate, read_or_tell
 from archsearch.runs.load import LOAD_FILES, LoadRecord
 from archsearch.runs.run import COMPARE_FILE, RUNGS_FILE, Run
@@ -29,17 +35,21 @@ if TYPE_CHECKING:
     from archsearch.acceptance.prior import PriorAcceptance
 
 
-POSITIONS: Final = 4  # acceptance by position is drawn at least so far: what a larger gamma would find
+POSITIONS: Final = (
+    4  # acceptance by position is drawn at least so far: what a larger gamma would find
+)
 
 
 @dataclass(frozen=True)
 class Shown(Candidate):
     """One rank of a run with all that was read of its folder.
 
-    `trained_by`: training.json, None where it was not trained; `confirmed`: confirmed.json; `replayed`: acceptance by position
-    from the trace on held-out text at the score's gamma; `replayed_on`: the same in blocks of at least POSITIONS; `group`:
-    candidates with the same number cannot be told apart from the best of that group; `loads`: load-<engine>.json, by name of the
-    engine; `schedule`: schedule.json; `elsewhere`: confirmed-<engine>.json of engines other than that of `confirmed`.
+    `trained_by`: training.json, None where it was not trained; `confirmed`: confirmed.json;
+    `replayed`: acceptance by position from the trace on held-out text at the score's gamma;
+    `replayed_on`: the same in blocks of at least POSITIONS; `group`: candidates with the same
+    number cannot be told apart from the best of that group; `loads`: load-<engine>.json, by name of
+    the engine; `schedule`: schedule.json; `elsewhere`: confirmed-<engine>.json of engines other
+    than that of `confirmed`.
     """
 
     trained_by: TrainingRecord | None
@@ -68,7 +78,8 @@ class Shown(Candidate):
 
     @property
     def undecided(self) -> str | None:
-        """Why its confirmation decides nothing; None where it does, or where there is none of these weights."""
+        """Why its confirmation decides nothing; None where it does, or where there is none of these
+        weights."""
         return None if self.confirmed is None or self.stale else self.confirmed.undecided
 
 
@@ -76,10 +87,10 @@ class Shown(Candidate):
 class Reading:
     """A run folder as the report sees it.
 
-    `finalists`: training records of finalists/; `climb`: rungs.json, {} without one; `problems`: one line for each file that is
-    there and cannot be read; `text`: the verdict on its text, `curves`: curves.json, None without one;
-    `comparison`: compare.json, None without one; `families`: families.json, `compared`: heads/comparison-<engine>.json;
-    `budgets`: budgets.json.
+    `finalists`: training records of finalists/; `climb`: rungs.json, {} without one; `problems`:
+    one line for each file that is there and cannot be read; `text`: the verdict on its text,
+    `curves`: curves.json, None without one; `comparison`: compare.json, None without one;
+    `families`: families.json, `compared`: heads/comparison-<engine>.json; `budgets`: budgets.json.
     """
 
     candidates: list[Shown]
@@ -95,14 +106,23 @@ class Reading:
 
 
 def read_run(run: Run) -> Reading:
-    """Everything the report shows; a broken file costs its own part of the report and is told in `problems`."""
-    from archsearch.report.compare import checked_comparison  # draws on the terminal's tables, which read runs
+    """Everything the report shows; a broken file costs its own part of the report and is told in
+    `problems`."""
+    from archsearch.report.compare import (
+        checked_comparison,
+    )  # draws on the terminal's tables, which read runs
 
     problems: list[str] = []
-    found = [item for item in (_candidate(run, rank, problems) for rank in run.ranks()) if item is not None]
+    found = [
+        item
+        for item in (_candidate(run, rank, problems) for rank in run.ranks())
+        if item is not None
+    ]
     numbers = groups(run, [item.score for item in found])
     paths = sorted(run.path.glob("finalists/*/training.json"))
-    finalists = [read_or_tell(path, "training record", TrainingRecord.from_dict, problems) for path in paths]
+    finalists = [
+        read_or_tell(path, "training record", TrainingRecord.from_dict, problems) for path in paths
+    ]
     sides = [
         read_or_tell(path, "comparison of families", EngineComparison.from_dict, problems)
         for path in sorted(run.path.glob(COMPARISON_FILES))
@@ -112,10 +132,17 @@ def read_run(run: Run) -> Reading:
         finalists=[record for record in finalists if record is not None],
         climb=read_or_tell(run.path / RUNGS_FILE, "state of the climb", _climb, problems) or {},
         problems=problems,
-        text=read_or_tell(run.path / TEXT_VERDICT_FILE, "verdict on the text", TextVerdict.from_dict, problems),
+        text=read_or_tell(
+            run.path / TEXT_VERDICT_FILE, "verdict on the text", TextVerdict.from_dict, problems
+        ),
         curves=read_or_tell(run.path / CURVES_FILE, "curves", Curves.from_dict, problems),
-        comparison=read_or_tell(run.path / COMPARE_FILE, "comparison", checked_comparison, problems),
-        families=read_or_tell(run.path / FAMILIES_FILE, "families of the run", families_of, problems) or (),
+        comparison=read_or_tell(
+            run.path / COMPARE_FILE, "comparison", checked_comparison, problems
+        ),
+        families=read_or_tell(
+            run.path / FAMILIES_FILE, "families of the run", families_of, problems
+        )
+        or (),
         compared=tuple(side for side in sides if side is not None),
         budgets=read_or_tell(run.path / BUDGETS_FILE, "budgets", Budgets.from_dict, problems),
     )
@@ -132,12 +159,17 @@ def _candidate(run: Run, rank: int, problems: list[str]) -> Shown | None:
     if score is None:
         return None
     score = replace(score, rank=rank)
-    confirmed = read_or_tell(folder / "confirmed.json", "confirmation", Confirmed.from_dict, problems)
+    confirmed = read_or_tell(
+        folder / "confirmed.json", "confirmation", Confirmed.from_dict, problems
+    )
     by_engine = sorted(folder.glob("confirmed-*.json"))
-    others = [read_or_tell(path, "confirmation", Confirmed.from_dict, problems) for path in by_engine]
+    others = [
+        read_or_tell(path, "confirmation", Confirmed.from_dict, problems) for path in by_engine
+    ]
     main = confirmed.engine if confirmed is not None else None
     loads = [
-        read_or_tell(path, "measurement under load", LoadRecord.from_dict, problems) for path in sorted(folder.glob(LOAD_FILES))
+        read_or_tell(path, "measurement under load", LoadRecord.from_dict, problems)
+        for path in sorted(folder.glob(LOAD_FILES))
     ]
     return Shown(
         score,
@@ -167,12 +199,17 @@ def _replayed(folder: Path, gamma: int) -> tuple[float, ...]:
         return ()
     try:
         return replay_tau(Trace.load(folder / "trace.npz"), gamma, resamples=0).accepted_by_position
-    except ArchsearchError:  # texts too short for this gamma, or a broken trace: the rest of the report stands
+    except (
+        ArchsearchError
+    ):  # texts too short for this gamma, or a broken trace: the rest of the report stands
         return ()
 
 
-def _gap_std(first: Score, second: Score, context: AcceptanceContext, prior: PriorAcceptance) -> float:
-    """Std of the difference of two drafts' logit(alpha): the prior's own where both alphas come from it, else both stds added."""
+def _gap_std(
+    first: Score, second: Score, context: AcceptanceContext, prior: PriorAcceptance
+) -> float:
+    """Std of the difference of two drafts' logit(alpha): the prior's own where both alphas come
+    from it, else both stds added."""
     from archsearch.acceptance.families import gap_std
 
     pair = (first.alpha, second.alpha)
@@ -182,29 +219,45 @@ def _gap_std(first: Score, second: Score, context: AcceptanceContext, prior: Pri
 
 
 def target_shape(run: Run) -> Architecture | None:
-    """The shape of a run's target; None where it is not on this machine: a hub id is not looked up for a report."""
+    """The shape of a run's target; None where it is not on this machine: a hub id is not looked up
+    for a report."""
     from archsearch.models.targets import resolve_target
 
     target = str(run.arguments.get("target", ""))
     try:
-        return resolve_target(target).architecture if "/" not in target or Path(target).is_dir() else None
+        return (
+            resolve_target(target).architecture
+            if "/" not in target or Path(target).is_dir()
+            else None
+        )
     except ArchsearchError:
         return None
 
 
 def groups(run: Run, scores: Sequence[Score]) -> dict[int, int]:
-    """Rank -> number of the group of scores that the error bars cannot tell apart, 1 for the fastest."""
+    """Rank -> number of the group of scores that the error bars cannot tell apart, 1 for the
+    fastest."""
     from archsearch.acceptance.estimator import AcceptanceContext
     from archsearch.acceptance.prior import PriorAcceptance
 
     shape = target_shape(run)  # the prior caps what size brings at the target's size
     asked = run.arguments
     context = AcceptanceContext(
-        shape, float(asked.get("temperature", 0.0)), int(asked.get("context", 512)), str(asked.get("domain", "narrow"))
+        shape,
+        float(asked.get("temperature", 0.0)),
+        int(asked.get("context", 512)),
+        str(asked.get("domain", "narrow")),
     )
     prior = PriorAcceptance()
-    found = grouped(scores, lambda first, second: speedup_gap_std(first, second, _gap_std(first, second, context, prior)))
-    return {score.rank or 0: number for number, group in enumerate(found, start=1) for score in group}
+    found = grouped(
+        scores,
+        lambda first, second: speedup_gap_std(
+            first, second, _gap_std(first, second, context, prior)
+        ),
+    )
+    return {
+        score.rank or 0: number for number, group in enumerate(found, start=1) for score in group
+    }
 
 
 def complete_trials(run: Run) -> list[dict[str, Any]]:

@@ -12,14 +12,20 @@ def section_schedule(rank: int, schedule: GammaSchedule) -> Section:
     """Table and plot of the gammas of one candidate by batch size."""
     name = engine_title(schedule.engine)
     rows: list[list[Cell | str]] = [
-        [str(point.batch_size), str(point.gamma) if point.gamma else "off",
-         value_cell(point.tau) if point.gamma and point.tau else "-", value_cell(point.speedup, 2, unit="x")]
-        for point in schedule.points if point.speedup
-    ]  # fmt: skip
+        [
+            str(point.batch_size),
+            str(point.gamma) if point.gamma else "off",
+            value_cell(point.tau) if point.gamma and point.tau else "-",
+            value_cell(point.speedup, 2, unit="x"),
+        ]
+        for point in schedule.points
+        if point.speedup
+    ]
     source = f" Predicted from: {schedule.latency}." if schedule.latency else ""
     note = (
-        "Off: drafting nothing is faster than any gamma; a speed-up below 1 is then what a draft costs that the engine "
-        f"runs all the same. ± one standard deviation. Nothing here was measured in {name}.{source}"
+        "Off: drafting nothing is faster than any gamma; a speed-up below 1 is then what a draft"
+        " costs that the engine runs all the same. ± one standard deviation. Nothing here was"
+        f" measured in {name}.{source}"
     )
     return Section(
         f"Gamma by batch size, predicted for {name}: rank {rank}",
@@ -34,18 +40,49 @@ def _schedule_chart(rank: int, schedule: GammaSchedule) -> Chart:
     series: list[Series] = []
     gammas = sorted({gamma for point in schedule.points for gamma in point.by_gamma})
     for number, gamma in enumerate(gammas):
-        line = [(float(p.batch_size), p.by_gamma[gamma].value) for p in schedule.points if gamma in p.by_gamma]
+        line = [
+            (float(p.batch_size), p.by_gamma[gamma].value)
+            for p in schedule.points
+            if gamma in p.by_gamma
+        ]
         colour = depth_colour(number / max(len(gammas) - 1, 1))
-        series.append(Series(f"{gamma}", tuple(x for x, _ in line), tuple(y for _, y in line), colour=colour, size=4.0))
-    chosen = [(float(point.batch_size), point.speedup.value) for point in schedule.points if point.speedup]
+        series.append(
+            Series(
+                f"{gamma}",
+                tuple(x for x, _ in line),
+                tuple(y for _, y in line),
+                colour=colour,
+                size=4.0,
+            )
+        )
+    chosen = [
+        (float(point.batch_size), point.speedup.value) for point in schedule.points if point.speedup
+    ]
     series.append(
-        Series("best", tuple(x for x, _ in chosen), tuple(y for _, y in chosen), "points", MARK, symbol="ring", size=11.0)
+        Series(
+            "best",
+            tuple(x for x, _ in chosen),
+            tuple(y for _, y in chosen),
+            "points",
+            MARK,
+            symbol="ring",
+            size=11.0,
+        )
     )
     caption = (
-        f"Predicted speed-up of every gamma against batch size, rank {rank} in {engine_title(schedule.engine)}. Ring: the "
-        "schedule's choice; a ring on no line: off. Dashed: no gain."
+        f"Predicted speed-up of every gamma against batch size, rank {rank} in"
+        f" {engine_title(schedule.engine)}. Ring: the schedule's choice; a ring on no line: off."
+        " Dashed: no gain."
     )
     return Chart(
-        f"schedule-{rank}", "Every gamma by batch size", caption, "batch size", "speed-up, x", tuple(series), x_scale="log2",
-        level=1.0, ticks=tuple(float(point.batch_size) for point in schedule.points), legend_title="gamma",
-    )  # fmt: skip
+        f"schedule-{rank}",
+        "Every gamma by batch size",
+        caption,
+        "batch size",
+        "speed-up, x",
+        tuple(series),
+        x_scale="log2",
+        level=1.0,
+        ticks=tuple(float(point.batch_size) for point in schedule.points),
+        legend_title="gamma",
+    )

@@ -50,14 +50,16 @@ class Table:
     @property
     def cells(self) -> list[list[Cell]]:
         """Every row, a bare number as a cell."""
-        return [[each if isinstance(each, Cell) else Cell(each) for each in row] for row in self.rows]
+        return [
+            [each if isinstance(each, Cell) else Cell(each) for each in row] for row in self.rows
+        ]
 
 
 @dataclass(frozen=True)
 class Section:
-    """`words`: sentences; `notes`: the small print below tables and charts; `doubts`: sentences that
-    must not be missed; `commands`: (why, what to type); `parts`: sections of it; `folded`: opened by
-    who asks for it. One without any content is false, and shown by nobody."""
+    """`words`: sentences; `notes`: the small print below tables and charts; `doubts`: sentences
+    that must not be missed; `commands`: (why, what to type); `parts`: sections of it; `folded`:
+    opened by who asks for it. One without any content is false, and shown by nobody."""
 
     title: str = ""
     words: Sequence[str] = ()

@@ -22,8 +22,8 @@ BUDGETS_FILE: Final = "budgets.json"
 
 @dataclass(frozen=True)
 class BudgetDrafter:
-    """A drafter that a budget buys: the best of its family, or one that exists. `alpha`, `gamma` and
-    `speedup` are of a drafter that has had what `needs` says."""
+    """A drafter that a budget buys: the best of its family, or one that exists. `alpha`, `gamma`
+    and `speedup` are of a drafter that has had what `needs` says."""
 
     family: str
     label: str
@@ -57,8 +57,8 @@ class BudgetDrafter:
 
 @dataclass(frozen=True)
 class BudgetRow:
-    """What at most `gpu_hours` device-hours of training buy: `drafters`, best first, those that exist
-    or need nothing among them."""
+    """What at most `gpu_hours` device-hours of training buy: `drafters`, best first, those that
+    exist or need nothing among them."""
 
     gpu_hours: float
     drafters: tuple[BudgetDrafter, ...]
@@ -80,8 +80,8 @@ class BudgetRow:
 
 @dataclass(frozen=True)
 class Budgets:
-    """All of one run: `rows`, hours ascending from 0. Hours are of the searched device (`device`, its
-    key), a GPU or a CPU."""
+    """All of one run: `rows`, hours ascending from 0. Hours are of the searched device (`device`,
+    its key), a GPU or a CPU."""
 
     device: str
     rows: tuple[BudgetRow, ...]

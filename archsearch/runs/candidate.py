@@ -1,4 +1,5 @@
-"""One ranked candidate of a run: best/<rank>/ with its score, and its weights, trace and training record once it was trained."""
+"""One ranked candidate of a run: best/<rank>/ with its score, and its weights, trace and training
+record once it was trained."""
 
 from __future__ import annotations
 
@@ -22,10 +23,11 @@ TRACE_FILE: Final = "trace.npz"
 
 @dataclass(frozen=True, slots=True)
 class TrainingLook:
-    """A look at a draft while it was trained: alpha on texts that it is not trained on, and the mean training loss before it.
+    """A look at a draft while it was trained: alpha on texts that it is not trained on, and the
+    mean training loss before it.
 
-    `tokens`, `seconds`: of training so far; `epochs`: times that it has seen all of its text; `loss` None and `epochs` None where
-    that is not known.
+    `tokens`, `seconds`: of training so far; `epochs`: times that it has seen all of its text;
+    `loss` None and `epochs` None where that is not known.
     """
 
     tokens: int
@@ -48,9 +50,10 @@ class TrainingLook:
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """training.json: how long a draft was trained (seconds, tokens with prompts) and on what. `record`: the whole file, which
-    export copies; `looks`: its learning curve; `kept`: the look whose weights stayed, `stopped`: why training ended before its
-    time, `distinct_tokens`: that the target wrote for it; None, "" where the file does not say."""
+    """training.json: how long a draft was trained (seconds, tokens with prompts) and on what.
+    `record`: the whole file, which export copies; `looks`: its learning curve; `kept`: the look
+    whose weights stayed, `stopped`: why training ended before its time, `distinct_tokens`: that the
+    target wrote for it; None, "" where the file does not say."""
 
     architecture: Architecture
     tokens: int
@@ -75,7 +78,11 @@ class TrainingRecord:
         tokens, seconds = int(data.get("tokens") or 0), float(data["seconds"])
         kept, distinct = data.get("kept"), data.get("distinct_tokens") or data.get("text_tokens")
         if data.get("looks") is not None:
-            looks = tuple(TrainingLook.from_dict(look) for look in data["looks"] if look.get("alpha") is not None)
+            looks = tuple(
+                TrainingLook.from_dict(look)
+                for look in data["looks"]
+                if look.get("alpha") is not None
+            )
         else:
             looks = _looks_of_curves(data, tokens, seconds)
         return cls(
@@ -94,20 +101,28 @@ class TrainingRecord:
         return dict(self.record)
 
 
-def _looks_of_curves(data: Mapping[str, Any], tokens: int, seconds: float) -> tuple[TrainingLook, ...]:
-    """Looks of a file that has curves over seconds only: tokens in proportion to them, the loss noted last before each."""
-    losses = [(float(at), float(loss)) for at, loss in data.get("loss_curve") or () if loss is not None]
+def _looks_of_curves(
+    data: Mapping[str, Any], tokens: int, seconds: float
+) -> tuple[TrainingLook, ...]:
+    """Looks of a file that has curves over seconds only: tokens in proportion to them, the loss
+    noted last before each."""
+    losses = [
+        (float(at), float(loss)) for at, loss in data.get("loss_curve") or () if loss is not None
+    ]
     looks = []
     for at, alpha in data.get("alpha_curve") or ():
         if alpha is not None:
             before = [loss for when, loss in losses if when <= float(at)]
             seen = round(tokens * float(at) / seconds) if seconds > 0 else 0
-            looks.append(TrainingLook(seen, float(at), float(alpha), before[-1] if before else None))
+            looks.append(
+                TrainingLook(seen, float(at), float(alpha), before[-1] if before else None)
+            )
     return tuple(looks)
 
 
 def read_training(folder: Path) -> TrainingRecord | None:
-    """training.json of a draft folder, None where it was not trained. Raises ArchsearchError where it is broken."""
+    """training.json of a draft folder, None where it was not trained. Raises ArchsearchError where
+    it is broken."""
     return read_or_raise(folder / TRAINING_FILE, "training record", TrainingRecord.from_dict)
 
 
@@ -129,14 +144,16 @@ class Candidate:
 
     @property
     def has_weights(self) -> bool:
-        """Whether it was trained: weights are written last, so a folder that holds them is whole."""
+        """Whether it was trained: weights are written last, so a folder that holds them is
+        whole."""
         return has_weights(self.folder)
 
     def training(self) -> TrainingRecord | None:
         return read_training(self.folder)
 
     def trace(self) -> Trace | None:
-        """At which tokens of the held-out texts its greedy token was the target's; None where that was not measured."""
+        """At which tokens of the held-out texts its greedy token was the target's; None where that
+        was not measured."""
         from archsearch.acceptance.measured import Trace
 
         path = self.folder / TRACE_FILE

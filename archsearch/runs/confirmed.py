@@ -1,4 +1,5 @@
-"""confirmed.json: what a real engine did with a candidate, prompt by prompt, and whether that decides anything."""
+"""confirmed.json: what a real engine did with a candidate, prompt by prompt, and whether that
+decides anything."""
 
 from __future__ import annotations
 
@@ -14,19 +15,32 @@ from archsearch.search.objective import Score
 from archsearch.speedup import counting_doubt
 
 CONFIRMED_FIELDS: Final = (
-    "engine", "engine_version", "prompts", "gamma", "alpha", "accepted_by_position", "tau", "baseline_tokens_per_s",
-    "tokens_per_s", "speedup", "predicted_speedup", "relative_error", "identical_output",
-)  # fmt: skip
+    "engine",
+    "engine_version",
+    "prompts",
+    "gamma",
+    "alpha",
+    "accepted_by_position",
+    "tau",
+    "baseline_tokens_per_s",
+    "tokens_per_s",
+    "speedup",
+    "predicted_speedup",
+    "relative_error",
+    "identical_output",
+)
 
 
 @dataclass(frozen=True)
 class Confirmed:
     """The confirmation of one gamma.
 
-    `speedup`: median over prompts; `pooled`: all tokens over all seconds, None in files that lack it; `undecided`: why it decides
-    nothing, None where it does (a file of before that field is judged by its own figures). `predicted`: the score that stood
-    beside it, None where the file lacks it; `interval`: 5-95 % of the speed-up, of a normal distribution where the file lacks it;
-    `error_by_term`: None where the engine did not tell every term; `other_gammas`: the others that ran. `record`: the whole file.
+    `speedup`: median over prompts; `pooled`: all tokens over all seconds, None in files that lack
+    it; `undecided`: why it decides nothing, None where it does (a file of before that field is
+    judged by its own figures). `predicted`: the score that stood beside it, None where the file
+    lacks it; `interval`: 5-95 % of the speed-up, of a normal distribution where the file lacks it;
+    `error_by_term`: None where the engine did not tell every term; `other_gammas`: the others that
+    ran. `record`: the whole file.
     """
 
     engine: str
@@ -56,7 +70,11 @@ class Confirmed:
             raise KeyError(", ".join(missing))
         predicted = None if data.get("predicted") is None else Score.from_dict(data["predicted"])
         speedup, pooled = as_estimate(data["speedup"]), optional_number(data.get("speedup_pooled"))
-        known = data["undecided"] if "undecided" in data else pooled and counting_doubt(speedup.value, pooled)
+        known = (
+            data["undecided"]
+            if "undecided" in data
+            else pooled and counting_doubt(speedup.value, pooled)
+        )
         spread, expected = 1.645 * speedup.std, data["predicted_speedup"]
         low, high = data.get("speedup_interval") or (speedup.value - spread, speedup.value + spread)
         return cls(
@@ -81,8 +99,11 @@ class Confirmed:
         )
 
     def is_stale(self, alpha: Estimate) -> bool:
-        """Whether the draft's alpha on held-out text is another than the one this confirmation predicted from."""
-        if self.predicted is None or alpha.source != "measured":  # a continued search writes the prior's alpha again
+        """Whether the draft's alpha on held-out text is another than the one this confirmation
+        predicted from."""
+        if (
+            self.predicted is None or alpha.source != "measured"
+        ):  # a continued search writes the prior's alpha again
             return False
         return not math.isclose(self.predicted.alpha.value, alpha.value, rel_tol=1e-9)
 

@@ -1,5 +1,5 @@
-"""families.json, the best drafter of each family after a search that trained, and heads/comparison-<engine>.json, drafters side
-by side in an engine."""
+"""families.json, the best drafter of each family after a search that trained, and
+heads/comparison-<engine>.json, drafters side by side in an engine."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ COMPARISON_FILES: Final = "heads/comparison-*.json"
 
 @dataclass(frozen=True)
 class FamilyRow:
-    """The best drafter of a family on a run's held-out text (`measured_on`, in words). `rank`: of an independent draft; `gamma`:
-    what it runs best with, `speedup`: foretold at that; `seconds`: of training, `states_s`: of reading the text's states besides.
+    """The best drafter of a family on a run's held-out text (`measured_on`, in words). `rank`: of
+    an independent draft; `gamma`: what it runs best with, `speedup`: foretold at that; `seconds`:
+    of training, `states_s`: of reading the text's states besides.
     """
 
     family: str
@@ -36,16 +37,24 @@ class FamilyRow:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         return cls(
-            str(data["family"]), str(data["label"]), None if data["rank"] is None else int(data["rank"]), int(data["gamma"]),
-            as_estimate(data["tau"]), as_estimate(data["speedup"]), str(data["measured_on"]), number(data["seconds"]),
-            number(data["states_s"]), str(data["note"]),
-        )  # fmt: skip
+            str(data["family"]),
+            str(data["label"]),
+            None if data["rank"] is None else int(data["rank"]),
+            int(data["gamma"]),
+            as_estimate(data["tau"]),
+            as_estimate(data["speedup"]),
+            str(data["measured_on"]),
+            number(data["seconds"]),
+            number(data["states_s"]),
+            str(data["note"]),
+        )
 
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """One drafter in an engine beside the target alone. `foretold`, `foretold_tau`: None where nothing foretold them;
-    `identical`: (answers that are the target's own in float32, answers), None where nobody looked."""
+    """One drafter in an engine beside the target alone. `foretold`, `foretold_tau`: None where
+    nothing foretold them; `identical`: (answers that are the target's own in float32, answers),
+    None where nobody looked."""
 
     family: str
     gamma: int
@@ -60,20 +69,31 @@ class ComparedRow:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        told, told_tau, same = (data.get(name) for name in ("predicted_speedup", "predicted_tau", "identical_output_float32"))
+        told, told_tau, same = (
+            data.get(name)
+            for name in ("predicted_speedup", "predicted_tau", "identical_output_float32")
+        )
         return cls(
-            str(data["family"]), int(data["gamma"]), as_estimate(data["tau"]), as_estimate(data["speedup"]),
-            number(data["tokens_per_s"]), number(data["round_s"]),
-            None if told is None else Estimate(number(told), number(data["predicted_std"]), "modelled"),
+            str(data["family"]),
+            int(data["gamma"]),
+            as_estimate(data["tau"]),
+            as_estimate(data["speedup"]),
+            number(data["tokens_per_s"]),
+            number(data["round_s"]),
+            None
+            if told is None
+            else Estimate(number(told), number(data["predicted_std"]), "modelled"),
             None if told_tau is None else as_estimate(told_tau),
-            None if same is None else (int(same["identical"]), int(same["prompts"])), str(data.get("warning") or ""),
-        )  # fmt: skip
+            None if same is None else (int(same["identical"]), int(same["prompts"])),
+            str(data.get("warning") or ""),
+        )
 
 
 @dataclass(frozen=True)
 class EngineComparison:
-    """Drafters of several families in one engine, each on every prompt. `alone`: tokens/s of the target; `swapped`: pairs that
-    came out the other way round than foretold, and whether their error bars allow it; None where there were none to order."""
+    """Drafters of several families in one engine, each on every prompt. `alone`: tokens/s of the
+    target; `swapped`: pairs that came out the other way round than foretold, and whether their
+    error bars allow it; None where there were none to order."""
 
     engine: str
     dtype: str
@@ -86,9 +106,13 @@ class EngineComparison:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         order = data.get("order")
         swapped = None if order is None else tuple(_swap(item) for item in order["swapped"])
-        rows = tuple(ComparedRow.from_dict(row) for row in data["rows"] if "tau" in row)  # one that never proposed has none
+        rows = tuple(
+            ComparedRow.from_dict(row) for row in data["rows"] if "tau" in row
+        )  # one that never proposed has none
         alone = optional_number(data.get("baseline_tokens_per_s"))
-        return cls(str(data["engine"]), str(data["dtype"]), int(data["prompts"]), alone, rows, swapped)
+        return cls(
+            str(data["engine"]), str(data["dtype"]), int(data["prompts"]), alone, rows, swapped
+        )
 
 
 def _swap(data: Mapping[str, Any]) -> tuple[str, str, bool]:
@@ -107,6 +131,7 @@ def families_of(data: Any) -> tuple[FamilyRow, ...]:
 
 
 def gamma_of_family(run: Path, family: str) -> int | None:
-    """The gamma that a run's last table names for a family; None where it has none. ArchsearchError for a broken file."""
+    """The gamma that a run's last table names for a family; None where it has none. ArchsearchError
+    for a broken file."""
     rows = read_or_raise(run / FAMILIES_FILE, "families of the run", families_of) or ()
     return next((row.gamma for row in rows if row.family == family), None)

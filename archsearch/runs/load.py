@@ -20,8 +20,9 @@ LOAD_FILES: Final = "load-*.json"
 
 @dataclass(frozen=True)
 class LoadRow:
-    """One way to serve at one concurrency: what was `measured`, the target alone beside it (`decode_s`: seconds of one of its
-    steps), and the speed-up that was predicted, None where nothing was priced."""
+    """One way to serve at one concurrency: what was `measured`, the target alone beside it
+    (`decode_s`: seconds of one of its steps), and the speed-up that was predicted, None where
+    nothing was priced."""
 
     measured: LoadResult
     baseline_tokens_per_s: float
@@ -52,12 +53,23 @@ class LoadRow:
     def interval(self) -> tuple[float, float]:
         """5-95 % of the measured speed-up; of a normal distribution where the file lacks it."""
         spread = 1.645 * self.speedup.std
-        return self.measured.speedup_interval or (self.speedup.value - spread, self.speedup.value + spread)
+        return self.measured.speedup_interval or (
+            self.speedup.value - spread,
+            self.speedup.value + spread,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         data = dataclasses.asdict(self)
         measured = data.pop("measured")
-        return measured | data | {"error_by_term": self.error_by_term.to_dict() if self.error_by_term is not None else None}
+        return (
+            measured
+            | data
+            | {
+                "error_by_term": self.error_by_term.to_dict()
+                if self.error_by_term is not None
+                else None
+            }
+        )
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LoadRow:
@@ -103,8 +115,9 @@ def _result(data: Mapping[str, Any]) -> LoadResult:
 
 @dataclass(frozen=True)
 class ScheduleRun:
-    """The schedule that was run: its `ranges`, the verdict at each concurrency, and for each setting (`off`, `schedule`, a fixed
-    gamma) the geometric mean of its speed-ups over all of them."""
+    """The schedule that was run: its `ranges`, the verdict at each concurrency, and for each
+    setting (`off`, `schedule`, a fixed gamma) the geometric mean of its speed-ups over all of
+    them."""
 
     ranges: Ranges = ()
     verdict: tuple[ScheduleVerdict, ...] = ()
@@ -120,7 +133,9 @@ class ScheduleRun:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ScheduleRun:
         """Raises one of WRONG_SHAPE."""
-        ranges = tuple((int(first), int(last), int(gamma)) for first, last, gamma in data.get("ranges") or ())
+        ranges = tuple(
+            (int(first), int(last), int(gamma)) for first, last, gamma in data.get("ranges") or ()
+        )
         overall = {name: number(value) for name, value in (data.get("overall") or {}).items()}
         return cls(ranges, tuple(_verdict(row) for row in data.get("verdict") or ()), overall)
 
@@ -141,10 +156,11 @@ def _verdict(data: Mapping[str, Any]) -> ScheduleVerdict:
 class LoadRecord:
     """load-<engine>.json.
 
-    `synthetic`: draft tokens were accepted by chance, at `asked_acceptance_by_position`; `alpha`: what acceptance was predicted
-    from, where the file says it; `context`: tokens in the KV cache in mid-answer; `slowdown`: of the machine against the profile,
-    taken out of the measured times of `error_by_term`; `latency`: where predicted times come from; `baseline`: the target alone
-    at each concurrency; `schedule`: None where none was run; `seconds`: what all of it took.
+    `synthetic`: draft tokens were accepted by chance, at `asked_acceptance_by_position`; `alpha`:
+    what acceptance was predicted from, where the file says it; `context`: tokens in the KV cache in
+    mid-answer; `slowdown`: of the machine against the profile, taken out of the measured times of
+    `error_by_term`; `latency`: where predicted times come from; `baseline`: the target alone at
+    each concurrency; `schedule`: None where none was run; `seconds`: what all of it took.
     """
 
     engine: str
@@ -175,18 +191,34 @@ class LoadRecord:
 
     def best(self, concurrency: int) -> LoadRow:
         """The fastest row at a concurrency, as measured."""
-        return max((row for row in self.rows if row.concurrency == concurrency), key=lambda row: row.speedup.value)
+        return max(
+            (row for row in self.rows if row.concurrency == concurrency),
+            key=lambda row: row.speedup.value,
+        )
 
     def headline(self, concurrency: int = 1) -> LoadRow:
         """The fastest row at the concurrency nearest to the one asked for."""
-        return self.best(min(self.concurrencies, key=lambda number: (abs(math.log(number / concurrency)), number)))
+        return self.best(
+            min(
+                self.concurrencies, key=lambda number: (abs(math.log(number / concurrency)), number)
+            )
+        )
 
     def is_stale(self, alpha: Estimate) -> bool:
-        """Whether alpha was measured anew after this was predicted from another one; False where the file does not tell."""
-        return self.alpha is not None and alpha.source == "measured" and abs(self.alpha.value - alpha.value) > 1e-9
+        """Whether alpha was measured anew after this was predicted from another one; False where
+        the file does not tell."""
+        return (
+            self.alpha is not None
+            and alpha.source == "measured"
+            and abs(self.alpha.value - alpha.value) > 1e-9
+        )
 
     def to_dict(self) -> dict[str, Any]:
-        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "schedule"}
+        data = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name != "schedule"
+        }
         data |= {
             "alpha": self.alpha.to_dict() if self.alpha is not None else None,
             "asked_acceptance_by_position": list(self.asked_acceptance_by_position) or None,

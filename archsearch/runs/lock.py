@@ -1,7 +1,8 @@
 """One process at a time writes into a run folder; a second one is told who does.
 
-The lock is the kernel's (flock), which dies with its process, so a killed one leaves nothing to clear. The file says who holds
-it, and is touched while it is held: on a file system whose locks do not reach other machines that is how they know.
+The lock is the kernel's (flock), which dies with its process, so a killed one leaves nothing to
+clear. The file says who holds it, and is touched while it is held: on a file system whose locks do
+not reach other machines that is how they know.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ FRESH_S: Final = 60.0
 
 @contextmanager
 def run_lock(folder: Path, what: str = "archsearch") -> Iterator[None]:
-    """Hold the folder for `what` (the command). Raises ArchsearchError, with its process and machine, while another one does; a
-    folder that cannot be written is left to who writes into it."""
+    """Hold the folder for `what` (the command). Raises ArchsearchError, with its process and
+    machine, while another one does; a folder that cannot be written is left to who writes into
+    it."""
     try:
         handle = (folder / LOCK_FILE).open("a+", encoding="utf-8")
     except OSError:
@@ -34,11 +36,22 @@ def run_lock(folder: Path, what: str = "archsearch") -> Iterator[None]:
         return
     with handle:
         if not _locked(handle) or _elsewhere(folder):
-            raise ArchsearchError(f"run {folder} is in use by {_holder(folder)}; wait for it, stop it, or choose another --run")
+            raise ArchsearchError(
+                f"run {folder} is in use by {_holder(folder)}; wait for it, stop it, or choose"
+                " another --run"
+            )
         stop = threading.Event()
         thread = threading.Thread(target=_touch, args=(folder / LOCK_FILE, stop), daemon=True)
         try:
-            _write(handle, {"pid": os.getpid(), "host": socket.gethostname(), "command": what, "since": _now()})
+            _write(
+                handle,
+                {
+                    "pid": os.getpid(),
+                    "host": socket.gethostname(),
+                    "command": what,
+                    "since": _now(),
+                },
+            )
             thread.start()
             yield
         finally:
@@ -72,7 +85,10 @@ def _holder(folder: Path) -> str:
     known = _read(folder)
     if known is None:
         return "another process"
-    return f"{known.get('command')} (process {known.get('pid')} on {known.get('host')}, since {known.get('since')})"
+    return (
+        f"{known.get('command')} (process {known.get('pid')} on {known.get('host')}, since"
+        f" {known.get('since')})"
+    )
 
 
 def _read(folder: Path) -> dict[str, Any] | None:

@@ -26,15 +26,25 @@ def package_versions(names: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout this package runs from, "+changes" where it was edited; None outside a checkout."""
+    """The commit of the checkout this package runs from, "+changes" where it was edited; None
+    outside a checkout."""
     root = package_dir().parent
     if not (root / ".git").exists():
         return None
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
         answers = [
-            subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True, timeout=10, env=environment)
-            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+            subprocess.run(
+                ["git", "-C", str(root), *command],
+                capture_output=True,
+                text=True,
+                timeout=10,
+                env=environment,
+            )
+            for command in (
+                ["rev-parse", "HEAD"],
+                ["status", "--porcelain", "--untracked-files=no"],
+            )
         ]
     except (OSError, subprocess.TimeoutExpired):
         return None

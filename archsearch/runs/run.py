@@ -1,9 +1,9 @@
 """The run folder: what was asked, by which code, and what came out.
 
-    runs/<id>/run.yaml               arguments, code, packages, device, profile hash, space, seed: enough to repeat the run
+    runs/<id>/run.yaml  arguments, code, packages, device, profile hash, space, seed
               trials.csv             one row per trial
               journal.log            Optuna's storage (unless --storage names another)
-              best/<rank>/           score.json, config.json, speculative_config.json, confirmed.json once confirmed
+              best/<rank>/  score.json, config.json, speculative_config.json; confirmed.json
               report.html
 
 Every file is written atomically, so a killed process leaves the previous version or the new one.
@@ -33,12 +33,32 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION: Final = 1
 COMPARE_FILE: Final = "compare.json"  # this run beside others: `compare --report` writes it
-RUNGS_FILE: Final = "rungs.json"  # what a climb decided and learnt: runs.state writes it, report reads it
+RUNGS_FILE: Final = (
+    "rungs.json"  # what a climb decided and learnt: runs.state writes it, report reads it
+)
 # Arguments that a continued run may change: they say how far to go, not what is searched.
-FREE_ARGUMENTS: Final = ("trials", "confirm", "finalists", "confirm_prompts", "time_budget_s", "top", "gpu")
+FREE_ARGUMENTS: Final = (
+    "trials",
+    "confirm",
+    "finalists",
+    "confirm_prompts",
+    "time_budget_s",
+    "top",
+    "gpu",
+)
 # Arguments that run folders of earlier versions do not record: nobody can say what they were.
 UNRECORDED: Final = ("storage", "sampler", "memory_fraction", "training_budget_s")
-_REQUIRED: Final = ("schema_version", "created", "arguments", "code", "packages", "device", "profile", "space", "seed")
+_REQUIRED: Final = (
+    "schema_version",
+    "created",
+    "arguments",
+    "code",
+    "packages",
+    "device",
+    "profile",
+    "space",
+    "seed",
+)
 _SECTIONS: Final = ("arguments", "code", "packages", "device", "profile", "space")
 
 
@@ -82,25 +102,35 @@ class Run:
         """Ranks that hold a score, ascending."""
         folder = self.path / "best"
         names = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()
-        return sorted(int(name) for name in names if name.isdigit() and (folder / name / SCORE_FILE).is_file())
+        return sorted(
+            int(name) for name in names if name.isdigit() and (folder / name / SCORE_FILE).is_file()
+        )
 
-    # -- writing --------------------------------------------------------------------------------------------------------------
+    # -- writing
+    # ----------------------------------------------------------------------------------------------
 
     def write_trials(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """trials.csv; the columns are those of all rows, in the order in which they first appear."""
+        """trials.csv; the columns are those of all rows, in the order in which they first
+        appear."""
         import pandas as pd
 
         columns = list(dict.fromkeys(name for row in rows for name in row))
-        table = pd.DataFrame(list(rows), columns=columns, dtype=object)  # object: whole numbers beside gaps stay whole
+        table = pd.DataFrame(
+            list(rows), columns=columns, dtype=object
+        )  # object: whole numbers beside gaps stay whole
         files.write_text(self.trials_file, table.to_csv(index=False, lineterminator="\n"))
 
     def write_best(
-        self, score: Score, config: Mapping[str, Any] | None = None, speculative_config: Mapping[str, Any] | None = None
+        self,
+        score: Score,
+        config: Mapping[str, Any] | None = None,
+        speculative_config: Mapping[str, Any] | None = None,
     ) -> Path:
         """best/<rank>/ of a ranked score; the folder.
 
-        Where another shape held this rank before, its folder is renamed to best/replaced-<n>: weights and measurements of one
-        shape must neither be lost nor pass for another's. Raises ValueError for a score without a rank.
+        Where another shape held this rank before, its folder is renamed to best/replaced-<n>:
+        weights and measurements of one shape must neither be lost nor pass for another's. Raises
+        ValueError for a score without a rank.
         """
         if score.rank is None:
             raise ValueError("the score has no rank")
@@ -117,15 +147,21 @@ class Run:
         return folder
 
     def drop_rank(self, rank: int) -> None:
-        """Remove best/<rank>/; one that holds weights or measurements is renamed to best/replaced-<n>."""
+        """Remove best/<rank>/; one that holds weights or measurements is renamed to
+        best/replaced-<n>."""
         folder = self.best_dir(rank)
-        if {path.name for path in folder.iterdir()} <= {SCORE_FILE, "config.json", "speculative_config.json"}:
+        if {path.name for path in folder.iterdir()} <= {
+            SCORE_FILE,
+            "config.json",
+            "speculative_config.json",
+        }:
             shutil.rmtree(folder)
         else:
             _set_aside(folder)
 
     def write_confirmed(self, rank: int, confirmed: Mapping[str, Any]) -> Path:
-        """confirmed.json of a rank. Fields beyond CONFIRMED_FIELDS are kept; ValueError for a missing one."""
+        """confirmed.json of a rank. Fields beyond CONFIRMED_FIELDS are kept; ValueError for a
+        missing one."""
         missing = [name for name in CONFIRMED_FIELDS if name not in confirmed]
         if missing:
             raise ValueError(f"confirmed.json lacks {', '.join(missing)}")
@@ -134,7 +170,8 @@ class Run:
         files.write_json(path, dict(confirmed))
         return path
 
-    # -- reading --------------------------------------------------------------------------------------------------------------
+    # -- reading
+    # ----------------------------------------------------------------------------------------------
 
     def score(self, rank: int) -> Score:
         """The score at `rank`; ArchsearchError names the ranks that exist."""
@@ -149,7 +186,8 @@ class Run:
         return Candidate(replace(self.score(rank), rank=rank), self.best_dir(rank))
 
     def scores(self) -> list[Score]:
-        """The scores of all ranks, best first. Raises ArchsearchError for a file that cannot be read."""
+        """The scores of all ranks, best first. Raises ArchsearchError for a file that cannot be
+        read."""
         return [self.score(rank) for rank in self.ranks()]
 
     def confirmed(self, rank: int) -> dict[str, Any] | None:
@@ -158,7 +196,8 @@ class Run:
         return files.read_json(path, "confirmation") if path.is_file() else None
 
     def trials(self) -> DataFrame:
-        """trials.csv as a table, a row a trial, its columns as in docs/files.md; empty before the first write.
+        """trials.csv as a table, a row a trial, its columns as in docs/files.md; empty before the
+        first write.
 
         Raises ArchsearchError for a file that is no such table.
         """
@@ -176,19 +215,33 @@ class Run:
         return table if "state" in table else table.assign(state=None)
 
     def summary_row(self) -> tuple[str, ...]:
-        """A line of `archsearch list runs`: path, target, device, complete trials, best predicted and confirmed speed-up."""
+        """A line of `archsearch list runs`: path, target, device, complete trials, best predicted
+        and confirmed speed-up."""
         shown, here = self.path.resolve(), Path.cwd().resolve()
         path = shown.relative_to(here) if shown.is_relative_to(here) else shown
         complete = int((self.trials()["state"] == "COMPLETE").sum())
-        asked = (str(path), str(self.arguments.get("target", "")), str(self.info["device"].get("key", "")), str(complete))
+        asked = (
+            str(path),
+            str(self.arguments.get("target", "")),
+            str(self.info["device"].get("key", "")),
+            str(complete),
+        )
         try:
             best = max((score.speedup.value for score in self.scores()), default=None)
-            confirmed = [Confirmed.from_dict(data) for data in map(self.confirmed, self.ranks()) if data is not None]
+            confirmed = [
+                Confirmed.from_dict(data)
+                for data in map(self.confirmed, self.ranks())
+                if data is not None
+            ]
             found = [item.speedup.value for item in confirmed if item.undecided is None]
         except WRONG_SHAPE:  # one damaged file must not hide the other runs
             return (*asked, "broken", "broken")
         measured = max(found, default=None)
-        return (*asked, "none yet" if best is None else f"{best:.2f}x", _measured_words(measured, bool(confirmed)))
+        return (
+            *asked,
+            "none yet" if best is None else f"{best:.2f}x",
+            _measured_words(measured, bool(confirmed)),
+        )
 
 
 def _measured_words(measured: float | None, ran: bool) -> str:
@@ -209,14 +262,17 @@ def create_run(
 ) -> Run:
     """A new run folder with its run.yaml.
 
-    `path`: the folder itself (--run); otherwise <base>/<UTC time>-<target>. `profile`: {"folder", "hash"}. Values must be plain
-    (text, numbers, lists, mappings); Paths become text.
-    Raises ArchsearchError where a run is there already, or the folder cannot be made.
+    `path`: the folder itself (--run); otherwise <base>/<UTC time>-<target>. `profile`: {"folder",
+    "hash"}. Values must be plain (text, numbers, lists, mappings); Paths become text. Raises
+    ArchsearchError where a run is there already, or the folder cannot be made.
     """
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{_slug(str(arguments.get('target', 'run')))}"
     if path is not None:
         if (path / "run.yaml").exists():
-            raise ArchsearchError(f"{path} already holds a run; continue it with the same arguments or choose another --run")
+            raise ArchsearchError(
+                f"{path} already holds a run; continue it with the same arguments or choose another"
+                " --run"
+            )
         folder = path
     else:
         folder = base / name
@@ -229,7 +285,9 @@ def create_run(
             counter += 1
             folder = base / f"{name}-{counter}"
         except OSError as error:
-            raise ArchsearchError(f"cannot make {folder}: {error.strerror or error}; choose a folder you can write to") from error
+            raise ArchsearchError(
+                f"cannot make {folder}: {error.strerror or error}; choose a folder you can write to"
+            ) from error
     info = {
         "schema_version": SCHEMA_VERSION,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -247,11 +305,16 @@ def create_run(
 
 
 def open_run(path: Path) -> Run:
-    """The run in `path`. ArchsearchError where there is none (names those beside it) or its run.yaml is broken."""
+    """The run in `path`. ArchsearchError where there is none (names those beside it) or its
+    run.yaml is broken."""
     run_file = path / "run.yaml"
     if not run_file.is_file():
         found = [run.path.name for run in list_runs(path.parent)]
-        beside = f"runs in {path.parent}: {', '.join(found[:5])}" if found else "make one with: archsearch search"
+        beside = (
+            f"runs in {path.parent}: {', '.join(found[:5])}"
+            if found
+            else "make one with: archsearch search"
+        )
         what = "is no run folder (run.yaml is missing)" if path.is_dir() else "does not exist"
         raise ArchsearchError(f"run {path} {what}; {beside}")
     try:
@@ -259,27 +322,36 @@ def open_run(path: Path) -> Run:
     except ArchsearchError as error:
         raise ArchsearchError(f"{error}; restore it or start a new run") from error
     if not isinstance(info, dict):
-        raise ArchsearchError(f"{run_file} is broken: it holds no fields; restore it or start a new run")
+        raise ArchsearchError(
+            f"{run_file} is broken: it holds no fields; restore it or start a new run"
+        )
     _check_version(run_file, info)
     missing = [key for key in _REQUIRED if key not in info]
     if missing:
-        raise ArchsearchError(f"{run_file} is broken: {', '.join(missing)} missing; restore it or start a new run")
+        raise ArchsearchError(
+            f"{run_file} is broken: {', '.join(missing)} missing; restore it or start a new run"
+        )
     wrong = [key for key in _SECTIONS if not isinstance(info[key], dict)]
     if wrong:
-        raise ArchsearchError(f"{run_file} is broken: {wrong[0]} holds no fields; restore it or start a new run")
+        raise ArchsearchError(
+            f"{run_file} is broken: {wrong[0]} holds no fields; restore it or start a new run"
+        )
     return Run(path, info)
 
 
 def _check_version(run_file: Path, info: Mapping[str, Any]) -> None:
     """Refuse a run of a version that writes other files, before anything else of it is believed."""
     found = info.get("schema_version")
-    if found == SCHEMA_VERSION or found is None:  # none at all: a broken file, told with what else it lacks
+    if (
+        found == SCHEMA_VERSION or found is None
+    ):  # none at all: a broken file, told with what else it lacks
         return
     code = info.get("code")
     version = code.get("version") if isinstance(code, Mapping) else None
     raise ArchsearchError(
-        f"{run_file} has schema version {found}, written by archsearch {version or 'of an unknown version'}; archsearch "
-        f"{__version__} reads schema version {SCHEMA_VERSION}: use the version that wrote it, or start a new run"
+        f"{run_file} has schema version {found}, written by archsearch"
+        f" {version or 'of an unknown version'}; archsearch {__version__} reads schema version"
+        f" {SCHEMA_VERSION}: use the version that wrote it, or start a new run"
     )
 
 
@@ -292,9 +364,11 @@ def resume_run(
     profile: Mapping[str, Any] | None = None,
     free: Iterable[str] = FREE_ARGUMENTS,
 ) -> Run:
-    """Open the run in `path` to continue it; refused, with what differs, where it was asked something else.
+    """Open the run in `path` to continue it; refused, with what differs, where it was asked
+    something else.
 
-    Arguments in `free` may differ, and so may where the profile lies; its hash, the space and the seed may not.
+    Arguments in `free` may differ, and so may where the profile lies; its hash, the space and the
+    seed may not.
     """
     run = open_run(path)
     ignored = set(free)
@@ -302,7 +376,9 @@ def resume_run(
     differences = [
         f"{name} was {before.get(name)!r}, now {now.get(name)!r}"
         for name in dict.fromkeys((*before, *now))
-        if name not in ignored and before.get(name) != now.get(name) and (name in before or name not in UNRECORDED)
+        if name not in ignored
+        and before.get(name) != now.get(name)
+        and (name in before or name not in UNRECORDED)
     ]
     if run.info["seed"] != seed and not any(text.startswith("seed ") for text in differences):
         differences.append(f"seed was {run.info['seed']}, now {seed}")
@@ -313,7 +389,9 @@ def resume_run(
         differences.append(f"the profile's hash was {was}, now {current}")
     if differences:
         reasons = "; ".join(differences)
-        raise ArchsearchError(f"run {path} cannot be continued: {reasons}; use the same arguments or another --run")
+        raise ArchsearchError(
+            f"run {path} cannot be continued: {reasons}; use the same arguments or another --run"
+        )
     return run
 
 

@@ -1,4 +1,5 @@
-"""schedule.json: gamma by batch size, written by `archsearch schedule`, or by hand with `ranges` alone."""
+"""schedule.json: gamma by batch size, written by `archsearch schedule`, or by hand with `ranges`
+alone."""
 
 from __future__ import annotations
 
@@ -15,14 +16,20 @@ SCHEDULE_FILE: Final = "schedule.json"
 
 
 def read_schedule(path: Path) -> GammaSchedule:
-    """What a schedule.json holds; an empty schedule where there is no such file. Raises ArchsearchError when malformed."""
+    """What a schedule.json holds; an empty schedule where there is no such file. Raises
+    ArchsearchError when malformed."""
     return read_or_raise(path, "gamma schedule", schedule_from_dict) or GammaSchedule()
 
 
 def planned_schedule(data: Any) -> GammaSchedule:
-    """The content of a schedule that was worked out, batch size by batch size. Raises one of WRONG_SHAPE."""
+    """The content of a schedule that was worked out, batch size by batch size. Raises one of
+    WRONG_SHAPE."""
     schedule = schedule_from_dict(data)
-    if not schedule.points or not schedule.engine or min(point.batch_size for point in schedule.points) < 1:
+    if (
+        not schedule.points
+        or not schedule.engine
+        or min(point.batch_size for point in schedule.points) < 1
+    ):
         raise ValueError("no engine, no points, or a batch size below 1")
     if any(point.tau is None or point.speedup is None for point in schedule.points):
         raise ValueError("a point without tau or speedup")
@@ -36,10 +43,22 @@ def write_schedule(path: Path, schedule: GammaSchedule) -> None:
 
 def schedule_from_dict(data: Any) -> GammaSchedule:
     """Read schedule.json. Raises one of WRONG_SHAPE (ArchsearchError among them)."""
-    if not isinstance(data, Mapping) or not isinstance(data.get("ranges"), list) or not isinstance(data.get("points", []), list):
-        raise ArchsearchError("it must hold a list `ranges` (and may hold a list `points`); plan it again: archsearch schedule")
+    if (
+        not isinstance(data, Mapping)
+        or not isinstance(data.get("ranges"), list)
+        or not isinstance(data.get("points", []), list)
+    ):
+        raise ArchsearchError(
+            "it must hold a list `ranges` (and may hold a list `points`); plan it again: archsearch"
+            " schedule"
+        )
     points = tuple(_point(point) for point in data.get("points", []))
-    return GammaSchedule(check_schedule(data["ranges"]), points, str(data.get("engine", "")), str(data.get("latency", "")))
+    return GammaSchedule(
+        check_schedule(data["ranges"]),
+        points,
+        str(data.get("engine", "")),
+        str(data.get("latency", "")),
+    )
 
 
 def schedule_to_dict(schedule: GammaSchedule) -> dict[str, Any]:
@@ -54,7 +73,9 @@ def schedule_to_dict(schedule: GammaSchedule) -> dict[str, Any]:
                 "gamma": point.gamma,
                 "tau": point.tau and point.tau.to_dict(),
                 "speedup": point.speedup and point.speedup.to_dict(),
-                "by_gamma": {str(gamma): value.to_dict() for gamma, value in point.by_gamma.items()},
+                "by_gamma": {
+                    str(gamma): value.to_dict() for gamma, value in point.by_gamma.items()
+                },
             }
             for point in schedule.points
         ],

@@ -1,6 +1,8 @@
-"""rungs.json: the state of a climb. What is planned, what every round trains, what came of it, the finalists, the time spent.
+"""rungs.json: the state of a climb. What is planned, what every round trains, what came of it, the
+finalists, the time spent.
 
-`ClimbState` is the file as values; `StateFile` writes it before every next step, so that a climb that was killed goes on.
+`ClimbState` is the file as values; `StateFile` writes it before every next step, so that a climb
+that was killed goes on.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ class Look:
 class RungRow:
     """What one rung (and round) said of one shape, and what became of it.
 
-    `tokens`, `seconds`: of its training so far, 0 at rung 0; `measured`: None without a short training; `predicted_alpha`: of a
-    finalist, what was believed before its full training.
+    `tokens`, `seconds`: of its training so far, 0 at rung 0; `measured`: None without a short
+    training; `predicted_alpha`: of a finalist, what was believed before its full training.
     """
 
     rung: int
@@ -64,7 +66,10 @@ class RungRow:
 
     def to_dict(self) -> dict[str, Any]:
         row: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        row |= {"shape": self.shape.to_dict(), "measured": None if self.measured is None else asdict(self.measured)}
+        row |= {
+            "shape": self.shape.to_dict(),
+            "measured": None if self.measured is None else asdict(self.measured),
+        }
         row |= {name: row[name].to_dict() for name in ("alpha", "tau", "score")}
         predicted = row.pop("predicted_alpha")
         return row if predicted is None else row | {"predicted_alpha": predicted.to_dict()}
@@ -83,8 +88,8 @@ class RungRow:
 class RoundEntry:
     """A round of short trainings: `shapes` to `tokens` each.
 
-    `gains`: ln(speed-up) that knowing each was expected to add; `expected_gain`: knowing all; `seconds`: None before the first
-    training ended; `done`: judged; `end`: no round comes after it.
+    `gains`: ln(speed-up) that knowing each was expected to add; `expected_gain`: knowing all;
+    `seconds`: None before the first training ended; `done`: judged; `end`: no round comes after it.
     """
 
     round: int
@@ -99,9 +104,13 @@ class RoundEntry:
 
     def to_dict(self) -> dict[str, Any]:
         entry: dict[str, Any] = {
-            "round": self.round, "tokens": self.tokens, "shapes": [shape.to_dict() for shape in self.shapes],
-            "gains": list(self.gains), "expected_gain": self.expected_gain, "contenders": self.contenders,
-        }  # fmt: skip
+            "round": self.round,
+            "tokens": self.tokens,
+            "shapes": [shape.to_dict() for shape in self.shapes],
+            "gains": list(self.gains),
+            "expected_gain": self.expected_gain,
+            "contenders": self.contenders,
+        }
         if self.seconds is not None:
             entry["seconds"] = self.seconds
         return entry | {"done": True, "end": self.end} if self.done else entry
@@ -122,8 +131,8 @@ class Longer:
 
 @dataclass(frozen=True, slots=True)
 class TextEntry:
-    """Text that was written between short and full trainings, until `ends_at_s` of the climb's clock: tokens of one pass over all
-    text `before` and `after`, None while it is written."""
+    """Text that was written between short and full trainings, until `ends_at_s` of the climb's
+    clock: tokens of one pass over all text `before` and `after`, None while it is written."""
 
     ends_at_s: float
     before: int
@@ -134,9 +143,10 @@ class TextEntry:
 class FinalistsEntry:
     """Who is trained in full, until `ends_at_s` of the climb's clock.
 
-    `predicted`: their scores before; `tokens`: that all of them reach, None for a single one or before the speed is known;
-    `longer`: None before all have been trained alike; `foreseen`: tokens that each would end at as the best one, at the speed
-    measured by then. `writing`: text being written for them, `texts`: what was.
+    `predicted`: their scores before; `tokens`: that all of them reach, None for a single one or
+    before the speed is known; `longer`: None before all have been trained alike; `foreseen`: tokens
+    that each would end at as the best one, at the speed measured by then. `writing`: text being
+    written for them, `texts`: what was.
     """
 
     shapes: tuple[Architecture, ...]
@@ -165,7 +175,8 @@ class FinalistsEntry:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Version 0.1.0 wrote `seconds` and `longer_s` (shares of time) where `tokens` and `longer` stand now: not read."""
+        """Version 0.1.0 wrote `seconds` and `longer_s` (shares of time) where `tokens` and `longer`
+        stand now: not read."""
         longer = data.get("longer")
         return cls(
             tuple(Architecture.from_dict(shape) for shape in data["shapes"]),
@@ -181,8 +192,8 @@ class FinalistsEntry:
 
 @dataclass
 class HeadEntry:
-    """A head among the families of a climb: `measured` speed-up where it stands after `tokens` and `seconds` of training,
-    `foreseen` after a full one (as believed after its short training)."""
+    """A head among the families of a climb: `measured` speed-up where it stands after `tokens` and
+    `seconds` of training, `foreseen` after a full one (as believed after its short training)."""
 
     family: HeadFamily
     gamma: int
@@ -194,7 +205,11 @@ class HeadEntry:
     why: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "measured": self.measured.to_dict(), "foreseen": self.foreseen.to_dict()}
+        return {
+            **vars(self),
+            "measured": self.measured.to_dict(),
+            "foreseen": self.foreseen.to_dict(),
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -204,8 +219,8 @@ class HeadEntry:
 
 @dataclass
 class Race:
-    """The full training of several families: every head to `seconds` in all, then the `winner` ("": not decided) with what is
-    left."""
+    """The full training of several families: every head to `seconds` in all, then the `winner` ("":
+    not decided) with what is left."""
 
     seconds: float
     winner: str = ""
@@ -221,11 +236,13 @@ class PriorRung:
 
 @dataclass
 class ClimbState:
-    """All of rungs.json. `elapsed_s`: wall seconds of the climb in all processes; `steps`: seconds by step.
+    """All of rungs.json. `elapsed_s`: wall seconds of the climb in all processes; `steps`: seconds
+    by step.
 
-    `rung_s`, `rung_end_s`: time of the short trainings, and when on the climb's clock it ends; `full_tokens`: of a full training,
-    `full_epoch`: of one pass over its text; `schedule`: rounds as planned at the measured speed; `confirmed`: ranks; `heads`,
-    `race`: of a climb with other families than independent drafts, `compared`: the best head ran beside the best draft. None, or
+    `rung_s`, `rung_end_s`: time of the short trainings, and when on the climb's clock it ends;
+    `full_tokens`: of a full training, `full_epoch`: of one pass over its text; `schedule`: rounds
+    as planned at the measured speed; `confirmed`: ranks; `heads`, `race`: of a climb with other
+    families than independent drafts, `compared`: the best head ran beside the best draft. None, or
     empty: not decided yet.
     """
 
@@ -260,11 +277,14 @@ class ClimbState:
         return next((entry for entry in self.rounds if entry.round == number), None)
 
     def with_budget(self, budget_s: float) -> ClimbState:
-        """Another budget, or a plan that trained nothing: a new plan. What was written and trained is used again."""
+        """Another budget, or a plan that trained nothing: a new plan. What was written and trained
+        is used again."""
         stayed = self.plan is not None and self.plan.stay != ""
         if budget_s == self.budget_s and not stayed:
             return self
-        begun = bool(self.steps or self.rounds or self.heads)  # else nothing of the time spent came to anything
+        begun = bool(
+            self.steps or self.rounds or self.heads
+        )  # else nothing of the time spent came to anything
         return ClimbState(
             budget_s,
             self.elapsed_s if begun or not stayed else 0.0,
@@ -303,9 +323,12 @@ class ClimbState:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """KeyError, TypeError or ValueError for what is no state of a climb; ArchsearchError for another format."""
+        """KeyError, TypeError or ValueError for what is no state of a climb; ArchsearchError for
+        another format."""
         if data.get("format") != FORMAT:
-            raise ArchsearchError("it was written by another version of archsearch; use another --run")
+            raise ArchsearchError(
+                "it was written by another version of archsearch; use another --run"
+            )
         made: dict[str, Callable[[Any], Any]] = {
             "plan": lambda value: Plan(**value),
             "finalists": FinalistsEntry.from_dict,
@@ -319,18 +342,32 @@ class ClimbState:
             "heads": HeadEntry.from_dict,
         }
         values = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
-        values |= {name: make(values[name]) for name, make in made.items() if values.get(name) is not None}
-        values |= {name: [make(item) for item in values[name]] for name, make in lists.items() if name in values}
+        values |= {
+            name: make(values[name]) for name, make in made.items() if values.get(name) is not None
+        }
+        values |= {
+            name: [make(item) for item in values[name]]
+            for name, make in lists.items()
+            if name in values
+        }
         return cls(**values)
 
 
 class StateFile:
     """rungs.json being written: the state that it holds, and the climb's clock.
 
-    `start`: of this process's part, on `clock`. Raises ArchsearchError where the file is broken or of another format.
+    `start`: of this process's part, on `clock`. Raises ArchsearchError where the file is broken or
+    of another format.
     """
 
-    def __init__(self, path: Path, budget_s: float, start: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: Path,
+        budget_s: float,
+        start: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.path, self.clock, self._start = path, clock, start
         found = read_or_raise(path, "state of the climb", ClimbState.from_dict)
         self.state = ClimbState(budget_s) if found is None else found.with_budget(budget_s)

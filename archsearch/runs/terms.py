@@ -16,7 +16,8 @@ REST: Final = "rest"
 
 @dataclass(frozen=True)
 class TermErrors:
-    """The terms as predicted and as measured, and the part of each in ln(predicted / measured speed-up)."""
+    """The terms as predicted and as measured, and the part of each in ln(predicted / measured
+    speed-up)."""
 
     predicted: RoundTerms
     measured: RoundTerms
@@ -30,17 +31,24 @@ class TermErrors:
     def from_dict(cls, data: Mapping[str, Any]) -> TermErrors:
         """KeyError for a missing term, ValueError or TypeError for what is no number."""
         parts = ("predicted", "measured", "log_error")
-        return cls(*(RoundTerms(**{name: number(data[name][part]) for name in TERMS}) for part in parts))
+        return cls(
+            *(RoundTerms(**{name: number(data[name][part]) for name in TERMS}) for part in parts)
+        )
 
     def to_dict(self) -> dict[str, dict[str, float]]:
         """term -> predicted, measured, log_error."""
-        return {name: {part.name: getattr(getattr(self, part.name), name) for part in fields(self)} for name in TERMS}
+        return {
+            name: {part.name: getattr(getattr(self, part.name), name) for part in fields(self)}
+            for name in TERMS
+        }
 
     def shares(self, relative_error: float) -> dict[str, float]:
-        """What each term and the rest bring to `relative_error` of the speed-up (predicted / measured - 1); they add up to it.
+        """What each term and the rest bring to `relative_error` of the speed-up (predicted /
+        measured - 1); they add up to it.
 
-        The parts of ln(predicted / measured) are scaled by one factor, so that they add up to the error itself. "rest": the
-        measured speed-up is a median of ratios, which the medians of the terms do not give exactly.
+        The parts of ln(predicted / measured) are scaled by one factor, so that they add up to the
+        error itself. "rest": the measured speed-up is a median of ratios, which the medians of the
+        terms do not give exactly.
         """
         total = math.log1p(relative_error)
         logs = {name: float(getattr(self.log_error, name)) for name in TERMS}

@@ -1,4 +1,5 @@
-"""text_verdict.json of a run: what its text brought, what more text of the kind would bring, and what is wrong with it."""
+"""text_verdict.json of a run: what its text brought, what more text of the kind would bring, and
+what is wrong with it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ LITTLE: Final = 0.02  # of the speed-up: what more text must bring to be asked f
 
 @dataclass(frozen=True, slots=True)
 class TextStand:
-    """`distinct_tokens` that the target wrote for `prompts`, alpha of the draft that learns them, and its speed-up."""
+    """`distinct_tokens` that the target wrote for `prompts`, alpha of the draft that learns them,
+    and its speed-up."""
 
     prompts: int
     distinct_tokens: int
@@ -39,9 +41,10 @@ class TextStand:
 class TextVerdict:
     """What the text of a run decides.
 
-    `label`: of the draft; `asked`: prompts to train on, answered or not; `now`: what the draft reached; `learnt`: what its text
-    would bring were it learnt in full, None where it is; `more`: what more prompts of the kind would bring, None where no curve
-    tells; `narrow`: the category whose alpha is well above that of all, "" for none; `faults`: what is wrong with prompts or
+    `label`: of the draft; `asked`: prompts to train on, answered or not; `now`: what the draft
+    reached; `learnt`: what its text would bring were it learnt in full, None where it is; `more`:
+    what more prompts of the kind would bring, None where no curve tells; `narrow`: the category
+    whose alpha is well above that of all, "" for none; `faults`: what is wrong with prompts or
     answers.
     """
 
@@ -55,18 +58,34 @@ class TextVerdict:
     faults: tuple[str, ...] = ()
 
     def words(self) -> str:
-        """`24k distinct tokens from 317 prompts: alpha 0.30 ± 0.02 (1.09x). 3,000 prompts like these would bring about ...`"""
+        """`24k distinct tokens from 317 prompts: alpha 0.30 ± 0.02 (1.09x). 3,000 prompts like
+        these would bring about ...`"""
         now = self.now
-        prompts = f"{now.prompts:,} prompts" if now.prompts >= self.asked else f"{now.prompts:,} of {self.asked:,} prompts"
-        tokens = f"{now.distinct_tokens / 1000:.0f}k" if now.distinct_tokens >= 2000 else f"{now.distinct_tokens}"
-        text = f"{tokens} distinct tokens from {prompts}: alpha {_alpha(now.alpha)} ({now.speedup.value:.2f}x)"
+        prompts = (
+            f"{now.prompts:,} prompts"
+            if now.prompts >= self.asked
+            else f"{now.prompts:,} of {self.asked:,} prompts"
+        )
+        tokens = (
+            f"{now.distinct_tokens / 1000:.0f}k"
+            if now.distinct_tokens >= 2000
+            else f"{now.distinct_tokens}"
+        )
+        text = (
+            f"{tokens} distinct tokens from {prompts}: alpha {_alpha(now.alpha)}"
+            f" ({now.speedup.value:.2f}x)"
+        )
         if self.learnt is not None:
             text += (
-                f"; learnt in full, this text would bring about {_alpha(self.learnt.alpha)} ({self.learnt.speedup.value:.2f}x)"
+                f"; learnt in full, this text would bring about {_alpha(self.learnt.alpha)}"
+                f" ({self.learnt.speedup.value:.2f}x)"
             )
         text += f". {self._more_words()}"
         if self.narrow and self.narrow_alpha is not None:
-            text += f"; or narrow the domain: {self.narrow!r} alone has alpha {self.narrow_alpha.value:.2f}"
+            text += (
+                f"; or narrow the domain: {self.narrow!r} alone has alpha"
+                f" {self.narrow_alpha.value:.2f}"
+            )
         elif self.more is not None and self._brings() > LITTLE:
             text += "; or narrow the domain"
         return f"{text.strip()}."
@@ -78,10 +97,16 @@ class TextVerdict:
     def _more_words(self) -> str:
         more = self.more
         if more is None:
-            return "What more prompts would bring is not known: nothing was looked at while it was trained"
+            return (
+                "What more prompts would bring is not known: nothing was looked at while it was"
+                " trained"
+            )
         what = f"{more.prompts:,} prompts like these"
         if self._brings() <= LITTLE:
-            return f"More would bring little: {what} about {_alpha(more.alpha)} ({more.speedup.value:.2f}x)"
+            return (
+                f"More would bring little: {what} about {_alpha(more.alpha)}"
+                f" ({more.speedup.value:.2f}x)"
+            )
         return f"{what} would bring about {_alpha(more.alpha)} ({more.speedup.value:.2f}x)"
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,10 +1,12 @@
-"""Work on the trials of a study that several processes share: each claims a trial, does it, and says that it is alive.
+"""Work on the trials of a study that several processes share: each claims a trial, does it, and
+says that it is alive.
 
-A claim is a running trial with the key of what it is about. Two processes may claim the same at once: the claim with the lower
-number stands, which all see alike, for a storage numbers trials one after the other. A claim carries a counter that its process
-raises while it works; where it stands still for `GRACE_S` by the clock of who watches (so clocks need not agree), the process is
-taken for dead, its claim is closed, and somebody else does the work. So a trial is done once, whoever is killed when. Any storage
-of Optuna's will do: a journal file, a database, its gRPC proxy.
+A claim is a running trial with the key of what it is about. Two processes may claim the same at
+once: the claim with the lower number stands, which all see alike, for a storage numbers trials one
+after the other. A claim carries a counter that its process raises while it works; where it stands
+still for `GRACE_S` by the clock of who watches (so clocks need not agree), the process is taken for
+dead, its claim is closed, and somebody else does the work. So a trial is done once, whoever is
+killed when. Any storage of Optuna's will do: a journal file, a database, its gRPC proxy.
 """
 
 from __future__ import annotations
@@ -27,13 +29,14 @@ if TYPE_CHECKING:
 BEAT_S: Final = 2.0
 GRACE_S: Final = 20.0
 KEY, WORKER, ALIVE, CLOSED = "key", "worker", "alive", "closed"
-"""User attributes of a trial: what it is about, who does it, the counter, and why a claim was closed without a result."""
+"""User attributes of a trial: what it is about, who does it, the counter, and why a claim was
+closed without a result."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One trial to do. `key`: tells it from all others of its study; `do`: the finished trial, without number; `attrs`: what the
-    claim says of it from the start."""
+    """One trial to do. `key`: tells it from all others of its study; `do`: the finished trial,
+    without number; `attrs`: what the claim says of it from the start."""
 
     key: str
     do: Callable[[], FrozenTrial]
@@ -46,23 +49,39 @@ def worker_name() -> str:
 
 
 class Claims:
-    """The trials of a study as tasks that one of several processes does. `done` counts what this one did."""
+    """The trials of a study as tasks that one of several processes does. `done` counts what this
+    one did."""
 
-    def __init__(self, study: Study, *, grace_s: float = GRACE_S, beat_s: float = BEAT_S, name: str | None = None) -> None:
+    def __init__(
+        self,
+        study: Study,
+        *,
+        grace_s: float = GRACE_S,
+        beat_s: float = BEAT_S,
+        name: str | None = None,
+    ) -> None:
         import optuna
 
-        self.study, self.grace_s, self.beat_s, self.name = study, grace_s, beat_s, name or worker_name()
+        self.study, self.grace_s, self.beat_s, self.name = (
+            study,
+            grace_s,
+            beat_s,
+            name or worker_name(),
+        )
         self.done = 0
         self._storage = optuna.storages.get_storage(study._storage)
         self._seen: dict[int, tuple[int, float]] = {}
         self._random = random.Random(self.name)
 
     def finish(self, tasks: Iterable[Task]) -> dict[str, FrozenTrial]:
-        """Do all tasks together with whoever else does; the finished trial of each key. Returns when all are done."""
+        """Do all tasks together with whoever else does; the finished trial of each key. Returns
+        when all are done."""
         wanted = {task.key: task for task in tasks}
         while True:
             finished, claimed = self._read(wanted)
-            free = [task for key, task in wanted.items() if key not in finished and key not in claimed]
+            free = [
+                task for key, task in wanted.items() if key not in finished and key not in claimed
+            ]
             if len(finished) == len(wanted):
                 return finished
             if free:  # any of them: others that look at the same list seldom take the same
@@ -71,7 +90,9 @@ class Claims:
                 self._close_dead(claimed)
                 time.sleep(min(self.beat_s, 0.2))
 
-    def _read(self, wanted: Mapping[str, Any]) -> tuple[dict[str, FrozenTrial], dict[str, FrozenTrial]]:
+    def _read(
+        self, wanted: Mapping[str, Any]
+    ) -> tuple[dict[str, FrozenTrial], dict[str, FrozenTrial]]:
         """Finished trials and standing claims by key; of several finished ones the first."""
         from optuna.trial import TrialState
 
@@ -110,12 +131,15 @@ class Claims:
 
     @contextmanager
     def hold(self, key: str) -> Iterator[None]:
-        """A claim that is no task: says that this process is at `key` until the block ends. Earlier ones are closed."""
+        """A claim that is no task: says that this process is at `key` until the block ends. Earlier
+        ones are closed."""
         from optuna.trial import TrialState, create_trial
 
         earlier = self._holders(key)
         attrs = {KEY: key, WORKER: self.name, ALIVE: 0}
-        mine = self._storage.create_new_trial(self.study._study_id, create_trial(state=TrialState.RUNNING, user_attrs=attrs))
+        mine = self._storage.create_new_trial(
+            self.study._study_id, create_trial(state=TrialState.RUNNING, user_attrs=attrs)
+        )
         for trial in earlier:
             self._close(trial._trial_id, f"{self.name} goes on")
         try:
@@ -147,7 +171,9 @@ class Claims:
                 self._storage.set_trial_system_attr(trial_id, name, value)
             self._storage.set_trial_state_values(trial_id, result.state, result.values)
             self.done += 1
-        except UpdateFinishedTrialError:  # this process was taken for dead, and the work is somebody else's now
+        except (
+            UpdateFinishedTrialError
+        ):  # this process was taken for dead, and the work is somebody else's now
             pass
 
     def _close(self, trial_id: int, why: str) -> None:
@@ -169,11 +195,14 @@ class Claims:
             if counter != before:
                 self._seen[trial._trial_id] = (counter, now)
             elif now - since > self.grace_s:
-                self._close(trial._trial_id, f"{trial.user_attrs.get(WORKER, 'its worker')} is gone")
+                self._close(
+                    trial._trial_id, f"{trial.user_attrs.get(WORKER, 'its worker')} is gone"
+                )
 
 
 class _Beat:
-    """Raises a claim's counter while its work is done; a storage that fails is noticed by the work's own writing."""
+    """Raises a claim's counter while its work is done; a storage that fails is noticed by the
+    work's own writing."""
 
     def __init__(self, storage: Any, trial_id: int, every_s: float) -> None:
         self._storage, self._trial_id, self._every_s = storage, trial_id, every_s

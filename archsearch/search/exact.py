@@ -1,9 +1,11 @@
-"""The ranking of a whole space by what is known beforehand: every shape is scored, the best are handed on.
+"""The ranking of a whole space by what is known beforehand: every shape is scored, the best are
+handed on.
 
-Where a space is small enough for that, no sampler can do better: the first of the ranking is the best there is. Independent
-drafts are scored by formulas over arrays (`exact_grid`, `rank_all`), heads one after the other (`rank_alone`). Of many shapes
-only some are written down as trials, in an order that does not depend on how many: two of the best, then the best of another
-width and depth, so that a table of trials shows the whole landscape.
+Where a space is small enough for that, no sampler can do better: the first of the ranking is the
+best there is. Independent drafts are scored by formulas over arrays (`exact_grid`, `rank_all`),
+heads one after the other (`rank_alone`). Of many shapes only some are written down as trials, in an
+order that does not depend on how many: two of the best, then the best of another width and depth,
+so that a table of trials shows the whole landscape.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ from archsearch.search.samplers import Indices
 from archsearch.search.space import InvalidShape, SearchSpace
 
 EXACT_POINTS: Final = 5_000_000
-"""Combinations of choices up to which a space is scored in full by formulas over arrays: some ten seconds of one core."""
+"""Combinations of choices up to which a space is scored in full by formulas over arrays: some ten
+seconds of one core."""
 ALONE_POINTS: Final = 5_000
-"""And one by one: heads, of which some third are valid and take 1 to 3 ms each; 2,304 combinations of PARD took 0.7 s."""
+"""And one by one: heads, of which some third are valid and take 1 to 3 ms each; 2,304 combinations
+of PARD took 0.7 s."""
 ALIKE: Final = 1e-12  # relative difference of speed-ups below which two windows do the same
 EVERY: Final = 3  # of so many trials one is the best of its width and depth
 
@@ -37,8 +41,9 @@ Found = tuple[float, Place]
 
 @dataclass
 class Ranking:
-    """The best of a grid, best first: of all shapes (`best`, at most `most`) and of each width and depth (`corners`). `scored`:
-    how many shapes there are, `feasible`: of them within the limits; `size`: in all."""
+    """The best of a grid, best first: of all shapes (`best`, at most `most`) and of each width and
+    depth (`corners`). `scored`: how many shapes there are, `feasible`: of them within the limits;
+    `size`: in all."""
 
     grid: SpaceGrid
     most: int
@@ -76,11 +81,14 @@ class Ranking:
                 gain = float(most[body, depth])
                 key = (int(width), depth)
                 if np.isfinite(gain) and (key not in self.corners or gain > self.corners[key][0]):
-                    place = np.ravel_multi_index((body, depth, 0, 0), gains.shape) + int(inner[body, depth])
+                    place = np.ravel_multi_index((body, depth, 0, 0), gains.shape) + int(
+                        inner[body, depth]
+                    )
                     self.corners[key] = (gain, scores.place(int(place)))
 
     def places(self) -> Iterator[Place]:
-        """Shapes in the order in which they become trials; none twice, and no window that does what another one does."""
+        """Shapes in the order in which they become trials; none twice, and no window that does what
+        another one does."""
         tops, corners = (
             iter(self._apart(self.best)),
             iter(self._apart(sorted(self.corners.values(), key=lambda f: (-f[0], f[1])))),
@@ -97,7 +105,8 @@ class Ranking:
             yield place
 
     def _apart(self, found: Sequence[Found]) -> list[Place]:
-        """Without shapes that differ by a window that changes no number; of such the one with fewer windows stays."""
+        """Without shapes that differ by a window that changes no number; of such the one with fewer
+        windows stays."""
         kept: list[Place] = []
         known: dict[tuple[int, int, int], list[tuple[float, int]]] = {}
         for gain, place in found:
@@ -116,14 +125,21 @@ class Ranking:
 
 
 def exact_grid(space: SearchSpace, scorer: Scorer, most: int = EXACT_POINTS) -> SpaceGrid | None:
-    """The space as a grid where it can be scored in full: of at most `most` combinations, with formulas over arrays."""
+    """The space as a grid where it can be scored in full: of at most `most` combinations, with
+    formulas over arrays."""
     if not can_score(space, scorer) or space.size(scorer.target) > most:
         return None
     return grid_of(space, scorer.target)
 
 
-def rank_all(scorer: Scorer, grid: SpaceGrid, most: int, progress: Callable[[int, int, float], None] | None = None) -> Ranking:
-    """Score every shape of the grid; the best `most` are kept. `progress` is called with (scored, all, best speed-up)."""
+def rank_all(
+    scorer: Scorer,
+    grid: SpaceGrid,
+    most: int,
+    progress: Callable[[int, int, float], None] | None = None,
+) -> Ranking:
+    """Score every shape of the grid; the best `most` are kept. `progress` is called with (scored,
+    all, best speed-up)."""
     ranking = Ranking(grid, 4 * most + 64)  # some differ by windows that change nothing
     for scores in scorer.over_grid(grid.grid).chunks():
         ranking.add(scores)
@@ -134,8 +150,8 @@ def rank_all(scorer: Scorer, grid: SpaceGrid, most: int, progress: Callable[[int
 
 @dataclass(frozen=True)
 class Alone:
-    """A space of which every shape was scored by itself. `ranked`: those within the limits, best first, with their choices;
-    `invalid`: those of which nothing can be predicted, and why."""
+    """A space of which every shape was scored by itself. `ranked`: those within the limits, best
+    first, with their choices; `invalid`: those of which nothing can be predicted, and why."""
 
     shapes: int
     ranked: list[tuple[Indices, Draft, Score]]
@@ -147,15 +163,20 @@ def can_rank_alone(space: SearchSpace, target: Architecture) -> bool:
     return space.size(target) <= ALONE_POINTS
 
 
-def rank_alone(space: SearchSpace, scorer: Scorer, progress: Callable[[int, int, float], None] | None = None) -> Alone:
-    """Score every shape of a space by itself. `progress` is called with (combinations, all, best worth) every 256."""
+def rank_alone(
+    space: SearchSpace, scorer: Scorer, progress: Callable[[int, int, float], None] | None = None
+) -> Alone:
+    """Score every shape of a space by itself. `progress` is called with (combinations, all, best
+    worth) every 256."""
     seen: set[Draft] = set()
     ranked: list[tuple[Indices, Draft, Score]] = []
     invalid: list[tuple[Indices, Draft, str]] = []
     counts = [len(dimension.choices) for dimension in space.dimensions(scorer.target)]
     for number, indices in enumerate(itertools.product(*map(range, counts)), start=1):
         if progress is not None and number % 256 == 0:
-            progress(number, math.prod(counts), max((score.worth for *_, score in ranked), default=0.0))
+            progress(
+                number, math.prod(counts), max((score.worth for *_, score in ranked), default=0.0)
+            )
         shape = space.build(indices, scorer.target)
         if isinstance(shape, InvalidShape) or shape in seen:  # several choices may make one shape
             continue

@@ -1,7 +1,9 @@
-"""A whole space of independent drafts scored at once: the speed-up of every shape at its best gamma.
+"""A whole space of independent drafts scored at once: the speed-up of every shape at its best
+gamma.
 
-`grid_of` makes the space a `ShapeGrid`: its valid, distinct shapes as a product. `GridScorer` scores it in chunks, with the
-numbers of `Scorer` (to 1e-9) but without their std; who is written down is scored by `Scorer` as well.
+`grid_of` makes the space a `ShapeGrid`: its valid, distinct shapes as a product. `GridScorer`
+scores it in chunks, with the numbers of `Scorer` (to 1e-9) but without their std; who is written
+down is scored by `Scorer` as well.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from archsearch.search.objective import Scorer
 from archsearch.search.space import InvalidShape, SearchSpace
 from archsearch.speedup import accepted_by_position, drifting_positions
 
-CHUNK: Final = 1 << 17  # shapes that are scored together: their arrays stay in the processor's cache
+CHUNK: Final = (
+    1 << 17
+)  # shapes that are scored together: their arrays stay in the processor's cache
 BODY: Final = ("hidden_size", "ffn_ratio", "num_key_value_heads", "kv_group_size", "head_dim")
 ORDER: Final = ("num_hidden_layers", *BODY, "draft_vocab_size", "window", "tie_word_embeddings")
 Place = tuple[int, int, int, int]
@@ -33,8 +37,9 @@ Place = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class SpaceGrid:
-    """The valid shapes of a space as a grid. `points`: combinations of choices, valid or not; `choices`: the indices (into the
-    space's dimensions) of each body [bodies, 5], depth, window and head (rows, tied)."""
+    """The valid shapes of a space as a grid. `points`: combinations of choices, valid or not;
+    `choices`: the indices (into the space's dimensions) of each body [bodies, 5], depth, window and
+    head (rows, tied)."""
 
     grid: ShapeGrid
     points: int
@@ -46,22 +51,32 @@ class SpaceGrid:
         """One choice per dimension, in the order of `SearchSpace.dimensions`."""
         body, depth, window, head = place
         rows, tied = self.heads[head]
-        return (depth, *(int(index) for index in self.bodies[body]), rows, self.windows[window], tied)
+        return (
+            depth,
+            *(int(index) for index in self.bodies[body]),
+            rows,
+            self.windows[window],
+            tied,
+        )
 
 
 def can_score(space: SearchSpace, scorer: Scorer) -> bool:
     """Whether `GridScorer` knows all formulas of such a search."""
-    if space.family != Independent.family or Independent.family in getattr(scorer, "known_families", {}):
+    if space.family != Independent.family or Independent.family in getattr(
+        scorer, "known_families", {}
+    ):
         return False
-    knows = "over_grid" in vars(type(scorer))  # a kind of scorer that scores otherwise says how it scores a grid
+    knows = "over_grid" in vars(
+        type(scorer)
+    )  # a kind of scorer that scores otherwise says how it scores a grid
     return knows and can_price(scorer.latency) and can_predict(scorer.acceptance)
 
 
 def grid_of(space: SearchSpace, target: Architecture) -> SpaceGrid | None:
     """The space as a grid; None where no shape of it is valid.
 
-    Which shapes are valid is a matter of their bodies, which `SearchSpace.build` is asked about one by one; of choices that make
-    the same shape the first stays, as in `SearchSpace.enumerate`.
+    Which shapes are valid is a matter of their bodies, which `SearchSpace.build` is asked about one
+    by one; of choices that make the same shape the first stays, as in `SearchSpace.enumerate`.
     """
     dimensions = {dimension.name: dimension for dimension in space.dimensions(target)}
     windows, heads = _windows(space, target), _heads(space, target)
@@ -83,7 +98,9 @@ def grid_of(space: SearchSpace, target: Architecture) -> SpaceGrid | None:
         heads=tuple(head for _, head in heads),
     )
     bodies = np.array([body for body, _ in found.values()])
-    return SpaceGrid(grid, space.size(target), bodies, tuple(i for i, _ in windows), tuple(i for i, _ in heads))
+    return SpaceGrid(
+        grid, space.size(target), bodies, tuple(i for i, _ in windows), tuple(i for i, _ in heads)
+    )
 
 
 def _body(shape: Architecture) -> tuple[int, ...]:
@@ -118,7 +135,10 @@ def _heads(space: SearchSpace, target: Architecture) -> list[tuple[tuple[int, in
     """The heads that differ, each with the first of its choices of rows and of tying."""
     found: dict[Head, tuple[int, int]] = {}
     indices = _first_valid(space, target)
-    rows, tied = (range(len(_dimension(space, target, name))) for name in ("draft_vocab_size", "tie_word_embeddings"))
+    rows, tied = (
+        range(len(_dimension(space, target, name)))
+        for name in ("draft_vocab_size", "tie_word_embeddings")
+    )
     for pair in itertools.product(rows, tied):
         head = Head(None, False)
         if indices is not None:
@@ -130,14 +150,18 @@ def _heads(space: SearchSpace, target: Architecture) -> list[tuple[tuple[int, in
 
 
 def _dimension(space: SearchSpace, target: Architecture, name: str) -> Sequence[Any]:
-    return next(dimension.choices for dimension in space.dimensions(target) if dimension.name == name)
+    return next(
+        dimension.choices for dimension in space.dimensions(target) if dimension.name == name
+    )
 
 
 @dataclass(frozen=True)
 class GridScores:
-    """What a score says, of shapes as one array each, [bodies, layers, windows, heads]; `start`: the first body's number.
+    """What a score says, of shapes as one array each, [bodies, layers, windows, heads]; `start`:
+    the first body's number.
 
-    `feasible`: within the scorer's limits; `worth`: what they are ranked by, None: the speed-up. Seconds; `tau` tokens a round.
+    `feasible`: within the scorer's limits; `worth`: what they are ranked by, None: the speed-up.
+    Seconds; `tau` tokens a round.
     """
 
     start: int
@@ -162,12 +186,14 @@ class GridScores:
 
 
 class GridScorer:
-    """Scores all shapes of a grid with `scorer`'s latency, acceptance, gammas and limits. Raises TypeError where `can_score`
-    says no."""
+    """Scores all shapes of a grid with `scorer`'s latency, acceptance, gammas and limits. Raises
+    TypeError where `can_score` says no."""
 
     def __init__(self, scorer: Scorer, grid: ShapeGrid) -> None:
         self.scorer, self.grid = scorer, grid
-        self.latency = GridLatency(scorer.latency, scorer.target, grid, scorer.workload, scorer.gammas)
+        self.latency = GridLatency(
+            scorer.latency, scorer.target, grid, scorer.workload, scorer.gammas
+        )
 
     def chunks(self) -> Iterator[GridScores]:
         """Scores of all shapes, some bodies at a time."""
@@ -184,14 +210,20 @@ class GridScorer:
         tokens = dict(enumerate(itertools.accumulate(reach, initial=1.0)))
         decode_s = scorer.decode_s.value
         gain = np.full(some.shape, -np.inf)
-        gamma, best = np.zeros(some.shape, dtype=np.int8), {name: np.zeros(some.shape) for name in ("tau", "draft_s", "round_s")}
+        gamma, best = (
+            np.zeros(some.shape, dtype=np.int8),
+            {name: np.zeros(some.shape) for name in ("tau", "draft_s", "round_s")},
+        )
         for time in self.latency.rounds(bodies):
             found = tokens[time.gamma] * decode_s / time.round_s
             better = found > gain
             for array, value in (
-                (gain, found), (gamma, time.gamma), (best["tau"], tokens[time.gamma]), (best["draft_s"], time.draft_s),
+                (gain, found),
+                (gamma, time.gamma),
+                (best["tau"], tokens[time.gamma]),
+                (best["draft_s"], time.draft_s),
                 (best["round_s"], time.round_s),
-            ):  # fmt: skip
+            ):
                 np.copyto(array, value, where=better, casting="unsafe")
         whole = np.broadcast_to(alpha, some.shape)
         return GridScores(bodies.start, gain, gamma, whole, **best, feasible=feasible(scorer, some))
@@ -208,4 +240,3 @@ def feasible(scorer: Scorer, grid: ShapeGrid) -> NDArray[np.bool_]:
         cache = grid.kv_cache_bytes(work.context_len, work.dtype_bytes, work.batch_size)
         fits &= (count * work.dtype_bytes + cache) / limits.max_memory_bytes - 1.0 <= 0.0
     return fits
-

@@ -1,8 +1,10 @@
-"""What a score depends on, so that searches that share a storage never take each other's scores for their own.
+"""What a score depends on, so that searches that share a storage never take each other's scores for
+their own.
 
-Each question has a study of its own in a storage, named by a digest of its identity. The identity lists what is known to matter
-and carries a witness: what the scorer says of the target and of two plain shapes. Whatever else changes a score (coefficients of
-another version, a constant of an engine) changes the witness, and with it the study.
+Each question has a study of its own in a storage, named by a digest of its identity. The identity
+lists what is known to matter and carries a witness: what the scorer says of the target and of two
+plain shapes. Whatever else changes a score (coefficients of another version, a constant of an
+engine) changes the witness, and with it the study.
 """
 
 from __future__ import annotations
@@ -30,8 +32,12 @@ DIGITS: Final = 6  # of the witness: sums differ in the last digits from machine
 
 
 def identity_of(space: SearchSpace, scorer: Scorer, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything a score in this search depends on, as JSON. `about`: what the caller knows besides (profile, engine)."""
-    context, witness = scorer.context, _witness(space, scorer)  # asked first: an estimator may learn its target by being asked
+    """Everything a score in this search depends on, as JSON. `about`: what the caller knows besides
+    (profile, engine)."""
+    context, witness = (
+        scorer.context,
+        _witness(space, scorer),
+    )  # asked first: an estimator may learn its target by being asked
     data = {
         "space": {**space.to_dict(), "draft_ranks": space.draft_ranks, "longest": space.longest},
         "target": scorer.target.to_dict(),
@@ -50,7 +56,9 @@ def identity_of(space: SearchSpace, scorer: Scorer, about: Mapping[str, Any]) ->
     }
     if context.budget is not None:  # what a score says that a drafter needs
         numbers = asdict(context.budget)
-        data["budget"] = {name: f"{value:.3g}" for name, value in numbers.items() if name != "source"}
+        data["budget"] = {
+            name: f"{value:.3g}" for name, value in numbers.items() if name != "source"
+        }
     return json.loads(json.dumps(data, default=str))  # as it will be read back: tuples are lists
 
 
@@ -74,15 +82,24 @@ def open_study(
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     name = study_name(prefix, identity)
-    study = optuna.create_study(storage=storage, study_name=name, directions=list(directions), load_if_exists=True)
+    study = optuna.create_study(
+        storage=storage, study_name=name, directions=list(directions), load_if_exists=True
+    )
     if [direction.name.lower() for direction in study.directions] != list(directions):
-        raise ArchsearchError(f"study {name} in the storage has another objective; use another --storage")
+        raise ArchsearchError(
+            f"study {name} in the storage has another objective; use another --storage"
+        )
     found = study.user_attrs.get(ATTRIBUTE)
     if found is None:
         study.set_user_attr(ATTRIBUTE, dict(identity))
     elif found != identity:
-        differs = ", ".join(sorted(key for key in {*found, *identity} if found.get(key) != identity.get(key)))
-        raise ArchsearchError(f"study {name} in the storage is about another {differs}; use another --storage or --run")
+        differs = ", ".join(
+            sorted(key for key in {*found, *identity} if found.get(key) != identity.get(key))
+        )
+        raise ArchsearchError(
+            f"study {name} in the storage is about another {differs}; use another --storage or"
+            " --run"
+        )
     return study
 
 
@@ -98,7 +115,8 @@ def _state(acceptance: AcceptanceEstimator) -> str:
 
 
 def _witness(space: SearchSpace, scorer: Scorer) -> list[str]:
-    """Numbers of this scorer: the target's decode step, and the first plain shape's best gamma, alpha, times and speed-up."""
+    """Numbers of this scorer: the target's decode step, and the first plain shape's best gamma,
+    alpha, times and speed-up."""
     numbers = [scorer.decode_s.value]
     for layers in PLAIN_LAYERS:
         shape = space.build(_plain_choices(space, scorer.target, layers), scorer.target)
@@ -109,12 +127,16 @@ def _witness(space: SearchSpace, scorer: Scorer) -> list[str]:
         except InvalidShapeError:
             continue
         estimates = (score.alpha, score.tau, score.draft_s, score.verify_s, score.speedup)
-        numbers += [score.gamma, *(number for item in estimates for number in (item.value, item.std))]
+        numbers += [
+            score.gamma,
+            *(number for item in estimates for number in (item.value, item.std)),
+        ]
     return [f"{number:.{DIGITS}g}" for number in numbers]
 
 
 def _plain_choices(space: SearchSpace, target: Architecture, layers: int) -> tuple[int, ...]:
-    """The choices nearest to `layers` of the target's own layers, with a quarter of its vocabulary in the head."""
+    """The choices nearest to `layers` of the target's own layers, with a quarter of its vocabulary
+    in the head."""
     wanted: dict[str, Value] = {
         "num_hidden_layers": layers,
         "hidden_size": target.hidden_size,

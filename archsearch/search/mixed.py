@@ -12,8 +12,9 @@ from archsearch.estimate import number
 
 @dataclass(frozen=True, slots=True)
 class PartScore:
-    """One kind of request. `gamma` 0: none is faster than drafting nothing there. `running`: requests that decode at once;
-    seconds, with the prompts that are read in between. `ttft_s` infinite: more arrive than are served."""
+    """One kind of request. `gamma` 0: none is faster than drafting nothing there. `running`:
+    requests that decode at once; seconds, with the prompts that are read in between. `ttft_s`
+    infinite: more arrive than are served."""
 
     name: str
     weight: float
@@ -39,7 +40,8 @@ class PartScore:
 
 @dataclass(frozen=True, slots=True)
 class MixScore:
-    """The objective over a mix: its `value` with the draft and without (`plain`), and each part. `broken_limits`: in words."""
+    """The objective over a mix: its `value` with the draft and without (`plain`), and each part.
+    `broken_limits`: in words."""
 
     objective: str
     value: float

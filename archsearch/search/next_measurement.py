@@ -1,13 +1,16 @@
 """What a measurement would teach about a ranking, before it is made.
 
-The candidates' ln(speed-up) are jointly normal: what acceptance leaves open (the estimator's covariance of logit(alpha), times
-its slope in tau), what all share of the times (the target's step, its verification, what the engine adds) and each draft's own
-time. A measurement observes a linear function of the same with an error of its own, so that
+The candidates' ln(speed-up) are jointly normal: what acceptance leaves open (the estimator's
+covariance of logit(alpha), times its slope in tau), what all share of the times (the target's step,
+its verification, what the engine adds) and each draft's own time. A measurement observes a linear
+function of the same with an error of its own, so that
 
-    covariance after = C - c V^-1 c'    mean after ~ N(mean, c V^-1 c')    c = Cov(candidates, observed), V = Var(observed)
+    covariance after = C - c V^-1 c'  mean after ~ N(mean, c V^-1 c')
+    c = Cov(candidates, observed), V = Var(observed)
 
-which says how sure the answer will be, and what is won by changing to another winner (expected value of information; Raiffa and
-Schlaifer 1961, linear Gaussian). Errors of alpha near 0 and 1 are not normal: the std after is right to first order.
+which says how sure the answer will be, and what is won by changing to another winner (expected
+value of information; Raiffa and Schlaifer 1961, linear Gaussian). Errors of alpha near 0 and 1 are
+not normal: the std after is right to first order.
 """
 
 from __future__ import annotations
@@ -29,7 +32,14 @@ from archsearch.estimate import Estimate
 from archsearch.search.objective import Score, Scorer
 
 MOST: Final = 24  # of the best candidates that are looked at
-IN_TABLE: Final = ("independent", "eagle1", "eagle3", "mtp", "block", "medusa")  # kinds of drafters that the table relates
+IN_TABLE: Final = (
+    "independent",
+    "eagle1",
+    "eagle3",
+    "mtp",
+    "block",
+    "medusa",
+)  # kinds of drafters that the table relates
 _DRAWS: Final = 4096
 
 Draft = tuple[Architecture, AcceptanceContext]
@@ -37,8 +47,8 @@ Draft = tuple[Architecture, AcceptanceContext]
 
 @dataclass(frozen=True)
 class Observation:
-    """What a measurement sees, k numbers: `cross` [n, k], their covariance with the candidates' ln(speed-up), and `own` [k, k],
-    their variance, error included."""
+    """What a measurement sees, k numbers: `cross` [n, k], their covariance with the candidates'
+    ln(speed-up), and `own` [k, k], their variance, error included."""
 
     cross: np.ndarray
     own: np.ndarray
@@ -46,8 +56,9 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What is expected after a measurement. `std`, `std_after`: of ln(speed-up) of the winner, whichever then wins; `gain`:
-    expected gain in ln(speed-up) by changing to another winner; `changes`: chance that another one wins."""
+    """What is expected after a measurement. `std`, `std_after`: of ln(speed-up) of the winner,
+    whichever then wins; `gain`: expected gain in ln(speed-up) by changing to another winner;
+    `changes`: chance that another one wins."""
 
     std: float
     std_after: float
@@ -63,9 +74,10 @@ class Outlook:
 class Belief:
     """What is believed of the best `scores` of a search together.
 
-    `mean` [n] and `covariance` [n, n] of ln(speed-up); `slopes` [n]: d ln(speed-up) / d logit(alpha); `logits` [n, n]: covariance
-    of logit(alpha); `shared` [3, n]: how one std of each part of the times that all have in common moves each (the target's step,
-    its verification, what the engine adds); `drafts` [n]: std of ln(speed-up) from each draft's own time.
+    `mean` [n] and `covariance` [n, n] of ln(speed-up); `slopes` [n]: d ln(speed-up) / d
+    logit(alpha); `logits` [n, n]: covariance of logit(alpha); `shared` [3, n]: how one std of each
+    part of the times that all have in common moves each (the target's step, its verification, what
+    the engine adds); `drafts` [n]: std of ln(speed-up) from each draft's own time.
     """
 
     def __init__(
@@ -93,7 +105,9 @@ class Belief:
         self.drafts = np.array([part.draft for part in parts])
         rho = scorer.target_correlation
         self.shared = np.array(
-            [  # decode and verify as two independent causes: decode, and what of verify goes its own way
+            # decode and verify as two independent causes: decode, and what of verify goes its own
+            # way
+            [
                 [part.decode - rho * part.verify for part in parts],
                 [-math.sqrt(1.0 - rho**2) * part.verify for part in parts],
                 [-part.added for part in parts],
@@ -125,19 +139,28 @@ class Belief:
         after = np.sqrt(np.clip(np.diag(self.covariance) - np.diag(learnt), 0.0, None))
         values, vectors = np.linalg.eigh((learnt + learnt.T) / 2)
         root = vectors * np.sqrt(np.clip(values, 0.0, None))
-        draws = self.mean + np.random.default_rng(seed).standard_normal((_DRAWS, len(self.mean))) @ root.T
+        draws = (
+            self.mean
+            + np.random.default_rng(seed).standard_normal((_DRAWS, len(self.mean))) @ root.T
+        )
         winner = draws.argmax(axis=1)
         lead = self.lead
-        gain = float(np.mean(draws.max(axis=1) - draws[:, lead]))  # paired: the lead's own draws have its mean
+        gain = float(
+            np.mean(draws.max(axis=1) - draws[:, lead])
+        )  # paired: the lead's own draws have its mean
         return Outlook(
-            math.sqrt(float(self.covariance[lead, lead])), float(after[winner].mean()), gain, float(np.mean(winner != lead))
+            math.sqrt(float(self.covariance[lead, lead])),
+            float(after[winner].mean()),
+            gain,
+            float(np.mean(winner != lead)),
         )
 
-    # -- measurements ---------------------------------------------------------------------------------------------------------
+    # -- measurements
+    # ----------------------------------------------------------------------------------------------
 
     def acceptance_of(self, draft: Draft, logit_std: float) -> Observation | None:
-        """alpha of an independent draft that exists, with an error of `logit_std`; None where the estimator cannot relate it to
-        the candidates."""
+        """alpha of an independent draft that exists, with an error of `logit_std`; None where the
+        estimator cannot relate it to the candidates."""
         prior = self.scorer.acceptance
         if not isinstance(prior, PriorAcceptance):
             return None
@@ -149,19 +172,23 @@ class Belief:
         return Observation(cross, joint[-1:, -1:] + logit_std**2)
 
     def trainings_of(self, chosen: Sequence[int], common_std: float, own_std: float) -> Observation:
-        """alpha of some candidates after short trainings: where each will stand with an error of `own_std`, and how high all
-        stand with one of `common_std` (logit)."""
+        """alpha of some candidates after short trainings: where each will stand with an error of
+        `own_std`, and how high all stand with one of `common_std` (logit)."""
         index = list(chosen)
         own = self.logits[np.ix_(index, index)] + common_std**2 + np.eye(len(index)) * own_std**2
         return Observation(self.slopes[:, None] * self.logits[:, index], own)
 
     def round_of(self, index: int, relative_std: float) -> Observation:
-        """Target and target + draft run at a given acceptance: the times of one candidate with an error of `relative_std`."""
-        return Observation(self.times[:, [index]], self.times[[index], [index]][None] + relative_std**2)
+        """Target and target + draft run at a given acceptance: the times of one candidate with an
+        error of `relative_std`."""
+        return Observation(
+            self.times[:, [index]], self.times[[index], [index]][None] + relative_std**2
+        )
 
     def profile(self, relative_std: float) -> Observation:
-        """Every pass measured on the device: the target's step, its verification and each draft, each with an error of
-        `relative_std` of its own seconds. What the engine adds stays as it is."""
+        """Every pass measured on the device: the target's step, its verification and each draft,
+        each with an error of `relative_std` of its own seconds. What the engine adds stays as it
+        is."""
         n = len(self.scores)
         loads = np.concatenate([self.shared[:2], np.diag(self.drafts)])  # [2 + n, n] of unit causes
         decode = self.scorer.decode_s.relative_std
@@ -177,8 +204,9 @@ class Belief:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Of one score, in ln(speed-up): the slope in logit(alpha), and one std of the drift, of how often it drafts, of the target's
-    step, its verification, the draft's time and the rest of a round."""
+    """Of one score, in ln(speed-up): the slope in logit(alpha), and one std of the drift, of how
+    often it drafts, of the target's step, its verification, the draft's time and the rest of a
+    round."""
 
     slope: float
     drift: float
@@ -195,26 +223,40 @@ def _parts(scorer: Scorer, score: Score) -> _Parts:
     sure = replace(known, share=None if known.share is None else replace(known.share, std=0.0))
 
     def moved(alpha_std: float, drift_std: float) -> float:
-        tau = speculation.tau_estimate(Estimate(alpha, alpha_std, "given"), gamma, Estimate(drift.value, drift_std, "given"))
+        tau = speculation.tau_estimate(
+            Estimate(alpha, alpha_std, "given"), gamma, Estimate(drift.value, drift_std, "given")
+        )
         return sure.tau(tau).relative_std
 
     slope, by_drift = moved(max(alpha * (1.0 - alpha), 0.0), 0.0), moved(0.0, drift.std)
     by_alpha = slope * speculation.logit_std(score.alpha)
-    share = 0.0 if known.share is None else math.sqrt(max(score.tau.relative_std**2 - by_alpha**2 - by_drift**2, 0.0))
-    round_s = score.round_s or Estimate(score.tpot_s.value * score.tau.value, 0.0, score.tpot_s.source)
+    share = (
+        0.0
+        if known.share is None
+        else math.sqrt(max(score.tau.relative_std**2 - by_alpha**2 - by_drift**2, 0.0))
+    )
+    round_s = score.round_s or Estimate(
+        score.tpot_s.value * score.tau.value, 0.0, score.tpot_s.source
+    )
     verify, draft = score.verify_s.std / round_s.value, score.draft_s.std / round_s.value
     added = math.sqrt(max(round_s.relative_std**2 - verify**2 - draft**2, 0.0))
     return _Parts(slope, by_drift, share, score.decode_s.relative_std, verify, draft, added)
 
 
 def distinct(scores: Sequence[Score]) -> list[Score]:
-    """Without those that differ from a better one by heads alone: what no term explains of twins is alike, and counting them as
-    several draws would promise a gain that nobody can have."""
+    """Without those that differ from a better one by heads alone: what no term explains of twins is
+    alike, and counting them as several draws would promise a gain that nobody can have."""
     seen: set[tuple[str | int, ...]] = set()
     kept = []
     for score in scores:
         arch = score.architecture
-        key = (score.family, arch.num_hidden_layers, arch.hidden_size, arch.intermediate_size, arch.head_rows)
+        key = (
+            score.family,
+            arch.num_hidden_layers,
+            arch.hidden_size,
+            arch.intermediate_size,
+            arch.head_rows,
+        )
         if key not in seen:
             kept.append(score)
         seen.add(key)
@@ -224,22 +266,29 @@ def distinct(scores: Sequence[Score]) -> list[Score]:
 def logit_covariance(
     acceptance: AcceptanceEstimator, drafters: Sequence[tuple[Drafter, AcceptanceContext]]
 ) -> np.ndarray:
-    """[n, n] covariance of logit(alpha) of drafters, each asked for in its own context: the estimator's
-    own where it knows all of them, else what the stds and those of the differences say."""
+    """[n, n] covariance of logit(alpha) of drafters, each asked for in its own context: the
+    estimator's own where it knows all of them, else what the stds and those of the differences
+    say."""
     known = all(drafter.acceptance in IN_TABLE for drafter, _ in drafters)
     if isinstance(acceptance, PriorAcceptance) and known:
         return acceptance.joint([_in_table(*each) for each in drafters])
-    alphas = [acceptance_of(each, acceptance, context).acceptance.alpha for each, context in drafters]
+    alphas = [
+        acceptance_of(each, acceptance, context).acceptance.alpha for each, context in drafters
+    ]
     own = np.array([speculation.logit_std(alpha) ** 2 for alpha in alphas])
 
-    def gap(first: tuple[Drafter, AcceptanceContext], second: tuple[Drafter, AcceptanceContext]) -> float:
+    def gap(
+        first: tuple[Drafter, AcceptanceContext], second: tuple[Drafter, AcceptanceContext]
+    ) -> float:
         """std of the difference of logit(alpha)."""
         if first == second:
             return 0.0
         (a, context), (b, other) = first, second
         if context == other:
             return gap_std(a, b, acceptance, context)
-        if isinstance(acceptance, PriorAcceptance) and {a.acceptance, b.acceptance} <= set(IN_TABLE):
+        if isinstance(acceptance, PriorAcceptance) and {a.acceptance, b.acceptance} <= set(
+            IN_TABLE
+        ):
             return acceptance.gap_std(_in_table(a, context), _in_table(b, other))
         return math.sqrt(own[drafters.index(first)] + own[drafters.index(second)])
 
@@ -258,9 +307,14 @@ def climbs(score: Score) -> bool:
     return score.drafter is None and (needs is None or (needs.kind != "exists" and not needs.init))
 
 
-def best_pair(belief: Belief, common_std: float, own_std: float, among: int = 6) -> tuple[tuple[int, int], Outlook] | None:
-    """The two of the best `among` independent drafts whose short trainings teach most; None where there are no two."""
+def best_pair(
+    belief: Belief, common_std: float, own_std: float, among: int = 6
+) -> tuple[tuple[int, int], Outlook] | None:
+    """The two of the best `among` independent drafts whose short trainings teach most; None where
+    there are no two."""
     trained = [i for i, score in enumerate(belief.scores) if climbs(score)][:among]
     pairs = [(i, j) for i in trained for j in trained if i < j]
-    seen = [(pair, belief.outlook(belief.trainings_of(pair, common_std, own_std))) for pair in pairs]
+    seen = [
+        (pair, belief.outlook(belief.trainings_of(pair, common_std, own_std))) for pair in pairs
+    ]
     return max(seen, key=lambda item: item[1].value, default=None)

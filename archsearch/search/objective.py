@@ -1,7 +1,8 @@
-"""Where latency, acceptance and memory meet: the score of a draft. Pure: the same arguments give the same Score.
+"""Where latency, acceptance and memory meet: the score of a draft. Pure: the same arguments give
+the same Score.
 
-`Scorer` holds what all candidates of one search share (the target's decode, verify and overhead times are asked once per gamma);
-`score` is the same for one draft.
+`Scorer` holds what all candidates of one search share (the target's decode, verify and overhead
+times are asked once per gamma); `score` is the same for one draft.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from archsearch import speedup as speculation
-from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator, VocabularyCoverage
+from archsearch.acceptance.estimator import (
+    AcceptanceContext,
+    AcceptanceEstimator,
+    VocabularyCoverage,
+)
 from archsearch.acceptance.families import FamilyAcceptance, acceptance_of, gap_std
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Draft, Drafter
@@ -34,7 +39,8 @@ if TYPE_CHECKING:
 
 
 class Latency(Protocol):
-    """What the score asks of a latency model; `archsearch.latency.model.LatencyModel` is the real one."""
+    """What the score asks of a latency model; `archsearch.latency.model.LatencyModel` is the real
+    one."""
 
     engine: str | None
     rounds: EngineRounds | None
@@ -67,15 +73,19 @@ class Latency(Protocol):
         gamma: int,
         verify_s: Estimate | None = None,
     ) -> RoundTime:
-        """One round: gamma draft tokens, their verification (`verify_s`, where it is known already) and what the engine adds."""
+        """One round: gamma draft tokens, their verification (`verify_s`, where it is known already)
+        and what the engine adds."""
         ...
 
     def idle_s(self, target: Architecture, draft: Draft, workload: Workload) -> Estimate:
         """What the draft costs a step that drafts nothing; may be 0."""
         ...
 
-    def free_layers(self, target: Architecture, draft: Draft, workload: Workload, gamma: int) -> float | None:
-        """Layers a draft may have before the engine's host decides the round; None where no host is told apart."""
+    def free_layers(
+        self, target: Architecture, draft: Draft, workload: Workload, gamma: int
+    ) -> float | None:
+        """Layers a draft may have before the engine's host decides the round; None where no host is
+        told apart."""
         ...
 
     def with_rounds(self, rounds: EngineRounds) -> Latency:
@@ -87,15 +97,18 @@ class Latency(Protocol):
 class Score:
     """What is predicted for a draft at its best gamma; the fields of score.json.
 
-    `gamma` is the best of 1..max_gamma even where `speedup` stays below 1 (`pays` is False then: run the target alone).
-    `kv_bytes_per_token`: of the draft. `break_even_alpha`: None where no alpha would make the draft pay. Times in seconds.
-    `round_s`: one round. `host_s`: what the engine's host needs to launch it, `bound`: which of GPU and host decides it; both
-    None where the host is not told apart (CPUs, engines of which nothing is known). `family` and `drafter`: what drafts;
-    `drafter` None: an independent draft of that `architecture`. Of a drafter that does not draft in every round tau is over all
-    rounds and alpha of those that draft. `assumed`: why its acceptance is no more than a belief (`acceptance.families.ASSUMED`).
-    `mix`: what it is worth over a mix of work; `speedup` and `tpot_s` are then over the mix, the rest is of its heaviest part.
-    `regret`: by which share its `worth` lies below the exact best of (a part of) the space, where a search did not score all
-    of it (`search.regret`). `needs`: what it takes to have this drafter; None in files of earlier versions.
+    `gamma` is the best of 1..max_gamma even where `speedup` stays below 1 (`pays` is False then:
+    run the target alone). `kv_bytes_per_token`: of the draft. `break_even_alpha`: None where no
+    alpha would make the draft pay. Times in seconds. `round_s`: one round. `host_s`: what the
+    engine's host needs to launch it, `bound`: which of GPU and host decides it; both None where the
+    host is not told apart (CPUs, engines of which nothing is known). `family` and `drafter`: what
+    drafts; `drafter` None: an independent draft of that `architecture`. Of a drafter that does not
+    draft in every round tau is over all rounds and alpha of those that draft. `assumed`: why its
+    acceptance is no more than a belief (`acceptance.families.ASSUMED`). `mix`: what it is worth
+    over a mix of work; `speedup` and `tpot_s` are then over the mix, the rest is of its heaviest
+    part. `regret`: by which share its `worth` lies below the exact best of (a part of) the space,
+    where a search did not score all of it (`search.regret`). `needs`: what it takes to have this
+    drafter; None in files of earlier versions.
     """
 
     rank: int | None
@@ -130,7 +143,8 @@ class Score:
 
     @property
     def ranked_by(self) -> float:
-        """Its worth among other families: by the lower end of its speed-up's interval where acceptance is assumed."""
+        """Its worth among other families: by the lower end of its speed-up's interval where
+        acceptance is assumed."""
         low = self.speedup.low if self.assumed else None
         return self.worth if low is None else self.worth * low / self.speedup.value
 
@@ -140,8 +154,13 @@ class Score:
         return self.drafter or Independent(self.architecture)
 
     def label(self) -> str:
-        """What drafts, in short: its dimensions, and its family where it is no independent draft."""
-        return self.architecture.label() if self.drafter is None else f"{self.drafter.title}: {self.drafter.label()}"
+        """What drafts, in short: its dimensions, and its family where it is no independent
+        draft."""
+        return (
+            self.architecture.label()
+            if self.drafter is None
+            else f"{self.drafter.title}: {self.drafter.label()}"
+        )
 
     @property
     def pays(self) -> bool:
@@ -153,11 +172,16 @@ class Score:
         return replace(self, rank=rank)
 
     def to_dict(self) -> dict[str, Any]:
-        """score.json: uncertain numbers as {"value", "std", "source"}; alpha, tau and the speed-up with "low" and "high" too."""
+        """score.json: uncertain numbers as {"value", "std", "source"}; alpha, tau and the speed-up
+        with "low" and "high" too."""
         result: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
-            result[field.name] = value.to_dict() if isinstance(value, Estimate | Architecture | MixScore | Needs) else value
+            result[field.name] = (
+                value.to_dict()
+                if isinstance(value, Estimate | Architecture | MixScore | Needs)
+                else value
+            )
         result["drafter"] = self.proposer.to_dict()
         for name in ("regret", "needs"):  # nothing to say of it, as in files of before
             if result[name] is None:
@@ -170,7 +194,10 @@ class Score:
         names = [field.name for field in fields(cls)]
         odd = (set(names) ^ set(data)) - set(LATER)  # files of earlier versions lack some
         if odd:
-            raise ArchsearchError(f"a score has the fields {', '.join(names)}; missing or unknown: {', '.join(sorted(odd))}")
+            raise ArchsearchError(
+                f"a score has the fields {', '.join(names)}; missing or unknown:"
+                f" {', '.join(sorted(odd))}"
+            )
         values = dict(data)
         architecture = values["architecture"] = Architecture.from_dict(data["architecture"])
         values["drafter"] = None
@@ -184,20 +211,50 @@ class Score:
             found = values.get(name)
             plain = found.value if isinstance(found, Estimate) else found
             if plain is not None and not low <= number(plain) <= high:
-                raise ArchsearchError(f"a score's {name} must lie between {low:g} and {high:g}, got {plain:g}")
+                raise ArchsearchError(
+                    f"a score's {name} must lie between {low:g} and {high:g}, got {plain:g}"
+                )
         return cls(**values)
 
 
 ESTIMATES: Final = (
-    "alpha", "tau", "draft_s", "decode_s", "verify_s", "speedup", "tpot_s", "break_even_alpha", "round_s", "host_s",
-)  # fmt: skip
+    "alpha",
+    "tau",
+    "draft_s",
+    "decode_s",
+    "verify_s",
+    "speedup",
+    "tpot_s",
+    "break_even_alpha",
+    "round_s",
+    "host_s",
+)
 BOUNDS: Final = {
-    "rank": (1, 10**6), "parameters": (0, 10**13), "gamma": (0, 1000), "kv_bytes_per_token": (0, 10**10), "regret": (0, 1),
-    "alpha": (0, 1), "tau": (1, 1001), "break_even_alpha": (0, 1),
-} | {name: (0, math.inf) for name in ("draft_s", "decode_s", "verify_s", "speedup", "tpot_s", "round_s", "host_s")}  # fmt: skip
+    "rank": (1, 10**6),
+    "parameters": (0, 10**13),
+    "gamma": (0, 1000),
+    "kv_bytes_per_token": (0, 10**10),
+    "regret": (0, 1),
+    "alpha": (0, 1),
+    "tau": (1, 1001),
+    "break_even_alpha": (0, 1),
+} | {
+    name: (0, math.inf)
+    for name in ("draft_s", "decode_s", "verify_s", "speedup", "tpot_s", "round_s", "host_s")
+}
 LATER: Final = (
-    "round_s", "host_s", "bound", "engine", "engine_version", "family", "drafter", "assumed", "mix", "regret", "needs",
-)  # fmt: skip
+    "round_s",
+    "host_s",
+    "bound",
+    "engine",
+    "engine_version",
+    "family",
+    "drafter",
+    "assumed",
+    "mix",
+    "regret",
+    "needs",
+)
 """Fields that score.json of earlier versions does not have."""
 
 
@@ -210,7 +267,8 @@ class ManyScores(Protocol):
 
 
 class Scorer:
-    """Scores drafts of one target under one workload. Calling it is pure; it only remembers the target's times."""
+    """Scores drafts of one target under one workload. Calling it is pure; it only remembers the
+    target's times."""
 
     def __init__(
         self,
@@ -226,17 +284,26 @@ class Scorer:
         limits: Limits | None = None,
         target_correlation: float | None = None,
     ) -> None:
-        """`gammas`: the ones to choose from (default 1..max_gamma); `target_correlation`: see `speedup.speedup_estimate`
-        (default: the latency model's)."""
+        """`gammas`: the ones to choose from (default 1..max_gamma); `target_correlation`: see
+        `speedup.speedup_estimate` (default: the latency model's)."""
         self.gammas = tuple(gammas) if gammas is not None else tuple(range(1, max_gamma + 1))
         if not self.gammas or min(self.gammas) < 1:
             raise ArchsearchError(f"gamma must be at least 1, got {list(self.gammas)}")
-        self.target, self.workload, self.latency, self.acceptance = target, workload, latency, acceptance
+        self.target, self.workload, self.latency, self.acceptance = (
+            target,
+            workload,
+            latency,
+            acceptance,
+        )
         self.limits = limits or Limits()
         self._asked_correlation = target_correlation
-        self.target_correlation = latency.target_correlation if target_correlation is None else target_correlation
+        self.target_correlation = (
+            latency.target_correlation if target_correlation is None else target_correlation
+        )
         self.known_families: Mapping[str, FamilyAcceptance] = {}
-        self.context = AcceptanceContext(target, workload.temperature, workload.context_len, domain, coverage)
+        self.context = AcceptanceContext(
+            target, workload.temperature, workload.context_len, domain, coverage
+        )
         self.decode_s = latency.decode_s(target, workload)
         self._verify_s = {gamma: latency.verify_s(target, workload, gamma) for gamma in self.gammas}
 
@@ -252,7 +319,9 @@ class Scorer:
         reach = speculation.accepted_by_position(positions)
 
         def tau_of(gamma: int) -> Estimate:
-            tau = speculation.tau_estimate(alpha, gamma, drift).between(speculation.tau_interval(alpha, gamma, drift))
+            tau = speculation.tau_estimate(alpha, gamma, drift).between(
+                speculation.tau_interval(alpha, gamma, drift)
+            )
             return known.tau(tau)
 
         return self._best(
@@ -264,7 +333,8 @@ class Scorer:
         )
 
     def believed(self, drafter: Drafter) -> FamilyAcceptance:
-        """alpha of a drafter, its drift, and how often it drafts: as `known_families` has it, else as the estimator says."""
+        """alpha of a drafter, its drift, and how often it drafts: as `known_families` has it, else
+        as the estimator says."""
         found = self.known_families.get(drafter.family)
         return found if found is not None else acceptance_of(drafter, self.acceptance, self.context)
 
@@ -276,18 +346,29 @@ class Scorer:
         *,
         gammas: Sequence[int] | None = None,
     ) -> Score:
-        """The score of a draft whose tau was measured for each gamma (a replayed trace, an engine's counts): no closed form.
+        """The score of a draft whose tau was measured for each gamma (a replayed trace, an engine's
+        counts): no closed form.
 
         `gammas`: the ones to choose from (default: all of this scorer's that were measured).
         Raises ArchsearchError where tau was measured for none of the gammas.
         """
-        known = [gamma for gamma in (gammas or self.gammas) if gamma in taus]
+        known = [gamma for gamma in gammas or self.gammas if gamma in taus]
         if not known:
-            raise ArchsearchError(f"tau was measured for gamma {sorted(taus)}, not for any of {list(gammas or self.gammas)}")
-        return self._best(as_drafter(draft), alpha, lambda gamma: taus[gamma].value, lambda gamma: taus[gamma], known)
+            raise ArchsearchError(
+                f"tau was measured for gamma {sorted(taus)}, not for any of"
+                f" {list(gammas or self.gammas)}"
+            )
+        return self._best(
+            as_drafter(draft),
+            alpha,
+            lambda gamma: taus[gamma].value,
+            lambda gamma: taus[gamma],
+            known,
+        )
 
     def over_grid(self, grid: ShapeGrid) -> ManyScores:
-        """What scores all shapes of a grid as this one does one by one; TypeError where `grid.can_score` says no."""
+        """What scores all shapes of a grid as this one does one by one; TypeError where
+        `grid.can_score` says no."""
         from archsearch.search.grid import GridScorer
 
         return GridScorer(self, grid)
@@ -308,27 +389,47 @@ class Scorer:
         """The same scorer, knowing how much of the user's text a trimmed head covers."""
         return self._changed(self.workload, coverage)
 
-    def with_acceptance(self, acceptance: AcceptanceEstimator, context: AcceptanceContext | None = None) -> Scorer:
-        """The same scorer with another estimator, asked in `context` (None: the same). The target's times are kept."""
+    def with_acceptance(
+        self, acceptance: AcceptanceEstimator, context: AcceptanceContext | None = None
+    ) -> Scorer:
+        """The same scorer with another estimator, asked in `context` (None: the same). The target's
+        times are kept."""
         changed = copy.copy(self)
         changed.acceptance, changed.context = acceptance, context or self.context
         return changed
 
     def with_families(self, known: Mapping[str, FamilyAcceptance]) -> Scorer:
-        """The same scorer, knowing what was measured of whole families (a replayed n-gram) instead of asking the estimator."""
+        """The same scorer, knowing what was measured of whole families (a replayed n-gram) instead
+        of asking the estimator."""
         changed = copy.copy(self)
         changed.known_families = {**self.known_families, **known}
         return changed
 
-    def _changed(self, workload: Workload, coverage: VocabularyCoverage | None, latency: Latency | None = None) -> Scorer:
+    def _changed(
+        self,
+        workload: Workload,
+        coverage: VocabularyCoverage | None,
+        latency: Latency | None = None,
+    ) -> Scorer:
         changed = Scorer(
-            self.target, workload, latency or self.latency, self.acceptance, gammas=self.gammas, domain=self.context.domain,
-            coverage=coverage, limits=self.limits, target_correlation=self._asked_correlation,
-        )  # fmt: skip
-        # What is asked of acceptance may reach beyond the cache that is priced: to the end of the answers.
+            self.target,
+            workload,
+            latency or self.latency,
+            self.acceptance,
+            gammas=self.gammas,
+            domain=self.context.domain,
+            coverage=coverage,
+            limits=self.limits,
+            target_correlation=self._asked_correlation,
+        )
+        # What is asked of acceptance may reach beyond the cache that is priced: to the end of the
+        # answers.
         beyond = self.context.context_len - self.workload.context_len
         changed.context = replace(
-            self.context, temperature=workload.temperature, context_len=workload.context_len + beyond, coverage=coverage
+            self.context,
+            temperature=workload.temperature,
+            context_len=workload.context_len + beyond,
+            coverage=coverage,
         )
         changed.known_families = self.known_families
         return changed
@@ -342,12 +443,16 @@ class Scorer:
         gammas: Sequence[int] | None = None,
         assumed: str = "",
     ) -> Score:
-        """The Score at the gamma with the highest speed-up; `tokens_of` is the cheap mean of `tau_of`."""
+        """The Score at the gamma with the highest speed-up; `tokens_of` is the cheap mean of
+        `tau_of`."""
         decode_s = self.decode_s.value
         best_gain, gamma, best = -math.inf, 0, None
         allowed = drafter.gammas(gammas or self.gammas)
         if not allowed:
-            raise InvalidShapeError(f"{drafter.title} ({drafter.label()}) cannot draft gamma {list(gammas or self.gammas)}")
+            raise InvalidShapeError(
+                f"{drafter.title} ({drafter.label()}) cannot draft gamma"
+                f" {list(gammas or self.gammas)}"
+            )
         asked = drafter.model or drafter  # a model's rounds are asked for by its shape
         for each in allowed:
             if each not in self._verify_s:
@@ -358,11 +463,17 @@ class Scorer:
                 best_gain, gamma, best = found, each, time
         assert best is not None
         tau, round_s = tau_of(gamma), best.round_s
-        gain = speculation.speedup_estimate(tau, self.decode_s, round_s, best.verify_s, self.target_correlation)
+        gain = speculation.speedup_estimate(
+            tau, self.decode_s, round_s, best.verify_s, self.target_correlation
+        )
         if tau.low is not None and tau.high is not None:
-            gain = gain.between(speculation.speedup_interval(gain, tau, (tau.low, tau.high), round_s))
+            gain = gain.between(
+                speculation.speedup_interval(gain, tau, (tau.low, tau.high), round_s)
+            )
         elif round_s.low is not None:  # acceptance is given, but the host's speed is not
-            gain = gain.between(speculation.speedup_interval(gain, tau, (tau.value, tau.value), round_s))
+            gain = gain.between(
+                speculation.speedup_interval(gain, tau, (tau.value, tau.value), round_s)
+            )
         return Score(
             rank=None,
             architecture=drafter.architecture,
@@ -376,7 +487,9 @@ class Scorer:
             speedup=gain,
             tpot_s=speculation.tpot_estimate(tau, round_s),
             kv_bytes_per_token=drafter.kv_bytes_per_token(self.workload.dtype_bytes),
-            break_even_alpha=speculation.break_even_estimate(gamma, self.decode_s, self._drafting(round_s, drafter)),
+            break_even_alpha=speculation.break_even_estimate(
+                gamma, self.decode_s, self._drafting(round_s, drafter)
+            ),
             round_s=round_s,
             host_s=best.host_s,
             bound=best.bound,
@@ -397,27 +510,37 @@ class Scorer:
         return None if budget is None else budget.needs(drafter.training_parameters)
 
     def _drafting(self, round_s: Estimate, drafter: Drafter) -> Estimate:
-        """The round that a drafter would have to pay for if it proposed in every one: what rounds cost beyond a plain step is
-        earned by those that draft."""
+        """The round that a drafter would have to pay for if it proposed in every one: what rounds
+        cost beyond a plain step is earned by those that draft."""
         share = drafter.drafts_share
         if share >= 1.0 or share <= 0.0:
             return round_s
         decode = self.decode_s.value
-        beyond = max(round_s.value - decode, 0.0)  # a round that is no longer than a plain step pays at any alpha
+        beyond = max(
+            round_s.value - decode, 0.0
+        )  # a round that is no longer than a plain step pays at any alpha
         return Estimate(decode + beyond / share, round_s.std / share, round_s.source)
 
     def constraints(self, draft: Draft) -> dict[str, float]:
-        """How far the draft is over each limit, relative to it; feasible where all are <= 0 (Optuna's convention)."""
+        """How far the draft is over each limit, relative to it; feasible where all are <= 0
+        (Optuna's convention)."""
         result = {}
         if self.limits.max_parameters is not None:
-            result["max_parameters"] = as_drafter(draft).parameters() / self.limits.max_parameters - 1.0
+            result["max_parameters"] = (
+                as_drafter(draft).parameters() / self.limits.max_parameters - 1.0
+            )
         if self.limits.max_memory_bytes is not None:
-            result["max_memory"] = draft_bytes(draft, self.workload) / self.limits.max_memory_bytes - 1.0
+            result["max_memory"] = (
+                draft_bytes(draft, self.workload) / self.limits.max_memory_bytes - 1.0
+            )
         return result
 
     def limit_words(self) -> str:
         """The limits, for whoever keeps within none."""
-        return f"max_parameters={self.limits.max_parameters} and max_memory={self.limits.max_memory_bytes} bytes"
+        return (
+            f"max_parameters={self.limits.max_parameters} and"
+            f" max_memory={self.limits.max_memory_bytes} bytes"
+        )
 
     def indistinguishable(self, scores: Sequence[Score]) -> list[list[Score]]:
         """`indistinguishable` with this scorer's acceptance."""
@@ -425,7 +548,8 @@ class Scorer:
 
 
 def draft_bytes(draft: Draft, workload: Workload) -> int:
-    """Memory of the draft: weights, and KV cache of batch_size sequences of context_len tokens, over all ranks."""
+    """Memory of the draft: weights, and KV cache of batch_size sequences of context_len tokens,
+    over all ranks."""
     return as_drafter(draft).bytes(workload.dtype_bytes, workload.batch_size, workload.context_len)
 
 
@@ -442,27 +566,44 @@ def score(
     coverage: VocabularyCoverage | None = None,
     target_correlation: float | None = None,
 ) -> Score:
-    """The score of one draft at its best gamma. For many drafts of one target make a `Scorer` once."""
+    """The score of one draft at its best gamma. For many drafts of one target make a `Scorer`
+    once."""
     scorer = Scorer(
-        target, workload, latency, acceptance,
-        max_gamma=max_gamma, gammas=gammas, domain=domain, coverage=coverage, target_correlation=target_correlation,
-    )  # fmt: skip
+        target,
+        workload,
+        latency,
+        acceptance,
+        max_gamma=max_gamma,
+        gammas=gammas,
+        domain=domain,
+        coverage=coverage,
+        target_correlation=target_correlation,
+    )
     return scorer(draft)
 
 
-def difference_std(first: Score, second: Score, acceptance: AcceptanceEstimator, context: AcceptanceContext) -> float:
-    """Std of ln(speedup of first / speedup of second), see `speedup_gap_std`; the alphas by what the estimator says of both, of
-    two families of which one was measured by their own stds."""
+def difference_std(
+    first: Score, second: Score, acceptance: AcceptanceEstimator, context: AcceptanceContext
+) -> float:
+    """Std of ln(speedup of first / speedup of second), see `speedup_gap_std`; the alphas by what
+    the estimator says of both, of two families of which one was measured by their own stds."""
     if first.family != second.family and "measured" in (first.alpha.source, second.alpha.source):
-        return speedup_gap_std(first, second, math.hypot(speculation.logit_std(first.alpha), speculation.logit_std(second.alpha)))
-    return speedup_gap_std(first, second, gap_std(first.proposer, second.proposer, acceptance, context))
+        return speedup_gap_std(
+            first,
+            second,
+            math.hypot(speculation.logit_std(first.alpha), speculation.logit_std(second.alpha)),
+        )
+    return speedup_gap_std(
+        first, second, gap_std(first.proposer, second.proposer, acceptance, context)
+    )
 
 
 def speedup_gap_std(first: Score, second: Score, gap: float) -> float:
-    """Std of ln(speedup of first / speedup of second), from `gap`, the std of the difference of the logits of their alphas.
+    """Std of ln(speedup of first / speedup of second), from `gap`, the std of the difference of the
+    logits of their alphas.
 
-    The target's times and what both alphas share cancel; what stays is that gap and the error of each draft's own time (taken as
-    independent, which is cautious: one latency model prices both).
+    The target's times and what both alphas share cancel; what stays is that gap and the error of
+    each draft's own time (taken as independent, which is cautious: one latency model prices both).
     """
     sensitivities = []
     variance = 0.0
@@ -476,14 +617,17 @@ def speedup_gap_std(first: Score, second: Score, gap: float) -> float:
     return math.sqrt(variance)
 
 
-def indistinguishable(scores: Sequence[Score], acceptance: AcceptanceEstimator, context: AcceptanceContext) -> list[list[Score]]:
+def indistinguishable(
+    scores: Sequence[Score], acceptance: AcceptanceEstimator, context: AcceptanceContext
+) -> list[list[Score]]:
     """`grouped` by the std of each difference that the estimator says."""
     return grouped(scores, lambda first, second: difference_std(first, second, acceptance, context))
 
 
 def grouped(scores: Sequence[Score], std_of: Callable[[Score, Score], float]) -> list[list[Score]]:
-    """Groups, best first: each is led by the best score left and holds all that are not worse than it by more than `std_of` the
-    two. Inside a group the model cannot say which is faster: choose by memory, or measure.
+    """Groups, best first: each is led by the best score left and holds all that are not worse than
+    it by more than `std_of` the two. Inside a group the model cannot say which is faster: choose by
+    memory, or measure.
     """
     rest = sorted(scores, key=lambda item: -item.ranked_by)
     groups = []

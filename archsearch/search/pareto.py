@@ -1,8 +1,9 @@
-"""Several goals at once: the drafts that no other beats in all of them, and which of these cannot be told apart.
+"""Several goals at once: the drafts that no other beats in all of them, and which of these cannot
+be told apart.
 
-Goals are numbers of a draft that cost nothing to know: `speedup` (more is better), `training_cost`, `parameters`, `kv_bytes`,
-`memory`, `draft_s` (less is better). Of a space that was scored in full the set is the exact one; else it is the set of what was
-scored.
+Goals are numbers of a draft that cost nothing to know: `speedup` (more is better), `training_cost`,
+`parameters`, `kv_bytes`, `memory`, `draft_s` (less is better). Of a space that was scored in full
+the set is the exact one; else it is the set of what was scored.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Goal:
-    """One goal. `of`: its value of a score; `grid`: of all shapes of some bodies, broadcasting to the scores; `more`: whether
-    more is better. `unit`, `words`: for people."""
+    """One goal. `of`: its value of a score; `grid`: of all shapes of some bodies, broadcasting to
+    the scores; `more`: whether more is better. `unit`, `words`: for people."""
 
     of: Callable[[Score, Scorer], float]
     grid: Callable[[ShapeGrid, GridScores, Scorer], Any]
@@ -41,14 +42,26 @@ def _training_flops(score: Score) -> float:
 
 
 GOALS: Final[Mapping[str, Goal]] = {
-    "speedup": Goal(lambda s, _: s.speedup.value, lambda g, s, _: s.speedup, "x", "predicted speed-up", more=True),
+    "speedup": Goal(
+        lambda s, _: s.speedup.value,
+        lambda g, s, _: s.speedup,
+        "x",
+        "predicted speed-up",
+        more=True,
+    ),
     "training_cost": Goal(
         lambda s, _: _training_flops(s),
         lambda g, s, _: 6.0 * g.weight_bytes_per_pass(1),
         "FLOPs/token",
-        "FLOPs of training on one token: 6 per weight of layers and head (arXiv 2001.08361); 0 for what is not trained",
+        "FLOPs of training on one token: 6 per weight of layers and head (arXiv 2001.08361); 0 for"
+        " what is not trained",
     ),
-    "parameters": Goal(lambda s, _: float(s.parameters), lambda g, s, _: g.parameters(), "", "parameters of the draft"),
+    "parameters": Goal(
+        lambda s, _: float(s.parameters),
+        lambda g, s, _: g.parameters(),
+        "",
+        "parameters of the draft",
+    ),
     "kv_bytes": Goal(
         lambda s, _: float(s.kv_bytes_per_token),
         lambda g, s, scorer: g.kv_bytes_per_token(scorer.workload.dtype_bytes),
@@ -59,20 +72,27 @@ GOALS: Final[Mapping[str, Goal]] = {
         lambda s, scorer: float(draft_bytes(s.drafter or s.architecture, scorer.workload)),
         lambda g, s, scorer: (
             g.parameters() * scorer.workload.dtype_bytes
-            + g.kv_cache_bytes(scorer.workload.context_len, scorer.workload.dtype_bytes, scorer.workload.batch_size)
+            + g.kv_cache_bytes(
+                scorer.workload.context_len, scorer.workload.dtype_bytes, scorer.workload.batch_size
+            )
         ),
         "B",
         "the draft's weights and KV caches",
     ),
-    "draft_s": Goal(lambda s, _: s.draft_s.value, lambda g, s, _: s.draft_s, "s", "seconds of drafting in a round"),
+    "draft_s": Goal(
+        lambda s, _: s.draft_s.value,
+        lambda g, s, _: s.draft_s,
+        "s",
+        "seconds of drafting in a round",
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Member:
-    """A draft that no other beats in all goals. `values`: by goal; `group`: the number of the group of drafts whose speed-ups
-    cannot be told apart; `cheapest`: whether it has the fewest parameters of that group; `measured`: its confirmed speed-up, None
-    where it was not confirmed."""
+    """A draft that no other beats in all goals. `values`: by goal; `group`: the number of the group
+    of drafts whose speed-ups cannot be told apart; `cheapest`: whether it has the fewest parameters
+    of that group; `measured`: its confirmed speed-up, None where it was not confirmed."""
 
     score: Score
     values: Mapping[str, float]
@@ -97,23 +117,29 @@ def check_goals(goals: Sequence[str]) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(goals))
     unknown = [name for name in found if name not in GOALS]
     if unknown:
-        raise ArchsearchError(f"unknown goal {', '.join(unknown)}; use two or more of {', '.join(GOALS)}")
+        raise ArchsearchError(
+            f"unknown goal {', '.join(unknown)}; use two or more of {', '.join(GOALS)}"
+        )
     if len(found) < 2:
         raise ArchsearchError(
-            f"a Pareto set needs two goals or more, got {', '.join(found) or 'none'}: one of {', '.join(GOALS)}"
+            f"a Pareto set needs two goals or more, got {', '.join(found) or 'none'}: one of"
+            f" {', '.join(GOALS)}"
         )
     return found
 
 
 def undominated(costs: Array) -> NDArray[np.bool_]:
-    """Which rows of `costs` [points, goals] (less is better) no other row beats: nowhere worse, somewhere better. Equals stay."""
+    """Which rows of `costs` [points, goals] (less is better) no other row beats: nowhere worse,
+    somewhere better. Equals stay."""
     keep = np.ones(len(costs), dtype=bool)
     order = np.lexsort(costs.T[::-1])
     rows = costs[order]
     front: list[int] = []
     for i, row in enumerate(rows):  # who beats a row comes before it in this order
         against = rows[front]
-        beaten = len(front) > 0 and bool(((against <= row).all(axis=1) & (against < row).any(axis=1)).any())
+        beaten = len(front) > 0 and bool(
+            ((against <= row).all(axis=1) & (against < row).any(axis=1)).any()
+        )
         if beaten:
             keep[order[i]] = False
         else:
@@ -121,12 +147,20 @@ def undominated(costs: Array) -> NDArray[np.bool_]:
     return keep
 
 
-def pareto_places(scorer: Scorer, grid: SpaceGrid, goals: Sequence[str], most: int = 512) -> list[Place]:
-    """The exact set of a space that was scored in full, fastest first; `most` of them, where it is larger the fastest."""
+def pareto_places(
+    scorer: Scorer, grid: SpaceGrid, goals: Sequence[str], most: int = 512
+) -> list[Place]:
+    """The exact set of a space that was scored in full, fastest first; `most` of them, where it is
+    larger the fastest."""
     costs, places = np.zeros((0, len(goals))), np.zeros((0, 4), dtype=np.int64)
     for scores in scorer.over_grid(grid.grid).chunks():
         some = grid.grid.part(slice(scores.start, scores.start + len(scores.speedup)))
-        columns = [np.broadcast_to(_signed(GOALS[name], GOALS[name].grid(some, scores, scorer)), some.shape) for name in goals]
+        columns = [
+            np.broadcast_to(
+                _signed(GOALS[name], GOALS[name].grid(some, scores, scorer)), some.shape
+            )
+            for name in goals
+        ]
         fits = np.flatnonzero(scores.feasible.ravel())
         new = np.stack([column.ravel()[fits] for column in columns], axis=1).astype(float)
         fits, new = _thinned(fits, new, costs)
@@ -134,14 +168,21 @@ def pareto_places(scorer: Scorer, grid: SpaceGrid, goals: Sequence[str], most: i
         costs, places = np.concatenate([costs, new]), np.concatenate([places, where])
         keep = undominated(costs)
         costs, places = costs[keep], places[keep]
-    order = np.argsort(costs[:, list(goals).index("speedup")] if "speedup" in goals else costs[:, 0], kind="stable")
+    order = np.argsort(
+        costs[:, list(goals).index("speedup")] if "speedup" in goals else costs[:, 0], kind="stable"
+    )
     return [(int(a), int(b), int(c), int(d)) for a, b, c, d in places[order[:most]]]
 
 
 def _thinned(where: NDArray[Any], costs: Array, front: Array) -> tuple[NDArray[Any], Array]:
-    """Without what is beaten by a few strong points, which most are: the rest is small enough to compare each with each."""
+    """Without what is beaten by a few strong points, which most are: the rest is small enough to
+    compare each with each."""
     guards = [front] if len(front) else []
-    scaled = (costs - costs.min(0)) / np.maximum(costs.max(0) - costs.min(0), 1e-300) if len(costs) else costs
+    scaled = (
+        (costs - costs.min(0)) / np.maximum(costs.max(0) - costs.min(0), 1e-300)
+        if len(costs)
+        else costs
+    )
     rng = np.random.default_rng(0)
     for weights in [*np.eye(costs.shape[1]), *rng.dirichlet(np.ones(costs.shape[1]), 48)]:
         if len(costs):
@@ -157,16 +198,31 @@ def _signed(goal: Goal, values: Any) -> Array:
 
 
 def pareto(
-    scorer: Scorer, scores: Sequence[Score], goals: Sequence[str], measured: Callable[[Score], float | None]
+    scorer: Scorer,
+    scores: Sequence[Score],
+    goals: Sequence[str],
+    measured: Callable[[Score], float | None],
 ) -> list[Member]:
-    """The set among scores, fastest first, in groups whose speed-ups lie within each other's error."""
+    """The set among scores, fastest first, in groups whose speed-ups lie within each other's
+    error."""
     if not scores:
         return []
     values = [{name: GOALS[name].of(score, scorer) for name in goals} for score in scores]
-    costs = np.array([[_signed(GOALS[name], row[name]) for name in goals] for row in values], dtype=float)
+    costs = np.array(
+        [[_signed(GOALS[name], row[name]) for name in goals] for row in values], dtype=float
+    )
     kept = [int(i) for i in np.flatnonzero(undominated(costs))]
     kept.sort(key=lambda i: -scores[i].speedup.value)
     groups = scorer.indistinguishable([scores[i] for i in kept])
     number = {id(score): n for n, group in enumerate(groups, start=1) for score in group}
     cheapest = {id(min(group, key=lambda score: score.parameters)) for group in groups}
-    return [Member(scores[i], values[i], number[id(scores[i])], id(scores[i]) in cheapest, measured(scores[i])) for i in kept]
+    return [
+        Member(
+            scores[i],
+            values[i],
+            number[id(scores[i])],
+            id(scores[i]) in cheapest,
+            measured(scores[i]),
+        )
+        for i in kept
+    ]

@@ -1,4 +1,5 @@
-"""The order of a ranking whose first places cannot be told apart: what one has, or has cheapest, first."""
+"""The order of a ranking whose first places cannot be told apart: what one has, or has cheapest,
+first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a search that scored only some shapes missed: its best beside the exact best of its space, or of a part of it."""
+"""What a search that scored only some shapes missed: its best beside the exact best of its space,
+or of a part of it."""
 
 from __future__ import annotations
 
@@ -12,17 +13,20 @@ from archsearch.search.exact import exact_grid, rank_all, rank_alone
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.space import SearchSpace
 
-GRID_POINTS: Final = 1_000_000  # combinations of choices that are scored in full at once: some seconds of one core
+GRID_POINTS: Final = (
+    1_000_000  # combinations of choices that are scored in full at once: some seconds of one core
+)
 ALONE_POINTS: Final = 100  # and where shapes are scored one by one: about a second
 
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """The exact best of `shapes` shapes of a space, and the best that the search found; both as drafts are ranked: speed-ups,
-    over a mix of work gains in its objective (`Score.worth`).
+    """The exact best of `shapes` shapes of a space, and the best that the search found; both as
+    drafts are ranked: speed-ups, over a mix of work gains in its objective (`Score.worth`).
 
-    `whole`: those are all shapes of the space. Else they are a part of it that holds the search's own best: as many choices of
-    every dimension as fit, at even distances. What was missed of the whole space is then `value` or more.
+    `whole`: those are all shapes of the space. Else they are a part of it that holds the search's
+    own best: as many choices of every dimension as fit, at even distances. What was missed of the
+    whole space is then `value` or more.
     """
 
     space: str
@@ -38,18 +42,27 @@ class Regret:
         return max(0.0, 1.0 - self.found / self.exact)
 
     def to_dict(self) -> dict[str, Any]:
-        """As `search --json` has it: `regret` is the share, `exact_speedup` and `found_speedup` what it is made of."""
+        """As `search --json` has it: `regret` is the share, `exact_speedup` and `found_speedup`
+        what it is made of."""
         return {
-            "space": self.space, "sampler": self.sampler, "shapes": self.shapes, "whole": self.whole,
-            "exact_speedup": self.exact, "found_speedup": self.found, "regret": self.value,
-        }  # fmt: skip
+            "space": self.space,
+            "sampler": self.sampler,
+            "shapes": self.shapes,
+            "whole": self.whole,
+            "exact_speedup": self.exact,
+            "found_speedup": self.found,
+            "regret": self.value,
+        }
 
 
-def regret_of(space: SearchSpace, scorer: Scorer, best: Score, indices: tuple[int, ...], sampler: str) -> Regret | None:
-    """How far `best`, at the choices `indices` of the space, lies below the exact best of the space or of a part of it.
+def regret_of(
+    space: SearchSpace, scorer: Scorer, best: Score, indices: tuple[int, ...], sampler: str
+) -> Regret | None:
+    """How far `best`, at the choices `indices` of the space, lies below the exact best of the space
+    or of a part of it.
 
-    Up to GRID_POINTS combinations are scored where formulas over arrays say all, else ALONE_POINTS one by one. None where no
-    shape of them keeps within the limits.
+    Up to GRID_POINTS combinations are scored where formulas over arrays say all, else ALONE_POINTS
+    one by one. None where no shape of them keeps within the limits.
     """
     for points in (GRID_POINTS, ALONE_POINTS):
         part = space.part(through(space, scorer.target, indices, points))
@@ -67,10 +80,14 @@ def regret_of(space: SearchSpace, scorer: Scorer, best: Score, indices: tuple[in
     return None
 
 
-def through(space: SearchSpace, target: Architecture, indices: Sequence[int], points: int) -> dict[str, tuple[int, ...]]:
-    """By dimension which of its choices make a part of at most `points` combinations that holds the ones at `indices`.
+def through(
+    space: SearchSpace, target: Architecture, indices: Sequence[int], points: int
+) -> dict[str, tuple[int, ...]]:
+    """By dimension which of its choices make a part of at most `points` combinations that holds the
+    ones at `indices`.
 
-    The longest dimension gives first. What stays is spread evenly and has both ends where two or more stay.
+    The longest dimension gives first. What stays is spread evenly and has both ends where two or
+    more stay.
     """
     dimensions = space.dimensions(target)
     counts = [len(dimension.choices) for dimension in dimensions]
@@ -83,7 +100,8 @@ def through(space: SearchSpace, target: Architecture, indices: Sequence[int], po
 
 
 def spread(length: int, count: int, fixed: int) -> tuple[int, ...]:
-    """`count` of the numbers below `length`, ascending, at even distances; the one nearest to `fixed` becomes it.
+    """`count` of the numbers below `length`, ascending, at even distances; the one nearest to
+    `fixed` becomes it.
 
     >>> spread(9, 3, 4), spread(9, 3, 5), spread(4, 4, 2), spread(5, 1, 3)
     ((0, 4, 8), (0, 5, 8), (0, 1, 2, 3), (3,))

@@ -1,15 +1,20 @@
-"""Who climbs: how a time budget is divided, which candidates are trained how long, and when that ends. Numbers in, choices out.
+"""Who climbs: how a time budget is divided, which candidates are trained how long, and when that
+ends. Numbers in, choices out.
 
-A search climbs from the prior over short trainings to the full training of one to three finalists. Scores are ln(speed-up), where
-what all candidates share (the target's times, the level of all alphas) is a common summand and cancels in differences.
+A search climbs from the prior over short trainings to the full training of one to three finalists.
+Scores are ln(speed-up), where what all candidates share (the target's times, the level of all
+alphas) is a common summand and cancels in differences.
 
-- *Who can still win* (`contenders`): all whose optimistic score reaches the best pessimistic one, in differences.
-- *Who is trained* (`best_set`): the set with the largest expected best, chosen greedily, one shape at a time (submodular: within
-  1 - 1/e of the best set, Nemhauser et al. 1978). Shapes that are alike bring little beside each other, so the set is diverse by
-  itself; a prior that cannot tell two depths apart wants both.
-- *How long* (`halving`): each round half as many shapes on twice the tokens (successive halving, arXiv 1502.07943), as many as
-  the seconds allow at the speed that was measured.
-- *When it ends*: when one candidate is left, or when knowing more would bring less than `LEAST_GAIN`.
+- *Who can still win* (`contenders`): all whose optimistic score reaches the best pessimistic one,
+in differences.
+- *Who is trained* (`best_set`): the set with the largest expected best, chosen greedily, one shape
+  at a time (submodular: within 1 - 1/e of the best set, Nemhauser et al. 1978). Shapes that are
+  alike bring little beside each other, so the set is diverse by itself; a prior that cannot tell
+  two depths apart wants both.
+- *How long* (`halving`): each round half as many shapes on twice the tokens (successive halving,
+  arXiv 1502.07943), as many as the seconds allow at the speed that was measured.
+- *When it ends*: when one candidate is left, or when knowing more would bring less than
+`LEAST_GAIN`.
 """
 
 from __future__ import annotations
@@ -23,11 +28,13 @@ import numpy as np
 
 # Shares of the whole time budget. What a step does not use goes to those after it.
 TEXT_SHARE: Final = 0.25
-TEXT_SHARE_ALONE: Final = 0.35  # without a climb, where the budget is for text and full training only
+TEXT_SHARE_ALONE: Final = (
+    0.35  # without a climb, where the budget is for text and full training only
+)
 RUNG_SHARE: Final = 0.25
 FINALIST_SHARE: Final = 0.40
-# The rest, for confirming: at most this much is set aside; where not even LEAST_PROMPTS fit into MOST_CONFIRM_SHARE, nothing is
-# trained.
+# The rest, for confirming: at most this much is set aside; where not even LEAST_PROMPTS fit into
+# MOST_CONFIRM_SHARE, nothing is trained.
 CONFIRM_SHARE: Final = 0.15
 MOST_CONFIRM_SHARE: Final = 0.30
 LEAST_PROMPTS: Final = 8
@@ -35,7 +42,9 @@ SLOW: Final = 1.3  # slower than its profile by more, a machine is told to be
 # Kept back for what nobody plans: loading, measuring acceptance, the report.
 MARGIN_SHARE: Final = 0.03
 
-FIRST_TOKENS: Final = 32_000  # of the first round, where time allows: three times the warm-up of the learning rate
+FIRST_TOKENS: Final = (
+    32_000  # of the first round, where time allows: three times the warm-up of the learning rate
+)
 LEAST_TOKENS: Final = 2_000  # below that a training says nothing
 MOST_PLACES: Final = 16
 LEAST_GAIN: Final = 0.003  # of ln(speed-up): what one more round must promise
@@ -46,10 +55,12 @@ _LEADERS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is done with `budget_s` seconds. `stay`: why the search stays at rung 0; "" where it climbs.
+    """What is done with `budget_s` seconds. `stay`: why the search stays at rung 0; "" where it
+    climbs.
 
-    `text_s` ends at that many seconds after the start; `rung_s` and `finalist_s` are what the plan promises before anything was
-    measured. `compares`: in the end the best head runs beside the best draft.
+    `text_s` ends at that many seconds after the start; `rung_s` and `finalist_s` are what the plan
+    promises before anything was measured. `compares`: in the end the best head runs beside the best
+    draft.
     """
 
     budget_s: float
@@ -63,15 +74,26 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         data = asdict(self)
-        return data if self.compares else {name: value for name, value in data.items() if name != "compares"}
+        return (
+            data
+            if self.compares
+            else {name: value for name, value in data.items() if name != "compares"}
+        )
 
 
 def divide(
-    budget_s: float, spent_s: float, prompt_s: float, fixed_s: float, prompts: int, confirmed: float = 1, slowdown: float = 1.0
+    budget_s: float,
+    spent_s: float,
+    prompt_s: float,
+    fixed_s: float,
+    prompts: int,
+    confirmed: float = 1,
+    slowdown: float = 1.0,
 ) -> Plan:
-    """The plan of a budget. `spent_s`: gone before it was made; `prompt_s`: seconds to confirm a draft on one prompt; `fixed_s`:
-    per confirmed draft, whatever the number of prompts; `prompts`: wanted; `confirmed`: drafts to confirm; `slowdown`: of the
-    machine now against its profile, which `prompt_s` and `fixed_s` hold already: a reason to name."""
+    """The plan of a budget. `spent_s`: gone before it was made; `prompt_s`: seconds to confirm a
+    draft on one prompt; `fixed_s`: per confirmed draft, whatever the number of prompts; `prompts`:
+    wanted; `confirmed`: drafts to confirm; `slowdown`: of the machine now against its profile,
+    which `prompt_s` and `fixed_s` hold already: a reason to name."""
     least = min(LEAST_PROMPTS, prompts)
 
     def confirm_s(count: int) -> float:
@@ -85,16 +107,27 @@ def divide(
         else:
             drafts = "one draft" if confirmed == 1 else f"{confirmed:g} drafts"
             reason = (
-                f"confirming {drafts} on {least} prompts takes about {confirm_s(least):.0f} s here, more than "
-                f"{MOST_CONFIRM_SHARE:.0%} of the {budget_s:.0f} s given"
+                f"confirming {drafts} on {least} prompts takes about {confirm_s(least):.0f} s here,"
+                f" more than {MOST_CONFIRM_SHARE:.0%} of the {budget_s:.0f} s given"
             )
-            fewer = next((n for n in range(least - 1, 0, -1) if confirm_s(n) <= MOST_CONFIRM_SHARE * budget_s), 0)
+            fewer = next(
+                (
+                    n
+                    for n in range(least - 1, 0, -1)
+                    if confirm_s(n) <= MOST_CONFIRM_SHARE * budget_s
+                ),
+                0,
+            )
             advice += f", or --confirm-prompts {fewer}" if fewer else ""
         if slowdown >= SLOW:
-            reason += f" (this machine is {slowdown:.1f} times slower now than when it was profiled)"
+            reason += (
+                f" (this machine is {slowdown:.1f} times slower now than when it was profiled)"
+            )
             advice += "; where others use it, the same command goes on when they are done"
         return Plan(budget_s, 0.0, 0.0, 0.0, 0.0, 0, f"{reason}; {advice}")
-    fitting = (CONFIRM_SHARE * budget_s / confirmed - fixed_s) / prompt_s if prompt_s > 0 else prompts
+    fitting = (
+        (CONFIRM_SHARE * budget_s / confirmed - fixed_s) / prompt_s if prompt_s > 0 else prompts
+    )
     count = max(least, min(prompts, int(fitting)))
     text_s = TEXT_SHARE * budget_s
     rest = training_s(budget_s, max(text_s, spent_s), confirm_s(count))
@@ -112,31 +145,40 @@ def rung_share(rest_s: float) -> float:
     return rest_s * RUNG_SHARE / (RUNG_SHARE + FINALIST_SHARE)
 
 
-# --- who could still win ----------------------------------------------------------------------------------------------
+# --- who could still win
+# ----------------------------------------------------------------------------------------------
 
 
-def contenders(values: Sequence[float], gap_std: Callable[[int, int], float], k_std: float = STD_FACTOR) -> list[bool]:
-    """Which of `values` (ln speed-up) may still turn out best: none of the leading ones is ahead by more than `k_std` times
-    gap_std(i, j), the std of the difference."""
+def contenders(
+    values: Sequence[float], gap_std: Callable[[int, int], float], k_std: float = STD_FACTOR
+) -> list[bool]:
+    """Which of `values` (ln speed-up) may still turn out best: none of the leading ones is ahead by
+    more than `k_std` times gap_std(i, j), the std of the difference."""
     order = sorted(range(len(values)), key=lambda i: -values[i])
     leaders = order[:_LEADERS]
-    return [all(values[j] - value <= k_std * gap_std(i, j) for j in leaders if j != i) for i, value in enumerate(values)]
+    return [
+        all(values[j] - value <= k_std * gap_std(i, j) for j in leaders if j != i)
+        for i, value in enumerate(values)
+    ]
 
 
-def beaten(value: float, std: float, others: Sequence[tuple[float, float]], k_std: float = STD_FACTOR) -> bool:
-    """Whether the optimistic score lies below the best pessimistic one of `others` (value, std). Errors are each one's own: the
-    std of the difference is their root sum of squares."""
+def beaten(
+    value: float, std: float, others: Sequence[tuple[float, float]], k_std: float = STD_FACTOR
+) -> bool:
+    """Whether the optimistic score lies below the best pessimistic one of `others` (value, std).
+    Errors are each one's own: the std of the difference is their root sum of squares."""
     return any(other - value > k_std * math.hypot(std, other_std) for other, other_std in others)
 
 
-# --- who is trained ---------------------------------------------------------------------------------------------------
+# --- who is trained
+# --------------------------------------------------------------------------------------------------
 
 
 def belief(gaps: np.ndarray, slopes: np.ndarray, level_std: float, leader: int = 0) -> np.ndarray:
     """Covariance [n, n] of ln(speed-up) from `gaps` [n, n], std of the differences of logit(alpha).
 
-    Relative to `leader`, covariance = (d_i0^2 + d_j0^2 - d_ij^2) / 2; on top comes the level that all share (`level_std`, logit
-    of alpha). `slopes` [n]: d ln(speed-up) / d logit(alpha) of each.
+    Relative to `leader`, covariance = (d_i0^2 + d_j0^2 - d_ij^2) / 2; on top comes the level that
+    all share (`level_std`, logit of alpha). `slopes` [n]: d ln(speed-up) / d logit(alpha) of each.
     """
     from_leader = gaps[leader] ** 2
     covariance = 0.5 * (from_leader[:, None] + from_leader[None, :] - gaps**2)
@@ -145,7 +187,8 @@ def belief(gaps: np.ndarray, slopes: np.ndarray, level_std: float, leader: int =
 
 
 def draws_of(mean: np.ndarray, covariance: np.ndarray, seed: int = 0) -> np.ndarray:
-    """[draws, n] of the normal distribution; directions of negative variance (a gap table is no exact one) are dropped."""
+    """[draws, n] of the normal distribution; directions of negative variance (a gap table is no
+    exact one) are dropped."""
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
     root = vectors * np.sqrt(np.clip(values, 0.0, None))
     noise = np.random.default_rng(seed).standard_normal((_DRAWS, len(mean)))
@@ -154,7 +197,8 @@ def draws_of(mean: np.ndarray, covariance: np.ndarray, seed: int = 0) -> np.ndar
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """A chosen candidate; `gain`: what knowing it adds to the expected best of those before it, ln(speed-up)."""
+    """A chosen candidate; `gain`: what knowing it adds to the expected best of those before it,
+    ln(speed-up)."""
 
     index: int
     gain: float
@@ -170,17 +214,23 @@ def best_set(
     least_gain: float = 0.0,
     start: Sequence[int] = (),
 ) -> list[Pick]:
-    """Greedy set with the largest expected best, within `budget_s` seconds and `most` places. `draws` [draws, n].
+    """Greedy set with the largest expected best, within `budget_s` seconds and `most` places.
+    `draws` [draws, n].
 
-    First those of `start` that can be paid, then the best in the mean, then what adds most to the expected best. Ends when the
-    next would add less than `least_gain`, but not before `least` are chosen; the first `least` are chosen whatever they cost.
+    First those of `start` that can be paid, then the best in the mean, then what adds most to the
+    expected best. Ends when the next would add less than `least_gain`, but not before `least` are
+    chosen; the first `least` are chosen whatever they cost.
     """
     chosen: list[Pick] = []
     left = budget_s
     current = np.full(draws.shape[0], -np.inf)
     while len(chosen) < min(most, draws.shape[1]):
         taken = {pick.index for pick in chosen}
-        free = [i for i in range(draws.shape[1]) if i not in taken and (cost_s[i] <= left or len(chosen) < least)]
+        free = [
+            i
+            for i in range(draws.shape[1])
+            if i not in taken and (cost_s[i] <= left or len(chosen) < least)
+        ]
         if not free:
             break
         reached = np.maximum(current[:, None], draws[:, free]).mean(axis=0)
@@ -197,11 +247,13 @@ def best_set(
 
 
 def expected_gain(draws: np.ndarray) -> float:
-    """What it would bring to know all exactly: the expected best minus the best in the mean, ln(speed-up)."""
+    """What it would bring to know all exactly: the expected best minus the best in the mean,
+    ln(speed-up)."""
     return float(draws.max(axis=1).mean() - draws.mean(axis=0).max()) if draws.shape[1] else 0.0
 
 
-# --- how long ---------------------------------------------------------------------------------------------------------
+# --- how long
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +265,11 @@ class Round:
 
 
 def halving(seconds: float, tokens_per_s: float, overhead_s: float) -> list[Round]:
-    """Rounds that take about `seconds` at `tokens_per_s`, with `overhead_s` per shape and round (building, looking at alpha).
+    """Rounds that take about `seconds` at `tokens_per_s`, with `overhead_s` per shape and round
+    (building, looking at alpha).
 
-    As many places as leave each shape FIRST_TOKENS in the first round; with less time, fewer places on fewer tokens; [] where not
-    even two shapes get LEAST_TOKENS. With time to spare, more tokens.
+    As many places as leave each shape FIRST_TOKENS in the first round; with less time, fewer places
+    on fewer tokens; [] where not even two shapes get LEAST_TOKENS. With time to spare, more tokens.
     """
     for places in (16, 12, 8, 6, 4, 3, 2):
         if places > MOST_PLACES:
@@ -226,7 +279,9 @@ def halving(seconds: float, tokens_per_s: float, overhead_s: float) -> list[Roun
             sizes.append(math.ceil(sizes[-1] / 2))
         looks = overhead_s * sum(sizes)
         # Tokens of a round beyond those of the one before: 1, 1, 2, 4, ... times the first's.
-        units = sum(size * (1 if number == 0 else 2 ** (number - 1)) for number, size in enumerate(sizes))
+        units = sum(
+            size * (1 if number == 0 else 2 ** (number - 1)) for number, size in enumerate(sizes)
+        )
         first = int((seconds - looks) * tokens_per_s / units)
         if first >= (FIRST_TOKENS if places > 3 else LEAST_TOKENS):
             return [Round(size, first * 2**number) for number, size in enumerate(sizes)]
@@ -234,11 +289,11 @@ def halving(seconds: float, tokens_per_s: float, overhead_s: float) -> list[Roun
 
 
 def finalist_count(draws: np.ndarray, loss_per_e_fold: float, most: int = 3) -> int:
-    """How many to train in full: the expected best of the first m (columns of `draws` [draws, n], best first), less what the
-    winner loses because it shares the time.
+    """How many to train in full: the expected best of the first m (columns of `draws` [draws, n],
+    best first), less what the winner loses because it shares the time.
 
-    Half of the time goes to all alike and half to the best of them, so the winner has 1/(2m) + 1/2 of it; `loss_per_e_fold`:
-    ln(speed-up) per e-fold of tokens at the end of the curve.
+    Half of the time goes to all alike and half to the best of them, so the winner has 1/(2m) + 1/2
+    of it; `loss_per_e_fold`: ln(speed-up) per e-fold of tokens at the end of the curve.
     """
     best, count = -math.inf, 1
     for m in range(1, min(most, draws.shape[1]) + 1):
@@ -249,11 +304,13 @@ def finalist_count(draws: np.ndarray, loss_per_e_fold: float, most: int = 3) -> 
     return count
 
 
-# What a short training tells of the order after the full one: (tokens, how many times farther apart the shapes stand in
-# logit(alpha) than at the end, std of each one's end given that and what its size and depth have yet to bring). Ten shapes of
-# SmolLM2-135M, 256k tokens (`benchmarks/rungs.py`): those that start late (cut heads, narrow) catch up; correlation with the end
-# .50, .65, .75, .92, .95. Without what size and depth bring the stds were .18, .11, .077, .038; on eight shapes of the study of
-# shapes, carried on from 32k and 64k tokens to 128k, .060 and .042 with it and .093 and .058 without.
+# What a short training tells of the order after the full one: (tokens, how many times farther apart
+# the shapes stand in logit(alpha) than at the end, std of each one's end given that and what its
+# size and depth have yet to bring). Ten shapes of SmolLM2-135M, 256k tokens
+# (`benchmarks/rungs.py`): those that start late (cut heads, narrow) catch up; correlation with the
+# end .50, .65, .75, .92, .95. Without what size and depth bring the stds were .18, .11, .077, .038;
+# on eight shapes of the study of shapes, carried on from 32k and 64k tokens to 128k, .060 and .042
+# with it and .093 and .058 without.
 CATCH_UP: Final = (
     (16_000, 1.9, 0.161),
     (40_000, 1.85, 0.103),
@@ -265,7 +322,8 @@ CATCH_UP_LEAST: Final = 0.03  # of the std, however long the short training was
 
 
 def catch_up(tokens: int) -> tuple[float, float]:
-    """(how many times farther apart shapes stand after `tokens` than at the end, std of each one's end given where it stands).
+    """(how many times farther apart shapes stand after `tokens` than at the end, std of each one's
+    end given where it stands).
 
     Straight in ln(tokens) between the points of CATCH_UP; the last one's std stays.
     """

@@ -1,8 +1,10 @@
-"""Optuna's samplers, where a space is too large to score all of it: asked for a shape, told what it is worth.
+"""Optuna's samplers, where a space is too large to score all of it: asked for a shape, told what it
+is worth.
 
-The study in the storage is the one that is asked, so several processes may ask it at once, and a search that was stopped goes on
-from what it holds. A shape that was proposed before is answered from memory; where a sampler proposes nothing new for `VAIN`
-times, the next shape is a random one, and of a space that is as good as exhausted the next in order.
+The study in the storage is the one that is asked, so several processes may ask it at once, and a
+search that was stopped goes on from what it holds. A shape that was proposed before is answered
+from memory; where a sampler proposes nothing new for `VAIN` times, the next shape is a random one,
+and of a space that is as good as exhausted the next in order.
 """
 
 from __future__ import annotations
@@ -48,14 +50,18 @@ def make_sampler(name: str, seed: int) -> BaseSampler:
 class Record:
     """The scored shapes of one search as trials of an Optuna study, each shape once.
 
-    `known`: shape -> its first finished trial, by number. `here`: trials that this process scored. `goals`: what the study
-    maximises or minimises, one value each; none: `Score.worth`.
+    `known`: shape -> its first finished trial, by number. `here`: trials that this process scored.
+    `goals`: what the study maximises or minimises, one value each; none: `Score.worth`.
     """
 
-    def __init__(self, space: SearchSpace, scorer: Scorer, study: Study, goals: Sequence[str] = ()) -> None:
+    def __init__(
+        self, space: SearchSpace, scorer: Scorer, study: Study, goals: Sequence[str] = ()
+    ) -> None:
         self.space, self.scorer, self.study, self.goals = space, scorer, study, tuple(goals)
         self.dimensions = space.dimensions(scorer.target)
-        self.distributions = {d.parameter: d.distribution() for d in self.dimensions if len(d.choices) > 1}
+        self.distributions = {
+            d.parameter: d.distribution() for d in self.dimensions if len(d.choices) > 1
+        }
         self.known: dict[Draft, FrozenTrial] = {}
         self.here = 0
         self.read()
@@ -79,15 +85,18 @@ class Record:
 
     def indices(self, trial: Any) -> Indices:
         """The choices of a trial, live or frozen."""
-        return tuple(d.decode(trial.params[d.parameter]) if d.parameter in trial.params else 0 for d in self.dimensions)
+        return tuple(
+            d.decode(trial.params[d.parameter]) if d.parameter in trial.params else 0
+            for d in self.dimensions
+        )
 
     def _params(self, indices: Indices) -> dict[str, Any]:
         pairs = zip(self.dimensions, indices, strict=True)
         return {d.parameter: d.encode(index) for d, index in pairs if len(d.choices) > 1}
 
     def add(self, indices: Indices, shape: Draft, score: Score | str | None = None) -> FrozenTrial:
-        """The trial of a shape of which all were scored: the known one, else a new one. `score`: or why it has none; None: it
-        is scored now."""
+        """The trial of a shape of which all were scored: the known one, else a new one. `score`: or
+        why it has none; None: it is scored now."""
         from optuna.trial import TrialState, create_trial
 
         if shape in self.known:
@@ -95,20 +104,29 @@ class Record:
         score = self._score(shape) if score is None else score
         params, attrs = self._params(indices), {"origin": "exact"} | _attributes(score)
         trial = (
-            create_trial(state=TrialState.PRUNED, params=params, distributions=self.distributions, user_attrs=attrs)
+            create_trial(
+                state=TrialState.PRUNED,
+                params=params,
+                distributions=self.distributions,
+                user_attrs=attrs,
+            )
             if isinstance(score, str)
             else create_trial(
-                values=self._values(score), params=params, distributions=self.distributions, user_attrs=attrs,
+                values=self._values(score),
+                params=params,
+                distributions=self.distributions,
+                user_attrs=attrs,
                 constraints=self.scorer.constraints(shape),
             )
-        )  # fmt: skip
+        )
         self.study.add_trial(trial)
         self.known[shape] = trial
         self.here += 1
         return trial
 
     def ask(self) -> FrozenTrial | None:
-        """A shape that the study's sampler proposes, scored and told; None when every valid shape of the space is known."""
+        """A shape that the study's sampler proposes, scored and told; None when every valid shape
+        of the space is known."""
         from optuna.trial import TrialState
 
         for attempt in itertools.count(1):

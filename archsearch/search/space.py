@@ -2,11 +2,11 @@
 
 ```yaml
 description: one line
-family: eagle3                   # what drafts (docs/families.md); left out: an independent draft, whose dimensions follow
-dimensions:                      # hidden_size and num_hidden_layers are required, the others default to the target's value
+family: eagle3  # docs/families.md; left out: an independent draft, as follows
+dimensions:  # hidden_size and num_hidden_layers are required, others default to the target's
   num_hidden_layers: {min: 1, max: 8}         # or with step
-  hidden_size: [256, 0.5x, target]            # numbers, fractions of the target's value, or "target"
-  ffn_ratio: [2, target]                      # intermediate_size / hidden_size, rounded to ffn_multiple
+  hidden_size: [256, 0.5x, target]           # numbers, fractions of the target's value, or "target"
+  ffn_ratio: [2, target]                  # intermediate_size / hidden_size, rounded to ffn_multiple
   num_key_value_heads: [1, 3]                 # query heads = num_key_value_heads * kv_group_size
   kv_group_size: [1, 3]
   head_dim: [target]
@@ -24,8 +24,8 @@ constraints:
 
 Families without layers of their own (n-gram, Medusa, ...) have no `dimensions`.
 
-Heads are sampled as KV heads, group size and head_dim and multiplied; what cannot be (query heads must divide the hidden size, as
-Hugging Face's Llama demands) is an `InvalidShape`, not an error.
+Heads are sampled as KV heads, group size and head_dim and multiplied; what cannot be (query heads
+must divide the hidden size, as Hugging Face's Llama demands) is an `InvalidShape`, not an error.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class InvalidShape:
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One dimension for one target: its choices in order. `ordered`: neighbours in the list are alike (numbers)."""
+    """One dimension for one target: its choices in order. `ordered`: neighbours in the list are
+    alike (numbers)."""
 
     name: str
     choices: tuple[Value, ...]
@@ -82,15 +83,24 @@ class Dimension:
     def step(self) -> int | None:
         """The common difference where the choices are whole numbers at equal distances."""
         values = self.choices
-        if not self.ordered or len(values) < 2 or not all(isinstance(value, int) for value in values):
+        if (
+            not self.ordered
+            or len(values) < 2
+            or not all(isinstance(value, int) for value in values)
+        ):
             return None
         steps = {int(b) - int(a) for a, b in itertools.pairwise(values)}
         return steps.pop() if len(steps) == 1 else None
 
     @property
     def parameter(self) -> str:
-        """Its name in Optuna. Uneven numbers are kept as an index, so that who reads the study knows which are neighbours."""
-        return self.name if not self.ordered or self.step or len(self.choices) == 1 else f"{self.name}_index"
+        """Its name in Optuna. Uneven numbers are kept as an index, so that who reads the study
+        knows which are neighbours."""
+        return (
+            self.name
+            if not self.ordered or self.step or len(self.choices) == 1
+            else f"{self.name}_index"
+        )
 
     def encode(self, index: int) -> Value:
         """The value of the choice at `index` as Optuna keeps it."""
@@ -121,10 +131,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Dimensions with choices, absolute or relative to a target, and limits. Made by `load_space` or `from_dict`.
+    """Dimensions with choices, absolute or relative to a target, and limits. Made by `load_space`
+    or `from_dict`.
 
-    `family`, `extras`: what drafts, and the choices that only such a drafter has. `draft_ranks`, `longest`: how the draft will be
-    served, see `served`, `kept`: which choices are left, see `part`; no part of the file.
+    `family`, `extras`: what drafts, and the choices that only such a drafter has. `draft_ranks`,
+    `longest`: how the draft will be served, see `served`, `kept`: which choices are left, see
+    `part`; no part of the file.
     """
 
     name: str
@@ -139,26 +151,42 @@ class SearchSpace:
     kept: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def served(self, draft_ranks: int = 1, longest: int | None = None) -> SearchSpace:
-        """The same space for drafts sharded over `draft_ranks` devices and sequences of at most `longest` tokens.
+        """The same space for drafts sharded over `draft_ranks` devices and sequences of at most
+        `longest` tokens.
 
-        Shapes whose heads or FFN do not divide by the ranks become invalid, and a window that holds the whole sequence becomes
-        full attention, which it is.
+        Shapes whose heads or FFN do not divide by the ranks become invalid, and a window that holds
+        the whole sequence becomes full attention, which it is.
         """
         return replace(self, draft_ranks=draft_ranks, longest=longest)
 
     def part(self, kept: Mapping[str, tuple[int, ...]]) -> SearchSpace:
-        """The same space with some of the choices of its dimensions for a target, by their indices."""
+        """The same space with some of the choices of its dimensions for a target, by their
+        indices."""
         return replace(self, kept=tuple(kept.items()))
 
-    def within(self, layers: int | None, states: int | None, shortest_ngram: int | None = None) -> SearchSpace:
-        """The same space for an engine that runs heads of so many layers at most, on so many hidden states, and looks up n-grams
-        down to so many tokens; None: of any."""
+    def within(
+        self, layers: int | None, states: int | None, shortest_ngram: int | None = None
+    ) -> SearchSpace:
+        """The same space for an engine that runs heads of so many layers at most, on so many hidden
+        states, and looks up n-grams down to so many tokens; None: of any."""
         choices = tuple(
-            (key, values if layers is None else tuple(n for n in values if key != "num_hidden_layers" or _at_most(n, layers)))
+            (
+                key,
+                (
+                    values
+                    if layers is None
+                    else tuple(
+                        n for n in values if key != "num_hidden_layers" or _at_most(n, layers)
+                    )
+                ),
+            )
             for key, values in self.choices
         )
         fixed = {"states": states, "min_n": shortest_ngram}
-        extras = tuple((key, values if (only := fixed.get(key)) is None else (only,)) for key, values in self.extras)
+        extras = tuple(
+            (key, values if (only := fixed.get(key)) is None else (only,))
+            for key, values in self.extras
+        )
         return replace(self, choices=choices, extras=extras)
 
     def shape(self, indices: tuple[int, ...], target: Architecture) -> Architecture | InvalidShape:
@@ -166,12 +194,18 @@ class SearchSpace:
         found = self.build(indices, target)
         if isinstance(found, InvalidShape | Architecture):
             return found
-        return found.architecture if found.has_layers else InvalidShape(f"{found.title} has no layers to choose")
+        return (
+            found.architecture
+            if found.has_layers
+            else InvalidShape(f"{found.title} has no layers to choose")
+        )
 
     def edges(self, shape: Architecture, target: Architecture) -> list[str]:
-        """The dimensions in which a shape stands at the first or last of several choices, so that a better one may lie outside.
+        """The dimensions in which a shape stands at the first or last of several choices, so that a
+        better one may lie outside.
 
-        Not where nothing lies beyond: one layer, a head with all rows. How heads are cut is left out: it moves little.
+        Not where nothing lies beyond: one layer, a head with all rows. How heads are cut is left
+        out: it moves little.
         """
         values = {
             "num_hidden_layers": (shape.num_hidden_layers, 1.0),
@@ -184,15 +218,23 @@ class SearchSpace:
             value, last = values.get(dimension.name, (0.0, 0.0))
             if len(dimension.choices) < 2 or value == last:
                 continue
-            slack = self.ffn_multiple / shape.hidden_size / 2 if dimension.name == "ffn_ratio" else 0.0
-            if not float(dimension.choices[0]) + slack < value < float(dimension.choices[-1]) - slack:
+            slack = (
+                self.ffn_multiple / shape.hidden_size / 2 if dimension.name == "ffn_ratio" else 0.0
+            )
+            if (
+                not float(dimension.choices[0]) + slack
+                < value
+                < float(dimension.choices[-1]) - slack
+            ):
                 found.append(dimension.name)
         return found
 
-    # -- for one target ------------------------------------------------------------------------------------------------------
+    # -- for one target
+    # ----------------------------------------------------------------------------------------------
 
     def dimensions(self, target: Architecture) -> tuple[Dimension, ...]:
-        """The dimensions with choices made absolute; window_pattern and sliding_window become one dimension, `window`."""
+        """The dimensions with choices made absolute; window_pattern and sliding_window become one
+        dimension, `window`."""
         return _dimensions(self, target)
 
     def limits(self, target: Architecture) -> Limits:
@@ -208,10 +250,13 @@ class SearchSpace:
         return math.prod(len(dimension.choices) for dimension in self.dimensions(target))
 
     def build(self, indices: tuple[int, ...], target: Architecture) -> Draft | InvalidShape:
-        """What one choice per dimension makes (indices in the order of `dimensions`): the shape of an independent draft, or a
-        drafter of another family."""
+        """What one choice per dimension makes (indices in the order of `dimensions`): the shape of
+        an independent draft, or a drafter of another family."""
         dimensions = self.dimensions(target)
-        picked = {dimension.name: dimension.choices[index] for dimension, index in zip(dimensions, indices, strict=True)}
+        picked = {
+            dimension.name: dimension.choices[index]
+            for dimension, index in zip(dimensions, indices, strict=True)
+        }
         made = family(self.family)
         layers = self._layers(picked, target) if made.has_layers else None
         if made is Independent or isinstance(layers, InvalidShape):
@@ -221,7 +266,9 @@ class SearchSpace:
         except InvalidShapeError as error:
             return InvalidShape(str(error))
 
-    def _layers(self, picked: Mapping[str, Value], target: Architecture) -> Architecture | InvalidShape:
+    def _layers(
+        self, picked: Mapping[str, Value], target: Architecture
+    ) -> Architecture | InvalidShape:
         """The layers of the choices `picked`."""
         hidden, head_dim = int(picked["hidden_size"]), int(picked["head_dim"])
         kv_heads = int(picked["num_key_value_heads"])
@@ -232,7 +279,10 @@ class SearchSpace:
             return InvalidShape(f"rotary embeddings need an even head_dim, not {head_dim}")
         low, high = dict(self.constraints).get("attention_width", (0.0, math.inf))
         if not low <= heads * head_dim / hidden <= high:
-            return InvalidShape(f"attention of {heads} x {head_dim} is outside {low} to {high} times hidden_size {hidden}")
+            return InvalidShape(
+                f"attention of {heads} x {head_dim} is outside {low} to {high} times hidden_size"
+                f" {hidden}"
+            )
         rows = int(picked["draft_vocab_size"])
         trimmed = rows < target.vocab_size
         pattern, window = _parse_window(str(picked["window"]))
@@ -241,7 +291,9 @@ class SearchSpace:
         multiple = self.ffn_multiple
         shape = Architecture(
             hidden_size=hidden,
-            intermediate_size=max(multiple, round(float(picked["ffn_ratio"]) * hidden / multiple) * multiple),
+            intermediate_size=max(
+                multiple, round(float(picked["ffn_ratio"]) * hidden / multiple) * multiple
+            ),
             num_hidden_layers=int(picked["num_hidden_layers"]),
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
@@ -264,7 +316,9 @@ class SearchSpace:
         """Every valid shape within max_parameters, once, in the order of the file."""
         limit = self.limits(target).max_parameters
         seen: set[Draft] = set()
-        for indices in itertools.product(*(range(len(dimension.choices)) for dimension in self.dimensions(target))):
+        for indices in itertools.product(
+            *(range(len(dimension.choices)) for dimension in self.dimensions(target))
+        ):
             shape = self.build(indices, target)
             if isinstance(shape, InvalidShape) or shape in seen:
                 continue
@@ -273,19 +327,29 @@ class SearchSpace:
                 yield shape
 
     def check(self, target: Architecture) -> None:
-        """Raise ArchsearchError where no shape is valid for this target, with the commonest reason. Of more than CHECKED
-        combinations as many are drawn at random."""
+        """Raise ArchsearchError where no shape is valid for this target, with the commonest reason.
+        Of more than CHECKED combinations as many are drawn at random."""
         if next(self._some(target), None) is not None:
             return
-        indices = itertools.product(*(range(len(dimension.choices)) for dimension in self.dimensions(target)))
+        indices = itertools.product(
+            *(range(len(dimension.choices)) for dimension in self.dimensions(target))
+        )
         shapes = (self.build(choice, target) for choice in itertools.islice(indices, 10_000))
         reasons = [shape.reason for shape in shapes if isinstance(shape, InvalidShape)]
         limit = self.limits(target).max_parameters
-        reason = max(set(reasons), key=reasons.count) if reasons else f"all have more than max_parameters ({limit:,})"
-        raise ArchsearchError(f"space {self.name} allows no valid shape for this target: {reason}; widen its dimensions")
+        reason = (
+            max(set(reasons), key=reasons.count)
+            if reasons
+            else f"all have more than max_parameters ({limit:,})"
+        )
+        raise ArchsearchError(
+            f"space {self.name} allows no valid shape for this target: {reason}; widen its"
+            " dimensions"
+        )
 
     def _some(self, target: Architecture) -> Iterator[Draft]:
-        """Valid shapes within max_parameters: all, or of a space that is too large for that those of CHECKED random choices."""
+        """Valid shapes within max_parameters: all, or of a space that is too large for that those
+        of CHECKED random choices."""
         if self.size(target) <= CHECKED:
             yield from self.enumerate(target)
             return
@@ -293,12 +357,17 @@ class SearchSpace:
         lengths = [len(dimension.choices) for dimension in self.dimensions(target)]
         for _ in range(CHECKED):
             shape = self.build(tuple(rng.randrange(length) for length in lengths), target)
-            if not isinstance(shape, InvalidShape) and (limit is None or as_drafter(shape).parameters() <= limit):
+            if not isinstance(shape, InvalidShape) and (
+                limit is None or as_drafter(shape).parameters() <= limit
+            ):
                 yield shape
 
-    def neighbours(self, indices: tuple[int, ...], target: Architecture) -> Iterator[tuple[int, ...]]:
-        """Choices that differ in one dimension: one step for numbers, any other choice for the rest; then in two of hidden size,
-        KV heads and group size at once, because query heads must divide the hidden size and single steps may all be invalid.
+    def neighbours(
+        self, indices: tuple[int, ...], target: Architecture
+    ) -> Iterator[tuple[int, ...]]:
+        """Choices that differ in one dimension: one step for numbers, any other choice for the
+        rest; then in two of hidden size, KV heads and group size at once, because query heads must
+        divide the hidden size and single steps may all be invalid.
         """
         dimensions = self.dimensions(target)
 
@@ -313,14 +382,19 @@ class SearchSpace:
                 yield (*indices[:position], index, *indices[position + 1 :])
         names = [dimension.name for dimension in dimensions]
         for first, second in itertools.combinations(range(len(dimensions)), 2):
-            if {names[first], names[second]} <= {"num_key_value_heads", "kv_group_size", "hidden_size"}:
+            if {names[first], names[second]} <= {
+                "num_key_value_heads",
+                "kv_group_size",
+                "hidden_size",
+            }:
                 for a, b in itertools.product(steps(first), steps(second)):
                     moved = list(indices)
                     moved[first], moved[second] = a, b
                     yield tuple(moved)
 
     def nearest(self, wanted: Mapping[str, Value], target: Architecture) -> tuple[int, ...]:
-        """The choices closest to `wanted` (numbers by ratio; what is not named or not offered: the first choice)."""
+        """The choices closest to `wanted` (numbers by ratio; what is not named or not offered: the
+        first choice)."""
         result = []
         for dimension in self.dimensions(target):
             value = wanted.get(dimension.name)
@@ -335,8 +409,14 @@ class SearchSpace:
 
     def to_dict(self) -> dict[str, Any]:
         """As in the file; `from_dict` reads it back."""
-        constraints = {key: list(value) if isinstance(value, tuple) else value for key, value in self.constraints}
-        special = {"family": self.family, "drafter": {name: list(values) for name, values in self.extras}}
+        constraints = {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in self.constraints
+        }
+        special = {
+            "family": self.family,
+            "drafter": {name: list(values) for name, values in self.extras},
+        }
         return ({} if self.family == Independent.family else special) | {
             "description": self.description,
             "dimensions": {name: list(values) for name, values in self.choices},
@@ -355,49 +435,78 @@ class SearchSpace:
         checked.known(data, TOP_LEVEL, where, "key")
         kind = str(data.get("family", Independent.family))
         if not is_family(kind):
-            raise ArchsearchError(f"{where}: unknown family {kind!r}; allowed are {', '.join(FAMILY_NAMES)}")
+            raise ArchsearchError(
+                f"{where}: unknown family {kind!r}; allowed are {', '.join(FAMILY_NAMES)}"
+            )
         made = family(kind)
         special = data.get("drafter") or {}
         checked.expect_mapping(special, where, "drafter")
         checked.known(special, tuple(made.choices), where, f"choice of the family {made.family}:")
         extras = tuple(
-            (key, checked.extra_choices(key, special.get(key, list(usual)), where)) for key, usual in made.choices.items()
+            (key, checked.extra_choices(key, special.get(key, list(usual)), where))
+            for key, usual in made.choices.items()
         )
         if not made.has_layers:
             data = {"dimensions": {}, **data}
         if "dimensions" not in data:
-            raise ArchsearchError(f"{where}: dimensions is missing; it names what may vary ({', '.join(DIMENSIONS)})")
+            raise ArchsearchError(
+                f"{where}: dimensions is missing; it names what may vary ({', '.join(DIMENSIONS)})"
+            )
         dimensions = data["dimensions"]
         checked.expect_mapping(dimensions, where, "dimensions")
         checked.known(dimensions, DIMENSIONS, where, "dimension")
         if not made.has_layers and dimensions:
             raise ArchsearchError(
-                f"{where}: a drafter of the family {made.family} has no dimensions; it has {', '.join(made.choices)}"
+                f"{where}: a drafter of the family {made.family} has no dimensions; it has"
+                f" {', '.join(made.choices)}"
             )
         for required in REQUIRED if made.has_layers else ():
             if required not in dimensions:
-                raise ArchsearchError(f"{where}: dimensions.{required} is missing; give a list of choices or min and max")
-        choices = tuple((key, checked.choices(key, dimensions[key], where)) for key in DIMENSIONS if key in dimensions)
+                raise ArchsearchError(
+                    f"{where}: dimensions.{required} is missing; give a list of choices or min"
+                    " and max"
+                )
+        choices = tuple(
+            (key, checked.choices(key, dimensions[key], where))
+            for key in DIMENSIONS
+            if key in dimensions
+        )
         found = dict(choices)
-        if any("S" in str(pattern) for pattern in found.get("window_pattern", ())) and "sliding_window" not in found:
-            raise ArchsearchError(f"{where}: dimensions.window_pattern has an S, so dimensions.sliding_window needs tokens")
+        if (
+            any("S" in str(pattern) for pattern in found.get("window_pattern", ()))
+            and "sliding_window" not in found
+        ):
+            raise ArchsearchError(
+                f"{where}: dimensions.window_pattern has an S, so dimensions.sliding_window needs"
+                " tokens"
+            )
         multiple = data.get("ffn_multiple", 64)
         if not isinstance(multiple, int) or isinstance(multiple, bool) or multiple < 1:
-            raise ArchsearchError(f"{where}: ffn_multiple must be a positive whole number, got {multiple!r}")
+            raise ArchsearchError(
+                f"{where}: ffn_multiple must be a positive whole number, got {multiple!r}"
+            )
         constraints = data.get("constraints") or {}
         checked.expect_mapping(constraints, where, "constraints")
         checked.known(constraints, CONSTRAINTS, where, "constraint")
-        limits = tuple((key, checked.constraint(key, constraints[key], where)) for key in CONSTRAINTS if key in constraints)
+        limits = tuple(
+            (key, checked.constraint(key, constraints[key], where))
+            for key in CONSTRAINTS
+            if key in constraints
+        )
         about = str(data.get("description", ""))
         return cls(name, about, choices, multiple, limits, family=made.family, extras=extras)
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
+# --- files
+# --------------------------------------------------------------------------------------------------
 
 
 def spaces_dirs() -> list[Path]:
-    """Where spaces are looked for by name: ./search_spaces first, then those that ship with archsearch."""
-    return list(dict.fromkeys([Path("search_spaces").resolve(), data_dir("search_spaces").resolve()]))
+    """Where spaces are looked for by name: ./search_spaces first, then those that ship with
+    archsearch."""
+    return list(
+        dict.fromkeys([Path("search_spaces").resolve(), data_dir("search_spaces").resolve()])
+    )
 
 
 def list_spaces() -> dict[str, Path]:
@@ -410,7 +519,8 @@ def list_spaces() -> dict[str, Path]:
 
 
 def load_space(name_or_path: str | Path) -> SearchSpace:
-    """A space by its name or from a YAML file. What is wrong in it is one line: the file, the key and what is allowed.
+    """A space by its name or from a YAML file. What is wrong in it is one line: the file, the key
+    and what is allowed.
 
     Raises ArchsearchError for either.
     """
@@ -418,7 +528,9 @@ def load_space(name_or_path: str | Path) -> SearchSpace:
     path = known.get(str(name_or_path)) or Path(name_or_path)
     if not path.is_file():
         names = ", ".join(known) or "(none)"
-        raise ArchsearchError(f"no search space called {str(name_or_path)!r}; use one of {names} or a YAML file")
+        raise ArchsearchError(
+            f"no search space called {str(name_or_path)!r}; use one of {names} or a YAML file"
+        )
     return SearchSpace.from_dict(read_yaml(path, "search space"), path.stem, str(path))
 
 
@@ -448,7 +560,8 @@ def _absolute(name: str, value: Value, target: Architecture) -> float | int:
 
 
 def _at_most(value: Value, most: int) -> bool:
-    """Whether a number of layers is within a limit; one relative to the target is not known to be."""
+    """Whether a number of layers is within a limit; one relative to the target is not known to
+    be."""
     return isinstance(value, int) and value <= most
 
 
@@ -467,12 +580,22 @@ def _parse_window(text: str) -> tuple[str, int | None]:
 def _dimensions(space: SearchSpace, target: Architecture) -> tuple[Dimension, ...]:
     if space.kept:
         kept, found = dict(space.kept), _dimensions(replace(space, kept=()), target)
-        return tuple(replace(item, choices=tuple(item.choices[i] for i in kept[item.name])) for item in found)
+        return tuple(
+            replace(item, choices=tuple(item.choices[i] for i in kept[item.name])) for item in found
+        )
     given = dict(space.choices)
     result = []
     for name, options in space.extras:
-        numbers = {_exit_layer(value, target) if isinstance(value, str) else value for value in options}
-        result.append(Dimension(name, tuple(sorted(numbers)), ordered=not any(isinstance(value, bool) for value in numbers)))
+        numbers = {
+            _exit_layer(value, target) if isinstance(value, str) else value for value in options
+        }
+        result.append(
+            Dimension(
+                name,
+                tuple(sorted(numbers)),
+                ordered=not any(isinstance(value, bool) for value in numbers),
+            )
+        )
     if not family(space.family).has_layers:
         return tuple(result)
     for name in NUMERIC:
@@ -481,8 +604,13 @@ def _dimensions(space: SearchSpace, target: Architecture) -> tuple[Dimension, ..
     windows: list[Value] = []
     for pattern in given.get("window_pattern", ("L",)):
         text = str(pattern)
-        windows += [f"{text}{tokens}" for tokens in given["sliding_window"]] if "S" in text else ["L"]
+        windows += (
+            [f"{text}{tokens}" for tokens in given["sliding_window"]] if "S" in text else ["L"]
+        )
     result.append(Dimension("window", tuple(dict.fromkeys(windows)), ordered=False))
-    tied = [target.tie_word_embeddings if value == "target" else value for value in given.get("tie_word_embeddings", ("target",))]
+    tied = [
+        target.tie_word_embeddings if value == "target" else value
+        for value in given.get("tie_word_embeddings", ("target",))
+    ]
     result.append(Dimension("tie_word_embeddings", tuple(dict.fromkeys(tied)), ordered=False))
     return tuple(result)

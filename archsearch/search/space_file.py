@@ -1,4 +1,5 @@
-"""What a search space's file may say: checks of its values, each refused in one line with the key and what is allowed."""
+"""What a search space's file may say: checks of its values, each refused in one line with the key
+and what is allowed."""
 
 from __future__ import annotations
 
@@ -11,8 +12,14 @@ from archsearch.errors import ArchsearchError
 
 # Order matters: choices are given as indices in this order.
 NUMERIC: Final = (
-    "num_hidden_layers", "hidden_size", "ffn_ratio", "num_key_value_heads", "kv_group_size", "head_dim", "draft_vocab_size",
-)  # fmt: skip
+    "num_hidden_layers",
+    "hidden_size",
+    "ffn_ratio",
+    "num_key_value_heads",
+    "kv_group_size",
+    "head_dim",
+    "draft_vocab_size",
+)
 MEMORY_UNITS: Final = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 _FRACTION: Final = re.compile(r"^(\d+(?:\.\d+)?)x$")
 _MEMORY: Final = re.compile(r"^(\d+(?:\.\d+)?)\s*(MB|GB|MiB|GiB)$")
@@ -25,14 +32,18 @@ LARGEST: Final[Mapping[str, int]] = {"num_hidden_layers": 1024, "": 10_000_000}
 def expect_mapping(data: Any, where: str, what: str) -> None:
     """Raise ArchsearchError for what is no mapping."""
     if not isinstance(data, Mapping):
-        raise ArchsearchError(f"{where}: {what} must be a mapping (key: value), got {type(data).__name__}")
+        raise ArchsearchError(
+            f"{where}: {what} must be a mapping (key: value), got {type(data).__name__}"
+        )
 
 
 def known(data: Mapping[str, Any], allowed: tuple[str, ...], where: str, what: str) -> None:
     """Raise ArchsearchError for a key that is not allowed."""
     for key in data:
         if key not in allowed:
-            raise ArchsearchError(f"{where}: unknown {what} {key!r}; allowed are {', '.join(allowed)}")
+            raise ArchsearchError(
+                f"{where}: unknown {what} {key!r}; allowed are {', '.join(allowed)}"
+            )
 
 
 def is_number(value: Any) -> bool:
@@ -47,7 +58,8 @@ def fraction(text: str) -> float:
 
 
 def extra_choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
-    """The choices of a dimension that only one family has: whole numbers, yes or no, or fractions of the target's layers.
+    """The choices of a dimension that only one family has: whole numbers, yes or no, or fractions
+    of the target's layers.
 
     Raises ArchsearchError for anything else.
     """
@@ -57,7 +69,8 @@ def extra_choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
         number = isinstance(value, int) and (isinstance(value, bool) or value > 0)
         if not number and not (isinstance(value, str) and fraction_ok(value)):
             raise ArchsearchError(
-                f"{label}: {value!r} is not allowed; use whole numbers, true or false, or a fraction such as 0.5x"
+                f"{label}: {value!r} is not allowed; use whole numbers, true or false, or a"
+                " fraction such as 0.5x"
             )
     if not values:
         raise ArchsearchError(f"{label} is empty; give at least one choice")
@@ -74,33 +87,58 @@ def choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
         if key not in NUMERIC:
             raise ArchsearchError(f"{label} must be a list of choices, got {dict(raw)}")
         known(raw, ("min", "max", "step"), label, "key")
-        low, high, step = (raw.get(name, default) for name, default in (("min", None), ("max", None), ("step", 1)))
-        if any(not isinstance(x, int) or isinstance(x, bool) or x < 1 for x in (low, high, step)) or low > high:
-            raise ArchsearchError(f"{label} needs whole numbers 0 < min <= max and step > 0, got {dict(raw)}")
+        low, high, step = (
+            raw.get(name, default) for name, default in (("min", None), ("max", None), ("step", 1))
+        )
+        if (
+            any(not isinstance(x, int) or isinstance(x, bool) or x < 1 for x in (low, high, step))
+            or low > high
+        ):
+            raise ArchsearchError(
+                f"{label} needs whole numbers 0 < min <= max and step > 0, got {dict(raw)}"
+            )
         count = (high - low) // step + 1
         if count > MOST_CHOICES:
-            raise ArchsearchError(f"{label} has {count:,} choices, at most {MOST_CHOICES:,} are allowed; give a larger step")
+            raise ArchsearchError(
+                f"{label} has {count:,} choices, at most {MOST_CHOICES:,} are allowed; give a"
+                " larger step"
+            )
         raw = list(range(low, high + 1, step))
     if not isinstance(raw, list):
         raw = [raw]
     if not raw:
         raise ArchsearchError(f"{label} is empty; give at least one choice")
     if len(raw) > MOST_CHOICES:
-        raise ArchsearchError(f"{label} has {len(raw):,} choices, at most {MOST_CHOICES:,} are allowed")
+        raise ArchsearchError(
+            f"{label} has {len(raw):,} choices, at most {MOST_CHOICES:,} are allowed"
+        )
     for value in raw:
         if is_number(value) and value > LARGEST.get(key, LARGEST[""]):
-            raise ArchsearchError(f"{label}: {value} is too large; at most {LARGEST.get(key, LARGEST['']):,}")
+            raise ArchsearchError(
+                f"{label}: {value} is too large; at most {LARGEST.get(key, LARGEST['']):,}"
+            )
         if key == "window_pattern":
-            valid, allowed = isinstance(value, str) and bool(value) and set(value) <= {"L", "S"}, "text made of L and S"
+            valid, allowed = (
+                isinstance(value, str) and bool(value) and set(value) <= {"L", "S"},
+                "text made of L and S",
+            )
         elif key == "tie_word_embeddings":
             valid, allowed = isinstance(value, bool) or value == "target", "true, false or target"
         elif key == "sliding_window":
-            valid, allowed = isinstance(value, int) and not isinstance(value, bool) and value > 0, "a positive number of tokens"
+            valid, allowed = (
+                isinstance(value, int) and not isinstance(value, bool) and value > 0,
+                "a positive number of tokens",
+            )
         else:
-            whole = is_number(value) and value > 0 and (key == "ffn_ratio" or float(value).is_integer())
+            whole = (
+                is_number(value) and value > 0 and (key == "ffn_ratio" or float(value).is_integer())
+            )
             relative = isinstance(value, str) and (value == "target" or (fraction_ok(value)))
             valid = whole or relative
-            allowed = f"a positive {'number' if key == 'ffn_ratio' else 'whole number'}, a fraction such as 0.5x, or target"
+            allowed = (
+                f"a positive {'number' if key == 'ffn_ratio' else 'whole number'}, a fraction such"
+                " as 0.5x, or target"
+            )
         if not valid:
             raise ArchsearchError(f"{label}: {value!r} is not allowed; use {allowed}")
     return tuple(raw)
@@ -112,19 +150,32 @@ def fraction_ok(text: str) -> bool:
 
 
 def constraint(key: str, raw: Any, where: str) -> Any:
-    """A constraint's value, checked; memory in bytes. Raises ArchsearchError for what it cannot be."""
+    """A constraint's value, checked; memory in bytes. Raises ArchsearchError for what it cannot
+    be."""
     label = f"{where}: constraints.{key}"
     if key == "max_parameters":
         if (is_number(raw) and raw >= 1) or (isinstance(raw, str) and fraction_ok(raw)):
             return raw
-        raise ArchsearchError(f"{label}: {raw!r} is not allowed; use a number or a fraction of the target's such as 0.5x")
+        raise ArchsearchError(
+            f"{label}: {raw!r} is not allowed; use a number or a fraction of the target's such as"
+            " 0.5x"
+        )
     if key == "max_memory":
         match = _MEMORY.match(raw) if isinstance(raw, str) else None
         if match:
             return int(float(match.group(1)) * MEMORY_UNITS[match.group(2)])
         if is_number(raw) and raw > 0:
             return int(raw)
-        raise ArchsearchError(f"{label}: {raw!r} is not allowed; use bytes or a number with {', '.join(MEMORY_UNITS)}")
-    if isinstance(raw, list | tuple) and len(raw) == 2 and all(is_number(x) for x in raw) and 0 <= raw[0] <= raw[1]:
+        raise ArchsearchError(
+            f"{label}: {raw!r} is not allowed; use bytes or a number with {', '.join(MEMORY_UNITS)}"
+        )
+    if (
+        isinstance(raw, list | tuple)
+        and len(raw) == 2
+        and all(is_number(x) for x in raw)
+        and 0 <= raw[0] <= raw[1]
+    ):
         return (float(raw[0]), float(raw[1]))
-    raise ArchsearchError(f"{label}: {raw!r} is not allowed; use [lowest, highest] query width / hidden_size")
+    raise ArchsearchError(
+        f"{label}: {raw!r} is not allowed; use [lowest, highest] query width / hidden_size"
+    )

@@ -1,9 +1,10 @@
-"""Where studies are kept: a journal file, a database, Optuna's gRPC proxy; what goes wrong there in one line.
+"""Where studies are kept: a journal file, a database, Optuna's gRPC proxy; what goes wrong there in
+one line.
 
-The journal file is made to outlive a SIGKILL.
-Optuna's own lock is a symbolic link, which a killed process leaves behind. Its owner is then waited for for 30 s; and where the
-journal was named by a relative path, the link points nowhere, its age cannot be read, and the wait never ends. The lock here is
-the kernel's (flock), which dies with its process.
+The journal file is made to outlive a SIGKILL. Optuna's own lock is a symbolic link, which a killed
+process leaves behind. Its owner is then waited for for 30 s; and where the journal was named by a
+relative path, the link points nowhere, its age cannot be read, and the wait never ends. The lock
+here is the kernel's (flock), which dies with its process.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ MAKING_S: Final = 0.5
 
 
 class FileLock:
-    """An exclusive lock on the journal file itself, as Optuna's JournalFileBackend asks for it. Without `fcntl` (Windows): its
-    open lock, on an absolute path."""
+    """An exclusive lock on the journal file itself, as Optuna's JournalFileBackend asks for it.
+    Without `fcntl` (Windows): its open lock, on an absolute path."""
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
@@ -67,8 +68,9 @@ class FileLock:
 
 
 def without_password(storage: str | None) -> str | None:
-    """A storage's URL as it may be written down: `mysql://me:secret@host/db?password=secret` without the
-    secrets. Of a query only names are kept: drivers call a password `password`, `passwd`, `sslkey`, ..."""
+    """A storage's URL as it may be written down: `mysql://me:secret@host/db?password=secret`
+    without the secrets. Of a query only names are kept: drivers call a password `password`,
+    `passwd`, `sslkey`, ..."""
     if storage is None or "://" not in storage:
         return storage
     masked = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", storage)
@@ -78,7 +80,8 @@ def without_password(storage: str | None) -> str | None:
 
 @contextmanager
 def storage_errors(storage: str | Path) -> Iterator[None]:
-    """What a storage raises as one line: it cannot be reached, its driver is missing, it has another schema.
+    """What a storage raises as one line: it cannot be reached, its driver is missing, it has
+    another schema.
 
     Raises ArchsearchError with that line.
     """
@@ -88,10 +91,14 @@ def storage_errors(storage: str | Path) -> Iterator[None]:
     except ArchsearchError:
         raise
     except OSError as error:
-        raise ArchsearchError(f"cannot open storage {name}: {error.strerror or error}; choose another --storage") from error
+        raise ArchsearchError(
+            f"cannot open storage {name}: {error.strerror or error}; choose another --storage"
+        ) from error
     except ImportError as error:
         missing = {"grpc": "grpcio"}.get(error.name or "", error.name or str(error))
-        raise ArchsearchError(f"storage {name} needs the Python package {missing}; install it (pip install {missing})") from error
+        raise ArchsearchError(
+            f"storage {name} needs the Python package {missing}; install it (pip install {missing})"
+        ) from error
     except Exception as error:
         reason = _reason(error)
         if reason is None:
@@ -105,10 +112,20 @@ def _reason(error: Exception) -> str | None:
     said = " ".join(str(getattr(error, "orig", None) or error).split())
     said = re.sub(r"\S+://\S+", lambda found: without_password(found[0]) or "", said)[:200]
     if "no longer compatible" in said or "alembic" in said or "schema" in said.lower():
-        return "has the schema of another version of Optuna; make a new one, or: optuna storage upgrade --storage URL"
+        return (
+            "has the schema of another version of Optuna; make a new one, or: optuna storage"
+            " upgrade --storage URL"
+        )
     if "grpc" in kinds:
-        return "does not answer: is `optuna.storages.run_grpc_proxy_server` running there, and its port open?"
-    if "no such table" in said or ("does not exist" in said and "relation" in said) or "no such column" in said:
+        return (
+            "does not answer: is `optuna.storages.run_grpc_proxy_server` running there, and its"
+            " port open?"
+        )
+    if (
+        "no such table" in said
+        or ("does not exist" in said and "relation" in said)
+        or "no such column" in said
+    ):
         return f"is a database of something else ({said}); name an empty one"
     if "sqlalchemy" in kinds or "optuna" in kinds:
         return f"cannot be used ({said}); is it running, and are name and password right?"
@@ -116,11 +133,14 @@ def _reason(error: Exception) -> str | None:
 
 
 def open_storage(where: str | Path) -> BaseStorage:
-    """An Optuna storage: of a URL (`sqlite:///x.db`, `postgresql+psycopg2://...`), `grpc://host:port` of Optuna's proxy, anything
-    else the path of a journal file. Raises ArchsearchError where it cannot be used, in one line."""
+    """An Optuna storage: of a URL (`sqlite:///x.db`, `postgresql+psycopg2://...`),
+    `grpc://host:port` of Optuna's proxy, anything else the path of a journal file. Raises
+    ArchsearchError where it cannot be used, in one line."""
     import optuna
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # what it does with its studies is not this command's output
+    optuna.logging.set_verbosity(
+        optuna.logging.WARNING
+    )  # what it does with its studies is not this command's output
     text = str(where)
     if text.startswith(GRPC):
         return _grpc(text)
@@ -135,11 +155,14 @@ def open_storage(where: str | Path) -> BaseStorage:
         drop_torn_line(text, lock)
         return JournalStorage(journal_backend(text, lock))
     except OSError as error:
-        raise ArchsearchError(f"cannot write {text}: {error.strerror or error}; choose a folder you can write to") from error
+        raise ArchsearchError(
+            f"cannot write {text}: {error.strerror or error}; choose a folder you can write to"
+        ) from error
 
 
 def _database(url: str) -> BaseStorage:
-    """A database's storage. Of several processes that open an empty one together, all but the first find its tables half made."""
+    """A database's storage. Of several processes that open an empty one together, all but the first
+    find its tables half made."""
     from optuna.storages import RDBStorage
     from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
@@ -156,7 +179,9 @@ def _database(url: str) -> BaseStorage:
 def _grpc(text: str) -> BaseStorage:
     host, _, port = text.removeprefix(GRPC).strip("/").partition(":")
     if not host or (port and not port.isdigit()):
-        raise ArchsearchError(f"storage {text} is no address of a proxy; write grpc://host:{GRPC_PORT}")
+        raise ArchsearchError(
+            f"storage {text} is no address of a proxy; write grpc://host:{GRPC_PORT}"
+        )
     with storage_errors(text):
         from optuna.storages import GrpcStorageProxy
 
@@ -170,9 +195,9 @@ def _grpc(text: str) -> BaseStorage:
 
 
 def journal_backend(path: str, lock: FileLock) -> Any:
-    """Optuna's journal file, without its fsync at every record: what a process wrote outlives its being killed, and a
-    search of 2,000 shapes spent most of its time in them. A crash of the whole machine may cost the last records, which a
-    continued search scores again."""
+    """Optuna's journal file, without its fsync at every record: what a process wrote outlives its
+    being killed, and a search of 2,000 shapes spent most of its time in them. A crash of the whole
+    machine may cost the last records, which a continued search scores again."""
     import json
 
     from optuna.storages.journal import JournalFileBackend
@@ -196,7 +221,8 @@ def journal_backend(path: str, lock: FileLock) -> Any:
 
 
 def drop_torn_line(path: str, lock: FileLock) -> None:
-    """Cut a last line without its end off the journal: what a killed process or a full disk left of a record."""
+    """Cut a last line without its end off the journal: what a killed process or a full disk left of
+    a record."""
     if not os.path.exists(path):
         return
     lock.acquire()

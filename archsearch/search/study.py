@@ -1,10 +1,13 @@
-"""The search itself: every shape of a space is scored where that can be done, else Optuna's samplers propose which.
+"""The search itself: every shape of a space is scored where that can be done, else Optuna's
+samplers propose which.
 
-`--trials` counts distinct shapes that are recorded. Every trial says in `origin` how its shape came up: `exact`, as one of a
-space of which all shapes were scored (`search.exact`), or by a `sampler` of Optuna's (`search.samplers`).
+`--trials` counts distinct shapes that are recorded. Every trial says in `origin` how its shape came
+up: `exact`, as one of a space of which all shapes were scored (`search.exact`), or by a `sampler`
+of Optuna's (`search.samplers`).
 
-The record is a study in Optuna's storage, and each finished trial is written at once: Ctrl-C and kill lose the shape in flight
-only, and the same command goes on from what is there. A storage changes no answer of a space that is scored in full.
+The record is a study in Optuna's storage, and each finished trial is written at once: Ctrl-C and
+kill lose the shape in flight only, and the same command goes on from what is there. A storage
+changes no answer of a space that is scored in full.
 """
 
 from __future__ import annotations
@@ -44,9 +47,10 @@ class SearchProgress:
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How a space is searched. `sampler`: `auto` scores all of it where that is possible; elsewhere it is TPE, with `goals` (of
-    `search.pareto`) NSGA-II. `shared`: other processes may ask the same study. `regret`: where not all was scored, say what was
-    missed of the exact best (`search.regret`)."""
+    """How a space is searched. `sampler`: `auto` scores all of it where that is possible; elsewhere
+    it is TPE, with `goals` (of `search.pareto`) NSGA-II. `shared`: other processes may ask the same
+    study. `regret`: where not all was scored, say what was missed of the exact best
+    (`search.regret`)."""
 
     sampler: Sampler = AUTO
     shared: bool = False
@@ -61,8 +65,8 @@ class How:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """How many shapes of a space were scored. `exact`: all there are, so that the best of them is the best of the space, and the
-    trials are some of them."""
+    """How many shapes of a space were scored. `exact`: all there are, so that the best of them is
+    the best of the space, and the trials are some of them."""
 
     space: str
     shapes: int
@@ -79,9 +83,10 @@ class Scored:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found. `best`: distinct feasible scores, best first, ranked; `trials`: one row per trial, as in
-    trials.csv; `spaces`: how much of each space was scored; `scored_here`: trials that this process scored, where
-    several do; `regrets`: of each space that was not scored in full, what its search missed of the exact best."""
+    """What a search found. `best`: distinct feasible scores, best first, ranked; `trials`: one row
+    per trial, as in trials.csv; `spaces`: how much of each space was scored; `scored_here`: trials
+    that this process scored, where several do; `regrets`: of each space that was not scored in
+    full, what its search missed of the exact best."""
 
     best: list[Score]
     trials: list[dict[str, Any]]
@@ -106,11 +111,16 @@ class SearchResult:
 
 
 def _distinct(ranked: Sequence[Score]) -> list[Score]:
-    """Without shapes that differ from a better-ranked one by windows alone that change no number (longer than the context)."""
+    """Without shapes that differ from a better-ranked one by windows alone that change no number
+    (longer than the context)."""
     seen: set[tuple[Any, ...]] = set()
     kept = []
     for score in ranked:
-        key = (score.drafter, score.architecture.replace(window_pattern="L", sliding_window=None), score.worth)
+        key = (
+            score.drafter,
+            score.architecture.replace(window_pattern="L", sliding_window=None),
+            score.worth,
+        )
         if key not in seen:
             kept.append(score)
         seen.add(key)
@@ -128,14 +138,17 @@ def search(
     progress: Callable[[SearchProgress], None] | None = None,
     how: How | None = None,
 ) -> SearchResult:
-    """Search `space` for the fastest draft of the scorer's target; `trials` distinct shapes are scored and recorded.
+    """Search `space` for the fastest draft of the scorer's target; `trials` distinct shapes are
+    scored and recorded.
 
-    A space that can be scored in full is (`search.exact`): the trials are then those of all its shapes that say most. `how`:
-    which sampler proposes elsewhere, and whether other processes ask along in the storage.
+    A space that can be scored in full is (`search.exact`): the trials are then those of all its
+    shapes that say most. `how`: which sampler proposes elsewhere, and whether other processes ask
+    along in the storage.
 
-    `storage`: a journal file or an Optuna URL. It may hold any number of searches: each has a study of its own, named by
-    everything its scores depend on (`search.identity`); `about`: what the caller knows of that besides the space and the scorer.
-    Scores found there are not computed again. Ends early when every valid shape of a small space has been scored. Raises
+    `storage`: a journal file or an Optuna URL. It may hold any number of searches: each has a study
+    of its own, named by everything its scores depend on (`search.identity`); `about`: what the
+    caller knows of that besides the space and the scorer. Scores found there are not computed
+    again. Ends early when every valid shape of a small space has been scored. Raises
     ArchsearchError where no shape is valid or none is feasible.
     """
     if trials < 1:
@@ -148,7 +161,9 @@ def search(
     grid = exact_grid(space, scorer) if whole else None
     whole = grid is not None or (whole and can_rank_alone(space, scorer.target))
     goals = () if whole else how.goals
-    study = _study(space, scorer, storage, dict(about or {}) | ({"goals": list(goals)} if goals else {}), goals)
+    study = _study(
+        space, scorer, storage, dict(about or {}) | ({"goals": list(goals)} if goals else {}), goals
+    )
     record = Record(space, scorer, study, goals)
     found: Iterator[FrozenTrial]
     if grid is not None:
@@ -187,20 +202,32 @@ def search(
     scored = scored or done
     if best is None:
         raise ArchsearchError(
-            f"none of {scored} shapes of space {space.name} keeps within {scorer.limit_words()}; raise the limit or add smaller "
-            "shapes"
+            f"none of {scored} shapes of space {space.name} keeps within {scorer.limit_words()};"
+            " raise the limit or add smaller shapes"
         )
     ranked = _distinct(sorted(feasible, key=order))
-    regret = regret_of(space, scorer, best, best_at, how.proposes) if how.regret and not exhausted else None
+    regret = (
+        regret_of(space, scorer, best, best_at, how.proposes)
+        if how.regret and not exhausted
+        else None
+    )
     if regret is not None:
-        ranked = [replace(score, regret=max(0.0, 1.0 - score.worth / regret.exact)) for score in ranked]
+        ranked = [
+            replace(score, regret=max(0.0, 1.0 - score.worth / regret.exact)) for score in ranked
+        ]
     best_ranked = [score.with_rank(rank) for rank, score in enumerate(ranked, start=1)]
     counted = Scored(space.name, scored, exhausted)
-    return SearchResult(best_ranked, rows, (counted,), record.here, () if regret is None else (regret,))
+    return SearchResult(
+        best_ranked, rows, (counted,), record.here, () if regret is None else (regret,)
+    )
 
 
 def _study(
-    space: SearchSpace, scorer: Scorer, storage: str | Path | None, about: Mapping[str, Any], goals: Sequence[str]
+    space: SearchSpace,
+    scorer: Scorer,
+    storage: str | Path | None,
+    about: Mapping[str, Any],
+    goals: Sequence[str],
 ) -> Study:
     """The study of a search: in its storage, else in memory."""
     import optuna
@@ -211,12 +238,14 @@ def _study(
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         return optuna.create_study(directions=directions)
     with storage_errors(storage):
-        return open_study(open_storage(storage), STUDY, identity_of(space, scorer, about), directions=directions)
+        return open_study(
+            open_storage(storage), STUDY, identity_of(space, scorer, about), directions=directions
+        )
 
 
 def _asked(record: Record, how: How, seed: int, trials: int) -> Iterator[FrozenTrial]:
-    """Trials of distinct shapes: all that the study holds, then what its sampler proposes until `trials` have a score; beside
-    others who ask it too."""
+    """Trials of distinct shapes: all that the study holds, then what its sampler proposes until
+    `trials` have a score; beside others who ask it too."""
     study = record.study
     before = len(study.get_trials(deepcopy=False))
     study.sampler = make_sampler(how.proposes, random.Random(f"{seed} {before}").getrandbits(31))
@@ -239,25 +268,38 @@ def _close_left(study: Study) -> None:
         study.tell(trial.number, state=TrialState.FAIL)
 
 
-def _all_progress(progress: Callable[[SearchProgress], None] | None) -> Callable[[int, int, float], None] | None:
+def _all_progress(
+    progress: Callable[[SearchProgress], None] | None,
+) -> Callable[[int, int, float], None] | None:
     """Progress of scoring everything, for a callback of trials."""
-    return None if progress is None else lambda scored, total, _: progress(SearchProgress(scored, total, None))
+    return (
+        None
+        if progress is None
+        else lambda scored, total, _: progress(SearchProgress(scored, total, None))
+    )
 
 
 def merged(results: Sequence[SearchResult]) -> SearchResult:
-    """Searches of several spaces with one scorer as one: all scores ranked together, the trials one after the other.
+    """Searches of several spaces with one scorer as one: all scores ranked together, the trials one
+    after the other.
 
-    A family whose acceptance is assumed is ranked by the lower end of its speed-up: it does not win by an assumption.
+    A family whose acceptance is assumed is ranked by the lower end of its speed-up: it does not win
+    by an assumption.
     """
     if len(results) == 1:
         return results[0]
     rows = [row for result in results for row in result.trials]
-    ranked = sorted((score for result in results for score in result.best), key=lambda score: (-score.ranked_by, order(score)))
+    ranked = sorted(
+        (score for result in results for score in result.best),
+        key=lambda score: (-score.ranked_by, order(score)),
+    )
     best = [score.with_rank(rank) for rank, score in enumerate(ranked, start=1)]
     trials = [{**row, "number": number} for number, row in enumerate(rows)]
     here = sum(result.scored_here for result in results)
     spaces = tuple(space for result in results for space in result.spaces)
-    return SearchResult(best, trials, spaces, here, tuple(regret for result in results for regret in result.regrets))
+    return SearchResult(
+        best, trials, spaces, here, tuple(regret for result in results for regret in result.regrets)
+    )
 
 
 def trial_row(number: int, trial: FrozenTrial) -> dict[str, Any]:
@@ -266,7 +308,10 @@ def trial_row(number: int, trial: FrozenTrial) -> dict[str, Any]:
         "number": number,
         "state": trial.state.name,
         "origin": trial.user_attrs.get("origin", ""),
-        "feasible": trial.state.name == "COMPLETE" and all(value <= 0 for value in trial.constraints.values()),
+        "feasible": (
+            trial.state.name == "COMPLETE"
+            and all(value <= 0 for value in trial.constraints.values())
+        ),
         "invalid": trial.user_attrs.get("invalid", ""),
     }
     for name, value in trial.user_attrs.get("score", {}).items():
@@ -276,7 +321,9 @@ def trial_row(number: int, trial: FrozenTrial) -> dict[str, Any]:
             row[name] = value["label"]
         elif name == "mix":
             if value is not None:
-                row[value["objective"] if value["objective"] != "speedup" else "mix_speedup"] = value["value"]
+                row[value["objective"] if value["objective"] != "speedup" else "mix_speedup"] = (
+                    value["value"]
+                )
         elif name == "needs":
             row[name], row["gpu_hours"] = value["kind"], value.get("gpu_hours", 0.0)
         elif isinstance(value, dict):

@@ -1,1 +1,2 @@
-"""The text that drafts learn from and are measured on: prompts, what the target writes, plain text."""
+"""The text that drafts learn from and are measured on: prompts, what the target writes, plain
+text."""

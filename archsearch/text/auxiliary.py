@@ -1,9 +1,11 @@
-"""Auxiliary states of texts that a cache holds: what a target's chosen layers take in, for heads that read them (EAGLE-3).
+"""Auxiliary states of texts that a cache holds: what a target's chosen layers take in, for heads
+that read them (EAGLE-3).
 
-The cache has the final state of every written token; a head on several layers needs a low, a middle and a high one too, for the
-prompt as well, whose rows are keys and values of the head. One pass of the layers that are needed makes them, once: they lie in
-shards beside the text's own. Kept in bfloat16, 2 bytes a number whatever the target computes in: a head learns through far
-larger noise, and float16 would overflow on the outlier channels of a residual stream.
+The cache has the final state of every written token; a head on several layers needs a low, a middle
+and a high one too, for the prompt as well, whose rows are keys and values of the head. One pass of
+the layers that are needed makes them, once: they lie in shards beside the text's own. Kept in
+bfloat16, 2 bytes a number whatever the target computes in: a head learns through far larger noise,
+and float16 would overflow on the outlier channels of a residual stream.
 """
 
 from __future__ import annotations
@@ -32,24 +34,31 @@ DISK_SPARE: Final = 1.02  # headers, and the file system's own blocks
 
 @dataclass
 class AuxiliaryStates:
-    """The auxiliary states of texts, read from disk when they are asked for. `layers`: whose inputs they are (0: the embedding);
-    `width`: numbers a token, all layers together."""
+    """The auxiliary states of texts, read from disk when they are asked for. `layers`: whose inputs
+    they are (0: the embedding); `width`: numbers a token, all layers together."""
 
     layers: tuple[int, ...]
     width: int
-    _places: dict[bytes, tuple[Path, int, int]] = field(default_factory=dict)  # text -> shard, first row, rows
+    _places: dict[bytes, tuple[Path, int, int]] = field(
+        default_factory=dict
+    )  # text -> shard, first row, rows
     _open: dict[Path, Any] = field(default_factory=dict)
 
     def of(self, sequence: CachedSequence) -> torch.Tensor:
-        """[tokens - 1, width] bfloat16: the states at every token of a text but its last. ArchsearchError for an unknown text."""
+        """[tokens - 1, width] bfloat16: the states at every token of a text but its last.
+        ArchsearchError for an unknown text."""
         from safetensors import safe_open
 
         place = self._places.get(_key(sequence))
         if place is None:
-            raise ArchsearchError("a text has no auxiliary states; they were made for other texts: make them again")
+            raise ArchsearchError(
+                "a text has no auxiliary states; they were made for other texts: make them again"
+            )
         path, start, rows = place
         if path not in self._open:
-            self._open[path] = safe_open(path, framework="pt").__enter__()  # stays mapped while this object lives
+            self._open[path] = safe_open(
+                path, framework="pt"
+            ).__enter__()  # stays mapped while this object lives
         states: torch.Tensor = self._open[path].get_slice("states")[start : start + rows]
         return states
 
@@ -66,33 +75,45 @@ class AuxiliaryStates:
 
 
 def usual_layers(target_layers: int) -> tuple[int, ...]:
-    """(2, n / 2, n - 3): what EAGLE-3 heads read where nothing else is said (SafeAILab/EAGLE, vLLM's default); fewer for targets
-    of less than 6 layers."""
+    """(2, n / 2, n - 3): what EAGLE-3 heads read where nothing else is said (SafeAILab/EAGLE,
+    vLLM's default); fewer for targets of less than 6 layers."""
     return tuple(sorted({min(2, target_layers - 1), target_layers // 2, max(0, target_layers - 3)}))
 
 
 def check_layers(layers: Sequence[int], target_layers: int) -> tuple[int, ...]:
-    """`layers` in order. Raises ArchsearchError for layers that the target has not, or one named twice."""
+    """`layers` in order. Raises ArchsearchError for layers that the target has not, or one named
+    twice."""
     chosen = tuple(sorted(layers))
-    if not chosen or len(set(chosen)) != len(chosen) or chosen[0] < 0 or chosen[-1] >= target_layers:
+    if (
+        not chosen
+        or len(set(chosen)) != len(chosen)
+        or chosen[0] < 0
+        or chosen[-1] >= target_layers
+    ):
         raise ArchsearchError(
-            f"auxiliary layers must be distinct and lie between 0 and {target_layers - 1} (the target has {target_layers} "
-            f"layers), got {list(layers)}"
+            f"auxiliary layers must be distinct and lie between 0 and {target_layers - 1} (the"
+            f" target has {target_layers} layers), got {list(layers)}"
         )
     return chosen
 
 
-def auxiliary_states(target: Any, cache: TextCache, layers: Sequence[int], progress: Progress | None = None) -> AuxiliaryStates:
-    """The inputs of `layers` at every token of the texts in `cache`'s folder; what is on disk already is used.
+def auxiliary_states(
+    target: Any, cache: TextCache, layers: Sequence[int], progress: Progress | None = None
+) -> AuxiliaryStates:
+    """The inputs of `layers` at every token of the texts in `cache`'s folder; what is on disk
+    already is used.
 
-    Only the layers below the last of `layers` run. Shards are written atomically, each belongs to one target, one list of layers
-    and one list of texts. Raises ArchsearchError: layers the target has not, another target's texts, a disk too small (said
-    before anything runs).
+    Only the layers below the last of `layers` run. Shards are written atomically, each belongs to
+    one target, one list of layers and one list of texts. Raises ArchsearchError: layers the target
+    has not, another target's texts, a disk too small (said before anything runs).
     """
     chosen = check_layers(layers, int(target.config.num_hidden_layers))
     fingerprint = target_fingerprint(target)
     if fingerprint != cache.target_fingerprint:
-        raise ArchsearchError(f"the texts in {cache.folder} were written by another target; auxiliary states need their own")
+        raise ArchsearchError(
+            f"the texts in {cache.folder} were written by another target; auxiliary states need"
+            " their own"
+        )
     found = AuxiliaryStates(chosen, len(chosen) * int(target.config.hidden_size))
     missing = []
     for path in sorted(cache.folder.glob("shard-*.safetensors")):
@@ -107,7 +128,14 @@ def auxiliary_states(target: Any, cache: TextCache, layers: Sequence[int], progr
             done += tokens
             if progress is not None:
                 seconds = time.monotonic() - begin
-                progress({"done": done, "total": total, "tokens_per_s": done / max(seconds, 1e-9), "seconds": seconds})
+                progress(
+                    {
+                        "done": done,
+                        "total": total,
+                        "tokens_per_s": done / max(seconds, 1e-9),
+                        "seconds": seconds,
+                    }
+                )
     return found
 
 
@@ -116,8 +144,8 @@ def check_disk(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed * DISK_SPARE > free:
         raise ArchsearchError(
-            f"auxiliary states of these texts take {needed / 1e9:.1f} GB in {folder}, {free / 1e9:.1f} GB are free; free space, "
-            "or name fewer layers"
+            f"auxiliary states of these texts take {needed / 1e9:.1f} GB in {folder},"
+            f" {free / 1e9:.1f} GB are free; free space, or name fewer layers"
         )
 
 
@@ -133,7 +161,9 @@ class _Shard:
     @property
     def output(self) -> Path:
         names = "-".join(map(str, self.layers))
-        return self.text.with_name(f"auxiliary-{names}-{self.text.stem.removeprefix('shard-')}.safetensors")
+        return self.text.with_name(
+            f"auxiliary-{names}-{self.text.stem.removeprefix('shard-')}.safetensors"
+        )
 
     @property
     def tokens(self) -> int:
@@ -159,8 +189,12 @@ class _Shard:
         rows: dict[int, torch.Tensor] = {}
         order = sorted(range(len(self.sequences)), key=lambda place: len(self.sequences[place]))
         start = 0
-        for batch in passes([self.sequences[place] for place in order], prefill_tokens(target, BatchLimits())):
-            states = _layer_inputs(target, [sequence.token_ids[:-1] for sequence in batch], self.layers)
+        for batch in passes(
+            [self.sequences[place] for place in order], prefill_tokens(target, BatchLimits())
+        ):
+            states = _layer_inputs(
+                target, [sequence.token_ids[:-1] for sequence in batch], self.layers
+            )
             for row, place in enumerate(order[start : start + len(batch)]):
                 rows[place] = states[row, : len(self.sequences[place]) - 1].clone()
             start += len(batch)
@@ -174,8 +208,11 @@ class _Enough(Exception):
     """The last layer that is needed was reached."""
 
 
-def _layer_inputs(target: Any, texts: Sequence[torch.Tensor], layers: Sequence[int]) -> torch.Tensor:
-    """[texts, longest, layers * hidden] bfloat16 on the CPU: what each of `layers` takes in, side by side."""
+def _layer_inputs(
+    target: Any, texts: Sequence[torch.Tensor], layers: Sequence[int]
+) -> torch.Tensor:
+    """[texts, longest, layers * hidden] bfloat16 on the CPU: what each of `layers` takes in, side
+    by side."""
     import torch
 
     from archsearch.models.runtime import native_bf16
@@ -195,7 +232,10 @@ def _layer_inputs(target: Any, texts: Sequence[torch.Tensor], layers: Sequence[i
 
         return keep
 
-    handles = [target.base_model.layers[layer].register_forward_pre_hook(hook(layer), with_kwargs=True) for layer in layers]
+    handles = [
+        target.base_model.layers[layer].register_forward_pre_hook(hook(layer), with_kwargs=True)
+        for layer in layers
+    ]
     try:
         with torch.inference_mode(), fast:
             target.base_model(input_ids=ids.to(target.device), use_cache=False)

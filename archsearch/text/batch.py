@@ -1,8 +1,10 @@
-"""Answers under way: prompts go in by tokens and memory, answers that ended make room for the next prompts.
+"""Answers under way: prompts go in by tokens and memory, answers that ended make room for the next
+prompts.
 
-Prompts come in the order given, as many at once as fit; they are read packed into passes of equal size, the beginning that all
-share (system message, chat frame) once. Answers are written for all rows together, one token a pass; where keys and values lie is
-the matter of `blocks`. Positions are the row's own, so which rows lie beside it changes nothing but float noise.
+Prompts come in the order given, as many at once as fit; they are read packed into passes of equal
+size, the beginning that all share (system message, chat frame) once. Answers are written for all
+rows together, one token a pass; where keys and values lie is the matter of `blocks`. Positions are
+the row's own, so which rows lie beside it changes nothing but float noise.
 """
 
 from __future__ import annotations
@@ -21,10 +23,15 @@ from archsearch.text.settings import Writing, kv_tokens, prefill_tokens
 if TYPE_CHECKING:
     import torch
 
-IDLE_SHARE: Final = 0.125  # of a block's rows: so many must have ended before it is copied without them
-SIMILAR: Final = 0.8  # a row joins a block from this share of the block's columns on, at the middle of the answers
+IDLE_SHARE: Final = (
+    0.125  # of a block's rows: so many must have ended before it is copied without them
+)
+# a row joins a block from this share of the block's columns on, at the middle of the answers
+SIMILAR: Final = 0.8
 LEAST_ROWS: Final = 8  # a smaller block joins another: each takes its own calls
-READ_SHARE: Final = 1 / 3  # of the time left until a deadline: more is not spent on reading before something is written
+READ_SHARE: Final = (
+    1 / 3
+)  # of the time left until a deadline: more is not spent on reading before something is written
 WRITES: Final = "writes"
 READS: Final = "reads prompts"
 
@@ -34,7 +41,8 @@ Report = Callable[[str, int, int], None]
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """An answer under way. `noise` [max_new_tokens]: what its tokens are drawn with, None where nothing is sampled."""
+    """An answer under way. `noise` [max_new_tokens]: what its tokens are drawn with, None where
+    nothing is sampled."""
 
     prompt: EncodedPrompt
     noise: torch.Tensor | None = None
@@ -56,30 +64,45 @@ class Row:
         import torch
 
         return CachedSequence(
-            torch.tensor(self.tokens), len(self.prompt.token_ids), torch.stack([h.cpu() for h in self.hidden]),
-            torch.tensor(self.greedy), self.prompt.category, self.prompt.id,
-        )  # fmt: skip
+            torch.tensor(self.tokens),
+            len(self.prompt.token_ids),
+            torch.stack([h.cpu() for h in self.hidden]),
+            torch.tensor(self.greedy),
+            self.prompt.category,
+            self.prompt.id,
+        )
 
 
 class BatchWriter:
-    """Writes answers to prompts. Memory: the rows' columns of keys and values, room for whole answers included, stay within the
-    limits of `writing` (one row is always taken, however long)."""
+    """Writes answers to prompts. Memory: the rows' columns of keys and values, room for whole
+    answers included, stay within the limits of `writing` (one row is always taken, however
+    long)."""
 
-    def __init__(self, target: Any, head: torch.Tensor, ends: tuple[int, ...], writing: Writing) -> None:
+    def __init__(
+        self, target: Any, head: torch.Tensor, ends: tuple[int, ...], writing: Writing
+    ) -> None:
         self.target, self.head, self.ends, self.writing = target, head, ends, writing
         self.most_tokens = kv_tokens(target, writing.limits)
         self.pass_tokens = prefill_tokens(target, writing.limits)
 
     def write(
-        self, prompts: Sequence[EncodedPrompt], report: Report, deadline: float | None = None, seed: int = 0
+        self,
+        prompts: Sequence[EncodedPrompt],
+        report: Report,
+        deadline: float | None = None,
+        seed: int = 0,
     ) -> tuple[list[CachedSequence], bool]:
-        """Answers in the order of `prompts`, and whether all ended by themselves or by max_new_tokens, not by the `deadline`."""
+        """Answers in the order of `prompts`, and whether all ended by themselves or by
+        max_new_tokens, not by the `deadline`."""
         rows = [self.row(prompt, seed, place) for place, prompt in enumerate(prompts)]
         finished = self.write_rows(rows, report, deadline)
         return [row.sequence() for row in rows if row.ids], finished
 
-    def row(self, prompt: EncodedPrompt, seed: int, place: int, begun: CachedSequence | None = None) -> Row:
-        """A prompt's answer to be written; what is sampled hangs on `seed` and `place`. `begun`: an answer that was cut."""
+    def row(
+        self, prompt: EncodedPrompt, seed: int, place: int, begun: CachedSequence | None = None
+    ) -> Row:
+        """A prompt's answer to be written; what is sampled hangs on `seed` and `place`. `begun`: an
+        answer that was cut."""
         row = Row(prompt, self._noise(seed, place))
         if begun is not None:
             row.go_on(begun)
@@ -94,8 +117,8 @@ class BatchWriter:
     ) -> bool:
         """Write the answers of `rows`, and say whether all came to their end.
 
-        `ended` is told of each at its end. The deadline (time.monotonic) is looked at before every pass after the first; prompts
-        that were not reached have no answer, those under way are cut.
+        `ended` is told of each at its end. The deadline (time.monotonic) is looked at before every
+        pass after the first; prompts that were not reached have no answer, those under way are cut.
         """
         import torch
 
@@ -116,7 +139,12 @@ class _Batch:
     """The state of one batch while it runs. Its rows are those of its blocks, in their order."""
 
     def __init__(
-        self, writer: BatchWriter, rows: Sequence[Row], report: Report, deadline: float | None, ended: Callable[[Row], None]
+        self,
+        writer: BatchWriter,
+        rows: Sequence[Row],
+        report: Report,
+        deadline: float | None,
+        ended: Callable[[Row], None],
     ) -> None:
         self.writer, self.report, self.deadline, self.ended = writer, report, deadline, ended
         self.waiting = [row for row in rows if not row.ended]  # the next one first
@@ -124,9 +152,13 @@ class _Batch:
         self.passes = Passes(writer.target, shared)
         self.blocks: list[Block] = []
         self.alive: list[Row] = []  # one per row of the blocks
-        self.tail: torch.Tensor | None = None  # [alive, hidden]: the states that predict each row's next token
+        self.tail: torch.Tensor | None = (
+            None  # [alive, hidden]: the states that predict each row's next token
+        )
         self.written = self.done = 0
-        self.read_below = writer.writing.limits.rows  # live rows: while there are more, no further prompts are read
+        self.read_below = (
+            writer.writing.limits.rows
+        )  # live rows: while there are more, no further prompts are read
 
     def run(self) -> bool:
         if not self.waiting:
@@ -148,17 +180,22 @@ class _Batch:
     def _late(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
-    # -- rows in and out ----------------------------------------------------------------------------------------------------
+    # -- rows in and out
+    # ----------------------------------------------------------------------------------------------
 
     def _fitting(self) -> int:
-        """How many of those that wait fit beside the live ones, with room for a whole answer each."""
+        """How many of those that wait fit beside the live ones, with room for a whole answer
+        each."""
         live = sum(not row.ended for row in self.alive)
         room = self.writer.most_tokens - sum(block.tokens for block in self.blocks)
         most = min(len(self.waiting), self.writer.writing.limits.rows - live)
         low, high = 0, max(most, 0)
         while low < high:
             middle = (low + high + 1) // 2
-            held = sum(len(group) * self._capacity(group[-1]) for group in self._groups(self.waiting[:middle]))
+            held = sum(
+                len(group) * self._capacity(group[-1])
+                for group in self._groups(self.waiting[:middle])
+            )
             low, high = (middle, high) if held <= room else (low, middle - 1)
         return low if low or self.blocks else 1
 
@@ -173,7 +210,9 @@ class _Batch:
         if live and idle < min(len(self.waiting), max(1.0, IDLE_SHARE * live)):
             return False
         count = self._fitting()
-        return count > 0 and (not live or count >= min(len(self.waiting), max(1.0, IDLE_SHARE * live)))
+        return count > 0 and (
+            not live or count >= min(len(self.waiting), max(1.0, IDLE_SHARE * live))
+        )
 
     def _capacity(self, row: Row) -> int:
         return len(row.prompt.token_ids) + self.writer.writing.max_new_tokens
@@ -200,11 +239,14 @@ class _Batch:
         blocks = []
         for group in groups:
             longest = max(len(row.tokens) for row in group)
-            blocks.append(Block([len(row.tokens) for row in group], longest, self._capacity(group[-1])))
+            blocks.append(
+                Block([len(row.tokens) for row in group], longest, self._capacity(group[-1]))
+            )
         read = self._read(groups, blocks)
         left = [row for row in new if row not in read]
         self.waiting = left + self.waiting
-        # A read that its share of the time cut short is not begun again at once, or all time would go into reading.
+        # A read that its share of the time cut short is not begun again at once, or all time would
+        # go into reading.
         live = len(read) + sum(not row.ended for row in self.alive)
         self.read_below = live // 2 if left else self.writer.writing.limits.rows
         for group, block in zip(groups, blocks, strict=True):
@@ -212,7 +254,9 @@ class _Batch:
             if 0 < len(slots) < len(group):
                 block.keep(slots)
             if slots:
-                self._append(block, [group[slot] for slot in slots], [read[group[slot]] for slot in slots])
+                self._append(
+                    block, [group[slot] for slot in slots], [read[group[slot]] for slot in slots]
+                )
         self._merge_small()
 
     def _append(self, block: Block, rows: Sequence[Row], states: Sequence[torch.Tensor]) -> None:
@@ -221,7 +265,9 @@ class _Batch:
         self.blocks.append(block)
         self.alive += rows
         tails = torch.stack(list(states))
-        self.tail = tails if self.tail is None or not len(self.tail) else torch.cat([self.tail, tails])
+        self.tail = (
+            tails if self.tail is None or not len(self.tail) else torch.cat([self.tail, tails])
+        )
 
     def _leave(self, least: int | None = None) -> None:
         """Rows that ended leave a block as soon as an eighth of it is idle (or `least` rows)."""
@@ -248,20 +294,32 @@ class _Batch:
             self._merge_small()
 
     def _merge_small(self) -> None:
-        """Neighbours of which one is small become one block, where the memory for its padding is there."""
+        """Neighbours of which one is small become one block, where the memory for its padding is
+        there."""
         place = 0
         while place + 1 < len(self.blocks):
             pair = self.blocks[place : place + 2]
             rows = sum(block.rows for block in pair)
-            capacity = max(block.columns for block in pair) + max(block.capacity - block.columns for block in pair)
-            held = sum(block.tokens for block in self.blocks) - sum(block.tokens for block in pair) + rows * capacity
+            capacity = max(block.columns for block in pair) + max(
+                block.capacity - block.columns for block in pair
+            )
+            held = (
+                sum(block.tokens for block in self.blocks)
+                - sum(block.tokens for block in pair)
+                + rows * capacity
+            )
             small = min(block.rows for block in pair) < LEAST_ROWS or not self.passes.together
-            if small and held <= self.writer.most_tokens and rows * capacity <= 2 * sum(block.tokens for block in pair):
+            if (
+                small
+                and held <= self.writer.most_tokens
+                and rows * capacity <= 2 * sum(block.tokens for block in pair)
+            ):
                 self.blocks[place : place + 2] = [merged(pair)]
             else:
                 place += 1
 
-    # -- passes of the target ---------------------------------------------------------------------------------------------------
+    # -- passes of the target
+    # ----------------------------------------------------------------------------------------------
 
     def _read_shared(self) -> None:
         """Run the beginning that all prompts share, once."""
@@ -276,8 +334,11 @@ class _Batch:
             self.report(READS, self.done, self.written)
         self.passes.prefix = prefix
 
-    def _read(self, groups: Sequence[Sequence[Row]], blocks: Sequence[Block]) -> dict[Row, torch.Tensor]:
-        """The last state [hidden] of every row that was read to its end; those that time did not reach are missing."""
+    def _read(
+        self, groups: Sequence[Sequence[Row]], blocks: Sequence[Block]
+    ) -> dict[Row, torch.Tensor]:
+        """The last state [hidden] of every row that was read to its end; those that time did not
+        reach are missing."""
         found: dict[Row, torch.Tensor] = {}
         now = time.monotonic()
         limit = None if self.deadline is None else now + READ_SHARE * (self.deadline - now)
@@ -286,15 +347,20 @@ class _Batch:
                 break
             if self._late() and self.written:
                 break
-            states = self.passes.read([segment for _, segment in work], [row.tokens[s.start : s.stop] for row, s in work])
+            states = self.passes.read(
+                [segment for _, segment in work], [row.tokens[s.start : s.stop] for row, s in work]
+            )
             for state, (row, segment) in zip(states, work, strict=True):
                 if segment.stop == len(row.tokens):
                     found[row] = state.clone()
             self.report(READS, self.done, self.written)
         return found
 
-    def _passes_over(self, groups: Sequence[Sequence[Row]], blocks: Sequence[Block]) -> Iterator[list[tuple[Row, Segment]]]:
-        """The rows' tokens after the shared ones, behind each other and cut into passes of `pass_tokens`."""
+    def _passes_over(
+        self, groups: Sequence[Sequence[Row]], blocks: Sequence[Block]
+    ) -> Iterator[list[tuple[Row, Segment]]]:
+        """The rows' tokens after the shared ones, behind each other and cut into passes of
+        `pass_tokens`."""
         work: list[tuple[Row, Segment]] = []
         left = self.writer.pass_tokens
         for group, block in zip(groups, blocks, strict=True):
@@ -325,9 +391,15 @@ class _Batch:
         greedy = best_tokens(logits)
         chosen = greedy
         if writing.temperature > 0:
-            noise = torch.stack([row.noise[min(len(row.ids), writing.max_new_tokens - 1)] for row in self.alive])  # type: ignore[index]
-            chosen = draw(warped_probs(logits, writing.temperature, writing.top_p), noise.to(logits.device))
-        for slot, (row, token, best) in enumerate(zip(self.alive, chosen.tolist(), greedy.tolist(), strict=True)):
+            last = writing.max_new_tokens - 1
+            drawn = [row.noise[min(len(row.ids), last)] for row in self.alive]  # type: ignore[index]
+            noise = torch.stack(drawn)
+            chosen = draw(
+                warped_probs(logits, writing.temperature, writing.top_p), noise.to(logits.device)
+            )
+        for slot, (row, token, best) in enumerate(
+            zip(self.alive, chosen.tolist(), greedy.tolist(), strict=True)
+        ):
             if row.ended:
                 continue
             row.ids.append(token)
@@ -341,7 +413,8 @@ class _Batch:
 
 
 def common_prefix(rows: Sequence[Sequence[int]]) -> int:
-    """Length of the beginning that all rows share, at most one less than the shortest row (its last token must be run)."""
+    """Length of the beginning that all rows share, at most one less than the shortest row (its last
+    token must be run)."""
     shared = 0
     for tokens in zip(*(row[:-1] for row in rows), strict=False):
         if len(set(tokens)) > 1:

@@ -1,14 +1,17 @@
-"""Keys and values of answers under way, in blocks of rows of similar length, and the attention that reads them.
+"""Keys and values of answers under way, in blocks of rows of similar length, and the attention that
+reads them.
 
-One pass of the target runs all rows together (one matrix product per weight) while each block is attended on its own columns:
-rows of 40 and of 1,300 tokens lie side by side without padding one to the other. Prompts are read without padding, behind each
-other in one row of the pass. Within a block a row ends at the right, as its tokens do:
+One pass of the target runs all rows together (one matrix product per weight) while each block is
+attended on its own columns: rows of 40 and of 1,300 tokens lie side by side without padding one to
+the other. Prompts are read without padding, behind each other in one row of the pass. Within a
+block a row ends at the right, as its tokens do:
 
     padding ...... | shared beginning | rest of the prompt | answer so far
     padding .................. | shared beginning | rest of another | answer
 
-The target runs with an attention function of ours (transformers' AttentionInterface). Targets that take none, or whose states
-come out otherwise than by their own attention, are run block by block with a mask.
+The target runs with an attention function of ours (transformers' AttentionInterface). Targets that
+take none, or whose states come out otherwise than by their own attention, are run block by block
+with a mask.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ KNOWN_LAYERS: Final = frozenset({"full_attention", "sliding_attention"})
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """Rows whose keys and values lie together: per layer [rows, kv heads, capacity, head_dim], of which `columns` are used.
+    """Rows whose keys and values lie together: per layer [rows, kv heads, capacity, head_dim], of
+    which `columns` are used.
 
     `spans`: tokens of each row; they are its last columns.
     """
@@ -49,15 +53,20 @@ class Block:
         """How many tokens' keys and values it has room for."""
         return self.rows * self.capacity
 
-    def store(self, layer: int, like: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def store(
+        self, layer: int, like: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The layer's memory, made at its first use; zeros, since what is masked must be finite."""
         if layer == len(self.keys):
             for side, states in ((self.keys, like[0]), (self.values, like[1])):
-                side.append(states.new_zeros(self.rows, states.shape[1], self.capacity, states.shape[3]))
+                side.append(
+                    states.new_zeros(self.rows, states.shape[1], self.capacity, states.shape[3])
+                )
         return self.keys[layer], self.values[layer]
 
     def keep(self, slots: Sequence[int]) -> None:
-        """Keep these rows, in this order; layer by layer, so that old and new memory are held for one layer only."""
+        """Keep these rows, in this order; layer by layer, so that old and new memory are held for
+        one layer only."""
         import torch
 
         self.spans = [self.spans[slot] for slot in slots]
@@ -89,7 +98,9 @@ def merged(blocks: Sequence[Block]) -> Block:
         row = 0
         for block in blocks:
             for side, states in zip(room, (block.keys[layer], block.values[layer]), strict=True):
-                side[row : row + block.rows, :, columns - block.columns : columns] = states[:, :, : block.columns]
+                side[row : row + block.rows, :, columns - block.columns : columns] = states[
+                    :, :, : block.columns
+                ]
             row += block.rows
     return whole
 
@@ -110,8 +121,9 @@ class Segment:
 
 
 class Passes:
-    """Passes of a target over blocks. `shared`: how many tokens all rows begin with, whose keys and values lie in `prefix` once
-    they were read; `together`: all blocks in one pass (asked of the target where None)."""
+    """Passes of a target over blocks. `shared`: how many tokens all rows begin with, whose keys and
+    values lie in `prefix` once they were read; `together`: all blocks in one pass (asked of the
+    target where None)."""
 
     def __init__(self, target: Any, shared: int = 0, together: bool | None = None) -> None:
         self.target, self.shared = target, shared
@@ -120,12 +132,17 @@ class Passes:
         self.prefix: Block | None = None
 
     def read(self, segments: Sequence[Segment], tokens: Sequence[Sequence[int]]) -> torch.Tensor:
-        """The final states [segments, hidden] at the last token of each segment; `tokens`: those of each."""
+        """The final states [segments, hidden] at the last token of each segment; `tokens`: those of
+        each."""
         import torch
 
         device = self.target.device
-        ids = torch.tensor([[token for part in tokens for token in part]], device=device)  # [1, all tokens]
-        positions = torch.cat([torch.arange(s.start, s.stop, device=device) for s in segments])[None]
+        ids = torch.tensor(
+            [[token for part in tokens for token in part]], device=device
+        )  # [1, all tokens]
+        positions = torch.cat([torch.arange(s.start, s.stop, device=device) for s in segments])[
+            None
+        ]
         ends = torch.tensor([len(part) for part in tokens], device=device).cumsum(0) - 1
         if self.together:
             return self._run(_Reading(segments, self), ids, positions)[0, ends]
@@ -138,12 +155,15 @@ class Passes:
         return torch.stack(states)
 
     def step(self, blocks: Sequence[Block], tokens: Sequence[int]) -> torch.Tensor:
-        """One more token for every row of all blocks, in their order: the final states [rows, hidden]."""
+        """One more token for every row of all blocks, in their order: the final states [rows,
+        hidden]."""
         import torch
 
         device = self.target.device
         ids = torch.tensor(tokens, device=device)[:, None]
-        positions = torch.tensor([span for block in blocks for span in block.spans], device=device)[:, None]
+        positions = torch.tensor([span for block in blocks for span in block.spans], device=device)[
+            :, None
+        ]
         if self.together:
             states = self._run(_Stepping(blocks), ids, positions)[:, -1]
         else:
@@ -160,10 +180,20 @@ class Passes:
             block.spans = [span + 1 for span in block.spans]
         return states
 
-    def _run(self, plan: _Plan, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def _run(
+        self,
+        plan: _Plan,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         cache = _cache(self.layers, plan)
         output = self.target.base_model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
         )
         states: torch.Tensor = output.last_hidden_state
         return states
@@ -182,16 +212,21 @@ class Passes:
             self.target.set_attn_implementation(before)
 
 
-# ------------------------------------------------------------------------------------------- where a pass's keys and values go
+# ------------------------------------------------------------------------------------------- where
+# a pass's keys and values go
 
 
 class _Plan:
     """What one pass does with a layer's keys and values: `update` stores them, `attend` reads."""
 
-    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         raise NotImplementedError
 
-    def attend(self, layer: int, query: torch.Tensor, scale: float | None, window: int | None) -> torch.Tensor:
+    def attend(
+        self, layer: int, query: torch.Tensor, scale: float | None, window: int | None
+    ) -> torch.Tensor:
         """[batch, heads, tokens, head_dim]"""
         raise NotImplementedError
 
@@ -203,22 +238,30 @@ class _Stepping(_Plan):
         self.blocks = blocks
         self.masks: dict[int | None, list[torch.Tensor | None]] = {}
 
-    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         row = 0
         for block in self.blocks:
-            for side, states in zip(block.store(layer, (keys, values)), (keys, values), strict=True):
+            for side, states in zip(
+                block.store(layer, (keys, values)), (keys, values), strict=True
+            ):
                 side[:, :, block.columns] = states[row : row + block.rows, :, 0]
             row += block.rows
         return keys, values
 
-    def attend(self, layer: int, query: torch.Tensor, scale: float | None, window: int | None) -> torch.Tensor:
+    def attend(
+        self, layer: int, query: torch.Tensor, scale: float | None, window: int | None
+    ) -> torch.Tensor:
         import torch
 
         if window not in self.masks:
             self.masks[window] = [_added(block.seen(window), query.dtype) for block in self.blocks]
         found, row = [], 0
         for block, mask in zip(self.blocks, self.masks[window], strict=True):
-            keys, values = (side[layer][:, :, : block.columns + 1] for side in (block.keys, block.values))
+            keys, values = (
+                side[layer][:, :, : block.columns + 1] for side in (block.keys, block.values)
+            )
             found.append(_attend_one(query[row : row + block.rows], keys, values, mask, scale))
             row += block.rows
         return torch.cat(found)
@@ -231,26 +274,42 @@ class _Reading(_Plan):
         self.segments, self.passes = segments, passes
         self.masks: dict[tuple[int, int, int | None], torch.Tensor | None] = {}
 
-    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         place = 0
         for segment in self.segments:
             count = segment.stop - segment.start
-            _put(segment, layer, keys[:, :, place : place + count], values[:, :, place : place + count], self.passes)
+            _put(
+                segment,
+                layer,
+                keys[:, :, place : place + count],
+                values[:, :, place : place + count],
+                self.passes,
+            )
             place += count
         return keys, values
 
-    def attend(self, layer: int, query: torch.Tensor, scale: float | None, window: int | None) -> torch.Tensor:
+    def attend(
+        self, layer: int, query: torch.Tensor, scale: float | None, window: int | None
+    ) -> torch.Tensor:
         import torch
 
         found, place = [], 0
         for segment in self.segments:
             count, block, first = segment.stop - segment.start, segment.block, segment.first
             row = slice(segment.slot, segment.slot + 1)
-            keys, values = (s[layer][row, :, first : first + segment.stop] for s in (block.keys, block.values))
+            keys, values = (
+                s[layer][row, :, first : first + segment.stop] for s in (block.keys, block.values)
+            )
             kind = (count, segment.stop, window)
             if kind not in self.masks:
                 self.masks[kind] = _causal(count, segment.stop, window, query.device)
-            found.append(_attend_many(query[:, :, place : place + count], keys, values, self.masks[kind], scale))
+            found.append(
+                _attend_many(
+                    query[:, :, place : place + count], keys, values, self.masks[kind], scale
+                )
+            )
             place += count
         return torch.cat(found, dim=2)
 
@@ -261,12 +320,17 @@ class _OneRow(_Plan):
     def __init__(self, segment: Segment, passes: Passes) -> None:
         self.segment, self.passes = segment, passes
 
-    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         segment = self.segment
         _put(segment, layer, keys, values, self.passes)
         row, first = slice(segment.slot, segment.slot + 1), segment.first
         block = segment.block
-        return block.keys[layer][row, :, first : first + segment.stop], block.values[layer][row, :, first : first + segment.stop]
+        return (
+            block.keys[layer][row, :, first : first + segment.stop],
+            block.values[layer][row, :, first : first + segment.stop],
+        )
 
     def seen(self) -> int:
         return self.segment.start
@@ -278,7 +342,9 @@ class _OneBlock(_Plan):
     def __init__(self, block: Block) -> None:
         self.block = block
 
-    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, layer: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         _Stepping([self.block]).update(layer, keys, values)
         columns = self.block.columns + 1
         return self.block.keys[layer][:, :, :columns], self.block.values[layer][:, :, :columns]
@@ -288,14 +354,22 @@ class _OneBlock(_Plan):
 
 
 def _added(seen: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """[rows, 1, 1, columns]: what is added to scores; made once for all layers, where torch would convert a bool mask in each."""
+    """[rows, 1, 1, columns]: what is added to scores; made once for all layers, where torch would
+    convert a bool mask in each."""
     import torch
 
-    return None if seen is None else torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)[:, None, None]
+    return (
+        None
+        if seen is None
+        else torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)[:, None, None]
+    )
 
 
-def _put(segment: Segment, layer: int, keys: torch.Tensor, values: torch.Tensor, passes: Passes) -> None:
-    """Store a segment's keys and values, and before a row's first ones those of the beginning that all rows share."""
+def _put(
+    segment: Segment, layer: int, keys: torch.Tensor, values: torch.Tensor, passes: Passes
+) -> None:
+    """Store a segment's keys and values, and before a row's first ones those of the beginning that
+    all rows share."""
     block, first = segment.block, segment.first
     sides = block.store(layer, (keys, values))
     for side, states in zip(sides, (keys, values), strict=True):
@@ -306,34 +380,54 @@ def _put(segment: Segment, layer: int, keys: torch.Tensor, values: torch.Tensor,
             side[segment.slot, :, first : first + passes.shared] = states[0, :, : passes.shared]
 
 
-# ----------------------------------------------------------------------------------------------------------------- attention
+# --------------------------------------------------------------------------------------------------
+# attention
 
 
 def _attend_one(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
 ) -> torch.Tensor:
     """One query token a row, [rows, heads, 1, head_dim]."""
     import torch
 
     heads, kv_heads = query.shape[1], keys.shape[1]
     halves = query.device.type == "cpu" and query.dtype != torch.float32
-    if halves and heads > kv_heads and _grouped_is_quicker(query.dtype, heads, kv_heads, query.shape[3]):
+    if (
+        halves
+        and heads > kv_heads
+        and _grouped_is_quicker(query.dtype, heads, kv_heads, query.shape[3])
+    ):
         return _attend_grouped(query, keys, values, mask, scale)
     return _attend_packed(query, keys, values, mask, scale)
 
 
 def _attend_grouped(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
 ) -> torch.Tensor:
     from torch.nn.functional import scaled_dot_product_attention
 
-    return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+    return scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask, scale=scale, enable_gqa=True
+    )
 
 
 def _attend_packed(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
 ) -> torch.Tensor:
-    """Heads that share keys as tokens of one query: on CUDA a mask and grouped heads together fall back to the slow kernel."""
+    """Heads that share keys as tokens of one query: on CUDA a mask and grouped heads together fall
+    back to the slow kernel."""
     from torch.nn.functional import scaled_dot_product_attention
 
     rows, heads, _, width = query.shape
@@ -346,8 +440,9 @@ def _attend_packed(
 
 @functools.cache
 def _grouped_is_quicker(dtype: torch.dtype, heads: int, kv_heads: int, width: int) -> bool:
-    """Whether this CPU attends heads that share keys quicker one by one than packed, in 16 bits: with AMX 1.4 times, with AVX512
-    alone it takes four times as long. Timed once a process, 32 rows of 128 columns, the least of three."""
+    """Whether this CPU attends heads that share keys quicker one by one than packed, in 16 bits:
+    with AMX 1.4 times, with AVX512 alone it takes four times as long. Timed once a process, 32 rows
+    of 128 columns, the least of three."""
     import torch
 
     query = torch.ones(32, heads, 1, width, dtype=dtype)
@@ -364,7 +459,11 @@ def _grouped_is_quicker(dtype: torch.dtype, heads: int, kv_heads: int, width: in
 
 
 def _attend_many(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float | None
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
 ) -> torch.Tensor:
     """Several tokens of one row, [1, heads, tokens, head_dim]; no mask is causal."""
     from torch.nn.functional import scaled_dot_product_attention
@@ -372,11 +471,14 @@ def _attend_many(
     groups = query.shape[1] // keys.shape[1]
     if groups > 1:
         keys, values = (states.repeat_interleave(groups, dim=1) for states in (keys, values))
-    return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, is_causal=mask is None)
+    return scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask, scale=scale, is_causal=mask is None
+    )
 
 
 def _causal(count: int, total: int, window: int | None, device: Any) -> torch.Tensor | None:
-    """[count, total] bool: what the last `count` of `total` tokens see; None where torch's own causal mask says it."""
+    """[count, total] bool: what the last `count` of `total` tokens see; None where torch's own
+    causal mask says it."""
     import torch
 
     if count == total and (window is None or total <= window):
@@ -388,10 +490,17 @@ def _causal(count: int, total: int, window: int | None, device: Any) -> torch.Te
 
 
 def _attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, scaling: float | None = None,
-    sliding_window: int | None = None, **other: Any,
-) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """What the target calls instead of its attention: the layer's plan knows where its keys and values lie."""
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Any,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **other: Any,
+) -> tuple[torch.Tensor, None]:
+    """What the target calls instead of its attention: the layer's plan knows where its keys and
+    values lie."""
     plan, layer = key.archsearch_plan  # type: ignore[attr-defined]
     return plan.attend(layer, query, scaling, sliding_window).transpose(1, 2).contiguous(), None
 
@@ -409,7 +518,8 @@ def _cache(layers: int, plan: _Plan) -> Any:
 
 
 def _define() -> None:
-    """The cache layer's class and the attention function, on first use: transformers is slow to import."""
+    """The cache layer's class and the attention function, on first use: transformers is slow to
+    import."""
     from transformers import AttentionInterface
     from transformers.cache_utils import DynamicLayer
 
@@ -430,11 +540,13 @@ def _define() -> None:
     _layer_classes.append(PlannedLayer)
 
 
-# ---------------------------------------------------------------------------------------------------------- which targets
+# --------------------------------------------------------------------------------------------------
+# which targets
 
 
 def takes_blocks(target: Any) -> bool:
-    """Whether the target runs several blocks in one pass, with the states of its own attention; asked once per model."""
+    """Whether the target runs several blocks in one pass, with the states of its own attention;
+    asked once per model."""
     known = getattr(target, "_archsearch_blocks", None)
     if known is None:
         known = _may_take_blocks(target) and _agrees(target)
@@ -446,11 +558,14 @@ def _may_take_blocks(target: Any) -> bool:
     config = target.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or ())
     settable = getattr(target, "_can_set_attn_implementation", lambda: False)
-    return target.config._attn_implementation == "sdpa" and kinds <= KNOWN_LAYERS and bool(settable())
+    return (
+        target.config._attn_implementation == "sdpa" and kinds <= KNOWN_LAYERS and bool(settable())
+    )
 
 
 def _agrees(target: Any) -> bool:
-    """Two rows read and continued by blocks, beside the target's own pass over each: True where states agree."""
+    """Two rows read and continued by blocks, beside the target's own pass over each: True where
+    states agree."""
     import torch
 
     if not _layer_classes:
@@ -462,7 +577,10 @@ def _agrees(target: Any) -> bool:
     with torch.inference_mode():
         try:
             with passes.attention():
-                segments = [Segment(block, 0, 0, len(row) - 1) for block, row in zip(blocks, rows, strict=True)]
+                segments = [
+                    Segment(block, 0, 0, len(row) - 1)
+                    for block, row in zip(blocks, rows, strict=True)
+                ]
                 passes.read(segments, [row[:-1] for row in rows])
                 found = passes.step(blocks, [row[-1] for row in rows])
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):

@@ -1,12 +1,15 @@
-"""Text with the target's view of it, on disk: a folder of shards (safetensors) with the target's head beside them.
+"""Text with the target's view of it, on disk: a folder of shards (safetensors) with the target's
+head beside them.
 
-A draft learns from what its target *writes* (on-policy text: in-domain distillation moved acceptance by +0.4 to +2.1 logit in
-Online Speculative Decoding, arXiv 2310.07177). The text is kept with the target's final hidden states, one vector per written
-token: the target's logits are `hidden @ head.T`, so a whole distillation needs no further pass of the target, at 2 bytes per
-hidden channel and token instead of 2 bytes per vocabulary entry.
+A draft learns from what its target *writes* (on-policy text: in-domain distillation moved
+acceptance by +0.4 to +2.1 logit in Online Speculative Decoding, arXiv 2310.07177). The text is kept
+with the target's final hidden states, one vector per written token: the target's logits are `hidden
+@ head.T`, so a whole distillation needs no further pass of the target, at 2 bytes per hidden
+channel and token instead of 2 bytes per vocabulary entry.
 
-Every shard is written atomically and belongs to one target, one list of prompts and one group of settings: what was finished
-before a kill is used again, and a folder made for another target is refused.
+Every shard is written atomically and belongs to one target, one list of prompts and one group of
+settings: what was finished before a kill is used again, and a folder made for another target is
+refused.
 """
 
 from __future__ import annotations
@@ -33,8 +36,9 @@ SHARD_PROMPTS: Final = 384  # a kill loses at most one shard
 class CachedSequence:
     """One text with the target's view of it. With n written tokens (all but the prompt):
 
-    `token_ids` [prompt_tokens + n] int; `hidden` [n, hidden_size]: the target's state that predicts each written token;
-    `greedy_ids` [n]: the target's argmax there (equal to the written token in greedy text).
+    `token_ids` [prompt_tokens + n] int; `hidden` [n, hidden_size]: the target's state that predicts
+    each written token; `greedy_ids` [n]: the target's argmax there (equal to the written token in
+    greedy text).
     """
 
     token_ids: torch.Tensor
@@ -59,9 +63,16 @@ class CachedSequence:
 
 
 class TextCache:
-    """Texts with the target's hidden states: a folder of shards and the target's head. Made by generate_text or encode_text."""
+    """Texts with the target's hidden states: a folder of shards and the target's head. Made by
+    generate_text or encode_text."""
 
-    def __init__(self, folder: Path, meta: dict[str, Any], sequences: list[CachedSequence], head: torch.Tensor) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        meta: dict[str, Any],
+        sequences: list[CachedSequence],
+        head: torch.Tensor,
+    ) -> None:
         self.folder = folder
         self.meta = meta
         self.sequences = sequences
@@ -69,7 +80,8 @@ class TextCache:
 
     @property
     def fingerprint(self) -> str:
-        """Identity of target, prompts and settings; the number of finished shards is not part of it."""
+        """Identity of target, prompts and settings; the number of finished shards is not part of
+        it."""
         return digest(json.dumps(self.meta["fingerprint"], sort_keys=True))
 
     @property
@@ -104,34 +116,50 @@ class TextCache:
 
     @classmethod
     def load(cls, folder: Path | str) -> TextCache:
-        """Read a finished or partly finished cache. Raises ArchsearchError for one of another version, MissingDataError for an
-        empty one."""
+        """Read a finished or partly finished cache. Raises ArchsearchError for one of another
+        version, MissingDataError for an empty one."""
         from safetensors.torch import load_file
 
         folder = Path(folder)
         meta = read_json(folder / "cache.json", "text cache")
         if meta.get("format") != FORMAT:
-            raise ArchsearchError(f"{folder} was written by another version of archsearch; delete it and run again")
+            raise ArchsearchError(
+                f"{folder} was written by another version of archsearch; delete it and run again"
+            )
         head = load_file(folder / "head.safetensors")["head"]
-        sequences = [s for path in sorted(folder.glob("shard-*.safetensors")) for s in load_shard(path)]
+        sequences = [
+            s for path in sorted(folder.glob("shard-*.safetensors")) for s in load_shard(path)
+        ]
         if not sequences:
-            raise MissingDataError(f"the text cache {folder} is still empty; run again with a longer budget")
+            raise MissingDataError(
+                f"the text cache {folder} is still empty; run again with a longer budget"
+            )
         return cls(folder, meta, sequences, head)
 
 
 def target_fingerprint(target: Any) -> str:
-    """Identity of a target: its shape and samples of its weights (rows spread over every matrix)."""
+    """Identity of a target: its shape and samples of its weights (rows spread over every
+    matrix)."""
     import torch
 
-    parts = [json.dumps({k: v for k, v in sorted(target.config.to_dict().items()) if k in _SHAPE_KEYS}, default=str)]
+    parts = [
+        json.dumps(
+            {k: v for k, v in sorted(target.config.to_dict().items()) if k in _SHAPE_KEYS},
+            default=str,
+        )
+    ]
     for name, parameter in target.named_parameters():
         flat = parameter.detach().reshape(-1)
         sample = flat[:: max(1, flat.numel() // 64)][:64].to(torch.float32).cpu()
-        parts.append(f"{name}{tuple(parameter.shape)}{hashlib.sha256(sample.numpy().tobytes()).hexdigest()}")
+        parts.append(
+            f"{name}{tuple(parameter.shape)}{hashlib.sha256(sample.numpy().tobytes()).hexdigest()}"
+        )
     return digest("".join(parts))
 
 
-_SHAPE_KEYS: Final = frozenset({"model_type", "hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads"})
+_SHAPE_KEYS: Final = frozenset(
+    {"model_type", "hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads"}
+)
 
 
 def digest(text: str) -> str:
@@ -152,9 +180,18 @@ def open_folder(folder: Path, fingerprint: dict[str, Any], head: torch.Tensor) -
         old = meta.get("fingerprint", {})
         changed = [key for key, value in fingerprint.items() if old.get(key) != value]
         if meta.get("format") != FORMAT or changed:
-            what = {"target": "another target", "prompts": "other prompts", "settings": "other settings"}
-            made_for = " and ".join(what.get(key, key) for key in changed) or "another version of archsearch"
-            raise ArchsearchError(f"the text cache {folder} was made for {made_for}; delete it or name another folder")
+            what = {
+                "target": "another target",
+                "prompts": "other prompts",
+                "settings": "other settings",
+            }
+            made_for = (
+                " and ".join(what.get(key, key) for key in changed)
+                or "another version of archsearch"
+            )
+            raise ArchsearchError(
+                f"the text cache {folder} was made for {made_for}; delete it or name another folder"
+            )
         return dict(meta)
     meta = {"format": FORMAT, "fingerprint": fingerprint, "complete": False}
     with atomic_path(folder / "head.safetensors") as temporary:
@@ -175,9 +212,13 @@ def save_shard(path: Path, sequences: Sequence[CachedSequence], complete: bool) 
         "hidden": torch.cat([s.hidden for s in sequences]).cpu(),
         "greedy_ids": torch.cat([s.greedy_ids.to(torch.int32) for s in sequences]),
     }
-    notes = {"rows": json.dumps([[s.category, s.id] for s in sequences]), "complete": json.dumps(complete)}
+    notes = {
+        "rows": json.dumps([[s.category, s.id] for s in sequences]),
+        "complete": json.dumps(complete),
+    }
     with atomic_path(path) as temporary:
-        # By bytes: on a full disk safetensors and torch raise errors of their own, a plain write an OSError.
+        # By bytes: on a full disk safetensors and torch raise errors of their own, a plain write an
+        # OSError.
         temporary.write_bytes(save(tensors, metadata=notes))
 
 
@@ -204,7 +245,11 @@ def load_shard(path: Path) -> Iterator[CachedSequence]:
     ):
         count = length - prompt
         yield CachedSequence(
-            tensors["token_ids"][start : start + length].long(), prompt, tensors["hidden"][written : written + count],
-            tensors["greedy_ids"][written : written + count].long(), category, identity,
-        )  # fmt: skip
+            tensors["token_ids"][start : start + length].long(),
+            prompt,
+            tensors["hidden"][written : written + count],
+            tensors["greedy_ids"][written : written + count].long(),
+            category,
+            identity,
+        )
         start, written = start + length, written + count

@@ -1,4 +1,5 @@
-"""Text that others wrote, with the target's states, from forward passes: plain text, and given answers to prompts."""
+"""Text that others wrote, with the target's states, from forward passes: plain text, and given
+answers to prompts."""
 
 from __future__ import annotations
 
@@ -34,10 +35,11 @@ def encode_text(
     budget_s: float | None = None,
     progress: Progress | None = None,
 ) -> TextCache:
-    """Plain text with the target's states, from one forward pass: every token after the first counts as written.
+    """Plain text with the target's states, from one forward pass: every token after the first
+    counts as written.
 
-    `texts`: strings, or a file (paragraphs between blank lines; .jsonl lines with a "text" field). Longer texts are cut into
-    pieces of `max_tokens`. Budget, resuming, refusal as in generate_text.
+    `texts`: strings, or a file (paragraphs between blank lines; .jsonl lines with a "text" field).
+    Longer texts are cut into pieces of `max_tokens`. Budget, resuming, refusal as in generate_text.
     Raises ArchsearchError for text without a piece of two tokens.
     """
     begin = time.monotonic()
@@ -55,14 +57,18 @@ def encode_text(
             for batch in passes(part, pass_tokens):
                 if done and deadline is not None and time.monotonic() >= deadline:
                     return False
-                for one, sequence in zip(batch, _read(target, head, [one.text for one in batch]), strict=True):
+                for one, sequence in zip(
+                    batch, _read(target, head, [one.text for one in batch]), strict=True
+                ):
                     store(one.number, sequence, True)
                 done += len(batch)
                 tokens += sum(len(one.token_ids) - 1 for one in batch)
                 report("reads", done, tokens)
         return True
 
-    job = CacheJob(Path(cache_dir), target, head, pieces, {"kind": "plain", "max_tokens": max_tokens}, write)
+    job = CacheJob(
+        Path(cache_dir), target, head, pieces, {"kind": "plain", "max_tokens": max_tokens}, write
+    )
     return make_cache(job, begin, budget_s, progress)
 
 
@@ -71,7 +77,9 @@ def _pieces(texts: Sequence[str], tokenizer: Any, max_tokens: int) -> Iterator[E
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         for part, start in enumerate(range(0, len(ids), max_tokens)):
             if len(ids) - start >= 2:
-                yield EncodedPrompt(tuple(ids[start : start + max_tokens]), "plain", f"text-{number}-{part}")
+                yield EncodedPrompt(
+                    tuple(ids[start : start + max_tokens]), "plain", f"text-{number}-{part}"
+                )
 
 
 def passes(pieces: Sequence[T], pass_tokens: int) -> Iterator[list[T]]:
@@ -86,23 +94,39 @@ def passes(pieces: Sequence[T], pass_tokens: int) -> Iterator[list[T]]:
         yield batch
 
 
-def _read(target: Any, head: torch.Tensor, batch: Sequence[EncodedPrompt]) -> Iterator[CachedSequence]:
+def _read(
+    target: Any, head: torch.Tensor, batch: Sequence[EncodedPrompt]
+) -> Iterator[CachedSequence]:
     import torch
     import torch.nn.functional as functional
 
     width = max(len(piece.token_ids) for piece in batch)
     # Padding on the right needs no mask: a causal model never looks there.
-    ids = torch.tensor([(*p.token_ids, *[0] * (width - len(p.token_ids))) for p in batch], device=head.device)  # [batch, width]
+    ids = torch.tensor(
+        [(*p.token_ids, *[0] * (width - len(p.token_ids))) for p in batch], device=head.device
+    )  # [batch, width]
     with torch.inference_mode():
-        states = target.base_model(input_ids=ids, use_cache=False).last_hidden_state  # [batch, width, hidden]
+        states = target.base_model(
+            input_ids=ids, use_cache=False
+        ).last_hidden_state  # [batch, width, hidden]
         for row, piece in enumerate(batch):
             hidden = states[row, : len(piece.token_ids) - 1]
             greedy = functional.linear(hidden, head).argmax(-1).cpu()
-            yield CachedSequence(torch.tensor(piece.token_ids), 1, hidden.cpu().clone(), greedy, piece.category, piece.id)
+            yield CachedSequence(
+                torch.tensor(piece.token_ids),
+                1,
+                hidden.cpu().clone(),
+                greedy,
+                piece.category,
+                piece.id,
+            )
 
 
-def with_states(target: Any, prompts: Sequence[EncodedPrompt], answers: Sequence[Sequence[int]]) -> list[CachedSequence]:
-    """`answers` to `prompts`, by whomever, with the target's state and argmax at every answered token: one pass over each."""
+def with_states(
+    target: Any, prompts: Sequence[EncodedPrompt], answers: Sequence[Sequence[int]]
+) -> list[CachedSequence]:
+    """`answers` to `prompts`, by whomever, with the target's state and argmax at every answered
+    token: one pass over each."""
     import torch
     from torch.nn import functional
 
@@ -115,22 +139,30 @@ def with_states(target: Any, prompts: Sequence[EncodedPrompt], answers: Sequence
             output = target.base_model(input_ids=ids[None, :-1].to(head.device), use_cache=False)
             states = output.last_hidden_state[0, start - 1 :]  # [answer, hidden]
             greedy = functional.linear(states, head).argmax(-1).cpu()
-        sequences.append(CachedSequence(ids, start, states.cpu().clone(), greedy, prompt.category, prompt.id))
+        sequences.append(
+            CachedSequence(ids, start, states.cpu().clone(), greedy, prompt.category, prompt.id)
+        )
     return sequences
 
 
 def read_texts(path: Path) -> list[str]:
-    """The texts of a file. Raises MissingDataError where there is none, ArchsearchError with the line for what is no text."""
+    """The texts of a file. Raises MissingDataError where there is none, ArchsearchError with the
+    line for what is no text."""
     try:
         content = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise MissingDataError(f"text file not found: {path}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ArchsearchError(f"cannot read the text file {path}: {error}; it must be UTF-8") from error
+        raise ArchsearchError(
+            f"cannot read the text file {path}: {error}; it must be UTF-8"
+        ) from error
     texts = _json_texts(path, content) if path.suffix == ".jsonl" else content.split("\n\n")
     texts = [part for part in texts if part.strip()]
     if not texts:
-        raise ArchsearchError(f"text file {path} holds no text; give paragraphs between blank lines, or leave --text out")
+        raise ArchsearchError(
+            f"text file {path} holds no text; give paragraphs between blank lines, or leave"
+            " --text out"
+        )
     return texts
 
 
@@ -144,6 +176,8 @@ def _json_texts(path: Path, content: str) -> list[str]:
         except ValueError as error:
             raise ArchsearchError(f"text file {path}, line {number}: not JSON ({error})") from None
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            raise ArchsearchError(f'text file {path}, line {number}: no text field; write {{"text": "..."}}')
+            raise ArchsearchError(
+                f'text file {path}, line {number}: no text field; write {{"text": "..."}}'
+            )
         texts.append(row["text"])
     return texts

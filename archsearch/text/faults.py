@@ -1,4 +1,5 @@
-"""What is wrong with prompts or answers that a draft is to learn from, in one sentence each; nothing is refused here."""
+"""What is wrong with prompts or answers that a draft is to learn from, in one sentence each;
+nothing is refused here."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from archsearch.text.cache import CachedSequence
 
-FEW_PROMPTS: Final = 32  # fewer held-out and training prompts than that leave alpha all but unknown for others
+FEW_PROMPTS: Final = (
+    32  # fewer held-out and training prompts than that leave alpha all but unknown for others
+)
 MOST: Final = 0.5  # of the answers: what is wrong with so many is said
 SHORT: Final = 1  # tokens of an answer that has nothing to draft
 LOOP_TOKENS: Final = 24  # answers shorter than that may repeat themselves and mean it
@@ -20,7 +23,9 @@ def loops(token_ids: Sequence[int]) -> bool:
     """Whether an answer goes in circles: half of its runs of four tokens came before."""
     if len(token_ids) < LOOP_TOKENS:
         return False
-    runs = [tuple(token_ids[start : start + LOOP_RUN]) for start in range(len(token_ids) - LOOP_RUN + 1)]
+    runs = [
+        tuple(token_ids[start : start + LOOP_RUN]) for start in range(len(token_ids) - LOOP_RUN + 1)
+    ]
     return len(set(runs)) < (1.0 - LOOP_SHARE) * len(runs)
 
 
@@ -28,11 +33,19 @@ def prompt_faults(texts: Sequence[str]) -> list[str]:
     """What is wrong with a set of prompts, by their texts."""
     faults, distinct = [], len({text.strip() for text in texts})
     if distinct < FEW_PROMPTS:
-        alike = f"{len(texts)} prompts, {distinct} of them distinct" if distinct < len(texts) else f"only {len(texts)} prompts"
-        faults.append(f"{alike}: the draft learns their answers by heart, and nobody can say how it does on other prompts")
+        alike = (
+            f"{len(texts)} prompts, {distinct} of them distinct"
+            if distinct < len(texts)
+            else f"only {len(texts)} prompts"
+        )
+        faults.append(
+            f"{alike}: the draft learns their answers by heart, and nobody can say how it does on"
+            " other prompts"
+        )
     elif distinct < MOST * len(texts):
         faults.append(
-            f"{len(texts)} prompts, {distinct} of them distinct: held-out prompts that were trained on flatter the draft"
+            f"{len(texts)} prompts, {distinct} of them distinct: held-out prompts that were trained"
+            " on flatter the draft"
         )
     return faults
 
@@ -45,13 +58,13 @@ def answer_faults(answers: Sequence[CachedSequence]) -> list[str]:
     short = sum(len(answer.written) <= SHORT for answer in answers)
     if short > MOST * count:
         faults.append(
-            f"{short} of {count} answers are one token long or empty: there is nothing to draft in them, and no draft makes them "
-            "faster"
+            f"{short} of {count} answers are one token long or empty: there is nothing to draft in"
+            " them, and no draft makes them faster"
         )
     circles = sum(loops(answer.written.tolist()) for answer in answers)
     if circles > MOST * count:
         faults.append(
-            f"the target repeats itself in {circles} of {count} answers: a draft learns to repeat too, and its alpha and "
-            "speed-up hold for such answers only"
+            f"the target repeats itself in {circles} of {count} answers: a draft learns to repeat"
+            " too, and its alpha and speed-up hold for such answers only"
         )
     return faults

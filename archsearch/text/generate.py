@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 from archsearch.errors import ArchsearchError
 from archsearch.text.batch import BatchWriter, Report
 from archsearch.text.cache import CachedSequence, TextCache
-from archsearch.text.prompts import EncodedPrompt, Prompt, context_tokens, encode_prompts, prompt_limit
+from archsearch.text.prompts import (
+    EncodedPrompt,
+    Prompt,
+    context_tokens,
+    encode_prompts,
+    prompt_limit,
+)
 from archsearch.text.settings import Progress, Writing
 from archsearch.text.shards import CacheJob, Store, Work, make_cache
 
@@ -32,10 +38,23 @@ def generate_text(
 ) -> TextCache:
     """Text that `target` writes for `prompts`, with its hidden states, in `cache_dir`.
 
-    Prompts that leave no room for an answer in the target's context are left out, and that is said. The rest: `write_answers`.
+    Prompts that leave no room for an answer in the target's context are left out, and that is said.
+    The rest: `write_answers`.
     """
-    encoded = encode_prompts(prompts, tokenizer, max_tokens=prompt_limit(context_tokens(target.config), writing.max_new_tokens))
-    return write_answers(target, tokenizer, encoded, cache_dir=cache_dir, writing=writing, budget_s=budget_s, progress=progress)
+    encoded = encode_prompts(
+        prompts,
+        tokenizer,
+        max_tokens=prompt_limit(context_tokens(target.config), writing.max_new_tokens),
+    )
+    return write_answers(
+        target,
+        tokenizer,
+        encoded,
+        cache_dir=cache_dir,
+        writing=writing,
+        budget_s=budget_s,
+        progress=progress,
+    )
 
 
 def write_answers(
@@ -48,11 +67,13 @@ def write_answers(
     budget_s: float | None = None,
     progress: Progress | None = None,
 ) -> TextCache:
-    """Text that `target` writes behind the tokens of each prompt, with its hidden states, in `cache_dir`.
+    """Text that `target` writes behind the tokens of each prompt, with its hidden states, in
+    `cache_dir`.
 
-    Stops after `budget_s` seconds with what is there: answers under way are cut, prompts that were not reached have none. Called
-    again, it uses the finished answers and goes on with those that were cut. `progress` is called after every pass of the target.
-    Raises ArchsearchError when `cache_dir` was made for another target, other prompts or settings.
+    Stops after `budget_s` seconds with what is there: answers under way are cut, prompts that were
+    not reached have none. Called again, it uses the finished answers and goes on with those that
+    were cut. `progress` is called after every pass of the target. Raises ArchsearchError when
+    `cache_dir` was made for another target, other prompts or settings.
     """
     from archsearch.models.runtime import tune_malloc
 
@@ -62,30 +83,52 @@ def write_answers(
     writer = BatchWriter(target, head, ends, writing)
 
     def write(work: Sequence[Work], deadline: float | None, report: Report, store: Store) -> bool:
-        rows = {writer.row(one.text, writing.seed * 1_000_003 + one.shard, one.place, one.begun): one.number for one in work}
-        finished = writer.write_rows(list(rows), report, deadline, lambda row: store(rows[row], row.sequence(), True))
+        rows = {
+            writer.row(
+                one.text, writing.seed * 1_000_003 + one.shard, one.place, one.begun
+            ): one.number
+            for one in work
+        }
+        finished = writer.write_rows(
+            list(rows), report, deadline, lambda row: store(rows[row], row.sequence(), True)
+        )
         for row, number in rows.items():
             if row.ids and not row.ended:
                 store(number, row.sequence(), False)
         return finished
 
     def ended(sequence: CachedSequence) -> bool:
-        return len(sequence.written) >= writing.max_new_tokens or int(sequence.token_ids[-1]) in ends
+        return (
+            len(sequence.written) >= writing.max_new_tokens or int(sequence.token_ids[-1]) in ends
+        )
 
-    job = CacheJob(Path(cache_dir), target, head, encoded, {"kind": "written", **writing.to_dict()}, write, ended)
+    job = CacheJob(
+        Path(cache_dir),
+        target,
+        head,
+        encoded,
+        {"kind": "written", **writing.to_dict()},
+        write,
+        ended,
+    )
     return make_cache(job, begin, budget_s, progress)
 
 
 def eos_ids(target: Any, tokenizer: Any) -> tuple[int, ...]:
     """Token ids that end an answer: the generation config's and the tokenizer's."""
     found: set[int] = set()
-    for value in (getattr(target.generation_config, "eos_token_id", None), target.config.eos_token_id, tokenizer.eos_token_id):
+    for value in (
+        getattr(target.generation_config, "eos_token_id", None),
+        target.config.eos_token_id,
+        tokenizer.eos_token_id,
+    ):
         found.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
     return tuple(sorted(found))
 
 
 def plain_head(target: Any) -> torch.Tensor:
-    """The head's weight [vocab, hidden]; only heads whose logits are exactly hidden @ weight.T can be rebuilt later.
+    """The head's weight [vocab, hidden]; only heads whose logits are exactly hidden @ weight.T can
+    be rebuilt later.
 
     Raises ArchsearchError for the others.
     """
@@ -94,8 +137,13 @@ def plain_head(target: Any) -> torch.Tensor:
     for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
         if getattr(config, name, None) not in (None, 1, 1.0):
             value = getattr(config, name)
-            raise ArchsearchError(f"the target's {name}={value} changes its logits; such targets are not supported yet")
+            raise ArchsearchError(
+                f"the target's {name}={value} changes its logits; such targets are not"
+                " supported yet"
+            )
     if getattr(module, "bias", None) is not None:
-        raise ArchsearchError("the target's language-model head has a bias; such targets are not supported yet")
+        raise ArchsearchError(
+            "the target's language-model head has a bias; such targets are not supported yet"
+        )
     weight: torch.Tensor = module.weight.detach()
     return weight

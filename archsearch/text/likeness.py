@@ -1,14 +1,16 @@
 """How alike two sets of prompts are, by their words alone: no model runs, and no text is kept.
 
-A sketch counts pairs of neighbouring words (digits as one, every prompt with the same weight) in BUCKETS numbers with random
-signs (a count sketch: what falls together by chance cancels on average). It is made of each half of the prompts apart: two halves
-of one set say how alike samples of one source are, so that few and varied prompts are not taken for unlike ones:
+A sketch counts pairs of neighbouring words (digits as one, every prompt with the same weight) in
+BUCKETS numbers with random signs (a count sketch: what falls together by chance cancels on
+average). It is made of each half of the prompts apart: two halves of one set say how alike samples
+of one source are, so that few and varied prompts are not taken for unlike ones:
 
-    likeness = mean(a_i . b_j) / sqrt((a_1 . a_2) (b_1 . b_2))        1: drawn from one source; 0: nothing in common
+    likeness = mean(a_i . b_j) / sqrt((a_1 . a_2) (b_1 . b_2))
+    1: drawn from one source; 0: nothing in common
 
-Pairs, since single words of one language are alike in any text: on eleven kinds of prompts, single words put maths problems and
-chat at 0.9, pairs at 0.7, and two samples of one kind at 1.0 (benchmarks/text_likeness.py). Where a language writes no spaces,
-each of its characters is a word.
+Pairs, since single words of one language are alike in any text: on eleven kinds of prompts, single
+words put maths problems and chat at 0.9, pairs at 0.7, and two samples of one kind at 1.0
+(benchmarks/text_likeness.py). Where a language writes no spaces, each of its characters is a word.
 """
 
 from __future__ import annotations
@@ -56,10 +58,13 @@ def sketch_of_set(prompts: PromptSet) -> TextSketch:
 
 
 def likeness(first: TextSketch, second: TextSketch) -> float:
-    """0 to 1: the same prompts are 1. Prompts too few or too varied to be alike among themselves are compared as they are."""
+    """0 to 1: the same prompts are 1. Prompts too few or too varied to be alike among themselves
+    are compared as they are."""
     if first.digest == second.digest:
         return 1.0
-    a, b = (np.stack([_unpacked(half) for half in sketch.halves]) for sketch in (first, second))  # [2, BUCKETS]
+    a, b = (
+        np.stack([_unpacked(half) for half in sketch.halves]) for sketch in (first, second)
+    )  # [2, BUCKETS]
     within = float(a[0] @ a[1]), float(b[0] @ b[1])
     if min(within) <= 0.0:
         a, b = a.sum(0, keepdims=True), b.sum(0, keepdims=True)
@@ -90,7 +95,9 @@ def _counted(texts: Iterable[str]) -> np.ndarray:
 @functools.lru_cache(maxsize=200_000)
 def _place(first: str, second: str) -> tuple[int, int]:
     """(bucket, sign) of a pair of words: the same on every machine."""
-    number = int.from_bytes(hashlib.blake2b(f"{first}\n{second}".encode(), digest_size=8).digest(), "little")
+    number = int.from_bytes(
+        hashlib.blake2b(f"{first}\n{second}".encode(), digest_size=8).digest(), "little"
+    )
     return number % BUCKETS, 1 if (number >> 32) & 1 else -1
 
 

@@ -47,13 +47,14 @@ class Faults:
             more = ", ..." if len(others) > NUMBERED else ""
             words.append(f"{self.found[0][0]}s {', '.join(others[:NUMBERED])}{more}")
         raise ArchsearchError(
-            f"prompt file {self.path}: {len(self.found)} of {rows} prompts are faulty: {'; '.join(words)}"
+            f"prompt file {self.path}: {len(self.found)} of {rows} prompts are faulty:"
+            f" {'; '.join(words)}"
         )
 
 
 def rows_of(path: Path) -> Iterator[tuple[str, int, Any]]:
-    """What a row is called ("line", "entry", "row"), its number from 1, and the row: an object, or a
-    Faulty where it is none. Parquet by its suffix, CSV too; else a JSON array or JSON lines.
+    """What a row is called ("line", "entry", "row"), its number from 1, and the row: an object, or
+    a Faulty where it is none. Parquet by its suffix, CSV too; else a JSON array or JSON lines.
 
     Raises MissingDataError without the file, ArchsearchError for one that cannot be read at all.
     """

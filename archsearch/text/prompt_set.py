@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 HELDOUT_SHARE: Final = 0.05
 LEAST_HELDOUT: Final = 32  # of a file, as long as that is no more than MOST_HELDOUT_SHARE of it
 MOST_HELDOUT_SHARE: Final = 0.25
-LEAST_HALF: Final = 8  # held-out prompts that choose, and as many that confirm: with fewer an interval says nothing
+LEAST_HALF: Final = (
+    8  # held-out prompts that choose, and as many that confirm: with fewer an interval says nothing
+)
 
 T = TypeVar("T")
 
@@ -27,8 +29,8 @@ T = TypeVar("T")
 class PromptSet:
     """Prompts to train on and prompts kept apart to measure on.
 
-    Of the held-out ones half choose (acceptance of finalists, their order, the draft's vocabulary) and half confirm: a draft that
-    was chosen on a prompt looks better on it than it is.
+    Of the held-out ones half choose (acceptance of finalists, their order, the draft's vocabulary)
+    and half confirm: a draft that was chosen on a prompt looks better on it than it is.
     """
 
     train: list[Prompt]
@@ -51,7 +53,8 @@ class PromptSet:
         return self._half(1) if self.split else list(self.heldout)
 
     def _half(self, which: int) -> list[Prompt]:
-        """Every second prompt of each category, in the file's order: both halves have the same share of each kind."""
+        """Every second prompt of each category, in the file's order: both halves have the same
+        share of each kind."""
         seen: Counter[str] = Counter()
         chosen = []
         for prompt in self.heldout:
@@ -64,19 +67,22 @@ class PromptSet:
         return chosen
 
     def check_apart(self) -> None:
-        """Raise ArchsearchError where a prompt stands on both sides: what is measured on it would flatter the draft."""
+        """Raise ArchsearchError where a prompt stands on both sides: what is measured on it would
+        flatter the draft."""
         both = {prompt.text for prompt in self.heldout} & {prompt.text for prompt in self.train}
         if both:
             raise ArchsearchError(
-                f"{len(both)} prompts are in both the training and the held-out file (one: {min(both)[:60]!r}); "
-                "remove them from one"
+                f"{len(both)} prompts are in both the training and the held-out file (one:"
+                f" {min(both)[:60]!r}); remove them from one"
             )
 
 
-def load_prompt_set(prompts: Path | None, heldout: Path | None, least: int = LEAST_HELDOUT) -> PromptSet:
-    """The user's prompts, or the demo's own where none are given. Without a held-out file every 20th prompt is held out, of a
-    small file more: `least` prompts (0: as version 0.1.0 did), a quarter of it at most.
-    Raises ArchsearchError where too few are left to train on."""
+def load_prompt_set(
+    prompts: Path | None, heldout: Path | None, least: int = LEAST_HELDOUT
+) -> PromptSet:
+    """The user's prompts, or the demo's own where none are given. Without a held-out file every
+    20th prompt is held out, of a small file more: `least` prompts (0: as version 0.1.0 did), a
+    quarter of it at most. Raises ArchsearchError where too few are left to train on."""
     from archsearch.text.prompts import read_prompts
 
     if prompts is None:
@@ -84,7 +90,8 @@ def load_prompt_set(prompts: Path | None, heldout: Path | None, least: int = LEA
         return PromptSet(
             read_prompts(folder / "train_prompts.jsonl"),
             read_prompts(heldout or folder / "heldout_prompts.jsonl"),
-            "the prompts that ship with archsearch (customer requests to a shop and a travel agency)",
+            "the prompts that ship with archsearch (customer requests to a shop and a travel"
+            " agency)",
         )
     everything = read_prompts(prompts)
     if heldout is not None:
@@ -98,18 +105,33 @@ def load_prompt_set(prompts: Path | None, heldout: Path | None, least: int = LEA
     elif len(everything) < 2 * step:
         step = 4
     if len(everything) < 8:
-        count = f"{written} prompts, {len(everything)} of them distinct" if len(everything) < written else f"{written} prompts"
+        count = (
+            f"{written} prompts, {len(everything)} of them distinct"
+            if len(everything) < written
+            else f"{written} prompts"
+        )
         raise ArchsearchError(
-            f"{prompts} has {count}: a draft would learn their answers by heart and be measured on nothing else; give at least "
-            "8, or a second file with --heldout"
+            f"{prompts} has {count}: a draft would learn their answers by heart and be measured on"
+            " nothing else; give at least 8, or a second file with --heldout"
         )
     kept = [prompt for number, prompt in enumerate(everything) if number % step]
-    repeated = f", {written - len(everything)} repeated prompts left out" if len(everything) < written else ""
-    return PromptSet(kept, everything[::step], f"{prompts}, every {step}th prompt held out{repeated}")
+    repeated = (
+        f", {written - len(everything)} repeated prompts left out"
+        if len(everything) < written
+        else ""
+    )
+    return PromptSet(
+        kept, everything[::step], f"{prompts}, every {step}th prompt held out{repeated}"
+    )
 
 
 def spread_prompts(prompts: Sequence[T], count: int) -> list[T]:
-    """`count` prompts at equal distances, so that every category of a sorted file is represented."""
+    """`count` prompts at equal distances, so that every category of a sorted file is
+    represented."""
     if len(prompts) <= count:
         return list(prompts)
-    return [prompts[round(i * (len(prompts) - 1) / (count - 1))] for i in range(count)] if count > 1 else list(prompts[:1])
+    return (
+        [prompts[round(i * (len(prompts) - 1) / (count - 1))] for i in range(count)]
+        if count > 1
+        else list(prompts[:1])
+    )

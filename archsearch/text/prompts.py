@@ -18,7 +18,13 @@ logger = logging.getLogger(__name__)
 PROMPT_FIELDS: Final = ("prompt", "messages", "conversations", "question", "instruction", "turns")
 
 
-_SHAREGPT_ROLES: Final = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+_SHAREGPT_ROLES: Final = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+}
 
 
 MAX_PROMPT_TOKENS: Final = 2048  # longer prompts are left out: one of them takes the room of dozens
@@ -26,8 +32,8 @@ MAX_PROMPT_TOKENS: Final = 2048  # longer prompts are left out: one of them take
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request: chat messages as (role, content), the last one the user's; `id` is "" where the file gives none; `line` is
-    where it stood in its file."""
+    """One request: chat messages as (role, content), the last one the user's; `id` is "" where the
+    file gives none; `line` is where it stood in its file."""
 
     messages: tuple[tuple[str, str], ...]
     category: str = ""
@@ -50,14 +56,16 @@ class EncodedPrompt:
 
 
 def read_prompts(path: Path | str) -> list[Prompt]:
-    """Prompts from a file: JSON lines (blank ones skipped), a JSON array of the same objects, CSV or Parquet with such columns.
+    """Prompts from a file: JSON lines (blank ones skipped), a JSON array of the same objects, CSV
+    or Parquet with such columns.
 
-    An object is {"prompt"}, {"messages": [{"role", "content"}]} (OpenAI; content as text or in parts), {"conversations":
-    [{"from", "value"}]} (ShareGPT), {"question"}, {"instruction"}, {"turns": [...]} (the first turn), each with an optional
-    "category" and "id"; or a request of OpenAI's batches, {"custom_id", "body": {"messages"}}.
+    An object is {"prompt"}, {"messages": [{"role", "content"}]} (OpenAI; content as text or in
+    parts), {"conversations": [{"from", "value"}]} (ShareGPT), {"question"}, {"instruction"},
+    {"turns": [...]} (the first turn), each with an optional "category" and "id"; or a request of
+    OpenAI's batches, {"custom_id", "body": {"messages"}}.
 
-    Raises ArchsearchError with the numbers of all rows that are no such object, have no known field or no text, or for an
-    empty file.
+    Raises ArchsearchError with the numbers of all rows that are no such object, have no known field
+    or no text, or for an empty file.
     """
     path = Path(path)
     prompts, rows, faults = [], 0, Faults(path)
@@ -71,7 +79,9 @@ def read_prompts(path: Path | str) -> list[Prompt]:
             faults.add(place, number, fault)
     faults.check(rows)
     if not prompts:
-        raise ArchsearchError(f'prompt file {path} holds no prompts; write JSON lines such as {{"prompt": "..."}}')
+        raise ArchsearchError(
+            f'prompt file {path} holds no prompts; write JSON lines such as {{"prompt": "..."}}'
+        )
     return prompts
 
 
@@ -84,7 +94,9 @@ def _prompt(row: dict[str, Any], number: int) -> Prompt:
     messages = _messages(row)
     # Two characters are the least that can be two tokens; encode_prompts() counts tokens for sure.
     if len(messages[-1][1].strip()) < 2:
-        raise Faulty(f"the prompt {messages[-1][1]!r} is shorter than two tokens; remove or extend it")
+        raise Faulty(
+            f"the prompt {messages[-1][1]!r} is shorter than two tokens; remove or extend it"
+        )
     return Prompt(messages, category, str(identity), number)
 
 
@@ -96,7 +108,9 @@ def _messages(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         raise Faulty(f"none of the fields {known} (found {found}); rename the prompt's field")
     value = row[field]
     if field == "messages":
-        messages = [(text_of(turn, "role"), text_of(turn, "content")) for turn in _turns(value, field)]
+        messages = [
+            (text_of(turn, "role"), text_of(turn, "content")) for turn in _turns(value, field)
+        ]
     elif field == "conversations":
         messages = []
         for turn in _turns(value, field):
@@ -109,7 +123,8 @@ def _messages(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         if not isinstance(value, str):
             raise Faulty(f"{field!r} must be text, got {type(value).__name__}")
         messages = [("user", value)]
-    # What the file says after the user's last turn was somebody else's answer; the target writes its own.
+    # What the file says after the user's last turn was somebody else's answer; the target writes
+    # its own.
     users = [i for i, (role, _) in enumerate(messages) if role == "user"]
     if not users:
         raise Faulty(f"{field!r} has no turn of the user")
@@ -125,13 +140,15 @@ def _turns(value: Any, field: str) -> list[Any]:
 
 
 def context_tokens(config: Any) -> int | None:
-    """How many tokens a target's positions reach, from its Hugging Face config; None where it does not say."""
+    """How many tokens a target's positions reach, from its Hugging Face config; None where it does
+    not say."""
     value = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
     return int(value) if value else None
 
 
 def prompt_limit(context: int | None, answer_tokens: int) -> int:
-    """Most tokens of a prompt: MAX_PROMPT_TOKENS, and such that a whole answer fits into the target's context behind it.
+    """Most tokens of a prompt: MAX_PROMPT_TOKENS, and such that a whole answer fits into the
+    target's context behind it.
 
     Raises ArchsearchError where no answer fits.
     """
@@ -139,16 +156,20 @@ def prompt_limit(context: int | None, answer_tokens: int) -> int:
         return MAX_PROMPT_TOKENS
     if context <= answer_tokens:
         raise ArchsearchError(
-            f"answers of {answer_tokens} tokens do not fit into the target's context of {context}; lower --answer-tokens"
+            f"answers of {answer_tokens} tokens do not fit into the target's context of {context};"
+            " lower --answer-tokens"
         )
     return min(MAX_PROMPT_TOKENS, context - answer_tokens)
 
 
-def encode_prompts(prompts: Sequence[Prompt], tokenizer: Any, *, max_tokens: int = MAX_PROMPT_TOKENS) -> list[EncodedPrompt]:
+def encode_prompts(
+    prompts: Sequence[Prompt], tokenizer: Any, *, max_tokens: int = MAX_PROMPT_TOKENS
+) -> list[EncodedPrompt]:
     """Token ids of every prompt, with the tokenizer's chat template when it has one.
 
-    Prompts of more than `max_tokens` tokens are left out, which is said once. Raises ArchsearchError for a prompt whose own text
-    is shorter than two tokens, and when nothing is left.
+    Prompts of more than `max_tokens` tokens are left out, which is said once. Raises
+    ArchsearchError for a prompt whose own text is shorter than two tokens, and when nothing is
+    left.
     """
     encoded, lengths = [], []
     for prompt in prompts:
@@ -157,7 +178,9 @@ def encode_prompts(prompts: Sequence[Prompt], tokenizer: Any, *, max_tokens: int
         if len(ids) <= max_tokens:
             encoded.append(EncodedPrompt(tuple(ids), prompt.category, prompt.id))
     if not encoded:
-        raise ArchsearchError(f"none of the {len(prompts)} prompts fits into {max_tokens} tokens; shorten them")
+        raise ArchsearchError(
+            f"none of the {len(prompts)} prompts fits into {max_tokens} tokens; shorten them"
+        )
     if len(encoded) < len(prompts):
         _say_left_out(len(prompts) - len(encoded), len(prompts), max_tokens, max(lengths))
     return encoded
@@ -166,14 +189,19 @@ def encode_prompts(prompts: Sequence[Prompt], tokenizer: Any, *, max_tokens: int
 @functools.cache  # the same prompts are encoded for several texts of a run
 def _say_left_out(dropped: int, total: int, max_tokens: int, longest: int) -> None:
     logger.warning(
-        "%d of %d prompts are longer than %d tokens (the longest has %d) and are left out", dropped, total, max_tokens, longest
+        "%d of %d prompts are longer than %d tokens (the longest has %d) and are left out",
+        dropped,
+        total,
+        max_tokens,
+        longest,
     )
 
 
 def _prompt_ids(prompt: Prompt, tokenizer: Any) -> list[int]:
     if len(tokenizer(prompt.text, add_special_tokens=False)["input_ids"]) < 2:
         raise ArchsearchError(
-            f"the prompt in line {prompt.line} ({prompt.text!r}) is shorter than two tokens; remove or extend it"
+            f"the prompt in line {prompt.line} ({prompt.text!r}) is shorter than two tokens; remove"
+            " or extend it"
         )
     if not tokenizer.chat_template:
         return list(tokenizer("\n".join(content for _, content in prompt.messages))["input_ids"])
@@ -185,10 +213,12 @@ def _prompt_ids(prompt: Prompt, tokenizer: Any) -> list[int]:
         roles = ", ".join(role for role, _ in prompt.messages)
         said = " ".join(str(error).split())[:200]
         raise ArchsearchError(
-            f"the target's chat template refuses {where} (turns: {roles}): {said or type(error).__name__}; "
-            "leave out or reorder its turns"
+            f"the target's chat template refuses {where} (turns: {roles}):"
+            f" {said or type(error).__name__}; leave out or reorder its turns"
         ) from error
     ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     if not ids:  # writing after nothing would not end
-        raise ArchsearchError(f"the target's chat template makes no text of {where}; mend the template")
+        raise ArchsearchError(
+            f"the target's chat template makes no text of {where}; mend the template"
+        )
     return ids

@@ -13,10 +13,12 @@ GROUP: Final = 256  # neighbours in the vocabulary that are summed, or compared,
 
 
 def warped_probs(logits: torch.Tensor, temperature: float, top_p: float = 1.0) -> torch.Tensor:
-    """Probabilities [n, vocab] (float32) after temperature and nucleus, in the order in which engines apply them.
+    """Probabilities [n, vocab] (float32) after temperature and nucleus, in the order in which
+    engines apply them.
 
-    A token stays while the tokens more likely than it hold less than `top_p` together (at least the best one stays), which is
-    transformers' TopPLogitsWarper; the rest share what is left in proportion.
+    A token stays while the tokens more likely than it hold less than `top_p` together (at least the
+    best one stays), which is transformers' TopPLogitsWarper; the rest share what is left in
+    proportion.
     """
     import torch
 
@@ -25,7 +27,8 @@ def warped_probs(logits: torch.Tensor, temperature: float, top_p: float = 1.0) -
         return probs
     width, count = probs.shape[-1], 64
     while True:
-        # The nucleus is short: look at a few best tokens first and at more only where they do not reach top_p.
+        # The nucleus is short: look at a few best tokens first and at more only where they do not
+        # reach top_p.
         count = min(count, width)
         best, order = probs.topk(count, dim=-1)
         below = best.cumsum(-1) - best
@@ -38,23 +41,32 @@ def warped_probs(logits: torch.Tensor, temperature: float, top_p: float = 1.0) -
 
 
 def draw(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """One token [n] per row of `probs` [n, vocab]: where the running sum passes `noise` [n], uniform in 0..1."""
+    """One token [n] per row of `probs` [n, vocab]: where the running sum passes `noise` [n],
+    uniform in 0..1."""
     import torch
 
     if probs.shape[-1] <= 4 * GROUP:
         total = probs.double().cumsum(-1)  # [n, vocab]
         # Strictly above: a token of probability 0 is never drawn, however small the noise.
-        return torch.searchsorted(total, (noise.to(total) * total[:, -1])[:, None], right=True)[:, 0]
-    # A running sum over the vocabulary in float64 costs more than the softmax: over groups first, then within the one.
+        return torch.searchsorted(total, (noise.to(total) * total[:, -1])[:, None], right=True)[
+            :, 0
+        ]
+    # A running sum over the vocabulary in float64 costs more than the softmax: over groups first,
+    # then within the one.
     short = -probs.shape[-1] % GROUP
-    groups = torch.nn.functional.pad(probs, (0, short)).unflatten(-1, (-1, GROUP))  # [n, groups, GROUP]
+    groups = torch.nn.functional.pad(probs, (0, short)).unflatten(
+        -1, (-1, GROUP)
+    )  # [n, groups, GROUP]
     total = groups.sum(-1, dtype=torch.float64).cumsum(-1)  # [n, groups]
     wanted = noise.to(total) * total[:, -1]
-    group = torch.searchsorted(total, wanted[:, None], right=True)[:, 0].clamp_max(groups.shape[1] - 1)
+    group = torch.searchsorted(total, wanted[:, None], right=True)[:, 0].clamp_max(
+        groups.shape[1] - 1
+    )
     rows = torch.arange(len(probs), device=probs.device)
     before = torch.where(group > 0, total[rows, (group - 1).clamp_min(0)], 0.0)
     inside = groups[rows, group].double().cumsum(-1)  # [n, GROUP]
-    # Rounding may put the wanted sum at or above the group's own: then its last token that can be drawn.
+    # Rounding may put the wanted sum at or above the group's own: then its last token that can be
+    # drawn.
     wanted = torch.minimum(wanted - before, inside[:, -1] * (1 - 1e-12))
     return group * GROUP + torch.searchsorted(inside, wanted[:, None], right=True)[:, 0]
 
@@ -62,7 +74,8 @@ def draw(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 def best_tokens(logits: torch.Tensor) -> torch.Tensor:
     """[n]: the first of the largest of each row of `logits` [n, vocab].
 
-    torch's argmax takes ten times as long on a CPU as the largest value alone, which is looked for in groups.
+    torch's argmax takes ten times as long on a CPU as the largest value alone, which is looked for
+    in groups.
     """
     import torch
 
@@ -82,6 +95,8 @@ def best_tokens(logits: torch.Tensor) -> torch.Tensor:
 def check_sampling(temperature: float, top_p: float) -> None:
     """Raise ArchsearchError for settings that no engine takes."""
     if not 0 <= temperature < 100:
-        raise ArchsearchError(f"temperature must be at least 0 (greedy) and finite, got {temperature}")
+        raise ArchsearchError(
+            f"temperature must be at least 0 (greedy) and finite, got {temperature}"
+        )
     if not 0 < top_p <= 1:
         raise ArchsearchError(f"top_p must lie above 0 and at most at 1 (no cut), got {top_p}")

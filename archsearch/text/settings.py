@@ -1,4 +1,5 @@
-"""How text is written, how much of it goes through the target at once, and what is said on the way."""
+"""How text is written, how much of it goes through the target at once, and what is said on the
+way."""
 
 from __future__ import annotations
 
@@ -7,10 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-# {"what", "done", "total" (prompts), "tokens", "tokens_per_s", "seconds"}, a few times a second to every few seconds
+# {"what", "done", "total" (prompts), "tokens", "tokens_per_s", "seconds"}, a few times a second to
+# every few seconds
 Progress = Callable[[dict[str, Any]], None]
 
-PREFILL_TOKENS: Final = {"cpu": 1024, "cuda": 8192}  # per pass: some seconds of a small target on one core
+PREFILL_TOKENS: Final = {
+    "cpu": 1024,
+    "cuda": 8192,
+}  # per pass: some seconds of a small target on one core
 MOST_KV_BYTES: Final = 4 << 30  # on a CPU
 KV_SHARE: Final = {"cpu": 0.125, "cuda": 0.25}  # of a machine's memory; of a GPU's free memory
 
@@ -19,8 +24,9 @@ KV_SHARE: Final = {"cpu": 0.125, "cuda": 0.25}  # of a machine's memory; of a GP
 class BatchLimits:
     """What may be in memory at once. None: chosen by the device (see `kv_tokens`).
 
-    `rows`: answers under way together; `kv_tokens`: their rows x (prompt + answer) columns; `prefill_tokens`: tokens of prompts
-    in one pass, which bounds the activations and how long nothing is said.
+    `rows`: answers under way together; `kv_tokens`: their rows x (prompt + answer) columns;
+    `prefill_tokens`: tokens of prompts in one pass, which bounds the activations and how long
+    nothing is said.
     """
 
     rows: int = 384
@@ -30,8 +36,9 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """How a target writes: greedily at temperature 0, else sampled from its nucleus of `top_p`. A prompt's sampled answer depends
-    on `seed` and the prompt's place only, not on what is written beside it."""
+    """How a target writes: greedily at temperature 0, else sampled from its nucleus of `top_p`. A
+    prompt's sampled answer depends on `seed` and the prompt's place only, not on what is written
+    beside it."""
 
     max_new_tokens: int = 128
     temperature: float = 0.0
@@ -44,9 +51,15 @@ class Writing:
         return self.temperature > 0 and self.top_p < 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """What makes two texts different: the fingerprint's part. Without a nucleus `top_p` is left out."""
+        """What makes two texts different: the fingerprint's part. Without a nucleus `top_p` is left
+        out."""
         nucleus = {"top_p": self.top_p} if self.nucleus else {}
-        return {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature, **nucleus, "seed": self.seed}
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+            **nucleus,
+            "seed": self.seed,
+        }
 
 
 def kv_bytes_per_token(config: Any, bytes_per_value: int) -> int:
@@ -67,7 +80,10 @@ def kv_tokens(target: Any, limits: BatchLimits) -> int:
         room = KV_SHARE["cuda"] * torch.cuda.mem_get_info(target.device)[0]
     else:
         # Of all memory, not of the free: the same batches each time.
-        room = min(MOST_KV_BYTES, KV_SHARE["cpu"] * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        room = min(
+            MOST_KV_BYTES,
+            KV_SHARE["cpu"] * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        )
     return max(1, int(room) // kv_bytes_per_token(target.config, target.dtype.itemsize))
 
 
@@ -78,4 +94,7 @@ def prefill_tokens(target: Any, limits: BatchLimits) -> int:
 
 def progress_words(p: dict[str, Any]) -> str:
     """A line of progress, for people."""
-    return f"{p['what']}: {p['done']} of {p['total']} answered, {p['tokens']} tokens, {p['tokens_per_s']:.0f}/s"
+    return (
+        f"{p['what']}: {p['done']} of {p['total']} answered, {p['tokens']} tokens,"
+        f" {p['tokens_per_s']:.0f}/s"
+    )

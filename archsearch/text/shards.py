@@ -1,4 +1,5 @@
-"""Making a text cache shard by shard: the one place where all texts are made, resumed, stopped by a budget and reported."""
+"""Making a text cache shard by shard: the one place where all texts are made, resumed, stopped by a
+budget and reported."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ SAVE_EVERY_S: Final = 60.0  # a kill loses at most what was written since
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One text still to be made: its number among all, its shard and place there, and what of it was made before a cut."""
+    """One text still to be made: its number among all, its shard and place there, and what of it
+    was made before a cut."""
 
     number: int
     shard: int
@@ -54,8 +56,8 @@ Write = Callable[[Sequence[Work], float | None, Report, Store], bool]
 
 @dataclass(frozen=True)
 class CacheJob:
-    """What a cache is made of: `texts`, made by `write`; `settings` go into its fingerprint. `ended`: whether a text that was
-    found in an unfinished shard needs no more."""
+    """What a cache is made of: `texts`, made by `write`; `settings` go into its fingerprint.
+    `ended`: whether a text that was found in an unfinished shard needs no more."""
 
     folder: Path
     target: Any
@@ -70,13 +72,19 @@ class CacheJob:
         return {
             "target": target_fingerprint(self.target),
             "prompts": digest(json.dumps([text.token_ids for text in self.texts])),
-            "settings": {**self.settings, "shard_prompts": SHARD_PROMPTS, "dtype": str(self.head.dtype)},
+            "settings": {
+                **self.settings,
+                "shard_prompts": SHARD_PROMPTS,
+                "dtype": str(self.head.dtype),
+            },
         }
 
 
-def make_cache(job: CacheJob, begin: float, budget_s: float | None, progress: Progress | None) -> TextCache:
-    """Make the texts that are not there yet, until `budget_s` seconds after `begin`; finished ones are used as they are, those
-    that were cut go on.
+def make_cache(
+    job: CacheJob, begin: float, budget_s: float | None, progress: Progress | None
+) -> TextCache:
+    """Make the texts that are not there yet, until `budget_s` seconds after `begin`; finished ones
+    are used as they are, those that were cut go on.
 
     Raises ArchsearchError when the folder was made for another target, other texts or settings.
     """
@@ -88,9 +96,14 @@ def make_cache(job: CacheJob, begin: float, budget_s: float | None, progress: Pr
     if work and not (deadline is not None and done and time.monotonic() >= deadline):
         report = _reporter(progress, len(job.texts), done, begin)
         try:
-            complete = job.write(work, deadline, report, lambda number, text, ended: shards[number // SHARD_PROMPTS].take(
-                number, text, ended
-            ))  # fmt: skip
+            complete = job.write(
+                work,
+                deadline,
+                report,
+                lambda number, text, ended: shards[number // SHARD_PROMPTS].take(
+                    number, text, ended
+                ),
+            )
         finally:  # what was written before Ctrl-C is kept
             for shard in shards:
                 shard.save()
@@ -103,7 +116,8 @@ def make_cache(job: CacheJob, begin: float, budget_s: float | None, progress: Pr
 
 @dataclass
 class _Shard:
-    """SHARD_PROMPTS texts that share a file. `found`: what was made of each, by its number; `ended`: those that need no more."""
+    """SHARD_PROMPTS texts that share a file. `found`: what was made of each, by its number;
+    `ended`: those that need no more."""
 
     path: Path
     index: int
@@ -124,7 +138,8 @@ class _Shard:
         return shard
 
     def _find_begun(self, job: CacheJob) -> None:
-        """Which texts the sequences of an unfinished shard are: those with the same prompt, in their order."""
+        """Which texts the sequences of an unfinished shard are: those with the same prompt, in
+        their order."""
         waiting: dict[tuple[int, ...], list[int]] = {}
         for number in reversed(self.numbers):
             waiting.setdefault(tuple(job.texts[number].token_ids), []).append(number)
@@ -145,7 +160,8 @@ class _Shard:
         ]
 
     def take(self, number: int, sequence: CachedSequence, ended: bool) -> None:
-        """Keep a text; the file is written once all of the shard ended, and once in a while before."""
+        """Keep a text; the file is written once all of the shard ended, and once in a while
+        before."""
         self.found[number] = sequence
         self.changed = True
         if ended:
@@ -156,7 +172,11 @@ class _Shard:
     def save(self) -> None:
         if not self.changed:
             return
-        save_shard(self.path, [self.found[n] for n in sorted(self.found)], len(self.ended) == len(self.numbers))
+        save_shard(
+            self.path,
+            [self.found[n] for n in sorted(self.found)],
+            len(self.ended) == len(self.numbers),
+        )
         self.changed, self.saved_at = False, time.monotonic()
         if len(self.ended) == len(self.numbers):
             self.found = {}
@@ -168,7 +188,15 @@ def _reporter(progress: Progress | None, total: int, done: int, begin: float) ->
     def report(what: str, ended: int, written: int) -> None:
         if progress is not None:
             seconds = time.monotonic() - begin
-            progress({"what": what, "done": done + ended, "total": total, "tokens": written,
-                      "tokens_per_s": written / max(seconds, 1e-9), "seconds": seconds})  # fmt: skip
+            progress(
+                {
+                    "what": what,
+                    "done": done + ended,
+                    "total": total,
+                    "tokens": written,
+                    "tokens_per_s": written / max(seconds, 1e-9),
+                    "seconds": seconds,
+                }
+            )
 
     return report

@@ -1,4 +1,5 @@
-"""text_sketch.json of a run: what it keeps of its prompts, so that later runs can tell how alike theirs are (`likeness.py`)."""
+"""text_sketch.json of a run: what it keeps of its prompts, so that later runs can tell how alike
+theirs are (`likeness.py`)."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class TextSketch:
-    """What is kept of a set of prompts. `digest`: of the prompts, whatever their order; `halves`: [BUCKETS] signed bytes each, as
-    base64: sign and square root of the share of word pairs, the largest being 127."""
+    """What is kept of a set of prompts. `digest`: of the prompts, whatever their order; `halves`:
+    [BUCKETS] signed bytes each, as base64: sign and square root of the share of word pairs, the
+    largest being 127."""
 
     digest: str
     prompts: int
@@ -28,9 +30,12 @@ class TextSketch:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Raises ArchsearchError for another format, KeyError, TypeError or ValueError for what is no sketch."""
+        """Raises ArchsearchError for another format, KeyError, TypeError or ValueError for what is
+        no sketch."""
         if data["format"] != FORMAT:
-            raise ArchsearchError(f"a sketch of format {data['format']}, this version reads {FORMAT}")
+            raise ArchsearchError(
+                f"a sketch of format {data['format']}, this version reads {FORMAT}"
+            )
         first, second = (str(half) for half in data["halves"])
         return cls(str(data["digest"]), int(data["prompts"]), (first, second))
 

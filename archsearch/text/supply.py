@@ -1,4 +1,5 @@
-"""Text beyond the greedy answers to the user's prompts: what can be asked of a target where prompts are few.
+"""Text beyond the greedy answers to the user's prompts: what can be asked of a target where prompts
+are few.
 
     sampled      further answers to the same prompts, drawn instead of greedy
     invented     prompts that the target writes in the user's style (the user's prompts come before
@@ -6,8 +7,8 @@
                  opens the turn that the target writes, as in Magpie, arXiv 2406.08464), and its
                  greedy answers to them
 
-All that depends on a tokenizer and on text is here, without a target and without a folder. Nothing may leak: a prompt that shares
-a run of words with a held-out one is dropped.
+All that depends on a tokenizer and on text is here, without a target and without a folder. Nothing
+may leak: a prompt that shares a run of words with a held-out one is dropped.
 """
 
 from __future__ import annotations
@@ -24,9 +25,14 @@ if TYPE_CHECKING:
     from archsearch.text.cache import CachedSequence
 
 EXAMPLES: Final = 3  # of the user's prompts before one to be invented
-EXAMPLE_TOKENS: Final = 160  # longer prompts are no examples: three of them would be most of what is read
+EXAMPLE_TOKENS: Final = (
+    160  # longer prompts are no examples: three of them would be most of what is read
+)
 PROMPT_TOKENS: Final = 160  # of an invented prompt; one that is longer has lost its thread
-INVENTING: Final = (1.0, 0.95)  # temperature and nucleus of invented prompts: greedy ones would all be the same
+INVENTING: Final = (
+    1.0,
+    0.95,
+)  # temperature and nucleus of invented prompts: greedy ones would all be the same
 SHINGLE: Final = 3  # words
 LEAK: Final = 8  # words in a row shared with a held-out prompt: the same prompt in part
 ALIKE: Final = 0.5  # of a prompt's shingles that one other prompt has too: near-duplicates
@@ -43,14 +49,16 @@ class Invented:
     dropped: dict[str, int]
 
 
-# ------------------------------------------------------------------------------------------------------------ what is asked
+# --------------------------------------------------------------------------------------------------
+# what is asked
 
 
 def opening(tokenizer: Any, before: Sequence[tuple[str, str]] = ()) -> tuple[int, ...]:
-    """Token ids that end where the user's turn begins. `before`: messages (role, text) that stand before it.
+    """Token ids that end where the user's turn begins. `before`: messages (role, text) that stand
+    before it.
 
-    Without a chat template: the texts of `before`, a blank line behind each. Raises ValueError where a template takes no such
-    conversation (two turns of the user behind each other).
+    Without a chat template: the texts of `before`, a blank line behind each. Raises ValueError
+    where a template takes no such conversation (two turns of the user behind each other).
     """
     if not tokenizer.chat_template:
         text = "".join(f"{content}\n\n" for _, content in before)
@@ -66,12 +74,20 @@ def opening(tokenizer: Any, before: Sequence[tuple[str, str]] = ()) -> tuple[int
     return tuple(tokenizer(head, add_special_tokens=False)["input_ids"])
 
 
-def askings(tokenizer: Any, prompts: Sequence[Prompt], count: int, seed: int = 0) -> list[EncodedPrompt]:
-    """`count` openings for prompts to be invented, each behind EXAMPLES prompts of the user of one category, drawn anew.
+def askings(
+    tokenizer: Any, prompts: Sequence[Prompt], count: int, seed: int = 0
+) -> list[EncodedPrompt]:
+    """`count` openings for prompts to be invented, each behind EXAMPLES prompts of the user of one
+    category, drawn anew.
 
-    Where the template takes no several turns of the user, or where nothing tells an end of a prompt apart, none stand before.
+    Where the template takes no several turns of the user, or where nothing tells an end of a prompt
+    apart, none stand before.
     """
-    short = [p for p in prompts if len(tokenizer(p.text, add_special_tokens=False)["input_ids"]) <= EXAMPLE_TOKENS]
+    short = [
+        p
+        for p in prompts
+        if len(tokenizer(p.text, add_special_tokens=False)["input_ids"]) <= EXAMPLE_TOKENS
+    ]
     by_category: dict[str, list[Prompt]] = {}
     for prompt in short:
         by_category.setdefault(prompt.category, []).append(prompt)
@@ -96,7 +112,8 @@ def askings(tokenizer: Any, prompts: Sequence[Prompt], count: int, seed: int = 0
     return made
 
 
-# ----------------------------------------------------------------------------------------------------- what is good enough
+# --------------------------------------------------------------------------------------------------
+# what is good enough
 
 
 def loops(ids: Sequence[int], tokens: int = LOOP_TOKENS, period: int = LOOP_PERIOD) -> bool:
@@ -124,7 +141,8 @@ def shingles(found: Sequence[str], size: int) -> list[tuple[str, ...]]:
 
 
 class Seen:
-    """Texts by their runs of words, so that near-duplicates of any of them are found without comparing all."""
+    """Texts by their runs of words, so that near-duplicates of any of them are found without
+    comparing all."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self._by_shingle: dict[tuple[str, ...], list[int]] = {}
@@ -148,12 +166,17 @@ class Seen:
 
 
 def invented(
-    texts: Sequence[tuple[str, str, bool]], prompts: Sequence[Prompt], kept_apart: Sequence[Prompt], before: Sequence[Prompt] = ()
+    texts: Sequence[tuple[str, str, bool]],
+    prompts: Sequence[Prompt],
+    kept_apart: Sequence[Prompt],
+    before: Sequence[Prompt] = (),
 ) -> Invented:
-    """The prompts among `texts` (text, category, whether it came to its end) that are worth an answer.
+    """The prompts among `texts` (text, category, whether it came to its end) that are worth an
+    answer.
 
-    Left out: unfinished ones, ones shorter than two words, ones that repeat themselves, near-duplicates of `prompts`, of those
-    invented `before` and of each other, and whatever shares LEAK words in a row with a prompt `kept_apart`, or is alike it.
+    Left out: unfinished ones, ones shorter than two words, ones that repeat themselves,
+    near-duplicates of `prompts`, of those invented `before` and of each other, and whatever shares
+    LEAK words in a row with a prompt `kept_apart`, or is alike it.
     """
     seen, apart = Seen(p.text for p in (*prompts, *before)), Seen(p.text for p in kept_apart)
     secret = {shingle for p in kept_apart for shingle in shingles(words(p.text), LEAK)}
@@ -164,18 +187,31 @@ def invented(
         text = text.strip()
         found = words(text)
         why = (
-            "unfinished" if not ended
-            else "too short" if len(found) < 2
-            else "repeats itself" if repeats(text)
-            else "like a held-out prompt" if apart.alike(text) or not secret.isdisjoint(shingles(found, LEAK))
-            else "like another prompt" if seen.alike(text)
-            else ""
-        )  # fmt: skip
+            "unfinished"
+            if not ended
+            else (
+                "too short"
+                if len(found) < 2
+                else (
+                    "repeats itself"
+                    if repeats(text)
+                    else (
+                        "like a held-out prompt"
+                        if apart.alike(text) or not secret.isdisjoint(shingles(found, LEAK))
+                        else "like another prompt"
+                        if seen.alike(text)
+                        else ""
+                    )
+                )
+            )
+        )
         if why:
             dropped[why] = dropped.get(why, 0) + 1
             continue
         seen.add(text)
-        chosen.append(Prompt((*system, ("user", text)), category, f"invented-{len(before) + len(chosen)}"))
+        chosen.append(
+            Prompt((*system, ("user", text)), category, f"invented-{len(before) + len(chosen)}")
+        )
     return Invented(tuple(chosen), dropped)
 
 
@@ -200,19 +236,24 @@ def turns_of(
     return made
 
 
-# ------------------------------------------------------------------------------------------------------- what is said of text
+# --------------------------------------------------------------------------------------------------
+# what is said of text
 
 
 def poor_text(prompts: Sequence[Prompt], sequences: Sequence[CachedSequence]) -> list[str]:
-    """One line for each thing in prompts or answers that keeps a draft from learning, with what it does to the result."""
+    """One line for each thing in prompts or answers that keeps a draft from learning, with what it
+    does to the result."""
     lines = []
     texts = [" ".join(words(prompt.text)) for prompt in prompts]
     if len(prompts) == 1:
-        lines.append("there is one training prompt: a draft learns its one answer by heart and little that helps elsewhere")
+        lines.append(
+            "there is one training prompt: a draft learns its one answer by heart and little that"
+            " helps elsewhere"
+        )
     elif texts and len(set(texts)) <= max(1, len(texts) // 10):
         lines.append(
-            f"of {len(texts)} training prompts {len(set(texts))} are different: their answers are the same text again, "
-            "and a draft learns no more from them than from one each"
+            f"of {len(texts)} training prompts {len(set(texts))} are different: their answers are"
+            " the same text again, and a draft learns no more from them than from one each"
         )
     if not sequences:
         return lines
@@ -220,13 +261,13 @@ def poor_text(prompts: Sequence[Prompt], sequences: Sequence[CachedSequence]) ->
     tiny = sum(len(s.written) <= 1 for s in sequences)
     if tiny > 0.5 * count:
         lines.append(
-            f"{tiny} of {count} answers are empty or one token long: there is next to nothing to learn from them, and in the "
-            "engine nothing for a draft to speed up"
+            f"{tiny} of {count} answers are empty or one token long: there is next to nothing to"
+            " learn from them, and in the engine nothing for a draft to speed up"
         )
     looping = sum(loops(s.written.tolist()) for s in sequences)
     if looping > 0.25 * count:
         lines.append(
-            f"{looping} of {count} answers end in repeating themselves: a draft foretells repetition easily, so acceptance here "
-            "is higher than on text that goes on"
+            f"{looping} of {count} answers end in repeating themselves: a draft foretells"
+            " repetition easily, so acceptance here is higher than on text that goes on"
         )
     return lines

@@ -1,8 +1,10 @@
-"""What a draft is worth over a range of batch sizes, contexts, gammas or acceptances: the curve, and where it stops paying.
+"""What a draft is worth over a range of batch sizes, contexts, gammas or acceptances: the curve,
+and where it stops paying.
 
-A point says what `estimate` says of one workload: the best gamma, the speed-up with its doubt, time per token and throughput with
-the draft and without, and `ideal`, the speed-up were every draft token accepted (alpha = 1). Where memory holds fewer requests at
-once than are in flight, throughput is that of those it holds: a draft's weights and cache take room from the target's cache.
+A point says what `estimate` says of one workload: the best gamma, the speed-up with its doubt, time
+per token and throughput with the draft and without, and `ideal`, the speed-up were every draft
+token accepted (alpha = 1). Where memory holds fewer requests at once than are in flight, throughput
+is that of those it holds: a draft's weights and cache take room from the target's cache.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ RANGES: Final[dict[Axis, tuple[float, float]]] = {
 }
 
 Held = Callable[[Workload, Drafter | None], int | None]
-"""How many requests of a workload's context memory holds at once, with a drafter or without; None: nobody says."""
+"""How many requests of a workload's context memory holds at once, with a drafter or without; None:
+nobody says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,10 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One point. `gamma`: the best that drafts, also where it does not pay; `speedup`: at it, over plain steps of as many
-    requests; `speedup_off`: with the draft loaded and nothing drafted. `running` and `plain_running`: requests that run at once
-    with the draft and without, fewer than are in flight where memory is full; `tpot_s`, `plain_tpot_s`, `tokens_per_s` and
+    """One point. `gamma`: the best that drafts, also where it does not pay; `speedup`: at it, over
+    plain steps of as many requests; `speedup_off`: with the draft loaded and nothing drafted.
+    `running` and `plain_running`: requests that run at once with the draft and without, fewer than
+    are in flight where memory is full; `tpot_s`, `plain_tpot_s`, `tokens_per_s` and
     `plain_tokens_per_s` are theirs."""
 
     x: float
@@ -77,19 +81,24 @@ class CurvePoint:
 
     @property
     def throughput_gain(self) -> float:
-        """Throughput with the draft over that without: the speed-up, less what the draft costs in requests that fit."""
+        """Throughput with the draft over that without: the speed-up, less what the draft costs in
+        requests that fit."""
         return self.tokens_per_s.value / self.plain_tokens_per_s.value
 
     def to_dict(self) -> dict[str, Any]:
         told = {name: getattr(self, name) for name in self.__slots__}
-        plain = {name: value.to_dict() if isinstance(value, Estimate) else value for name, value in told.items()}
+        plain = {
+            name: value.to_dict() if isinstance(value, Estimate) else value
+            for name, value in told.items()
+        }
         return {**plain, "pays": self.pays, "throughput_gain": self.throughput_gain}
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One drafter over a sweep. `stops`: where its speed-up falls to 1 (None: nowhere in the range), `stops_between` where its 5
-    and 95 % bounds do (None: beyond the range); `starts`: where it rises to 1."""
+    """One drafter over a sweep. `stops`: where its speed-up falls to 1 (None: nowhere in the
+    range), `stops_between` where its 5 and 95 % bounds do (None: beyond the range); `starts`: where
+    it rises to 1."""
 
     points: tuple[CurvePoint, ...]
     starts: float | None
@@ -111,7 +120,8 @@ class Curve:
 
 
 def sweep_of(axis: str, text: str | None, most_context: int) -> Sweep:
-    """`LOW:HIGH` or `LOW:HIGH:POINTS` along `axis`; None: the usual range. Raises ArchsearchError for what is no range."""
+    """`LOW:HIGH` or `LOW:HIGH:POINTS` along `axis`; None: the usual range. Raises ArchsearchError
+    for what is no range."""
     if axis not in AXES:
         raise ArchsearchError(f"--sweep {axis}: choose one of {', '.join(AXES)}")
     known: Axis = axis  # type: ignore[assignment]
@@ -136,11 +146,20 @@ def _range(axis: Axis, text: str) -> tuple[float, float, int]:
     except ValueError:
         numbers = []
     if len(numbers) not in (2, 3) or not all(math.isfinite(value) for value in numbers):
-        raise ArchsearchError(f"--range {text!r} is no LOW:HIGH or LOW:HIGH:POINTS; write for instance {example}")
+        raise ArchsearchError(
+            f"--range {text!r} is no LOW:HIGH or LOW:HIGH:POINTS; write for instance {example}"
+        )
     low, high, count = numbers[0], numbers[1], int(numbers[2]) if len(numbers) == 3 else POINTS
-    least, most = {"alpha": (0.0, 1.0), "gamma": (1.0, 64.0), "batch": (1.0, 65536.0), "context": (0.0, 1e7)}[axis]
+    least, most = {
+        "alpha": (0.0, 1.0),
+        "gamma": (1.0, 64.0),
+        "batch": (1.0, 65536.0),
+        "context": (0.0, 1e7),
+    }[axis]
     if not least <= low < high <= most:
-        raise ArchsearchError(f"--range {text}: LOW must lie below HIGH, both between {least:g} and {most:g}")
+        raise ArchsearchError(
+            f"--range {text}: LOW must lie below HIGH, both between {least:g} and {most:g}"
+        )
     if axis != "alpha" and (low != round(low) or high != round(high)):
         raise ArchsearchError(f"--range {text}: a {axis} is a whole number")
     if not 2 <= count <= MOST_POINTS:
@@ -161,7 +180,8 @@ def curve(scorer: Scorer, draft: Draft, sweep: Sweep, held: Held | None = None) 
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """One point: x, the requests that run at once with the draft and without, and a plain step of the latter."""
+    """One point: x, the requests that run at once with the draft and without, and a plain step of
+    the latter."""
 
     x: float
     running: int
@@ -169,8 +189,11 @@ class _Where:
     plain_s: Estimate
 
 
-def _over_conditions(scorer: Scorer, drafter: Drafter, sweep: Sweep, holds: Sequence[tuple[int, int]]) -> list[CurvePoint]:
-    """Over batch sizes, which stop growing where memory is full, or over contexts, each with as many requests as memory holds."""
+def _over_conditions(
+    scorer: Scorer, drafter: Drafter, sweep: Sweep, holds: Sequence[tuple[int, int]]
+) -> list[CurvePoint]:
+    """Over batch sizes, which stop growing where memory is full, or over contexts, each with as
+    many requests as memory holds."""
     fixed, share = scorer.workload, _believed(scorer, drafter, scorer.workload).share
     known = drafter.with_share(share.value if share is not None else 1.0)
     low, high = int(sweep.values[0]), int(sweep.values[-1])
@@ -178,18 +201,29 @@ def _over_conditions(scorer: Scorer, drafter: Drafter, sweep: Sweep, holds: Sequ
         at = ladder(min(low, *(min(pair) for pair in holds)), high)
         workloads = [replace(fixed, batch_size=value) for value in at]
         priced = round_times(scorer.latency, scorer.target, known, workloads, at, scorer.gammas)
-        times, plain = priced.read([pair[0] for pair in holds]), priced.read([pair[1] for pair in holds])
+        times, plain = (
+            priced.read([pair[0] for pair in holds]),
+            priced.read([pair[1] for pair in holds]),
+        )
     else:
         at = ladder(low, high, exact=0)
         running = [np.interp(at, sweep.values, [pair[i] for pair in holds]) for i in (0, 1)]
         of_draft, alone = (
-            [replace(fixed, context_len=value, batch_size=int(batch)) for value, batch in zip(at, batches, strict=True)]
+            [
+                replace(fixed, context_len=value, batch_size=int(batch))
+                for value, batch in zip(at, batches, strict=True)
+            ]
             for batches in running
         )
         priced = round_times(scorer.latency, scorer.target, known, of_draft, at, scorer.gammas)
         steps = [scorer.latency.decode_s(scorer.target, workload) for workload in alone]
-        decode, std = (np.array([getattr(step, name) for step in steps]) for name in ("value", "std"))
-        times, plain = priced.read(sweep.values), replace(priced, decode=decode, decode_std=std).read(sweep.values)
+        decode, std = (
+            np.array([getattr(step, name) for step in steps]) for name in ("value", "std")
+        )
+        times, plain = (
+            priced.read(sweep.values),
+            replace(priced, decode=decode, decode_std=std).read(sweep.values),
+        )
     points, tokens = [], _Tokens(scorer, drafter)
     for row, x in enumerate(sweep.values):
         step = Estimate(float(plain.decode[row]), float(plain.decode_std[row]), plain.source)
@@ -198,12 +232,16 @@ def _over_conditions(scorer: Scorer, drafter: Drafter, sweep: Sweep, holds: Sequ
     return points
 
 
-def _over_acceptance(scorer: Scorer, drafter: Drafter, sweep: Sweep, holds: Sequence[tuple[int, int]]) -> list[CurvePoint]:
+def _over_acceptance(
+    scorer: Scorer, drafter: Drafter, sweep: Sweep, holds: Sequence[tuple[int, int]]
+) -> list[CurvePoint]:
     gammas = tuple(int(value) for value in sweep.values) if sweep.axis == "gamma" else scorer.gammas
     share = _believed(scorer, drafter, scorer.workload).share
     known = drafter.with_share(share.value if share is not None else 1.0)
     running, alone = (replace(scorer.workload, batch_size=batch) for batch in holds[0])
-    times = round_times(scorer.latency, scorer.target, known, [running], [running.batch_size], gammas)
+    times = round_times(
+        scorer.latency, scorer.target, known, [running], [running.batch_size], gammas
+    )
     plain = scorer.latency.decode_s(scorer.target, alone)
 
     def where(x: float) -> _Where:
@@ -211,10 +249,17 @@ def _over_acceptance(scorer: Scorer, drafter: Drafter, sweep: Sweep, holds: Sequ
 
     if sweep.axis == "gamma":
         tokens = _Tokens(scorer, drafter).at(scorer.workload.context_len)
-        return [_point(scorer, times, 0, tokens, where(gamma), only=row) for row, gamma in enumerate(times.gammas)]
+        return [
+            _point(scorer, times, 0, tokens, where(gamma), only=row)
+            for row, gamma in enumerate(times.gammas)
+        ]
     return [
         _point(
-            scorer, times, 0, _Taus(replace(acceptance_of(drafter, GivenAcceptance(x), scorer.context), share=share)), where(x)
+            scorer,
+            times,
+            0,
+            _Taus(replace(acceptance_of(drafter, GivenAcceptance(x), scorer.context), share=share)),
+            where(x),
         )
         for x in sweep.values
     ]
@@ -242,7 +287,9 @@ class _Taus:
     def means(self, gammas: tuple[int, ...]) -> Array:
         """tau of each of `gammas`."""
         if gammas not in self._means:
-            positions = speculation.drifting_positions(self.alpha.value, self.drift.value, max(gammas))
+            positions = speculation.drifting_positions(
+                self.alpha.value, self.drift.value, max(gammas)
+            )
             reach = np.cumsum(speculation.accepted_by_position(positions))
             self._means[gammas] = 1.0 + self.share * reach[np.array(gammas) - 1]
         return self._means[gammas]
@@ -250,12 +297,15 @@ class _Taus:
     def tau(self, gamma: int) -> Estimate:
         if gamma not in self._seen:
             bounds = speculation.tau_interval(self.alpha, gamma, self.drift)
-            self._seen[gamma] = self.known.tau(speculation.tau_estimate(self.alpha, gamma, self.drift).between(bounds))
+            self._seen[gamma] = self.known.tau(
+                speculation.tau_estimate(self.alpha, gamma, self.drift).between(bounds)
+            )
         return self._seen[gamma]
 
 
 class _Tokens:
-    """tau by context: acceptance may depend on it, and is then asked for at a ladder of contexts."""
+    """tau by context: acceptance may depend on it, and is then asked for at a ladder of
+    contexts."""
 
     def __init__(self, scorer: Scorer, drafter: Drafter) -> None:
         self._scorer, self._drafter = scorer, drafter
@@ -268,7 +318,9 @@ class _Tokens:
         return self._seen[context]
 
 
-def _point(scorer: Scorer, times: RoundTimes, row: int, taus: _Taus, where: _Where, only: int | None = None) -> CurvePoint:
+def _point(
+    scorer: Scorer, times: RoundTimes, row: int, taus: _Taus, where: _Where, only: int | None = None
+) -> CurvePoint:
     """The point at row `row` of `times`; `only`: the gamma that is asked about."""
     decode = float(times.decode[row])
     gains = taus.means(times.gammas) * decode / times.round[row]
@@ -280,17 +332,28 @@ def _point(scorer: Scorer, times: RoundTimes, row: int, taus: _Taus, where: _Whe
     round_s = Estimate(float(times.round[row, best]), float(times.round_std[row, best]), source)
     verify_s = Estimate(float(times.verify[row, best]), float(times.verify_std[row, best]), source)
     gain = speculation.speedup_estimate(tau, decode_s, round_s, verify_s, scorer.target_correlation)
-    bounds = (tau.low, tau.high) if tau.low is not None and tau.high is not None else (tau.value, tau.value)
+    bounds = (
+        (tau.low, tau.high)
+        if tau.low is not None and tau.high is not None
+        else (tau.value, tau.value)
+    )
     gain = gain.between(speculation.speedup_interval(gain, tau, bounds, round_s))
     tpot = speculation.tpot_estimate(tau, round_s)
     return CurvePoint(
-        x=float(where.x), gamma=gamma, alpha=taus.alpha, tau=tau, speedup=gain,
+        x=float(where.x),
+        gamma=gamma,
+        alpha=taus.alpha,
+        tau=tau,
+        speedup=gain,
         speedup_off=decode / (decode + float(times.idle[row])),
         ideal=float(np.max(ideals)) if only is None else float(ideals[best]),
-        tpot_s=tpot, plain_tpot_s=where.plain_s,
-        tokens_per_s=_rate(where.running, tpot), plain_tokens_per_s=_rate(where.plain_running, where.plain_s),
-        running=where.running, plain_running=where.plain_running,
-    )  # fmt: skip
+        tpot_s=tpot,
+        plain_tpot_s=where.plain_s,
+        tokens_per_s=_rate(where.running, tpot),
+        plain_tokens_per_s=_rate(where.plain_running, where.plain_s),
+        running=where.running,
+        plain_running=where.plain_running,
+    )
 
 
 def _rate(batch: int, tpot: Estimate) -> Estimate:
@@ -298,7 +361,9 @@ def _rate(batch: int, tpot: Estimate) -> Estimate:
     return Estimate(value, value * tpot.relative_std, tpot.source)
 
 
-def _held(scorer: Scorer, drafter: Drafter, sweep: Sweep, held: Held | None) -> list[tuple[int, int]]:
+def _held(
+    scorer: Scorer, drafter: Drafter, sweep: Sweep, held: Held | None
+) -> list[tuple[int, int]]:
     """For each point how many of the requests in flight run at once, with the draft and without."""
     fixed = scorer.workload
     if sweep.axis in ("gamma", "alpha"):
@@ -339,9 +404,14 @@ def _bound(point: CurvePoint, side: str) -> float:
     return point.throughput_gain * float(1.0 if value is None else value / point.speedup.value)
 
 
-def crossing(xs: Sequence[float], gains: Sequence[float], *, rising: bool = False, logs: bool = True) -> float | None:
-    """The first x at which `gains` falls to 1 (`rising`: rises to it), read between points; None where it does not."""
-    for (x, gain), (after_x, after) in zip(zip(xs, gains, strict=True), list(zip(xs, gains, strict=True))[1:], strict=False):
+def crossing(
+    xs: Sequence[float], gains: Sequence[float], *, rising: bool = False, logs: bool = True
+) -> float | None:
+    """The first x at which `gains` falls to 1 (`rising`: rises to it), read between points; None
+    where it does not."""
+    for (x, gain), (after_x, after) in zip(
+        zip(xs, gains, strict=True), list(zip(xs, gains, strict=True))[1:], strict=False
+    ):
         before, later = math.log(max(gain, 1e-9)), math.log(max(after, 1e-9))
         if (before < 0.0 <= later) if rising else (before > 0.0 >= later):
             share = before / (before - later)

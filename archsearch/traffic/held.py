@@ -16,8 +16,15 @@ from archsearch.hardware.device import Device
 from archsearch.workload import Workload
 
 
-def held_by(facts: EngineFacts, target: Architecture, device: Device, workload: Workload, drafter: Drafter | None) -> int | None:
-    """How many requests of the workload's context memory holds at once; None on a CPU, whose memory is not the engine's alone."""
+def held_by(
+    facts: EngineFacts,
+    target: Architecture,
+    device: Device,
+    workload: Workload,
+    drafter: Drafter | None,
+) -> int | None:
+    """How many requests of the workload's context memory holds at once; None on a CPU, whose memory
+    is not the engine's alone."""
     if device.kind == "cpu":
         return None
     served = replace(workload, draft_tensor_parallel=facts.ranks_of_draft(workload))

@@ -24,21 +24,35 @@ class Lengths:
     weights: tuple[float, ...]
 
     @classmethod
-    def of(cls, counts: Sequence[float], weights: Sequence[float] | None = None, what: str = "lengths") -> Lengths:
-        """From values with their weights (default: alike). Raises ArchsearchError for negative lengths, or weights of nothing."""
+    def of(
+        cls, counts: Sequence[float], weights: Sequence[float] | None = None, what: str = "lengths"
+    ) -> Lengths:
+        """From values with their weights (default: alike). Raises ArchsearchError for negative
+        lengths, or weights of nothing."""
         shares = [1.0] * len(counts) if weights is None else [number(weight) for weight in weights]
         if not counts or len(shares) != len(counts):
-            raise ArchsearchError(f"{what}: {len(counts)} values and {len(shares)} weights; there must be as many, at least one")
+            raise ArchsearchError(
+                f"{what}: {len(counts)} values and {len(shares)} weights; there must be as many, at"
+                " least one"
+            )
         if not all(0 <= value <= LONGEST for value in counts):
-            raise ArchsearchError(f"{what}: a length must lie between 0 and {LONGEST}, got {min(counts)} to {max(counts)}")
+            raise ArchsearchError(
+                f"{what}: a length must lie between 0 and {LONGEST}, got {min(counts)} to"
+                f" {max(counts)}"
+            )
         total = math.fsum(shares)
         if min(shares) < 0 or not 0 < total < math.inf:
-            raise ArchsearchError(f"{what}: weights must be numbers, none negative, not all 0, got {shares}")
-        return cls(tuple(round(value) for value in counts), tuple(share / total for share in shares))
+            raise ArchsearchError(
+                f"{what}: weights must be numbers, none negative, not all 0, got {shares}"
+            )
+        return cls(
+            tuple(round(value) for value in counts), tuple(share / total for share in shares)
+        )
 
     @classmethod
     def read(cls, data: Any, what: str) -> Lengths:
-        """A number; `{mean, std}` (log-normal); `{low, high}` (even); `{values, weights}`. ArchsearchError for anything else."""
+        """A number; `{mean, std}` (log-normal); `{low, high}` (even); `{values, weights}`.
+        ArchsearchError for anything else."""
         if isinstance(data, int | float) and not isinstance(data, bool):
             return cls.of([data], what=what)
         if isinstance(data, Mapping):
@@ -53,17 +67,24 @@ class Lengths:
                     steps = (np.arange(POINTS) + 0.5) / POINTS
                     return cls.of([low + (high - low) * float(step) for step in steps], what=what)
                 if names in ({"values"}, {"values", "weights"}):
-                    return cls.of([number(value) for value in data["values"]], data.get("weights"), what)
+                    return cls.of(
+                        [number(value) for value in data["values"]], data.get("weights"), what
+                    )
             except (TypeError, ValueError, OverflowError) as error:
                 if isinstance(error, ArchsearchError):
                     raise
                 raise ArchsearchError(f"{what}: {data!r} holds what is no number") from None
-        raise ArchsearchError(f"{what}: {data!r} is neither a number, {{mean, std}}, {{low, high}} nor {{values, weights}}")
+        raise ArchsearchError(
+            f"{what}: {data!r} is neither a number, {{mean, std}}, {{low, high}} nor {{values,"
+            " weights}"
+        )
 
     @classmethod
     def _log_normal(cls, mean: float, std: float, what: str) -> Lengths:
         if not 0 < mean < math.inf or not 0 <= std < math.inf:
-            raise ArchsearchError(f"{what}: mean must be positive and std not negative, got {mean:g} and {std:g}")
+            raise ArchsearchError(
+                f"{what}: mean must be positive and std not negative, got {mean:g} and {std:g}"
+            )
         if std == 0:
             return cls.of([mean], what=what)
         spread = math.sqrt(math.log1p((std / mean) ** 2))
@@ -74,7 +95,9 @@ class Lengths:
     @property
     def cv2(self) -> float:
         """Squared coefficient of variation; 0 where all are alike."""
-        square = math.fsum(weight * value**2 for value, weight in zip(self.values, self.weights, strict=True))
+        square = math.fsum(
+            weight * value**2 for value, weight in zip(self.values, self.weights, strict=True)
+        )
         return max(0.0, square / self.mean**2 - 1.0) if self.mean else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,11 +106,15 @@ class Lengths:
 
     @property
     def mean(self) -> float:
-        return math.fsum(value * weight for value, weight in zip(self.values, self.weights, strict=True))
+        return math.fsum(
+            value * weight for value, weight in zip(self.values, self.weights, strict=True)
+        )
 
     @property
     def mean_square(self) -> float:
-        return math.fsum(value**2 * weight for value, weight in zip(self.values, self.weights, strict=True))
+        return math.fsum(
+            value**2 * weight for value, weight in zip(self.values, self.weights, strict=True)
+        )
 
     def sample(self, rng: np.random.Generator, count: int) -> list[int]:
         """`count` lengths by chance."""
@@ -95,7 +122,8 @@ class Lengths:
 
 
 def mean_context(prompt: Lengths, output: Lengths) -> int:
-    """Tokens in the cache of a request that decodes, on the mean over time: long answers are seen for longer."""
+    """Tokens in the cache of a request that decodes, on the mean over time: long answers are seen
+    for longer."""
     written = output.mean
     return round(prompt.mean + (output.mean_square / (2.0 * written) if written else 0.0))
 
@@ -105,5 +133,9 @@ def _normal_quantile(share: float) -> float:
     low, high = -8.0, 8.0
     for _ in range(60):
         middle = (low + high) / 2.0
-        low, high = (middle, high) if 0.5 * (1.0 + math.erf(middle / math.sqrt(2.0))) < share else (low, middle)
+        low, high = (
+            (middle, high)
+            if 0.5 * (1.0 + math.erf(middle / math.sqrt(2.0))) < share
+            else (low, middle)
+        )
     return (low + high) / 2.0

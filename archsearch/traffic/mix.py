@@ -1,10 +1,12 @@
-"""A mix of work from a YAML file: kinds of requests with their shares, lengths and load, limits, and what is to be made best.
+"""A mix of work from a YAML file: kinds of requests with their shares, lengths and load, limits,
+and what is to be made best.
 
     objective: throughput            # speedup, tpot, throughput or tokens_per_device
     memory_fraction: 0.9
-    tensor_parallel: 4               # devices that share the target; draft_tensor_parallel: the draft
-    limits: {tpot_ms: 40, ttft_ms: 800, memory_gib: 60, parameters: 2.0e+9, training_exaflop: 50}
-                                     # of means; ttft_p99_ms: 99 % of requests, where they come at a rate
+    tensor_parallel: 4             # devices that share the target; draft_tensor_parallel: the draft
+    limits: {tpot_ms: 40, ttft_ms: 800, memory_gib: 60, parameters: 2.0e+9, training_exaflop: 50} #
+                                     of means; ttft_p99_ms: 99 % of requests, where they come at a
+                                     rate
     parts:
       - name: chat
         weight: 70                   # share of the tokens that are served
@@ -39,8 +41,8 @@ HEAVIEST: Final = 1e100  # of weights that add up to a number
 
 @dataclass(frozen=True, slots=True)
 class LoadPart:
-    """One kind of request. `weight`: its share of the tokens that are served; `concurrency` or `requests_per_second` is None.
-    `temperature`, `domain` None: as asked elsewhere."""
+    """One kind of request. `weight`: its share of the tokens that are served; `concurrency` or
+    `requests_per_second` is None. `temperature`, `domain` None: as asked elsewhere."""
 
     name: str
     weight: float
@@ -59,15 +61,20 @@ class LoadPart:
 
     def to_dict(self) -> dict[str, Any]:
         """As `mix_of` reads it."""
-        data = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("prompt", "output")}
+        data = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in ("prompt", "output")
+        }
         lengths = {"prompt_tokens": self.prompt.to_dict(), "output_tokens": self.output.to_dict()}
         return {name: value for name, value in data.items() if value is not None} | lengths
 
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """What must hold in every part of the load (None: nothing asked). `tpot_ms` and `ttft_ms` are of means, `ttft_p99_ms` of what
-    one request in a hundred exceeds, where they come at a rate. `training_exaflop`: 6 FLOPs a parameter and token."""
+    """What must hold in every part of the load (None: nothing asked). `tpot_ms` and `ttft_ms` are
+    of means, `ttft_p99_ms` of what one request in a hundred exceeds, where they come at a rate.
+    `training_exaflop`: 6 FLOPs a parameter and token."""
 
     tpot_ms: float | None = None
     ttft_ms: float | None = None
@@ -79,8 +86,9 @@ class ServingLimits:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What a server is asked to do. The weights of `parts` add up to 1. `tensor_parallel`, `draft_tensor_parallel`: devices that
-    share the target and the draft, None: as asked elsewhere."""
+    """What a server is asked to do. The weights of `parts` add up to 1. `tensor_parallel`,
+    `draft_tensor_parallel`: devices that share the target and the draft, None: as asked
+    elsewhere."""
 
     parts: tuple[LoadPart, ...]
     objective: Objective = "speedup"
@@ -111,32 +119,61 @@ class Mix:
             "memory_fraction": self.memory_fraction,
             "tensor_parallel": self.tensor_parallel,
             "draft_tensor_parallel": self.draft_tensor_parallel,
-            "limits": {name: value for name, value in asdict(self.limits).items() if value is not None},
+            "limits": {
+                name: value for name, value in asdict(self.limits).items() if value is not None
+            },
             "parts": [part.to_dict() for part in self.parts],
         }
 
 
 def read_mix(path: Path) -> Mix:
-    """The mix of a YAML file. Raises ArchsearchError, with the name of what is wrong, for anything that is none."""
+    """The mix of a YAML file. Raises ArchsearchError, with the name of what is wrong, for anything
+    that is none."""
     data = read_yaml(path, "the workload")
     return mix_of(data, f"workload {path.name}")
 
 
 def mix_of(data: Any, what: str) -> Mix:
     """The mix of a mapping, see `read_mix`. Raises ArchsearchError for what is no mix."""
-    known = {"parts", "objective", "limits", "memory_fraction", "tensor_parallel", "draft_tensor_parallel"}
-    if not isinstance(data, Mapping) or not isinstance(data.get("parts"), list) or not data["parts"]:
-        raise ArchsearchError(f"{what}: it must have a list of parts, each with weight, lengths and a load")
+    known = {
+        "parts",
+        "objective",
+        "limits",
+        "memory_fraction",
+        "tensor_parallel",
+        "draft_tensor_parallel",
+    }
+    if (
+        not isinstance(data, Mapping)
+        or not isinstance(data.get("parts"), list)
+        or not data["parts"]
+    ):
+        raise ArchsearchError(
+            f"{what}: it must have a list of parts, each with weight, lengths and a load"
+        )
     _only(data, known, what)
     objective = data.get("objective", "speedup")
     if objective not in OBJECTIVES:
         raise ArchsearchError(f"{what}: objective {objective!r} is none of {', '.join(OBJECTIVES)}")
-    parts = _named_apart([_part(each, f"{what}, part {number}") for number, each in enumerate(data["parts"], start=1)])
+    parts = _named_apart(
+        [
+            _part(each, f"{what}, part {number}")
+            for number, each in enumerate(data["parts"], start=1)
+        ]
+    )
     total = math.fsum(part.weight for part in parts)
     if not total > 0:
-        raise ArchsearchError(f"{what}: the weights of its parts add up to {total:g}; give at least one a positive weight")
+        raise ArchsearchError(
+            f"{what}: the weights of its parts add up to {total:g}; give at least one a positive"
+            " weight"
+        )
     shared = tuple(
-        LoadPart(**{**{field.name: getattr(part, field.name) for field in fields(part)}, "weight": part.weight / total})
+        LoadPart(
+            **{
+                **{field.name: getattr(part, field.name) for field in fields(part)},
+                "weight": part.weight / total,
+            }
+        )
         for part in parts
         if part.weight > 0
     )
@@ -146,14 +183,19 @@ def mix_of(data: Any, what: str) -> Mix:
     limits = _limits(data.get("limits") or {}, what)
     if limits.ttft_p99_ms is not None and any(part.requests_per_second is None for part in shared):
         raise ArchsearchError(
-            f"{what}: ttft_p99_ms needs requests_per_second in every part: a fixed number in flight does not come by chance"
+            f"{what}: ttft_p99_ms needs requests_per_second in every part: a fixed number in flight"
+            " does not come by chance"
         )
-    ranks, draft_ranks = (_devices(data.get(name), f"{what}: {name}") for name in ("tensor_parallel", "draft_tensor_parallel"))
+    ranks, draft_ranks = (
+        _devices(data.get(name), f"{what}: {name}")
+        for name in ("tensor_parallel", "draft_tensor_parallel")
+    )
     return Mix(shared, objective, limits, fraction, ranks, draft_ranks)
 
 
 def _named_apart(parts: Sequence[LoadPart]) -> list[LoadPart]:
-    """The parts with names that differ: limits are kept by name, and of two alike one would be lost."""
+    """The parts with names that differ: limits are kept by name, and of two alike one would be
+    lost."""
     found: list[LoadPart] = []
     for place, part in enumerate(parts, start=1):
         taken = any(part.name == other.name for other in found)
@@ -169,11 +211,20 @@ def _devices(value: Any, what: str) -> int | None:
 
 def _part(data: Any, what: str) -> LoadPart:
     if not isinstance(data, Mapping):
-        raise ArchsearchError(f"{what}: it must have weight, prompt_tokens, output_tokens and a load, got {data!r}")
+        raise ArchsearchError(
+            f"{what}: it must have weight, prompt_tokens, output_tokens and a load, got {data!r}"
+        )
     names = {
-        "name", "weight", "concurrency", "requests_per_second", "prompt_tokens", "output_tokens", "temperature", "domain",
+        "name",
+        "weight",
+        "concurrency",
+        "requests_per_second",
+        "prompt_tokens",
+        "output_tokens",
+        "temperature",
+        "domain",
         "prefix_cache_hit",
-    }  # fmt: skip
+    }
     _only(data, names, what)
     what = f"{what} ({data['name']})" if "name" in data else what
     for name in ("prompt_tokens", "output_tokens"):
@@ -182,15 +233,18 @@ def _part(data: Any, what: str) -> LoadPart:
     weight, hit = _number(data, "weight", 1.0, what), _number(data, "prefix_cache_hit", 0.0, what)
     if not 0 <= weight <= HEAVIEST or not 0 <= hit <= 1:
         raise ArchsearchError(
-            f"{what}: weight must not be negative (or above {HEAVIEST:g}) and prefix_cache_hit lie between 0 and 1, got "
-            f"{weight:g}, {hit:g}"
+            f"{what}: weight must not be negative (or above {HEAVIEST:g}) and prefix_cache_hit lie"
+            f" between 0 and 1, got {weight:g}, {hit:g}"
         )
     flight, rate = data.get("concurrency"), data.get("requests_per_second")
     if (flight is None) == (rate is None):
         raise ArchsearchError(f"{what}: give either concurrency or requests_per_second")
-    if flight is not None and (not isinstance(flight, int) or isinstance(flight, bool) or not 1 <= flight <= MOST_IN_FLIGHT):
+    if flight is not None and (
+        not isinstance(flight, int) or isinstance(flight, bool) or not 1 <= flight <= MOST_IN_FLIGHT
+    ):
         raise ArchsearchError(
-            f"{what}: concurrency must be a whole number of at least 1 and at most {MOST_IN_FLIGHT:,}, got {str(flight)[:40]!r}"
+            f"{what}: concurrency must be a whole number of at least 1 and at most"
+            f" {MOST_IN_FLIGHT:,}, got {str(flight)[:40]!r}"
         )
     if rate is not None and not _number(data, "requests_per_second", 0.0, what) > 0:
         raise ArchsearchError(f"{what}: requests_per_second must be positive, got {rate!r}")
@@ -202,11 +256,20 @@ def _part(data: Any, what: str) -> LoadPart:
         raise ArchsearchError(f"{what}: domain {domain!r} is none of {', '.join(DOMAINS)}")
     output = Lengths.read(data["output_tokens"], f"{what}, output_tokens")
     if min(output.values) < 1:
-        raise ArchsearchError(f"{what}, output_tokens: at least 1 token must be written, got {min(output.values)}")
+        raise ArchsearchError(
+            f"{what}, output_tokens: at least 1 token must be written, got {min(output.values)}"
+        )
     return LoadPart(
-        str(data.get("name", what.rpartition(" ")[2])), weight, Lengths.read(data["prompt_tokens"], f"{what}, prompt_tokens"),
-        output, flight, None if rate is None else float(rate), None if temperature is None else float(temperature), domain, hit,
-    )  # fmt: skip
+        str(data.get("name", what.rpartition(" ")[2])),
+        weight,
+        Lengths.read(data["prompt_tokens"], f"{what}, prompt_tokens"),
+        output,
+        flight,
+        None if rate is None else float(rate),
+        None if temperature is None else float(temperature),
+        domain,
+        hit,
+    )
 
 
 def _limits(data: Any, what: str) -> ServingLimits:
@@ -230,4 +293,6 @@ def _number(data: Mapping[str, Any], name: str, default: float, what: str) -> fl
 
 def _only(data: Mapping[str, Any], known: set[str], what: str) -> None:
     if odd := [str(name) for name in data if name not in known]:
-        raise ArchsearchError(f"{what}: {', '.join(odd)} is unknown; it has {', '.join(sorted(known))}")
+        raise ArchsearchError(
+            f"{what}: {', '.join(odd)} is unknown; it has {', '.join(sorted(known))}"
+        )

@@ -1,4 +1,5 @@
-"""A whole space of independent drafts scored over a mix of work at once: the numbers of `MixScorer`, without their std."""
+"""A whole space of independent drafts scored over a mix of work at once: the numbers of
+`MixScorer`, without their std."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ CHUNK: Final = 1 << 17  # numbers of seconds that are held together, [sizes, sha
 
 @dataclass(frozen=True)
 class _Chosen:
-    """A part's best server of each shape, flat: drafting at `gamma`, or (0) not. The other arrays are of the best that drafts."""
+    """A part's best server of each shape, flat: drafting at `gamma`, or (0) not. The other arrays
+    are of the best that drafts."""
 
     best: Steady
     gamma: NDArray[np.int8]
@@ -62,10 +64,21 @@ class _PartGrid:
         self.rounds = [GridLatency(latency, target, grid, work, scorer.gammas) for work in works]
         self.decode = np.array([latency.decode_s(target, work).value for work in works])
         new = new_tokens(part)
-        self.alone_s = prefill_s(latency, target, None, busy_workload(workload, part, self.load), new)
-        self.prompts = prompt_seconds(latency, self.rounds[0].grid, latency.facts.ranks_of_draft(workload), new)  # type: ignore
-        plain = Service(self.at, self.decode, RoundTokens(), self.alone_s, part.output.mean, self.load.held[1],
-                        shares_steps(latency), part.output.cv2)  # fmt: skip
+        self.alone_s = prefill_s(
+            latency, target, None, busy_workload(workload, part, self.load), new
+        )
+        ranks = latency.facts.ranks_of_draft(workload)  # type: ignore[attr-defined]
+        self.prompts = prompt_seconds(latency, self.rounds[0].grid, ranks, new)
+        plain = Service(
+            self.at,
+            self.decode,
+            RoundTokens(),
+            self.alone_s,
+            part.output.mean,
+            self.load.held[1],
+            shares_steps(latency),
+            part.output.cv2,
+        )
         self.plain = steady(plain, part)
 
     def choose(self, bodies: slice) -> _Chosen:
@@ -78,10 +91,25 @@ class _PartGrid:
 
         alpha, drift = alphas(scorer.acceptance, some, context_of(scorer, self.part))
         prefill = self.alone_s + flat(self.prompts(bodies))
-        held: Any = MOST_RUNNING if self.held is None else np.maximum(self.held[bodies].reshape(size), 1)
-        idle = np.stack([flat(decode + rounds.idle(bodies)) for decode, rounds in zip(self.decode, self.rounds, strict=True)])
-        service = Service(self.at, idle, RoundTokens(), prefill, self.part.output.mean, held, shares_steps(scorer.latency),
-                          self.part.output.cv2)  # fmt: skip
+        held: Any = (
+            MOST_RUNNING if self.held is None else np.maximum(self.held[bodies].reshape(size), 1)
+        )
+        idle = np.stack(
+            [
+                flat(decode + rounds.idle(bodies))
+                for decode, rounds in zip(self.decode, self.rounds, strict=True)
+            ]
+        )
+        service = Service(
+            self.at,
+            idle,
+            RoundTokens(),
+            prefill,
+            self.part.output.mean,
+            held,
+            shares_steps(scorer.latency),
+            self.part.output.cv2,
+        )
         off = steady(service, self.part)
         most = RoundTokens.of(flat(alpha), drift, max(scorer.gammas))
         best: Steady | None = None
@@ -96,11 +124,21 @@ class _PartGrid:
             better = np.ones(size, dtype=bool) if best is None else _less(found, best)
             best = found if best is None else found.where(better, best)
             gamma[better] = each
-            for name, values in (("tau", tokens.tau), ("draft_s", flat(times[main].draft_s)), ("round_s", seconds[main])):
+            for name, values in (
+                ("tau", tokens.tau),
+                ("draft_s", flat(times[main].draft_s)),
+                ("round_s", seconds[main]),
+            ):
                 np.copyto(kept[name], values, where=better)
         assert best is not None
         drafts = _less(best, off) | (len(scorer.gammas) == 1)  # one that was asked for is priced
-        return _Chosen(best.where(drafts, off), np.where(drafts, gamma, 0).astype(np.int8), gamma, **kept, alpha=flat(alpha))
+        return _Chosen(
+            best.where(drafts, off),
+            np.where(drafts, gamma, 0).astype(np.int8),
+            gamma,
+            **kept,
+            alpha=flat(alpha),
+        )
 
 
 class MixGridScorer:
@@ -124,20 +162,37 @@ class MixGridScorer:
         found = [part.choose(bodies) for part in self.parts]
         main = found[self.scorer.mix.parts.index(self.scorer.main)]
         weights = [part.part.weight for part in self.parts]
-        tpot = _sum([weight * each.best.tpot_s for weight, each in zip(weights, found, strict=True)])
-        plain = math.fsum(weight * part.plain.tpot_s for weight, part in zip(weights, self.parts, strict=True))
+        tpot = _sum(
+            [weight * each.best.tpot_s for weight, each in zip(weights, found, strict=True)]
+        )
+        plain = math.fsum(
+            weight * part.plain.tpot_s for weight, part in zip(weights, self.parts, strict=True)
+        )
         speedup, worth = plain / tpot, plain / tpot
         if self.scorer.mix.objective in ("throughput", "tokens_per_device"):
-            alone = 1.0 / math.fsum(w / part.plain.tokens_per_s for w, part in zip(weights, self.parts, strict=True))
-            worth = 1.0 / _sum([w / each.best.tokens_per_s for w, each in zip(weights, found, strict=True)]) / alone
+            alone = 1.0 / math.fsum(
+                w / part.plain.tokens_per_s for w, part in zip(weights, self.parts, strict=True)
+            )
+            worth = (
+                1.0
+                / _sum([w / each.best.tokens_per_s for w, each in zip(weights, found, strict=True)])
+                / alone
+            )
 
         def whole(values: Any) -> Any:
             return values.reshape(some.shape)
 
         return GridScores(
-            bodies.start, whole(speedup), whole(main.drafting_gamma), whole(main.alpha), whole(main.tau), whole(main.draft_s),
-            whole(main.round_s), feasible=self._feasible(some, found) & self._holds(bodies, some), worth=whole(worth),
-        )  # fmt: skip
+            bodies.start,
+            whole(speedup),
+            whole(main.drafting_gamma),
+            whole(main.alpha),
+            whole(main.tau),
+            whole(main.draft_s),
+            whole(main.round_s),
+            feasible=self._feasible(some, found) & self._holds(bodies, some),
+            worth=whole(worth),
+        )
 
     def _holds(self, bodies: slice, some: ShapeGrid) -> NDArray[np.bool_]:
         """At least one request of every part."""
@@ -159,10 +214,14 @@ class MixGridScorer:
             if limits.ttft_ms is not None:
                 fits &= (1e3 * point.ttft_s / limits.ttft_ms - 1.0 <= 0.0).reshape(some.shape)
             if limits.ttft_p99_ms is not None:
-                fits &= (1e3 * point.ttft_p99_s / limits.ttft_p99_ms - 1.0 <= 0.0).reshape(some.shape)
+                fits &= (1e3 * point.ttft_p99_s / limits.ttft_p99_ms - 1.0 <= 0.0).reshape(
+                    some.shape
+                )
             if limits.memory_gib is not None:
                 running = np.maximum(1, np.rint(point.running)).reshape(some.shape)
-                used = (count * size + some.kv_cache_bytes(part.part.context, size) * running) / 2**30
+                used = (
+                    count * size + some.kv_cache_bytes(part.part.context, size) * running
+                ) / 2**30
                 fits &= used / limits.memory_gib - 1.0 <= 0.0
         if limits.parameters is not None:
             fits &= count / limits.parameters - 1.0 <= 0.0

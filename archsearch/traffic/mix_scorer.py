@@ -1,7 +1,9 @@
-"""Scores of drafts over a mix of work: what `search` and `estimate` rank by where a workload is a mix.
+"""Scores of drafts over a mix of work: what `search` and `estimate` rank by where a workload is a
+mix.
 
-Each part is priced as `traffic` prices it (`served.serve_part`), so that a search and `archsearch traffic` say the same of a
-draft. `Score.speedup` and `tpot_s` are over the mix, the other numbers are of its heaviest part, `Score.mix` holds the rest.
+Each part is priced as `traffic` prices it (`served.serve_part`), so that a search and `archsearch
+traffic` say the same of a draft. `Score.speedup` and `tpot_s` are over the mix, the other numbers
+are of its heaviest part, `Score.mix` holds the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +15,11 @@ from dataclasses import replace
 from typing import Any
 
 from archsearch import speedup as speculation
-from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator, VocabularyCoverage
+from archsearch.acceptance.estimator import (
+    AcceptanceContext,
+    AcceptanceEstimator,
+    VocabularyCoverage,
+)
 from archsearch.acceptance.families import FamilyAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import ShapeGrid
@@ -45,29 +51,43 @@ TokensOf = Callable[[int], RoundTokens | None]
 
 
 class MixScorer(Scorer):
-    """A `Scorer` whose scores are over `mix`. `workload`: of the heaviest part; a scorer at another batch size or context, made
-    by `at_batch` or `at_context`, is a plain one."""
+    """A `Scorer` whose scores are over `mix`. `workload`: of the heaviest part; a scorer at another
+    batch size or context, made by `at_batch` or `at_context`, is a plain one."""
 
     def __init__(self, scorer: Scorer, mix: Mix, device: Device) -> None:
-        """`scorer`: what is asked besides the mix. Raises ArchsearchError where not one request of a part fits the target."""
+        """`scorer`: what is asked besides the mix. Raises ArchsearchError where not one request of
+        a part fits the target."""
         asked = scorer.workload.temperature, scorer.context.domain
-        self.mix, self.device = replace(mix, parts=tuple(_filled(part, *asked) for part in mix.parts)), device
+        self.mix, self.device = (
+            replace(mix, parts=tuple(_filled(part, *asked) for part in mix.parts)),
+            device,
+        )
         mix, self.main = self.mix, self.mix.main
         base = replace(scorer.workload, memory_fraction=mix.memory_fraction)
         self._held_alone = held_alone(mix, scorer.target, base, scorer.latency, device)
         most = self._held_alone[self.main] or MOST_RUNNING
-        workload = replace(_at(base, self.main), batch_size=max(1, min(self.main.concurrency or 1, most)))
+        workload = replace(
+            _at(base, self.main), batch_size=max(1, min(self.main.concurrency or 1, most))
+        )
         workload = replace(workload, temperature=self.main.temperature)
         super().__init__(
-            scorer.target, workload, scorer.latency, scorer.acceptance, gammas=scorer.gammas, domain=scorer.context.domain,
-            coverage=scorer.context.coverage, limits=scorer.limits, target_correlation=scorer._asked_correlation,
-        )  # fmt: skip
+            scorer.target,
+            workload,
+            scorer.latency,
+            scorer.acceptance,
+            gammas=scorer.gammas,
+            domain=scorer.context.domain,
+            coverage=scorer.context.coverage,
+            limits=scorer.limits,
+            target_correlation=scorer._asked_correlation,
+        )
         self.context = context_of(scorer, self.main)
         self.known_families = scorer.known_families
         self._base = scorer
         self._served: tuple[Drafter, list[ServedPart]] | None = None
 
-    # -- one draft -------------------------------------------------------------------------------------------------------------
+    # -- one draft
+    # ----------------------------------------------------------------------------------------------
 
     def __call__(self, draft: Draft) -> Score:
         drafter = as_drafter(draft)
@@ -85,7 +105,7 @@ class MixScorer(Scorer):
         gammas: Sequence[int] | None = None,
     ) -> Score:
         """The score of a draft whose tau was measured; taken to be the same in all parts."""
-        allowed = [gamma for gamma in (gammas or self.gammas) if gamma in taus]
+        allowed = [gamma for gamma in gammas or self.gammas if gamma in taus]
         if not allowed:
             return super().measured(draft, alpha, taus, gammas=gammas)  # which says so
 
@@ -100,7 +120,8 @@ class MixScorer(Scorer):
         return self._over(score, [replace(each, alpha=alpha.value) for each in served], taus)
 
     def served(self, drafter: Drafter) -> list[ServedPart]:
-        """The drafter under each part. Raises InvalidShapeError where memory does not hold one request with it."""
+        """The drafter under each part. Raises InvalidShapeError where memory does not hold one
+        request with it."""
         if self._served is None or self._served[0] != drafter:
             self._served = drafter, self._serve(drafter, None)
         return self._served[1]
@@ -110,7 +131,9 @@ class MixScorer(Scorer):
         for part in self.mix.parts:
             try:
                 held = self._held(drafter, part), self._held_alone[part]
-                found.append(serve_part(self, drafter, part, held, tokens_of=tokens_of, with_rates=False))
+                found.append(
+                    serve_part(self, drafter, part, held, tokens_of=tokens_of, with_rates=False)
+                )
             except InvalidShapeError:
                 raise
             except ArchsearchError as error:
@@ -118,7 +141,13 @@ class MixScorer(Scorer):
         return found
 
     def _held(self, drafter: Drafter, part: LoadPart) -> int | None:
-        return held_by(engine_facts(self.latency.engine), self.target, self.device, _at(self.workload, part), drafter)
+        return held_by(
+            engine_facts(self.latency.engine),
+            self.target,
+            self.device,
+            _at(self.workload, part),
+            drafter,
+        )
 
     def _single(self, served: Sequence[ServedPart]) -> Scorer:
         """The heaviest part alone, at the gamma that is best there."""
@@ -127,23 +156,38 @@ class MixScorer(Scorer):
         single.gammas = (next(each.gamma_drafting for each in served if each.part == self.main),)
         return single
 
-    def _over(self, score: Score, served: Sequence[ServedPart], taus: Mapping[int, Estimate] | None = None) -> Score:
+    def _over(
+        self, score: Score, served: Sequence[ServedPart], taus: Mapping[int, Estimate] | None = None
+    ) -> Score:
         """A score of the heaviest part as one over the mix."""
         ranks, objective = self.workload.tensor_parallel, self.mix.objective
         gain, tpot = objective_of(served, "speedup", ranks), objective_of(served, "tpot", ranks)
         shares = [each.part.weight * each.best.tpot_s / tpot for each in served]
         bands = [self._band(score.proposer, each, taus) for each in served]
-        std, down, up = (math.fsum(share * band[i] for share, band in zip(shares, bands, strict=True)) for i in range(3))
-        speedup = Estimate(gain, gain * std, score.speedup.source).between((gain * math.exp(-down), gain * math.exp(up)))
+        std, down, up = (
+            math.fsum(share * band[i] for share, band in zip(shares, bands, strict=True))
+            for i in range(3)
+        )
+        speedup = Estimate(gain, gain * std, score.speedup.source).between(
+            (gain * math.exp(-down), gain * math.exp(up))
+        )
         broken = [each.words for each in self._overs(score.proposer, served) if each.over > 0]
         mix = MixScore(
-            objective, objective_of(served, objective, ranks), objective_of(served, objective, ranks, plain=True),
-            tuple(_part_score(each) for each in served), tuple(broken),
-        )  # fmt: skip
-        return replace(score, speedup=speedup, tpot_s=Estimate(tpot, tpot * std, score.tpot_s.source), mix=mix)
+            objective,
+            objective_of(served, objective, ranks),
+            objective_of(served, objective, ranks, plain=True),
+            tuple(_part_score(each) for each in served),
+            tuple(broken),
+        )
+        return replace(
+            score, speedup=speedup, tpot_s=Estimate(tpot, tpot * std, score.tpot_s.source), mix=mix
+        )
 
-    def _band(self, drafter: Drafter, each: ServedPart, taus: Mapping[int, Estimate] | None) -> tuple[float, float, float]:
-        """Of a part's speed-up: relative std, and how far down and up its interval goes in the logarithm."""
+    def _band(
+        self, drafter: Drafter, each: ServedPart, taus: Mapping[int, Estimate] | None
+    ) -> tuple[float, float, float]:
+        """Of a part's speed-up: relative std, and how far down and up its interval goes in the
+        logarithm."""
         times, gamma = each.times, each.gamma_drafting
         row = int(abs(times.at - max(each.drafting.running, 1.0)).argmin())
         column = times.gammas.index(gamma)
@@ -152,13 +196,19 @@ class MixScorer(Scorer):
         else:
             known = believed(self, drafter, each.part)
             alpha, drift = known.acceptance.alpha, known.acceptance.drift
-            tau = speculation.tau_estimate(alpha, gamma, drift).between(speculation.tau_interval(alpha, gamma, drift))
+            tau = speculation.tau_estimate(alpha, gamma, drift).between(
+                speculation.tau_interval(alpha, gamma, drift)
+            )
             tau = known.tau(tau)
         gain = speculation.speedup_estimate(
             tau,
             Estimate(float(times.decode[row]), float(times.decode_std[row]), times.source),
-            Estimate(float(times.round[row, column]), float(times.round_std[row, column]), times.source),
-            Estimate(float(times.verify[row, column]), float(times.verify_std[row, column]), times.source),
+            Estimate(
+                float(times.round[row, column]), float(times.round_std[row, column]), times.source
+            ),
+            Estimate(
+                float(times.verify[row, column]), float(times.verify_std[row, column]), times.source
+            ),
             self.target_correlation,
         )
         down = up = speculation.QUANTILE_95 * gain.relative_std
@@ -167,7 +217,8 @@ class MixScorer(Scorer):
             down, up = math.log(gain.value / low), math.log(high / gain.value)
         if each.gamma:
             return gain.relative_std, down, up
-        # Off is the better choice by the mean; where more is accepted drafting is, by what is left of its band.
+        # Off is the better choice by the mean; where more is accepted drafting is, by what is left
+        # of its band.
         left = max(0.0, up - math.log(each.drafting.tpot_s / each.off.tpot_s))
         return left / speculation.QUANTILE_95 / 2.0, 0.0, left
 
@@ -180,7 +231,8 @@ class MixScorer(Scorer):
         """Requests of a part that memory holds without a draft."""
         return self._held_alone[part]
 
-    # -- limits ----------------------------------------------------------------------------------------------------------------
+    # -- limits
+    # ----------------------------------------------------------------------------------------------
 
     def constraints(self, draft: Draft) -> dict[str, float]:
         found, drafter, limits = super().constraints(draft), as_drafter(draft), self.mix.limits
@@ -195,14 +247,28 @@ class MixScorer(Scorer):
         return found | {each.name: each.over for each in self._overs(drafter, self.served(drafter))}
 
     def _overs(self, drafter: Drafter, served: Sequence[ServedPart]) -> list[Any]:
-        return overs(served, self.mix, drafter, self.workload, training_tokens(self.context, drafter.parameters()))
+        return overs(
+            served,
+            self.mix,
+            drafter,
+            self.workload,
+            training_tokens(self.context, drafter.parameters()),
+        )
 
     def limit_words(self) -> str:
-        known = {"max_parameters": self.limits.max_parameters, "max_memory": self.limits.max_memory_bytes}
-        asked = {name: getattr(self.mix.limits, name) for name in self.mix.limits.__dataclass_fields__}
-        return ", ".join(f"{name}={value:g}" for name, value in {**known, **asked}.items() if value is not None)
+        known = {
+            "max_parameters": self.limits.max_parameters,
+            "max_memory": self.limits.max_memory_bytes,
+        }
+        asked = {
+            name: getattr(self.mix.limits, name) for name in self.mix.limits.__dataclass_fields__
+        }
+        return ", ".join(
+            f"{name}={value:g}" for name, value in {**known, **asked}.items() if value is not None
+        )
 
-    # -- the same, changed -----------------------------------------------------------------------------------------------------
+    # -- the same, changed
+    # ----------------------------------------------------------------------------------------------
 
     def with_latency(self, latency: Latency) -> Scorer:
         return self._again(self._base.with_latency(latency))
@@ -216,7 +282,9 @@ class MixScorer(Scorer):
         changed.known_families = self.known_families
         return changed
 
-    def with_acceptance(self, acceptance: AcceptanceEstimator, context: AcceptanceContext | None = None) -> Scorer:
+    def with_acceptance(
+        self, acceptance: AcceptanceEstimator, context: AcceptanceContext | None = None
+    ) -> Scorer:
         changed = super().with_acceptance(acceptance, context)
         assert isinstance(changed, MixScorer)
         changed._served = None
@@ -255,7 +323,9 @@ def held_alone(
     """
     served, found = replace(workload, memory_fraction=mix.memory_fraction), {}
     for part in mix.parts:
-        held = found[part] = held_by(engine_facts(latency.engine), target, device, _at(served, part), None)
+        held = found[part] = held_by(
+            engine_facts(latency.engine), target, device, _at(served, part), None
+        )
         Load.of(part, (held, held), latency.largest_batch).check(part)
     return found
 
@@ -267,7 +337,17 @@ def _at(workload: Any, part: LoadPart) -> Any:
 def _part_score(each: ServedPart) -> PartScore:
     best, plain = each.best, each.plain
     return PartScore(
-        name=each.part.name, weight=each.part.weight, context=each.context, running=best.running, gamma=each.gamma,
-        alpha=each.alpha, tau=each.tau if each.gamma else 1.0, speedup=each.speedup, tpot_s=best.tpot_s,
-        plain_tpot_s=plain.tpot_s, ttft_s=best.ttft_s, tokens_per_s=best.tokens_per_s, plain_tokens_per_s=plain.tokens_per_s,
-    )  # fmt: skip
+        name=each.part.name,
+        weight=each.part.weight,
+        context=each.context,
+        running=best.running,
+        gamma=each.gamma,
+        alpha=each.alpha,
+        tau=each.tau if each.gamma else 1.0,
+        speedup=each.speedup,
+        tpot_s=best.tpot_s,
+        plain_tpot_s=plain.tpot_s,
+        ttft_s=best.ttft_s,
+        tokens_per_s=best.tokens_per_s,
+        plain_tokens_per_s=plain.tokens_per_s,
+    )

@@ -1,4 +1,5 @@
-"""Services of one target and drafter: what its prompts add, and its rounds by batch size, with a gamma and without a draft."""
+"""Services of one target and drafter: what its prompts add, and its rounds by batch size, with a
+gamma and without a draft."""
 
 from __future__ import annotations
 
@@ -17,16 +18,21 @@ from archsearch.traffic.steady import MOST_RUNNING, RoundTokens, Service
 from archsearch.traffic.times import RoundTimes, ladder, round_times
 from archsearch.workload import Workload
 
-CHUNK: Final = 8192  # prompt tokens of one step; longer prompts are read in several (vLLM's max_num_batched_tokens)
+# prompt tokens of one step; longer prompts are read in several (vLLM's max_num_batched_tokens)
+CHUNK: Final = 8192
 LARGEST: Final = 512  # batch sizes are priced up to this one
 
 
-def prefill_s(latency: Any, target: Architecture, draft: Draft | None, workload: Workload, prompt_tokens: int) -> float:
-    """Seconds that a prompt adds: the target's pass over it, and the draft's, which keeps a cache of its own.
+def prefill_s(
+    latency: Any, target: Architecture, draft: Draft | None, workload: Workload, prompt_tokens: int
+) -> float:
+    """Seconds that a prompt adds: the target's pass over it, and the draft's, which keeps a cache
+    of its own.
 
-    Where passes are composed of kernels, or an engine's own were measured, and prompts share a step with the requests that decode
-    (`workload.batch_size` of them), only what the step takes longer is charged: its weights are read once. An engine that
-    expands the batch reads prompts by themselves.
+    Where passes are composed of kernels, or an engine's own were measured, and prompts share a step
+    with the requests that decode (`workload.batch_size` of them), only what the step takes longer
+    is charged: its weights are read once. An engine that expands the batch reads prompts by
+    themselves.
     """
     if prompt_tokens < 1:
         return 0.0
@@ -36,17 +42,24 @@ def prefill_s(latency: Any, target: Architecture, draft: Draft | None, workload:
         total += _chunk_s(latency, target, workload, tokens, read)
         read += tokens
     drafter = as_drafter(draft) if draft is not None else None
-    return total + (_draft_prefill_s(latency, drafter, workload, prompt_tokens) if drafter is not None else 0.0)
+    return total + (
+        _draft_prefill_s(latency, drafter, workload, prompt_tokens) if drafter is not None else 0.0
+    )
 
 
-def _chunk_s(latency: Any, target: Architecture, workload: Workload, tokens: int, cached: int) -> float:
+def _chunk_s(
+    latency: Any, target: Architecture, workload: Workload, tokens: int, cached: int
+) -> float:
     composed = getattr(latency, "composed_", None)
     alone = bool(latency.rounds is not None and latency.rounds.costs.expands)
     own = getattr(latency, "engine_", None)
     if own is not None and not alone:  # a step of so many rows more
         rows = (workload.batch_size + tokens, workload.batch_size)
         more, less = (
-            own.forward_s(target, batch=1, tokens=count, context=cached, cold=True, is_target=True).value for count in rows
+            own.forward_s(
+                target, batch=1, tokens=count, context=cached, cold=True, is_target=True
+            ).value
+            for count in rows
         )
         return max(0.0, float(more - less))
     if composed is None or alone:
@@ -54,7 +67,9 @@ def _chunk_s(latency: Any, target: Architecture, workload: Workload, tokens: int
     decoding = Part(workload.batch_size, 1, workload.context_len)
     prompt = Part(1, tokens, cached, 1)
     together = composed.step_s(target, [decoding, prompt], workload.tensor_parallel).value
-    return max(0.0, float(together - composed.step_s(target, [decoding], workload.tensor_parallel).value))
+    return max(
+        0.0, float(together - composed.step_s(target, [decoding], workload.tensor_parallel).value)
+    )
 
 
 def _pass_s(latency: Any, arch: Architecture, tokens: int, cached: int, ranks: int) -> float:
@@ -71,8 +86,15 @@ def _draft_prefill_s(latency: Any, drafter: Drafter, workload: Workload, tokens:
     ranks = latency.facts.ranks_of_draft(workload)
     if drafter.model is not None:
         return _pass_s(latency, latency.facts.served_draft(drafter.model), tokens, 0, ranks)
-    rows = replace(rows_of(latency, replace(workload, batch_size=1, context_len=0), 1), gamma=max(1, tokens - 1))
-    first = drafter.plan(rows).first if drafter.architecture.num_hidden_layers and drafter.has_layers else None
+    rows = replace(
+        rows_of(latency, replace(workload, batch_size=1, context_len=0), 1),
+        gamma=max(1, tokens - 1),
+    )
+    first = (
+        drafter.plan(rows).first
+        if drafter.architecture.num_hidden_layers and drafter.has_layers
+        else None
+    )
     return float(latency.ops_s(first).value) if first is not None else 0.0
 
 
@@ -91,19 +113,29 @@ def times_over_batches(
     *,
     sizes: Sequence[int] | None = None,
 ) -> RoundTimes:
-    """Seconds of rounds at each of `gammas`, in `workload`'s context, at batch sizes up to `largest` or at `sizes`."""
+    """Seconds of rounds at each of `gammas`, in `workload`'s context, at batch sizes up to
+    `largest` or at `sizes`."""
     at = tuple(sizes) if sizes is not None else batch_ladder(largest)
-    return round_times(latency, target, draft, [replace(workload, batch_size=size) for size in at], at, gammas)
+    return round_times(
+        latency, target, draft, [replace(workload, batch_size=size) for size in at], at, gammas
+    )
 
 
-def plain_service(times: RoundTimes, prefill: float, output_tokens: float, held: int | None = None) -> Service:
+def plain_service(
+    times: RoundTimes, prefill: float, output_tokens: float, held: int | None = None
+) -> Service:
     """The server without a draft."""
     most = held if held is not None else MOST_RUNNING
     return Service(times.at, times.decode, RoundTokens(), prefill, output_tokens, most)
 
 
 def drafting_service(
-    times: RoundTimes, gamma: int, tokens: RoundTokens, prefill: float, output_tokens: float, held: int | None = None
+    times: RoundTimes,
+    gamma: int,
+    tokens: RoundTokens,
+    prefill: float,
+    output_tokens: float,
+    held: int | None = None,
 ) -> Service:
     """The server that drafts `gamma` tokens a round; 0: with the draft loaded and idle."""
     if gamma == 0:

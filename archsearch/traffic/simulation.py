@@ -1,8 +1,10 @@
-"""A server of continuous batching, event by event: what `traffic.steady` says in closed form, by chance and without its means.
+"""A server of continuous batching, event by event: what `traffic.steady` says in closed form, by
+chance and without its means.
 
-Requests arrive and wait until memory holds one more. Every step reads prompts up to a budget of tokens, oldest first, beside one
-round of all requests that decode; it takes the round's seconds at their number and, for the prompt tokens in it, their share of
-what the prompts add. A prompt that was read gives the first token; a round gives each request 1 to gamma + 1 tokens by chance.
+Requests arrive and wait until memory holds one more. Every step reads prompts up to a budget of
+tokens, oldest first, beside one round of all requests that decode; it takes the round's seconds at
+their number and, for the prompt tokens in it, their share of what the prompts add. A prompt that
+was read gives the first token; a round gives each request 1 to gamma + 1 tokens by chance.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ BEHIND: Final = 2.0  # a server that needs as many times the arrivals' span is f
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """Means over requests (`ttft_p99_s`: the 99th percentile), and over time of requests that decode. `full`: it did not keep up
-    with the arrivals."""
+    """Means over requests (`ttft_p99_s`: the 99th percentile), and over time of requests that
+    decode. `full`: it did not keep up with the arrivals."""
 
     requests: int
     running: float
@@ -59,7 +61,9 @@ class _Server:
     decoding: list[_Served] = field(default_factory=list)
     done: list[_Served] = field(default_factory=list)
     wake: Any = None
-    steps: list[tuple[float, float, int]] = field(default_factory=list)  # end, seconds, requests that decoded
+    steps: list[tuple[float, float, int]] = field(
+        default_factory=list
+    )  # end, seconds, requests that decoded
 
     def arrive(self, request: Request) -> None:
         tokens = max(request.prompt_tokens, 1)
@@ -125,13 +129,20 @@ class _Server:
 
 
 def simulate(
-    service: Service, requests: Sequence[Request], *, read_s: Callable[[int], float] | None = None, seed: int = 0
+    service: Service,
+    requests: Sequence[Request],
+    *,
+    read_s: Callable[[int], float] | None = None,
+    seed: int = 0,
 ) -> Simulated:
-    """Serve `requests`; `read_s`: seconds that a prompt of so many tokens adds (default: the service's mean for every prompt)."""
+    """Serve `requests`; `read_s`: seconds that a prompt of so many tokens adds (default: the
+    service's mean for every prompt)."""
     import simpy
 
     env = simpy.Environment()
-    server = _Server(env, service, read_s or (lambda tokens: service.prefill_s), np.random.default_rng(seed))
+    server = _Server(
+        env, service, read_s or (lambda tokens: service.prefill_s), np.random.default_rng(seed)
+    )
 
     def arrivals() -> Generator[Any, Any, None]:
         for request in requests:
@@ -161,7 +172,9 @@ def _counted(server: _Server, requests: Sequence[Request]) -> Simulated:
     return Simulated(
         requests=len(counted),
         running=_running(server, start, span) if span > start else float(len(counted)),
-        tpot_s=statistics.fmean((each.done_s - each.first_s) / (each.request.output_tokens - 1) for each in long)
+        tpot_s=statistics.fmean(
+            (each.done_s - each.first_s) / (each.request.output_tokens - 1) for each in long
+        )
         if long
         else 0.0,
         ttft_s=statistics.fmean(ttft),
@@ -172,17 +185,22 @@ def _counted(server: _Server, requests: Sequence[Request]) -> Simulated:
 
 
 def _running(server: _Server, start: float, end: float) -> float:
-    """Requests that decode at once, from the first arrival that counts to the last: neither the warm-up
-    nor the end, when nobody arrives any more."""
-    inside = [(min(at, end) - max(at - seconds, start), running) for at, seconds, running in server.steps]
+    """Requests that decode at once, from the first arrival that counts to the last: neither the
+    warm-up nor the end, when nobody arrives any more."""
+    inside = [
+        (min(at, end) - max(at - seconds, start), running) for at, seconds, running in server.steps
+    ]
     return sum(seconds * running for seconds, running in inside if seconds > 0.0) / (end - start)
 
 
-def poisson(rate: float, count: int, prompt: Lengths, output: Lengths, seed: int = 0) -> list[Request]:
+def poisson(
+    rate: float, count: int, prompt: Lengths, output: Lengths, seed: int = 0
+) -> list[Request]:
     """`count` requests that arrive at random, `rate` a second."""
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(rng.exponential(1.0 / rate, size=count))
     lengths = zip(prompt.sample(rng, count), output.sample(rng, count), strict=True)
     return [
-        Request(float(at - arrivals[0]), asked, max(1, written)) for at, (asked, written) in zip(arrivals, lengths, strict=True)
+        Request(float(at - arrivals[0]), asked, max(1, written))
+        for at, (asked, written) in zip(arrivals, lengths, strict=True)
     ]

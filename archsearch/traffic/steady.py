@@ -1,24 +1,29 @@
-"""A server in steady state: how many requests run, from the requests per second that arrive or from a fixed number in flight.
+"""A server in steady state: how many requests run, from the requests per second that arrive or from
+a fixed number in flight.
 
-With P seconds of prefill a request, R rounds a request and rounds of r(b) seconds while b requests decode:
+With P seconds of prefill a request, R rounds a request and rounds of r(b) seconds while b requests
+decode:
 
-    fixed number c in flight     seconds a request = P + S r(c) / c          (every slot is refilled at once)
-    x requests per second        b = x R r(1 + b) / (1 - x P)                (Little's law; prefills take the share x P)
+    fixed number c in flight    seconds a request = P + S r(c) / c  (every slot is refilled at once)
+    x requests per second  b = x R r(1 + b) / (1 - x P)  (Little's law; prefills take the share x P)
 
-S = R + 1 where prompts are read in the steps of those that decode, P being what they add to a step; else R.
+S = R + 1 where prompts are read in the steps of those that decode, P being what they add to a step;
+else R.
 
-A request that arrives at random sees b others beside itself, hence 1 + b (exact where a round takes as long as it has requests:
-processor sharing).
+A request that arrives at random sees b others beside itself, hence 1 + b (exact where a round takes
+as long as it has requests: processor sharing).
 
-R = (L - 1) / tau + (E[X^2] - tau) / (2 tau^2) for L output tokens, the first of them from the prefill, and X tokens a round: the
-last round of an answer ends beyond its end (renewal theory). A plain step is a round with tau = 1.
+R = (L - 1) / tau + (E[X^2] - tau) / (2 tau^2) for L output tokens, the first of them from the
+prefill, and X tokens a round: the last round of an answer ends beyond its end (renewal theory). A
+plain step is a round with tau = 1.
 
-Waiting for one of the slots that memory holds is M/G/c with a rate of service that depends on how many are in: a birth-death
-chain gives the chance to wait (Erlang-C, where a request takes as long whatever runs beside it), its mean is that of M/M/c times
-(1 + cv^2) / 2 with cv that of a request's work (Allen and Cunneen, 1990), and who waits does so exponentially.
+Waiting for one of the slots that memory holds is M/G/c with a rate of service that depends on how
+many are in: a birth-death chain gives the chance to wait (Erlang-C, where a request takes as long
+whatever runs beside it), its mean is that of M/M/c times (1 + cv^2) / 2 with cv that of a request's
+work (Allen and Cunneen, 1990), and who waits does so exponentially.
 
-Numbers may be arrays that broadcast: of many drafts, of many rates. Held against a discrete-event simulation in
-`traffic.simulation`.
+Numbers may be arrays that broadcast: of many drafts, of many rates. Held against a discrete-event
+simulation in `traffic.simulation`.
 """
 
 from __future__ import annotations
@@ -38,7 +43,9 @@ from archsearch.speedup import accepted_by_position, drifting_positions
 Array = NDArray[np.float64]
 MOST_RUNNING: Final = 1024
 RATES: Final = 48  # looked at for the one above which speculation should be off
-FULL: Final = 0.995  # share of a server's capacity from which on it counts as full: waiting grows without end
+FULL: Final = (
+    0.995  # share of a server's capacity from which on it counts as full: waiting grows without end
+)
 BLOCKS: Final = 64  # of numbers of requests among which the chain is summed
 RARE: Final = 0.01  # of requests that take longer than the 99th percentile
 HALVINGS: Final = 60  # of the range in which the number that runs is looked for: to the last digits
@@ -46,17 +53,23 @@ HALVINGS: Final = 60  # of the range in which the number that runs is looked for
 
 @dataclass(frozen=True)
 class RoundTokens:
-    """Tokens of a round: `reach[i]` is the chance (a number, or an array of many drafts) that a round gives more than i + 1 of
-    them; () for plain steps."""
+    """Tokens of a round: `reach[i]` is the chance (a number, or an array of many drafts) that a
+    round gives more than i + 1 of them; () for plain steps."""
 
     reach: tuple[Any, ...] = ()
 
     @classmethod
     def of(cls, alpha: Any, drift: float, gamma: int, share: float = 1.0) -> RoundTokens:
-        """Of a drafter with `alpha`, its drift in logit per position, that drafts in `share` of rounds."""
+        """Of a drafter with `alpha`, its drift in logit per position, that drafts in `share` of
+        rounds."""
         if gamma < 1:
             return cls()
-        return cls(tuple(share * chance for chance in accepted_by_position(drifting_positions(alpha, drift, gamma))))
+        return cls(
+            tuple(
+                share * chance
+                for chance in accepted_by_position(drifting_positions(alpha, drift, gamma))
+            )
+        )
 
     @cached_property
     def tau(self) -> Any:
@@ -76,9 +89,9 @@ class RoundTokens:
 
 @dataclass(frozen=True)
 class Service:
-    """What a server does for a request. `at`: batch sizes, ascending; `round_s`: seconds of a round at each, [sizes] or
-    [sizes, drafts]; `prefill_s`: seconds that a request's prompt adds; `output_tokens`: mean; `held`: most requests that memory
-    holds; both of all or [drafts]."""
+    """What a server does for a request. `at`: batch sizes, ascending; `round_s`: seconds of a round
+    at each, [sizes] or [sizes, drafts]; `prefill_s`: seconds that a request's prompt adds;
+    `output_tokens`: mean; `held`: most requests that memory holds; both of all or [drafts]."""
 
     at: Array
     round_s: Array
@@ -86,7 +99,8 @@ class Service:
     prefill_s: Any
     output_tokens: float
     held: Any = MOST_RUNNING
-    shares_steps: bool = True  # prompts are read in the steps of those that decode; else in steps of their own, first
+    # prompts are read in the steps of those that decode; else in steps of their own, first
+    shares_steps: bool = True
     output_cv2: float = 0.0  # squared coefficient of variation of the output's length
 
     @cached_property  # asked at every step of every fixed point
@@ -96,12 +110,14 @@ class Service:
 
     @property
     def steps(self) -> Any:
-        """Steps a request takes part in: its rounds, and the one in which its prompt is read where prompts share them."""
+        """Steps a request takes part in: its rounds, and the one in which its prompt is read where
+        prompts share them."""
         return self.rounds + (1.0 if self.shares_steps else 0.0)
 
     def round_at(self, running: Any) -> Any:
-        """Seconds of a round while `running` requests decode: between the batch sizes that are known, and by the slope over the
-        upper half of them beyond: from one to the next a batch may take less, where one was measured and the other was not."""
+        """Seconds of a round while `running` requests decode: between the batch sizes that are
+        known, and by the slope over the upper half of them beyond: from one to the next a batch may
+        take less, where one was measured and the other was not."""
         at, last = self.at, len(self.at) - 1
         if not last:
             return self.round_s[0]
@@ -117,7 +133,9 @@ class Service:
 
     def requests_per_s(self, running: Any) -> Any:
         """Requests finished a second while `running` of them decode."""
-        return 1.0 / (self.prefill_s + self.steps * self.round_at(running) / np.maximum(running, 1.0))
+        return 1.0 / (
+            self.prefill_s + self.steps * self.round_at(running) / np.maximum(running, 1.0)
+        )
 
     @cached_property
     def most_requests_per_s(self) -> Any:
@@ -135,9 +153,10 @@ def _taken(seconds: Array, rows: Any) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """A server in steady state. `running`: requests that decode at once; `full`: more arrive than it serves, so that waiting has
-    no end and `ttft_s` is infinite. `tpot_s`: seconds per output token after the first, with the prefills in between. `ttft_s` is
-    a mean, `ttft_p99_s` what one in a hundred exceeds: of requests that come by chance, None of a fixed number in flight."""
+    """A server in steady state. `running`: requests that decode at once; `full`: more arrive than
+    it serves, so that waiting has no end and `ttft_s` is infinite. `tpot_s`: seconds per output
+    token after the first, with the prefills in between. `ttft_s` is a mean, `ttft_p99_s` what one
+    in a hundred exceeds: of requests that come by chance, None of a fixed number in flight."""
 
     requests_per_s: Any
     running: Any
@@ -151,7 +170,9 @@ class Steady:
     def where(self, which: NDArray[np.bool_], other: Steady) -> Steady:
         """This where `which` says so, else the other."""
         pairs = [(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
-        return Steady(*(None if mine is None else _number(np.where(which, mine, its)) for mine, its in pairs))
+        return Steady(
+            *(None if mine is None else _number(np.where(which, mine, its)) for mine, its in pairs)
+        )
 
 
 def in_flight(service: Service, concurrency: Any) -> Steady:
@@ -163,17 +184,23 @@ def in_flight(service: Service, concurrency: Any) -> Steady:
         raise ArchsearchError(f"at least 1 request must be in flight, got {concurrency}")
     running = np.minimum(concurrency, service.held)
     rate = service.requests_per_s(running)
-    together = 1.0 + (running - 1.0) / (2.0 * np.maximum(service.rounds, 1.0))  # prefills of those that ended in the same round
-    reading = together * service.prefill_s + (service.steps - service.rounds) * service.round_at(running)
+    together = 1.0 + (running - 1.0) / (
+        2.0 * np.maximum(service.rounds, 1.0)
+    )  # prefills of those that ended in the same round
+    reading = together * service.prefill_s + (service.steps - service.rounds) * service.round_at(
+        running
+    )
     ttft = (concurrency - running) / rate + reading
     return _steady(service, running, running / rate - reading, ttft, None, rate, 1.0)
 
 
 def slot_waiting(service: Service, requests_per_s: Any) -> tuple[Any, Any]:
-    """The chance that a request finds all slots taken, and the mean seconds that it then waits for one.
+    """The chance that a request finds all slots taken, and the mean seconds that it then waits for
+    one.
 
-    The chain is summed from all slots taken downwards, in BLOCKS of numbers of requests between which the rate of service is
-    taken to be the same (exact up to BLOCKS slots). Below what is served: see FULL.
+    The chain is summed from all slots taken downwards, in BLOCKS of numbers of requests between
+    which the rate of service is taken to be the same (exact up to BLOCKS slots). Below what is
+    served: see FULL.
     """
     held = np.asarray(service.held, dtype=float)
     size = np.maximum(held / BLOCKS, 1.0)
@@ -188,50 +215,78 @@ def slot_waiting(service: Service, requests_per_s: Any) -> tuple[Any, Any]:
         below = below + np.where(at > 0.5, np.exp(np.minimum(log_share, 500.0)) * states, 0.0)
         log_share = log_share + size * np.log(ratio)
     above = 1.0 / (1.0 - np.minimum(requests_per_s / top, FULL))
-    work = service.output_cv2 + (service.tokens.square / service.tokens.tau**2 - 1.0) / np.maximum(service.rounds, 1.0)
+    work = service.output_cv2 + (service.tokens.square / service.tokens.tau**2 - 1.0) / np.maximum(
+        service.rounds, 1.0
+    )
     waited = (1.0 + work) / 2.0 / np.maximum(top - requests_per_s, (1.0 - FULL) * top)
     return above / (above + below), waited
 
 
 def at_rate(service: Service, requests_per_s: Any) -> Steady:
-    """`requests_per_s` arriving at random (Poisson), one rate or one each; the operating point by fixed point.
+    """`requests_per_s` arriving at random (Poisson), one rate or one each; the operating point by
+    fixed point.
 
     Raises ArchsearchError for a rate that is not positive.
     """
     if not np.all(np.greater(requests_per_s, 0.0) & np.isfinite(requests_per_s)):
-        raise ArchsearchError(f"requests per second must be a positive number, got {requests_per_s}")
+        raise ArchsearchError(
+            f"requests per second must be a positive number, got {requests_per_s}"
+        )
     most = service.most_requests_per_s
     full = requests_per_s >= FULL * most
-    prefilling = np.minimum(requests_per_s * service.prefill_s, 1.0 - 1e-9)  # of those that are full: not used
+    prefilling = np.minimum(
+        requests_per_s * service.prefill_s, 1.0 - 1e-9
+    )  # of those that are full: not used
     low, high = 0.0 * (most + requests_per_s), service.held + 0.0 * (most + requests_per_s)
     for _ in range(HALVINGS):
         middle = (low + high) / 2.0
-        needed = requests_per_s * service.rounds * service.round_at(np.minimum(middle + 1.0, service.held)) / (1.0 - prefilling)
+        needed = (
+            requests_per_s
+            * service.rounds
+            * service.round_at(np.minimum(middle + 1.0, service.held))
+            / (1.0 - prefilling)
+        )
         enough = middle - needed >= 0.0
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     round_s = service.round_at(np.minimum(high + 1.0, service.held))
     decoding = service.rounds * round_s / (1.0 - prefilling)
-    waits = prefilling * service.prefill_s / (2.0 * (1.0 - prefilling))  # behind other prompts (M/D/1)
-    if service.shares_steps:  # prompts of one step end together: later than by turns, whose mean wait is the same
+    waits = (
+        prefilling * service.prefill_s / (2.0 * (1.0 - prefilling))
+    )  # behind other prompts (M/D/1)
+    if (
+        service.shares_steps
+    ):  # prompts of one step end together: later than by turns, whose mean wait is the same
         waits = waits * (1.0 + prefilling / (1.0 + prefilling))
     busy = np.minimum(1.0, prefilling + (1.0 - prefilling) * (1.0 - np.exp(-high)))
-    step_s = round_s / (1.0 - prefilling)  # with the prompts in it; a prompt waits for one and is read in the next
+    step_s = round_s / (
+        1.0 - prefilling
+    )  # with the prompts in it; a prompt waits for one and is read in the next
     chance, waited = slot_waiting(service, np.minimum(requests_per_s, FULL * most))
     read = service.prefill_s + waits + step_s * (0.5 * busy + service.steps - service.rounds)
-    behind = service.prefill_s / (2.0 * (1.0 - prefilling)) * np.log(np.maximum(prefilling / RARE, 1.0))
+    behind = (
+        service.prefill_s / (2.0 * (1.0 - prefilling)) * np.log(np.maximum(prefilling / RARE, 1.0))
+    )
     late = read + np.maximum(waited * np.log(np.maximum(chance / RARE, 1.0)), behind - waits)
-    open_ = _steady(service, high, decoding, read + chance * waited, late, requests_per_s, requests_per_s / most)
+    open_ = _steady(
+        service, high, decoding, read + chance * waited, late, requests_per_s, requests_per_s / most
+    )
     if not np.any(full):
         return open_
     shut = replace(in_flight(service, service.held), ttft_s=np.inf, ttft_p99_s=np.inf, full=True)
     return replace(shut, utilisation=requests_per_s / most).where(full, open_)
 
 
-def _steady(service: Service, running: Any, decoding: Any, ttft: Any, late: Any, rate: Any, used: Any) -> Steady:
+def _steady(
+    service: Service, running: Any, decoding: Any, ttft: Any, late: Any, rate: Any, used: Any
+) -> Steady:
     tpot = decoding / max(service.output_tokens - 1.0, 1.0)
-    numbers = [_number(each) for each in (rate, running, tpot, ttft, rate * service.output_tokens, used)]
+    numbers = [
+        _number(each) for each in (rate, running, tpot, ttft, rate * service.output_tokens, used)
+    ]
     requests, decode, token, first, given, share = numbers
-    return Steady(requests, decode, token, first, given, share, False, None if late is None else _number(late))
+    return Steady(
+        requests, decode, token, first, given, share, False, None if late is None else _number(late)
+    )
 
 
 def _number(value: Any) -> Any:
@@ -240,8 +295,9 @@ def _number(value: Any) -> Any:
 
 
 def crossing_rate(plain: Service, drafting: Sequence[Service]) -> float | None:
-    """Requests per second above which a token takes no longer without drafting, whichever of `drafting` (one a gamma) is
-    taken: where speculation should be off. None where drafting is faster at every rate that is served; 0 where it never is."""
+    """Requests per second above which a token takes no longer without drafting, whichever of
+    `drafting` (one a gamma) is taken: where speculation should be off. None where drafting is
+    faster at every rate that is served; 0 where it never is."""
     able = max(service.most_requests_per_s for service in drafting)
     top = min(plain.most_requests_per_s, able) * FULL * 0.999
     rates = np.geomspace(top / 200.0, top, RATES)
@@ -255,4 +311,6 @@ def crossing_rate(plain: Service, drafting: Sequence[Service]) -> float | None:
         if before > 1.0 >= after:
             share = math.log(before) / (math.log(before) - math.log(after))
             return rate + share * (after_rate - rate)
-    return top if able < plain.most_requests_per_s else None  # full while the plain server still keeps up
+    return (
+        top if able < plain.most_requests_per_s else None
+    )  # full while the plain server still keeps up

@@ -1,7 +1,9 @@
-"""What plain steps and rounds take over many conditions at once: priced at a ladder of them, read off in between.
+"""What plain steps and rounds take over many conditions at once: priced at a ladder of them, read
+off in between.
 
-Kernels of one batch are priced in milliseconds, so a curve of hundreds of points is priced at some tens (`ladder`) and read off
-in between, straight in the logarithms of both axes; std likewise. Everything is [conditions] or [conditions, gammas], seconds.
+Kernels of one batch are priced in milliseconds, so a curve of hundreds of points is priced at some
+tens (`ladder`) and read off in between, straight in the logarithms of both axes; std likewise.
+Everything is [conditions] or [conditions, gammas], seconds.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ LEAST: Final = 1e-9  # seconds; keeps logarithms of what takes nothing finite
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """Seconds of `target` and `drafter` at `at` (ascending batch sizes, or contexts). `idle`: what the loaded draft costs a step
-    that drafts nothing. `source`: the weakest of all."""
+    """Seconds of `target` and `drafter` at `at` (ascending batch sizes, or contexts). `idle`: what
+    the loaded draft costs a step that drafts nothing. `source`: the weakest of all."""
 
     at: Array
     gammas: tuple[int, ...]
@@ -72,11 +74,21 @@ class RoundTimes:
         return replace(self, at=wanted, host_bound=bound, **times)
 
 
-ARRAYS: Final = ("decode", "decode_std", "idle", "draft", "verify", "verify_std", "round", "round_std")
+ARRAYS: Final = (
+    "decode",
+    "decode_std",
+    "idle",
+    "draft",
+    "verify",
+    "verify_std",
+    "round",
+    "round_std",
+)
 
 
 def ladder(low: int, high: int, *, exact: int = EXACT) -> tuple[int, ...]:
-    """Whole numbers from `low` to `high`: each up to `exact`, then about four an octave, and both ends."""
+    """Whole numbers from `low` to `high`: each up to `exact`, then about four an octave, and both
+    ends."""
     found, at = set(range(low, min(exact, high) + 1)) | {low, high}, float(max(low, exact, 1))
     while at < high:
         found.add(round(at))
@@ -85,10 +97,15 @@ def ladder(low: int, high: int, *, exact: int = EXACT) -> tuple[int, ...]:
 
 
 def round_times(
-    latency: Any, target: Architecture, draft: Draft, workloads: Sequence[Workload], at: Sequence[int], gammas: Sequence[int]
+    latency: Any,
+    target: Architecture,
+    draft: Draft,
+    workloads: Sequence[Workload],
+    at: Sequence[int],
+    gammas: Sequence[int],
 ) -> RoundTimes:
-    """The times under each of `workloads`, which stand at `at`. A drafter that cannot draft some of `gammas` is asked for the
-    rest; all kernels are priced together."""
+    """The times under each of `workloads`, which stand at `at`. A drafter that cannot draft some of
+    `gammas` is asked for the rest; all kernels are priced together."""
     drafter = as_drafter(draft)
     able = drafter.gammas(tuple(gammas))
     _prepare(latency, target, drafter, workloads, able)
@@ -97,7 +114,10 @@ def round_times(
     bounds, source = [], "modelled"
     for workload in workloads:
         plain = latency.decode_s(target, workload)
-        rounds = [latency.round(target, asked, workload, gamma, latency.verify_s(target, workload, gamma)) for gamma in able]
+        rounds = [
+            latency.round(target, asked, workload, gamma, latency.verify_s(target, workload, gamma))
+            for gamma in able
+        ]
         rows["decode"].append(plain.value)
         rows["decode_std"].append(plain.std)
         rows["idle"].append(latency.idle_s(target, asked, workload).value)
@@ -113,11 +133,21 @@ def round_times(
         source = rounds[0].round_s.source if rounds else source
     arrays = {name: np.asarray(values, dtype=float) for name, values in rows.items()}
     return RoundTimes(
-        at=np.asarray(at, dtype=float), gammas=able, source=source, host_bound=np.asarray(bounds, dtype=bool), **arrays
+        at=np.asarray(at, dtype=float),
+        gammas=able,
+        source=source,
+        host_bound=np.asarray(bounds, dtype=bool),
+        **arrays,
     )
 
 
-def _prepare(latency: Any, target: Architecture, drafter: Drafter, workloads: Sequence[Workload], gammas: Sequence[int]) -> None:
+def _prepare(
+    latency: Any,
+    target: Architecture,
+    drafter: Drafter,
+    workloads: Sequence[Workload],
+    gammas: Sequence[int],
+) -> None:
     """Tell a model of kernels which passes will be asked for."""
     if not hasattr(latency, "prepare"):
         return
@@ -133,7 +163,10 @@ def _prepare(latency: Any, target: Architecture, drafter: Drafter, workloads: Se
 
 
 def _target_parts(
-    target: Architecture, workloads: Sequence[Workload], gammas: Sequence[int], rounds: EngineRounds | None
+    target: Architecture,
+    workloads: Sequence[Workload],
+    gammas: Sequence[int],
+    rounds: EngineRounds | None,
 ) -> Iterable[tuple[Architecture, Part, int]]:
     for workload in workloads:
         for gamma in (0, *gammas):
@@ -146,4 +179,7 @@ def _draft_parts(
 ) -> list[tuple[Architecture, Part, int]]:
     served, ranks = latency.facts.served_draft(model), latency.facts.ranks_of_draft(workload)
     tokens = {latency.first_tokens(gamma) for gamma in gammas} | {1}
-    return [(served, Part(workload.batch_size, count, workload.context_len, 1), ranks) for count in sorted(tokens)]
+    return [
+        (served, Part(workload.batch_size, count, workload.context_len, 1), ranks)
+        for count in sorted(tokens)
+    ]

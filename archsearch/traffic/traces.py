@@ -1,8 +1,9 @@
-"""Traces of requests: when each arrived, how long its prompt and its answer were. The usual forms load:
+"""Traces of requests: when each arrived, how long its prompt and its answer were. The usual forms
+load:
 
 | form | file | fields |
 |---|---|---|
-| vLLM's `bench serve --save-detailed` | JSON | `input_lens`, `output_lens`, `start_times` (without: even over `duration`) |
+| vLLM's `bench serve --save-detailed` | JSON | lengths, `start_times` or `duration` |
 | Mooncake | JSON lines | `timestamp` (ms), `input_length`, `output_length` |
 | BurstGPT | CSV | `Timestamp` (s), `Request tokens`, `Response tokens` |
 
@@ -22,7 +23,10 @@ from typing import Any, Final
 from archsearch.errors import ArchsearchError
 from archsearch.traffic.lengths import Lengths
 
-FORMS: Final = "vLLM's bench serve JSON, Mooncake's JSON lines (timestamp, input_length, output_length) or BurstGPT's CSV"
+FORMS: Final = (
+    "vLLM's bench serve JSON, Mooncake's JSON lines (timestamp, input_length, output_length) or"
+    " BurstGPT's CSV"
+)
 BINS: Final = 64
 
 
@@ -60,8 +64,8 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Raises ArchsearchError for a file of none of the forms, arrivals out of order, negative lengths, or fewer than two
-    requests."""
+    """Raises ArchsearchError for a file of none of the forms, arrivals out of order, negative
+    lengths, or fewer than two requests."""
     try:
         text = path.read_text(encoding="utf-8-sig")  # spreadsheets begin with a mark
     except OSError as error:
@@ -86,7 +90,9 @@ def _rows(text: str, path: Path) -> tuple[list[tuple[float, float, float]], str]
         try:
             return _burst(text.splitlines(), path)
         except csv.Error as error:
-            raise ArchsearchError(f"the trace {path} is no CSV ({error}); it must be {FORMS}") from None
+            raise ArchsearchError(
+                f"the trace {path} is no CSV ({error}); it must be {FORMS}"
+            ) from None
     raise ArchsearchError(f"the trace {path} is none that is known here; it must be {FORMS}")
 
 
@@ -97,13 +103,21 @@ def _vllm(data: Mapping[str, Any], path: Path) -> tuple[list[tuple[float, float,
         (duration,) = _numbers({"duration": [data.get("duration", 0.0)]}, "duration", path)
         if not 0 < duration < math.inf:
             raise ArchsearchError(
-                f"the trace {path} does not say when requests arrived: it has neither start_times nor a duration (seconds)"
+                f"the trace {path} does not say when requests arrived: it has neither start_times"
+                " nor a duration (seconds)"
             )
         starts = [duration * i / max(len(prompts), 1) for i in range(len(prompts))]
-        note = f"{path.name} does not say when requests arrived: spread evenly over its {duration:g} s"
+        note = (
+            f"{path.name} does not say when requests arrived: spread evenly over its {duration:g} s"
+        )
     if not len(prompts) == len(answers) == len(starts):
-        raise ArchsearchError(f"the trace {path}: {len(starts)} arrivals, {len(prompts)} prompts and {len(answers)} answers")
-    rows = sorted(zip(starts, prompts, answers, strict=True))  # they came as they ended; a benchmark's clock is its own
+        raise ArchsearchError(
+            f"the trace {path}: {len(starts)} arrivals, {len(prompts)} prompts and {len(answers)}"
+            " answers"
+        )
+    rows = sorted(
+        zip(starts, prompts, answers, strict=True)
+    )  # they came as they ended; a benchmark's clock is its own
     return rows, note
 
 
@@ -112,7 +126,9 @@ def _numbers(data: Mapping[str, Any], name: str, path: Path) -> list[float]:
     try:
         return [float(value) for value in data.get(name) or []]
     except (TypeError, ValueError, OverflowError):
-        raise ArchsearchError(f"the trace {path}: {name} must be numbers, a list of one a request") from None
+        raise ArchsearchError(
+            f"the trace {path}: {name} must be numbers, a list of one a request"
+        ) from None
 
 
 def _mooncake(lines: Iterable[str], path: Path) -> list[tuple[float, float, float]]:
@@ -122,10 +138,17 @@ def _mooncake(lines: Iterable[str], path: Path) -> list[tuple[float, float, floa
             continue
         try:
             data = json.loads(line)
-            rows.append((float(data["timestamp"]) / 1e3, float(data["input_length"]), float(data["output_length"])))
+            rows.append(
+                (
+                    float(data["timestamp"]) / 1e3,
+                    float(data["input_length"]),
+                    float(data["output_length"]),
+                )
+            )
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
             raise ArchsearchError(
-                f"the trace {path}, line {number}: no timestamp, input_length and output_length; it must be {FORMS}"
+                f"the trace {path}, line {number}: no timestamp, input_length and output_length; it"
+                f" must be {FORMS}"
             ) from None
     return rows
 
@@ -135,7 +158,9 @@ def _burst(lines: list[str], path: Path) -> tuple[list[tuple[float, float, float
     names = {name.strip().lower(): name for name in next(csv.reader(lines[:1]))}
     wanted = [names.get(name) for name in ("timestamp", "request tokens", "response tokens")]
     if None in wanted:
-        raise ArchsearchError(f"the trace {path} has the columns {', '.join(names)}; it must be {FORMS}")
+        raise ArchsearchError(
+            f"the trace {path} has the columns {', '.join(names)}; it must be {FORMS}"
+        )
     for number, line in enumerate(csv.DictReader(lines), start=2):
         try:
             row = tuple(float(line[str(name)]) for name in wanted)
@@ -148,26 +173,37 @@ def _burst(lines: list[str], path: Path) -> tuple[list[tuple[float, float, float
 def _checked(read: list[tuple[float, float, float]], path: Path, note: str) -> Trace:
     rows = [(number, *row) for number, row in enumerate(read, start=1) if row[2] != 0]
     if failed := len(read) - len(rows):
-        note = "; ".join([*([note] if note else []), f"{failed} requests without an answer were left out"])
+        note = "; ".join(
+            [*([note] if note else []), f"{failed} requests without an answer were left out"]
+        )
     if len(rows) < 2:
-        raise ArchsearchError(f"the trace {path} holds {len(rows)} requests with an answer; at least 2 are needed")
+        raise ArchsearchError(
+            f"the trace {path} holds {len(rows)} requests with an answer; at least 2 are needed"
+        )
     began, before = rows[0][1], rows[0][1]
     requests: list[Request] = []
     for number, arrival, prompt, output in rows:
-        if not all(math.isfinite(value) for value in (arrival, prompt, output)) or prompt < 0 or output < 1:
+        if (
+            not all(math.isfinite(value) for value in (arrival, prompt, output))
+            or prompt < 0
+            or output < 1
+        ):
             raise ArchsearchError(
-                f"the trace {path}, request {number}: it arrived at {arrival:g} s with {prompt:g} prompt tokens and {output:g} "
-                "written ones; neither may be negative, and all must be numbers"
+                f"the trace {path}, request {number}: it arrived at {arrival:g} s with {prompt:g}"
+                f" prompt tokens and {output:g} written ones; neither may be negative, and all must"
+                " be numbers"
             )
         if arrival < before:
             raise ArchsearchError(
-                f"the trace {path} is out of order: request {number} arrived at {arrival:g} s, the one before it at "
-                f"{before:g} s; sort it by arrival"
+                f"the trace {path} is out of order: request {number} arrived at {arrival:g} s, the"
+                f" one before it at {before:g} s; sort it by arrival"
             )
         requests.append(Request(arrival - began, int(prompt), int(output)))
         before = arrival
     if requests[-1].arrival_s <= 0:
-        raise ArchsearchError(f"all {len(requests)} requests of the trace {path} arrive at once: it has no rate")
+        raise ArchsearchError(
+            f"all {len(requests)} requests of the trace {path} arrive at once: it has no rate"
+        )
     return Trace(tuple(requests), note)
 
 
@@ -178,4 +214,6 @@ def _binned(values: list[int], what: str) -> Lengths:
         return Lengths.of([float(value) for value in ordered], what=what)
     edges = [round(i * len(ordered) / BINS) for i in range(BINS + 1)]
     parts = [ordered[start:end] for start, end in zip(edges, edges[1:], strict=False)]
-    return Lengths.of([sum(part) / len(part) for part in parts], [len(part) for part in parts], what)
+    return Lengths.of(
+        [sum(part) / len(part) for part in parts], [len(part) for part in parts], what
+    )

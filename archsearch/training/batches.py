@@ -16,8 +16,9 @@ from archsearch.text.cache import CachedSequence
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sequences side by side, right-padded: `input_ids` [rows, width]; `positions` [n] into the flattened inputs, where written
-    tokens are predicted; there `hidden` [n, target hidden], `greedy_ids`, `token_ids` [n]. `tokens`: inputs without padding."""
+    """Sequences side by side, right-padded: `input_ids` [rows, width]; `positions` [n] into the
+    flattened inputs, where written tokens are predicted; there `hidden` [n, target hidden],
+    `greedy_ids`, `token_ids` [n]. `tokens`: inputs without padding."""
 
     input_ids: torch.Tensor
     positions: torch.Tensor
@@ -31,7 +32,9 @@ class Batch:
         if self.input_ids.device == device:
             return self
         values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved: dict[str, Any] = {name: v.to(device) for name, v in values.items() if isinstance(v, torch.Tensor)}
+        moved: dict[str, Any] = {
+            name: v.to(device) for name, v in values.items() if isinstance(v, torch.Tensor)
+        }
         return replace(self, **moved)
 
 
@@ -45,15 +48,21 @@ def make_batch(sequences: Sequence[CachedSequence]) -> Batch:
         input_ids[row, :length] = sequence.token_ids[:-1]
         positions.append(torch.arange(sequence.prompt_tokens - 1, length) + row * width)
     return Batch(
-        input_ids, torch.cat(positions), torch.cat([s.hidden for s in sequences]), torch.cat([s.greedy_ids for s in sequences]),
-        torch.cat([s.written for s in sequences]), sum(len(s) - 1 for s in sequences),
-    )  # fmt: skip
+        input_ids,
+        torch.cat(positions),
+        torch.cat([s.hidden for s in sequences]),
+        torch.cat([s.greedy_ids for s in sequences]),
+        torch.cat([s.written for s in sequences]),
+        sum(len(s) - 1 for s in sequences),
+    )
 
 
 def plan_epoch(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
-    """Indices of the sequences of each batch: neighbours in length together (about 1% padding), batches in random order.
+    """Indices of the sequences of each batch: neighbours in length together (about 1% padding),
+    batches in random order.
 
-    A pure function of its arguments: every draft sees the same batches, and a resumed run goes on where it stopped.
+    A pure function of its arguments: every draft sees the same batches, and a resumed run goes on
+    where it stopped.
     """
     rng = np.random.default_rng([seed, epoch])
     # A little noise on the length mixes who is whose neighbour from epoch to epoch.
@@ -71,8 +80,11 @@ def plan_epoch(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int)
     return [batches[i] for i in rng.permutation(len(batches))]
 
 
-def split_heldout(sequences: Sequence[CachedSequence], count: int) -> tuple[list[CachedSequence], list[CachedSequence]]:
-    """(training, held-out): at most `count` and a tenth of the sequences are held out, the same ones for every draft and seed."""
+def split_heldout(
+    sequences: Sequence[CachedSequence], count: int
+) -> tuple[list[CachedSequence], list[CachedSequence]]:
+    """(training, held-out): at most `count` and a tenth of the sequences are held out, the same
+    ones for every draft and seed."""
     held = min(count, len(sequences) // 10)
     chosen = set(np.random.default_rng(0).permutation(len(sequences))[:held].tolist())
     train = [s for i, s in enumerate(sequences) if i not in chosen]
@@ -91,8 +103,11 @@ def draft_states(draft: Any, batch: Batch) -> torch.Tensor:
     return states.reshape(-1, states.shape[-1])[batch.positions]
 
 
-def greedy_matches(draft: Any, sequences: Sequence[CachedSequence], *, batch_tokens: int = 4096) -> list[np.ndarray]:
-    """Per sequence [n] bool: whether the draft's argmax is the target's greedy token, given the true text before it.
+def greedy_matches(
+    draft: Any, sequences: Sequence[CachedSequence], *, batch_tokens: int = 4096
+) -> list[np.ndarray]:
+    """Per sequence [n] bool: whether the draft's argmax is the target's greedy token, given the
+    true text before it.
 
     One teacher-forced pass; with this along greedy text, any gamma can be replayed afterwards.
     """
@@ -136,21 +151,30 @@ def heldout_divergence(
             states = draft_states(draft, batch)
             for part in torch.arange(len(batch.greedy_ids), device=weight.device).split(512):
                 said = functional.log_softmax(functional.linear(states[part], weight).float(), -1)
-                meant = functional.log_softmax(functional.linear(batch.hidden[part].float(), rows), -1)
+                meant = functional.log_softmax(
+                    functional.linear(batch.hidden[part].float(), rows), -1
+                )
                 nats += float(functional.kl_div(said, meant, reduction="sum", log_target=True))
-            known += len(batch.greedy_ids) if kept is None else int(torch.isin(batch.greedy_ids, kept).sum())
+            known += (
+                len(batch.greedy_ids)
+                if kept is None
+                else int(torch.isin(batch.greedy_ids, kept).sum())
+            )
             count += len(batch.greedy_ids)
     # Of a draft that says what the target says, rounding takes the sum below zero.
     return max(nats, 0.0) / max(count, 1), known / max(count, 1)
 
 
 def by_length(sequences: Sequence[CachedSequence], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices of `sequences` in groups of like length, shortest first: one, or at most `batch_tokens` tokens when padded."""
+    """Indices of `sequences` in groups of like length, shortest first: one, or at most
+    `batch_tokens` tokens when padded."""
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
     start = 0
     while start < len(order):
         stop = start + 1
-        while stop < len(order) and (stop + 1 - start) * len(sequences[order[stop]]) <= batch_tokens:
+        while (
+            stop < len(order) and (stop + 1 - start) * len(sequences[order[stop]]) <= batch_tokens
+        ):
             stop += 1
         yield order[start:stop]
         start = stop
@@ -163,14 +187,16 @@ def autocast(weight: torch.Tensor, enabled: bool | None) -> torch.autocast:
 
 
 class NoisyEmbedding:
-    """Uniform noise on what an embedding answers while its module trains: `alpha` / sqrt(tokens of a row x width) each way
-    (NEFTune, arXiv 2310.05914)."""
+    """Uniform noise on what an embedding answers while its module trains: `alpha` / sqrt(tokens of
+    a row x width) each way (NEFTune, arXiv 2310.05914)."""
 
     def __init__(self, embedding: torch.nn.Module, alpha: float) -> None:
         self.alpha = alpha
         self._handle = embedding.register_forward_hook(self._add)
 
-    def _add(self, module: torch.nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor | None:
+    def _add(
+        self, module: torch.nn.Module, inputs: object, output: torch.Tensor
+    ) -> torch.Tensor | None:
         if not torch.is_grad_enabled():  # a look is no training
             return None
         most = self.alpha / (output.shape[-2] * output.shape[-1]) ** 0.5

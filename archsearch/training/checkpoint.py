@@ -1,4 +1,5 @@
-"""Checkpoints on disk: written whole or not at all, read with one clear line where they are broken."""
+"""Checkpoints on disk: written whole or not at all, read with one clear line where they are
+broken."""
 
 from __future__ import annotations
 
@@ -23,12 +24,15 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
 
 
 def _on_cpu(value: Any) -> Any:
-    """The same state with its tensors in the CPU's memory, so that any machine can go on from it."""
+    """The same state with its tensors in the CPU's memory, so that any machine can go on from
+    it."""
     if isinstance(value, torch.Tensor):
         return value.cpu()
     if isinstance(value, dict):
         return {key: _on_cpu(item) for key, item in value.items()}
-    return type(value)(_on_cpu(item) for item in value) if isinstance(value, list | tuple) else value
+    return (
+        type(value)(_on_cpu(item) for item in value) if isinstance(value, list | tuple) else value
+    )
 
 
 def load_state(path: Path) -> dict[str, Any]:
@@ -36,5 +40,7 @@ def load_state(path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError) as error:
-        raise ArchsearchError(f"cannot read the checkpoint {path}: {str(error).splitlines()[0]}; delete it") from error
+        raise ArchsearchError(
+            f"cannot read the checkpoint {path}: {str(error).splitlines()[0]}; delete it"
+        ) from error
     return state

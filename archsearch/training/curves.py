@@ -1,19 +1,25 @@
-"""Learning curves of acceptance, and where they lead: alpha at a full budget from the first part of it.
+"""Learning curves of acceptance, and where they lead: alpha at a full budget from the first part of
+it.
 
-    logit(alpha(t)) = level + slope x + bend x^2 / 2 + gain [annealed]        x = ln(e(t) / reference tokens)
+    logit(alpha(t)) = level + slope x + bend x^2 / 2 + gain [annealed]
+    x = ln(e(t) / reference tokens)
 
-Acceptance grows about linearly in the logarithm of the training tokens (Scylla, arXiv 2505.07858) and flattens; over the decade
-that a search looks at, the second-order term is enough for that. The four coefficients of a shape are drawn from a normal
-distribution that all shapes of one study share (`CurvePrior`), learnt from the curves that are complete (`fit_prior`: EM for a
-linear mixed model with unstructured covariance, Laird and Ware 1982). The covariance matters: shapes that start late rise
-steeply and end near the others. All is linear and Gaussian, so a prediction and its band are one update.
+Acceptance grows about linearly in the logarithm of the training tokens (Scylla, arXiv 2505.07858)
+and flattens; over the decade that a search looks at, the second-order term is enough for that. The
+four coefficients of a shape are drawn from a normal distribution that all shapes of one study share
+(`CurvePrior`), learnt from the curves that are complete (`fit_prior`: EM for a linear mixed model
+with unstructured covariance, Laird and Ware 1982). The covariance matters: shapes that start late
+rise steeply and end near the others. All is linear and Gaussian, so a prediction and its band are
+one update.
 
-Tokens that were seen before teach less and less (data-constrained scaling, Muennighoff et al., arXiv 2305.16264, equation 5): t
-tokens of a text of u are worth e(t) = u (1 + R (1 - exp(-(t / u - 1) / R))) new ones, never more than (1 + R) u. What comes after
-that is learning by heart; a training ends there (`DistillConfig.patience`), so the curve is that of its best look.
+Tokens that were seen before teach less and less (data-constrained scaling, Muennighoff et al.,
+arXiv 2305.16264, equation 5): t tokens of a text of u are worth e(t) = u (1 + R (1 - exp(-(t / u -
+1) / R))) new ones, never more than (1 + R) u. What comes after that is learning by heart; a
+training ends there (`DistillConfig.patience`), so the curve is that of its best look.
 
-To *rank* shapes trained to the same point, compare alpha there: carrying each curve on adds the noise of its slope (over nine
-shapes rho with the final alpha fell from 0.90 to 0.45). `extrapolate` is for the value: is this draft worth its cost when done?
+To *rank* shapes trained to the same point, compare alpha there: carrying each curve on adds the
+noise of its slope (over nine shapes rho with the final alpha fell from 0.90 to 0.45). `extrapolate`
+is for the value: is this draft worth its cost when done?
 """
 
 from __future__ import annotations
@@ -32,20 +38,25 @@ from archsearch.speedup import alpha_estimate, clamped, logit
 if TYPE_CHECKING:
     from archsearch.training.distill import CurvePoint
 
-# R: what repeating a text for ever is worth, in texts; the fit to nine curves of a small draft of SmolLM2-135M (`benchmarks/
-# data_curves.py`). With a kind of text left out: 3 without the narrowest, 5, and 10 without the widest.
+# R: what repeating a text for ever is worth, in texts; the fit to nine curves of a small draft of
+# SmolLM2-135M (`benchmarks/ data_curves.py`). With a kind of text left out: 3 without the
+# narrowest, 5, and 10 without the widest.
 REPEATS: Final = 5.0
-# logit(alpha) per e-fold of new tokens: a curve rises by this much at least, whatever its bend; twice as much text at its
-# best look was worth 0.13 to 0.22 per e-fold beyond 100k tokens (same study).
+# logit(alpha) per e-fold of new tokens: a curve rises by this much at least, whatever its bend;
+# twice as much text at its best look was worth 0.13 to 0.22 per e-fold beyond 100k tokens (same
+# study).
 LEAST_SLOPE: Final = 0.12
-SLOPE_STD: Final = 0.1  # of the slope far out, per e-fold: that of the four kinds of text in MEASURED
+SLOPE_STD: Final = (
+    0.1  # of the slope far out, per e-fold: that of the four kinds of text in MEASURED
+)
 _PSEUDO_CURVES: Final = 2.0  # how many curves the start's widths weigh against those observed
 
 
 @dataclass(frozen=True, slots=True)
 class AlphaPoint:
-    """alpha after `tokens` of training, of the running mean of the weights or `annealed`; the same held-out texts throughout.
-    `epoch_tokens`: of one pass over the text (prompts included, as in `tokens`); 0 where no token came twice."""
+    """alpha after `tokens` of training, of the running mean of the weights or `annealed`; the same
+    held-out texts throughout. `epoch_tokens`: of one pass over the text (prompts included, as in
+    `tokens`); 0 where no token came twice."""
 
     tokens: int
     alpha: float
@@ -54,7 +65,8 @@ class AlphaPoint:
 
 
 def effective_tokens(tokens: float, epoch_tokens: float, repeats: float = REPEATS) -> float:
-    """New tokens that `tokens` of training on a text of `epoch_tokens` are worth; `tokens` where the text never ends (0)."""
+    """New tokens that `tokens` of training on a text of `epoch_tokens` are worth; `tokens` where
+    the text never ends (0)."""
     if epoch_tokens <= 0 or tokens <= epoch_tokens:
         return float(tokens)
     return epoch_tokens * (1.0 + repeats * -math.expm1(-(tokens / epoch_tokens - 1.0) / repeats))
@@ -62,11 +74,12 @@ def effective_tokens(tokens: float, epoch_tokens: float, repeats: float = REPEAT
 
 @dataclass(frozen=True, slots=True)
 class CurvePrior:
-    """What curves of one study share: mean and covariance of level, slope per e-fold of tokens, bend per squared e-fold and gain
-    of the anneal, all in logit(alpha).
+    """What curves of one study share: mean and covariance of level, slope per e-fold of tokens,
+    bend per squared e-fold and gain of the anneal, all in logit(alpha).
 
-    `noise_std`: scatter of one point about its curve (seed and step, not the sample of texts, which every point shares).
-    `reference_tokens`: where level and slope are counted. `curves`: how many it was learnt from.
+    `noise_std`: scatter of one point about its curve (seed and step, not the sample of texts, which
+    every point shares). `reference_tokens`: where level and slope are counted. `curves`: how many
+    it was learnt from.
     """
 
     mean: tuple[float, ...] = (0.4, 0.40, -0.06, 0.05)
@@ -81,13 +94,15 @@ class CurvePrior:
     curves: int = 0
 
 
-# What was believed before any curve was seen, wide: where a fit starts whose result is to be tested on a curve left out.
+# What was believed before any curve was seen, wide: where a fit starts whose result is to be tested
+# on a curve left out.
 NEUTRAL: Final = CurvePrior()
 
-# Two studies on SmolLM2-135M: ten drafts (1 to 6 layers, 256 to 576 wide) over 256k tokens of one service domain
-# (`benchmarks/rungs.py`, slope 0.50, bend -0.12, and the covariance within a kind of text), and one draft on three kinds of text
-# in three sizes (`benchmarks/data_curves.py`, slopes 0.35, 0.27, 0.24, bends -0.16, -0.27, -0.15). Means of the four kinds; the
-# variance between kinds is added to that within; the level is open.
+# Two studies on SmolLM2-135M: ten drafts (1 to 6 layers, 256 to 576 wide) over 256k tokens of one
+# service domain (`benchmarks/rungs.py`, slope 0.50, bend -0.12, and the covariance within a kind of
+# text), and one draft on three kinds of text in three sizes (`benchmarks/data_curves.py`, slopes
+# 0.35, 0.27, 0.24, bends -0.16, -0.27, -0.15). Means of the four kinds; the variance between kinds
+# is added to that within; the level is open.
 MEASURED: Final = CurvePrior(
     mean=(0.0, 0.34, -0.17, 0.0),
     covariance=(
@@ -102,7 +117,8 @@ MEASURED: Final = CurvePrior(
 
 
 def alpha_points(curve: Sequence[CurvePoint]) -> list[AlphaPoint]:
-    """The points of a distillation's alpha curve that lie on one curve: running means, and the end of a finished anneal."""
+    """The points of a distillation's alpha curve that lie on one curve: running means, and the end
+    of a finished anneal."""
     points = [AlphaPoint(p.tokens, p.value) for p in curve if p.weights == "average"]
     if curve and curve[-1].weights == "annealed":
         points.append(AlphaPoint(curve[-1].tokens, curve[-1].value, True))
@@ -110,10 +126,11 @@ def alpha_points(curve: Sequence[CurvePoint]) -> list[AlphaPoint]:
 
 
 def marks(tokens: int, *, first: float = 1 / 16, ratio: float = 1.6) -> tuple[int, ...]:
-    """Where to look at alpha on the way to `tokens`: a geometric series from `first` of them, the end left out.
+    """Where to look at alpha on the way to `tokens`: a geometric series from `first` of them, the
+    end left out.
 
-    For DistillConfig(evaluate_at=...): a curve over the logarithm of tokens needs its points there, and each look costs a pass
-    over the held-out texts.
+    For DistillConfig(evaluate_at=...): a curve over the logarithm of tokens needs its points there,
+    and each look costs a pass over the held-out texts.
     """
     points, share = [], first
     while share < 1 / math.sqrt(ratio):
@@ -130,21 +147,28 @@ def extrapolate(
     annealed: bool = True,
     epoch_tokens: int = 0,
 ) -> Estimate:
-    """alpha after `tokens` (at the end of an anneal, unless said otherwise), with the std of a measurement on the same texts.
-    `epoch_tokens`: of the text by then; 0 for one that never ends.
+    """alpha after `tokens` (at the end of an anneal, unless said otherwise), with the std of a
+    measurement on the same texts. `epoch_tokens`: of the text by then; 0 for one that never ends.
 
-    One point is enough for an answer: the prior's slope carries it on. The std does not hold the sample of texts; for other
-    texts add the std over prompts. Raises ArchsearchError without points.
+    One point is enough for an answer: the prior's slope carries it on. The std does not hold the
+    sample of texts; for other texts add the std over prompts. Raises ArchsearchError without
+    points.
     """
     if not points:
-        raise ArchsearchError("a learning curve needs at least one point; train for a few thousand tokens first")
+        raise ArchsearchError(
+            "a learning curve needs at least one point; train for a few thousand tokens first"
+        )
     if tokens < 1:
         raise ArchsearchError(f"a budget must be positive, got {tokens} tokens")
     prior = prior or MEASURED
     mean, covariance = _posterior(points, prior)
     row = _row(AlphaPoint(tokens, 0.5, annealed, epoch_tokens), prior)
-    std = _scatter(points, mean, prior) * math.sqrt(float(row @ covariance @ row) + prior.noise_std**2)
-    return alpha_estimate(float(row @ mean) + _beyond_the_bend(float(row[1]), mean), std, "modelled")
+    std = _scatter(points, mean, prior) * math.sqrt(
+        float(row @ covariance @ row) + prior.noise_std**2
+    )
+    return alpha_estimate(
+        float(row @ mean) + _beyond_the_bend(float(row[1]), mean), std, "modelled"
+    )
 
 
 def curve_slope(tokens: int, prior: CurvePrior | None = None) -> float:
@@ -155,9 +179,11 @@ def curve_slope(tokens: int, prior: CurvePrior | None = None) -> float:
 
 
 def growth(prior: CurvePrior, start: float, end: float) -> Estimate:
-    """What training from `start` to `end` new tokens (`effective_tokens`) and the anneal add to logit(alpha) of all shapes.
+    """What training from `start` to `end` new tokens (`effective_tokens`) and the anneal add to
+    logit(alpha) of all shapes.
 
-    Integrated over ln(tokens). Its std is half of it and SLOPE_STD per e-fold: it is carried on far beyond where it was seen.
+    Integrated over ln(tokens). Its std is half of it and SLOPE_STD per e-fold: it is carried on far
+    beyond where it was seen.
     """
     gain, gain_std = prior.mean[3], math.sqrt(prior.covariance[3][3])
     if end <= start:
@@ -169,11 +195,14 @@ def growth(prior: CurvePrior, start: float, end: float) -> Estimate:
     return Estimate(risen + gain, math.hypot(0.5 * risen, gain_std, beyond), "modelled")
 
 
-def fit_prior(curves: Sequence[Sequence[AlphaPoint]], start: CurvePrior | None = None, *, rounds: int = 40) -> CurvePrior:
-    """The prior that the given curves (of other shapes than the one to be predicted) speak for, beginning at `start` (MEASURED).
+def fit_prior(
+    curves: Sequence[Sequence[AlphaPoint]], start: CurvePrior | None = None, *, rounds: int = 40
+) -> CurvePrior:
+    """The prior that the given curves (of other shapes than the one to be predicted) speak for,
+    beginning at `start` (MEASURED).
 
-    `start`'s means and widths count as much as two curves, so few curves do not make the widths collapse. EM over the curves'
-    coefficients.
+    `start`'s means and widths count as much as two curves, so few curves do not make the widths
+    collapse. EM over the curves' coefficients.
     """
     usable = [list(curve) for curve in curves if len(curve) >= 2]
     start = start or MEASURED
@@ -192,13 +221,20 @@ def fit_prior(curves: Sequence[Sequence[AlphaPoint]], start: CurvePrior | None =
             means.append(mean)
             spreads.append(covariance)
         stacked = np.stack(means)
-        # Half of the weight on the start's means: they are of one target, the slopes of another may differ.
+        # Half of the weight on the start's means: they are of one target, the slopes of another may
+        # differ.
         centre = (stacked.sum(0) + 0.5 * weight * start_mean) / (len(usable) + 0.5 * weight)
         away = stacked - centre
-        covariance = (np.sum(spreads, axis=0) + away.T @ away + weight * start_covariance) / (len(usable) + weight)
+        covariance = (np.sum(spreads, axis=0) + away.T @ away + weight * start_covariance) / (
+            len(usable) + weight
+        )
         noise = math.sqrt((residuals + 4 * weight * start.noise_std**2) / (count + 4 * weight))
         prior = CurvePrior(
-            tuple(centre.tolist()), tuple(tuple(row) for row in covariance.tolist()), noise, start.reference_tokens, len(usable)
+            tuple(centre.tolist()),
+            tuple(tuple(row) for row in covariance.tolist()),
+            noise,
+            start.reference_tokens,
+            len(usable),
         )
     return prior
 
@@ -213,7 +249,8 @@ def _targets(points: Sequence[AlphaPoint]) -> np.ndarray:
 
 
 def _beyond_the_bend(x: float, mean: np.ndarray) -> float:
-    """What a curve that goes on rising by LEAST_SLOPE has at `x` (ln of tokens) more than its parabola."""
+    """What a curve that goes on rising by LEAST_SLOPE has at `x` (ln of tokens) more than its
+    parabola."""
     slope, bend = float(mean[1]), float(mean[2])
     if slope + bend * x >= LEAST_SLOPE or bend >= 0.0:
         return 0.0
@@ -222,9 +259,11 @@ def _beyond_the_bend(x: float, mean: np.ndarray) -> float:
 
 
 def _scatter(points: Sequence[AlphaPoint], mean: np.ndarray, prior: CurvePrior) -> float:
-    """How many times farther than the noise the points lie from their curve, at least 1: text of mixed kinds scatters more.
-    The prior's own noise counts as three points."""
-    errors = (_targets(points) - np.stack([_row(point, prior) for point in points]) @ mean) / prior.noise_std
+    """How many times farther than the noise the points lie from their curve, at least 1: text of
+    mixed kinds scatters more. The prior's own noise counts as three points."""
+    errors = (
+        _targets(points) - np.stack([_row(point, prior) for point in points]) @ mean
+    ) / prior.noise_std
     return math.sqrt(max(1.0, (float(errors @ errors) + 3.0) / (len(points) + 3.0)))
 
 

@@ -1,13 +1,17 @@
-"""Draft weights out of the target's: chosen layers, rotated or padded residual stream, chosen heads and channels, trimmed head.
+"""Draft weights out of the target's: chosen layers, rotated or padded residual stream, chosen heads
+and channels, trimmed head.
 
-A draft of the target's own shape computes what the target computes. Smaller shapes keep what is shown to matter:
+A draft of the target's own shape computes what the target computes. Smaller shapes keep what is
+shown to matter:
 
-- width: PCA of the residual stream, one orthogonal Q for the whole draft. RMSNorm commutes with a rotation once its weights are
-  folded into the linears that follow (SliceGPT, arXiv 2401.15024, section 3); cutting Q to d' columns leaves sqrt(d / d') for
-  the norm to make up.
-- attention: KV groups by the norm of their output projection, or their mean where a draft group serves more query heads than a
-  target group (GQA, arXiv 2305.13245, section 2.1); head_dim by rotary pairs of matching frequency and the best low-rank values.
-- FFN: channels by what they write on calibration text (|activation| |down|), without text by |gate| |up| |down|.
+- width: PCA of the residual stream, one orthogonal Q for the whole draft. RMSNorm commutes with a
+  rotation once its weights are folded into the linears that follow (SliceGPT, arXiv 2401.15024,
+  section 3); cutting Q to d' columns leaves sqrt(d / d') for the norm to make up.
+- attention: KV groups by the norm of their output projection, or their mean where a draft group
+  serves more query heads than a target group (GQA, arXiv 2305.13245, section 2.1); head_dim by
+  rotary pairs of matching frequency and the best low-rank values.
+- FFN: channels by what they write on calibration text (|activation| |down|), without text by |gate|
+|up| |down|.
 
 Larger shapes get channels that change nothing at first (zero on the way out) and learn.
 """
@@ -38,16 +42,21 @@ _SMALL: Final = 0.1  # standard deviation of new channels, relative to the exist
 
 
 def choose_layers(draft_layers: int, target_layers: int) -> list[int | None]:
-    """Target layer for each draft layer: half from each end, {0}, {0, last}, {0, 1, last}, {0, 1, last-1, last}, ...
+    """Target layer for each draft layer: half from each end, {0}, {0, last}, {0, 1, last}, {0, 1,
+    last-1, last}, ...
 
-    The middle of a trained network is what it misses least: untrained, SmolLM2-135M without 4 contiguous middle layers of 30
-    agreed with itself on 0.54 of the tokens of one text, without 4 layers spread over the middle on 0.14. A draft deeper than
-    its target gets None (a layer that passes its input on) before the last one.
+    The middle of a trained network is what it misses least: untrained, SmolLM2-135M without 4
+    contiguous middle layers of 30 agreed with itself on 0.54 of the tokens of one text, without 4
+    layers spread over the middle on 0.14. A draft deeper than its target gets None (a layer that
+    passes its input on) before the last one.
     """
     last = target_layers - 1
     if draft_layers > target_layers:
         return [*range(last), *[None] * (draft_layers - target_layers), last]
-    return [*range((draft_layers + 1) // 2), *range(target_layers - draft_layers // 2, target_layers)]
+    return [
+        *range((draft_layers + 1) // 2),
+        *range(target_layers - draft_layers // 2, target_layers),
+    ]
 
 
 def initialise_draft(
@@ -62,11 +71,12 @@ def initialise_draft(
 ) -> PreTrainedModel:
     """A draft of shape `arch` with weights made from `target_model`'s, in `dtype` and eval mode.
 
-    `draft_token_ids`: the tokens a trimmed head keeps. `calibration_ids` [sequences, tokens]: text on which the residual stream
-    is observed when the draft is narrower than the target; without it the token embeddings stand in. `rotate`: turn the stream to
-    its principal components even where none is cut, so that the first channels are the most important ones. rope_theta and the
-    special tokens are the target's. Raises ArchsearchError for a target that is not Llama-like, a draft of another kind or
-    another vocabulary.
+    `draft_token_ids`: the tokens a trimmed head keeps. `calibration_ids` [sequences, tokens]: text
+    on which the residual stream is observed when the draft is narrower than the target; without it
+    the token embeddings stand in. `rotate`: turn the stream to its principal components even where
+    none is cut, so that the first channels are the most important ones. rope_theta and the special
+    tokens are the target's. Raises ArchsearchError for a target that is not Llama-like, a draft of
+    another kind or another vocabulary.
     """
     target_arch = from_hf_config(target_model.config.to_dict())
     _check(target_model, target_arch, arch)
@@ -80,7 +90,15 @@ def initialise_draft(
     random = torch.Generator().manual_seed(seed)
     layers = choose_layers(arch.num_hidden_layers, target_arch.num_hidden_layers)
     with torch.no_grad():
-        width = _width(target_model, target_arch.hidden_size, arch.hidden_size, layers, calibration_ids, random, rotate)
+        width = _width(
+            target_model,
+            target_arch.hidden_size,
+            arch.hidden_size,
+            layers,
+            calibration_ids,
+            random,
+            rotate,
+        )
         fewer = arch.intermediate_size < target_arch.intermediate_size
         energy = ffn_energy(target_model, layers, calibration_ids) if fewer else {}
         _fill_ends(target_model, draft, arch, width)
@@ -88,7 +106,15 @@ def initialise_draft(
             block = draft.model.layers[index]
             # A layer that adds nothing: the weights of some target layer, with silent outputs.
             given = source if source is not None else index % target_arch.num_hidden_layers
-            _fill_layer(target_model.model.layers[given], block, target_arch, arch, width, random, energy.get(given))
+            _fill_layer(
+                target_model.model.layers[given],
+                block,
+                target_arch,
+                arch,
+                width,
+                random,
+                energy.get(given),
+            )
             if source is None:
                 for silent in (block.self_attn.o_proj, block.mlp.down_proj):
                     silent.weight.zero_()
@@ -101,31 +127,53 @@ def _check(target_model: PreTrainedModel, target: Architecture, arch: Architectu
     kind = target_model.config.model_type
     if kind not in SUPPORTED or target.qk_norm:
         raise ArchsearchError(
-            f"drafts can be made from targets of {', '.join(SUPPORTED)} without QK norms, not from {kind!r}; use another target"
+            f"drafts can be made from targets of {', '.join(SUPPORTED)} without QK norms, not from"
+            f" {kind!r}; use another target"
         )
     if arch.qk_norm or not arch.rms_norm or not arch.gated_mlp or arch.learned_positions:
-        raise ArchsearchError("a draft made from a Llama-like target needs RMSNorm, a gated MLP, rotary positions and no QK norm")
+        raise ArchsearchError(
+            "a draft made from a Llama-like target needs RMSNorm, a gated MLP, rotary positions and"
+            " no QK norm"
+        )
     if arch.vocab_size != target.vocab_size:
         raise ArchsearchError(
-            f"the draft's vocabulary has {arch.vocab_size} tokens, the target's {target.vocab_size}; make them equal"
+            f"the draft's vocabulary has {arch.vocab_size} tokens, the target's"
+            f" {target.vocab_size}; make them equal"
         )
 
 
 def _special_tokens(target_model: PreTrainedModel) -> dict[str, Any]:
-    return {name: getattr(target_model.generation_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return {
+        name: getattr(target_model.generation_config, name)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
 
 
 def _inherited_config(target_model: PreTrainedModel) -> dict[str, Any]:
-    names = ("bos_token_id", "eos_token_id", "pad_token_id", "rms_norm_eps", "rope_parameters", "hidden_act", "initializer_range")
-    return {name: getattr(target_model.config, name) for name in names if hasattr(target_model.config, name)}
+    names = (
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "rms_norm_eps",
+        "rope_parameters",
+        "hidden_act",
+        "initializer_range",
+    )
+    return {
+        name: getattr(target_model.config, name)
+        for name in names
+        if hasattr(target_model.config, name)
+    }
 
 
-# ---------------------------------------------------------------------------------------------------- the residual stream
+# --------------------------------------------------------------------------------------------------
+# the residual stream
 
 
 @dataclass(frozen=True)
 class _Width:
-    """How the residual stream [..., d] becomes the draft's [..., d']: kept, rotated and cut, or padded."""
+    """How the residual stream [..., d] becomes the draft's [..., d']: kept, rotated and cut, or
+    padded."""
 
     old: int
     new: int
@@ -134,17 +182,23 @@ class _Width:
 
     @property
     def norm_scale(self) -> float:
-        """RMSNorm divides by the root mean square over d' instead of d channels that hold (almost) the same energy."""
+        """RMSNorm divides by the root mean square over d' instead of d channels that hold (almost)
+        the same energy."""
         return (self.old / self.new) ** 0.5
 
     def produce(self, weight: Tensor) -> Tensor:
         """[d, in] -> [d', in]: a linear (or a transposed embedding) that writes to the stream."""
         if self.rotation is not None:
             return self.rotation.T @ weight
-        return torch.cat([weight, self._noise((self.new - self.old, weight.shape[1]), weight)]) if self.new > self.old else weight
+        return (
+            torch.cat([weight, self._noise((self.new - self.old, weight.shape[1]), weight)])
+            if self.new > self.old
+            else weight
+        )
 
     def consume(self, weight: Tensor, norm: Tensor) -> Tensor:
-        """[out, d] -> [out, d']: a linear that reads the stream through the norm with weights `norm` [d]."""
+        """[out, d] -> [out, d']: a linear that reads the stream through the norm with weights
+        `norm` [d]."""
         if self.rotation is not None:
             return (weight * norm) @ self.rotation
         return torch.cat([weight, weight.new_zeros(weight.shape[0], self.new - self.old)], dim=1)
@@ -156,7 +210,8 @@ class _Width:
         return torch.cat([norm, norm.mean().expand(self.new - self.old)]) * self.norm_scale
 
     def tied_norm(self, norm: Tensor, embedding: Tensor) -> Tensor:
-        """[d] -> [d']: the final norm when the head is the rotated embedding [vocab, d] itself: nothing can be folded into that.
+        """[d] -> [d']: the final norm when the head is the rotated embedding [vocab, d] itself:
+        nothing can be folded into that.
 
         Per channel the factor that brings E Q diag(factor) nearest to E diag(norm) Q.
         """
@@ -185,8 +240,11 @@ def _width(
     return _Width(old, new, vectors[:, -new:].flip(1).float(), random)
 
 
-def residual_moment(target_model: PreTrainedModel, layers: Sequence[int | None], calibration_ids: Tensor | None) -> Tensor:
-    """Second moment [d, d], float64, of the normalised residual stream where the chosen layers and the head read it."""
+def residual_moment(
+    target_model: PreTrainedModel, layers: Sequence[int | None], calibration_ids: Tensor | None
+) -> Tensor:
+    """Second moment [d, d], float64, of the normalised residual stream where the chosen layers and
+    the head read it."""
     hidden = target_model.config.hidden_size
     moment = torch.zeros(hidden, hidden, dtype=torch.float64)
 
@@ -202,7 +260,9 @@ def residual_moment(target_model: PreTrainedModel, layers: Sequence[int | None],
     norms: list[nn.Module] = [model.norm]
     for layer in sorted({index for index in layers if index is not None}):
         norms += [model.layers[layer].input_layernorm, model.layers[layer].post_attention_layernorm]
-    hooks = [norm.register_forward_pre_hook(lambda module, inputs: add(inputs[0])) for norm in norms]
+    hooks = [
+        norm.register_forward_pre_hook(lambda module, inputs: add(inputs[0])) for norm in norms
+    ]
     try:
         for rows in calibration_ids.split(8):
             model(rows, use_cache=False)
@@ -216,7 +276,9 @@ def _weight(module: Any) -> Tensor:
     return module.weight
 
 
-def _fill_ends(target_model: PreTrainedModel, draft: PreTrainedModel, arch: Architecture, width: _Width) -> None:
+def _fill_ends(
+    target_model: PreTrainedModel, draft: PreTrainedModel, arch: Architecture, width: _Width
+) -> None:
     """Embedding, final norm and head."""
     embedding = _weight(target_model.get_input_embeddings()).float()
     head = _weight(target_model.get_output_embeddings()).float()
@@ -230,7 +292,8 @@ def _fill_ends(target_model: PreTrainedModel, draft: PreTrainedModel, arch: Arch
     draft.lm_head.weight.copy_(width.consume(rows, norm))
 
 
-# --------------------------------------------------------------------------------------------------------------- one layer
+# --------------------------------------------------------------------------------------------------
+# one layer
 
 
 def _fill_layer(
@@ -255,12 +318,16 @@ def _with_bias(linear: nn.Linear) -> Tensor:
 
 
 def _set_reader(linear: nn.Linear, rows: Tensor, norm: Tensor, width: _Width) -> None:
-    """Set a linear that reads the stream from `rows` [out, d + 1] of the target (last column: bias)."""
+    """Set a linear that reads the stream from `rows` [out, d + 1] of the target (last column:
+    bias)."""
     linear.weight.copy_(width.consume(rows[:, :-1], norm))
     if linear.bias is not None:
         linear.bias.copy_(rows[:, -1])
     elif rows[:, -1].any():
-        log.warning("the target has biases where the draft has none: they are dropped, which costs acceptance until trained")
+        log.warning(
+            "the target has biases where the draft has none: they are dropped, which costs"
+            " acceptance until trained"
+        )
 
 
 def _set_writer(linear: nn.Linear, columns: Tensor, bias: Tensor | None, width: _Width) -> None:
@@ -273,7 +340,12 @@ def _set_writer(linear: nn.Linear, columns: Tensor, bias: Tensor | None, width: 
 
 
 def _fill_attention(
-    source: Any, block: Any, target: Architecture, arch: Architecture, width: _Width, random: torch.Generator
+    source: Any,
+    block: Any,
+    target: Architecture,
+    arch: Architecture,
+    width: _Width,
+    random: torch.Generator,
 ) -> None:
     old, new = source.self_attn, block.self_attn
     dim, hidden = target.head_dim, target.hidden_size
@@ -281,22 +353,30 @@ def _fill_attention(
     q = _with_bias(old.q_proj).view(target.num_attention_heads, dim, hidden + 1)
     k = _with_bias(old.k_proj).view(target.num_key_value_heads, dim, hidden + 1)
     v = _with_bias(old.v_proj).view(target.num_key_value_heads, dim, hidden + 1)
-    o = old.o_proj.weight.float().view(hidden, target.num_attention_heads, dim).permute(1, 0, 2)  # [heads, d, head_dim]
+    o = (
+        old.o_proj.weight.float().view(hidden, target.num_attention_heads, dim).permute(1, 0, 2)
+    )  # [heads, d, head_dim]
     importance = o.square().sum((1, 2)).sqrt()
-    groups = choose_heads(importance, target.num_key_value_heads, arch.num_key_value_heads, arch.kv_group_size)
+    groups = choose_heads(
+        importance, target.num_key_value_heads, arch.num_key_value_heads, arch.kv_group_size
+    )
     keep, places = rotary_pairs(dim, arch.head_dim)
     # Attention divides by sqrt(head_dim): the query makes up for another head_dim.
     q_scale = (arch.head_dim / dim) ** 0.5
     new_q, new_k, new_v, new_o = [], [], [], []
     for kv_heads, q_heads in groups:
         key = k[kv_heads].mean(0)
-        value, outs = _fit_values(v[kv_heads].mean(0), [o[h] for h in q_heads if h is not None], arch.head_dim, random)
+        value, outs = _fit_values(
+            v[kv_heads].mean(0), [o[h] for h in q_heads if h is not None], arch.head_dim, random
+        )
         new_k.append(_place(key[keep], places, arch.head_dim))
         new_v.append(value)
         remaining = iter(outs)
         for head in q_heads:
             if head is None:  # a head the target does not have: random question, silent answer
-                noise = torch.randn(arch.head_dim, hidden + 1, generator=random) * (_SMALL * q.std())
+                noise = torch.randn(arch.head_dim, hidden + 1, generator=random) * (
+                    _SMALL * q.std()
+                )
                 noise[:, -1] = 0.0
                 new_q.append(noise)
                 new_o.append(o.new_zeros(hidden, arch.head_dim))
@@ -312,16 +392,18 @@ def _fill_attention(
 def choose_heads(
     importance: Tensor, target_groups: int, draft_groups: int, draft_group_size: int
 ) -> list[tuple[list[int], list[int | None]]]:
-    """For each draft KV head: the target KV heads it is the mean of, and the target query heads it serves (None: a new one).
+    """For each draft KV head: the target KV heads it is the mean of, and the target query heads it
+    serves (None: a new one).
 
-    `importance` [target heads]. As many or fewer query heads per group: the most important groups, or copies of them where the
-    draft has more groups, each with its most important heads. More per group: neighbouring groups are merged, their keys and
-    values averaged.
+    `importance` [target heads]. As many or fewer query heads per group: the most important groups,
+    or copies of them where the draft has more groups, each with its most important heads. More per
+    group: neighbouring groups are merged, their keys and values averaged.
     """
     size = len(importance) // target_groups
     by_group = importance.view(target_groups, size).square().sum(1)
     if draft_groups > target_groups:
-        # Copies go to the groups in turn, most important first; each copy serves its share of the group's query heads.
+        # Copies go to the groups in turn, most important first; each copy serves its share of the
+        # group's query heads.
         order = by_group.argsort(descending=True).tolist()
         copies = [draft_groups // target_groups] * target_groups
         for group in order[: draft_groups % target_groups]:
@@ -333,7 +415,8 @@ def choose_heads(
     elif draft_group_size > size and draft_groups < target_groups:
         edges = [round(slot * target_groups / draft_groups) for slot in range(draft_groups + 1)]
         slots = [
-            (list(range(low, high)), list(range(low * size, high * size))) for low, high in zip(edges, edges[1:], strict=False)
+            (list(range(low, high)), list(range(low * size, high * size)))
+            for low, high in zip(edges, edges[1:], strict=False)
         ]
     else:
         kept = sorted(by_group.argsort(descending=True)[:draft_groups].tolist())
@@ -346,9 +429,11 @@ def choose_heads(
 
 
 def rotary_pairs(target_dim: int, draft_dim: int) -> tuple[list[int], list[int]]:
-    """Target channels to keep and the draft channels they go to, so that their rotary frequencies theta^(-2i/dim) agree.
+    """Target channels to keep and the draft channels they go to, so that their rotary frequencies
+    theta^(-2i/dim) agree.
 
-    Pair i is channels (i, i + dim/2), as transformers rotates halves. Exact when one dim divides the other, else the nearest.
+    Pair i is channels (i, i + dim/2), as transformers rotates halves. Exact when one dim divides
+    the other, else the nearest.
     """
     old, new = target_dim // 2, draft_dim // 2
     if new <= old:
@@ -367,20 +452,30 @@ def _place(rows: Tensor, places: list[int], size: int) -> Tensor:
     return placed
 
 
-def _fit_values(value: Tensor, outs: list[Tensor], draft_dim: int, random: torch.Generator) -> tuple[Tensor, list[Tensor]]:
-    """Values [dim, d + 1] and output slices [d, dim] of their heads with `draft_dim` channels: best low-rank product, or padded.
+def _fit_values(
+    value: Tensor, outs: list[Tensor], draft_dim: int, random: torch.Generator
+) -> tuple[Tensor, list[Tensor]]:
+    """Values [dim, d + 1] and output slices [d, dim] of their heads with `draft_dim` channels: best
+    low-rank product, or padded.
 
-    Only the product out @ value matters. Its truncated SVD over all heads of the group is the nearest of lower rank.
+    Only the product out @ value matters. Its truncated SVD over all heads of the group is the
+    nearest of lower rank.
     """
     dim = value.shape[0]
     if draft_dim == dim or not outs:
         if draft_dim == dim:
             return value, outs
-        return value[:draft_dim] if draft_dim < dim else _place(value, list(range(dim)), draft_dim), []
+        return (
+            value[:draft_dim] if draft_dim < dim else _place(value, list(range(dim)), draft_dim)
+        ), []
     if draft_dim > dim:
-        noise = torch.randn(draft_dim - dim, value.shape[1], generator=random) * (_SMALL * value.std())
+        noise = torch.randn(draft_dim - dim, value.shape[1], generator=random) * (
+            _SMALL * value.std()
+        )
         noise[:, -1] = 0.0
-        return torch.cat([value, noise]), [nn.functional.pad(out, (0, draft_dim - dim)) for out in outs]
+        return torch.cat([value, noise]), [
+            nn.functional.pad(out, (0, draft_dim - dim)) for out in outs
+        ]
     stacked = torch.cat(outs)  # [heads * d, dim]
     left, upper = torch.linalg.qr(stacked)
     right, lower = torch.linalg.qr(value.T)
@@ -391,8 +486,11 @@ def _fit_values(value: Tensor, outs: list[Tensor], draft_dim: int, random: torch
     return new_value, list(new_out.split(outs[0].shape[0]))
 
 
-def ffn_energy(target_model: PreTrainedModel, layers: Sequence[int | None], calibration_ids: Tensor | None) -> dict[int, Tensor]:
-    """Sum of squares [intermediate] of each FFN channel's activation on the text, per chosen layer; {} without text."""
+def ffn_energy(
+    target_model: PreTrainedModel, layers: Sequence[int | None], calibration_ids: Tensor | None
+) -> dict[int, Tensor]:
+    """Sum of squares [intermediate] of each FFN channel's activation on the text, per chosen layer;
+    {} without text."""
     sums: dict[int, Tensor] = {}
     if calibration_ids is None:
         return sums
@@ -415,8 +513,16 @@ def ffn_energy(target_model: PreTrainedModel, layers: Sequence[int | None], cali
     return sums
 
 
-def _fill_mlp(source: Any, block: Any, arch: Architecture, width: _Width, random: torch.Generator, energy: Tensor | None) -> None:
-    """Fewer channels: those that write most, by |activation| |down| on text, by |gate| |up| |down| without."""
+def _fill_mlp(
+    source: Any,
+    block: Any,
+    arch: Architecture,
+    width: _Width,
+    random: torch.Generator,
+    energy: Tensor | None,
+) -> None:
+    """Fewer channels: those that write most, by |activation| |down| on text, by |gate| |up| |down|
+    without."""
     gate, up = _with_bias(source.mlp.gate_proj), _with_bias(source.mlp.up_proj)
     down = source.mlp.down_proj.weight.float()
     norm = source.post_attention_layernorm.weight.float()
@@ -427,7 +533,10 @@ def _fill_mlp(source: Any, block: Any, arch: Architecture, width: _Width, random
         kept = (activity * down.norm(dim=0)).argsort(descending=True)[:new].sort().values
         gate, up, down = gate[kept], up[kept], down[:, kept]
     elif new > old:
-        extra = [torch.randn(new - old, rows.shape[1], generator=random) * (_SMALL * rows.std()) for rows in (gate, up)]
+        extra = [
+            torch.randn(new - old, rows.shape[1], generator=random) * (_SMALL * rows.std())
+            for rows in (gate, up)
+        ]
         for rows in extra:
             rows[:, -1] = 0.0
         gate, up = torch.cat([gate, extra[0]]), torch.cat([up, extra[1]])

@@ -1,8 +1,9 @@
-"""A machine that is not alone: training that waits for its cores from the start, or falls far below the speed it began with, is
-noticed, and fewer threads are tried.
+"""A machine that is not alone: training that waits for its cores from the start, or falls far below
+the speed it began with, is noticed, and fewer threads are tried.
 
-Threads meet at a barrier after every operation, so one that another process keeps from its core holds up all. Fewer threads than
-free cores can then be faster than all of them; whether they are is measured, not assumed.
+Threads meet at a barrier after every operation, so one that another process keeps from its core
+holds up all. Fewer threads than free cores can then be faster than all of them; whether they are is
+measured, not assumed.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ SLOW: Final = 0.6  # of that speed: far below
 CPU_FELL: Final = 0.85  # of the CPU share it began with: others hold the cores
 RETRY_S: Final = 120.0  # until another number of threads is tried again
 BETTER: Final = 1.05
-WAITING: Final = 0.2  # of the time that its threads could run, they wait for a core: others hold it (assumed; alone it is near 0)
+# of the time that its threads could run, they wait for a core: others hold it (assumed; alone it is
+# near 0)
+WAITING: Final = 0.2
 
 
 def waited_s(tasks: Path = Path("/proc/self/task")) -> float:
-    """Seconds that the threads of this process were ready to run and had no core, summed (Linux, /proc/PID/task/TID/schedstat);
-    0 where the system does not say."""
+    """Seconds that the threads of this process were ready to run and had no core, summed (Linux,
+    /proc/PID/task/TID/schedstat); 0 where the system does not say."""
     total = 0
     for path in tasks.glob("*/schedstat"):
         with suppress(OSError, ValueError, IndexError):  # a thread that ended meanwhile
@@ -37,10 +40,11 @@ def waited_s(tasks: Path = Path("/proc/self/task")) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """A training that fell behind: when (seconds of this call), tokens/s at first and then, CPU seconds per second at first and
-    then, and how many threads were tried instead.
+    """A training that fell behind: when (seconds of this call), tokens/s at first and then, CPU
+    seconds per second at first and then, and how many threads were tried instead.
 
-    `waiting`: where it was behind from its start, the share of the time its threads could run in which they had no core; else 0.
+    `waiting`: where it was behind from its start, the share of the time its threads could run in
+    which they had no core; else 0.
     """
 
     after_s: float
@@ -59,16 +63,21 @@ class Slowdown:
         tried = f"; trying {self.threads} of its threads" if self.threads else ""
         if self.waiting:
             return (
-                f"the machine has been busy since this training began: its threads wait for a core {self.waiting:.0%} of "
-                f"the time that they could run, {self.now_tokens_per_s:.0f} tokens/s{tried}"
+                "the machine has been busy since this training began: its threads wait for a core"
+                f" {self.waiting:.0%} of the time that they could run, {self.now_tokens_per_s:.0f}"
+                f" tokens/s{tried}"
             )
         others = self.now_cpu_share < CPU_FELL * self.cpu_share
         why = (
-            f"other processes hold the cores: {self.now_cpu_share:.1f} CPU seconds a second, {self.cpu_share:.1f} at first"
+            f"other processes hold the cores: {self.now_cpu_share:.1f} CPU seconds a second,"
+            f" {self.cpu_share:.1f} at first"
             if others
             else "the process has its cores, so these are slower, or threads wait for one another"
         )
-        return f"training fell to {self.now_tokens_per_s:.0f} tokens/s from {self.tokens_per_s:.0f}: {why}{tried}"
+        return (
+            f"training fell to {self.now_tokens_per_s:.0f} tokens/s from {self.tokens_per_s:.0f}:"
+            f" {why}{tried}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +88,11 @@ class _Window:
 
 
 class Pace:
-    """Call it after every training step; it changes the number of threads where that helps. `close` gives them back.
+    """Call it after every training step; it changes the number of threads where that helps. `close`
+    gives them back.
 
-    `threads`: of the process; `set_threads`: how to change them; `say`: gets one line, once. The clocks are arguments for tests.
+    `threads`: of the process; `set_threads`: how to change them; `say`: gets one line, once. The
+    clocks are arguments for tests.
     """
 
     def __init__(
@@ -102,7 +113,9 @@ class Pace:
         self._cpu_begin, self._wait_begin = cpu_clock(), wait_clock()
         self._steps = self._tokens = 0
         self._first: list[_Window] = []
-        self._before: float | None = None  # tokens/s with the other number of threads, while one is on trial
+        self._before: float | None = (
+            None  # tokens/s with the other number of threads, while one is on trial
+        )
         self._wait_s, self._next_trial = RETRY_S, 0.0
 
     def step(self, tokens: int) -> None:
@@ -113,7 +126,9 @@ class Pace:
         if wall < WINDOW_S or self._steps < WINDOW_STEPS:
             return
         ran, waited = self._cpu() - self._cpu_begin, max(0.0, self._waited() - self._wait_begin)
-        window = _Window(self._tokens / wall, ran / wall, waited / (ran + waited) if ran + waited > 0 else 0.0)
+        window = _Window(
+            self._tokens / wall, ran / wall, waited / (ran + waited) if ran + waited > 0 else 0.0
+        )
         self._judge(window)
         self.restart()
 
@@ -154,7 +169,15 @@ class Pace:
 
     def _slow(self, window: _Window, now: float, waiting: float = 0.0) -> None:
         first, fewer = self._at_first(), self.threads // 2
-        seen = Slowdown(now, first.tokens_per_s, window.tokens_per_s, first.cpu_share, window.cpu_share, fewer, waiting)
+        seen = Slowdown(
+            now,
+            first.tokens_per_s,
+            window.tokens_per_s,
+            first.cpu_share,
+            window.cpu_share,
+            fewer,
+            waiting,
+        )
         if not self.slowdowns:
             self._say(seen.words)
         self.slowdowns.append(seen)
@@ -167,7 +190,8 @@ class Pace:
         self._use(threads)
 
     def _end_trial(self, window: _Window, now: float) -> None:
-        """Keep the number of threads on trial where it is faster; else go back, and wait longer until the next trial."""
+        """Keep the number of threads on trial where it is faster; else go back, and wait longer
+        until the next trial."""
         assert self._before is not None
         won = window.tokens_per_s > BETTER * self._before
         self._before = None

@@ -16,21 +16,25 @@ HELDOUT_SEQUENCES: Final = 64  # answers that are kept out to compare drafts on,
 
 @dataclass(frozen=True, slots=True)
 class DistillConfig:
-    """How long and how to train. Give `budget_s`, `max_steps` or `max_tokens` (several: whichever ends first).
+    """How long and how to train. Give `budget_s`, `max_steps` or `max_tokens` (several: whichever
+    ends first).
 
-    `batch_tokens`: tokens per step, prompts included. `warmup_tokens`: tokens until the full learning rate. `anneal`: share of
-    the run, at its end; 0 leaves the running mean of the weights in the draft instead. `average_power`: that mean weighs step t
-    by t^power (mean age: 1 / (power + 2) of the run so far); None keeps none. `evaluate_at`: tokens at which the trunk's alpha
-    is looked at, or `look_ratio`: every so many times more tokens, instead of `evaluations` equally spaced points. `keep_best`:
-    leave the weights in the draft that were best on held-out text, not the last ones. `patience`: stop where the trunk has seen
-    so many times the tokens of its best look, and looked at least twice since; None never stops before the limits.
-    `kl_weight`, `ce_weight`, `tv_weight`, `feature_weight`: Kullback-Leibler divergence from the target at
-    `teacher_temperature`, cross entropy on the target's greedy token, total variation (1 - the acceptance of sampling), and
-    relative squared error of the final hidden state (left out where draft and target differ in width). `shortlist`: tokens that
-    a head of more than 16,384 rows is trained on per step, besides those of the batch and random ones. `train_embedding`,
-    `train_head`: whether these learn too, or stay as the target has them. `embedding_noise`: uniform noise on the inputs'
-    embeddings, this over the root of tokens x width (NEFTune, arXiv 2310.05914; 5 there). `autocast`: bfloat16 arithmetic; None
-    asks the machine.
+    `batch_tokens`: tokens per step, prompts included. `warmup_tokens`: tokens until the full
+    learning rate. `anneal`: share of the run, at its end; 0 leaves the running mean of the weights
+    in the draft instead. `average_power`: that mean weighs step t by t^power (mean age: 1 / (power
+    + 2) of the run so far); None keeps none. `evaluate_at`: tokens at which the trunk's alpha is
+    looked at, or `look_ratio`: every so many times more tokens, instead of `evaluations` equally
+    spaced points. `keep_best`: leave the weights in the draft that were best on held-out text, not
+    the last ones. `patience`: stop where the trunk has seen so many times the tokens of its best
+    look, and looked at least twice since; None never stops before the limits. `kl_weight`,
+    `ce_weight`, `tv_weight`, `feature_weight`: Kullback-Leibler divergence from the target at
+    `teacher_temperature`, cross entropy on the target's greedy token, total variation (1 - the
+    acceptance of sampling), and relative squared error of the final hidden state (left out where
+    draft and target differ in width). `shortlist`: tokens that a head of more than 16,384 rows is
+    trained on per step, besides those of the batch and random ones. `train_embedding`,
+    `train_head`: whether these learn too, or stay as the target has them. `embedding_noise`:
+    uniform noise on the inputs' embeddings, this over the root of tokens x width (NEFTune, arXiv
+    2310.05914; 5 there). `autocast`: bfloat16 arithmetic; None asks the machine.
     """
 
     budget_s: float | None = None
@@ -64,34 +68,63 @@ class DistillConfig:
 
     def __post_init__(self) -> None:
         limits = (self.budget_s, self.max_steps, self.max_tokens)
-        if all(limit is None for limit in limits) or any(limit is not None and limit <= 0 for limit in limits):
-            raise ArchsearchError(f"training needs a positive budget_s, max_steps or max_tokens, got {limits}")
+        if all(limit is None for limit in limits) or any(
+            limit is not None and limit <= 0 for limit in limits
+        ):
+            raise ArchsearchError(
+                f"training needs a positive budget_s, max_steps or max_tokens, got {limits}"
+            )
         averages = self.average_power is None or self.average_power > 0
         schedule_fits = self.warmup_tokens >= 0 and 0 <= self.anneal <= 1 and averages
         if any(ratio is not None and ratio <= 1 for ratio in (self.patience, self.look_ratio)):
-            raise ArchsearchError(f"patience and look_ratio are ratios above 1, got {self.patience} and {self.look_ratio}")
-        if not 0 < self.lr < 1 or self.batch_tokens < 2 or not schedule_fits or self.teacher_temperature <= 0:
             raise ArchsearchError(
-                f"training settings out of range: lr={self.lr}, batch_tokens={self.batch_tokens}, "
-                f"warmup_tokens={self.warmup_tokens}, anneal={self.anneal}, average_power={self.average_power}, "
-                f"teacher_temperature={self.teacher_temperature}"
+                f"patience and look_ratio are ratios above 1, got {self.patience} and"
+                f" {self.look_ratio}"
+            )
+        if (
+            not 0 < self.lr < 1
+            or self.batch_tokens < 2
+            or not schedule_fits
+            or self.teacher_temperature <= 0
+        ):
+            raise ArchsearchError(
+                f"training settings out of range: lr={self.lr}, batch_tokens={self.batch_tokens},"
+                f" warmup_tokens={self.warmup_tokens}, anneal={self.anneal},"
+                f" average_power={self.average_power},"
+                f" teacher_temperature={self.teacher_temperature}"
             )
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree with: everything but the length of the run, its end and how it is watched."""
+        """What a checkpoint must agree with: everything but the length of the run, its end and how
+        it is watched."""
         ends = ("budget_s", "max_steps", "max_tokens", "anneal", "patience")
-        free = (*ends, "keep_best", "checkpoint_every_s", "evaluations", "evaluate_at", "look_ratio")
-        later = {"train_head": True, "embedding_noise": 0.0}  # checkpoints of version 0.1.0 do not know them
+        free = (
+            *ends,
+            "keep_best",
+            "checkpoint_every_s",
+            "evaluations",
+            "evaluate_at",
+            "look_ratio",
+        )
+        later = {
+            "train_head": True,
+            "embedding_noise": 0.0,
+        }  # checkpoints of version 0.1.0 do not know them
         values = dataclasses.asdict(self)
-        return {key: value for key, value in values.items() if key not in free and later.get(key, ...) != value}
+        return {
+            key: value
+            for key, value in values.items()
+            if key not in free and later.get(key, ...) != value
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
     """`value` (a loss or an alpha) after so many steps, tokens (prompts included) and seconds.
 
-    An alpha's `weights`: "start", "average" (running mean of the trunk), "trunk" (as they are) or "annealed" (at the end of the
-    anneal, or on its way there). `hits`: agreed tokens of each held-out text, so that drafts can be compared in pairs.
+    An alpha's `weights`: "start", "average" (running mean of the trunk), "trunk" (as they are) or
+    "annealed" (at the end of the anneal, or on its way there). `hits`: agreed tokens of each
+    held-out text, so that drafts can be compared in pairs.
     """
 
     step: int
@@ -104,10 +137,12 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class DistillResult:
-    """What a run did. `tokens_per_s`: input tokens per second of training steps alone; `alpha_curve`: greedy agreement on the
-    held-out texts, before training first, after it last; `heldout_tokens`: length of each of those texts; `slowdowns`: when this
-    call fell far below the speed it began with; `kept`: the look at the weights that are in the draft now; `stopped`: why it
-    ended before its limits, "" where it did not; `epoch_tokens`: input tokens of one pass over the text."""
+    """What a run did. `tokens_per_s`: input tokens per second of training steps alone;
+    `alpha_curve`: greedy agreement on the held-out texts, before training first, after it last;
+    `heldout_tokens`: length of each of those texts; `slowdowns`: when this call fell far below the
+    speed it began with; `kept`: the look at the weights that are in the draft now; `stopped`: why
+    it ended before its limits, "" where it did not; `epoch_tokens`: input tokens of one pass over
+    the text."""
 
     loss_curve: tuple[CurvePoint, ...]
     alpha_curve: tuple[CurvePoint, ...]

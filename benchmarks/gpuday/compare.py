@@ -1,5 +1,5 @@
-"""A day beside what was predicted for its device: by the composed profile that ships, else by the datasheet's roofline; and by
-the profile that the day itself measured, on passes it has not seen."""
+"""A day beside what was predicted for its device: by the composed profile that ships, else by the
+datasheet's roofline; and by the profile that the day itself measured, on passes it has not seen."""
 
 from __future__ import annotations
 
@@ -26,10 +26,18 @@ from gpuday.runner import data_of
 
 
 class Passes(Protocol):
-    """What prices a pass, with the choice of the next tokens where the device makes it: a LatencyModel or a RooflineLatency."""
+    """What prices a pass, with the choice of the next tokens where the device makes it: a
+    LatencyModel or a RooflineLatency."""
 
     def forward_s(
-        self, arch: Architecture, *, batch: int = 1, tokens: int = 1, context: int = 256, ranks: int = 1, cold: bool = False
+        self,
+        arch: Architecture,
+        *,
+        batch: int = 1,
+        tokens: int = 1,
+        context: int = 256,
+        ranks: int = 1,
+        cold: bool = False,
     ) -> Estimate: ...
 
 
@@ -57,7 +65,8 @@ def shipped_models(
     rounds: EngineRounds | None = None,
     modes: Sequence[str] = ("graph", "eager"),
 ) -> tuple[str, dict[str, Any]]:
-    """The composed models of a device where imported tables of it ship, else rooflines; which it is, in words.
+    """The composed models of a device where imported tables of it ship, else rooflines; which it
+    is, in words.
 
     `engine`, `rounds`: whose rounds they price.
     """
@@ -66,8 +75,12 @@ def shipped_models(
             continue
         profile = Profile.load(folder)
         if profile.imported:
-            return profile.origin, {mode: LatencyModel(profile, dtype, mode, engine, rounds) for mode in modes}
-    return "roofline of its datasheet", {mode: RooflineLatency(device, dtype, mode, engine, rounds) for mode in modes}
+            return profile.origin, {
+                mode: LatencyModel(profile, dtype, mode, engine, rounds) for mode in modes
+            }
+    return "roofline of its datasheet", {
+        mode: RooflineLatency(device, dtype, mode, engine, rounds) for mode in modes
+    }
 
 
 def fitted_models(folder: Path, dtype: str) -> dict[str, Passes]:
@@ -87,10 +100,13 @@ def fitted_models(folder: Path, dtype: str) -> dict[str, Passes]:
 
 
 def op_cases(profile: Profile, dtype: str, model: Passes, by: str) -> list[Case]:
-    """Kernels of the day's profile from memory under CUDA graphs, against the tables (or the roofline)."""
+    """Kernels of the day's profile from memory under CUDA graphs, against the tables (or the
+    roofline)."""
     found = []
     for kind in ("gemm", "attention", "elementwise"):
-        for row in profile.select(kind, dtype, "graph", "warm" if kind == "elementwise" else "cold"):
+        for row in profile.select(
+            kind, dtype, "graph", "warm" if kind == "elementwise" else "cold"
+        ):
             if row.grossly_noisy or row.throttled:
                 continue
             op = op_of(row)
@@ -103,7 +119,9 @@ def op_cases(profile: Profile, dtype: str, model: Passes, by: str) -> list[Case]
             group = kind
             if isinstance(op, Attention):
                 group = "attention, decode" if op.tokens == 1 else "attention, verification"
-            name = ", ".join(f"{key} {value}" for key, value in row.sizes().items() if value is not None)
+            name = ", ".join(
+                f"{key} {value}" for key, value in row.sizes().items() if value is not None
+            )
             found.append(Case(f"kernels: {group}", name, by, row.median_s, seconds, std * seconds))
     return found
 
@@ -116,16 +134,24 @@ def pass_s(model: Passes, shape: ForwardShape, cold: bool) -> Estimate:
     return model.forward_s(arch, batch=batch, tokens=tokens, context=context, cold=cold)
 
 
-def layer_s(model: Passes, arch: Architecture, *, batch: int, tokens: int, context: int) -> Estimate:
+def layer_s(
+    model: Passes, arch: Architecture, *, batch: int, tokens: int, context: int
+) -> Estimate:
     """One layer of a stack, as the difference between a stack and one twice as deep."""
     deep = arch.replace(num_hidden_layers=2 * arch.num_hidden_layers)
-    one, two = (model.forward_s(shape, batch=batch, tokens=tokens, context=context, cold=True) for shape in (arch, deep))
+    one, two = (
+        model.forward_s(shape, batch=batch, tokens=tokens, context=context, cold=True)
+        for shape in (arch, deep)
+    )
     layers = arch.num_hidden_layers
-    return Estimate(max((two.value - one.value) / layers, 1e-9), abs(two.std - one.std) / layers, one.source)
+    return Estimate(
+        max((two.value - one.value) / layers, 1e-9), abs(two.std - one.std) / layers, one.source
+    )
 
 
 def paper_cases(data: dict[str, Any], model: Passes, by: str) -> list[Case]:
-    """The paper's drafts per token, layers of its target, and the shard of it that one device holds."""
+    """The paper's drafts per token, layers of its target, and the shard of it that one device
+    holds."""
     mode, found = data["mode"], []
     for row in data["rows"]:
         arch, shape = Architecture.from_dict(row["architecture"]), row["shape"]
@@ -143,13 +169,19 @@ def paper_cases(data: dict[str, Any], model: Passes, by: str) -> list[Case]:
 
 
 def round_estimate(model: Passes, data: dict[str, Any], row: dict[str, Any]) -> Estimate:
-    """A round of gamma tokens: verification, the first draft token with its weights out of the cache, the others in a loop."""
-    target, draft = Architecture.from_dict(data["target_architecture"]), Architecture.from_dict(row["architecture"])
+    """A round of gamma tokens: verification, the first draft token with its weights out of the
+    cache, the others in a loop."""
+    target, draft = (
+        Architecture.from_dict(data["target_architecture"]),
+        Architecture.from_dict(row["architecture"]),
+    )
     gamma, context = row["gamma"], data["context"]
     verify = model.forward_s(target, tokens=gamma + 1, context=context)
     first, later = (model.forward_s(draft, context=context, cold=cold) for cold in (True, False))
     value = verify.value + first.value + (gamma - 1) * later.value
-    return Estimate(value, (verify.std**2 + (first.std + (gamma - 1) * later.std) ** 2) ** 0.5, verify.source)
+    return Estimate(
+        value, (verify.std**2 + (first.std + (gamma - 1) * later.std) ** 2) ** 0.5, verify.source
+    )
 
 
 def cycle_cases(data: dict[str, Any], models: dict[str, Passes], by: str) -> list[Case]:
@@ -161,35 +193,64 @@ def cycle_cases(data: dict[str, Any], models: dict[str, Passes], by: str) -> lis
         if "graph" in models:
             for part, tokens in (("decode", 1), ("verify", row["gamma"] + 1)):
                 if part == "decode":  # no token is chosen in it
-                    predicted = pass_s(models["graph"], ForwardShape(target, 1, 1, data["context"]), False)
+                    predicted = pass_s(
+                        models["graph"], ForwardShape(target, 1, 1, data["context"]), False
+                    )
                 else:
-                    predicted = models["graph"].forward_s(target, tokens=tokens, context=data["context"])
+                    predicted = models["graph"].forward_s(
+                        target, tokens=tokens, context=data["context"]
+                    )
                 measured = row["parts"][part]["median_s"]
-                found.append(Case(f"target: {part}, graph", name, by, measured, predicted.value, predicted.std))
+                found.append(
+                    Case(
+                        f"target: {part}, graph", name, by, measured, predicted.value, predicted.std
+                    )
+                )
             predicted = round_estimate(models["graph"], data, row)
             measured = row["rounds"]["one graph"]["median_s"]
-            found.append(Case("round: one graph", name, by, measured, predicted.value, predicted.std))
+            found.append(
+                Case("round: one graph", name, by, measured, predicted.value, predicted.std)
+            )
     return found
 
 
 def transformers_cases(data: dict[str, Any], model: Any, dtype: str, by: str) -> list[Case]:
-    """Plain tokens and rounds in transformers, with what is known of the engine; and rounds beside their passes alone."""
+    """Plain tokens and rounds in transformers, with what is known of the engine; and rounds beside
+    their passes alone."""
     found = []
-    target, work = Architecture.from_dict(data["target_architecture"]), Workload(1, data["context"], 1, dtype, "eager")
+    target, work = (
+        Architecture.from_dict(data["target_architecture"]),
+        Workload(1, data["context"], 1, dtype, "eager"),
+    )
     for row in data["rows"]:
         told: list[tuple[str, str, Estimate]] = []
         if row["gamma"]:
-            name, draft = f"{row['draft']} draft, gamma {row['gamma']}", Architecture.from_dict(row["architecture"])
-            told.append(("round: transformers", name, model.round(target, draft, work, row["gamma"]).round_s))
-            told.append(("round: transformers, passes alone", name, round_estimate(model, data, row)))
+            name, draft = (
+                f"{row['draft']} draft, gamma {row['gamma']}",
+                Architecture.from_dict(row["architecture"]),
+            )
+            told.append(
+                (
+                    "round: transformers",
+                    name,
+                    model.round(target, draft, work, row["gamma"]).round_s,
+                )
+            )
+            told.append(
+                ("round: transformers, passes alone", name, round_estimate(model, data, row))
+            )
         else:
             told.append(("plain token: transformers", "target alone", model.decode_s(target, work)))
-        found += [Case(group, name, by, row["median_s"], each.value, each.std) for group, name, each in told]
+        found += [
+            Case(group, name, by, row["median_s"], each.value, each.std)
+            for group, name, each in told
+        ]
     return found
 
 
 def engine_cases(profile: Profile, device: Device, dtype: str, by: str) -> list[Case]:
-    """Rounds that an engine itself ran, against the shipped passes with the published terms of its version."""
+    """Rounds that an engine itself ran, against the shipped passes with the published terms of its
+    version."""
     found: list[Case] = []
     models: dict[str, LatencyModel | RooflineLatency] = {}
     for row in profile.select("round", dtype, "graph"):
@@ -198,7 +259,9 @@ def engine_cases(profile: Profile, device: Device, dtype: str, by: str) -> list[
         if rounds is None:
             continue
         if rounds.costs.name not in models:
-            models[rounds.costs.name] = shipped_models(device, dtype, shape.engine, rounds, ("graph",))[1]["graph"]
+            models[rounds.costs.name] = shipped_models(
+                device, dtype, shape.engine, rounds, ("graph",)
+            )[1]["graph"]
         model = models[rounds.costs.name]
         work = Workload(shape.batch, shape.context, shape.tensor_parallel, dtype, "graph")
         if shape.draft is None:
@@ -218,7 +281,8 @@ def published_launches() -> dict[str, float]:
 
 
 def law_cases(data: dict[str, Any]) -> list[Case]:
-    """Rounds beside max(device, host) and the sum of passes, from the parts that were measured with them: the form of the law."""
+    """Rounds beside max(device, host) and the sum of passes, from the parts that were measured with
+    them: the form of the law."""
     found = []
     for row in data["rows"]:
         part = {name: values["median_s"] for name, values in row["parts"].items()}
@@ -226,7 +290,9 @@ def law_cases(data: dict[str, Any]) -> list[Case]:
         laws = {
             "one graph": device_s,
             "graph per pass": device_s,
-            "draft eager": round_law(device_s, part["launch verify graph"] + part["launch drafting"]),
+            "draft eager": round_law(
+                device_s, part["launch verify graph"] + part["launch drafting"]
+            ),
             "draft eager, serial": part["verify"] + max(part["drafting"], part["launch drafting"]),
             "eager": round_law(device_s, part["launch whole"]),
         }
@@ -240,15 +306,22 @@ def law_cases(data: dict[str, Any]) -> list[Case]:
 def check_cases(data: dict[str, Any]) -> list[Case]:
     """What `--check` found: the fitted model on shapes it had not seen."""
     return [
-        Case(f"check: {row['what']}, {name}", row["architecture"], "this day's profile", row["measured_s"], row["predicted_s"],
-             row["predicted_std_s"])
+        Case(
+            f"check: {row['what']}, {name}",
+            row["architecture"],
+            "this day's profile",
+            row["measured_s"],
+            row["predicted_s"],
+            row["predicted_std_s"],
+        )
         for name, check in data.get("checks", {}).items()
         for row in check["rows"]
-    ]  # fmt: skip
+    ]
 
 
 def groups(cases: Iterable[Case]) -> list[dict[str, Any]]:
-    """By group and prediction: cases, median error, its size, the worst and its name, the share within two std."""
+    """By group and prediction: cases, median error, its size, the worst and its name, the share
+    within two std."""
     found: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
         found.setdefault((case.group, case.by), []).append(case)
@@ -261,29 +334,46 @@ def groups(cases: Iterable[Case]) -> list[dict[str, Any]]:
             "bias": statistics.median(case.error for case in members),
             "worst": (worst := max(members, key=lambda case: abs(case.error))).error,
             "worst_case": worst.name,
-            "within_two_std": statistics.fmean(abs(c.predicted_s - c.measured_s) <= 2 * c.std_s for c in members)
-            if any(case.std_s for case in members)
-            else None,
+            "within_two_std": (
+                statistics.fmean(abs(c.predicted_s - c.measured_s) <= 2 * c.std_s for c in members)
+                if any(case.std_s for case in members)
+                else None
+            ),
         }
         for (group, by), members in found.items()
     ]
 
 
 def compare(folder: Path) -> dict[str, Any]:
-    """A day's results beside their predictions. Raises MissingDataError where the day has no identity yet."""
+    """A day's results beside their predictions. Raises MissingDataError where the day has no
+    identity yet."""
     known = data_of(folder, "identity")
     if not known:
-        raise MissingDataError(f"{folder} holds no day: identity.json is missing or failed; run the day first")
+        raise MissingDataError(
+            f"{folder} holds no day: identity.json is missing or failed; run the day first"
+        )
     device = Device.from_dict(known["device"])
-    dtype = next((data["dtype"] for name in ("attention", "cycles", "paper-graph") if (data := data_of(folder, name))), None)
+    dtype = next(
+        (
+            data["dtype"]
+            for name in ("attention", "cycles", "paper-graph")
+            if (data := data_of(folder, name))
+        ),
+        None,
+    )
     dtype = dtype or ("bfloat16" if "bfloat16" in device.flops_per_s else "float16")
     words, shipped = shipped_models(device, dtype)
     fitted = fitted_models(folder / "profile", dtype)
-    by, own = "roofline" if isinstance(shipped["graph"], RooflineLatency) else "composed", "this day's profile"
+    by, own = (
+        "roofline" if isinstance(shipped["graph"], RooflineLatency) else "composed",
+        "this day's profile",
+    )
     cases: list[Case] = []
     if (folder / "profile" / "profile.json").is_file():
         measured = Profile.load(folder / "profile")
-        cases += op_cases(measured, dtype, shipped["graph"], by) + engine_cases(measured, device, dtype, by)
+        cases += op_cases(measured, dtype, shipped["graph"], by) + engine_cases(
+            measured, device, dtype, by
+        )
     for mode in ("graph", "eager"):
         cases += check_cases(data_of(folder, f"profile-{mode}"))
         data = data_of(folder, f"paper-{mode}")
@@ -295,10 +385,14 @@ def compare(folder: Path) -> dict[str, Any]:
         cases += cycle_cases(data, shipped, by) + cycle_cases(data, fitted, own)
     data = data_of(folder, "transformers")
     if data:
-        served = shipped_models(device, dtype, "transformers", engine_rounds("transformers"), ("eager",))[1]["eager"]
+        served = shipped_models(
+            device, dtype, "transformers", engine_rounds("transformers"), ("eager",)
+        )[1]["eager"]
         cases += transformers_cases(data, served, dtype, by)
         if "eager" in fitted:
-            own_model = LatencyModel(Profile.load(folder / "profile"), dtype, "eager", "transformers")
+            own_model = LatencyModel(
+                Profile.load(folder / "profile"), dtype, "eager", "transformers"
+            )
             cases += transformers_cases(data, own_model, dtype, own)
     cases += law_cases(data_of(folder, "cycles") or {"rows": []})
     return {
@@ -319,15 +413,21 @@ def text(result: dict[str, Any], statuses: Sequence[dict[str, Any]]) -> str:
     if result["rehearsal"]:
         lines.append("REHEARSAL on a CPU: these numbers mean nothing")
     lines += ["", f"{'step':<22} {'status':<14} {'seconds':>8}"]
-    lines += [f"{entry['step']:<22} {entry['status']:<14} {entry['seconds']:>8.1f}" for entry in statuses]
+    lines += [
+        f"{entry['step']:<22} {entry['status']:<14} {entry['seconds']:>8.1f}" for entry in statuses
+    ]
     lines += [
         "",
-        f"{'predicted against measured':<44} {'by':<20} {'cases':>5} {'median':>7} {'bias':>7} {'worst':>8}  worst case",
+        (
+            f"{'predicted against measured':<44} {'by':<20} {'cases':>5} {'median':>7} {'bias':>7}"
+            f" {'worst':>8}  worst case"
+        ),
     ]
     for row in result["groups"]:
         lines.append(
-            f"{row['group']:<44} {row['by']:<20} {row['cases']:>5} {row['median_absolute_error']:>7.1%} {row['bias']:>+7.1%} "
-            f"{row['worst']:>+8.1%}  {row['worst_case'][:60]}"
+            f"{row['group']:<44} {row['by']:<20} {row['cases']:>5}"
+            f" {row['median_absolute_error']:>7.1%} {row['bias']:>+7.1%} {row['worst']:>+8.1%} "
+            f" {row['worst_case'][:60]}"
         )
     if result["launch"]:
         lines += ["", "host time to launch one pass of a draft"]
@@ -335,6 +435,8 @@ def text(result: dict[str, Any], statuses: Sequence[dict[str, Any]]) -> str:
             f"  {style:<14} {1e3 * line['pass_s']:.3f} ms + {1e3 * line['layer_s']:.3f} ms a layer"
             for style, line in result["launch"].items()
         ]
-        told = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in result["published_layer_s"].items())
+        told = ", ".join(
+            f"{name} {1e3 * seconds:.2f}" for name, seconds in result["published_layer_s"].items()
+        )
         lines.append(f"  published, ms a layer: {told}")
     return "\n".join(lines)

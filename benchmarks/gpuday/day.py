@@ -1,4 +1,5 @@
-"""What a day measures and on what: sizes, the device, its benches and models with random weights."""
+"""What a day measures and on what: sizes, the device, its benches and models with random
+weights."""
 
 from __future__ import annotations
 
@@ -28,15 +29,17 @@ from gpuday.cycles import Clocks, LaunchRunner
 from gpuday.runner import data_of
 
 TARGET_SHARE = 0.35
-"""Of the memory that the weights of a target may take: one target, its drafts, operand pools and graphs fit beside it."""
+"""Of the memory that the weights of a target may take: one target, its drafts, operand pools and
+graphs fit beside it."""
 
 
 @dataclass(frozen=True)
 class Sizes:
     """What is measured.
 
-    `targets`: the first that fits is taken; `paper`: the target of the paper and the devices it is split over; `host_shapes`:
-    (layers, hidden size) of the drafts whose launch is timed; `patience`: factor on the time that each timing gets.
+    `targets`: the first that fits is taken; `paper`: the target of the paper and the devices it is
+    split over; `host_shapes`: (layers, hidden size) of the drafts whose launch is timed;
+    `patience`: factor on the time that each timing gets.
     """
 
     targets: Mapping[str, Architecture]
@@ -48,23 +51,33 @@ class Sizes:
     contexts: tuple[int, ...] = (512, 2048, 8192)
     context: int = 512
     gammas: tuple[int, ...] = (2, 6)
-    host_shapes: tuple[tuple[int, int], ...] = ((2, 1024), (8, 1024), (24, 1024), (2, 2048), (8, 2048))
+    host_shapes: tuple[tuple[int, int], ...] = (
+        (2, 1024),
+        (8, 1024),
+        (24, 1024),
+        (2, 2048),
+        (8, 2048),
+    )
     answer_tokens: int = 64
     patience: float = 1.0
     space: SearchSpace = field(default_factory=lambda: load_space("default"))
 
 
 def real_sizes() -> Sizes:
-    """What a GPU is measured with; the drafts of the paper are those of benchmarks/paper_llama65b.py."""
-    targets = {name: load(name).architecture for name in ("llama-3.1-8b", "llama-3.2-3b", "llama-3.2-1b", "smollm2-135m")}
+    """What a GPU is measured with; the drafts of the paper are those of
+    benchmarks/paper_llama65b.py."""
+    targets = {
+        name: load(name).architecture
+        for name in ("llama-3.1-8b", "llama-3.2-3b", "llama-3.2-1b", "smollm2-135m")
+    }
     names = ("sheared-llama-1.3b", "wide-1.3b", "wide-796m", "wide-543m", "wide-290m", "llama-68m")
     drafts = {name: load(name).architecture for name in names}
     return Sizes(targets, ("llama-65b", load("llama-65b").architecture, 4), drafts)
 
 
 def cycle_drafts(target: Architecture) -> dict[str, Architecture]:
-    """A deep draft, as one takes off the shelf, and a wide one, with the target's vocabulary: 24 x 896 and 3 x 2048, smaller
-    where the target is."""
+    """A deep draft, as one takes off the shelf, and a wide one, with the target's vocabulary: 24 x
+    896 and 3 x 2048, smaller where the target is."""
     if target.hidden_size < 1024:
         size = target.hidden_size // 2
         head = min(64, size)
@@ -84,7 +97,8 @@ def launch_shape(layers: int, hidden: int, vocab_size: int = 32000) -> Architect
 
 
 def shard(arch: Architecture, ranks: int) -> Architecture:
-    """What one of `ranks` devices computes of a layer of `arch`, as a shape of its own; embedding and head stay whole."""
+    """What one of `ranks` devices computes of a layer of `arch`, as a shape of its own; embedding
+    and head stay whole."""
     return arch.replace(
         num_attention_heads=arch.num_attention_heads // ranks,
         num_key_value_heads=arch.num_key_value_heads // ranks,
@@ -93,9 +107,12 @@ def shard(arch: Architecture, ranks: int) -> Architecture:
 
 
 def depth_that_fits(arch: Architecture, dtype: str, free_bytes: float) -> int:
-    """Layers of `arch` whose weights take at most `free_bytes`, head included; at most its own, at least 1."""
+    """Layers of `arch` whose weights take at most `free_bytes`, head included; at most its own, at
+    least 1."""
     width = DTYPE_BYTES[dtype]
-    one, two = (weight_bytes_per_pass(arch.replace(num_hidden_layers=layers), width) for layers in (1, 2))
+    one, two = (
+        weight_bytes_per_pass(arch.replace(num_hidden_layers=layers), width) for layers in (1, 2)
+    )
     layers = 1 + int((free_bytes - one) // (two - one))
     return max(1, min(arch.num_hidden_layers, layers))
 
@@ -119,14 +136,25 @@ def visible_device() -> tuple[VisibleGpu, Device | None]:
 def placeholder(gpu: VisibleGpu) -> Device:
     """A device that nobody has described, before its speed is measured."""
     key = "".join(letter if letter.isalnum() else "-" for letter in gpu.name.lower())
-    return Device(key, gpu.name, "gpu", "", gpu.memory_bytes, 1e12, {"bfloat16": 1e14, "float16": 1e14}, note=how_to_add(gpu))
+    return Device(
+        key,
+        gpu.name,
+        "gpu",
+        "",
+        gpu.memory_bytes,
+        1e12,
+        {"bfloat16": 1e14, "float16": 1e14},
+        note=how_to_add(gpu),
+    )
 
 
 def measured_device(gpu: VisibleGpu, allow_busy: bool) -> Device:
-    """A row for a GPU of no device table: its bandwidth and peak as a copy of 1 GiB and a GEMM of 8192 show them, so its roofline
-    needs no share of a datasheet's peak."""
+    """A row for a GPU of no device table: its bandwidth and peak as a copy of 1 GiB and a GEMM of
+    8192 show them, so its roofline needs no share of a datasheet's peak."""
     bare = placeholder(gpu)
-    bench = cuda.open_bench(bare, Profile(bare.to_dict(), {}), mode="graph", dtype="float16", allow_busy=allow_busy)
+    bench = cuda.open_bench(
+        bare, Profile(bare.to_dict(), {}), mode="graph", dtype="float16", allow_busy=allow_busy
+    )
     found = torch.cuda.get_device_properties(bench.runner.device)
     native = torch.cuda.is_bf16_supported(including_emulation=False)
     names = ["bfloat16", "float16"] if native else ["float16"]
@@ -143,9 +171,15 @@ def measured_device(gpu: VisibleGpu, allow_busy: bool) -> Device:
 
 
 def with_measured_speed(
-    device: Device, bench: CudaBench, dtypes: list[str], size: int = 8192, copy_bytes: int = 1 << 30, **facts: Any
+    device: Device,
+    bench: CudaBench,
+    dtypes: list[str],
+    size: int = 8192,
+    copy_bytes: int = 1 << 30,
+    **facts: Any,
 ) -> Device:
-    """`device` with the bandwidth and the peak that `bench` sees, over the shares of them that a roofline takes."""
+    """`device` with the bandwidth and the peak that `bench` sees, over the shares of them that a
+    roofline takes."""
     from archsearch.latency.datasheet import BANDWIDTH_SHARE, PEAK_SHARE
 
     source = torch.empty(copy_bytes, dtype=torch.uint8, device=bench.runner.device)
@@ -158,7 +192,10 @@ def with_measured_speed(
         calls = kernels.graph_calls(Gemm(size, size, size), bench.pool(name), 1, Fused())[:1]
         timed = bench.timer(name).time(bench.runner.capture(calls), budget_s=0.5)
         peaks[name] = 2 * size**3 / min(timed.times_s) / PEAK_SHARE
-    sources = {"bandwidth": "a device-to-device copy timed here", "flops": f"a GEMM of {size} cubed timed here"}
+    sources = {
+        "bandwidth": "a device-to-device copy timed here",
+        "flops": f"a GEMM of {size} cubed timed here",
+    }
     values = device.to_dict() | {
         "bandwidth_bytes_per_s": bandwidth / BANDWIDTH_SHARE,
         "flops_per_s": peaks,
@@ -170,7 +207,8 @@ def with_measured_speed(
 
 @dataclass
 class Day:
-    """One process's view of a day: folder, sizes, device (from the identity step), benches that share the day's profile."""
+    """One process's view of a day: folder, sizes, device (from the identity step), benches that
+    share the day's profile."""
 
     folder: Path
     sizes: Sizes
@@ -186,7 +224,9 @@ class Day:
         """As the identity step wrote it."""
         found = data_of(self.folder, "identity")
         if not found:
-            raise ArchsearchError(f"{self.folder} has no identity yet; run the day without --compare-only first")
+            raise ArchsearchError(
+                f"{self.folder} has no identity yet; run the day without --compare-only first"
+            )
         return Device.from_dict(found["device"])
 
     @property
@@ -202,7 +242,9 @@ class Day:
         """The largest of `sizes.targets` that leaves room; the last one where none does."""
         limit, width = TARGET_SHARE * self.device.memory_bytes, DTYPE_BYTES[self.dtype]
         known = list(self.sizes.targets.items())
-        return next((item for item in known if weight_bytes_per_pass(item[1], width) <= limit), known[-1])
+        return next(
+            (item for item in known if weight_bytes_per_pass(item[1], width) <= limit), known[-1]
+        )
 
     def bench(self, mode: str) -> CudaBench:
         """The bench of a mode. Rows that a step records go to the day's profile."""
@@ -212,7 +254,9 @@ class Day:
                 break
             else:
                 profile = Profile.open(self.profile_folder, self.device.to_dict(), current_stack())
-            self._benches[mode] = cuda.open_bench(self.device, profile, mode=mode, dtype=self.dtype, allow_busy=self.allow_busy)
+            self._benches[mode] = cuda.open_bench(
+                self.device, profile, mode=mode, dtype=self.dtype, allow_busy=self.allow_busy
+            )
         return self._benches[mode]
 
     def clocks(self) -> Clocks:
@@ -237,6 +281,7 @@ class Day:
         return float(torch.cuda.mem_get_info(runner.device)[0])
 
     def forget_benches(self) -> None:
-        """Give their memory back. Rows that others write meanwhile are read when the next bench is asked for."""
+        """Give their memory back. Rows that others write meanwhile are read when the next bench is
+        asked for."""
         while self._benches:
             self._benches.popitem()[1].release()

@@ -1,6 +1,8 @@
-"""A day on the CPU at tiny sizes: the same steps and code, a runner that times a call on the CPU where a GPU would be.
+"""A day on the CPU at tiny sizes: the same steps and code, a runner that times a call on the CPU
+where a GPU would be.
 
-Its numbers mean nothing. It is there so that the first day on a GPU does not end at a mistyped name.
+Its numbers mean nothing. It is there so that the first day on a GPU does not end at a mistyped
+name.
 """
 
 from __future__ import annotations
@@ -39,7 +41,13 @@ SPACE = {
     },
     "ffn_multiple": 32,
 }
-FEW = {"batches": (1,), "contexts": (16, 32, 64, 96), "verify_tokens": (3, 5), "steps": 8, "models": 10}
+FEW = {
+    "batches": (1,),
+    "contexts": (16, 32, 64, 96),
+    "verify_tokens": (3, 5),
+    "steps": 8,
+    "models": 10,
+}
 
 
 class CpuRunner:
@@ -102,9 +110,18 @@ def _state(gpu: VisibleGpu) -> GpuState:
 
 
 def _open_bench(device: Device, profile: Profile, *, mode: str = "graph", **_: Any) -> CudaBench:
-    profile.probe_reference_s = {name + end: 1e-6 for name in ("bfloat16", "float16") for end in ("", " eager")}
+    profile.probe_reference_s = {
+        name + end: 1e-6 for name in ("bfloat16", "float16") for end in ("", " eager")
+    }
     steady: Any = lambda: 1000.0  # noqa: E731 - the probe of a shared CPU would call every row throttled
-    return CpuStandIn(profile, device, mode=mode, runner=CpuRunner(), clock_mhz=steady, last_level_cache_bytes=1 << 20)
+    return CpuStandIn(
+        profile,
+        device,
+        mode=mode,
+        runner=CpuRunner(),
+        clock_mhz=steady,
+        last_level_cache_bytes=1 << 20,
+    )
 
 
 @contextmanager

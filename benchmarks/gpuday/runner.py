@@ -1,7 +1,9 @@
-"""Steps that end up as one file each: run in turn, skipped where their file is there, never ended by one that fails.
+"""Steps that end up as one file each: run in turn, skipped where their file is there, never ended
+by one that fails.
 
-A step's file is `STEP.json`: step, status, seconds, budget_s, written (UTC), and `data` or `error`. `running.json` names the step
-in flight, for the process that watches: a step that outlasts its limit or takes its process down is recorded as failed.
+A step's file is `STEP.json`: step, status, seconds, budget_s, written (UTC), and `data` or `error`.
+`running.json` names the step in flight, for the process that watches: a step that outlasts its
+limit or takes its process down is recorded as failed.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class Deadline:
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to measure. `run` keeps to the deadline by itself and returns plain data; `after`: steps it cannot do without."""
+    """One thing to measure. `run` keeps to the deadline by itself and returns plain data; `after`:
+    steps it cannot do without."""
 
     name: str
     budget_s: float
@@ -63,8 +66,13 @@ def open_steps(names: Iterable[str], folder: Path) -> list[str]:
 
 
 def forget_failed(names: Iterable[str], folder: Path) -> list[str]:
-    """Remove the files of steps that did not succeed, so that they run again; returns their names."""
-    failed = [name for name in names if (found := result_of(folder, name)) is not None and found["status"] != "done"]
+    """Remove the files of steps that did not succeed, so that they run again; returns their
+    names."""
+    failed = [
+        name
+        for name in names
+        if (found := result_of(folder, name)) is not None and found["status"] != "done"
+    ]
     for name in failed:
         step_file(folder, name).unlink()
     return failed
@@ -98,8 +106,9 @@ def run_steps(
 ) -> list[str]:
     """Run the steps that have no file yet; returns the names of those left for want of time.
 
-    A step begins only while half of its budget is left. `recover`: called after a failure; False where the device is unusable
-    (raises SystemExit(BROKEN)). `wanted`: asked before each step; False ends the run.
+    A step begins only while half of its budget is left. `recover`: called after a failure; False
+    where the device is unusable (raises SystemExit(BROKEN)). `wanted`: asked before each step;
+    False ends the run.
     """
     for step in steps:
         if step_file(folder, step.name).exists():
@@ -108,15 +117,31 @@ def run_steps(
             break
         missing = [name for name in step.after if not data_of(folder, name)]
         if missing:
-            _write(folder, step, "failed", 0.0, {"error": f"needs what step {', '.join(missing)} did not bring"})
+            _write(
+                folder,
+                step,
+                "failed",
+                0.0,
+                {"error": f"needs what step {', '.join(missing)} did not bring"},
+            )
             continue
         limit_s = 1.5 * step.budget_s + OVER_S
-        write_json(folder / RUNNING, {"step": step.name, "started": time.time(), "limit_s": limit_s, "budget_s": step.budget_s})
+        write_json(
+            folder / RUNNING,
+            {
+                "step": step.name,
+                "started": time.time(),
+                "limit_s": limit_s,
+                "budget_s": step.budget_s,
+            },
+        )
         say(f"{step.name}: up to {step.budget_s:.0f} s")
         begun = time.monotonic()
         status: Status = "done"
         try:
-            outcome: dict[str, Any] = {"data": step.run(Deadline(min(step.budget_s, deadline.left_s)))}
+            outcome: dict[str, Any] = {
+                "data": step.run(Deadline(min(step.budget_s, deadline.left_s)))
+            }
         except memory_errors as error:
             status, outcome = "out of memory", {"error": _line(error)}
         except Exception as error:  # whatever it is, it is recorded and the day goes on
@@ -135,12 +160,21 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {words[0] if words else 'no words'}"[:500]
 
 
-def _write(folder: Path, step: Step, status: Status, seconds: float, outcome: dict[str, Any]) -> None:
-    entry = {"step": step.name, "status": status, "seconds": round(seconds, 3), "budget_s": step.budget_s, "written": now()}
+def _write(
+    folder: Path, step: Step, status: Status, seconds: float, outcome: dict[str, Any]
+) -> None:
+    entry = {
+        "step": step.name,
+        "status": status,
+        "seconds": round(seconds, 3),
+        "budget_s": step.budget_s,
+        "written": now(),
+    }
     write_json(step_file(folder, step.name), entry | outcome)
 
 
-# -- watching ------------------------------------------------------------------------------------------------------
+# -- watching
+# --------------------------------------------------------------------------------------------------
 
 
 def supervise(
@@ -152,10 +186,11 @@ def supervise(
     poll_s: float = 0.3,
     spawn: Callable[[Sequence[str]], subprocess.Popen[Any]] = subprocess.Popen,
 ) -> list[str]:
-    """Have `command(seconds left)` run the steps in a process that may die; started again while steps are left and time is.
+    """Have `command(seconds left)` run the steps in a process that may die; started again while
+    steps are left and time is.
 
-    Returns the names of the steps left. Raises ArchsearchError where the process ends with status 2 (it has said why), RunFailed
-    where it dies twice between steps.
+    Returns the names of the steps left. Raises ArchsearchError where the process ends with status 2
+    (it has said why), RunFailed where it dies twice between steps.
     """
     (folder / RUNNING).unlink(missing_ok=True)  # of a run that was killed: that step begins anew
     fruitless = 0
@@ -176,13 +211,19 @@ def supervise(
             break
         fruitless = fruitless + 1 if open_steps(names, folder) == left else 0
         if fruitless == 2:
-            raise RunFailed(f"the measuring process died twice between steps (status {child.returncode}); see what it printed")
+            raise RunFailed(
+                f"the measuring process died twice between steps (status {child.returncode}); see"
+                " what it printed"
+            )
     (folder / RUNNING).unlink(missing_ok=True)
     return open_steps(names, folder)
 
 
-def _watch(child: subprocess.Popen[Any], folder: Path, deadline: Deadline, poll_s: float) -> str | None:
-    """Until the child ends, its step outlasts its limit (then why, in words) or the deadline is over."""
+def _watch(
+    child: subprocess.Popen[Any], folder: Path, deadline: Deadline, poll_s: float
+) -> str | None:
+    """Until the child ends, its step outlasts its limit (then why, in words) or the deadline is
+    over."""
     while child.poll() is None and not deadline.over:
         running = _running(folder)
         if running is not None and time.time() - running["started"] > running["limit_s"]:
@@ -210,7 +251,8 @@ def _record_death(folder: Path, words: str) -> None:
 
 
 def same_parent() -> Callable[[], bool]:
-    """Whether the process that started this one is still there: a child nobody watches any more stops after its step."""
+    """Whether the process that started this one is still there: a child nobody watches any more
+    stops after its step."""
     parent = os.getppid()
     return lambda: os.getppid() == parent
 

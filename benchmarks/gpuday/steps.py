@@ -1,4 +1,5 @@
-"""What each step of a day measures. Every function keeps to its deadline and returns plain data (seconds, sizes, words)."""
+"""What each step of a day measures. Every function keeps to its deadline and returns plain data
+(seconds, sizes, words)."""
 
 from __future__ import annotations
 
@@ -25,16 +26,27 @@ from archsearch.profiling.layers import LeanDecoder, LeanRun
 from archsearch.profiling.points import Point, measure_or_skip, unmeasured
 from archsearch.profiling.timer import Timing
 from gpuday.cycles import ROUND_STYLES, Cycle, launch_line, time_parts, time_round
-from gpuday.day import Day, cycle_drafts, depth_that_fits, launch_shape, measured_device, shard, visible_device
+from gpuday.day import (
+    Day,
+    cycle_drafts,
+    depth_that_fits,
+    launch_shape,
+    measured_device,
+    shard,
+    visible_device,
+)
 from gpuday.runner import Deadline, Step
 
 RATE = 0.7  # synthetic acceptance of each draft token in transformers, given those before
-PROFILE_SHARE = 0.6  # of a profile step's budget that the sweep gets; the check and the fit take the rest
+PROFILE_SHARE = (
+    0.6  # of a profile step's budget that the sweep gets; the check and the fit take the rest
+)
 Item = tuple[str, Callable[[], Any]]
 
 
 def steps(day: Day) -> list[Step]:
-    """The steps of a day in their order, the quick ones first; together they stay below ten minutes."""
+    """The steps of a day in their order, the quick ones first; together they stay below ten
+    minutes."""
     made = [
         Step("identity", 20, partial(identity, day)),
         Step("host", 30, partial(host, day), ("identity",)),
@@ -51,7 +63,8 @@ def steps(day: Day) -> list[Step]:
     return made
 
 
-# -- small helpers -------------------------------------------------------------------------------------------------
+# -- small helpers
+# -------------------------------------------------------------------------------------------------
 
 
 def summary(timing: Timing) -> dict[str, Any]:
@@ -61,7 +74,9 @@ def summary(timing: Timing) -> dict[str, Any]:
 
 def times_summary(times: Sequence[float]) -> dict[str, Any]:
     """Median and quartiles of seconds, and the seconds themselves."""
-    low, _, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else (times[0],) * 3
+    low, _, high = (
+        statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else (times[0],) * 3
+    )
     return {"median_s": statistics.median(times), "q1_s": low, "q3_s": high, "times_s": list(times)}
 
 
@@ -71,7 +86,8 @@ def row_dict(row: Measurement) -> dict[str, Any]:
 
 
 def each(items: Iterable[Item], deadline: Deadline, day: Day) -> dict[str, Any]:
-    """`results` by name; `left`: names the deadline cut off; `failed`: what did not fit the memory, with its words."""
+    """`results` by name; `left`: names the deadline cut off; `failed`: what did not fit the memory,
+    with its words."""
     results: dict[str, Any] = {}
     left: list[str] = []
     failed: dict[str, str] = {}
@@ -89,21 +105,27 @@ def each(items: Iterable[Item], deadline: Deadline, day: Day) -> dict[str, Any]:
     return {"results": results, "left": left, "failed": failed}
 
 
-# -- steps ---------------------------------------------------------------------------------------------------------
+# -- steps
+# --------------------------------------------------------------------------------------------------
 
 
 def identity(day: Day, deadline: Deadline) -> dict[str, Any]:
-    """Device, driver, clocks, torch, CPU. The device is opened first: whoever else is on it shows before CUDA starts here."""
+    """Device, driver, clocks, torch, CPU. The device is opened first: whoever else is on it shows
+    before CUDA starts here."""
     gpu, device = visible_device()
     before = gpu_state(gpu)
     known = device is not None
     device = device or measured_device(gpu, day.allow_busy)
-    bench = cuda.open_bench(device, Profile(device.to_dict(), {}), mode="graph", allow_busy=day.allow_busy)
+    bench = cuda.open_bench(
+        device, Profile(device.to_dict(), {}), mode="graph", allow_busy=day.allow_busy
+    )
     facts: dict[str, Any] = {}
     if bench.runner.device.type == "cuda":
         facts = {
             "capability": list(torch.cuda.get_device_capability(bench.runner.device)),
-            "l2_bytes": int(getattr(torch.cuda.get_device_properties(bench.runner.device), "L2_cache_size", 0)),
+            "l2_bytes": int(
+                getattr(torch.cuda.get_device_properties(bench.runner.device), "L2_cache_size", 0)
+            ),
             "cudnn": torch.backends.cudnn.version(),
             "devices": torch.cuda.device_count(),
         }
@@ -141,7 +163,8 @@ def profile(day: Day, mode: str, deadline: Deadline) -> dict[str, Any]:
 
 
 def attention(day: Day, deadline: Deadline) -> dict[str, Any]:
-    """Decode and verification attention from memory, also as rows of the day's profile; few tokens against a long cache."""
+    """Decode and verification attention from memory, also as rows of the day's profile; few tokens
+    against a long cache."""
     sizes, bench = day.sizes, day.bench("graph")
     points = [
         Point("attention", "cold", Attention(batch, tokens, context, *heads))
@@ -152,16 +175,25 @@ def attention(day: Day, deadline: Deadline) -> dict[str, Any]:
     ]
     open_points = unmeasured(bench, points, day.dtype)
     skipped = len(bench.skipped)
-    items = [(point.describe(), partial(measure_or_skip, bench, point, day.dtype, {})) for point in open_points]
+    items = [
+        (point.describe(), partial(measure_or_skip, bench, point, day.dtype, {}))
+        for point in open_points
+    ]
     found = each(items, deadline, day)
     bench.profile.save_header()
     rows = [row_dict(row) for row in found["results"].values() if row is not None]
-    return {"dtype": day.dtype, "rows": rows, "left": found["left"], "skipped": bench.skipped[skipped:]}
+    return {
+        "dtype": day.dtype,
+        "rows": rows,
+        "left": found["left"],
+        "skipped": bench.skipped[skipped:],
+    }
 
 
 def paper(day: Day, mode: str, deadline: Deadline) -> dict[str, Any]:
-    """The paper's drafts (equal parameters, half the depth), a stack of its target's layers, and as much of the shard that one
-    device holds as fits. None of it goes into the profile, so that a prediction from there has not seen it."""
+    """The paper's drafts (equal parameters, half the depth), a stack of its target's layers, and as
+    much of the shard that one device holds as fits. None of it goes into the profile, so that a
+    prediction from there has not seen it."""
     bench, sizes = day.bench(mode), day.sizes
     name, target, ranks = sizes.paper
     cache: dict[Architecture, Any] = {}
@@ -170,7 +202,14 @@ def paper(day: Day, mode: str, deadline: Deadline) -> dict[str, Any]:
     def measure(what: str, point: Point) -> None:
         assert point.arch is not None
         row = bench.measure_again_if_noisy(point, day.dtype, cache)
-        rows.append({"what": what, "architecture": point.arch.to_dict(), "layers": point.arch.num_hidden_layers, **row_dict(row)})
+        rows.append(
+            {
+                "what": what,
+                "architecture": point.arch.to_dict(),
+                "layers": point.arch.num_hidden_layers,
+                **row_dict(row),
+            }
+        )
 
     items: list[Item] = []
     for draft, arch in sizes.paper_drafts.items():
@@ -179,28 +218,53 @@ def paper(day: Day, mode: str, deadline: Deadline) -> dict[str, Any]:
             items.append((f"{draft}, {state}", partial(measure, draft, point)))
     part = shard(target, ranks)
     for tokens in (1, 9):
-        stack = Point("layer", "cold", arch=target.replace(num_hidden_layers=3), tokens=tokens, context=sizes.context)
-        items.append((f"layers of {name}, {tokens} tokens", partial(measure, f"layers of {name}", stack)))
+        stack = Point(
+            "layer",
+            "cold",
+            arch=target.replace(num_hidden_layers=3),
+            tokens=tokens,
+            context=sizes.context,
+        )
+        items.append(
+            (f"layers of {name}, {tokens} tokens", partial(measure, f"layers of {name}", stack))
+        )
 
     def measure_shard(tokens: int) -> None:
-        depth = depth_that_fits(part, day.dtype, 0.7 * day.free_bytes()) if part not in shards else shards[part]
+        depth = (
+            depth_that_fits(part, day.dtype, 0.7 * day.free_bytes())
+            if part not in shards
+            else shards[part]
+        )
         shards[part] = depth
         arch = part.replace(num_hidden_layers=depth)
-        measure(f"{name} over {ranks}", Point("forward", "warm", arch=arch, tokens=tokens, context=sizes.context))
+        measure(
+            f"{name} over {ranks}",
+            Point("forward", "warm", arch=arch, tokens=tokens, context=sizes.context),
+        )
 
     shards: dict[Architecture, int] = {}
-    items += [(f"{name} over {ranks}, {tokens} tokens", partial(measure_shard, tokens)) for tokens in (1, 9)]
+    items += [
+        (f"{name} over {ranks}, {tokens} tokens", partial(measure_shard, tokens))
+        for tokens in (1, 9)
+    ]
     found = each(items, deadline, day)
     cache.clear()
     bench.release()
-    return {"dtype": day.dtype, "mode": mode, "rows": rows, "left": found["left"], "failed": found["failed"]}
+    return {
+        "dtype": day.dtype,
+        "mode": mode,
+        "rows": rows,
+        "left": found["left"],
+        "failed": found["failed"],
+    }
 
 
 def host(day: Day, deadline: Deadline) -> dict[str, Any]:
-    """Host time to launch one pass of a draft: kernel by kernel as engines do without graphs, as transformers does, as a graph.
+    """Host time to launch one pass of a draft: kernel by kernel as engines do without graphs, as
+    transformers does, as a graph.
 
-    `lines`: host seconds of a pass = pass_s + layers * layer_s, at the first hidden size; `total_s` beside it also waits for the
-    device.
+    `lines`: host seconds of a pass = pass_s + layers * layer_s, at the first hidden size; `total_s`
+    beside it also waits for the device.
     """
     clocks, pool, sizes = day.clocks(), day.bench("eager").pool(day.dtype), day.sizes
     rows: list[dict[str, Any]] = []
@@ -208,14 +272,27 @@ def host(day: Day, deadline: Deadline) -> dict[str, Any]:
     def measure(layers_count: int, hidden: int, style: str) -> None:
         arch = launch_shape(layers_count, hidden)
         if style == "transformers":
-            run = layers.ForwardRun(layers.build_model(arch, pool.flat.dtype, pool), batch=1, context=sizes.context).step(1)
+            run = layers.ForwardRun(
+                layers.build_model(arch, pool.flat.dtype, pool), batch=1, context=sizes.context
+            ).step(1)
         else:
             lean = LeanDecoder.random(arch, pool, day.fused())
-            run = LeanRun(lean, batch=1, capacity=sizes.context + 1, pool=pool).step(1, sizes.context)
+            run = LeanRun(lean, batch=1, capacity=sizes.context + 1, pool=pool).step(
+                1, sizes.context
+            )
             run = clocks.graphs.capture([run]) if style == "graph" else run
-        launch, total = (clock.time(run, calls=1, budget_s=0.25 * sizes.patience) for clock in (clocks.launch, clocks.eager))
+        launch, total = (
+            clock.time(run, calls=1, budget_s=0.25 * sizes.patience)
+            for clock in (clocks.launch, clocks.eager)
+        )
         rows.append(
-            {"style": style, "layers": layers_count, "hidden_size": hidden, "host": summary(launch), "total": summary(total)}
+            {
+                "style": style,
+                "layers": layers_count,
+                "hidden_size": hidden,
+                "host": summary(launch),
+                "total": summary(total),
+            }
         )
 
     items = [
@@ -224,7 +301,13 @@ def host(day: Day, deadline: Deadline) -> dict[str, Any]:
         for style in ("kernels", "transformers", "graph")
     ]
     found = each(items, deadline, day)
-    return {"dtype": day.dtype, "rows": rows, "lines": launch_lines(rows), "left": found["left"], "failed": found["failed"]}
+    return {
+        "dtype": day.dtype,
+        "rows": rows,
+        "lines": launch_lines(rows),
+        "left": found["left"],
+        "failed": found["failed"],
+    }
 
 
 def launch_lines(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -234,7 +317,9 @@ def launch_lines(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
         by_size: dict[int, list[tuple[int, float]]] = {}
         for row in rows:
             if row["style"] == style:
-                by_size.setdefault(row["hidden_size"], []).append((row["layers"], row["host"]["median_s"]))
+                by_size.setdefault(row["hidden_size"], []).append(
+                    (row["layers"], row["host"]["median_s"])
+                )
         points = max(by_size.values(), key=len)
         if len(points) > 1:
             lines[style] = asdict(launch_line(points))
@@ -242,7 +327,8 @@ def launch_lines(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def cycles(day: Day, deadline: Deadline) -> dict[str, Any]:
-    """Whole rounds of target and draft, in every style, beside the passes and the launches they are made of."""
+    """Whole rounds of target and draft, in every style, beside the passes and the launches they are
+    made of."""
     (name, target), sizes, clocks = day.target, day.sizes, day.clocks()
     pool, fused = day.bench("graph").pool(day.dtype), day.fused()
     capacity = sizes.context + max(sizes.gammas) + 2
@@ -253,14 +339,32 @@ def cycles(day: Day, deadline: Deadline) -> dict[str, Any]:
         if key not in built:
             for other in [known for known in built if known != "target"]:
                 del built[other]
-            built[key] = LeanRun(LeanDecoder.random(arch, pool, fused), batch=1, capacity=capacity, pool=pool)
+            built[key] = LeanRun(
+                LeanDecoder.random(arch, pool, fused), batch=1, capacity=capacity, pool=pool
+            )
         return built[key]
 
     def measure(key: str, draft: Architecture, gamma: int) -> None:
-        cycle = Cycle(run_of("target", target), run_of(key, draft), gamma=gamma, context=sizes.context)
-        parts = {part: summary(timing) for part, timing in time_parts(cycle, clocks, 0.2 * sizes.patience).items()}
-        rounds = {style: summary(time_round(cycle, style, clocks, 0.3 * sizes.patience)) for style in ROUND_STYLES}
-        rows.append({"draft": key, "architecture": draft.to_dict(), "gamma": gamma, "parts": parts, "rounds": rounds})
+        cycle = Cycle(
+            run_of("target", target), run_of(key, draft), gamma=gamma, context=sizes.context
+        )
+        parts = {
+            part: summary(timing)
+            for part, timing in time_parts(cycle, clocks, 0.2 * sizes.patience).items()
+        }
+        rounds = {
+            style: summary(time_round(cycle, style, clocks, 0.3 * sizes.patience))
+            for style in ROUND_STYLES
+        }
+        rows.append(
+            {
+                "draft": key,
+                "architecture": draft.to_dict(),
+                "gamma": gamma,
+                "parts": parts,
+                "rounds": rounds,
+            }
+        )
 
     items = [
         (f"{key} draft, gamma {gamma}", partial(measure, key, draft, gamma))
@@ -280,12 +384,15 @@ def cycles(day: Day, deadline: Deadline) -> dict[str, Any]:
 
 
 def transformers_rounds(day: Day, deadline: Deadline) -> dict[str, Any]:
-    """The same target and drafts in transformers, acceptance by chance: seconds of plain tokens and of rounds."""
+    """The same target and drafts in transformers, acceptance by chance: seconds of plain tokens and
+    of rounds."""
     (name, target), sizes, bench = day.target, day.sizes, day.bench("eager")
     pool = bench.pool(day.dtype)
     rng = random.Random(0)
     length = sizes.context - sizes.answer_tokens // 2
-    prompt = EnginePrompt("day", tuple(rng.randrange(min(1000, target.vocab_size)) for _ in range(length)))
+    prompt = EnginePrompt(
+        "day", tuple(rng.randrange(min(1000, target.vocab_size)) for _ in range(length))
+    )
     rows: list[dict[str, Any]] = []
     built: dict[str, Any] = {}
 
@@ -299,9 +406,16 @@ def transformers_rounds(day: Day, deadline: Deadline) -> dict[str, Any]:
             del built[other]
         started = TransformersEngine(dtype=day.dtype)
         rates = tuple(RATE ** (position + 1) for position in range(gamma))
-        started.start(model("target", target), None if draft is None else model(key, draft), gamma, synthetic=rates)
+        started.start(
+            model("target", target),
+            None if draft is None else model(key, draft),
+            gamma,
+            synthetic=rates,
+        )
         sampling = Sampling(max_new_tokens=sizes.answer_tokens, ignore_end=True)
-        started.generate([prompt], Sampling(max_new_tokens=8 + gamma, ignore_end=True))  # kernels are loaded, caches allocated
+        started.generate(
+            [prompt], Sampling(max_new_tokens=8 + gamma, ignore_end=True)
+        )  # kernels are loaded, caches allocated
         result = started.generate([prompt], sampling)[0]
         gaps = result.gaps_s[: max(1, result.rounds - 1)] if gamma else result.gaps_s
         rows.append(
@@ -316,7 +430,10 @@ def transformers_rounds(day: Day, deadline: Deadline) -> dict[str, Any]:
 
     items: list[Item] = [("target alone", partial(measure, "target", None, 0))]
     for key, draft in cycle_drafts(target).items():
-        items += [(f"{key} draft, gamma {gamma}", partial(measure, key, draft, gamma)) for gamma in sizes.gammas]
+        items += [
+            (f"{key} draft, gamma {gamma}", partial(measure, key, draft, gamma))
+            for gamma in sizes.gammas
+        ]
     found = each(items, deadline, day)
     built.clear()
     bench.release()

@@ -24,14 +24,17 @@ def texts_and_trace(seed, confident=True):
         texts.append(LookupText(tuple(tokens[:10]), tuple(tokens[10:]), rng.random() < 0.5))
         right = np.array([rng.random() < 0.6 for _ in texts[-1].answer])
         agreements.append(right)
-        sure.append(np.array([rng.uniform(0.3 if ok else 0.0, 1.0) for ok in right], dtype=np.float32))
+        sure.append(
+            np.array([rng.uniform(0.3 if ok else 0.0, 1.0) for ok in right], dtype=np.float32)
+        )
     names, ended = tuple("abcdefgh"), tuple(text.ended for text in texts)
     confidences = tuple(sure) if confident else ()
     return texts, Trace(tuple(agreements), ("",) * 8, names, ended, confidences=confidences)
 
 
 def naive(texts, trace, lookup, rule, first):
-    """[(drafter, drafted, accepted)] of the whole rounds: token by token, with a reader of its own."""
+    """[(drafter, drafted, accepted)] of the whole rounds: token by token, with a reader of its
+    own."""
     rounds = []
     for index, text in enumerate(texts):
         answer, at = text.answer, first
@@ -89,8 +92,14 @@ def test_its_halves_are_what_they_are_alone():
         plain = replay_tau(trace, gamma)
         assert alone.tau.value == pytest.approx(plain.tau)
         assert alone.accepted_by_position == pytest.approx(plain.accepted_by_position)
-    # A draft that is never right makes of a chain its lookup: rounds without a find are plain steps.
-    blank = Trace(tuple(np.zeros_like(row) for row in trace.agreements), trace.categories, trace.ids, trace.ended)
+    # A draft that is never right makes of a chain its lookup: rounds without a find are plain
+    # steps.
+    blank = Trace(
+        tuple(np.zeros_like(row) for row in trace.agreements),
+        trace.categories,
+        trace.ids,
+        trace.ended,
+    )
     for lookup in (Ngram(1, 4), Suffix()):
         chain = replay_chain(blank, ChainRule(4, 1), finds(lookup, texts, [4])[4])
         only = replay(lookup, texts, [4])[4]
@@ -103,7 +112,13 @@ def test_sampled_text_is_walked_by_chances():
     texts, trace = texts_and_trace(3)
     chances = tuple(np.where(row, 0.9, 0.2) for row in trace.agreements)
     sampled = Trace(
-        trace.agreements, trace.categories, trace.ids, trace.ended, chances, chances, temperature=1.0
+        trace.agreements,
+        trace.categories,
+        trace.ids,
+        trace.ended,
+        chances,
+        chances,
+        temperature=1.0,
     )
     rule = ChainRule(3, 3)
     found = finds(Ngram(2, 3), texts, [3])[3]

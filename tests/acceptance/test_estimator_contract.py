@@ -6,14 +6,21 @@ import math
 
 import pytest
 
-from archsearch.acceptance.estimator import Acceptance, AcceptanceContext, AcceptanceObservation, GivenAcceptance
+from archsearch.acceptance.estimator import (
+    Acceptance,
+    AcceptanceContext,
+    AcceptanceObservation,
+    GivenAcceptance,
+)
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.acceptance.short_training import ExtrapolatedAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.estimate import Estimate
 
 TARGET = Architecture(576, 1536, 30, 9, 3, 64, 49152, tie_word_embeddings=True)
-SHAPES = [TARGET.replace(num_hidden_layers=n, draft_vocab_size=v) for n in (1, 2, 6) for v in (None, 8192)]
+SHAPES = [
+    TARGET.replace(num_hidden_layers=n, draft_vocab_size=v) for n in (1, 2, 6) for v in (None, 8192)
+]
 CONTEXTS = [
     AcceptanceContext(),
     AcceptanceContext(TARGET, 1.0, 2048, "mixed"),
@@ -45,8 +52,11 @@ def test_answers_without_fitting(make, context: AcceptanceContext) -> None:
         found = make().predict(shape, context)
         assert isinstance(found, Acceptance)
         assert 0.0 <= found.alpha.value <= 1.0 and found.alpha.std >= 0.0
-        # What was not measured may not say so; only an estimator that was made with trainings has more than a prior.
-        assert found.alpha.source in (("modelled",) if getattr(make(), "levels", None) else ("prior", "given"))
+        # What was not measured may not say so; only an estimator that was made with trainings has
+        # more than a prior.
+        assert found.alpha.source in (
+            ("modelled",) if getattr(make(), "levels", None) else ("prior", "given")
+        )
 
 
 def test_fit_returns_itself_and_starts_afresh(make) -> None:
@@ -56,7 +66,9 @@ def test_fit_returns_itself_and_starts_afresh(make) -> None:
     estimator.fit(OBSERVED)
     assert [estimator.predict(shape, CONTEXTS[2]) for shape in SHAPES] == first
     estimator.fit([])
-    assert [estimator.predict(shape, CONTEXTS[2]) for shape in SHAPES] == [make().predict(shape, CONTEXTS[2]) for shape in SHAPES]
+    assert [estimator.predict(shape, CONTEXTS[2]) for shape in SHAPES] == [
+        make().predict(shape, CONTEXTS[2]) for shape in SHAPES
+    ]
 
 
 def test_positions_and_tau_agree(make) -> None:
@@ -67,7 +79,9 @@ def test_positions_and_tau_agree(make) -> None:
             assert len(positions) == gamma and all(0.0 <= p <= 1.0 for p in positions)
             # tau: the bonus token, and each position that all before it let through.
             expected = 1.0 + sum(math.prod(positions[: i + 1]) for i in range(gamma))
-            assert found.tau(gamma).value == pytest.approx(expected, rel=0.05)  # an uncertain alpha moves the mean of tau
+            assert found.tau(gamma).value == pytest.approx(
+                expected, rel=0.05
+            )  # an uncertain alpha moves the mean of tau
             assert 1.0 <= found.tau(gamma).value <= gamma + 1
 
 
@@ -77,5 +91,8 @@ def test_difference_std(make) -> None:
         for first in SHAPES:
             assert estimator.difference_std(first, first, context) == pytest.approx(0.0, abs=1e-9)
             for second in SHAPES:
-                forth, back = estimator.difference_std(first, second, context), estimator.difference_std(second, first, context)
+                forth, back = (
+                    estimator.difference_std(first, second, context),
+                    estimator.difference_std(second, first, context),
+                )
                 assert forth >= 0 and forth == pytest.approx(back)

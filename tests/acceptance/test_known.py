@@ -29,13 +29,25 @@ SMALL_HEAD = DRAFT.replace(num_hidden_layers=3, draft_vocab_size=8192)
 def make_run(root: Path, name: str = "r1", target: str = "smollm2-135m", **arguments) -> Path:
     run = root / name
     run.mkdir(parents=True)
-    asked = {"target": target, "domain": "narrow", "context": 160, "temperature": 0.0, "prompts": None} | arguments
+    asked = {
+        "target": target,
+        "domain": "narrow",
+        "context": 160,
+        "temperature": 0.0,
+        "prompts": None,
+    } | arguments
     lines = "\n".join(f"  {key}: {json.dumps(value)}" for key, value in asked.items())
     (run / "run.yaml").write_text(f"schema_version: 1\narguments:\n{lines}\n")
     return run
 
 
-def add_finalist(run: Path, arch: Architecture = DRAFT, alpha: float = 0.7, name: str = "a", tokens: int = 300_000) -> Path:
+def add_finalist(
+    run: Path,
+    arch: Architecture = DRAFT,
+    alpha: float = 0.7,
+    name: str = "a",
+    tokens: int = 300_000,
+) -> Path:
     folder = run / "finalists" / name
     folder.mkdir(parents=True)
     record = {"architecture": arch.to_dict(), "tokens": tokens, "vocabulary_coverage": 0.99}
@@ -49,7 +61,9 @@ def add_confirmed(run: Path, arch: Architecture, alpha: float, rank: int = 1) ->
     folder = run / "best" / str(rank)
     folder.mkdir(parents=True)
     (folder / "score.json").write_text(json.dumps({"architecture": arch.to_dict()}))
-    (folder / "confirmed.json").write_text(json.dumps({"alpha": {"value": alpha, "std": 0.02, "source": "measured"}}))
+    (folder / "confirmed.json").write_text(
+        json.dumps({"alpha": {"value": alpha, "std": 0.02, "source": "measured"}})
+    )
     return folder
 
 
@@ -62,12 +76,21 @@ def test_finalists_and_confirmations_of_the_same_target(tmp_path) -> None:
     replayed, confirmed = known_observations("smollm2-135m", [tmp_path])
     assert replayed.architecture == SMALL_HEAD and replayed.alpha.value == pytest.approx(0.7)
     assert (
-        replayed.context.trained_tokens == 300_000 and replayed.context.target == TARGET and replayed.context.context_len == 160
+        replayed.context.trained_tokens == 300_000
+        and replayed.context.target == TARGET
+        and replayed.context.context_len == 160
     )
     assert replayed.context.coverage.share(8192) == pytest.approx(0.99)
     assert replayed.context.temperature == 0.0  # a trace is greedy, whatever the run was asked
-    assert confirmed.architecture == DRAFT and confirmed.alpha.value == 0.61 and confirmed.context.temperature == 0.7
-    assert len(known_observations(TARGET, [tmp_path])) == 2 and known_observations("llama-2-7b", [tmp_path]) == []
+    assert (
+        confirmed.architecture == DRAFT
+        and confirmed.alpha.value == 0.61
+        and confirmed.context.temperature == 0.7
+    )
+    assert (
+        len(known_observations(TARGET, [tmp_path])) == 2
+        and known_observations("llama-2-7b", [tmp_path]) == []
+    )
 
 
 def test_a_draft_replayed_and_confirmed_counts_once(tmp_path) -> None:
@@ -78,8 +101,14 @@ def test_a_draft_replayed_and_confirmed_counts_once(tmp_path) -> None:
     assert found.observation.alpha.value == pytest.approx(0.7) and found.path.name == "a"
 
 
-SHOP = [f"A customer asks when order number {n} will arrive. Write a short, polite reply." for n in range(40)]
-MATHS = [f"Ann has {n} apples and gives {n // 2} of them to Bob. How many apples are left for Ann?" for n in range(40)]
+SHOP = [
+    f"A customer asks when order number {n} will arrive. Write a short, polite reply."
+    for n in range(40)
+]
+MATHS = [
+    f"Ann has {n} apples and gives {n // 2} of them to Bob. How many apples are left for Ann?"
+    for n in range(40)
+]
 
 
 def prompt_file(path: Path, texts: list[str]) -> str:
@@ -101,17 +130,30 @@ def test_the_asking_run_is_left_out(tmp_path) -> None:
 def test_how_alike_the_texts_are_goes_along(tmp_path) -> None:
     shop, same, like, maths = (
         prompt_file(tmp_path / f"{name}.jsonl", texts)
-        for name, texts in (("shop", SHOP), ("same", SHOP[::-1]), ("like", SHOP[5:30]), ("maths", MATHS))
+        for name, texts in (
+            ("shop", SHOP),
+            ("same", SHOP[::-1]),
+            ("like", SHOP[5:30]),
+            ("maths", MATHS),
+        )
     )
     root = tmp_path / "runs"
-    add_finalist(make_run(root, prompts=shop), DRAFT)  # keeps no sketch, but its file is still there
+    add_finalist(
+        make_run(root, prompts=shop), DRAFT
+    )  # keeps no sketch, but its file is still there
     (known,) = known_drafts("smollm2-135m", [root], asked=asked_for(same))
     assert known.match == "same" and known.observation.likeness == 1.0
     (known,) = known_drafts("smollm2-135m", [root], asked=asked_for(like, "code"))
     assert known.match == "other" and known.observation.likeness > 0.9
-    assert known.observation.context.domain == "code"  # one kind of text, whatever two people called it
+    assert (
+        known.observation.context.domain == "code"
+    )  # one kind of text, whatever two people called it
     (known,) = known_drafts("smollm2-135m", [root], asked=asked_for(maths, "math"))
-    assert known.match == "other" and known.observation.likeness < 0.2 and known.observation.context.domain == "narrow"
+    assert (
+        known.match == "other"
+        and known.observation.likeness < 0.2
+        and known.observation.context.domain == "narrow"
+    )
     (known,) = known_drafts("smollm2-135m", [root])  # who asks has no text
     assert known.match == "unknown" and known.observation.likeness == 0.0
 
@@ -119,22 +161,34 @@ def test_how_alike_the_texts_are_goes_along(tmp_path) -> None:
 def test_a_sketch_outlives_its_prompts_and_a_changed_file_does_not_speak(tmp_path) -> None:
     shop, root = prompt_file(tmp_path / "shop.jsonl", SHOP), tmp_path / "runs"
     asked = asked_for(shop)
-    kept, gone, changed = (make_run(root, name, prompts=str(tmp_path / f"{name}.jsonl")) for name in ("kept", "gone", "changed"))
+    kept, gone, changed = (
+        make_run(root, name, prompts=str(tmp_path / f"{name}.jsonl"))
+        for name in ("kept", "gone", "changed")
+    )
     save_sketch(asked.sketch, kept)
     (tmp_path / "changed.jsonl").write_text(Path(shop).read_text())  # written after the run began
     os.utime(tmp_path / "changed.jsonl", (2**31, 2**31))
     for run in (kept, gone, changed):
         add_finalist(run)
-    found = {draft.run.name: draft.match for draft in known_drafts("smollm2-135m", [root], asked=asked)}
+    found = {
+        draft.run.name: draft.match for draft in known_drafts("smollm2-135m", [root], asked=asked)
+    }
     assert found == {"kept": "same", "gone": "unknown", "changed": "unknown"}
-    assert {draft.run.name: draft.match for draft in known_drafts("smollm2-135m", [root], asked=asked)} == found  # the index
+    assert {
+        draft.run.name: draft.match for draft in known_drafts("smollm2-135m", [root], asked=asked)
+    } == found  # the index
 
 
 def test_what_earlier_runs_moved_is_told(tmp_path) -> None:
-    shop, maths = prompt_file(tmp_path / "shop.jsonl", SHOP), prompt_file(tmp_path / "maths.jsonl", MATHS)
+    shop, maths = (
+        prompt_file(tmp_path / "shop.jsonl", SHOP),
+        prompt_file(tmp_path / "maths.jsonl", MATHS),
+    )
     root = tmp_path / "runs"
     for name, alpha in (("a", 0.79), ("b", 0.75)):
-        add_finalist(make_run(root, name, prompts=shop), DRAFT if name == "a" else SMALL_HEAD, alpha)
+        add_finalist(
+            make_run(root, name, prompts=shop), DRAFT if name == "a" else SMALL_HEAD, alpha
+        )
     assert earlier(TARGET, [], AskedText(), 0.0) is None
     on_shop, on_maths = asked_for(shop), asked_for(maths)
     same = earlier(TARGET, known_drafts("smollm2-135m", [root], asked=on_shop), on_shop, 0.0)
@@ -143,17 +197,34 @@ def test_what_earlier_runs_moved_is_told(tmp_path) -> None:
     # Most of what shop letters say about maths is that they are shop letters.
     assert other.after.value - other.before.value < 0.35 * (same.after.value - same.before.value)
     assert other.after.std > 2.0 * same.after.std
-    assert same.words().startswith("earlier runs: 2 drafts of runs a, b on the same prompts moved alpha of a 2-layer draft from ")
+    assert same.words().startswith(
+        "earlier runs: 2 drafts of runs a, b on the same prompts moved alpha of a 2-layer draft"
+        " from "
+    )
     assert "on other text (likeness 0." in other.words()
     add_finalist(make_run(root, "c", prompts=maths), DRAFT, 0.5)
     both = earlier(TARGET, known_drafts("smollm2-135m", [root], asked=on_maths), on_maths, 0.0)
-    assert [text.runs for text in both.texts] == [("c",), ("a", "b")] and "; together to 0." in both.words()
+    assert [text.runs for text in both.texts] == [
+        ("c",),
+        ("a", "b"),
+    ] and "; together to 0." in both.words()
     assert json.loads(json.dumps(both.to_dict()))["texts"][1]["drafts"] == 2
-    assert both.after.value == pytest.approx(both.texts[0].alpha.value, abs=0.03)  # the asked text's own draft decides
+    assert both.after.value == pytest.approx(
+        both.texts[0].alpha.value, abs=0.03
+    )  # the asked text's own draft decides
 
 
 @pytest.mark.parametrize(
-    "damage", ["no trace", "half a trace", "half json", "no architecture", "old shape", "no run.yaml", "yaml"]
+    "damage",
+    [
+        "no trace",
+        "half a trace",
+        "half json",
+        "no architecture",
+        "old shape",
+        "no run.yaml",
+        "yaml",
+    ],
 )
 def test_broken_folders_are_passed_over(tmp_path, damage: str) -> None:
     good = make_run(tmp_path, "good")
@@ -175,17 +246,28 @@ def test_broken_folders_are_passed_over(tmp_path, damage: str) -> None:
         (run / "run.yaml").unlink()
     else:
         (run / "run.yaml").write_text("arguments: [not, a, mapping")
-    assert [o.alpha.value for o in known_observations("smollm2-135m", [tmp_path])] == pytest.approx([0.7])
+    assert [o.alpha.value for o in known_observations("smollm2-135m", [tmp_path])] == pytest.approx(
+        [0.7]
+    )
     assert known_observations("smollm2-135m", [tmp_path / "nowhere"]) == []
 
 
 def test_an_alpha_file(tmp_path) -> None:
     path = tmp_path / "alpha.json"
-    data = {"architecture": DRAFT.to_dict(), "alpha": {"value": 0.64, "std": 0.03}, "domain": "code", "target": "smollm2-135m"}
+    data = {
+        "architecture": DRAFT.to_dict(),
+        "alpha": {"value": 0.64, "std": 0.03},
+        "domain": "code",
+        "target": "smollm2-135m",
+    }
     path.write_text(json.dumps(data))
     (found,) = known_observations("smollm2-135m", [], files=[path])
     assert found == read_alpha_file(path, "smollm2-135m")
-    assert found.alpha.value == 0.64 and found.context.domain == "code" and found.context.target == TARGET
+    assert (
+        found.alpha.value == 0.64
+        and found.context.domain == "code"
+        and found.context.target == TARGET
+    )
     with pytest.raises(ArchsearchError, match="target 'smollm2-135m', not for this one"):
         read_alpha_file(path, "llama-65b")
     path.write_text(json.dumps({"alpha": 0.64}))
@@ -197,15 +279,24 @@ def test_an_alpha_file(tmp_path) -> None:
 
 def test_one_known_draft_sharpens_the_prior(tmp_path) -> None:
     add_finalist(make_run(tmp_path), DRAFT, 0.75)
-    asked = AskedText(sketch_of_set(load_prompt_set(None, None)), "narrow")  # a run without --prompts was on the demo's
+    asked = AskedText(
+        sketch_of_set(load_prompt_set(None, None)), "narrow"
+    )  # a run without --prompts was on the demo's
     observations = known_observations("smollm2-135m", [tmp_path], asked=asked)
     context = observations[0].context
     before = PriorAcceptance().predict(DRAFT.replace(num_hidden_layers=4), context).alpha
-    after = PriorAcceptance().fit(observations).predict(DRAFT.replace(num_hidden_layers=4), context).alpha
+    after = (
+        PriorAcceptance()
+        .fit(observations)
+        .predict(DRAFT.replace(num_hidden_layers=4), context)
+        .alpha
+    )
     assert after.value > before.value + 0.05 and after.std < 0.35 * before.std
 
 
-def test_runs_that_did_not_change_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_did_not_change_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(5):
         add_finalist(make_run(tmp_path, f"r{number}"), alpha=0.5 + number / 20)
     read: list[str] = []
@@ -216,7 +307,11 @@ def test_runs_that_did_not_change_are_not_read_again(tmp_path: Path, monkeypatch
     read.clear()
     opened: list[Path] = []
     whole = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda path, *args, **rest: opened.append(path) or whole(path, *args, **rest))
+    monkeypatch.setattr(
+        Path,
+        "read_text",
+        lambda path, *args, **rest: opened.append(path) or whole(path, *args, **rest),
+    )
     assert known_observations("smollm2-135m", [tmp_path]) == first
     assert read == [] and opened == [tmp_path / run_index.INDEX]
     add_finalist(tmp_path / "r2", SMALL_HEAD, 0.9, "b")
@@ -225,7 +320,8 @@ def test_runs_that_did_not_change_are_not_read_again(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "damage", ["not json", '{"format": 99, "runs": {}}', '{"format": 1, "runs": {"r1": {"stamp": 3}}}', "[]"]
+    "damage",
+    ["not json", '{"format": 99, "runs": {}}', '{"format": 1, "runs": {"r1": {"stamp": 3}}}', "[]"],
 )
 def test_a_broken_index_is_made_again(tmp_path: Path, damage: str) -> None:
     add_finalist(make_run(tmp_path))

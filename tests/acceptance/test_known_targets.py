@@ -36,13 +36,18 @@ def test_a_target_is_known_by_its_shape_and_named() -> None:
     fine_tune = shape("qwen3-8b").replace(rope_theta=5e6)
     assert known_target(fine_tune) is not None and "Qwen3-8B" in known_target(fine_tune).words
     assert known_target(shape("llama-3.1-405b")).words.startswith("those of")  # its family only
-    assert known_target(shape("opt-13b")) is None and known_target(Architecture(640, 1536, 30, 8, 8, 80, 49152)) is None
+    assert (
+        known_target(shape("opt-13b")) is None
+        and known_target(Architecture(640, 1536, 30, 8, 8, 80, 49152)) is None
+    )
 
 
 def test_nothing_known_is_the_stored_fit(levels: Levels) -> None:
     stored = load_fit()
     mean, covariance = coefficients_for(levels, Query())
-    assert mean == pytest.approx(stored.mean, abs=1e-4) and covariance == pytest.approx(stored.covariance, abs=1e-4)
+    assert mean == pytest.approx(stored.mean, abs=1e-4) and covariance == pytest.approx(
+        stored.covariance, abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", ["llama-65b", "llama-3.1-8b", "qwen3-32b", "smollm2-135m"])
@@ -77,8 +82,13 @@ def test_who_trained_a_draft() -> None:
     def said(draft: str, target: str) -> str:
         return training_of(resolve_target(draft), resolve_target(target))[0]
 
-    assert said("llama-3.2-1b", "llama-3.1-70b") == "shared" and said("wide-796m", "llama-65b") == "shared"
-    assert said("llama-160m", "vicuna-7b") == "other" and said("qwen3-0.6b", "qwen2.5-72b") == "other"
+    assert (
+        said("llama-3.2-1b", "llama-3.1-70b") == "shared"
+        and said("wide-796m", "llama-65b") == "shared"
+    )
+    assert (
+        said("llama-160m", "vicuna-7b") == "other" and said("qwen3-0.6b", "qwen2.5-72b") == "other"
+    )
     unknown = TargetRef("mine", Architecture(512, 1408, 4, 8, 8, 64, 32000))
     training, doubt = training_of(unknown, resolve_target("llama-65b"))
     assert training == "target" and "--training" in doubt

@@ -1,4 +1,5 @@
-"""The replay of drafters that look tokens up, beside naive ones that know nothing of indexes and trees."""
+"""The replay of drafters that look tokens up, beside naive ones that know nothing of indexes and
+trees."""
 
 import random
 import time
@@ -10,11 +11,13 @@ from archsearch.acceptance.lookup import LookupText, Ngram, Suffix, replay
 from archsearch.acceptance.suffix_tree import SuffixCache, SuffixLimits
 from archsearch.errors import ArchsearchError
 
-# ------------------------------------------------------------------------------------------- naive drafters, written anew
+# ------------------------------------------------------------------------------------------- naive
+# drafters, written anew
 
 
 def naive_ngram(tokens, shortest, longest, gamma):
-    """The definition: the longest n, the first place where the last n tokens stand with a token after them."""
+    """The definition: the longest n, the first place where the last n tokens stand with a token
+    after them."""
     for n in range(longest, shortest - 1, -1):
         for start in range(len(tokens) - n):
             if n <= len(tokens) and tokens[start : start + n] == tokens[len(tokens) - n :]:
@@ -23,7 +26,8 @@ def naive_ngram(tokens, shortest, longest, gamma):
 
 
 class NaiveSuffix:
-    """Suffix decoding with all suffixes in a dictionary: string -> [count, its next tokens in sibling order]."""
+    """Suffix decoding with all suffixes in a dictionary: string -> [count, its next tokens in
+    sibling order]."""
 
     def __init__(self, depth):
         self.depth, self.count, self.kids = depth, {}, {}
@@ -75,7 +79,9 @@ def naive_rounds(draft_at, answer, gamma, ended):
     while at < len(answer):
         drafted = draft_at(at)
         accepted = 0
-        while accepted < len(drafted) and answer[at + accepted : at + accepted + 1] == [drafted[accepted]]:
+        while accepted < len(drafted) and answer[at + accepted : at + accepted + 1] == [
+            drafted[accepted]
+        ]:
             accepted += 1
         if (at + accepted + 1 < len(answer)) if ended else (at + gamma + 1 <= len(answer)):
             rounds.append((len(drafted), accepted))
@@ -89,10 +95,17 @@ def random_texts(seed, count=12):
     phrases = [[rng.randrange(9) for _ in range(rng.randrange(2, 9))] for _ in range(5)]
     texts = []
     for number in range(count):
-        parts = [rng.choice(phrases) if rng.random() < 0.7 else [rng.randrange(9)] for _ in range(rng.randrange(6, 16))]
+        parts = [
+            rng.choice(phrases) if rng.random() < 0.7 else [rng.randrange(9)]
+            for _ in range(rng.randrange(6, 16))
+        ]
         tokens = [token for part in parts for token in part]
         cut = rng.randrange(0, len(tokens) // 2)
-        texts.append(LookupText(tuple(tokens[:cut]), tuple(tokens[cut:]), rng.random() < 0.5, "ab"[number % 2]))
+        texts.append(
+            LookupText(
+                tuple(tokens[:cut]), tuple(tokens[cut:]), rng.random() < 0.5, "ab"[number % 2]
+            )
+        )
     return texts
 
 
@@ -106,7 +119,9 @@ def check(found, rounds, gamma):
         assert found.accepted_by_position[position - 1] == pytest.approx(share)
         reached = np.mean([drafted >= position for drafted, _ in drafting]) if drafting else 0.0
         assert found.drafted_by_position[position - 1] == pytest.approx(reached)
-    assert found.drafted == pytest.approx(np.mean([drafted for drafted, _ in drafting]) if drafting else 0.0)
+    assert found.drafted == pytest.approx(
+        np.mean([drafted for drafted, _ in drafting]) if drafting else 0.0
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -118,9 +133,13 @@ def test_ngrams_are_replayed_as_their_definition_says(seed):
         for text in texts:
             answer, whole = list(text.answer), [*text.prompt, *text.answer]
             rounds += naive_rounds(
-                lambda at, w=whole, t=text, g=gamma: naive_ngram(w[: len(t.prompt) + at], shortest, longest, g), answer, gamma,
+                lambda at, w=whole, t=text, g=gamma: naive_ngram(
+                    w[: len(t.prompt) + at], shortest, longest, g
+                ),
+                answer,
+                gamma,
                 text.ended,
-            )  # fmt: skip
+            )
         check(found[gamma], rounds, gamma)
 
 
@@ -128,7 +147,12 @@ def test_ngrams_are_replayed_as_their_definition_says(seed):
 @pytest.mark.parametrize("seed", range(10))
 def test_suffix_decoding_is_replayed_as_its_definition_says(seed, shared):
     texts = random_texts(100 + seed)
-    limits = [SuffixLimits(), SuffixLimits(4), SuffixLimits(6, 2.0, 0.3), SuffixLimits(8, 1.0, 0.0)][seed % 4]
+    limits = [
+        SuffixLimits(),
+        SuffixLimits(4),
+        SuffixLimits(6, 2.0, 0.3),
+        SuffixLimits(8, 1.0, 0.0),
+    ][seed % 4]
     found = replay(Suffix(limits, shared), texts, (2, 7))
     for gamma in (2, 7):
         everyone, rounds = NaiveSuffix(limits.depth), []
@@ -139,14 +163,26 @@ def test_suffix_decoding_is_replayed_as_its_definition_says(seed, shared):
             for token in text.prompt:
                 own.append(token)
 
-            def draft_at(at, own=own, answer=answer, written=written, text=text, gamma=gamma, everyone=everyone):
+            def draft_at(
+                at,
+                own=own,
+                answer=answer,
+                written=written,
+                text=text,
+                gamma=gamma,
+                everyone=everyone,
+            ):
                 while len(written) < at:
                     own.append(answer[len(written)])
                     everyone.append(answer[len(written)])
                     written.append(answer[len(written)])
                 context = [*text.prompt, *written][-limits.depth :]
                 mine = own.speculate(context, gamma, limits.factor, limits.least_probability)
-                theirs = everyone.speculate(context, gamma, limits.factor, limits.least_probability) if shared else (0.0, [])
+                theirs = (
+                    everyone.speculate(context, gamma, limits.factor, limits.least_probability)
+                    if shared
+                    else (0.0, [])
+                )
                 return mine[1] if mine[0] >= theirs[0] else theirs[1]
 
             rounds += naive_rounds(draft_at, answer, gamma, text.ended)
@@ -154,7 +190,8 @@ def test_suffix_decoding_is_replayed_as_its_definition_says(seed, shared):
         check(found[gamma], rounds, gamma)
 
 
-# --------------------------------------------------------------------------------------------------------------- by hand
+# --------------------------------------------------------------------------------------------------
+# by hand
 
 
 def test_vllms_own_example_and_the_first_of_several_places():
@@ -173,13 +210,19 @@ def test_a_suffix_seen_once_before_drafts_with_half_its_weight_and_no_further_th
     reader = SuffixCache(SuffixLimits(), shared=False).start([1, 2, 3, 4, 5, 9, 1, 2])
     # [2] and [1, 2] occurred once before; the context itself is the other half of their count.
     assert reader.propose((8,)) == {8: [3, 4]}
-    assert SuffixCache(SuffixLimits(factor=2.0), shared=False).start([1, 2, 3, 4, 5, 9, 1, 2]).propose((8,)) == {8: [3, 4, 5, 9]}
-    assert SuffixCache(SuffixLimits(least_probability=0.6), shared=False).start([1, 2, 3, 1, 2]).propose((8,)) == {8: []}
+    assert SuffixCache(SuffixLimits(factor=2.0), shared=False).start(
+        [1, 2, 3, 4, 5, 9, 1, 2]
+    ).propose((8,)) == {8: [3, 4, 5, 9]}
+    assert SuffixCache(SuffixLimits(least_probability=0.6), shared=False).start(
+        [1, 2, 3, 1, 2]
+    ).propose((8,)) == {8: []}
 
 
 def test_answers_of_earlier_requests_are_looked_up_where_they_are_shared():
     text = LookupText((1,), tuple(range(2, 30)), True)
-    alone, together = (replay(Suffix(shared=shared), [text, text], (4,))[4] for shared in (False, True))
+    alone, together = (
+        replay(Suffix(shared=shared), [text, text], (4,))[4] for shared in (False, True)
+    )
     assert alone.drafts_share.value == 0.0 and alone.tau.value == 1.0 and alone.alpha == 0.0
     assert together.tau.value > 1.5 and together.alpha == 1.0
 
@@ -189,7 +232,9 @@ def test_a_round_that_drafts_less_than_gamma_is_told():
     text = LookupText((5, 6, 8, 5), (6, 8, 5, 6, 8, 5, 6, 8, 5, 1, 2, 3, 4), False)
     found = replay(Ngram(2, 2), [text], (4,))[4]
     assert found.drafted_by_position[0] == 1.0 and found.drafted < 4
-    assert found.tau.value == pytest.approx(1 + found.drafts_share.value * sum(found.accepted_by_position))
+    assert found.tau.value == pytest.approx(
+        1 + found.drafts_share.value * sum(found.accepted_by_position)
+    )
     with pytest.raises(ArchsearchError, match="long enough"):
         replay(Ngram(), [LookupText((1, 2), (3, 4), False)], (4,))
     with pytest.raises(ArchsearchError, match="shortest"):
@@ -205,7 +250,9 @@ def test_stds_are_those_of_texts_drawn_again():
     rng = np.random.default_rng(1)
     taus, shares = [], []
     for _ in range(150):
-        again = replay(Ngram(1, 3), [texts[i] for i in rng.integers(len(texts), size=len(texts))], (3,))[3]
+        again = replay(
+            Ngram(1, 3), [texts[i] for i in rng.integers(len(texts), size=len(texts))], (3,)
+        )[3]
         taus.append(again.tau.value)
         shares.append(again.drafts_share.value)
     assert found.tau.std == pytest.approx(spread(taus), rel=0.25)

@@ -11,7 +11,11 @@ from archsearch.text.cache import CachedSequence
 
 def trace(rows, categories=None):
     categories = categories or ["" for _ in rows]
-    return Trace(tuple(np.array(r, dtype=bool) for r in rows), tuple(categories), tuple(str(i) for i in range(len(rows))))
+    return Trace(
+        tuple(np.array(r, dtype=bool) for r in rows),
+        tuple(categories),
+        tuple(str(i) for i in range(len(rows))),
+    )
 
 
 def test_alpha_is_the_share_of_ones_over_tokens_not_over_texts():
@@ -20,11 +24,14 @@ def test_alpha_is_the_share_of_ones_over_tokens_not_over_texts():
 
 
 def test_the_std_is_the_spread_over_texts():
-    # 40 texts that are all ones or all zeros: the std of the mean of 40 coin flips, whatever the number of tokens.
+    # 40 texts that are all ones or all zeros: the std of the mean of 40 coin flips, whatever the
+    # number of tokens.
     rows = [np.full(200, i % 2) for i in range(40)]
     assert measured.alpha(trace(rows)).std == pytest.approx(0.5 / np.sqrt(40), rel=0.15)
     # The same tokens mixed inside each text: texts do not differ at all.
-    assert measured.alpha(trace([np.arange(200) % 2 for _ in range(40)])).std == pytest.approx(0.0, abs=1e-12)
+    assert measured.alpha(trace([np.arange(200) % 2 for _ in range(40)])).std == pytest.approx(
+        0.0, abs=1e-12
+    )
     assert measured.alpha(trace([[1, 0, 1, 0]])).std == pytest.approx(0.5)
 
 
@@ -41,7 +48,9 @@ def test_pairing_removes_what_texts_share():
     second = [row & (rng.random(300) < 0.9) for row in first]
     difference = measured.paired_difference(trace(first), trace(second))
     unpaired = np.hypot(measured.alpha(trace(first)).std, measured.alpha(trace(second)).std)
-    assert difference.value == pytest.approx(measured.alpha(trace(first)).value - measured.alpha(trace(second)).value)
+    assert difference.value == pytest.approx(
+        measured.alpha(trace(first)).value - measured.alpha(trace(second)).value
+    )
     assert difference.std < 0.25 * unpaired
     with pytest.raises(ArchsearchError, match="not of the same texts"):
         measured.paired_difference(trace(first), trace(second[:10]))
@@ -63,10 +72,19 @@ def test_a_trace_survives_its_file(tmp_path):
 
 def make_model(seed, layers=2):
     torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=layers, num_attention_heads=2,
-        num_key_value_heads=1, bos_token_id=None, eos_token_id=None, initializer_range=0.4,
-    )).eval()  # fmt: skip
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=40,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            bos_token_id=None,
+            eos_token_id=None,
+            initializer_range=0.4,
+        )
+    ).eval()
 
 
 def texts_of(model, count=5):
@@ -74,9 +92,15 @@ def texts_of(model, count=5):
     for i in range(count):
         ids = torch.randint(0, 40, (1, 4 + i), generator=torch.Generator().manual_seed(i))
         with torch.no_grad():
-            whole = model.generate(ids, max_new_tokens=9 + i, do_sample=False, attention_mask=torch.ones_like(ids))[0]
+            whole = model.generate(
+                ids, max_new_tokens=9 + i, do_sample=False, attention_mask=torch.ones_like(ids)
+            )[0]
             hidden = model.model(whole[None]).last_hidden_state[0, ids.shape[1] - 1 : -1]
-        sequences.append(CachedSequence(whole, ids.shape[1], hidden, whole[ids.shape[1] :].clone(), f"c{i % 2}", f"t{i}"))
+        sequences.append(
+            CachedSequence(
+                whole, ids.shape[1], hidden, whole[ids.shape[1] :].clone(), f"c{i % 2}", f"t{i}"
+            )
+        )
     return sequences
 
 
@@ -90,28 +114,38 @@ def test_a_trace_of_sampled_text_survives_its_file_and_old_files_still_load(tmp_
     assert [a.tolist() for a in loaded.chances] == [a.tolist() for a in chances]
     assert [a.tolist() for a in loaded.overlaps] == [a.tolist() for a in overlaps]
     assert (loaded.ended, loaded.temperature, loaded.top_p) == ((True, False), 0.7, 0.9)
-    assert measured.alpha(loaded).value == pytest.approx(1.6 / 3)  # of overlaps, not of chances or agreements
+    assert measured.alpha(loaded).value == pytest.approx(
+        1.6 / 3
+    )  # of overlaps, not of chances or agreements
     assert measured.alpha(loaded.of_category("y")).value == pytest.approx(0.3)
     # What earlier versions wrote: agreements, lengths and labels, nothing else.
     np.savez_compressed(
-        tmp_path / "old.npz", agreement=np.packbits(np.array([1, 0, 1], dtype=bool)), lengths=np.array([1, 2]),
+        tmp_path / "old.npz",
+        agreement=np.packbits(np.array([1, 0, 1], dtype=bool)),
+        lengths=np.array([1, 2]),
         labels=np.array('[["x", "y"], ["a", "b"]]'),
-    )  # fmt: skip
+    )
     old = Trace.load(tmp_path / "old.npz")
     assert [a.tolist() for a in old.agreements] == [[True], [False, True]]
     assert not old.sampled and old.ended == (True, False)  # the shorter text was not cut
     assert [a.tolist() for a in old.accepted] == [[1.0], [0.0, 1.0]]
     # Chances that do not fit the texts are no trace.
     np.savez_compressed(
-        tmp_path / "cut.npz", agreement=np.packbits(np.array([1, 0, 1], dtype=bool)), lengths=np.array([1, 2]),
-        labels=np.array('[["x", "y"], ["a", "b"]]'), sampling=np.array([1.0, 1.0]), chances=np.zeros(2), overlaps=np.zeros(3),
-    )  # fmt: skip
+        tmp_path / "cut.npz",
+        agreement=np.packbits(np.array([1, 0, 1], dtype=bool)),
+        lengths=np.array([1, 2]),
+        labels=np.array('[["x", "y"], ["a", "b"]]'),
+        sampling=np.array([1.0, 1.0]),
+        chances=np.zeros(2),
+        overlaps=np.zeros(3),
+    )
     with pytest.raises(ArchsearchError, match="is not an agreement trace"):
         Trace.load(tmp_path / "cut.npz")
 
 
 def test_the_bootstrap_interval_holds_what_it_says():
-    # Texts whose alpha is uniform on 0..1: the mean of 50 of them has std 1 / sqrt(12 * 50) and is nearly normal.
+    # Texts whose alpha is uniform on 0..1: the mean of 50 of them has std 1 / sqrt(12 * 50) and is
+    # nearly normal.
     rng = np.random.default_rng(0)
     hits = {0.90: 0, 0.95: 0}
     for trial in range(200):
@@ -120,7 +154,9 @@ def test_the_bootstrap_interval_holds_what_it_says():
         for level in hits:
             low, high = result.interval(level)
             hits[level] += low <= 0.5 <= high
-    assert hits[0.90] / 200 == pytest.approx(0.90, abs=0.07) and hits[0.95] / 200 == pytest.approx(0.95, abs=0.05)
+    assert hits[0.90] / 200 == pytest.approx(0.90, abs=0.07) and hits[0.95] / 200 == pytest.approx(
+        0.95, abs=0.05
+    )
     assert result.std == pytest.approx(np.sqrt((1 / 12 + 1 / 6 / 40) / 50), rel=0.25)
     assert measured.alpha_resampled(trace([[1, 0]])).interval() is None
 
@@ -130,7 +166,13 @@ def test_a_target_agrees_with_itself_and_another_model_does_not():
     texts = texts_of(target)
     own = measured.agreement_trace(target, texts)
     assert measured.alpha(own).value == 1.0
-    assert own.ids == tuple(t.id for t in texts) and [a.shape[0] for a in own.agreements] == [9, 10, 11, 12, 13]
+    assert own.ids == tuple(t.id for t in texts) and [a.shape[0] for a in own.agreements] == [
+        9,
+        10,
+        11,
+        12,
+        13,
+    ]
     assert measured.alpha(measured.agreement_trace(make_model(1), texts)).value < 0.5
 
 
@@ -139,13 +181,20 @@ def test_the_trace_is_the_drafts_argmax_token_by_token():
     # A draft that agrees sometimes: the target's own weights, disturbed.
     with torch.no_grad():
         for ours, theirs in zip(draft.parameters(), target.parameters(), strict=True):
-            ours.copy_(theirs + 0.05 * torch.randn(theirs.shape, generator=torch.Generator().manual_seed(1)))
+            ours.copy_(
+                theirs
+                + 0.05 * torch.randn(theirs.shape, generator=torch.Generator().manual_seed(1))
+            )
     texts = texts_of(target)
     result = measured.agreement_trace(draft, texts)
     for text, got in zip(texts, result.agreements, strict=True):
         for position, agrees in enumerate(got):
             with torch.no_grad():
-                token = draft(text.token_ids[None, : text.prompt_tokens + position]).logits[0, -1].argmax()
+                token = (
+                    draft(text.token_ids[None, : text.prompt_tokens + position])
+                    .logits[0, -1]
+                    .argmax()
+                )
             assert bool(agrees) == bool(token == text.token_ids[text.prompt_tokens + position])
     assert 0 < measured.alpha(result).value < 1
 
@@ -156,7 +205,9 @@ def test_the_end_token_tells_which_texts_ended():
     last = int(texts[2].token_ids[-1])
     result = measured.agreement_trace(target, texts, end_ids=[last])
     assert result.ended == tuple(int(t.token_ids[-1]) == last for t in texts) and result.ends(2)
-    assert not any(measured.agreement_trace(target, texts).ended)  # the model's own config knows no end token
+    assert not any(
+        measured.agreement_trace(target, texts).ended
+    )  # the model's own config knows no end token
     target.config.eos_token_id = [last]
     assert measured.agreement_trace(target, texts).ends(2)
 
@@ -168,7 +219,9 @@ def test_a_trimmed_head_agrees_only_on_what_it_keeps():
     target = make_model(0)
     texts = texts_of(target)
     kept = sorted({int(t) for text in texts for t in text.written[::2]})
-    draft = build_draft(Architecture(16, 24, 2, 2, 1, 8, 40, draft_vocab_size=len(kept)), draft_token_ids=kept)
+    draft = build_draft(
+        Architecture(16, 24, 2, 2, 1, 8, 40, draft_vocab_size=len(kept)), draft_token_ids=kept
+    )
     result = measured.agreement_trace(draft, texts)
     for text, got in zip(texts, result.agreements, strict=True):
         assert not got[~np.isin(text.written.numpy(), kept)].any()
@@ -184,9 +237,16 @@ def test_broken_weights_and_another_vocabulary_are_told():
         draft.model.layers[0].mlp.up_proj.weight[0, 0] = float("nan")
     with pytest.raises(ArchsearchError, match="NaN"):
         measured.agreement_trace(draft, texts)
-    small = LlamaForCausalLM(LlamaConfig(
-        vocab_size=20, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-    ))  # fmt: skip
+    small = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=20,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+        )
+    )
     with pytest.raises(ArchsearchError, match="vocabulary ends at 19: another tokenizer"):
         measured.agreement_trace(small, texts)
 

@@ -30,24 +30,48 @@ class ByDepth:
 '''
 
 
-def test_a_new_estimator_is_one_file_and_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_estimator_is_one_file_and_one_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "by_depth.py").write_text(ESTIMATOR)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(registry.CHOICES, "by-depth", registry.AlphaChoice("by_depth:ByDepth", "deeper is better"))
-    asked = ["--target", "llama-65b", "--gpu", "a100", "--tensor-parallel", "4", "--alpha", "by-depth", "--json"]
-    found = CliRunner().invoke(main, ["estimate", *asked, "--draft", "sheared-llama-1.3b"], catch_exceptions=False)
+    monkeypatch.setitem(
+        registry.CHOICES, "by-depth", registry.AlphaChoice("by_depth:ByDepth", "deeper is better")
+    )
+    asked = [
+        "--target",
+        "llama-65b",
+        "--gpu",
+        "a100",
+        "--tensor-parallel",
+        "4",
+        "--alpha",
+        "by-depth",
+        "--json",
+    ]
+    found = CliRunner().invoke(
+        main, ["estimate", *asked, "--draft", "sheared-llama-1.3b"], catch_exceptions=False
+    )
     assert found.exit_code == 0, found.output
     (draft,) = json.loads(found.stdout)["drafts"]
-    assert draft["alpha"]["source"] == "modelled" and draft["alpha"]["value"] == pytest.approx(1 - 0.5 ** (1 + 24 / 8))
+    assert draft["alpha"]["source"] == "modelled" and draft["alpha"]["value"] == pytest.approx(
+        1 - 0.5 ** (1 + 24 / 8)
+    )
     run = str(tmp_path / "runs" / "a")
     asked += ["--family", "independent"]  # heads and lookups keep the prior's alpha
-    searched = CliRunner().invoke(main, ["search", *asked, "--trials", "20", "--run", run], catch_exceptions=False)
+    searched = CliRunner().invoke(
+        main, ["search", *asked, "--trials", "20", "--run", run], catch_exceptions=False
+    )
     assert searched.exit_code == 0, searched.output
-    assert {entry["alpha"]["source"] for entry in json.loads(searched.stdout)["best"]} == {"modelled"}
+    assert {entry["alpha"]["source"] for entry in json.loads(searched.stdout)["best"]} == {
+        "modelled"
+    }
 
 
 def test_every_row_can_be_made() -> None:
     for name, choice in registry.CHOICES.items():
         assert choice.make().fit([]) is not None and choice.words, name
-    assert registry.trains("distilled") and not registry.trains("prior") and not registry.trains("0.7")
+    assert (
+        registry.trains("distilled") and not registry.trains("prior") and not registry.trains("0.7")
+    )

@@ -27,11 +27,13 @@ def sampled(*rows):
     return Trace(tuple(c > 0.5 for c in chances), names, names, (), chances, chances, 1.0, 1.0)
 
 
-# ------------------------------------------------------------------------------------------------------------ greedy text
+# --------------------------------------------------------------------------------------------------
+# greedy text
 
 
 def test_a_trace_worked_by_hand():
-    # gamma 2: [1 1](bonus 0) | [1 0] | [0] | [1 1](bonus 1) | no room for another; the zero under a bonus token costs nothing.
+    # gamma 2: [1 1](bonus 0) | [1 0] | [0] | [1 1](bonus 1) | no room for another; the zero under a
+    # bonus token costs nothing.
     row = np.array([1, 1, 0, 1, 0, 0, 1, 1, 1, 0], dtype=bool)
     assert expected_rounds(row, 2).tolist() == [1, 1, 2]
     result = replay_tau(trace(row), 2)
@@ -47,7 +49,8 @@ def test_a_trace_worked_by_hand():
 def test_the_cut_of_a_text_is_not_a_rejection_and_prefers_no_short_round():
     assert expected_rounds(np.ones(3), 2).tolist() == [0, 0, 1]
     assert expected_rounds(np.ones(2), 2).tolist() == [0, 0, 0]
-    # Both rounds at position 0 and 1 are too late for gamma 4, though the first is decided: counting it would prefer short ones.
+    # Both rounds at position 0 and 1 are too late for gamma 4, though the first is decided:
+    # counting it would prefer short ones.
     assert expected_rounds(np.array([0, 1]), 4).sum() == 0
     with pytest.raises(ArchsearchError, match="no whole round of gamma 4"):
         replay_tau(trace([1, 1]), 4)
@@ -82,7 +85,9 @@ def engine_walk(agreement, gamma, ended, limit):
     """Assisted generation acted out token by token: how many tokens each round hands over."""
     written, lengths = 0, []
     while written < len(agreement):
-        asked = min(gamma, limit - written - 1)  # transformers leaves room for the target's own token
+        asked = min(
+            gamma, limit - written - 1
+        )  # transformers leaves room for the target's own token
         length = 0
         while length < asked and written + length < len(agreement) and agreement[written + length]:
             length += 1
@@ -101,10 +106,16 @@ def test_replay_counts_the_rounds_that_the_engine_counts(gamma):
         end = rng.random() < 0.5
         rows.append(rng.random(rng.integers(5, 60) if end else 60) < 0.7)
         ended.append(end)
-    rounds = [n for row, end in zip(rows, ended, strict=True) for n in engine_walk(row.tolist(), gamma, end, 60)]
+    rounds = [
+        n
+        for row, end in zip(rows, ended, strict=True)
+        for n in engine_walk(row.tolist(), gamma, end, 60)
+    ]
     result = replay_tau(trace(*rows, ended=ended), gamma, limit=60)
     assert result.tau == pytest.approx(np.mean(rounds)) and result.rounds == len(rounds)
-    assert result.accepted_by_position == pytest.approx([np.mean([n > k for n in rounds]) for k in range(1, gamma + 1)])
+    assert result.accepted_by_position == pytest.approx(
+        [np.mean([n > k for n in rounds]) for k in range(1, gamma + 1)]
+    )
 
 
 @pytest.mark.parametrize(("alpha", "gamma"), [(0.3, 2), (0.6, 4), (0.8, 4), (0.9, 8)])
@@ -113,12 +124,15 @@ def test_independent_acceptances_give_the_closed_form(alpha, gamma):
     result = replay_tau(trace(*rows), gamma)
     expected = speedup.tau(alpha, gamma)
     assert abs(result.tau - expected) < 4 * result.tau_std < 0.02 * expected
-    assert result.accepted_by_position == pytest.approx([alpha ** (i + 1) for i in range(gamma)], abs=0.02)
+    assert result.accepted_by_position == pytest.approx(
+        [alpha ** (i + 1) for i in range(gamma)], abs=0.02
+    )
     assert result.tau == pytest.approx(1 + sum(result.accepted_by_position))
 
 
 def test_short_texts_are_not_biased():
-    # Texts of 20 tokens, cut: counting every round that is decided before the cut gives 5.06, the closed form says 5.22.
+    # Texts of 20 tokens, cut: counting every round that is decided before the cut gives 5.06, the
+    # closed form says 5.22.
     alpha, gamma = 0.9, 6
     rows = [np.random.default_rng([7, i]).random(20) < alpha for i in range(3000)]
     result = replay_tau(trace(*rows), gamma)
@@ -127,7 +141,8 @@ def test_short_texts_are_not_biased():
 
 
 def test_bursty_acceptance_is_below_the_closed_form_of_its_mean():
-    # Half of the texts easy, half hard: the closed form of the mean alpha is 10 % too high, replay is not.
+    # Half of the texts easy, half hard: the closed form of the mean alpha is 10 % too high, replay
+    # is not.
     rng = np.random.default_rng(1)
     rows = [rng.random(2000) < p for p in (0.9, 0.3) for _ in range(10)]
     result = replay_tau(trace(*rows), 4)
@@ -148,25 +163,33 @@ def test_best_gamma_weighs_tokens_against_seconds():
 
 
 def test_intervals_are_over_texts():
-    rows = [np.full(300, i % 2, dtype=bool) for i in range(40)]  # texts that differ as much as they can
+    rows = [
+        np.full(300, i % 2, dtype=bool) for i in range(40)
+    ]  # texts that differ as much as they can
     result = replay_tau(trace(*rows), 3)
-    # 20 texts with 300 rounds' worth of tau 4 and 20 with tau 1: rounds 20 * 75 (about) and 20 * 300.
+    # 20 texts with 300 rounds' worth of tau 4 and 20 with tau 1: rounds 20 * 75 (about) and 20 *
+    # 300.
     low, high = result.interval(0.95)
     inner_low, inner_high = result.interval(0.90)
     assert low < inner_low < result.tau < inner_high < high
     assert result.estimate().std == result.tau_std > 0.1
     single = replay_tau(trace(np.random.default_rng(0).random(400) < 0.5), 3)
-    assert single.interval() is None and single.tau_std == pytest.approx(1.0, abs=0.3)  # the spread of its rounds
+    assert single.interval() is None and single.tau_std == pytest.approx(
+        1.0, abs=0.3
+    )  # the spread of its rounds
 
 
-# ------------------------------------------------------------------------------------------------------------ sampled text
+# --------------------------------------------------------------------------------------------------
+# sampled text
 
 
 def test_a_sampled_round_worked_by_hand():
-    # gamma 1, chances 1/2, 1/4, anything: the round at 0 writes 1 or 2 tokens; one starts at 1 with chance 1/2, none at 2 (cut).
+    # gamma 1, chances 1/2, 1/4, anything: the round at 0 writes 1 or 2 tokens; one starts at 1 with
+    # chance 1/2, none at 2 (cut).
     counts = expected_rounds(np.array([0.5, 0.25, 0.9]), 1)
     assert counts == pytest.approx([0.5 + 0.5 * 0.75, 0.5 + 0.5 * 0.25])
-    # As a text that ended: a round at 2 writes the end; the round at 1 counts only where it rejects.
+    # As a text that ended: a round at 2 writes the end; the round at 1 counts only where it
+    # rejects.
     ended = expected_rounds(np.array([0.5, 0.25, 0.9]), 1, ended=True)
     assert ended == pytest.approx([0.5 + 0.5 * 0.75, 0.5])
 
@@ -175,7 +198,9 @@ def test_constant_chances_give_the_closed_form_exactly():
     for chance, gamma in [(0.3, 1), (0.6, 4), (0.85, 8)]:
         result = replay_tau(sampled([chance] * 400, [chance] * 300), gamma)
         assert result.tau == pytest.approx(speedup.tau(chance, gamma), rel=1e-6)
-        assert result.accepted_by_position == pytest.approx([chance ** (i + 1) for i in range(gamma)], rel=1e-5)
+        assert result.accepted_by_position == pytest.approx(
+            [chance ** (i + 1) for i in range(gamma)], rel=1e-5
+        )
 
 
 def test_walking_at_random_through_the_same_chances_gives_the_same():
@@ -193,11 +218,18 @@ def test_walking_at_random_through_the_same_chances_gives_the_same():
     assert expected_rounds(chances, gamma) == pytest.approx(counts / walks, abs=0.1)
 
 
-# A toy language of three tokens, the next one depending on the last: everything about it can be enumerated.
-TARGET = ((Fraction(5, 10), Fraction(3, 10), Fraction(2, 10)), (Fraction(1, 10), Fraction(1, 10), Fraction(8, 10)),
-          (Fraction(4, 10), Fraction(6, 10), Fraction(0)))  # fmt: skip
-DRAFT = ((Fraction(2, 10), Fraction(7, 10), Fraction(1, 10)), (Fraction(3, 10), Fraction(2, 10), Fraction(5, 10)),
-         (Fraction(4, 10), Fraction(5, 10), Fraction(1, 10)))  # fmt: skip
+# A toy language of three tokens, the next one depending on the last: everything about it can be
+# enumerated.
+TARGET = (
+    (Fraction(5, 10), Fraction(3, 10), Fraction(2, 10)),
+    (Fraction(1, 10), Fraction(1, 10), Fraction(8, 10)),
+    (Fraction(4, 10), Fraction(6, 10), Fraction(0)),
+)
+DRAFT = (
+    (Fraction(2, 10), Fraction(7, 10), Fraction(1, 10)),
+    (Fraction(3, 10), Fraction(2, 10), Fraction(5, 10)),
+    (Fraction(4, 10), Fraction(5, 10), Fraction(1, 10)),
+)
 
 
 def residual(target, draft):
@@ -206,9 +238,11 @@ def residual(target, draft):
 
 
 def one_round(last, gamma):
-    """(tokens, chance) of every outcome of one round of algorithm 1 of arXiv 2211.17192 after token `last`.
+    """(tokens, chance) of every outcome of one round of algorithm 1 of arXiv 2211.17192 after token
+    `last`.
 
-    Written from the algorithm, with the draft's tokens, the coin and the residual apart; knows nothing of min(1, q / p).
+    Written from the algorithm, with the draft's tokens, the coin and the residual apart; knows
+    nothing of min(1, q / p).
     """
     if gamma == 0:
         return [((x,), TARGET[last][x]) for x in range(3)]
@@ -218,7 +252,11 @@ def one_round(last, gamma):
         if not drafted:
             continue
         kept = min(Fraction(1), TARGET[last][x] / drafted)
-        outcomes += [((x, *rest), drafted * kept * chance) for rest, chance in one_round(x, gamma - 1) if kept]
+        outcomes += [
+            ((x, *rest), drafted * kept * chance)
+            for rest, chance in one_round(x, gamma - 1)
+            if kept
+        ]
         instead = residual(TARGET[last], DRAFT[last])
         if kept < 1:
             outcomes += [((y,), drafted * (1 - kept) * instead[y]) for y in range(3)]
@@ -227,7 +265,10 @@ def one_round(last, gamma):
 
 @pytest.mark.parametrize(("gamma", "length"), [(1, 5), (2, 5), (3, 5)])
 def test_expected_rounds_given_the_text_are_exact_for_real_speculative_sampling(gamma, length):
-    texts, rounds = Counter(), Counter()  # P(text), and E[whole rounds that accept k | text] P(text)
+    texts, rounds = (
+        Counter(),
+        Counter(),
+    )  # P(text), and E[whole rounds that accept k | text] P(text)
 
     def walk(text, chance, lengths):
         if len(text) >= length:
@@ -255,13 +296,16 @@ def test_expected_rounds_given_the_text_are_exact_for_real_speculative_sampling(
         # The text is distributed as the target's own text, exactly.
         assert texts[text] == likely
         if likely:
-            chances = np.array([float(min(Fraction(1), q / p)) for p, q in zip(target, draft, strict=True)])
+            chances = np.array(
+                [float(min(Fraction(1), q / p)) for p, q in zip(target, draft, strict=True)]
+            )
             expected = [float(rounds[text, k] / likely) for k in range(gamma + 1)]
             assert expected_rounds(chances, gamma) == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_mean_chance_is_the_overlap():
-    # E over x ~ p of min(1, q(x)/p(x)) = sum of min(p, q): alpha by either, for every context of the toy language.
+    # E over x ~ p of min(1, q(x)/p(x)) = sum of min(p, q): alpha by either, for every context of
+    # the toy language.
     for target, draft in zip(TARGET, DRAFT, strict=True):
         mean = sum(p * min(Fraction(1), q / p) for p, q in zip(target, draft, strict=True) if p)
         assert mean == sum(min(p, q) for p, q in zip(target, draft, strict=True))

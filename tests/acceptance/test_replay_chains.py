@@ -12,11 +12,16 @@ from archsearch.acceptance.replay import replay_chains, replay_tau
 def test_chains_of_a_plain_draft_give_what_its_trace_gives() -> None:
     rng = np.random.default_rng(0)
     texts = tuple(rng.random(50) < 0.7 for _ in range(6))
-    chains = [np.stack([np.append(text, np.zeros(4, bool))[k : k + 50] for k in range(4)], 1) for text in texts]
+    chains = [
+        np.stack([np.append(text, np.zeros(4, bool))[k : k + 50] for k in range(4)], 1)
+        for text in texts
+    ]
     trace = Trace(texts, ("",) * 6, tuple("abcdef"))
     for gamma in (1, 2, 4):
         plain, ours = replay_tau(trace, gamma), replay_chains(chains, gamma)
-        assert ours.tau == pytest.approx(plain.tau) and ours.accepted_by_position == pytest.approx(plain.accepted_by_position)
+        assert ours.tau == pytest.approx(plain.tau) and ours.accepted_by_position == pytest.approx(
+            plain.accepted_by_position
+        )
 
 
 def test_rounds_begin_where_the_last_one_ended() -> None:

@@ -1,4 +1,5 @@
-"""Short trainings: a trained shape is answered by what it showed, an untrained one by the prior fitted to the others."""
+"""Short trainings: a trained shape is answered by what it showed, an untrained one by the prior
+fitted to the others."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def test_a_trained_shape_is_answered_by_what_it_showed() -> None:
     own, fitted = 0.6 + GROWN.value, logit(rung().prior_.predict(SHAPES[1], CONTEXT).alpha.value)
     assert found.source == "modelled" and min(own, fitted) < logit(found.value) < max(own, fitted)
     exact = rung({**LEVELS, SHAPES[1]: (0.6, 1e-6)}).predict(SHAPES[1], CONTEXT).alpha
-    assert logit(exact.value) == pytest.approx(own, abs=1e-3)  # a measurement without error is believed wholly
+    assert logit(exact.value) == pytest.approx(
+        own, abs=1e-3
+    )  # a measurement without error is believed wholly
     nothing = rung({**LEVELS, SHAPES[1]: (0.6, 100.0)})
     assert nothing.predict(SHAPES[1], CONTEXT).alpha.value == pytest.approx(
         nothing.prior_.predict(SHAPES[1], CONTEXT).alpha.value, abs=1e-4
@@ -38,7 +41,10 @@ def test_a_trained_shape_is_answered_by_what_it_showed() -> None:
 
 def test_an_untrained_shape_is_the_prior_sharpened_by_the_others() -> None:
     for shape in (SHAPES[2], SHAPES[4]):
-        found, before = rung().predict(shape, CONTEXT).alpha, PriorAcceptance().predict(shape, CONTEXT).alpha
+        found, before = (
+            rung().predict(shape, CONTEXT).alpha,
+            PriorAcceptance().predict(shape, CONTEXT).alpha,
+        )
         assert found.std < before.std
         assert found.value == pytest.approx(rung().prior_.predict(shape, CONTEXT).alpha.value)
     assert rung({}).predict(SHAPES[2], CONTEXT) == PriorAcceptance().predict(SHAPES[2], CONTEXT)
@@ -47,9 +53,13 @@ def test_an_untrained_shape_is_the_prior_sharpened_by_the_others() -> None:
 def test_growth_and_the_sample_of_texts_are_no_part_of_a_difference() -> None:
     first, second = SHAPES[0], SHAPES[1]
     alone, shared = rung(), rung(sampling_std=0.03)
-    assert shared.predict(first, CONTEXT).alpha.std == pytest.approx(math.hypot(alone.predict(first, CONTEXT).alpha.std, 0.03))
+    assert shared.predict(first, CONTEXT).alpha.std == pytest.approx(
+        math.hypot(alone.predict(first, CONTEXT).alpha.std, 0.03)
+    )
     surer = ExtrapolatedAcceptance(LEVELS, Estimate(0.5, 0.0, "modelled"), CONTEXT)
-    gaps = [estimator.difference_std(first, second, CONTEXT) for estimator in (alone, shared, surer)]
+    gaps = [
+        estimator.difference_std(first, second, CONTEXT) for estimator in (alone, shared, surer)
+    ]
     assert gaps[0] == gaps[1] == gaps[2] < rung({}).difference_std(first, second, CONTEXT)
 
 
@@ -59,5 +69,9 @@ def test_what_was_measured_at_the_end_stands_for_the_short_training() -> None:
     before = estimator.prior_.predict(SHAPES[2], CONTEXT)
     assert estimator.fit([end]) is estimator
     others = {shape: level for shape, level in LEVELS.items() if shape != SHAPES[1]}
-    assert estimator.prior_.predict(SHAPES[2], CONTEXT) == rung(others).fit([end]).prior_.predict(SHAPES[2], CONTEXT) != before
+    assert (
+        estimator.prior_.predict(SHAPES[2], CONTEXT)
+        == rung(others).fit([end]).prior_.predict(SHAPES[2], CONTEXT)
+        != before
+    )
     assert estimator.fit([]).prior_.predict(SHAPES[2], CONTEXT) == before

@@ -32,9 +32,21 @@ def folder(tmp_path_factory):
 
 def run(folder, draft, *more):
     arguments = (
-        "acceptance", "--target", folder / "target", "--draft", draft, "--prompts", folder / "prompts.jsonl", "--max-prompts", 10,
-        "--answer-tokens", 40, "--cache", folder / "texts", *more,
-    )  # fmt: skip
+        "acceptance",
+        "--target",
+        folder / "target",
+        "--draft",
+        draft,
+        "--prompts",
+        folder / "prompts.jsonl",
+        "--max-prompts",
+        10,
+        "--answer-tokens",
+        40,
+        "--cache",
+        folder / "texts",
+        *more,
+    )
     return CliRunner().invoke(main, [str(a) for a in arguments])
 
 
@@ -56,7 +68,11 @@ def test_the_command_replays_lookups_on_the_targets_text(folder, tmp_path):
     for gamma, found in replay(Ngram(1, 3), texts_of(texts.sequences, ends), (1, 4, 16)).items():
         assert data["tau"][str(gamma)]["value"] == found.tau.value
         assert data["drafts_share"][str(gamma)]["value"] == found.drafts_share.value
-    assert data["family"] == "ngram" and data["prompts"] == 10 and set(data["by_category"]) == {"travel", "orders"}
+    assert (
+        data["family"] == "ngram"
+        and data["prompts"] == 10
+        and set(data["by_category"]) == {"travel", "orders"}
+    )
     assert sum(part["tokens"] for part in data["by_category"].values()) == data["tokens"]
     text = run(folder, "suffix").stdout
     assert "rounds that draft" in text and "travel" in text and "Replayed on" in text
@@ -69,14 +85,20 @@ def test_lookups_and_exits_are_priced(folder):
         data = answer(folder, draft, "--gpu", "l40s")
         gains = {int(gamma): gain["value"] for gamma, gain in data["speedup"].items()}
         best = max(gains, key=lambda gamma: gains[gamma])
-        assert data["best_gamma"] == (best if gains[best] > 1 else 0) and "speed-up" in run(folder, draft, "--gpu", "l40s").stdout
+        assert (
+            data["best_gamma"] == (best if gains[best] > 1 else 0)
+            and "speed-up" in run(folder, draft, "--gpu", "l40s").stdout
+        )
     data = answer(folder, "early_exit:2", "--gpu", "l40s")
     assert data["exits"]["2"]["speedup"]["value"] > 0
 
 
 def test_an_exit_is_the_target_cut_after_that_layer(folder):
     data = answer(folder, "early_exit")
-    assert list(data["exits"]) == ["1", "2", "3"] and "exit after layer" in run(folder, "early_exit").stdout
+    assert (
+        list(data["exits"]) == ["1", "2", "3"]
+        and "exit after layer" in run(folder, "early_exit").stdout
+    )
     texts, ends = cached(folder)
     model = load_target(resolve_target(str(folder / "target")), "float32")[0]
     found = exit_traces(model, texts.sequences, (1, 3), end_ids=ends)
@@ -85,7 +107,10 @@ def test_an_exit_is_the_target_cut_after_that_layer(folder):
         cut.model.layers = torch.nn.ModuleList(cut.model.layers[:layer])
         cut.config.num_hidden_layers = layer
         wanted = agreement_trace(cut, texts, end_ids=ends)
-        assert all(np.array_equal(a, b) for a, b in zip(found[layer].agreements, wanted.agreements, strict=True))
+        assert all(
+            np.array_equal(a, b)
+            for a, b in zip(found[layer].agreements, wanted.agreements, strict=True)
+        )
         assert data["exits"][str(layer)]["tokens"] == wanted.tokens
     with pytest.raises(ArchsearchError, match="no exit after layer 4; use 1 to 3"):
         exit_traces(model, texts.sequences, (4,), end_ids=ends)
@@ -94,7 +119,9 @@ def test_an_exit_is_the_target_cut_after_that_layer(folder):
 def test_names_of_drafters_that_are_no_models():
     assert untrained("smollm2-135m") is None and untrained("ngrams") is None
     assert untrained("ngram").lookup == Ngram() and untrained("ngram:3").lookup == Ngram(3, 3)
-    assert untrained("n-gram:2-4") == Untrained("ngram", (2, 4)) and untrained("early_exit:8,16").layers(30) == (8, 16)
+    assert untrained("n-gram:2-4") == Untrained("ngram", (2, 4)) and untrained(
+        "early_exit:8,16"
+    ).layers(30) == (8, 16)
     assert untrained("early_exit").layers(30) == (8, 15, 22)
 
 

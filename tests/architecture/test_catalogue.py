@@ -9,7 +9,8 @@ import archsearch.architecture.catalogue as catalogue
 from archsearch.architecture.counts import active_parameters, parameters, weight_bytes
 from archsearch.errors import ArchsearchError
 
-# Exact counts published elsewhere (safetensors metadata of the hub, papers), not computed by this package.
+# Exact counts published elsewhere (safetensors metadata of the hub, papers), not computed by this
+# package.
 EXACT = {
     "llama-7b": 6_738_415_616,
     "llama-13b": 13_015_864_320,
@@ -51,7 +52,8 @@ EXACT = {
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
     "phi-4": 14_659_507_200,
-    # 671,026,419,200 in the paper's code counts a correction bias of each expert too, which is a buffer elsewhere
+    # 671,026,419,200 in the paper's code counts a correction bias of each expert too, which is a
+    # buffer elsewhere
     "deepseek-v3": 671_026_419_200 - 58 * 256,
     "deepseek-r1": 671_026_419_200 - 58 * 256,
 }
@@ -77,7 +79,8 @@ ROUND = {
     "llama-4-scout": 107.77e9,  # without the vision part
     "gemma-3-12b": 11.77e9,
     "gemma-3-27b": 27.01e9,
-    "qwama-0.5b": 494.03e6 - (151_936 - 128_256) * 896,  # Qwen2-0.5B with fewer rows in its tied embedding
+    "qwama-0.5b": 494.03e6
+    - (151_936 - 128_256) * 896,  # Qwen2-0.5B with fewer rows in its tied embedding
 }
 
 
@@ -93,10 +96,19 @@ def test_parameters(name):
         assert entry.parameters == EXACT[name]
     else:
         assert entry.parameters == pytest.approx(ROUND[name], rel=0.015)
-    assert entry.name == name and entry.kind in ("target", "draft") and entry.source and entry.published_parameters
+    assert (
+        entry.name == name
+        and entry.kind in ("target", "draft")
+        and entry.source
+        and entry.published_parameters
+    )
 
 
-UNDERSTATED = {"wide-796m", "wide-543m", "wide-290m"}  # the names say less than the published weights hold
+UNDERSTATED = {
+    "wide-796m",
+    "wide-543m",
+    "wide-290m",
+}  # the names say less than the published weights hold
 
 
 @pytest.mark.parametrize("name", [name for name in catalogue.names() if name not in UNDERSTATED])
@@ -104,16 +116,22 @@ def test_the_vendors_text_agrees(name):
     entry = catalogue.load(name)
     text = entry.published_parameters
     said = float(text[:-1]) * {"M": 1e6, "B": 1e9}[text[-1]]
-    assert entry.parameters == pytest.approx(said, rel=0.08)  # vendors round: "33B" for 32.5, "70B" for 69.0, "0.5B" for 0.473
+    assert entry.parameters == pytest.approx(
+        said, rel=0.08
+    )  # vendors round: "33B" for 32.5, "70B" for 69.0, "0.5B" for 0.473
 
 
-@pytest.mark.parametrize("name", ["llama-68m", "llama-3.2-1b", "opt-125m", "qwen2.5-0.5b", "qwen3-0.6b", "smollm2-135m"])
+@pytest.mark.parametrize(
+    "name", ["llama-68m", "llama-3.2-1b", "opt-125m", "qwen2.5-0.5b", "qwen3-0.6b", "smollm2-135m"]
+)
 def test_transformers_builds_the_same_number(name):
     """From the file itself, not through our reading of it."""
     torch = pytest.importorskip("torch")
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = json.loads((Path(catalogue.__file__).parent / "catalogue" / f"{name}.json").read_text())
+    config = json.loads(
+        (Path(catalogue.__file__).parent / "catalogue" / f"{name}.json").read_text()
+    )
     config.pop("catalogue")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
@@ -138,7 +156,9 @@ def test_transformers_builds_the_same_experts_and_latents(name):
     torch = pytest.importorskip("torch")
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = json.loads((Path(catalogue.__file__).parent / "catalogue" / f"{name}.json").read_text())
+    config = json.loads(
+        (Path(catalogue.__file__).parent / "catalogue" / f"{name}.json").read_text()
+    )
     config = config.get("text_config", config)
     for key in ("catalogue", "quantization_config"):
         config.pop(key, None)
@@ -159,19 +179,25 @@ def test_transformers_builds_the_same_experts_and_latents(name):
     ],
 )
 def test_active_parameters(name, published):
-    assert active_parameters(catalogue.load(name).architecture) == pytest.approx(published, rel=0.02)
+    assert active_parameters(catalogue.load(name).architecture) == pytest.approx(
+        published, rel=0.02
+    )
 
 
 def test_gpt_oss_counts_no_embedding_among_the_active():
     for name, published in (("gpt-oss-20b", 3.6e9), ("gpt-oss-120b", 5.1e9)):
         arch = catalogue.load(name).architecture
-        assert active_parameters(arch) - arch.vocab_size * arch.hidden_size == pytest.approx(published, rel=0.02)
+        assert active_parameters(arch) - arch.vocab_size * arch.hidden_size == pytest.approx(
+            published, rel=0.02
+        )
 
 
 def test_formats_of_what_is_served():
     assert catalogue.load("gpt-oss-120b").architecture.expert_format == "mxfp4"
     assert catalogue.load("deepseek-r1").architecture.served_dtype == "float8_e4m3fn"
-    assert weight_bytes(catalogue.load("gpt-oss-120b").architecture, 2) == pytest.approx(65.3e9, rel=0.01)  # size of its files
+    assert weight_bytes(catalogue.load("gpt-oss-120b").architecture, 2) == pytest.approx(
+        65.3e9, rel=0.01
+    )  # size of its files
 
 
 def test_names_and_entries():
@@ -187,14 +213,24 @@ def test_weights():
 
 
 def test_the_trap_shapes():
-    assert catalogue.load("llama-3.1-405b").architecture.num_key_value_heads == 8  # an early release had 16
+    assert (
+        catalogue.load("llama-3.1-405b").architecture.num_key_value_heads == 8
+    )  # an early release had 16
     assert catalogue.load("qwen3-4b").architecture.q_size == 4096  # wider than hidden_size 2560
     assert catalogue.load("opt-66b").architecture.learned_positions == 2050
     wide = catalogue.load("wide-1.3b").architecture
-    assert (wide.num_hidden_layers, wide.hidden_size, wide.intermediate_size, wide.head_dim) == (12, 2560, 9280, 128)
+    assert (wide.num_hidden_layers, wide.hidden_size, wide.intermediate_size, wide.head_dim) == (
+        12,
+        2560,
+        9280,
+        128,
+    )
 
 
-@pytest.mark.parametrize(("name", "hint"), [("llama-7", "llama-7b"), ("qwen-2.5-7b", "qwen2.5-7b"), ("zzzzzzzz", "list targets")])
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("llama-7", "llama-7b"), ("qwen-2.5-7b", "qwen2.5-7b"), ("zzzzzzzz", "list targets")],
+)
 def test_unknown_names(name, hint):
     with pytest.raises(ArchsearchError, match=hint):
         catalogue.load(name)

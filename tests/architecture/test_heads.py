@@ -24,7 +24,9 @@ SMALL = Architecture(512, 1408, 12, 8, 4, 64, 32000, qk_norm=True)
 
 
 def kinds(ops: PassOps, kind: type) -> Counter:
-    return Counter({op: count for op, count in (ops.in_layers + ops.outside).items() if isinstance(op, kind)})
+    return Counter(
+        {op: count for op, count in (ops.in_layers + ops.outside).items() if isinstance(op, kind)}
+    )
 
 
 def gemm(ops: PassOps) -> Counter:
@@ -49,9 +51,12 @@ def test_eagle_1_has_the_parameters_of_its_readme(target: str, said: float) -> N
 
 
 def test_eagle_3_of_qwen3_32b_is_as_long_as_the_published_file() -> None:
-    """model.safetensors of RedHatAI/Qwen3-32B-speculator.eagle3 has 3,121,274,856 bytes; 1.6 kB of them are its header."""
+    """model.safetensors of RedHatAI/Qwen3-32B-speculator.eagle3 has 3,121,274,856 bytes; 1.6 kB of
+    them are its header."""
     published = head_for("qwen3-32b", "eagle3")
-    tables = 151_936 * 5120 * 2 + 32_000 * 8 + 151_936  # a copy of the embedding; int64 d2t, bool t2d
+    tables = (
+        151_936 * 5120 * 2 + 32_000 * 8 + 151_936
+    )  # a copy of the embedding; int64 d2t, bool t2d
     assert 0 < 3_121_274_856 - (2 * head_parameters(published.head) + tables) < 4096
 
 
@@ -63,9 +68,14 @@ def test_eagle_3_of_llama_33_70b_is_as_long_as_the_published_file() -> None:
 
 
 def test_eagle_3_of_qwen3_4b_has_the_exact_count_of_its_card() -> None:
-    """A SpecForge head for Qwen3-4B (32 heads of 80): 202,700,416 numbers, the maps d2t and t2d counted among them."""
-    decoder = usual_head(catalogue.load("qwen3-4b").architecture, "eagle3").decoder.replace(head_dim=80)
-    assert head_parameters(FeatureHead("eagle3", decoder, 2560, 3)) + 32_000 + 151_936 == 202_700_416
+    """A SpecForge head for Qwen3-4B (32 heads of 80): 202,700,416 numbers, the maps d2t and t2d
+    counted among them."""
+    decoder = usual_head(catalogue.load("qwen3-4b").architecture, "eagle3").decoder.replace(
+        head_dim=80
+    )
+    assert (
+        head_parameters(FeatureHead("eagle3", decoder, 2560, 3)) + 32_000 + 151_936 == 202_700_416
+    )
 
 
 def test_the_ops_of_eagle_3_hold_its_parameters() -> None:
@@ -74,11 +84,19 @@ def test_the_ops_of_eagle_3_hold_its_parameters() -> None:
     first = first_pass_ops(head, batch=1, tokens=4, context=500)
     assert head_parameters(head) == 424_689_664 == first.weight_elements() + 4 * 4096
     step = later_step_ops(head, batch=1, context=500)
-    assert first.weight_elements() - step.weight_elements() == 3 * 4096 * 4096  # fc runs on the target's rows only
+    assert (
+        first.weight_elements() - step.weight_elements() == 3 * 4096 * 4096
+    )  # fc runs on the target's rows only
     assert gemm(step) == {
-        Gemm(1, 6144, 8192): 1, Gemm(1, 4096, 4096): 1, Gemm(1, 28672, 4096): 1, Gemm(1, 4096, 14336): 1, Gemm(1, 32000, 4096): 1,
-    }  # fmt: skip
-    assert gemm(first)[Gemm(4, 4096, 3 * 4096)] == 1 and gemm(first)[Gemm(1, 32000, 4096)] == 1  # the head on the last row
+        Gemm(1, 6144, 8192): 1,
+        Gemm(1, 4096, 4096): 1,
+        Gemm(1, 28672, 4096): 1,
+        Gemm(1, 4096, 14336): 1,
+        Gemm(1, 32000, 4096): 1,
+    }
+    assert (
+        gemm(first)[Gemm(4, 4096, 3 * 4096)] == 1 and gemm(first)[Gemm(1, 32000, 4096)] == 1
+    )  # the head on the last row
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp", "dflash"])
@@ -88,16 +106,25 @@ def test_the_ops_of_a_first_pass_hold_every_weight(kind: HeadKind, fused: bool) 
     ops = first_pass_ops(head, batch=2, tokens=5, context=90, fused=fused)
     shared_head = 0 if kind == "eagle3" else 40000 * 512
     layers = head.decoder.num_hidden_layers
-    norms = {"eagle": 1, "eagle3": 4, "mtp": 5, "dflash": 2 * layers + 2}[kind] * norm_params(head.decoder)
+    norms = {"eagle": 1, "eagle3": 4, "mtp": 5, "dflash": 2 * layers + 2}[kind] * norm_params(
+        head.decoder
+    )
     qk_norms = 2 * 64 * layers if head.decoder.qk_norm else 0
-    repeated = 2 * layers * 4 * 64 * 512 if kind == "dflash" else 0  # k and v also run on the target's rows
-    assert ops.weight_elements() == head_parameters(head) + shared_head + repeated - norms - qk_norms
+    repeated = (
+        2 * layers * 4 * 64 * 512 if kind == "dflash" else 0
+    )  # k and v also run on the target's rows
+    assert (
+        ops.weight_elements() == head_parameters(head) + shared_head + repeated - norms - qk_norms
+    )
     assert ops.layers == layers and ops.all_reduces() == 0
 
 
 def test_eagle_1_runs_fc_on_every_row_and_has_one_norm_less() -> None:
     head = usual_head(SMALL, "eagle")
-    first, step = first_pass_ops(head, batch=3, tokens=4, context=90), later_step_ops(head, batch=3, context=94)
+    first, step = (
+        first_pass_ops(head, batch=3, tokens=4, context=90),
+        later_step_ops(head, batch=3, context=94),
+    )
     assert gemm(first)[Gemm(12, 512, 1024)] == 1 and gemm(step)[Gemm(3, 512, 1024)] == 1
     assert gemm(first)[Gemm(3, 32000, 512)] == 1
     assert kinds(step, Elementwise)[Elementwise("norm", 3 * 512)] == 1
@@ -114,10 +141,17 @@ def test_further_layers_of_eagle_3_are_plain() -> None:
 def test_a_trimmed_head_is_scattered_where_the_engine_does_so() -> None:
     head = usual_head(SMALL.replace(vocab_size=128_000), "eagle3")
     samples = [
-        {op for op in kinds(later_step_ops(head, batch=2, context=9, scattered=flag), Elementwise) if op.name == "sample"}
+        {
+            op
+            for op in kinds(later_step_ops(head, batch=2, context=9, scattered=flag), Elementwise)
+            if op.name == "sample"
+        }
         for flag in (False, True)
     ]
-    assert samples == [{Elementwise("sample", 64_000, 32_000)}, {Elementwise("sample", 256_000, 128_000)}]
+    assert samples == [
+        {Elementwise("sample", 64_000, 32_000)},
+        {Elementwise("sample", 256_000, 128_000)},
+    ]
 
 
 def test_ranks_split_layers_and_head_but_not_fc() -> None:
@@ -155,7 +189,11 @@ def test_heads_that_cannot_be() -> None:
 
 
 def test_every_published_head_names_its_source() -> None:
-    for target, kind in (("llama-3.1-8b", "eagle3"), ("vicuna-33b", "eagle"), ("qwen3-4b", "dflash")):
+    for target, kind in (
+        ("llama-3.1-8b", "eagle3"),
+        ("vicuna-33b", "eagle"),
+        ("qwen3-4b", "dflash"),
+    ):
         published = head_for(target, kind)  # type: ignore[arg-type]
         assert published.hub_id and published.source and published.head.kind == kind
     assert head_for("llama-65b", "eagle3").hub_id is None

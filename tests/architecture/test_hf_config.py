@@ -1,4 +1,5 @@
-"""config.json read and written, checked against transformers itself: what it loads and how many parameters it builds."""
+"""config.json read and written, checked against transformers itself: what it loads and how many
+parameters it builds."""
 
 import json
 
@@ -7,7 +8,12 @@ import pytest
 import archsearch.architecture.catalogue as catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import parameters
-from archsearch.architecture.hf_config import from_hf_config, minimal_pattern, read_architecture, to_hf_config
+from archsearch.architecture.hf_config import (
+    from_hf_config,
+    minimal_pattern,
+    read_architecture,
+    to_hf_config,
+)
 from archsearch.errors import ArchsearchError, InvalidShapeError
 
 BASE = Architecture(
@@ -30,10 +36,14 @@ DRAFTS = {
     "trimmed and tied": BASE.replace(draft_vocab_size=40, tie_word_embeddings=True),
     "all sliding": BASE.replace(window_pattern="S", sliding_window=8),
     "mixed windows": BASE.replace(window_pattern="SSSL", sliding_window=8),
-    "pattern longer than the layers": BASE.replace(window_pattern="SSSL", sliding_window=8, num_hidden_layers=2),
+    "pattern longer than the layers": BASE.replace(
+        window_pattern="SSSL", sliding_window=8, num_hidden_layers=2
+    ),
     "window set but unused": BASE.replace(sliding_window=8),
     "qkv bias": BASE.replace(attention_bias=True),
-    "qkv bias and windows": BASE.replace(attention_bias=True, window_pattern="SL", sliding_window=8),
+    "qkv bias and windows": BASE.replace(
+        attention_bias=True, window_pattern="SL", sliding_window=8
+    ),
     "all biases": BASE.replace(attention_bias=True, attention_output_bias=True, mlp_bias=True),
     "qk norm": BASE.replace(qk_norm=True, rope_theta=1e6),
     "qwen2": BASE.replace(model_type="qwen2", attention_bias=True),
@@ -68,11 +78,15 @@ def test_transformers_builds_what_the_architecture_says(arch, tmp_path):
     torch = pytest.importorskip("torch")
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    (tmp_path / "config.json").write_text(json.dumps(to_hf_config(arch, bos_token_id=1, eos_token_id=2)))
+    (tmp_path / "config.json").write_text(
+        json.dumps(to_hf_config(arch, bos_token_id=1, eos_token_id=2))
+    )
     config = AutoConfig.from_pretrained(tmp_path)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    loaded = arch.replace(draft_vocab_size=None, tie_word_embeddings=arch.tie_word_embeddings and not arch.trimmed)
+    loaded = arch.replace(
+        draft_vocab_size=None, tie_word_embeddings=arch.tie_word_embeddings and not arch.trimmed
+    )
     assert sum(p.numel() for p in model.parameters()) == parameters(loaded)
     assert config.bos_token_id == 1
     # What the modelling code will slide over, layer by layer.
@@ -87,7 +101,8 @@ def test_transformers_builds_what_the_architecture_says(arch, tmp_path):
 
 
 def test_windows_change_what_the_model_computes():
-    """A window written as `mixed windows` really cuts attention: far tokens stop mattering only in sliding layers."""
+    """A window written as `mixed windows` really cuts attention: far tokens stop mattering only in
+    sliding layers."""
     torch = pytest.importorskip("torch")
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -100,7 +115,9 @@ def test_windows_change_what_the_model_computes():
         changed = tokens.clone()
         changed[0, 0] = 90
         with torch.no_grad():
-            return not torch.allclose(model(tokens).logits[0, -1], model(changed).logits[0, -1], atol=1e-7)
+            return not torch.allclose(
+                model(tokens).logits[0, -1], model(changed).logits[0, -1], atol=1e-7
+            )
 
     assert last_logits_differ("L")
     assert last_logits_differ("SL")
@@ -135,26 +152,40 @@ def test_extra_fields_are_written():
     assert config["rms_norm_eps"] == 1e-6 and config["eos_token_id"] == 5
 
 
-SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 100}
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+}
 
 
 def test_llama_defaults():
     arch = from_hf_config({"model_type": "llama", **SMALL})
-    assert (arch.num_key_value_heads, arch.head_dim, arch.tie_word_embeddings, arch.rope_theta) == (4, 16, False, 10000.0)
+    assert (arch.num_key_value_heads, arch.head_dim, arch.tie_word_embeddings, arch.rope_theta) == (
+        4,
+        16,
+        False,
+        10000.0,
+    )
     assert arch.max_position_embeddings == 2048
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "ministral"])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_defaults_are_those_of_transformers(model_type, sparse):
-    """An independent reading: the config class fills the gaps, then both are compared field by field."""
+    """An independent reading: the config class fills the gaps, then both are compared field by
+    field."""
     pytest.importorskip("torch")
     from transformers import AutoConfig
 
     given = {**SMALL, "num_attention_heads": 32, "hidden_size": 256}
     if not sparse:
         given |= {"use_sliding_window": True, "max_window_layers": 2, "rope_theta": 5e5}
-        given |= {} if "stral" in model_type else {"num_key_value_heads": None}  # their config classes refuse null
+        given |= (
+            {} if "stral" in model_type else {"num_key_value_heads": None}
+        )  # their config classes refuse null
     arch = from_hf_config({"model_type": model_type, **given})
     config = AutoConfig.for_model(model_type, **given)
     assert arch.num_key_value_heads == config.num_key_value_heads
@@ -164,7 +195,11 @@ def test_defaults_are_those_of_transformers(model_type, sparse):
     assert arch.rope_theta == config.rope_parameters["rope_theta"]
     kinds = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
-    expected = [window if kind == "sliding_attention" else None for kind in kinds] if kinds else [window] * 4
+    expected = (
+        [window if kind == "sliding_attention" else None for kind in kinds]
+        if kinds
+        else [window] * 4
+    )
     assert arch.windows() == expected
 
 
@@ -189,7 +224,12 @@ def test_opt_has_two_more_positions_biases_and_tied_embeddings():
             "max_position_embeddings": 2048,
         }
     )
-    assert arch.learned_positions == 2050 and arch.tie_word_embeddings and not arch.gated_mlp and not arch.rms_norm
+    assert (
+        arch.learned_positions == 2050
+        and arch.tie_word_embeddings
+        and not arch.gated_mlp
+        and not arch.rms_norm
+    )
     assert parameters(arch) == 125_239_296  # facebook/opt-125m
 
 
@@ -201,7 +241,15 @@ def test_opt_has_two_more_positions_biases_and_tied_embeddings():
         ({"model_type": "llama", **SMALL, "hidden_size": None}, "hidden_size"),
         ({"model_type": "llama", **SMALL, "vocab_size": "many"}, "vocab_size"),
         ({"model_type": "llama", **SMALL, "num_key_value_heads": 3}, "num_key_value_heads"),
-        ({"model_type": "ministral", **SMALL, "num_key_value_heads": 4, "layer_types": ["chunked"] * 4}, "chunked"),
+        (
+            {
+                "model_type": "ministral",
+                **SMALL,
+                "num_key_value_heads": 4,
+                "layer_types": ["chunked"] * 4,
+            },
+            "chunked",
+        ),
         (
             {
                 "model_type": "opt",
@@ -215,15 +263,29 @@ def test_opt_has_two_more_positions_biases_and_tied_embeddings():
             },
             "opt-350m",
         ),
-        ({"model_type": "qwen3_moe", **SMALL, "num_experts": 8, "num_experts_per_tok": 2}, "moe_intermediate_size"),
+        (
+            {"model_type": "qwen3_moe", **SMALL, "num_experts": 8, "num_experts_per_tok": 2},
+            "moe_intermediate_size",
+        ),
         ({"model_type": "qwen3_moe", **SMALL, "decoder_sparse_step": 2}, "decoder_sparse_step=2"),
         (
-            {"model_type": "mixtral", **SMALL, "num_key_value_heads": 4, "num_local_experts": 2, "num_experts_per_tok": 3},
+            {
+                "model_type": "mixtral",
+                **SMALL,
+                "num_key_value_heads": 4,
+                "num_local_experts": 2,
+                "num_experts_per_tok": 3,
+            },
             "2 experts need",
         ),
         ({"model_type": "llama4", "hidden_size": 64}, "text_config"),
         (
-            {"model_type": "llama4_text", **SMALL, "num_key_value_heads": 4, "interleave_moe_layer_step": 0},
+            {
+                "model_type": "llama4_text",
+                **SMALL,
+                "num_key_value_heads": 4,
+                "interleave_moe_layer_step": 0,
+            },
             "interleave_moe_layer_step must be a whole number",
         ),
         ({"model_type": "deepseek_v3", **SMALL, "moe_intermediate_size": 64}, "qk_nope_head_dim"),
@@ -266,24 +328,37 @@ def test_minimal_pattern():
 
 
 def test_what_experts_and_latents_add_is_written_only_where_it_is_there():
-    assert "num_experts" not in BASE.to_dict()  # files of plain models stay as older versions wrote them
+    assert (
+        "num_experts" not in BASE.to_dict()
+    )  # files of plain models stay as older versions wrote them
     for name in ("qwen3-30b-a3b", "deepseek-v3", "gpt-oss-20b", "gemma-3-27b"):
         arch = catalogue.load(name).architecture
         assert Architecture.from_dict(arch.to_dict()) == arch
         plain = arch.dense()
-        assert not plain.num_experts and not plain.kv_lora_rank and plain.vocab_size == arch.vocab_size
+        assert (
+            not plain.num_experts and not plain.kv_lora_rank and plain.vocab_size == arch.vocab_size
+        )
         assert from_hf_config(to_hf_config(plain)) == plain  # a draft of it can be written
 
 
 def test_windows_of_gemma_gpt_oss_and_scout():
-    windows = {name: catalogue.load(name).architecture.windows() for name in ("gemma-3-12b", "gpt-oss-20b", "llama-4-scout")}
+    windows = {
+        name: catalogue.load(name).architecture.windows()
+        for name in ("gemma-3-12b", "gpt-oss-20b", "llama-4-scout")
+    }
     assert windows["gemma-3-12b"][:6] == [1024] * 5 + [None]
     assert windows["gpt-oss-20b"][:2] == [128, None]
     assert windows["llama-4-scout"][:4] == [8192] * 3 + [None]
 
 
 def test_routing_skew_of_a_config():
-    config = {"model_type": "mixtral", **SMALL, "num_key_value_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 2}
+    config = {
+        "model_type": "mixtral",
+        **SMALL,
+        "num_key_value_heads": 4,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    }
     assert from_hf_config({**config, "archsearch": {"routing_skew": 0.9}}).routing_skew == 0.9
     with pytest.raises(InvalidShapeError, match="routing_skew"):
         from_hf_config({**config, "archsearch": {"routing_skew": -1}})

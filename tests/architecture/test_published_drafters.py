@@ -1,4 +1,5 @@
-"""The table of published drafters: every row can be made into a drafter of each of its targets, and is found for it."""
+"""The table of published drafters: every row can be made into a drafter of each of its targets, and
+is found for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rounds of target and draft: what they compute, what is captured, whose time is taken, and the line through launch times."""
+"""Rounds of target and draft: what they compute, what is captured, whose time is taken, and the
+line through launch times."""
 
 from __future__ import annotations
 
@@ -93,9 +94,16 @@ def test_a_target_that_drafts_for_itself_accepts_all() -> None:
     assert int(cycle.block[0, 0]) == own[4]
 
 
-@pytest.mark.parametrize("style, captures", [
-    ("one graph", 1), ("graph per pass", 4), ("draft eager", 1), ("draft eager, serial", 1), ("eager", 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "style, captures",
+    [
+        ("one graph", 1),
+        ("graph per pass", 4),
+        ("draft eager", 1),
+        ("draft eager, serial", 1),
+        ("eager", 0),
+    ],
+)
 def test_every_style_runs_the_same_round(style: Any, captures: int) -> None:
     expected = Cycle(lean(2, 0, 2), lean(1, 1, 2), gamma=3, context=CONTEXT)
     expected.whole()
@@ -106,7 +114,9 @@ def test_every_style_runs_the_same_round(style: Any, captures: int) -> None:
 
 def test_unlike_pairs_are_refused() -> None:
     target, pool = lean(1, 0), WeightPool(1 << 20, torch.float32)
-    other = LeanRun(LeanDecoder.random(TINY.replace(draft_vocab_size=64), pool, Fused()), batch=1, capacity=20)
+    other = LeanRun(
+        LeanDecoder.random(TINY.replace(draft_vocab_size=64), pool, Fused()), batch=1, capacity=20
+    )
     with pytest.raises(ArchsearchError, match="one vocabulary and full heads, got 64 of"):
         Cycle(target, other, gamma=2, context=4)
     with pytest.raises(ArchsearchError, match="one batch size, got 2 and 1"):
@@ -114,7 +124,8 @@ def test_unlike_pairs_are_refused() -> None:
 
 
 def test_the_launch_runner_leaves_the_device_s_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device works a second behind a launch that returns at once; waiting for it is not in the time."""
+    """The device works a second behind a launch that returns at once; waiting for it is not in the
+    time."""
     from gpuday import cycles
 
     busy_until = [0.0]
@@ -142,12 +153,23 @@ def test_rounds_and_their_parts_are_timed() -> None:
     with torch.inference_mode():
         parts = time_parts(cycle, clocks, budget_s=0.01)
         rounds = {style: time_round(cycle, style, clocks, budget_s=0.01) for style in ROUND_STYLES}
-    names = {"decode", "verify", "drafting", "launch verify graph", "launch drafting", "launch whole"}
-    assert set(parts) == names and all(min(timing.times_s) > 0 for timing in (*parts.values(), *rounds.values()))
+    names = {
+        "decode",
+        "verify",
+        "drafting",
+        "launch verify graph",
+        "launch drafting",
+        "launch whole",
+    }
+    assert set(parts) == names and all(
+        min(timing.times_s) > 0 for timing in (*parts.values(), *rounds.values())
+    )
 
 
 def test_the_line_through_launch_times() -> None:
-    line = launch_line([(2, 0.5e-3 + 2 * 0.1e-3), (8, 0.5e-3 + 8 * 0.1e-3), (24, 0.5e-3 + 24 * 0.1e-3)])
+    line = launch_line(
+        [(2, 0.5e-3 + 2 * 0.1e-3), (8, 0.5e-3 + 8 * 0.1e-3), (24, 0.5e-3 + 24 * 0.1e-3)]
+    )
     assert (line.pass_s, line.layer_s) == pytest.approx((0.5e-3, 0.1e-3)) and line.worst < 1e-9
     bent = launch_line([(2, 1e-3), (8, 1.6e-3), (24, 4e-3)])
     assert 0.03 < bent.worst < 0.2
@@ -156,4 +178,6 @@ def test_the_line_through_launch_times() -> None:
 
 
 def test_the_law_of_a_round() -> None:
-    assert round_law(5e-3, 3e-3, 1e-4) == pytest.approx(5.1e-3) and round_law(2e-3, 3e-3) == pytest.approx(3e-3)
+    assert round_law(5e-3, 3e-3, 1e-4) == pytest.approx(5.1e-3) and round_law(
+        2e-3, 3e-3
+    ) == pytest.approx(3e-3)

@@ -1,7 +1,9 @@
-"""What the latency model says of CPU engines stays as right as it was, by the cases and rows that are committed.
+"""What the latency model says of CPU engines stays as right as it was, by the cases and rows that
+are committed.
 
-Measured speed-ups of vLLM and OpenVINO (48 cases) against what today's model predicts from the rows of these engines. Published:
-median errors of 2.5 % (two shapes in no profile), 3.0 % (with a noisier run) and 3.2 % (OpenVINO); see docs/results.md.
+Measured speed-ups of vLLM and OpenVINO (48 cases) against what today's model predicts from the rows
+of these engines. Published: median errors of 2.5 % (two shapes in no profile), 3.0 % (with a
+noisier run) and 3.2 % (OpenVINO); see docs/results.md.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ GROUPS = [  # files, cases, largest median error, least share within 10 %
 ]
 
 
-@pytest.mark.parametrize(("pattern", "count", "median", "within"), GROUPS, ids=[group[0] for group in GROUPS])
+@pytest.mark.parametrize(
+    ("pattern", "count", "median", "within"), GROUPS, ids=[group[0] for group in GROUPS]
+)
 def test_speed_ups_in_cpu_engines(pattern: str, count: int, median: float, within: float) -> None:
     cases = [case for path in sorted(FILES.glob(pattern)) for case in engine_figures.cases(path)]
     assert len(cases) == count
@@ -32,10 +36,16 @@ def test_speed_ups_in_cpu_engines(pattern: str, count: int, median: float, withi
 
 
 def test_the_published_errors_are_those_of_the_files() -> None:
-    published = {"load-vllm-2x*.json": 0.025, "load-vllm-*.json": 0.030, "load-openvino-*.json": 0.032}
+    published = {
+        "load-vllm-2x*.json": 0.025,
+        "load-vllm-*.json": 0.030,
+        "load-openvino-*.json": 0.032,
+    }
     for pattern, error in published.items():
         cases = [case for path in FILES.glob(pattern) for case in engine_figures.cases(path)]
-        assert statistics.median(abs(case.error) for case in cases) == pytest.approx(error, abs=0.0006)
+        assert statistics.median(abs(case.error) for case in cases) == pytest.approx(
+            error, abs=0.0006
+        )
 
 
 def test_a_label_is_read_back() -> None:

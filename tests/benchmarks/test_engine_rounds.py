@@ -1,4 +1,5 @@
-"""The benchmark of published rounds: which rows it takes, how it fits, and that the shipped constants are those fitted."""
+"""The benchmark of published rounds: which rows it takes, how it fits, and that the shipped
+constants are those fitted."""
 
 from __future__ import annotations
 
@@ -13,11 +14,21 @@ from archsearch.estimate import Estimate
 from archsearch.latency.rounds import Passes, round_time
 
 LINE = {
-    "method": "draft_model", "round_ms": "30", "gamma": "4", "target": "Qwen3-32B", "draft": "Qwen3-1.7B", "notes": "",
+    "method": "draft_model",
+    "round_ms": "30",
+    "gamma": "4",
+    "target": "Qwen3-32B",
+    "draft": "Qwen3-1.7B",
+    "notes": "",
     "gpu": "H200",
-    "engine": "vLLM", "draft_mode": "piecewise", "scheduling": "sync", "round_from": "median ITL", "tok_s": "", "tau": "3",
+    "engine": "vLLM",
+    "draft_mode": "piecewise",
+    "scheduling": "sync",
+    "round_from": "median ITL",
+    "tok_s": "",
+    "tau": "3",
     "batch": "1",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -29,7 +40,10 @@ LINE = {
         ({"target": "gpt-oss-120b"}, "mixture of experts"),
         ({"gpu": "GB10"}, "no kernels known of GB10"),
         ({"scheduling": "unheard of"}, "how the engine ran"),
-        ({"batch": "64", "tok_s": "1000"}, "fewer requests"),  # 1000 tokens/s x 30 ms / 3 = 10 of 64 in a step
+        (
+            {"batch": "64", "tok_s": "1000"},
+            "fewer requests",
+        ),  # 1000 tokens/s x 30 ms / 3 = 10 of 64 in a step
         ({"batch": "64", "tok_s": "6300"}, ""),
         ({"batch": "8", "round_from": "tau * batch / tok_s"}, "prefill is inside"),
     ],
@@ -45,17 +59,36 @@ def test_every_row_is_taken_or_named() -> None:
     assert len({row.source for row in rows}) >= 7
 
 
-@pytest.mark.parametrize(("batch", "tau", "prompts"), [(1, 2.0, 0), (64, 2.0, 0), (64, 2.3, 1), (128, 2.3, 1), (128, 3.0, 2)])
+@pytest.mark.parametrize(
+    ("batch", "tau", "prompts"),
+    [(1, 2.0, 0), (64, 2.0, 0), (64, 2.3, 1), (128, 2.3, 1), (128, 3.0, 2)],
+)
 def test_the_median_step_under_load_reads_prompts(batch: int, tau: float, prompts: int) -> None:
-    shape = ("vllm-piecewise-sync", "h200", 1, "Qwen3-32B", "d", "draft_model", batch, 6, 400, 0.1, tau, 0.04)
+    shape = (
+        "vllm-piecewise-sync",
+        "h200",
+        1,
+        "Qwen3-32B",
+        "d",
+        "draft_model",
+        batch,
+        6,
+        400,
+        0.1,
+        tau,
+        0.04,
+    )
     read = benchmark.prompts_of(benchmark.Row("x", benchmark.BENCH, *shape), tau)
-    assert [part.batch for part in read] == ([prompts] if prompts else [])  # answers of 200 tokens: batch x tau / 200 on average
+    assert [part.batch for part in read] == (
+        [prompts] if prompts else []
+    )  # answers of 200 tokens: batch x tau / 200 on average
     assert benchmark.prompts_of(benchmark.Row("x", "another", *shape), tau) == []
 
 
 @pytest.fixture
 def made() -> Callable[[dict[str, float]], list[tuple[benchmark.Row, Passes]]]:
-    """Rounds made with known constants on three hosts of one speed: drafts of 2 and 28 layers, with graphs and without."""
+    """Rounds made with known constants on three hosts of one speed: drafts of 2 and 28 layers, with
+    graphs and without."""
 
     def rows(ms: dict[str, float]) -> list[tuple[benchmark.Row, Passes]]:
         found = []
@@ -63,18 +96,35 @@ def made() -> Callable[[dict[str, float]], list[tuple[benchmark.Row, Passes]]]:
             for klass in ("vllm-none-sync", "vllm-piecewise-sync"):
                 for layers in (2, 28):
                     for gamma in (1, 4, 7):
-                        times = [Estimate(value * 1e-3, 0.0, "measured") for value in (20.0, 1.0, 0.9)]
+                        times = [
+                            Estimate(value * 1e-3, 0.0, "measured") for value in (20.0, 1.0, 0.9)
+                        ]
                         passes = Passes(*times, gamma, 1, layers, 32)
-                        seconds = round_time(benchmark.constants_for(klass, ms), passes).round_s.value
+                        seconds = round_time(
+                            benchmark.constants_for(klass, ms), passes
+                        ).round_s.value
                         shape = (1, "t", "d", "draft_model", 1, gamma, 400)
-                        found.append((benchmark.Row("x", source, klass, "h200", *shape, seconds, None, None), passes))
+                        found.append(
+                            (
+                                benchmark.Row(
+                                    "x", source, klass, "h200", *shape, seconds, None, None
+                                ),
+                                passes,
+                            )
+                        )
         return found
 
     return rows
 
 
-def test_constants_are_found_again(made: Callable[[dict[str, float]], list[tuple[benchmark.Row, Passes]]]) -> None:
-    true = {name: value for name, (value, _) in benchmark.BELIEFS.items()} | {"host_layer": 0.55, "sync": 1.6, "token": 0.25}
+def test_constants_are_found_again(
+    made: Callable[[dict[str, float]], list[tuple[benchmark.Row, Passes]]],
+) -> None:
+    true = {name: value for name, (value, _) in benchmark.BELIEFS.items()} | {
+        "host_layer": 0.55,
+        "sync": 1.6,
+        "token": 0.25,
+    }
     found = benchmark.fit(made(true))
     for name in ("host_layer", "sync", "token"):
         value, error = found[name]
@@ -86,7 +136,11 @@ def test_constants_are_found_again(made: Callable[[dict[str, float]], list[tuple
 def test_errors_of_a_list() -> None:
     found = benchmark.errors([(1.1, 1.0), (0.9, 1.0), (1.3, 1.0), (None, 1.0)])
     assert found is not None
-    assert found["rows"] == 3 and math.isclose(found["median"], 0.1) and math.isclose(found["within_20_percent"], 2 / 3)
+    assert (
+        found["rows"] == 3
+        and math.isclose(found["median"], 0.1)
+        and math.isclose(found["within_20_percent"], 2 / 3)
+    )
     assert benchmark.errors([(None, 1.0)]) is None
 
 
@@ -100,7 +154,9 @@ def test_published_rounds_that_no_constant_was_fitted_to() -> None:
     for name, (value, error) in result["fitted_to_all"].items():
         for klass, field in SHIPPED.get(name, ()):
             shipped = 1e3 * getattr(round_costs(klass), field).value
-            assert abs(shipped - value) < max(0.3 * error, 0.02), f"{klass} {field} is {shipped:.3f}, the fit says {value:.3f}"
+            assert abs(shipped - value) < max(0.3 * error, 0.02), (
+                f"{klass} {field} is {shipped:.3f}, the fit says {value:.3f}"
+            )
 
 
 SHIPPED = {

@@ -12,9 +12,17 @@ from benchmarks.faults import EVENTS, done_twice, faults, half_written, records
 
 def test_what_is_half_written_is_seen(tmp_path: Path) -> None:
     texts = {
-        "a.json": '{"a": 1', "b.csv": "a,b\n1,2\n3", "c.html": "<html>", "d.safetensors": "{", "e.pt": "PK", "f.npz": "PK",
-        "g.yaml": "- 1", "h.svg": "<svg>", "i.txt": "", "j.jsonl": '{"a": \n{}\n',
-    }  # fmt: skip
+        "a.json": '{"a": 1',
+        "b.csv": "a,b\n1,2\n3",
+        "c.html": "<html>",
+        "d.safetensors": "{",
+        "e.pt": "PK",
+        "f.npz": "PK",
+        "g.yaml": "- 1",
+        "h.svg": "<svg>",
+        "i.txt": "",
+        "j.jsonl": '{"a": \n{}\n',
+    }
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
         assert half_written(tmp_path / name), name
@@ -32,7 +40,9 @@ def test_what_is_half_written_is_seen(tmp_path: Path) -> None:
 
 
 def test_what_is_done_twice_is_seen(tmp_path: Path) -> None:
-    def event(tokens: int | None, seconds: float | None, reached: int, steps: int, spent: float = 9.0) -> str:
+    def event(
+        tokens: int | None, seconds: float | None, reached: int, steps: int, spent: float = 9.0
+    ) -> str:
         row = {
             "draft": "d",
             "tokens": tokens,
@@ -55,7 +65,14 @@ def test_what_is_done_twice_is_seen(tmp_path: Path) -> None:
     assert not done_twice(tmp_path)
     (tmp_path / EVENTS).write_text(once + event(100, None, 100, 5))
     assert done_twice(tmp_path) == ["d to 100: 5 steps more"]
-    row = {"kind": "gemm", "shape": {"m": 1}, "dtype": "float32", "mode": "eager", "cache": "cold", "times_s": [1.0]}
+    row = {
+        "kind": "gemm",
+        "shape": {"m": 1},
+        "dtype": "float32",
+        "mode": "eager",
+        "cache": "cold",
+        "times_s": [1.0],
+    }
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "rows.jsonl").write_text(2 * (json.dumps(row) + "\n") + '{"cut')
     assert len(done_twice(tmp_path)) == 2 and len(records(tmp_path)) == 1

@@ -11,11 +11,24 @@ import moe_figures as figures
 
 SERVER = {
     "silicon_data_source": "x; silicon_concurrency=4; measured=2026-03-27T08:01:51Z",
-    "backend": "vllm", "backend_version": "0.18.0", "model_path": "openai/gpt-oss-120b", "system": "h100_sxm", "precision": "fp4",
-    "mode": "agg", "isl": "1024", "osl": "1024", "gemm_quant_mode": "nvfp4", "moe_quant_mode": "nvfp4", "batch_size": "4",
-    "tp_size": "2.0", "pp_size": "1", "attention_dp_size": "1.0", "moe_tp_size": "2.0", "moe_ep_size": "1.0",
+    "backend": "vllm",
+    "backend_version": "0.18.0",
+    "model_path": "openai/gpt-oss-120b",
+    "system": "h100_sxm",
+    "precision": "fp4",
+    "mode": "agg",
+    "isl": "1024",
+    "osl": "1024",
+    "gemm_quant_mode": "nvfp4",
+    "moe_quant_mode": "nvfp4",
+    "batch_size": "4",
+    "tp_size": "2.0",
+    "pp_size": "1",
+    "attention_dp_size": "1.0",
+    "moe_tp_size": "2.0",
+    "moe_ep_size": "1.0",
     "silicon_tpot_ms": "5.0",
-}  # fmt: skip
+}
 
 
 def write(path: Path, *changes: dict[str, str]) -> Path:
@@ -39,14 +52,26 @@ def write(path: Path, *changes: dict[str, str]) -> Path:
     ],
 )
 def test_rows_left_out_are_named(tmp_path: Path, change: dict[str, str], reason: str) -> None:
-    kept, left = figures.read_group(write(tmp_path / "s.csv", {}, {**change, "silicon_tpot_ms": "6.0"}), "gpt-oss")
-    assert [row.id for row in kept] == ["0"] and [count for name, count in left.items() if reason in name] == [1]
+    kept, left = figures.read_group(
+        write(tmp_path / "s.csv", {}, {**change, "silicon_tpot_ms": "6.0"}), "gpt-oss"
+    )
+    assert [row.id for row in kept] == ["0"] and [
+        count for name, count in left.items() if reason in name
+    ] == [1]
 
 
 def test_twins_and_servers_that_get_quicker_with_load(tmp_path: Path) -> None:
-    loaded = {"batch_size": "64", "silicon_data_source": "silicon_concurrency=64", "silicon_tpot_ms": "3.0"}
+    loaded = {
+        "batch_size": "64",
+        "silicon_data_source": "silicon_concurrency=64",
+        "silicon_tpot_ms": "3.0",
+    }
     kept, left = figures.read_group(write(tmp_path / "s.csv", {}, {}, loaded), "gpt-oss")
-    assert len(kept) == 1 and left["a twin of another row"] == 1 and left["quicker than at a quarter of the concurrency"] == 1
+    assert (
+        len(kept) == 1
+        and left["a twin of another row"] == 1
+        and left["quicker than at a quarter of the concurrency"] == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,12 +84,21 @@ def test_twins_and_servers_that_get_quicker_with_load(tmp_path: Path) -> None:
         ({"backend": "trtllm", "backend_version": "1.0.0rc3"}, True),
     ],
 )
-def test_which_servers_run_all_reduce_and_norm_as_one_kernel(tmp_path: Path, change: dict[str, str], fused: bool) -> None:
+def test_which_servers_run_all_reduce_and_norm_as_one_kernel(
+    tmp_path: Path, change: dict[str, str], fused: bool
+) -> None:
     (row,), _ = figures.read_group(write(tmp_path / "s.csv", change), "gpt-oss")
     assert row.fuses is fused and row.on_blackwell is (row.system == "b200_sxm")
 
 
 def test_a_row_knows_its_layout(tmp_path: Path) -> None:
-    (row,), _ = figures.read_group(write(tmp_path / "s.csv", {"moe_tp_size": "1", "moe_ep_size": "2"}), "gpt-oss")
-    assert row.fuses and row.arch.expert_parallel and row.arch.expert_format == "mxfp4" and row.dtype == "bfloat16"
+    (row,), _ = figures.read_group(
+        write(tmp_path / "s.csv", {"moe_tp_size": "1", "moe_ep_size": "2"}), "gpt-oss"
+    )
+    assert (
+        row.fuses
+        and row.arch.expert_parallel
+        and row.arch.expert_format == "mxfp4"
+        and row.dtype == "bfloat16"
+    )
     assert (row.concurrency, row.ranks, row.device) == (4, 2, "h100-sxm5-80gb")

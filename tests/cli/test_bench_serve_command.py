@@ -1,4 +1,5 @@
-"""`bench-serve` against small servers: what it measures, what it lays beside it, what it keeps when a server dies."""
+"""`bench-serve` against small servers: what it measures, what it lays beside it, what it keeps when
+a server dies."""
 
 from __future__ import annotations
 
@@ -34,7 +35,18 @@ def test_with_a_draft_and_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_beside_a_prediction(tmp_path: Path) -> None:
-    pair = ("--target", "llama-13b", "--draft", "wide-796m", "--gpu", "a100", "--alpha", "0.7", "--gamma", "3")
+    pair = (
+        "--target",
+        "llama-13b",
+        "--draft",
+        "wide-796m",
+        "--gpu",
+        "a100",
+        "--alpha",
+        "0.7",
+        "--gamma",
+        "3",
+    )
     with openai_server() as url:
         arguments = (
             "bench-serve",
@@ -56,7 +68,18 @@ def test_beside_a_prediction(tmp_path: Path) -> None:
 def test_a_server_that_stops_answering(tmp_path: Path) -> None:
     path = tmp_path / "kept.json"
     with openai_server(dies_after=5) as url:
-        words = refused("bench-serve", "--server-url", url, "--concurrency", "1", *FEW, "--output", str(path), "--json", code=1)
+        words = refused(
+            "bench-serve",
+            "--server-url",
+            url,
+            "--concurrency",
+            "1",
+            *FEW,
+            "--output",
+            str(path),
+            "--json",
+            code=1,
+        )
     assert "stopped answering after 5 of 12 requests" in words and str(path) in words
     kept = json.loads(path.read_text())
     failed = [bool(request["error"]) for request in kept["with_draft_requests"]]
@@ -66,10 +89,27 @@ def test_a_server_that_stops_answering(tmp_path: Path) -> None:
 def test_ctrl_c_in_the_middle(tmp_path: Path) -> None:
     """A server that leaves requests hanging: nobody waits for them, and what had come is kept."""
     output, stalled = tmp_path / "kept.json", threading.Event()
-    own = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from archsearch.cli import main; main()"
+    own = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from"
+        " archsearch.cli import main; main()"
+    )
     with openai_server(stalls_after=5, stalled=stalled) as url:
-        asked = ("bench-serve", "--server-url", url, "--concurrency", "1", *FEW, "--output", str(output))
-        process = subprocess.Popen([sys.executable, "-c", own, *asked], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        asked = (
+            "bench-serve",
+            "--server-url",
+            url,
+            "--concurrency",
+            "1",
+            *FEW,
+            "--output",
+            str(output),
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-c", own, *asked],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         try:
             assert stalled.wait(300.0), "five requests are answered, the sixth hangs"
             process.send_signal(signal.SIGINT)
@@ -89,24 +129,48 @@ def test_servers_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     nobody = ("bench-serve", "--server-url", "http://127.0.0.1:9", "--json")
     assert "no server answers" in refused(*nobody, "--concurrency", "2", code=1)
     with openai_server(refuses=True) as url:
-        words = refused("bench-serve", "--server-url", url, "--concurrency", "2", *FEW, "--json", code=1)
+        words = refused(
+            "bench-serve", "--server-url", url, "--concurrency", "2", *FEW, "--json", code=1
+        )
     assert "refuses requests: status 400" in words and "max_tokens is too large" in words
     for url in ("ftp://x", "http://127.0.0.1:port", "http://127.0.0.1:99999"):
-        assert "is no server address" in refused("bench-serve", "--server-url", url, "--concurrency", "2", "--json")
+        assert "is no server address" in refused(
+            "bench-serve", "--server-url", url, "--concurrency", "2", "--json"
+        )
     assert "give one of" in refused(*nobody)
     assert "must be positive" in refused(*nobody, "--requests-per-second", "-2")
-    assert "give both --target and --draft" in refused(*nobody, "--concurrency", "2", "--target", "llama-13b")
+    assert "give both --target and --draft" in refused(
+        *nobody, "--concurrency", "2", "--target", "llama-13b"
+    )
 
 
-def test_what_cannot_be_measured_or_predicted_is_said_before_a_server_is_driven(tmp_path: Path) -> None:
+def test_what_cannot_be_measured_or_predicted_is_said_before_a_server_is_driven(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "kept.json"
     with openai_server() as url:
-        asked = ("bench-serve", "--server-url", url, "--concurrency", "2", *FEW, "--output", str(path), "--json")
+        asked = (
+            "bench-serve",
+            "--server-url",
+            url,
+            "--concurrency",
+            "2",
+            *FEW,
+            "--output",
+            str(path),
+            "--json",
+        )
         pair = ("--target", "llama-13b", "--gpu", "a100")
         assert "'wide-796'" in refused(*asked, *pair, "--draft", "wide-796")
-        assert "does not divide" in refused(*asked, *pair, "--draft", "wide-796m", "--tensor-parallel", "3")
-        assert "nothing to draft" in refused(*asked, *pair, "--draft", "wide-796m", "--output-tokens", "1")
-        assert "no server answers" in refused(*asked, "--baseline-url", "http://127.0.0.1:9", code=1)
+        assert "does not divide" in refused(
+            *asked, *pair, "--draft", "wide-796m", "--tensor-parallel", "3"
+        )
+        assert "nothing to draft" in refused(
+            *asked, *pair, "--draft", "wide-796m", "--output-tokens", "1"
+        )
+        assert "no server answers" in refused(
+            *asked, "--baseline-url", "http://127.0.0.1:9", code=1
+        )
         with openai_server(refuses=True) as other:
             baseline = ("--baseline-url", url)
             few = ("--server-url", other, "--requests", "3")
@@ -114,4 +178,6 @@ def test_what_cannot_be_measured_or_predicted_is_said_before_a_server_is_driven(
             words = refused(*asked, *baseline, *few, code=1)
     assert "none of 3 requests was answered" in words and str(path) in words
     kept = json.loads(path.read_text())
-    assert len(kept["without_requests"]) == 3 and kept["without"]["failed"] == 0, "the baseline was measured, and is kept"
+    assert len(kept["without_requests"]) == 3 and kept["without"]["failed"] == 0, (
+        "the baseline was measured, and is kept"
+    )

@@ -31,7 +31,8 @@ def test_a_prompt_file_for_confirm(with_run: Path) -> None:
 
 
 def test_a_tokenizer_that_differs(with_run: Path) -> None:
-    """The draft's folder has the same vocabulary size and other tokens: its ids mean something else."""
+    """The draft's folder has the same vocabulary size and other tokens: its ids mean something
+    else."""
     from tokenizers import Tokenizer
 
     folder = with_run / "runs/a/best/1"
@@ -57,46 +58,105 @@ def test_a_vocabulary_that_differs(with_run: Path) -> None:
 
 
 def test_confirm_under_load_and_its_words(with_ranks: Path, made_up: None) -> None:
-    arguments = (*UNDER_LOAD, "--concurrency", "1", "--concurrency", "2", "--gamma", "2", "--repeats", "2")
+    arguments = (
+        *UNDER_LOAD,
+        "--concurrency",
+        "1",
+        "--concurrency",
+        "2",
+        "--gamma",
+        "2",
+        "--repeats",
+        "2",
+    )
     text = call(*arguments).stdout
-    assert "vllm 1, float32, synthetic acceptance at the predicted rates" in text and "The text is not the target's" in text
-    assert "vllm's own kernels were not measured (archsearch profile --gpu cpu --target T --engine vllm)" in text
+    assert (
+        "vllm 1, float32, synthetic acceptance at the predicted rates" in text
+        and "The text is not the target's" in text
+    )
+    assert (
+        "vllm's own kernels were not measured (archsearch profile --gpu cpu --target T --engine"
+        " vllm)" in text
+    )
     assert "Next: archsearch train runs/a --rank 1" in text
     data = last_json(call(*arguments, "--json"))
     assert [(row["gamma"], row["concurrency"]) for row in data["rows"]] == [(2, 1), (2, 2)]
-    trained = call(*UNDER_LOAD[:2], "--rank", "2", *UNDER_LOAD[3:], "--concurrency", "1", "--repeats", "2").stdout
+    trained = call(
+        *UNDER_LOAD[:2], "--rank", "2", *UNDER_LOAD[3:], "--concurrency", "1", "--repeats", "2"
+    ).stdout
     assert "real drafts" in trained and "Next: archsearch export runs/a --rank 2" in trained
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--rank", "1"), "archsearch train runs/a --rank 1), or prove its shape without (archsearch confirm runs/a --rank 1"),
+        (
+            ("--rank", "1"),
+            (
+                "archsearch train runs/a --rank 1), or prove its shape without (archsearch confirm"
+                " runs/a --rank 1"
+            ),
+        ),
         (("--rank", "1", "--engine", "vllm"), "--synthetic"),
-        (("--rank", "2", "--engine", "vllm"), "vLLM is not installed; run: archsearch engine install vllm"),
-        (("--synthetic", "--engine", "vllm"), "vLLM is not installed; run: archsearch engine install vllm"),
-        (("--rank", "2", "--engine", "openvino", "--concurrency", "2"), "run: archsearch engine install openvino"),
+        (
+            ("--rank", "2", "--engine", "vllm"),
+            "vLLM is not installed; run: archsearch engine install vllm",
+        ),
+        (
+            ("--synthetic", "--engine", "vllm"),
+            "vLLM is not installed; run: archsearch engine install vllm",
+        ),
+        (
+            ("--rank", "2", "--engine", "openvino", "--concurrency", "2"),
+            "run: archsearch engine install openvino",
+        ),
         (("--synthetic", "--engine", "openvino"), "openvino cannot accept by chance"),
         (("--synthetic", "--engine", "warp"), "unknown engine 'warp'"),
-        (("--rank", "2", "--engine", "vllm", "--engine-python", "nowhere"), "/nowhere, which is no file that can be run"),
-        (("--synthetic", "--engine-python", "nowhere"), "transformers runs in archsearch's own interpreter"),
+        (
+            ("--rank", "2", "--engine", "vllm", "--engine-python", "nowhere"),
+            "/nowhere, which is no file that can be run",
+        ),
+        (
+            ("--synthetic", "--engine-python", "nowhere"),
+            "transformers runs in archsearch's own interpreter",
+        ),
         (("--server-url", "http://127.0.0.1:1"), "--baseline-url (without)"),
         (("--baseline-url", "http://127.0.0.1:1"), "give --server-url (with the draft)"),
-        (("--rank", "2", "--engine", "openvino", "--server-url", "a", "--baseline-url", "b"), "for a running vLLM server"),
-        (("--synthetic", "--server-url", "http://a", "--baseline-url", "http://b"), "server cannot take synthetic acceptance"),
-        (("--rank", "2", "--schedule", "--server-url", "http://a", "--baseline-url", "http://b"), "keeps the schedule"),
+        (
+            ("--rank", "2", "--engine", "openvino", "--server-url", "a", "--baseline-url", "b"),
+            "for a running vLLM server",
+        ),
+        (
+            ("--synthetic", "--server-url", "http://a", "--baseline-url", "http://b"),
+            "server cannot take synthetic acceptance",
+        ),
+        (
+            ("--rank", "2", "--schedule", "--server-url", "http://a", "--baseline-url", "http://b"),
+            "keeps the schedule",
+        ),
         (("--rank", "2", "--gamma", "17"), "17 is not in the range 1<=x<=16"),
         (("--synthetic", "--gamma", "20"), "20 is not in the range 1<=x<=16"),
-        (("--synthetic", "--concurrency", "4"), "use --concurrency 1, or --engine vllm or openvino"),
+        (
+            ("--synthetic", "--concurrency", "4"),
+            "use --concurrency 1, or --engine vllm or openvino",
+        ),
         (("--synthetic", "--schedule"), "use --concurrency 1"),
-        (("--rank", "2", "--engine", "openvino", "--schedule"), "openvino takes one gamma for all batch sizes; use"),
-        (("--rank", "2", "--concurrency", "1", "--schedule"), "transformers takes one gamma for all batch sizes"),
+        (
+            ("--rank", "2", "--engine", "openvino", "--schedule"),
+            "openvino takes one gamma for all batch sizes; use",
+        ),
+        (
+            ("--rank", "2", "--concurrency", "1", "--schedule"),
+            "transformers takes one gamma for all batch sizes",
+        ),
         (("--synthetic", "--concurrency", "0"), "--concurrency"),
         (("--synthetic", "--timeout", "soon"), "write 90s"),
         (("--synthetic", "--tokens", "2"), "--tokens"),
     ],
-)  # fmt: skip
-def test_what_confirm_refuses_of_engines(with_ranks: Path, arguments: tuple[str, ...], words: str) -> None:
+)
+def test_what_confirm_refuses_of_engines(
+    with_ranks: Path, arguments: tuple[str, ...], words: str
+) -> None:
     before = files_in(with_ranks)
     assert words in refused("confirm", "runs/a", *arguments)
     assert files_in(with_ranks) == before
@@ -104,35 +164,63 @@ def test_what_confirm_refuses_of_engines(with_ranks: Path, arguments: tuple[str,
 
 def test_a_server_that_does_not_answer(with_ranks: Path) -> None:
     line = refused(
-        "confirm", "runs/a", "--rank", "2", "--server-url", "http://127.0.0.1:9", "--baseline-url", "http://127.0.0.1:9", code=2
-    )  # fmt: skip
+        "confirm",
+        "runs/a",
+        "--rank",
+        "2",
+        "--server-url",
+        "http://127.0.0.1:9",
+        "--baseline-url",
+        "http://127.0.0.1:9",
+        code=2,
+    )
     assert "127.0.0.1:9" in line and not list(with_ranks.rglob("confirmed.json"))
 
 
 TOYS = {
-    "hangs": ("cat > /dev/null", "vllm did not answer 'start' within 1 s and was stopped; allow more time with --timeout", 1),
-    "dies": ("read line; echo 'ImportError: libnuma.so.1 is missing' >&2; exit 3", "vllm ended with status 3 during 'start'", 1),
+    "hangs": (
+        "cat > /dev/null",
+        "vllm did not answer 'start' within 1 s and was stopped; allow more time with --timeout",
+        1,
+    ),
+    "dies": (
+        "read line; echo 'ImportError: libnuma.so.1 is missing' >&2; exit 3",
+        "vllm ended with status 3 during 'start'",
+        1,
+    ),
     "is killed": ("read line; kill -9 $$", "vllm was killed by signal 9 (out of memory?)", 1),
-    "is old": ("""read line; echo '{"error": "vLLM 0.9 is too old", "kind": "user"}'""", "too old", 2),
+    "is old": (
+        """read line; echo '{"error": "vLLM 0.9 is too old", "kind": "user"}'""",
+        "too old",
+        2,
+    ),
     "babbles": ("read line; echo hello; cat > /dev/null", "no JSON: 'hello'", 1),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("toy", TOYS)
-@pytest.mark.parametrize("how", [("confirm", "runs/a", "--synthetic"), ("confirm", "runs/a", "--rank", "2")])
-def test_an_engine_that_fails_leaves_no_process(with_ranks: Path, toy: str, how: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "how", [("confirm", "runs/a", "--synthetic"), ("confirm", "runs/a", "--rank", "2")]
+)
+def test_an_engine_that_fails_leaves_no_process(
+    with_ranks: Path, toy: str, how: tuple[str, ...]
+) -> None:
     program, words, code = TOYS[toy]
     python = with_ranks / "python"
     python.write_text(f"#!/bin/sh\nsleep 600 &\necho $$ $! > pids\n{program}\n")
     python.chmod(0o755)
-    line = refused(*how, "--engine", "vllm", "--engine-python", "python", "--timeout", "1s", code=code)
+    line = refused(
+        *how, "--engine", "vllm", "--engine-python", "python", "--timeout", "1s", code=code
+    )
     assert words in line
     for pid in (with_ranks / "pids").read_text().split():
         deadline = time.monotonic() + 60
         while is_running(int(pid)) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not is_running(int(pid))
-    assert not list(with_ranks.rglob("load-*.json")) and not list(with_ranks.rglob("confirmed.json"))
+    assert not list(with_ranks.rglob("load-*.json")) and not list(
+        with_ranks.rglob("confirmed.json")
+    )
 
 
 def is_running(pid: int) -> bool:
@@ -147,4 +235,6 @@ def test_a_full_disk_under_load(with_ranks: Path, made_up: None, full_disk: list
     (with_ranks / "runs" / "a" / "engine").mkdir()
     before = files_in(with_ranks)
     assert "No space left" in refused(*UNDER_LOAD, "--repeats", "1", "--concurrency", "1")
-    assert full_disk and not {name for name in files_in(with_ranks) - before if name.endswith(".json")}
+    assert full_disk and not {
+        name for name in files_in(with_ranks) - before if name.endswith(".json")
+    }

@@ -36,28 +36,38 @@ def test_the_dashboard_shows_the_studies_of_a_run(tmp_path: Path) -> None:
             assert address is not None
             with urllib.request.urlopen(f"{address[1]}/api/studies", timeout=60) as answer:
                 studies = json.load(answer)
-            assert [row["study_name"].startswith("archsearch-") for row in studies["study_summaries"]] == [True]
+            assert [
+                row["study_name"].startswith("archsearch-") for row in studies["study_summaries"]
+            ] == [True]
             with urllib.request.urlopen(f"{address[1]}/dashboard/", timeout=60) as answer:
                 assert b"<html" in answer.read().lower()
         finally:
             process.terminate()
 
 
-def test_what_cannot_be_shown_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_shown_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run(tmp_path, "unfinished")
     if importlib.util.find_spec("optuna_dashboard") is not None:
-        assert "holds no journal.log; the search has not started" in refused("dashboard", str(run.path))
+        assert "holds no journal.log; the search has not started" in refused(
+            "dashboard", str(run.path)
+        )
     monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
     assert 'pip install "archsearch[dashboard]"' in refused("dashboard", str(run.path))
     refused("dashboard", str(tmp_path / "nothing"))
 
 
-def test_report_open_opens_the_page_and_figures_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_open_opens_the_page_and_figures_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run(tmp_path, trials=12)
     opened: list[str] = []
     monkeypatch.setattr(click, "launch", lambda address: opened.append(address) or 0)
     text = call("report", str(run.path), "--open", "--figures").stdout
     assert opened == [run.report_file.resolve().as_uri()] and "Figures and tables:" in text
-    assert (run.path / "figures" / "trials.svg").is_file() and (run.path / "figures" / "table-the-best-candidates.csv").is_file()
+    assert (run.path / "figures" / "trials.svg").is_file() and (
+        run.path / "figures" / "table-the-best-candidates.csv"
+    ).is_file()
     monkeypatch.setattr(click, "launch", lambda address: 1)
     assert "open file://" in call("report", str(run.path), "--open").stderr

@@ -26,13 +26,21 @@ def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("ARCHSEARCH_VLLM_PYTHON", "ARCHSEARCH_OPENVINO_PYTHON"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(doctor, "visible_gpus", lambda: [])
-    monkeypatch.setattr(doctor, "gpu_problem", lambda: "no NVIDIA driver is installed here (libnvidia-ml is missing)")
+    monkeypatch.setattr(
+        doctor,
+        "gpu_problem",
+        lambda: "no NVIDIA driver is installed here (libnvidia-ml is missing)",
+    )
     monkeypatch.setattr(doctor, "_busy_share", lambda: 0.02)
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage(10**12, 0, 50 * 10**9))
 
 
 def found(topic: str) -> list[dict]:
-    return [finding for finding in last_json(call("doctor", "--json"))["findings"] if finding["topic"] == topic]
+    return [
+        finding
+        for finding in last_json(call("doctor", "--json"))["findings"]
+        if finding["topic"] == topic
+    ]
 
 
 def make_profile(key: str, stack: str, **header: object) -> None:
@@ -44,59 +52,105 @@ def make_profile(key: str, stack: str, **header: object) -> None:
 
 def test_text_names_every_topic_and_what_mends_it() -> None:
     text = call("doctor").stdout
-    for word in ("versions", "device", "profile", "engines", "disk", "memory", "load", "$ archsearch engine install vllm"):
+    for word in (
+        "versions",
+        "device",
+        "profile",
+        "engines",
+        "disk",
+        "memory",
+        "load",
+        "$ archsearch engine install vllm",
+    ):
         assert word in text
     assert "archsearch runs here" in text.splitlines()[-1]
     assert max(map(len, text.splitlines())) < 260  # wrapped; commands and paths stay whole
 
 
 def test_a_missing_profile_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "identify_cpu", lambda: replace(identify_cpu(), key="cpu-nobodys-2t"))
+    monkeypatch.setattr(
+        doctor, "identify_cpu", lambda: replace(identify_cpu(), key="cpu-nobodys-2t")
+    )
     (finding,) = found("profile")
     assert finding["level"] == "mend" and "cpu-nobodys-2t has no profile" in finding["text"]
     assert finding["command"] == "archsearch profile --gpu cpu"
 
 
-def test_profiles_of_other_software_and_unchecked_ones_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "identify_cpu", lambda: replace(identify_cpu(), key="cpu-nobodys-2t"))
+def test_profiles_of_other_software_and_unchecked_ones_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        doctor, "identify_cpu", lambda: replace(identify_cpu(), key="cpu-nobodys-2t")
+    )
     make_profile("cpu-nobodys-2t", "torch-1.0-transformers-1.0", known_error={"float32": {}})
     (finding,) = found("profile")
-    assert finding["level"] == "mend" and "other software (torch-1.0-transformers-1.0)" in finding["text"]
+    assert (
+        finding["level"] == "mend"
+        and "other software (torch-1.0-transformers-1.0)" in finding["text"]
+    )
     make_profile("cpu-nobodys-2t", stack_key(cpu_stack()))
     (finding,) = found("profile")
-    assert (finding["level"], finding["command"]) == ("note", "archsearch profile --gpu cpu --check 20")
+    assert (finding["level"], finding["command"]) == (
+        "note",
+        "archsearch profile --gpu cpu --check 20",
+    )
 
 
 def test_gpus_known_imported_and_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     h100 = devices()["h100-sxm5-80gb"]
-    gpus = [VisibleGpu(0, h100.name, h100.memory_bytes, "580.1"), VisibleGpu(1, "NVIDIA Zeta", 2**34, "580.1")]
+    gpus = [
+        VisibleGpu(0, h100.name, h100.memory_bytes, "580.1"),
+        VisibleGpu(1, "NVIDIA Zeta", 2**34, "580.1"),
+    ]
     monkeypatch.setattr(doctor, "visible_gpus", lambda: gpus)
-    monkeypatch.setattr(doctor, "gpu_state", lambda gpu: (_ for _ in ()).throw(doctor.ArchsearchError("no state")))
+    monkeypatch.setattr(
+        doctor, "gpu_state", lambda gpu: (_ for _ in ()).throw(doctor.ArchsearchError("no state"))
+    )
     texts = [finding["text"] for finding in found("device")]
     assert any("(--gpu h100-sxm5-80gb)" in text for text in texts)
     assert any("NVIDIA Zeta" in text and "devices/nvidia-zeta.yaml" in text for text in texts)
-    imported = [finding for finding in found("profile") if "imported kernel tables" in finding["text"]]
-    assert [finding["command"] for finding in imported] == ["archsearch profile --gpu h100-sxm5-80gb"]
-    assert [finding["text"] for finding in found("load")][-1] == "no state"  # costs its own part only
+    imported = [
+        finding for finding in found("profile") if "imported kernel tables" in finding["text"]
+    ]
+    assert [finding["command"] for finding in imported] == [
+        "archsearch profile --gpu h100-sxm5-80gb"
+    ]
+    assert [finding["text"] for finding in found("load")][
+        -1
+    ] == "no state"  # costs its own part only
 
 
-def test_an_engine_without_graphs_for_drafts_names_its_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_without_graphs_for_drafts_names_its_switch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     h100 = devices()["h100-sxm5-80gb"]
-    monkeypatch.setattr(doctor, "visible_gpus", lambda: [VisibleGpu(0, h100.name, h100.memory_bytes, "580.1")])
-    monkeypatch.setattr(doctor, "gpu_state", lambda gpu: (_ for _ in ()).throw(doctor.ArchsearchError("no state")))
-    told = [finding for finding in found("engines") if "on a GPU runs a draft model" in finding["text"]]
+    monkeypatch.setattr(
+        doctor, "visible_gpus", lambda: [VisibleGpu(0, h100.name, h100.memory_bytes, "580.1")]
+    )
+    monkeypatch.setattr(
+        doctor, "gpu_state", lambda gpu: (_ for _ in ()).throw(doctor.ArchsearchError("no state"))
+    )
+    told = [
+        finding for finding in found("engines") if "on a GPU runs a draft model" in finding["text"]
+    ]
     vllm = next(finding for finding in told if finding["text"].startswith("vLLM"))
     assert vllm["level"] == "mend" and vllm["command"] == "export VLLM_USE_V2_MODEL_RUNNER=0"
     sglang = next(finding for finding in told if finding["text"].startswith("SGLang"))
     assert sglang["level"] == "ok"
     monkeypatch.setattr(doctor, "visible_gpus", list)
-    assert {"note", "ok"} == {finding["level"] for finding in found("engines") if "on a GPU" in finding["text"]}
+    assert {"note", "ok"} == {
+        finding["level"] for finding in found("engines") if "on a GPU" in finding["text"]
+    }
 
 
-def test_a_full_disk_a_busy_machine_and_little_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_full_disk_a_busy_machine_and_little_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage(10**12, 0, 10**9))
     monkeypatch.setattr(doctor, "_busy_share", lambda: 0.97)
-    assert all(finding["level"] == "mend" and "1.0 GB free" in finding["text"] for finding in found("disk"))
+    assert all(
+        finding["level"] == "mend" and "1.0 GB free" in finding["text"] for finding in found("disk")
+    )
     assert "others use 97% of the CPU" in found("load")[0]["text"]
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 8388608 kB\nMemAvailable:    1048576 kB\n")
@@ -105,7 +159,9 @@ def test_a_full_disk_a_busy_machine_and_little_memory(monkeypatch: pytest.Monkey
 
 
 def test_status_1_only_where_nothing_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_requirements", lambda: ["optuna>=99", 'x-y-z>=1; extra == "never"'])
+    monkeypatch.setattr(
+        doctor, "_requirements", lambda: ["optuna>=99", 'x-y-z>=1; extra == "never"']
+    )
     data = last_json(call("doctor", "--json"))  # too old: to mend, but it may run
     assert data["runs"] and "optuna>=99" in data["findings"][0]["command"]
     monkeypatch.setattr(doctor, "_requirements", lambda: ["no-such-package-of-anyone>=1"])
@@ -118,6 +174,8 @@ def test_how_busy_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     stat = tmp_path / "stat"
     stat.write_text("cpu  100 0 100 800 0 0 0 0 0 0\n")
     monkeypatch.undo()
-    monkeypatch.setattr(doctor.time, "sleep", lambda s: stat.write_text("cpu  160 0 100 840 0 0 0 0 0 0\n"))
+    monkeypatch.setattr(
+        doctor.time, "sleep", lambda s: stat.write_text("cpu  160 0 100 840 0 0 0 0 0 0\n")
+    )
     assert doctor._busy_share(stat, 0.0) == pytest.approx(0.6)
     assert doctor._busy_share(tmp_path / "none") is None

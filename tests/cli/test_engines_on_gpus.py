@@ -1,4 +1,5 @@
-"""The engine that serves on a GPU: who is asked, which version, what sets two apart, what is warned about and refused."""
+"""The engine that serves on a GPU: who is asked, which version, what sets two apart, what is warned
+about and refused."""
 
 from __future__ import annotations
 
@@ -15,9 +16,33 @@ from archsearch.pipeline import SearchSession, serving
 from archsearch.workload import WorkloadRequest
 from tests.cli.commands import call, files_in, last_json, refused
 
-PAIR = ("--target", "qwen2.5-7b", "--draft", "qwen2.5-0.5b", "--gpu", "h100", "--alpha", "0.8", "--gamma", "4")
-# What is asked here is about independent drafts; other families compete by default and run in other engines.
-SEARCH = ("search", "--target", "llama-13b", "--gpu", "h100", "--trials", "6", "--top", "2", "--family", "independent")
+PAIR = (
+    "--target",
+    "qwen2.5-7b",
+    "--draft",
+    "qwen2.5-0.5b",
+    "--gpu",
+    "h100",
+    "--alpha",
+    "0.8",
+    "--gamma",
+    "4",
+)
+# What is asked here is about independent drafts; other families compete by default and run in other
+# engines.
+SEARCH = (
+    "search",
+    "--target",
+    "llama-13b",
+    "--gpu",
+    "h100",
+    "--trials",
+    "6",
+    "--top",
+    "2",
+    "--family",
+    "independent",
+)
 NEWEST = newest_version("vllm")
 
 
@@ -49,20 +74,40 @@ def test_engines_side_by_side(tmp_path: Path) -> None:
     arguments = ("estimate", *PAIR, "--engine", "vllm", "--engine", "sglang")
     result = last_json(call(*arguments, "--json"))
     first, second = result["drafts"]
-    assert first["speedup"]["value"] > 1.0 > second["speedup"]["value"], "24 layers launched one by one do not pay on an H100"
-    assert (first["engine"], second["engine"]) == ("sglang", "vllm") and result["engine"] == "sglang"
-    assert first["engine_version"] == newest_version("sglang") and second["engine_version"] == NEWEST
-    assert first["engine_class"] == "draft steps in one CUDA graph" and "no CUDA graph" in second["engine_class"]
+    assert first["speedup"]["value"] > 1.0 > second["speedup"]["value"], (
+        "24 layers launched one by one do not pay on an H100"
+    )
+    assert (first["engine"], second["engine"]) == ("sglang", "vllm") and result[
+        "engine"
+    ] == "sglang"
+    assert (
+        first["engine_version"] == newest_version("sglang") and second["engine_version"] == NEWEST
+    )
+    assert (
+        first["engine_class"] == "draft steps in one CUDA graph"
+        and "no CUDA graph" in second["engine_class"]
+    )
     assert first["bound"] == "gpu" and first["free_layers"] is None
     assert second["bound"] == "host" and 0 < second["free_layers"] < 24
     # the mean of the larger of two uncertain times lies above the host's, which decides
-    assert second["host_s"]["value"] <= second["round_s"]["value"] <= 1.1 * second["host_s"]["value"]
+    assert (
+        second["host_s"]["value"] <= second["round_s"]["value"] <= 1.1 * second["host_s"]["value"]
+    )
     (apart,) = result["differences"]
     assert (apart["engine"], apart["other"], apart["term"]) == ("sglang", "vllm", "overhead_s")
-    host = f"the host's {1e3 * second['host_s']['value']:.1f} ms to launch 24 layers 4 times; the kernels take"
-    assert f"{first['speedup']['value']:.2f}x, vllm {second['speedup']['value']:.2f}x: in vllm {host}" in apart["words"]
+    host = (
+        f"the host's {1e3 * second['host_s']['value']:.1f} ms to launch 24 layers 4 times; the"
+        " kernels take"
+    )
+    assert (
+        f"{first['speedup']['value']:.2f}x, vllm {second['speedup']['value']:.2f}x: in vllm {host}"
+        in apart["words"]
+    )
     text = call(*arguments, "--explain").stdout
-    assert apart["words"] in text and f"Served by vllm {NEWEST} (the newest known), no CUDA graph for the draft." in text
+    assert (
+        apart["words"] in text
+        and f"Served by vllm {NEWEST} (the newest known), no CUDA graph for the draft." in text
+    )
     assert "free layers" in text and "WARNING: vllm" in text
 
 
@@ -70,15 +115,28 @@ def test_two_versions_of_one_engine_and_a_switch_for_one_of_two(tmp_path: Path) 
     versions = ("--engine-version", "vllm=0.16.0", "--engine-version", "vllm=0.30.0")
     result = last_json(call("estimate", *PAIR, *versions, "--json"))
     assert [row["engine_version"] for row in result["drafts"]] == ["0.30.0", "0.16.0"]
-    assert "vllm 0.30.0" in result["differences"][0]["words"] and "vllm 0.16.0" in result["differences"][0]["words"]
+    assert (
+        "vllm 0.30.0" in result["differences"][0]["words"]
+        and "vllm 0.16.0" in result["differences"][0]["words"]
+    )
     (warning,) = result["warnings"]
     gains = [f"{row['speedup']['value']:.2f}x" for row in result["drafts"]]
     assert f"use vllm 0.30.0, which would bring {gains[0]} instead of {gains[1]}" in warning
-    switch = ("--engine", "vllm", "--engine", "sglang", "--engine-option", "VLLM_USE_V2_MODEL_RUNNER=0")
+    switch = (
+        "--engine",
+        "vllm",
+        "--engine",
+        "sglang",
+        "--engine-option",
+        "VLLM_USE_V2_MODEL_RUNNER=0",
+    )
     mended = last_json(call("estimate", *PAIR, *switch, "--json"))
     served = {row["engine"]: row for row in mended["drafts"]}
     assert served["vllm"]["engine_class"] == result["drafts"][0]["engine_class"]
-    assert "VLLM_USE_V2_MODEL_RUNNER=0" in served["vllm"]["served"] and "(the newest known)" in served["sglang"]["served"]
+    assert (
+        "VLLM_USE_V2_MODEL_RUNNER=0" in served["vllm"]["served"]
+        and "(the newest known)" in served["sglang"]["served"]
+    )
     assert mended["warnings"] == []
 
 
@@ -86,15 +144,22 @@ def test_one_engine_warns_and_what_it_promises_is_what_comes(tmp_path: Path) -> 
     warned = last_json(call("estimate", *PAIR, "--json"))
     assert warned["engine"] == "vllm" and warned["drafts"][0]["engine_version"] == NEWEST
     (warning,) = warned["warnings"]
-    assert f"vllm {NEWEST} runs independent drafts without CUDA graphs" in warning and "set VLLM_USE_V2_MODEL_RUNNER=0" in warning
+    assert (
+        f"vllm {NEWEST} runs independent drafts without CUDA graphs" in warning
+        and "set VLLM_USE_V2_MODEL_RUNNER=0" in warning
+    )
     option = ("--engine-option", "VLLM_USE_V2_MODEL_RUNNER=0")
     mended = last_json(call("estimate", *PAIR, *option, "--json"))["drafts"][0]
     assert (
-        f"which would bring {mended['speedup']['value']:.2f}x instead of {warned['drafts'][0]['speedup']['value']:.2f}x"
-        in warning
+        f"which would bring {mended['speedup']['value']:.2f}x instead of"
+        f" {warned['drafts'][0]['speedup']['value']:.2f}x" in warning
     )
     text = call("estimate", *PAIR, "--explain").stdout
-    assert f"WARNING: {warning}." in text and "bound by the host's" in text and "layers are free" in text
+    assert (
+        f"WARNING: {warning}." in text
+        and "bound by the host's" in text
+        and "layers are free" in text
+    )
     assert "break-even alpha" in text, "the columns of one engine stay"
 
 
@@ -112,47 +177,85 @@ def test_a_draft_inside_the_free_layers_is_not_warned_about(tmp_path: Path) -> N
         "--alpha",
         "0.7",
     )
-    assert last_json(call(*pair, "--json"))["warnings"] == []  # no graphs, and no harm: nothing to warn of
+    assert (
+        last_json(call(*pair, "--json"))["warnings"] == []
+    )  # no graphs, and no harm: nothing to warn of
     (warning,) = last_json(call(*pair, "--draft", "sheared-llama-1.3b", "--json"))["warnings"]
-    assert "which would bring sheared-llama-1.3b " in warning, "of several drafts the one that would gain most"
+    assert "which would bring sheared-llama-1.3b " in warning, (
+        "of several drafts the one that would gain most"
+    )
 
 
-def test_the_version_that_is_installed_is_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_version_that_is_installed_is_the_default(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from archsearch.engines.environments.environment import Installed
 
     here = Installed("vllm", Path("python"), "0.28.1+cu129", "gpu", (), 1.0, 1)
     monkeypatch.setattr(serving, "installed", lambda engine: here if engine == "vllm" else None)
     result = last_json(call("estimate", *PAIR, "--json"))
     assert result["served"] == "vllm 0.28.1 (installed here), a CUDA graph per layer of the draft"
-    monkeypatch.setattr(serving, "installed", lambda engine: Installed("vllm", Path("python"), "0.28.1", "cpu", (), 1.0, 1))
-    assert "the newest known" in last_json(call("estimate", *PAIR, "--json"))["served"], "a build for CPUs serves on no GPU"
+    monkeypatch.setattr(
+        serving,
+        "installed",
+        lambda engine: Installed("vllm", Path("python"), "0.28.1", "cpu", (), 1.0, 1),
+    )
+    assert "the newest known" in last_json(call("estimate", *PAIR, "--json"))["served"], (
+        "a build for CPUs serves on no GPU"
+    )
     eager = last_json(call("estimate", *PAIR, "--engine", "transformers", "--json"))
     assert "(installed here)" in eager["served"] and eager["drafts"][0]["bound"] == "host"
 
 
 def test_a_version_that_nobody_knows_is_the_nearest_and_says_so(tmp_path: Path) -> None:
     result = last_json(call("estimate", *PAIR, "--engine-version", "0.99.0", "--json"))
-    assert any("vllm 0.99.0 is newer than what is known here" in warning for warning in result["warnings"])
-    assert "WARNING: vllm 0.99.0 is newer" in call("estimate", *PAIR, "--engine-version", "0.99.0").stdout
+    assert any(
+        "vllm 0.99.0 is newer than what is known here" in warning for warning in result["warnings"]
+    )
+    assert (
+        "WARNING: vllm 0.99.0 is newer"
+        in call("estimate", *PAIR, "--engine-version", "0.99.0").stdout
+    )
 
 
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        (("--engine", "warp"), "unknown engine 'warp'; choose one of transformers, vllm, openvino, sglang"),
+        (
+            ("--engine", "warp"),
+            "unknown engine 'warp'; choose one of transformers, vllm, openvino, sglang",
+        ),
         (("--engine", "vllm", "--engine", "warp"), "unknown engine 'warp'"),
         (("--engine", "speculators"), "unknown engine 'speculators'"),
-        (("--engine-version", "soon"), "'soon' is no version of vllm; write it as in --engine-version"),
-        (("--engine-version", "0.12.0"), "runs independent drafts from 0.15 on, before that EAGLE heads"),
-        (("--engine", "vllm", "--engine", "sglang", "--engine-version", "0.16.0"), "of which engine? write vllm=0.16.0"),
+        (
+            ("--engine-version", "soon"),
+            "'soon' is no version of vllm; write it as in --engine-version",
+        ),
+        (
+            ("--engine-version", "0.12.0"),
+            "runs independent drafts from 0.15 on, before that EAGLE heads",
+        ),
+        (
+            ("--engine", "vllm", "--engine", "sglang", "--engine-version", "0.16.0"),
+            "of which engine? write vllm=0.16.0",
+        ),
         (("--engine-version", "warp=1"), "unknown engine 'warp'"),
         (("--engine-option", "graphs=1"), "vllm has no switch 'graphs'"),
         (("--engine-option", "async_scheduling=2"), "async_scheduling is 0 or 1"),
         (("--engine", "openvino"), "OpenVINO GenAI cannot be priced on h100"),
-        (("--engine", "transformers", "--batch-size", "2"), "transformers runs one request at a time, not --batch-size 2"),
-        (("--engine", "transformers", "--mode", "graph"), "transformers runs without CUDA graphs on a GPU"),
+        (
+            ("--engine", "transformers", "--batch-size", "2"),
+            "transformers runs one request at a time, not --batch-size 2",
+        ),
+        (
+            ("--engine", "transformers", "--mode", "graph"),
+            "transformers runs without CUDA graphs on a GPU",
+        ),
         (("--engine", "vllm", "--mode", "eager"), "vLLM runs with CUDA graphs on a GPU"),
-        (("--engine", "vllm", "--tensor-parallel", "4"), "cannot run in vllm, which shards it over 4 devices"),
+        (
+            ("--engine", "vllm", "--tensor-parallel", "4"),
+            "cannot run in vllm, which shards it over 4 devices",
+        ),
     ],
     ids=lambda value: "-".join(value[-2:]) if isinstance(value, tuple) else "",
 )
@@ -160,53 +263,83 @@ def test_what_is_refused(tmp_path: Path, extra: tuple[str, ...], words: str) -> 
     assert words in refused("estimate", *PAIR, *extra)
 
 
-@pytest.mark.parametrize("option", [("--engine-version", "0.30.0"), ("--engine-option", "enforce_eager=1")])
+@pytest.mark.parametrize(
+    "option", [("--engine-version", "0.30.0"), ("--engine-option", "enforce_eager=1")]
+)
 def test_on_a_cpu_the_engine_is_measured(world: Path, option: tuple[str, ...]) -> None:
     line = refused("estimate", "--target", "target", "--draft", "target", "--gpu", "cpu", *option)
     assert f"{option[0]} is for GPUs" in line
 
 
 def test_a_search_names_who_serves(runs: Path) -> None:
-    default, other = (json.loads((runs / f"{name}.json").read_text()) for name in ("default", "sglang"))
-    assert (default["engine"], default["engine_version"]) == ("vllm", NEWEST) and "no CUDA graph" in default["engine_class"]
-    assert default["free_layers"] > 0 and all("VLLM_USE_V2_MODEL_RUNNER=0" in text for text in default["warnings"])
+    default, other = (
+        json.loads((runs / f"{name}.json").read_text()) for name in ("default", "sglang")
+    )
+    assert (default["engine"], default["engine_version"]) == (
+        "vllm",
+        NEWEST,
+    ) and "no CUDA graph" in default["engine_class"]
+    assert default["free_layers"] > 0 and all(
+        "VLLM_USE_V2_MODEL_RUNNER=0" in text for text in default["warnings"]
+    )
     assert {"round_s", "host_s", "bound", "engine", "engine_version"} <= set(default["best"][0])
     assert other["engine"] == "sglang" and other["free_layers"] is None and other["warnings"] == []
     info = yaml.safe_load((runs / "runs/default/run.yaml").read_text())
-    assert info["profile"]["served"] == default["served"] and info["arguments"]["engine_version"] == NEWEST
+    assert (
+        info["profile"]["served"] == default["served"]
+        and info["arguments"]["engine_version"] == NEWEST
+    )
     assert "round_s,round_s_std" in (runs / "runs/default/trials.csv").read_text().splitlines()[0]
     page = (runs / "runs/default/report.html").read_text()
     assert default["served"] in page and "round, ms" in page
     text = call(*SEARCH, "--run", "runs/default", "--explain").stdout
     assert f"Free layers: {default['free_layers']:.1f} (" in text
-    assert f"served by {default['served']}." in text and all(f"WARNING: {warning}." in text for warning in default["warnings"])
+    assert f"served by {default['served']}." in text and all(
+        f"WARNING: {warning}." in text for warning in default["warnings"]
+    )
     words = " ".join(call("report", "runs/default").stdout.split())
     assert f"Predicted for {default['served']}. A round takes" in words
 
 
 def test_an_engine_that_archsearch_does_not_run_ranks_and_says_who_confirms(runs: Path) -> None:
     line = refused(*SEARCH, "--engine", "sglang", "--confirm", "1")
-    assert "does not run SGLang: it ranks drafts for it and exports them; confirm with --engine transformers or vllm" in line
+    assert (
+        "does not run SGLang: it ranks drafts for it and exports them; confirm with --engine"
+        " transformers or vllm" in line
+    )
     assert "rank 1 exists" in refused("confirm", "runs/sglang", "--synthetic")
-    result = last_json(call(*SEARCH, "--engine", "sglang", "--time-budget", "15m", "--run", "runs/more", "--json"))
+    result = last_json(
+        call(*SEARCH, "--engine", "sglang", "--time-budget", "15m", "--run", "runs/more", "--json")
+    )
     assert any("does not run SGLang" in note for note in result["notes"])
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
 def test_a_schedule_for_another_engine(runs: Path, engine: str) -> None:
-    result = last_json(call("schedule", "runs/sglang", "--engine", engine, "--batch-size", "8", "--json"))
-    assert result["engine"] == engine and f"rounds of {engine} " in result["latency"] and len(result["points"]) == 2
+    result = last_json(
+        call("schedule", "runs/sglang", "--engine", engine, "--batch-size", "8", "--json")
+    )
+    assert (
+        result["engine"] == engine
+        and f"rounds of {engine} " in result["latency"]
+        and len(result["points"]) == 2
+    )
 
 
 def test_a_schedule_for_an_engine_that_runs_one_request(runs: Path) -> None:
     result = last_json(call("schedule", "runs/default", "--engine", "transformers", "--json"))
-    assert [point["batch_size"] for point in result["points"]] == [1] and "one request at a time" in result["note"]
-    assert "not --batch-size 8" in refused("schedule", "runs/default", "--engine", "transformers", "--batch-size", "8")
+    assert [point["batch_size"] for point in result["points"]] == [
+        1
+    ] and "one request at a time" in result["note"]
+    assert "not --batch-size 8" in refused(
+        "schedule", "runs/default", "--engine", "transformers", "--batch-size", "8"
+    )
     assert "cannot be priced on h100" in refused("schedule", "runs/default", "--engine", "openvino")
 
 
 def test_a_run_of_0_1_0_for_transformers_in_graph_mode_reopens(runs: Path) -> None:
-    """What 0.1.0 wrote for a GPU: transformers under CUDA graphs, which no search is for any more."""
+    """What 0.1.0 wrote for a GPU: transformers under CUDA graphs, which no search is for any
+    more."""
     run = runs / "runs/default"
     info = yaml.safe_load((run / "run.yaml").read_text())
     for name in ("engine_version", "engine_options"):
@@ -216,8 +349,23 @@ def test_a_run_of_0_1_0_for_transformers_in_graph_mode_reopens(runs: Path) -> No
     (run / "run.yaml").write_text(yaml.safe_dump(info))
     for path in run.glob("best/*/score.json"):
         score = json.loads(path.read_text())
-        path.write_text(json.dumps({name: score[name] for name in list(score) if name not in
-                                    ("round_s", "host_s", "bound", "engine", "engine_version", "needs")}))  # fmt: skip
+        path.write_text(
+            json.dumps(
+                {
+                    name: score[name]
+                    for name in list(score)
+                    if name
+                    not in (
+                        "round_s",
+                        "host_s",
+                        "bound",
+                        "engine",
+                        "engine_version",
+                        "needs",
+                    )
+                }
+            )
+        )
     before = files_in(run)
     assert "Speculation" in call("report", "runs/default").stdout
     assert "gamma" in call("schedule", "runs/default").stdout
@@ -238,7 +386,9 @@ def test_a_run_of_0_1_0_for_transformers_in_graph_mode_reopens(runs: Path) -> No
         ("tensorrt-llm", "use --engine transformers"),
     ],
 )
-def test_a_mode_that_contradicts_the_engine_is_refused_with_a_switch_that_it_has(engine: str, advice: str) -> None:
+def test_a_mode_that_contradicts_the_engine_is_refused_with_a_switch_that_it_has(
+    engine: str, advice: str
+) -> None:
     with pytest.raises(ArchsearchError) as error:
         serving.with_engine(WorkloadRequest(gpu="h100", mode="eager", engine=engine))
     assert str(error.value).endswith(advice)

@@ -1,7 +1,9 @@
-"""The front door: keys and types of every command's `--json` and of every file of a run, as 0.2.0 had them.
+"""The front door: keys and types of every command's `--json` and of every file of a run, as 0.2.0
+had them.
 
-`front_door.json` holds what scripts rely on; new keys are welcome, lost ones and other types are not. A change on purpose is
-recorded by running this file with ARCHSEARCH_FRONT_DOOR=write, and said in CHANGELOG.md.
+`front_door.json` holds what scripts rely on; new keys are welcome, lost ones and other types are
+not. A change on purpose is recorded by running this file with ARCHSEARCH_FRONT_DOOR=write, and said
+in CHANGELOG.md.
 """
 
 from __future__ import annotations
@@ -23,7 +25,16 @@ GPU = ("--target", "llama-3.1-8b", "--gpu", "h100")
 LOAD = ("--requests-per-second", "1", "--prompt-tokens", "512", "--output-tokens", "128")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "search": ("search", *GPU, "--run", "runs/gpu", "--trials", "12"),
-    "estimate": ("estimate", *GPU, "--draft", "llama-3.2-1b", "--draft", "eagle3", "--draft", "ngram"),
+    "estimate": (
+        "estimate",
+        *GPU,
+        "--draft",
+        "llama-3.2-1b",
+        "--draft",
+        "eagle3",
+        "--draft",
+        "ngram",
+    ),
     "estimate --sweep": ("estimate", *GPU, "--draft", "eagle3", "--sweep", "batch"),
     "traffic": ("traffic", *GPU, "--draft", "eagle3", *LOAD),
     "schedule": ("schedule", "runs/gpu"),
@@ -31,12 +42,16 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "report": ("report", "runs/a"),
     "export": ("export", "runs/a", "--output", "out"),
     "doctor": ("doctor",),
-    **{f"list {what}": ("list", what) for what in ("targets", "devices", "profiles", "spaces", "runs")},
+    **{
+        f"list {what}": ("list", what)
+        for what in ("targets", "devices", "profiles", "spaces", "runs")
+    },
 }
 
 
 def skeleton(value: Any) -> Any:
-    """Keys and types: of a list the union over its items, of a number "number", whatever it is; keys that are numbers are "*"."""
+    """Keys and types: of a list the union over its items, of a number "number", whatever it is;
+    keys that are numbers are "*"."""
     if isinstance(value, dict):
         if {"value", "std", "source"} <= set(value):
             return "estimate"
@@ -65,12 +80,18 @@ def merged(first: Any, second: Any) -> Any:
 
 
 def lost(before: Any, now: Any, where: str) -> list[str]:
-    """What `before` has and `now` has not, or has with another type; an unknown (None, an empty list) is anything."""
+    """What `before` has and `now` has not, or has with another type; an unknown (None, an empty
+    list) is anything."""
     if before is None or now is None or before == [] or now == []:
         return []
     if isinstance(before, dict) and isinstance(now, dict):
         gone = [f"{where}.{key}" for key in before if key not in now]
-        return gone + [text for key in before if key in now for text in lost(before[key], now[key], f"{where}.{key}")]
+        return gone + [
+            text
+            for key in before
+            if key in now
+            for text in lost(before[key], now[key], f"{where}.{key}")
+        ]
     if isinstance(before, list) and isinstance(now, list):
         return lost(before[0], now[0], f"{where}[]")
     return [] if before == now else [f"{where}: {before} is now {now}"]
@@ -107,7 +128,10 @@ def files(folder: Path) -> dict[str, Any]:
 def options() -> dict[str, list[str]]:
     """The options of each command."""
     commands = dict(main.commands)  # type: ignore[attr-defined]
-    return {name: sorted(o for parameter in command.params for o in parameter.opts) for name, command in commands.items()}
+    return {
+        name: sorted(o for parameter in command.params for o in parameter.opts)
+        for name, command in commands.items()
+    }
 
 
 def seen() -> dict[str, Any]:
@@ -115,26 +139,49 @@ def seen() -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name, arguments in COMMANDS.items():
         if name == "schedule":  # vLLM has one for some families, rank 1 may be of another
-            rank = next(each["rank"] for each in results["search"]["best"] if each["family"] == "independent")
+            rank = next(
+                each["rank"]
+                for each in results["search"]["best"]
+                if each["family"] == "independent"
+            )
             arguments = (*arguments, "--rank", str(rank))
         results[name] = last_json(call(*arguments, "--json"))
     answers = {name: skeleton(result) for name, result in results.items()}
     answers["search --confirm"] = skeleton(json.loads(Path("result.json").read_text()))
-    folders = {"run": files(Path("runs/a")), "run on a GPU": files(Path("runs/gpu")), "export": files(Path("out"))}
+    folders = {
+        "run": files(Path("runs/a")),
+        "run on a GPU": files(Path("runs/gpu")),
+        "export": files(Path("out")),
+    }
     return {"json": answers, "files": folders, "options": options()}
 
 
-def test_nothing_that_scripts_rely_on_is_lost(with_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_that_scripts_rely_on_is_lost(
+    with_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = seen()
     if os.environ.get("ARCHSEARCH_FRONT_DOOR") == "write":
         GOLDEN.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     before = json.loads(GOLDEN.read_text(encoding="utf-8"))
-    gone = lost(before["json"], now["json"], "--json") + lost(before["files"], now["files"], "files")
-    gone += [f"{name} {o}" for name, known in before["options"].items() for o in known if o not in now["options"].get(name, [])]
+    gone = lost(before["json"], now["json"], "--json") + lost(
+        before["files"], now["files"], "files"
+    )
+    gone += [
+        f"{name} {o}"
+        for name, known in before["options"].items()
+        for o in known
+        if o not in now["options"].get(name, [])
+    ]
     assert not gone, "\n".join(gone)
 
 
 def test_a_loss_is_seen() -> None:
     before = {"a": [{"b": "number", "c": "text"}], "d": None}
-    assert lost(before, {"a": [{"b": "number", "c": "text", "e": "text"}], "d": "number"}, "x") == []
-    assert lost(before, {"a": [{"b": "text"}]}, "x") == ["x.d", "x.a[].c", "x.a[].b: number is now text"]
+    assert (
+        lost(before, {"a": [{"b": "number", "c": "text", "e": "text"}], "d": "number"}, "x") == []
+    )
+    assert lost(before, {"a": [{"b": "text"}]}, "x") == [
+        "x.d",
+        "x.a[].c",
+        "x.a[].b: number is now text",
+    ]

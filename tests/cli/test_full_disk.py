@@ -1,7 +1,8 @@
-"""A full disk and a folder that cannot be written: one line, exit status 2, nothing that was finished is lost, and it goes on.
+"""A full disk and a folder that cannot be written: one line, exit status 2, nothing that was
+finished is lost, and it goes on.
 
-The disk of the quick tests is made up (`tests.doubles.disk`); the slow ones fill a real one, where a small file system may be
-mounted.
+The disk of the quick tests is made up (`tests.doubles.disk`); the slow ones fill a real one, where
+a small file system may be mounted.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from benchmarks.faults import files_of, half_written, is_temporary, records
 from tests.cli.commands import CONFIRM, SEARCH, call, invoke
 from tests.doubles.disk import Disk
 
-PROFILE = (*"profile --gpu cpu --space tiny.yaml --dtype float32 --budget 1s --no-engine --output p".split(),)
+PROFILE = (
+    *"profile --gpu cpu --space tiny.yaml --dtype float32 --budget 1s --no-engine --output p".split(),
+)
 RANK = (*SEARCH, "--sampler", "random", "--alpha", "0.8", "--run", "runs/a")
 TRAIN = (*CONFIRM, "--run", "runs/a")
 SHARES = (0.0, 0.5, 0.97)  # of all that a command writes
 
 
 def whole(folder: Path) -> bool:
-    """Whether every file of the folder can be read as what its name says, and no temporary one is left."""
+    """Whether every file of the folder can be read as what its name says, and no temporary one is
+    left."""
     found = [path for path in files_of(folder) if path.name != ".lock"]
     return not any(is_temporary(path) or half_written(path) for path in found)
 
@@ -34,10 +38,18 @@ def out_of_space(*command: str) -> None:
     result = invoke(*command)
     assert result.exit_code == 2 and isinstance(result.exception, SystemExit), result.output
     last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith("Error: ") and "No space left" in last and "Traceback" not in result.output, last
+    assert (
+        last.startswith("Error: ") and "No space left" in last and "Traceback" not in result.output
+    ), last
 
 
-def fill(built: Path, folder: Path, command: tuple[str, ...], limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def fill(
+    built: Path,
+    folder: Path,
+    command: tuple[str, ...],
+    limit: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A command on a disk that takes `limit` bytes, then the same one where there is room."""
     shutil.copytree(built, folder)
     monkeypatch.chdir(folder)
@@ -50,7 +62,9 @@ def fill(built: Path, folder: Path, command: tuple[str, ...], limit: float, monk
     assert kept <= records(folder) and whole(folder)
 
 
-def test_a_disk_that_fills_while_shapes_are_scored(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_while_shapes_are_scored(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(built, tmp_path / "whole")
     monkeypatch.chdir(tmp_path / "whole")
     with monkeypatch.context() as patch:
@@ -61,7 +75,9 @@ def test_a_disk_that_fills_while_shapes_are_scored(built: Path, tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_while_a_device_is_measured(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_while_a_device_is_measured(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(built, tmp_path / "whole")
     monkeypatch.chdir(tmp_path / "whole")
     call(*PROFILE)
@@ -84,7 +100,8 @@ def test_an_export_that_does_not_fit(with_ranks: Path, monkeypatch: pytest.Monke
         call(*command)
 
 
-# -- a real file system --------------------------------------------------------------------------------------------------------
+# -- a real file system
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -113,7 +130,8 @@ def used(folder: Path) -> int:
 def test_a_real_disk_that_fills_while_drafts_are_trained(
     built: Path, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Text, trials, checkpoints, weights, score.json, the confirmation, the report: all in the run folder."""
+    """Text, trials, checkpoints, weights, score.json, the confirmation, the report: all in the run
+    folder."""
     shutil.copytree(built, tmp_path / "world")
     monkeypatch.chdir(tmp_path / "world")
     (tmp_path / "world" / "runs").symlink_to(small)
@@ -153,6 +171,8 @@ def test_a_real_folder_that_may_only_be_read(
     ):
         result = invoke(*command)
         last = result.stderr.strip().splitlines()[-1]
-        assert result.exit_code == 2 and last.startswith("Error: ") and "Read-only file system" in last, (command, result.output)
+        assert (
+            result.exit_code == 2 and last.startswith("Error: ") and "Read-only file system" in last
+        ), (command, result.output)
     assert kept == {path: path.read_bytes() for path in small.rglob("*") if path.is_file()}
     call("export", str(small / "a"), "--output", "out")  # what is only read can still be used

@@ -38,10 +38,24 @@ def trained(ranked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ranked, folder, dirs_exist_ok=True)
     os.chdir(folder)
     try:
-        SearchSession.reopen(Path("runs/a")).trainer().texts.write_training(600.0)  # all of it, however slow the machine
+        SearchSession.reopen(Path("runs/a")).trainer().texts.write_training(
+            600.0
+        )  # all of it, however slow the machine
         for family in ("eagle3", "medusa", "peagle"):
             result = last_json(
-                call("train", "runs/a", "--family", family, "--gamma", "2", "--head-rows", "128", "--budget", "2s", "--json")
+                call(
+                    "train",
+                    "runs/a",
+                    "--family",
+                    family,
+                    "--gamma",
+                    "2",
+                    "--head-rows",
+                    "128",
+                    "--budget",
+                    "2s",
+                    "--json",
+                )
             )
             (folder / f"{family}.json").write_text(json.dumps(result))
     finally:
@@ -59,32 +73,65 @@ def with_heads(trained: Path, tmp_path: Path) -> Path:
 def test_a_head_is_trained_measured_and_goes_on(with_heads: Path, family: str) -> None:
     first = json.loads((with_heads / f"{family}.json").read_text())
     folder = with_heads / "runs/a/heads" / family
-    assert {"config.json", "model.safetensors", "training.json", "tokenizer.json"} <= {file.name for file in folder.iterdir()}
-    assert first["gamma"] == 2 and first["rows"] == 128 and set(first["heldout"]["tau"]) == {"1", "2"}
-    assert 1.0 <= first["heldout"]["tau"]["1"]["value"] <= 2.0 and len(first["heldout"]["conditional"]) == 2
+    assert {"config.json", "model.safetensors", "training.json", "tokenizer.json"} <= {
+        file.name for file in folder.iterdir()
+    }
+    assert (
+        first["gamma"] == 2 and first["rows"] == 128 and set(first["heldout"]["tau"]) == {"1", "2"}
+    )
+    assert (
+        1.0 <= first["heldout"]["tau"]["1"]["value"] <= 2.0
+        and len(first["heldout"]["conditional"]) == 2
+    )
     record = json.loads((folder / "training.json").read_text())
     assert record["curve"][0]["tokens"] == 0 and record["curve"][-1]["tokens"] == record["tokens"]
     assert record["aux_layers"] == ([] if family == "medusa" else [0, 1])
-    result = call("train", "runs/a", "--family", family, "--gamma", "2", "--head-rows", "128", "--budget", "1s")
-    assert "Tokens a round, predicted by gamma: 1: " in result.stdout and f"confirm runs/a --family {family}" in result.stdout
+    result = call(
+        "train",
+        "runs/a",
+        "--family",
+        family,
+        "--gamma",
+        "2",
+        "--head-rows",
+        "128",
+        "--budget",
+        "1s",
+    )
+    assert (
+        "Tokens a round, predicted by gamma: 1: " in result.stdout
+        and f"confirm runs/a --family {family}" in result.stdout
+    )
     again = json.loads((folder / "training.json").read_text())
-    # On from the first run's steps (at its very seconds), not anew; how many more a second holds is the machine's.
-    assert again["seconds"] > record["seconds"] and again["loss_curve"][0] == record["loss_curve"][0]
-    assert again["auxiliary_s"] >= record["auxiliary_s"], "states that were made for it before were not free"
+    # On from the first run's steps (at its very seconds), not anew; how many more a second holds is
+    # the machine's.
+    assert (
+        again["seconds"] > record["seconds"] and again["loss_curve"][0] == record["loss_curve"][0]
+    )
+    assert again["auxiliary_s"] >= record["auxiliary_s"], (
+        "states that were made for it before were not free"
+    )
 
 
 def test_what_cannot_be_trained_is_refused_in_one_line(with_heads: Path) -> None:
     assert "needs no training" in refused("train", "runs/a", "--family", "ngram")
     assert "cannot be trained here" in refused("train", "runs/a", "--family", "dflash")
-    assert "--family takes independent, eagle3, medusa, peagle" in refused("train", "runs/a", "--family", "nonsense")
+    assert "--family takes independent, eagle3, medusa, peagle" in refused(
+        "train", "runs/a", "--family", "nonsense"
+    )
     assert "is for heads" in refused("train", "runs/a", "--gamma", "3")
     assert "have no layers" in refused("train", "runs/a", "--family", "medusa", "--layers", "2")
-    assert "between 0 and 1" in refused("train", "runs/a", "--family", "eagle3", "--aux-layers", "0,7")
-    assert "numbers of layers" in refused("train", "runs/a", "--family", "eagle3", "--aux-layers", "low")
+    assert "between 0 and 1" in refused(
+        "train", "runs/a", "--family", "eagle3", "--aux-layers", "0,7"
+    )
+    assert "numbers of layers" in refused(
+        "train", "runs/a", "--family", "eagle3", "--aux-layers", "low"
+    )
 
 
 def test_families_of_a_run_are_compared_on_its_text(with_heads: Path) -> None:
-    """Heads by their replayed chains, n-grams by replay, each with what it cost; no more than the engine runs of lookup."""
+    """Heads by their replayed chains, n-grams by replay, each with what it cost; no more than the
+    engine runs of lookup."""
     found = {result.score.family: result for result in compare_families(Path("runs/a"))}
     assert {"eagle3", "medusa", "peagle", "ngram"} <= set(found) and "suffix" not in found
     gains = [result.score.speedup.value for result in compare_families(Path("runs/a"))]
@@ -92,10 +139,17 @@ def test_families_of_a_run_are_compared_on_its_text(with_heads: Path) -> None:
     record = json.loads((with_heads / "runs/a/heads/eagle3/training.json").read_text())
     head, ngram = found["eagle3"], found["ngram"]
     assert head.seconds == record["seconds"] > 0 and "does not run eagle3" in head.note
-    assert head.score.tau.value == record["heldout"]["tau"][str(head.score.gamma)]["value"] and not head.score.assumed
+    assert (
+        head.score.tau.value == record["heldout"]["tau"][str(head.score.gamma)]["value"]
+        and not head.score.assumed
+    )
     assert ngram.seconds == 0 and ngram.score.tau.source == "measured" and not ngram.score.assumed
     text = "\n".join(family_lines({"families": [result.to_dict() for result in found.values()]}))
-    assert "held-out tokens" in text and "none" in text and "its time is priced as if the engine ran it" in text
+    assert (
+        "held-out tokens" in text
+        and "none" in text
+        and "its time is priced as if the engine ran it" in text
+    )
     kept = json.loads((with_heads / "runs/a/families.json").read_text())["families"]
     assert [row["family"] for row in kept] == list(found)
     call("report", "runs/a")
@@ -119,35 +173,54 @@ def test_a_head_is_served_with_the_gamma_that_the_last_table_names(with_heads: P
 
 
 def test_a_head_that_leads_comes_first_in_what_to_do_next(with_heads: Path) -> None:
-    """Its commands are those that run: the engine that is started with it, the gamma of the run's head."""
+    """Its commands are those that run: the engine that is started with it, the gamma of the run's
+    head."""
     run = Path("runs/a")
     compare_families(run)
     rows = json.loads((run / "families.json").read_text())["families"]
-    draft = {**next(row for row in rows if row["family"] == "eagle3"), "family": "independent", "rank": 2}
+    draft = {
+        **next(row for row in rows if row["family"] == "eagle3"),
+        "family": "independent",
+        "rank": 2,
+    }
     slow, fast = ({"value": value, "std": 0.1, "source": "modelled"} for value in (1.1, 1.9))
 
     def told(head: dict[str, object], beside: dict[str, object]) -> str:
-        kept = [{**row, "speedup": head} for row in rows if row["family"] == "eagle3"] + [{**draft, "speedup": beside}]
+        kept = [{**row, "speedup": head} for row in rows if row["family"] == "eagle3"] + [
+            {**draft, "speedup": beside}
+        ]
         (run / "families.json").write_text(json.dumps({"families": kept}))
         return call("report", "runs/a").stdout
 
     ahead, behind = told(fast, slow), told(slow, fast)
     after = ahead[ahead.index("Next:") :]
-    assert "confirm runs/a --engine vllm --family eagle3 --family independent" in after, "transformers is not started with heads"
-    assert after.index("export runs/a --family eagle3") < after.index("--rank"), "the head's before the draft's"
-    assert "The best head: EAGLE-3 head, 1.10x" in behind and "--family" not in behind[behind.index("Next:") :]
+    assert "confirm runs/a --engine vllm --family eagle3 --family independent" in after, (
+        "transformers is not started with heads"
+    )
+    assert after.index("export runs/a --family eagle3") < after.index("--rank"), (
+        "the head's before the draft's"
+    )
+    assert (
+        "The best head: EAGLE-3 head, 1.10x" in behind
+        and "--family" not in behind[behind.index("Next:") :]
+    )
     going_on = call("train", "runs/a", "--family", "eagle3", "--head-rows", "128", "--budget", "1s")
     assert "for gamma 2" in going_on.stdout, "without --gamma: as it was trained before"
 
 
-def test_heads_are_trained_for_the_round_that_would_be_best_if_they_turn_out_well(with_heads: Path) -> None:
+def test_heads_are_trained_for_the_round_that_would_be_best_if_they_turn_out_well(
+    with_heads: Path,
+) -> None:
     session = SearchSession.reopen(Path("runs/a"))
     assert family_results.gamma_to_train(session, "eagle3") == 2, "the run has a head: it goes on"
     shutil.rmtree(with_heads / "runs/a/heads/eagle3")
     wanted = family_results.gamma_to_train(session, "eagle3")
     head = family_results._as_trained(session, "eagle3")
     hoped = Estimate(family_results.HOPED, 0.0, "given")
-    gains = {gamma: session.scorer.measured(head, hoped, {gamma: tau_estimate(hoped, gamma)}) for gamma in range(1, 6)}
+    gains = {
+        gamma: session.scorer.measured(head, hoped, {gamma: tau_estimate(hoped, gamma)})
+        for gamma in range(1, 6)
+    }
     assert wanted == max(gains, key=lambda gamma: gains[gamma].speedup.value)
 
 
@@ -166,10 +239,14 @@ def test_a_search_replays_lookup_on_the_text_of_its_run(with_heads: Path) -> Non
     assert counted.proposer.drafts_share != believed.proposer.drafts_share
 
 
-def test_heads_that_were_asked_for_are_trained_as_long_as_the_best_draft(with_heads: Path, monkeypatch) -> None:
+def test_heads_that_were_asked_for_are_trained_as_long_as_the_best_draft(
+    with_heads: Path, monkeypatch
+) -> None:
     """At most what is left of the minutes, each its part; what goes wrong costs no search."""
     session = SearchSession.reopen(Path("runs/a"))
-    session.request = dataclasses.replace(session.request, families=("independent", "eagle3", "medusa"))
+    session.request = dataclasses.replace(
+        session.request, families=("independent", "eagle3", "medusa")
+    )
     asked: list[tuple[str, float]] = []
 
     class Trainer:
@@ -186,40 +263,81 @@ def test_heads_that_were_asked_for_are_trained_as_long_as_the_best_draft(with_he
     monkeypatch.setattr(family_results, "trained_heads", lambda run: [])
     monkeypatch.setattr(family_results, "_best", lambda session, trained: best)
     notes = family_results.train_heads(session, None, [best], time.monotonic() + 100.0)
-    assert [name for name, _ in asked] == ["eagle3", "medusa"] and notes == ["no medusa head: no room"]
-    assert asked[0][1] == pytest.approx(50.0, abs=1.0) and asked[1][1] == pytest.approx(90.0, abs=1.0)
+    assert [name for name, _ in asked] == ["eagle3", "medusa"] and notes == [
+        "no medusa head: no room"
+    ]
+    assert asked[0][1] == pytest.approx(50.0, abs=1.0) and asked[1][1] == pytest.approx(
+        90.0, abs=1.0
+    )
     assert family_results.climbing_share(session.request.families) == pytest.approx(1 / 1.6)
 
 
 def test_another_plan_for_the_same_head_is_refused(with_heads: Path) -> None:
-    assert "holds another head (gamma 2" in refused("train", "runs/a", "--family", "eagle3", "--gamma", "3")
+    assert "holds another head (gamma 2" in refused(
+        "train", "runs/a", "--family", "eagle3", "--gamma", "3"
+    )
 
 
 def test_an_exported_head_is_what_engines_load(with_heads: Path) -> None:
-    result = last_json(call("export", "runs/a", "--family", "eagle3", "--output", "out/head", "--json"))
+    result = last_json(
+        call("export", "runs/a", "--family", "eagle3", "--output", "out/head", "--json")
+    )
     folder = with_heads / "out/head"
     assert result["engines"] == ["vllm", "sglang", "tensorrt-llm"] and result["gamma"] == 2
     config = json.loads((folder / "config.json").read_text())
     other = json.loads((folder / "speculators_config.json").read_text())
-    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == other["eagle_aux_hidden_state_layer_ids"] == [0, 1]
-    assert config["norm_before_residual"] is other["norm_before_residual"] is False, "absent means true in the second form"
-    assert other["transformer_layer_config"]["hidden_size"] == 64 and other["draft_vocab_size"] == 128
+    assert (
+        config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+        == other["eagle_aux_hidden_state_layer_ids"]
+        == [0, 1]
+    )
+    assert config["norm_before_residual"] is other["norm_before_residual"] is False, (
+        "absent means true in the second form"
+    )
+    assert (
+        other["transformer_layer_config"]["hidden_size"] == 64 and other["draft_vocab_size"] == 128
+    )
     speculative = json.loads((folder / "speculative_config.json").read_text())
     assert speculative == {"method": "eagle3", "model": str(folder), "num_speculative_tokens": 2}
     readme = (folder / "README.md").read_text()
-    assert "--speculative-config" in readme and "EAGLE3" in readme and "tokens a round at gamma 2" in readme
+    assert (
+        "--speculative-config" in readme
+        and "EAGLE3" in readme
+        and "tokens a round at gamma 2" in readme
+    )
     served = yaml.safe_load((folder / "tensorrt-llm.yaml").read_text())["speculative_config"]
     assert served["decoding_type"] == "Eagle3" and served["eagle3_layers_to_capture"] == [0, 1]
-    call("export", "runs/a", "--family", "eagle3", "--output", "out/head", "--gamma", "1")  # over an earlier export
-    medusa = last_json(call("export", "runs/a", "--family", "medusa", "--output", "out/medusa", "--json"))
-    assert medusa["engines"] == ["vllm"] and "one gamma for all batch sizes" in (with_heads / "out/medusa/README.md").read_text()
+    call(
+        "export", "runs/a", "--family", "eagle3", "--output", "out/head", "--gamma", "1"
+    )  # over an earlier export
+    medusa = last_json(
+        call("export", "runs/a", "--family", "medusa", "--output", "out/medusa", "--json")
+    )
+    assert (
+        medusa["engines"] == ["vllm"]
+        and "one gamma for all batch sizes" in (with_heads / "out/medusa/README.md").read_text()
+    )
 
 
 def test_a_head_has_gamma_by_batch_size_in_every_engine_that_takes_it(with_heads: Path) -> None:
     planned = last_json(
-        call("schedule", "runs/a", "--family", "eagle3", "--engine", "vllm", "--batch-size", "2", "--batch-size", "4", "--json")
+        call(
+            "schedule",
+            "runs/a",
+            "--family",
+            "eagle3",
+            "--engine",
+            "vllm",
+            "--batch-size",
+            "2",
+            "--batch-size",
+            "4",
+            "--json",
+        )
     )
-    assert [point["batch_size"] for point in planned["points"]] == [1, 2, 4] and planned["ranges"][0][0] == 1
+    assert [point["batch_size"] for point in planned["points"]] == [1, 2, 4] and planned["ranges"][
+        0
+    ][0] == 1
     assert set(planned["points"][0]["by_gamma"]) == {"1", "2"}, "the head was trained for two"
     path = with_heads / "runs/a/heads/eagle3/schedule.json"
     assert json.loads(path.read_text())["ranges"] == planned["ranges"]
@@ -233,59 +351,112 @@ def test_a_head_has_gamma_by_batch_size_in_every_engine_that_takes_it(with_heads
     assert adaptive["3"] == {"candidate_steps": [1]} and adaptive["5"] == {"candidate_steps": [0]}
     readme = (folder / "README.md").read_text()
     served = yaml.safe_load((folder / "tensorrt-llm.yaml").read_text())["speculative_config"]
-    assert served["draft_len_schedule"] == {1: 2, 2: 2, 3: 1, 4: 1, 5: 0} and "--speculative-adaptive-config" in readme
+    assert (
+        served["draft_len_schedule"] == {1: 2, 2: 2, 3: 1, 4: 1, 5: 0}
+        and "--speculative-adaptive-config" in readme
+    )
     call("export", "runs/a", "--family", "eagle3", "--output", "out/one", "--gamma", "1")
-    assert "per_batch_size" not in (with_heads / "out/one/speculative_config.json").read_text(), "one gamma was asked for"
+    assert "per_batch_size" not in (with_heads / "out/one/speculative_config.json").read_text(), (
+        "one gamma was asked for"
+    )
     assert "one gamma" in refused("schedule", "runs/a", "--family", "medusa", "--engine", "vllm")
-    assert "one gamma" in refused("export", "runs/a", "--family", "medusa", "--output", "out/m", "--schedule", str(path))
+    assert "one gamma" in refused(
+        "export", "runs/a", "--family", "medusa", "--output", "out/m", "--schedule", str(path)
+    )
 
 
 def test_exports_that_cannot_be_are_refused(with_heads: Path) -> None:
-    assert "accepts little beyond" in refused("export", "runs/a", "--family", "eagle3", "--output", "out/x", "--gamma", "4")
-    assert "leave --for" in refused("export", "runs/a", "--family", "eagle3", "--output", "out/x", "--for", "vllm")
+    assert "accepts little beyond" in refused(
+        "export", "runs/a", "--family", "eagle3", "--output", "out/x", "--gamma", "4"
+    )
+    assert "leave --for" in refused(
+        "export", "runs/a", "--family", "eagle3", "--output", "out/x", "--for", "vllm"
+    )
     shutil.rmtree(with_heads / "runs/a/heads/medusa")
-    assert "train it first" in refused("export", "runs/a", "--family", "medusa", "--output", "out/x")
+    assert "train it first" in refused(
+        "export", "runs/a", "--family", "medusa", "--output", "out/x"
+    )
 
 
 def test_a_head_of_another_target_is_refused(with_heads: Path) -> None:
     path = with_heads / "runs/a/heads/eagle3/config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "vocab_size": 400}))
-    assert "its vocabulary has 400 tokens" in refused("export", "runs/a", "--family", "eagle3", "--output", "out/x")
-    path.write_text(json.dumps({**config, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 9]}}))
+    assert "its vocabulary has 400 tokens" in refused(
+        "export", "runs/a", "--family", "eagle3", "--output", "out/x"
+    )
+    path.write_text(
+        json.dumps({**config, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 9]}})
+    )
     assert "layers 0 to 1" in refused("export", "runs/a", "--family", "eagle3", "--output", "out/x")
 
 
-def test_drafters_are_compared_prompt_by_prompt(with_heads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafters_are_compared_prompt_by_prompt(
+    with_heads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row = engine_facts.ENGINES["transformers"]
     every = dataclasses.replace(row, confirms=("independent", "eagle3", "medusa", "ngram"))
     monkeypatch.setitem(engine_facts.ENGINES, "transformers", every)
-    monkeypatch.setattr(registry, "make_engine", lambda name, settings, tokenizer=None: MadeUpEngine())
-    families = [word for family in ("eagle3", "medusa", "ngram", "independent") for word in ("--family", family)]
-    result = last_json(call("confirm", "runs/a", "--rank", "2", *families, "--gamma", "2", "--count", "4", "--json"))
+    monkeypatch.setattr(
+        registry, "make_engine", lambda name, settings, tokenizer=None: MadeUpEngine()
+    )
+    families = [
+        word
+        for family in ("eagle3", "medusa", "ngram", "independent")
+        for word in ("--family", family)
+    ]
+    result = last_json(
+        call(
+            "confirm", "runs/a", "--rank", "2", *families, "--gamma", "2", "--count", "4", "--json"
+        )
+    )
     assert [row["family"] for row in result["rows"]] == ["eagle3", "medusa", "ngram", "independent"]
     assert result["baseline_tokens_per_s"] == pytest.approx(1 / 11.5e-3)
     kept = json.loads((with_heads / "runs/a/heads/comparison-transformers.json").read_text())
     assert kept == result
     first = json.loads((with_heads / "runs/a/heads/eagle3/confirmed-transformers.json").read_text())
-    assert first["gamma"] == 2 and first["foretold_by_position"] and first["identical_output_float32"] is not None
+    assert (
+        first["gamma"] == 2
+        and first["foretold_by_position"]
+        and first["identical_output_float32"] is not None
+    )
     head = json.loads((with_heads / "runs/a/heads/eagle3/training.json").read_text())
-    assert first["predicted_tau"]["value"] == head["heldout"]["tau"]["2"]["value"] and first["predicted_speedup"] > 0
-    assert first["relative_error"] == pytest.approx(first["predicted_speedup"] / first["speedup"]["value"] - 1.0)
-    assert set(result["order"]["predicted"]) == set(result["order"]["measured"]) >= {"eagle3", "medusa", "independent"}
+    assert (
+        first["predicted_tau"]["value"] == head["heldout"]["tau"]["2"]["value"]
+        and first["predicted_speedup"] > 0
+    )
+    assert first["relative_error"] == pytest.approx(
+        first["predicted_speedup"] / first["speedup"]["value"] - 1.0
+    )
+    assert (
+        set(result["order"]["predicted"])
+        == set(result["order"]["measured"])
+        >= {"eagle3", "medusa", "independent"}
+    )
     text = call("confirm", "runs/a", *families[:4], "--gamma", "2", "--count", "4").stdout
     assert "target alone" in text and "EAGLE-3 head" in text and "Medusa heads" in text
     assert "order foretold" in text or "Foretold order" in text
     page = (with_heads / "runs/a/report.html").read_text()
-    assert "Side by side in" in page and "families-transformers" in page, "foretold and measured are drawn"
+    assert "Side by side in" in page and "families-transformers" in page, (
+        "foretold and measured are drawn"
+    )
 
 
 def test_drafters_without_weights_run_in_transformers_beside_the_draft(with_run: Path) -> None:
-    """The real engine: lookup and early exit write the target's text, each beside what had been foretold."""
-    families = [word for family in ("ngram", "early_exit", "independent") for word in ("--family", family)]
-    result = last_json(call("confirm", "runs/a", *families, "--gamma", "2", "--count", "3", "--json"))
+    """The real engine: lookup and early exit write the target's text, each beside what had been
+    foretold."""
+    families = [
+        word for family in ("ngram", "early_exit", "independent") for word in ("--family", family)
+    ]
+    result = last_json(
+        call("confirm", "runs/a", *families, "--gamma", "2", "--count", "3", "--json")
+    )
     rows = {row["family"]: row for row in result["rows"]}
-    assert result["engine"] == "transformers" and list(rows) == ["ngram", "early_exit", "independent"]
+    assert result["engine"] == "transformers" and list(rows) == [
+        "ngram",
+        "early_exit",
+        "independent",
+    ]
     for family in ("early_exit", "independent"):
         assert rows[family]["speedup"]["source"] == "measured" and rows[family]["rounds"] > 0
         exact = rows[family]["identical_output_float32"]
@@ -293,36 +464,72 @@ def test_drafters_without_weights_run_in_transformers_beside_the_draft(with_run:
     assert "tau" in rows["ngram"] or rows["ngram"]["note"] == "proposed nothing on these prompts"
     assert "no exit after layer" not in json.dumps(result)
     line = refused("confirm", "runs/a", "--family", "suffix")
-    assert "transformers is not started with suffix drafters here, only with independent, ngram, early_exit" in line
+    assert (
+        "transformers is not started with suffix drafters here, only with independent, ngram,"
+        " early_exit" in line
+    )
 
 
 def test_a_family_that_needs_no_training_and_may_be_as_fast_is_told_of() -> None:
-    def item(family: str, speedup: float, trains: bool, rank: int | None = None) -> dict[str, object]:
-        return {"family": family, "rank": rank, "trains": trains, "speedup": {"value": speedup, "std": 0.1}}
+    def item(
+        family: str, speedup: float, trains: bool, rank: int | None = None
+    ) -> dict[str, object]:
+        return {
+            "family": family,
+            "rank": rank,
+            "trains": trains,
+            "speedup": {"value": speedup, "std": 0.1},
+        }
 
     result = {"run": "runs/a", "engine": "transformers"}
     trained = item("independent", 1.3, True, 1)
-    (words, command) = _untrained_rival([trained, item("ngram", 1.2, False)], result)
+    words, command = _untrained_rival([trained, item("ngram", 1.2, False)], result)
     assert "ngram needs no training and may be as fast" in words
-    assert command.split() == "archsearch confirm runs/a --family independent --family ngram".split()
-    assert "--rank 2 " in _untrained_rival([{**trained, "rank": 2}, item("ngram", 1.2, False)], result)[1]
+    assert (
+        command.split() == "archsearch confirm runs/a --family independent --family ngram".split()
+    )
+    assert (
+        "--rank 2 "
+        in _untrained_rival([{**trained, "rank": 2}, item("ngram", 1.2, False)], result)[1]
+    )
     assert not _untrained_rival([trained, item("ngram", 1.1, False)], result), "too far behind"
-    assert not _untrained_rival([item("independent", 0.9, True, 1), item("ngram", 0.95, False)], result), "neither pays"
-    assert not _untrained_rival([trained, item("suffix", 2.0, False)], result), "the engine is not started with it"
+    assert not _untrained_rival(
+        [item("independent", 0.9, True, 1), item("ngram", 0.95, False)], result
+    ), "neither pays"
+    assert not _untrained_rival([trained, item("suffix", 2.0, False)], result), (
+        "the engine is not started with it"
+    )
 
 
 def test_an_order_that_is_wrong_is_told_with_whether_error_bars_allow_it() -> None:
     def row(family: str, predicted: float, measured: float, std: float = 0.02) -> dict[str, object]:
         speedup = {"value": measured, "std": std, "source": "measured"}
-        return {"family": family, "predicted_speedup": predicted, "predicted_std": 0.05, "speedup": speedup}
+        return {
+            "family": family,
+            "predicted_speedup": predicted,
+            "predicted_std": 0.05,
+            "speedup": speedup,
+        }
 
     assert order_of([row("eagle3", 2.0, 2.1)]) is None, "one drafter has no order"
-    right = order_of([row("eagle3", 2.0, 1.9), row("medusa", 1.5, 1.6), {"family": "ngram", "note": "proposed nothing"}])
-    assert right == {"predicted": ["eagle3", "medusa"], "measured": ["eagle3", "medusa"], "swapped": []}
+    right = order_of(
+        [
+            row("eagle3", 2.0, 1.9),
+            row("medusa", 1.5, 1.6),
+            {"family": "ngram", "note": "proposed nothing"},
+        ]
+    )
+    assert right == {
+        "predicted": ["eagle3", "medusa"],
+        "measured": ["eagle3", "medusa"],
+        "swapped": [],
+    }
     near = order_of([row("eagle3", 2.0, 1.90), row("medusa", 1.98, 2.1)])
     assert near is not None and near["swapped"] == [{"pair": ["eagle3", "medusa"], "inside": True}]
     wrong = order_of([row("eagle3", 2.0, 1.5), row("medusa", 1.5, 2.0)])
-    assert wrong is not None and wrong["swapped"] == [{"pair": ["eagle3", "medusa"], "inside": False}]
+    assert wrong is not None and wrong["swapped"] == [
+        {"pair": ["eagle3", "medusa"], "inside": False}
+    ]
 
 
 def test_comparisons_that_cannot_be_are_refused(with_heads: Path) -> None:
@@ -332,15 +539,20 @@ def test_comparisons_that_cannot_be_are_refused(with_heads: Path) -> None:
     assert "leave --synthetic" in refused(*base, "--synthetic")
 
 
-def test_a_tokenizer_of_another_target_is_refused(with_heads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = dataclasses.replace(engine_facts.ENGINES["transformers"], confirms=("independent", "eagle3", "medusa"))
+def test_a_tokenizer_of_another_target_is_refused(
+    with_heads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = dataclasses.replace(
+        engine_facts.ENGINES["transformers"], confirms=("independent", "eagle3", "medusa")
+    )
     monkeypatch.setitem(engine_facts.ENGINES, "transformers", row)
     make_model_folder(with_heads / "other")
     path = with_heads / "runs/a/heads/medusa/tokenizer.json"
     words = json.loads(path.read_text())
     ids = list(words["model"]["vocab"])
     words["model"]["vocab"][ids[5]], words["model"]["vocab"][ids[6]] = (
-        words["model"]["vocab"][ids[6]], words["model"]["vocab"][ids[5]]
-    )  # fmt: skip
+        words["model"]["vocab"][ids[6]],
+        words["model"]["vocab"][ids[5]],
+    )
     path.write_text(json.dumps(words))
     assert "differs from the target's" in refused("confirm", "runs/a", "--family", "medusa")

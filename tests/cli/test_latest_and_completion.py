@@ -14,15 +14,26 @@ from tests.cli.commands import call, invoke
 
 
 def offered(*words: str, incomplete: str = "") -> list[str]:
-    found = BashComplete(main, {}, "archsearch", "_ARCHSEARCH_COMPLETE").get_completions(list(words), incomplete)
+    found = BashComplete(main, {}, "archsearch", "_ARCHSEARCH_COMPLETE").get_completions(
+        list(words), incomplete
+    )
     return [item.value for item in found if item.type == "plain"]
 
 
 def make_run(name: str, created: str) -> Path:
     run = Path("runs") / name
     run.mkdir(parents=True)
-    info = {"schema_version": 1, "created": created, "arguments": {"target": "llama-3.1-8b"}, "code": {}, "packages": {},
-            "device": {"key": "h100"}, "profile": {}, "space": {}, "seed": 0}  # fmt: skip
+    info = {
+        "schema_version": 1,
+        "created": created,
+        "arguments": {"target": "llama-3.1-8b"},
+        "code": {},
+        "packages": {},
+        "device": {"key": "h100"},
+        "profile": {},
+        "space": {},
+        "seed": 0,
+    }
     (run / "run.yaml").write_text(yaml.safe_dump(info))
     return run
 
@@ -41,10 +52,15 @@ def test_the_latest_run_is_taken_and_named() -> None:
     assert f"Latest run: {newest}" in result.stderr and not Path("runs/b-old/report.html").exists()
 
 
-@pytest.mark.parametrize("command", [["report"], ["train"], ["confirm"], ["schedule"], ["export", "--output", "x"], ["compare"]])
+@pytest.mark.parametrize(
+    "command",
+    [["report"], ["train"], ["confirm"], ["schedule"], ["export", "--output", "x"], ["compare"]],
+)
 def test_no_run_at_all_is_one_line(command: list[str]) -> None:
     result = invoke(*command)
-    assert result.exit_code == 2 and "holds no run" in result.stderr and result.stderr.count("\n") == 1
+    assert (
+        result.exit_code == 2 and "holds no run" in result.stderr and result.stderr.count("\n") == 1
+    )
 
 
 def test_compare_takes_the_latest_beside_the_one_that_is_named() -> None:

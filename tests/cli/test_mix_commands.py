@@ -15,18 +15,39 @@ MIX = {
     "objective": "throughput",
     "tensor_parallel": 1,
     "parts": [
-        {"name": "chat", "weight": 70, "concurrency": 4, "prompt_tokens": {"mean": 300, "std": 200}, "output_tokens": 100},
-        {"name": "code", "weight": 30, "concurrency": 16, "prompt_tokens": 900, "output_tokens": {"low": 100, "high": 300},
-         "temperature": 0.5, "domain": "code", "prefix_cache_hit": 0.5},
+        {
+            "name": "chat",
+            "weight": 70,
+            "concurrency": 4,
+            "prompt_tokens": {"mean": 300, "std": 200},
+            "output_tokens": 100,
+        },
+        {
+            "name": "code",
+            "weight": 30,
+            "concurrency": 16,
+            "prompt_tokens": 900,
+            "output_tokens": {"low": 100, "high": 300},
+            "temperature": 0.5,
+            "domain": "code",
+            "prefix_cache_hit": 0.5,
+        },
     ],
-}  # fmt: skip
+}
 SPACE = {
     "dimensions": {
-        "num_hidden_layers": [1, 2], "hidden_size": [1024, 2048], "ffn_ratio": [2], "num_key_value_heads": [8],
-        "kv_group_size": [2], "head_dim": [64], "tie_word_embeddings": [False], "draft_vocab_size": ["target"],
-        "window_pattern": ["L"], "sliding_window": [256],
+        "num_hidden_layers": [1, 2],
+        "hidden_size": [1024, 2048],
+        "ffn_ratio": [2],
+        "num_key_value_heads": [8],
+        "kv_group_size": [2],
+        "head_dim": [64],
+        "tie_word_embeddings": [False],
+        "draft_vocab_size": ["target"],
+        "window_pattern": ["L"],
+        "sliding_window": [256],
     }
-}  # fmt: skip
+}
 SEARCH = (
     "search",
     "--target",
@@ -51,16 +72,25 @@ def files(tmp_path: Path) -> Path:
 
 def test_a_search_over_a_mix_and_what_comes_after(files: Path) -> None:
     found = last_json(call(*SEARCH, "--trials", "4", "--json"))
-    assert found["mix"]["objective"] == "throughput" and [part["weight"] for part in found["mix"]["parts"]] == [0.7, 0.3]
+    assert found["mix"]["objective"] == "throughput" and [
+        part["weight"] for part in found["mix"]["parts"]
+    ] == [0.7, 0.3]
     gains = [score["mix"]["value"] / score["mix"]["plain"] for score in found["best"]]
     assert gains == sorted(gains, reverse=True) and len(gains) >= 4
-    again = [step["command"] for step in found["next"] if step["command"].startswith("archsearch search")]
-    assert all("--workload runs/m/workload.json" in line and "--batch-size" not in line for line in again)
+    again = [
+        step["command"] for step in found["next"] if step["command"].startswith("archsearch search")
+    ]
+    assert all(
+        "--workload runs/m/workload.json" in line and "--batch-size" not in line for line in again
+    )
     assert read_mix(Path("runs/m/workload.json")) == read_mix(Path("mix.yaml")), (
         "what is to be asked again is kept beside the run"
     )
     text = call(*SEARCH, "--trials", "4", "--explain").stdout  # goes on with what it holds
-    assert "2 kinds of requests, best by throughput" in text and "Rank 1: throughput over the mix" in text
+    assert (
+        "2 kinds of requests, best by throughput" in text
+        and "Rank 1: throughput over the mix" in text
+    )
     assert "16 in flight" in text and "over the mix of work" in text
     (files / "mix.yaml").unlink()  # the run keeps the mix itself
     call("report", "runs/m")
@@ -78,7 +108,18 @@ def test_a_changed_mix_is_another_question(files: Path) -> None:
 
 
 def test_an_estimate_over_a_mix_says_what_traffic_does(files: Path) -> None:
-    asked = (*ESTIMATE, "--draft", "sheared-llama-1.3b", "--alpha", "0.7", "--workload", "mix.yaml", "--max-ttft", "1", "--json")
+    asked = (
+        *ESTIMATE,
+        "--draft",
+        "sheared-llama-1.3b",
+        "--alpha",
+        "0.7",
+        "--workload",
+        "mix.yaml",
+        "--max-ttft",
+        "1",
+        "--json",
+    )
     found = last_json(call(*asked))
     told = last_json(call("traffic", *asked[1:]))
     by_name = {entry["draft"]: entry for entry in told["drafts"]}
@@ -86,15 +127,23 @@ def test_an_estimate_over_a_mix_says_what_traffic_does(files: Path) -> None:
         same = by_name[entry["draft"]]
         assert entry["mix"]["value"] == pytest.approx(same["objective"], rel=1e-9)
         assert entry["speedup"]["value"] == pytest.approx(same["speedup"], rel=1e-9)
-        assert [part["gamma"] for part in entry["mix"]["parts"]] == [part["gamma"] for part in same["parts"]]
+        assert [part["gamma"] for part in entry["mix"]["parts"]] == [
+            part["gamma"] for part in same["parts"]
+        ]
         assert entry["mix"]["broken_limits"] == same["broken_limits"] and same["broken_limits"]
 
 
 def test_an_objective_without_a_file_is_about_one_kind_of_request() -> None:
     explained = (*ESTIMATE, "--batch-size", "8", "--explain", "--objective")
-    (entry,) = last_json(call(*ESTIMATE, "--batch-size", "8", "--context", "512", "--objective", "tpot", "--json"))["drafts"]
+    (entry,) = last_json(
+        call(*ESTIMATE, "--batch-size", "8", "--context", "512", "--objective", "tpot", "--json")
+    )["drafts"]
     (part,) = entry["mix"]["parts"]
-    assert part["context"] == 512 and part["running"] == 8 and entry["mix"]["value"] == entry["tpot_s"]["value"]
+    assert (
+        part["context"] == 512
+        and part["running"] == 8
+        and entry["mix"]["value"] == entry["tpot_s"]["value"]
+    )
     assert "requests (100% of tokens): 8 in flight" in call(*explained, "tpot").stdout
 
 
@@ -118,31 +167,63 @@ def test_an_objective_without_a_file_is_about_one_kind_of_request() -> None:
         ({}, ("--max-parameters", "1000"), "parameters=1000"),
         ({"tensor_parallel": 3}, (), "3"),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(files: Path, change: dict, extra: tuple[str, ...], words: str) -> None:
     (files / "mix.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(MIX)) | change))
     assert words in refused(*SEARCH, "--trials", "2", *extra)
-    if "--max-parameters" not in extra:  # which no shape keeps: the search that found that out is a run
-        assert not (files / "runs").exists(), "nothing half-written: the same --run works once the mix is mended"
+    if (
+        "--max-parameters" not in extra
+    ):  # which no shape keeps: the search that found that out is a run
+        assert not (files / "runs").exists(), (
+            "nothing half-written: the same --run works once the mix is mended"
+        )
 
 
 def test_a_sweep_has_one_condition(files: Path) -> None:
-    assert "--sweep prices one condition" in refused(*ESTIMATE, "--sweep", "batch", "--workload", "mix.yaml")
-    assert "cannot read the workload nowhere.yaml" in refused(*ESTIMATE, "--workload", "nowhere.yaml")
+    assert "--sweep prices one condition" in refused(
+        *ESTIMATE, "--sweep", "batch", "--workload", "mix.yaml"
+    )
+    assert "cannot read the workload nowhere.yaml" in refused(
+        *ESTIMATE, "--workload", "nowhere.yaml"
+    )
 
 
 def test_what_the_file_says_is_not_said_again(files: Path) -> None:
     """Such options were taken, and made no difference."""
     mixed = ("--workload", "mix.yaml")
-    assert "--batch-size is of one kind of request" in refused(*ESTIMATE, *mixed, "--batch-size", "8")
-    assert "--context is of one kind of request, and mix.yaml" in refused(*SEARCH, "--context", "64")
+    assert "--batch-size is of one kind of request" in refused(
+        *ESTIMATE, *mixed, "--batch-size", "8"
+    )
+    assert "--context is of one kind of request, and mix.yaml" in refused(
+        *SEARCH, "--context", "64"
+    )
     assert "--output-tokens" in refused("traffic", *ESTIMATE[1:], *mixed, "--output-tokens", "9")
-    assert "--prompt-tokens" in refused("traffic", *ESTIMATE[1:], "--trace", "t.jsonl", "--prompt-tokens", "512")
+    assert "--prompt-tokens" in refused(
+        "traffic", *ESTIMATE[1:], "--trace", "t.jsonl", "--prompt-tokens", "512"
+    )
 
 
 def test_routing_skew_is_of_experts() -> None:
-    assert "--routing-skew is of a mixture of experts" in refused(*ESTIMATE, "--routing-skew", "0.5")
-    asked = ("estimate", "--target", "qwen3-30b-a3b", "--draft", "ngram", "--gpu", "h100", "--alpha", "0.7", "--gamma", "4")
+    assert "--routing-skew is of a mixture of experts" in refused(
+        *ESTIMATE, "--routing-skew", "0.5"
+    )
+    asked = (
+        "estimate",
+        "--target",
+        "qwen3-30b-a3b",
+        "--draft",
+        "ngram",
+        "--gpu",
+        "h100",
+        "--alpha",
+        "0.7",
+        "--gamma",
+        "4",
+    )
     priced = (*asked, "--json")
-    even, skewed = (last_json(call(*priced, "--routing-skew", skew))["drafts"][0] for skew in ("0", "1.5"))
-    assert even["verify_s"]["value"] > 1.05 * skewed["verify_s"]["value"], "fewer experts are touched where few are popular"
+    even, skewed = (
+        last_json(call(*priced, "--routing-skew", skew))["drafts"][0] for skew in ("0", "1.5")
+    )
+    assert even["verify_s"]["value"] > 1.05 * skewed["verify_s"]["value"], (
+        "fewer experts are touched where few are popular"
+    )

@@ -1,4 +1,5 @@
-"""What drafters need, as `search` and `estimate` say it: what exists competes, what trains has its price."""
+"""What drafters need, as `search` and `estimate` say it: what exists competes, what trains has its
+price."""
 
 from __future__ import annotations
 

@@ -14,30 +14,66 @@ from tests.doubles.world import make_model_folder
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--engine", "vllm", "--engine-python", sys.executable), "profiling vllm runs a target in it; name one with --target"),
-        (("--engine", "vllm", "--target", "target"), "vLLM is not installed; run: archsearch engine install vllm"),
+        (
+            ("--engine", "vllm", "--engine-python", sys.executable),
+            "profiling vllm runs a target in it; name one with --target",
+        ),
+        (
+            ("--engine", "vllm", "--target", "target"),
+            "vLLM is not installed; run: archsearch engine install vllm",
+        ),
         (("--engine", "openvino", "--target", "target"), "run: archsearch engine install openvino"),
-        (("--engine", "vllm", "--target", "target", "--engine-python", "nowhere"), "nowhere, which is no file"),
-        (("--target", "target", "--engine-python", "nowhere"), "leave --engine-python out, or name another --engine (vllm"),
-        (("--engine", "openvino", "--target", "bare", "--engine-python", sys.executable), "which makes them up"),
+        (
+            ("--engine", "vllm", "--target", "target", "--engine-python", "nowhere"),
+            "nowhere, which is no file",
+        ),
+        (
+            ("--target", "target", "--engine-python", "nowhere"),
+            "leave --engine-python out, or name another --engine (vllm",
+        ),
+        (
+            ("--engine", "openvino", "--target", "bare", "--engine-python", sys.executable),
+            "which makes them up",
+        ),
         (("--engine", "warp"), "unknown engine 'warp'"),
     ],
-)  # fmt: skip
-def test_what_profile_refuses_of_engines_before_it_measures(with_ranks: Path, arguments: tuple[str, ...], words: str) -> None:
+)
+def test_what_profile_refuses_of_engines_before_it_measures(
+    with_ranks: Path, arguments: tuple[str, ...], words: str
+) -> None:
     make_model_folder(with_ranks / "bare", weights=False)
     before = files_in(with_ranks)
     assert words in refused("profile", "--gpu", "cpu", "--output", "new", *arguments)
     assert files_in(with_ranks) == before and not (with_ranks / "new").exists()
 
 
-def test_profile_engine_then_search_with_its_latencies(with_ranks: Path, made_up: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_engine_then_search_with_its_latencies(
+    with_ranks: Path, made_up: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # The engine's times are made up: this machine's own slowness must not divide them.
-    monkeypatch.setattr("archsearch.pipeline.profile_cpu._probe_slowdown", lambda bench, dtype: lambda: 1.0)
+    monkeypatch.setattr(
+        "archsearch.pipeline.profile_cpu._probe_slowdown", lambda bench, dtype: lambda: 1.0
+    )
     profile = next((with_ranks / "profiles").glob("*/*"))
     arguments = (
-        "profile", "--gpu", "cpu", "--target", "target", "--space", "tiny.yaml", "--dtype", "float32", "--budget", "1s",
-        "--engine", "vllm", "--engine-python", sys.executable, "--output", str(profile),
-    )  # fmt: skip
+        "profile",
+        "--gpu",
+        "cpu",
+        "--target",
+        "target",
+        "--space",
+        "tiny.yaml",
+        "--dtype",
+        "float32",
+        "--budget",
+        "1s",
+        "--engine",
+        "vllm",
+        "--engine-python",
+        sys.executable,
+        "--output",
+        str(profile),
+    )
     text = call(*arguments).stdout
     assert "passes as vllm ran them: " in text
     assert last_json(call(*arguments, "--json"))["new_rows"] == 0
@@ -50,11 +86,25 @@ def test_profile_engine_then_search_with_its_latencies(with_ranks: Path, made_up
 @pytest.mark.campaign
 def test_profile_end_to_end(world: Path) -> None:
     """A real sweep of the tiny world, twice: the second continues; then a check."""
-    arguments = ("profile", "--gpu", "cpu", "--target", "target", "--space", "tiny.yaml", "--dtype", "float32", "--output", "p")
+    arguments = (
+        "profile",
+        "--gpu",
+        "cpu",
+        "--target",
+        "target",
+        "--space",
+        "tiny.yaml",
+        "--dtype",
+        "float32",
+        "--output",
+        "p",
+    )
     first = last_json(call(*arguments, "--budget", "20s", "--json"))
     assert first["rows"] == first["new_rows"] > 0
     second = last_json(call(*arguments, "--budget", "60s", "--check", "4", "--json"))
-    assert second["rows"] >= first["rows"] and second["checks"]["float32"]["draft step"]["cases"] == 8
+    assert (
+        second["rows"] >= first["rows"] and second["checks"]["float32"]["draft step"]["cases"] == 8
+    )
     assert "known error" in call(*SEARCH[:3], "--profile", "p", *SEARCH[5:], "--explain").stdout
 
 
@@ -76,4 +126,6 @@ def test_a_gpu_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_budget_that_is_none(tmp_path: Path, budget: str) -> None:
     line = refused("profile", "--gpu", "cpu", "--budget", budget)
     assert "--budget" in line and "write 90s, 10m or 1.5h" in line
-    assert "write 90s" in refused("search", "--target", "llama-13b", "--gpu", "a100", "--time-budget", budget)
+    assert "write 90s" in refused(
+        "search", "--target", "llama-13b", "--gpu", "a100", "--time-budget", budget
+    )

@@ -1,4 +1,5 @@
-"""`archsearch recipe`: what is written, that every file can be read by what reads it, and what is refused."""
+"""`archsearch recipe`: what is written, that every file can be read by what reads it, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -21,8 +22,23 @@ from archsearch.recipes.plan import STAGES
 from archsearch.runs.run import open_run
 from tests.cli.commands import call, last_json, refused, single_threaded
 
-GPU = ("search", "--target", "llama-3.1-8b", "--gpu", "h100", "--trials", "12", "--no-confirm", "--run", "runs/gpu")
-FAMILIES = {"speculators": "eagle3 dflash peagle", "specforge": "eagle3 dflash", "archsearch": "eagle3"}
+GPU = (
+    "search",
+    "--target",
+    "llama-3.1-8b",
+    "--gpu",
+    "h100",
+    "--trials",
+    "12",
+    "--no-confirm",
+    "--run",
+    "runs/gpu",
+)
+FAMILIES = {
+    "speculators": "eagle3 dflash peagle",
+    "specforge": "eagle3 dflash",
+    "archsearch": "eagle3",
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +62,17 @@ def gpu_run(searched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def rank_of(run: Path, family: str, kind: str = "training") -> int:
     """The best rank of a family that is to be trained (or exists)."""
-    found = (s for s in open_run(run).scores() if s.family == family and s.needs and s.needs.kind == kind)
+    found = (
+        s for s in open_run(run).scores() if s.family == family and s.needs and s.needs.kind == kind
+    )
     rank = next(found).rank
     assert rank is not None
     return rank
 
 
 def parsed(folder: Path) -> dict[str, Any]:
-    """Every text of a recipe, read by what reads it; the objects of its JSON and YAML files by name."""
+    """Every text of a recipe, read by what reads it; the objects of its JSON and YAML files by
+    name."""
     found: dict[str, Any] = {}
     for path in sorted(each for each in folder.rglob("*") if each.is_file()):
         name = str(path.relative_to(folder))
@@ -75,7 +94,8 @@ def parsed(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("library", "family"), [(name, family) for name, all_of in FAMILIES.items() for family in all_of.split()]
+    ("library", "family"),
+    [(name, family) for name, all_of in FAMILIES.items() for family in all_of.split()],
 )
 def test_every_file_can_be_read(gpu_run: Path, library: str, family: str) -> None:
     rank = rank_of(gpu_run, family)
@@ -86,10 +106,14 @@ def test_every_file_can_be_read(gpu_run: Path, library: str, family: str) -> Non
     record = files["recipe.json"]
     assert record["family"] == family and record["tokens"] == score.needs.tokens
     last = record["stages"][-1]
-    assert last["alpha"]["value"] == score.alpha.value and last["gpu_hours"] == pytest.approx(score.needs.gpu_hours)
+    assert last["alpha"]["value"] == score.alpha.value and last["gpu_hours"] == pytest.approx(
+        score.needs.gpu_hours
+    )
     alphas = [stage["alpha"]["value"] for stage in record["stages"]]
     assert alphas == sorted(alphas) and alphas[0] < alphas[-1] - 0.03
-    assert [stage["tokens"] / score.needs.tokens for stage in record["stages"]] == pytest.approx(STAGES)
+    assert [stage["tokens"] / score.needs.tokens for stage in record["stages"]] == pytest.approx(
+        STAGES
+    )
     assert made["hours"] == pytest.approx(score.needs.gpu_hours / 8) and not made["weights"]
     if library == "archsearch":
         assert f"archsearch train {gpu_run} --family eagle3" in Path("recipe/train.sh").read_text()
@@ -119,11 +143,19 @@ def test_speculators_gets_its_own_form(gpu_run: Path) -> None:
     files = parsed(Path("recipe"))
     config, train = files["drafter/config.json"], files["train.yaml"]["train"]
     shape = open_run(gpu_run).score(rank).architecture
-    assert config["speculators_model_type"] == "eagle3" and config["draft_vocab_size"] == shape.head_rows
+    assert (
+        config["speculators_model_type"] == "eagle3"
+        and config["draft_vocab_size"] == shape.head_rows
+    )
     assert config["transformer_layer_config"]["intermediate_size"] == shape.intermediate_size
-    assert train["draft"]["from_pretrained"] == "drafter" and train["trainer"]["checkpoint_freq"] == 0.1
+    assert (
+        train["draft"]["from_pretrained"] == "drafter"
+        and train["trainer"]["checkpoint_freq"] == 0.1
+    )
     script = Path("recipe/train.sh").read_text()
-    assert '"eagle_aux_hidden_state_layer_ids": [2, 16, 29, 32]' in script, "the drafter's layers and the last"
+    assert '"eagle_aux_hidden_state_layer_ids": [2, 16, 29, 32]' in script, (
+        "the drafter's layers and the last"
+    )
     assert config["eagle_aux_hidden_state_layer_ids"] == [2, 16, 29]
     assert "meta-llama/Llama-3.1-8B-Instruct" in Path("recipe/answers.py").read_text()
 
@@ -132,9 +164,13 @@ def test_specforge_gets_disjoint_gpus(gpu_run: Path) -> None:
     call("recipe", str(gpu_run), "--rank", str(rank_of(gpu_run, "eagle3")), "--with", "specforge")
     train = parsed(Path("recipe"))["train.yaml"]
     stack = train["deployment"]["disaggregated"]["managed_local"]
-    serving = [device for server in stack["capture_servers"] for device in server["cuda_visible_devices"]]
+    serving = [
+        device for server in stack["capture_servers"] for device in server["cuda_visible_devices"]
+    ]
     assert not set(serving) & set(stack["trainer_cuda_visible_devices"])
-    assert train["deployment"]["trainer"]["nproc_per_node"] == len(stack["trainer_cuda_visible_devices"])
+    assert train["deployment"]["trainer"]["nproc_per_node"] == len(
+        stack["trainer_cuda_visible_devices"]
+    )
     assert train["model"]["vocab_mapping_path"] == "drafter/vocab_mapping.pt"
 
 
@@ -150,7 +186,10 @@ def test_an_earlier_recipe_is_replaced_and_nothing_else(gpu_run: Path) -> None:
 def test_what_is_refused(gpu_run: Path) -> None:
     run, eagle3 = str(gpu_run), str(rank_of(gpu_run, "eagle3"))
     line = refused("recipe", run, "--rank", str(rank_of(gpu_run, "eagle3", "exists")))
-    assert "exists already: yuhuili/EAGLE3-LLaMA3.1-Instruct-8B" in line and "to be trained: --rank" in line
+    assert (
+        "exists already: yuhuili/EAGLE3-LLaMA3.1-Instruct-8B" in line
+        and "to be trained: --rank" in line
+    )
     line = refused("recipe", run, "--rank", eagle3, "--with", "trl")
     assert "no drafter of the family eagle3" in line and "--with speculators" in line
     with pytest.raises(ArchsearchError, match="use 2 or more"):
@@ -168,7 +207,9 @@ def test_a_shape_that_a_library_does_not_train(gpu_run: Path) -> None:
     score = json.loads(path.read_text())
     score["architecture"]["num_hidden_layers"] = 2
     write_json(path, score)
-    assert "heads of one layer" in refused("recipe", str(gpu_run), "--rank", str(rank), "--with", "specforge")
+    assert "heads of one layer" in refused(
+        "recipe", str(gpu_run), "--rank", str(rank), "--with", "specforge"
+    )
     score["architecture"] |= {"hidden_size": 2048, "num_hidden_layers": 1}
     score["drafter"]["own_embedding"] = True
     write_json(path, score)
@@ -179,7 +220,11 @@ def test_a_target_without_weights(with_ranks: Path) -> None:
     rank = rank_of(Path("runs/a"), "independent")
     Path("target/model.safetensors").unlink()
     line = refused("recipe", "runs/a", "--rank", str(rank))
-    assert "no weights in" in line and "put model.safetensors there" in line and not Path("recipe").exists()
+    assert (
+        "no weights in" in line
+        and "put model.safetensors there" in line
+        and not Path("recipe").exists()
+    )
 
 
 FAKE_VLLM = """
@@ -211,13 +256,20 @@ class LLM:
 
 
 def lines(pattern: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for path in sorted(Path("recipe/data").glob(pattern)) for line in path.read_text().splitlines()]
+    return [
+        json.loads(line)
+        for path in sorted(Path("recipe/data").glob(pattern))
+        for line in path.read_text().splitlines()
+    ]
 
 
 def test_answers_resume_and_keep_held_out_prompts_apart(with_ranks: Path) -> None:
-    """The script itself, with a vLLM that writes sevens: every prompt is answered once, whatever was killed in between."""
+    """The script itself, with a vLLM that writes sevens: every prompt is answered once, whatever
+    was killed in between."""
     prompts = [{"prompt": f"question number {number}"} for number in range(300)]
-    Path("many.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*prompts, *prompts[:50]]))
+    Path("many.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in [*prompts, *prompts[:50]])
+    )
     rank = rank_of(Path("runs/a"), "independent")
     with single_threaded():
         call("recipe", "runs/a", "--rank", str(rank), "--gpus", "1", "--prompts", "many.jsonl")
@@ -258,12 +310,17 @@ def test_targets_with_weights_here_get_first_weights(with_ranks: Path) -> None:
 
     rank = rank_of(Path("runs/a"), "independent")
     with single_threaded():
-        made = last_json(call("recipe", "runs/a", "--rank", str(rank), "--with", "trl", "--gpus", "1", "--json"))
+        made = last_json(
+            call("recipe", "runs/a", "--rank", str(rank), "--with", "trl", "--gpus", "1", "--json")
+        )
     files = parsed(Path("recipe"))
     assert made["weights"] and made["target"].endswith("target")
     shape = open_run(Path("runs/a")).score(rank).architecture
     draft = AutoModelForCausalLM.from_pretrained("recipe/drafter")
-    assert draft.config.num_hidden_layers == shape.num_hidden_layers and draft.config.hidden_size == shape.hidden_size
+    assert (
+        draft.config.num_hidden_layers == shape.num_hidden_layers
+        and draft.config.hidden_size == shape.hidden_size
+    )
     assert draft.lm_head.weight.shape[0] == shape.vocab_size, "GKD compares whole vocabularies"
     target = AutoModelForCausalLM.from_pretrained("target")
     if shape.hidden_size == target.config.hidden_size:
@@ -273,29 +330,37 @@ def test_targets_with_weights_here_get_first_weights(with_ranks: Path) -> None:
 
 
 def interpreter(library: str) -> str:
-    """A Python that has `library`: ARCHSEARCH_RECIPE_PYTHON, else this one; skips with the reason."""
+    """A Python that has `library`: ARCHSEARCH_RECIPE_PYTHON, else this one; skips with the
+    reason."""
     python = os.environ.get("ARCHSEARCH_RECIPE_PYTHON", sys.executable)
     seen = subprocess.run([python, "-c", f"import {library}"], capture_output=True, text=True)
     if seen.returncode:
         why = (seen.stderr.strip().splitlines() or ["?"])[-1]
-        pytest.skip(f"{library} cannot be imported by {python} ({why}); name one in ARCHSEARCH_RECIPE_PYTHON")
+        pytest.skip(
+            f"{library} cannot be imported by {python} ({why}); name one in"
+            " ARCHSEARCH_RECIPE_PYTHON"
+        )
     return python
 
 
 READERS = {
-    "speculators": """
+    "speculators": (
+        """
 from speculators import SpeculatorModelConfig
 from speculators.train.config import TrainConfig
 train = TrainConfig.from_sources(cli={}, config_path="train.yaml", argv=[])
 drafter = SpeculatorModelConfig.from_pretrained("drafter")
 assert train.speculator_type == drafter.speculators_model_type, train
 assert train.flatten()["optimizer"] == "muon"
-""",
-    "specforge": """
+"""
+    ),
+    "specforge": (
+        """
 from specforge.config.schema import Config
 train = Config.from_file("train.yaml")
 assert train.mode == "online" and train.training.save_interval
-""",
+"""
+    ),
 }
 
 
@@ -306,14 +371,25 @@ assert train.mode == "online" and train.training.save_interval
 def test_the_library_reads_its_files(gpu_run: Path, library: str, family: str) -> None:
     python = interpreter(library)
     call("recipe", str(gpu_run), "--rank", str(rank_of(gpu_run, family)), "--with", library)
-    read = subprocess.run([python, "-c", READERS[library]], cwd="recipe", capture_output=True, text=True)
+    read = subprocess.run(
+        [python, "-c", READERS[library]], cwd="recipe", capture_output=True, text=True
+    )
     assert read.returncode == 0, read.stderr[-2000:]
 
 
 @pytest.mark.slow
 def test_trl_reads_its_files(with_ranks: Path) -> None:
     python = interpreter("trl")
-    call("recipe", "runs/a", "--rank", str(rank_of(Path("runs/a"), "independent")), "--with", "trl", "--gpus", "1")
+    call(
+        "recipe",
+        "runs/a",
+        "--rank",
+        str(rank_of(Path("runs/a"), "independent")),
+        "--with",
+        "trl",
+        "--gpus",
+        "1",
+    )
     code = """
 import json
 from accelerate.commands.config.config_args import load_config_from_file

@@ -1,4 +1,5 @@
-"""Nothing is trained where nothing that would be trained can be expected to pay, unless --anyway."""
+"""Nothing is trained where nothing that would be trained can be expected to pay, unless
+--anyway."""
 
 from __future__ import annotations
 
@@ -25,20 +26,33 @@ def refused(world: Path) -> str:
 
 def test_a_search_that_cannot_pay_only_ranks_and_says_what_it_would_take(refused: str) -> None:
     assert refused.startswith("Error: no draft is expected to pay for target on ")
-    assert "5 to 95 %" in refused and "alpha" in refused and "--engine" in refused and "--dtype" in refused
+    assert (
+        "5 to 95 %" in refused
+        and "alpha" in refused
+        and "--engine" in refused
+        and "--dtype" in refused
+    )
     assert "--batch-size" not in refused, "one request at a time is the smallest batch"
     run = Path("runs/a")
     assert (run / "best/1/score.json").is_file() and (run / "report.html").is_file()
-    assert not list(run.glob("**/model.safetensors")) and not (run / "rungs.json").exists(), "nothing was trained"
+    assert not list(run.glob("**/model.safetensors")) and not (run / "rungs.json").exists(), (
+        "nothing was trained"
+    )
 
 
-def test_one_shape_that_may_pay_is_enough_and_what_has_begun_goes_on(refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_shape_that_may_pay_is_enough_and_what_has_begun_goes_on(
+    refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = SearchSession.reopen(Path("runs/a"))
     score = session.run.score(1)
     for high, said in ((0.99, True), (1.01, False)):
         doubtful = replace(score, speedup=Estimate(0.7, 0.2, "prior", 0.5, high))
         monkeypatch.setattr(asked, "_highest", lambda session, doubtful=doubtful: doubtful)
         assert bool(asked.hopeless(session)) is said
-    monkeypatch.setattr(asked, "_highest", lambda session: replace(score, speedup=Estimate(0.7, 0.0, "prior", 0.6, 0.8)))
+    monkeypatch.setattr(
+        asked,
+        "_highest",
+        lambda session: replace(score, speedup=Estimate(0.7, 0.0, "prior", 0.6, 0.8)),
+    )
     (session.run.path / "finalists").mkdir()
     assert asked.hopeless(session) == ""

@@ -12,10 +12,11 @@ def test_train_resumes(with_run: Path) -> None:
     before = json.loads((with_run / "runs/a/best/1/training.json").read_text())
     result = last_json(call("train", "runs/a", "--budget", "2s", "--json"))
     after = json.loads((with_run / "runs/a/best/1/training.json").read_text())
-    # It goes on from where the anneal began (not anew: its first step is the first run's, to the second at which it was).
-    # How many steps two seconds hold is the machine's.
+    # It goes on from where the anneal began (not anew: its first step is the first run's, to the
+    # second at which it was). How many steps two seconds hold is the machine's.
     assert after["loss_curve"][0] == before["loss_curve"][0]
-    # A draft whose acceptance no longer rises is not trained on; on fast machines this one is there by now.
+    # A draft whose acceptance no longer rises is not trained on; on fast machines this one is there
+    # by now.
     assert after["stopped"] or 1.5 < result["training"]["seconds"] - before["seconds"] < 60
     assert result["after"]["alpha"]["source"] == "measured"
     assert json.loads((with_run / "runs/a/best/1/score.json").read_text()) == result["after"]
@@ -28,7 +29,10 @@ def test_train_resumes(with_run: Path) -> None:
 def test_train_a_rank_that_has_no_weights(with_run: Path) -> None:
     assert not (with_run / "runs/a/best/2/model.safetensors").exists()
     result = last_json(call("train", "runs/a", "--rank", "2", "--budget", "1s", "--json"))
-    assert result["before"]["alpha"]["source"] == "prior" and result["after"]["alpha"]["source"] == "measured"
+    assert (
+        result["before"]["alpha"]["source"] == "prior"
+        and result["after"]["alpha"]["source"] == "measured"
+    )
     assert (with_run / "runs/a/best/2/model.safetensors").exists()
 
 
@@ -42,11 +46,21 @@ def test_export_loads_in_transformers_and_here(with_run: Path) -> None:
     folder = with_run / "out" / "draft"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert model.generation_config.num_assistant_tokens == result["gamma"]
-    assert AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).config.vocab_size == 320
+    assert (
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).config.vocab_size
+        == 320
+    )
     assert AutoTokenizer.from_pretrained(folder)("red shoes")["input_ids"]
     ids = torch.tensor([[5, 6, 7]])
-    assert torch.isfinite(model(ids).logits).all() and load_draft(folder)(ids).logits.shape == (1, 3, 320)
-    assert json.loads((folder / "speculative_config.json").read_text())["num_speculative_tokens"] == result["gamma"]
+    assert torch.isfinite(model(ids).logits).all() and load_draft(folder)(ids).logits.shape == (
+        1,
+        3,
+        320,
+    )
+    assert (
+        json.loads((folder / "speculative_config.json").read_text())["num_speculative_tokens"]
+        == result["gamma"]
+    )
     call("export", "runs/a", "--output", "out/draft")  # again over its own
 
 
@@ -58,20 +72,37 @@ def test_report_after_confirmation(with_run: Path) -> None:
 
 def test_schedule_command(with_ranks: Path) -> None:
     text = call("schedule", "runs/a", "--batch-size", "1", "--batch-size", "4").stdout
-    assert "Gamma by batch size: 1-" in text and "Next: archsearch confirm runs/a --rank 1 --engine vllm --schedule" in text
-    data = last_json(call("schedule", "runs/a", "--engine", "openvino", "--batch-size", "2", "--json"))
-    assert [point["batch_size"] for point in data["points"]] == [1, 2] and data["engine"] == "openvino"
+    assert (
+        "Gamma by batch size: 1-" in text
+        and "Next: archsearch confirm runs/a --rank 1 --engine vllm --schedule" in text
+    )
+    data = last_json(
+        call("schedule", "runs/a", "--engine", "openvino", "--batch-size", "2", "--json")
+    )
+    assert [point["batch_size"] for point in data["points"]] == [1, 2] and data[
+        "engine"
+    ] == "openvino"
     assert "no rank 9" in refused("schedule", "runs/a", "--rank", "9")
     assert "unknown engine" in refused("schedule", "runs/a", "--engine", "warp")
     assert "runs/x" in refused("schedule", "runs/x")
 
 
 def test_runs_that_are_none(world: Path) -> None:
-    for command in (("train", "runs/x"), ("confirm", "runs/x"), ("report", "runs/x"), ("export", "runs/x", "--output", "o")):
+    for command in (
+        ("train", "runs/x"),
+        ("confirm", "runs/x"),
+        ("report", "runs/x"),
+        ("export", "runs/x", "--output", "o"),
+    ):
         assert "runs/x" in refused(*command)
     (world / "runs" / "x").mkdir(parents=True)
     (world / "runs" / "x" / "run.yaml").write_text("a: [")
-    for command in (("train", "runs/x"), ("confirm", "runs/x"), ("report", "runs/x"), ("export", "runs/x", "--output", "o")):
+    for command in (
+        ("train", "runs/x"),
+        ("confirm", "runs/x"),
+        ("report", "runs/x"),
+        ("export", "runs/x", "--output", "o"),
+    ):
         assert "run.yaml" in refused(*command)
 
 
@@ -87,11 +118,16 @@ def test_an_output_folder_that_cannot_be(with_run: Path) -> None:
     assert "file/sub" in refused("export", "runs/a", "--output", "file/sub")
     assert "is a file" in refused("export", "runs/a", "--output", "file")
     assert "file/run" in refused(*SEARCH, "--run", "file/run")
-    assert "file/p" in refused("profile", "--gpu", "cpu", "--target", "target", "--budget", "1s", "--output", "file/p")
+    assert "file/p" in refused(
+        "profile", "--gpu", "cpu", "--target", "target", "--budget", "1s", "--output", "file/p"
+    )
     (with_run / "full").mkdir()
     (with_run / "full" / "precious.txt").write_text("mine")
     assert "not empty" in refused("export", "runs/a", "--output", "full")
-    assert files_in(with_run / "full") == {"precious.txt"} and (with_run / "file").read_text() == "mine"
+    assert (
+        files_in(with_run / "full") == {"precious.txt"}
+        and (with_run / "file").read_text() == "mine"
+    )
 
 
 def test_a_full_disk(with_run: Path, full_disk: list[str]) -> None:

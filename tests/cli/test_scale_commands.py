@@ -1,4 +1,5 @@
-"""Workers, Pareto sets: commands that docs/scale.md shows are understood, a worker joins a search, bad names are told."""
+"""Workers, Pareto sets: commands that docs/scale.md shows are understood, a worker joins a search,
+bad names are told."""
 
 from __future__ import annotations
 
@@ -29,7 +30,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
 
 def commands() -> list[list[str]]:
     blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    lines = [line.split(" | ")[0] for block in blocks for line in block.splitlines() if "archsearch " in line]
+    lines = [
+        line.split(" | ")[0]
+        for block in blocks
+        for line in block.splitlines()
+        if "archsearch " in line
+    ]
     return [shlex.split(line[line.rindex("archsearch ") :], comments=True)[1:] for line in lines]
 
 
@@ -41,7 +47,13 @@ def test_the_pages_commands_are_understood(command: list[str]) -> None:
 
 def request(run: Path, **changes: object) -> pipeline.SearchRequest:
     asked = WorkloadRequest("l4", engine="vllm", mode="graph")  # a datasheet: no profile to fit
-    known = {"trials": 24, "alpha": "0.7", "families": ("independent",), "sampler": "random", **changes}
+    known = {
+        "trials": 24,
+        "alpha": "0.7",
+        "families": ("independent",),
+        "sampler": "random",
+        **changes,
+    }
     return pipeline.SearchRequest("llama-3.2-1b", asked=asked, run=run, **known)  # type: ignore[arg-type]
 
 
@@ -56,24 +68,42 @@ def test_a_worker_joins_and_its_scores_are_the_searchs(tmp_path: Path) -> None:
     rows = list(csv.DictReader((tmp_path / "a" / "trials.csv").read_text().splitlines()))
     alone = SearchSession.start(request(tmp_path / "alone")).scorer
     best = Architecture.from_dict(found["best"][0]["architecture"])
-    assert float(rows[0]["speedup"]) <= found["best"][0]["speedup"]["value"] == alone(best).speedup.value
+    assert (
+        float(rows[0]["speedup"])
+        <= found["best"][0]["speedup"]["value"]
+        == alone(best).speedup.value
+    )
     assert join(storage, "a", score_spaces)["scored_here"] == 0
     with pytest.raises(ArchsearchError, match="another search called a"):
-        announce(SearchSession.start(request(tmp_path / "b" / "a", storage=storage, workers=1, alpha="0.5")), storage)
+        announce(
+            SearchSession.start(
+                request(tmp_path / "b" / "a", storage=storage, workers=1, alpha="0.5")
+            ),
+            storage,
+        )
     with pytest.raises(ArchsearchError, match=r"no search called c is announced in .*\(there: a\)"):
         announced(storage, "c")
-    assert "is the name of a run folder, not a path" in refused("worker", "--storage", storage, "--run", "../a")
-    assert last_json(call("worker", "--storage", storage, "--run", "a", "--json"))["scored_here"] == 0
-    before = announced(storage, "a")["studies"]  # by shape alone; with text the same run asks on, and is no other search
+    assert "is the name of a run folder, not a path" in refused(
+        "worker", "--storage", storage, "--run", "../a"
+    )
+    assert (
+        last_json(call("worker", "--storage", storage, "--run", "a", "--json"))["scored_here"] == 0
+    )
+    before = announced(storage, "a")[
+        "studies"
+    ]  # by shape alone; with text the same run asks on, and is no other search
     session.scorer = session.scorer.with_coverage(VocabularyCoverage(((8192, 0.9), (128256, 1.0))))
     assert announce(session, storage) == "a" and announced(storage, "a")["studies"] != before
 
 
 def test_a_worker_trains_along_in_the_runs_folder(world: Path) -> None:
-    """What a worker does once shapes are scored: posted trainings, on the texts of the run, until the search ends."""
+    """What a worker does once shapes are scored: posted trainings, on the texts of the run, until
+    the search ends."""
     asked = WorkloadRequest("cpu", context_len=64)
     files = {"prompts": Path("prompts.jsonl"), "run": Path("runs/a")}
-    known = pipeline.SearchRequest("target", asked, "tiny.yaml", trials=8, answer_tokens=16, confirm=1, workers=1, **files)
+    known = pipeline.SearchRequest(
+        "target", asked, "tiny.yaml", trials=8, answer_tokens=16, confirm=1, workers=1, **files
+    )
     session = SearchSession.start(known)
     trainer = session.trainer()
     trainer.texts.write_training_once(2.0)
@@ -85,20 +115,40 @@ def test_a_worker_trains_along_in_the_runs_folder(world: Path) -> None:
     work = SharedWork(storage, name, session.run.info["created"])
     joined: list[dict[str, object]] = []
     with work.held():
-        work.study.set_user_attr(POSTED, [job.to_dict() for job in [*jobs, Job("confirm", ranked[0].architecture, rank=1)]])
+        work.study.set_user_attr(
+            POSTED,
+            [job.to_dict() for job in [*jobs, Job("confirm", ranked[0].architecture, rank=1)]],
+        )
         thread = threading.Thread(target=lambda: joined.append(join(storage, name, score_spaces)))
         thread.start()
-        while thread.is_alive() and sum(trial.state.name == "COMPLETE" for trial in work.study.trials) < 2:
+        while (
+            thread.is_alive()
+            and sum(trial.state.name == "COMPLETE" for trial in work.study.trials) < 2
+        ):
             time.sleep(0.1)
     thread.join()
     assert joined[0]["trained_here"] == 2 and joined[0]["folder"] == str(session.run.path.resolve())
     for job in jobs:
-        assert trainer.train_short(job.shape, job.tokens).tokens >= 200  # read, not trained: the folder has its curve
+        assert (
+            trainer.train_short(job.shape, job.tokens).tokens >= 200
+        )  # read, not trained: the folder has its curve
     assert not [trial for trial in work.study.trials if not trial.state.is_finished()]
 
 
 def test_all_shapes_are_scored_and_said(tmp_path: Path) -> None:
-    command = ("search", "--target", "llama-3.2-1b", "--gpu", "l4", "--engine", "vllm", "--alpha", "0.7", "--trials", "20")
+    command = (
+        "search",
+        "--target",
+        "llama-3.2-1b",
+        "--gpu",
+        "l4",
+        "--engine",
+        "vllm",
+        "--alpha",
+        "0.7",
+        "--trials",
+        "20",
+    )
     run = str(tmp_path / "run")
     goals = "speedup,training_cost,kv_bytes"
     result = call(*command, "--family", "independent", "--run", run, "--pareto", goals, "--json")
@@ -106,10 +156,19 @@ def test_all_shapes_are_scored_and_said(tmp_path: Path) -> None:
     (scored,) = data["scored"]
     assert scored["exact"] and scored["shapes"] > 5_000 and data["trials"] == 20
     members = data["pareto"]["members"]
-    assert members and data["pareto"]["exact"] == [scored["space"]] and (tmp_path / "run" / "pareto.svg").is_file()
+    assert (
+        members
+        and data["pareto"]["exact"] == [scored["space"]]
+        and (tmp_path / "run" / "pareto.svg").is_file()
+    )
     assert members[0]["score"]["speedup"]["value"] >= data["best"][0]["speedup"]["value"] - 1e-12
-    text = call(*command, "--family", "independent", "--run", run, "--pareto", goals, "--explain").stdout
-    assert f"all shapes were scored: {scored['shapes']:,} of {scored['space']}" in text and "Pareto set of speedup" in text
+    text = call(
+        *command, "--family", "independent", "--run", run, "--pareto", goals, "--explain"
+    ).stdout
+    assert (
+        f"all shapes were scored: {scored['shapes']:,} of {scored['space']}" in text
+        and "Pareto set of speedup" in text
+    )
     assert "unknown goal beauty" in refused(*command, "--pareto", "speedup,beauty")
     assert Scored("s", 5, True).words() == "all 5 shapes of space s scored"
 
@@ -122,7 +181,9 @@ def test_all_shapes_are_scored_and_said(tmp_path: Path) -> None:
         (("--executor", "ray"), "--executor ray is for workers; add --workers N"),
     ],
 )
-def test_a_search_that_cannot_be_shared_as_asked_leaves_no_run(tmp_path: Path, monkeypatch, options, words: str) -> None:
+def test_a_search_that_cannot_be_shared_as_asked_leaves_no_run(
+    tmp_path: Path, monkeypatch, options, words: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     search = (
         "search",

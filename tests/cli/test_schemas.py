@@ -1,4 +1,5 @@
-"""The schemas in docs/schemas hold for runs: one made here, confirmed in an engine, and one of version 0.1.0."""
+"""The schemas in docs/schemas hold for runs: one made here, confirmed in an engine, and one of
+version 0.1.0."""
 
 from __future__ import annotations
 
@@ -11,15 +12,21 @@ import yaml
 
 from tests.cli.commands import call
 
-jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed (pip install jsonschema)")
+jsonschema = pytest.importorskip(
+    "jsonschema", reason="jsonschema is not installed (pip install jsonschema)"
+)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 OLD = ROOT / "tests" / "fixtures" / "run-0.1.0"
 FILES = {
-    "run": "run.yaml", "score": "best/*/score.json", "curves": "curves.json", "training": "best/*/training.json",
-    "confirmed": "best/*/confirmed.json", "schedule": "best/*/schedule.json",
+    "run": "run.yaml",
+    "score": "best/*/score.json",
+    "curves": "curves.json",
+    "training": "best/*/training.json",
+    "confirmed": "best/*/confirmed.json",
+    "schedule": "best/*/schedule.json",
     "budgets": "budgets.json",
-}  # fmt: skip
+}
 
 
 def schema(name: str) -> Any:
@@ -33,7 +40,10 @@ def checked(run: Path, name: str) -> int:
     for path in found:
         text = path.read_text()
         data = yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
-        faults = [f"{path.name} {'/'.join(map(str, fault.path))}: {fault.message[:150]}" for fault in validator.iter_errors(data)]
+        faults = [
+            f"{path.name} {'/'.join(map(str, fault.path))}: {fault.message[:150]}"
+            for fault in validator.iter_errors(data)
+        ]
         assert not faults, faults[:3]
     return len(found)
 
@@ -47,8 +57,13 @@ def test_a_run_made_now(with_ranks: Path) -> None:
     run = Path("runs/a")
     call("report", str(run))
     call("schedule", str(run), "--batch-size", "1")
-    counts = {name: checked(run, name) for name in ("run", "score", "curves", "schedule", "budgets")}
-    assert counts["run"] == counts["curves"] == counts["schedule"] == counts["budgets"] == 1 and counts["score"] > 1
+    counts = {
+        name: checked(run, name) for name in ("run", "score", "curves", "schedule", "budgets")
+    }
+    assert (
+        counts["run"] == counts["curves"] == counts["schedule"] == counts["budgets"] == 1
+        and counts["score"] > 1
+    )
 
 
 def test_a_confirmed_run(with_run: Path) -> None:

@@ -14,16 +14,32 @@ TWO = (*ESTIMATE, "--draft", "sheared-llama-1.3b", "--alpha", "0.7", "--context"
 
 def test_a_sweep_over_batch_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    arguments = (*TWO, "--sweep", "batch", "--range", "1:64:64", "--csv", "c.csv", "--plot", "c.svg")
+    arguments = (
+        *TWO,
+        "--sweep",
+        "batch",
+        "--range",
+        "1:64:64",
+        "--csv",
+        "c.csv",
+        "--plot",
+        "c.svg",
+    )
     text = call(*arguments).stdout
     assert "speed-up" in text and "Memory: weights" in text and "holds" in text
     result = last_json(call(*arguments, "--json"))
     assert result["sweep"] == "batch" and len(result["curves"]) == 2
     rows = list(csv.DictReader(Path("c.csv").read_text(encoding="utf-8").splitlines()))
-    assert len(rows) == 128 and {row["draft"] for row in rows} == {"wide-796m", "sheared-llama-1.3b"}
+    assert len(rows) == 128 and {row["draft"] for row in rows} == {
+        "wide-796m",
+        "sheared-llama-1.3b",
+    }
     point = result["curves"][0]["points"][0]
     alone = last_json(call(*TWO, "--json"))["drafts"][0]
-    assert point["speedup"]["value"] == pytest.approx(alone["speedup"]["value"], rel=1e-6) and point["gamma"] == alone["gamma"]
+    assert (
+        point["speedup"]["value"] == pytest.approx(alone["speedup"]["value"], rel=1e-6)
+        and point["gamma"] == alone["gamma"]
+    )
     picture = Path("c.svg").read_text(encoding="utf-8")
     assert "wide-796m" in picture and "sheared-llama-1.3b" in picture and "speed-up, x" in picture
 
@@ -32,8 +48,14 @@ def test_memory_is_told(tmp_path: Path) -> None:
     (item,) = last_json(call(*ESTIMATE, "--alpha", "0.7", "--sweep", "context", "--json"))["curves"]
     with_draft, alone = item["memory"]["with_draft"], item["memory"]["alone"]
     assert with_draft["requests"] < alone["requests"] and with_draft["draft_weight_bytes"] > 0
-    assert item["memory"]["context"] == item["points"][-1]["x"], "of the longest, where contexts are swept"
-    less = last_json(call(*ESTIMATE, "--alpha", "0.7", "--sweep", "context", "--memory-fraction", "0.5", "--json"))["curves"][0]
+    assert item["memory"]["context"] == item["points"][-1]["x"], (
+        "of the longest, where contexts are swept"
+    )
+    less = last_json(
+        call(
+            *ESTIMATE, "--alpha", "0.7", "--sweep", "context", "--memory-fraction", "0.5", "--json"
+        )
+    )["curves"][0]
     assert less["memory"]["with_draft"]["requests"] < with_draft["requests"]
 
 

@@ -9,14 +9,38 @@ import pytest
 
 from tests.cli.commands import call, last_json, refused
 
-DRAFTS = ("traffic", "--target", "llama-13b", "--draft", "wide-796m", "--gpu", "a100", "--alpha", "0.7", "--simulate", "200")
+DRAFTS = (
+    "traffic",
+    "--target",
+    "llama-13b",
+    "--draft",
+    "wide-796m",
+    "--gpu",
+    "a100",
+    "--alpha",
+    "0.7",
+    "--simulate",
+    "200",
+)
 
 
 def test_rates_and_where_to_stop(tmp_path: Path) -> None:
-    arguments = (*DRAFTS, "--requests-per-second", "0.5", "--requests-per-second", "2", "--prompt-tokens", "300")
+    arguments = (
+        *DRAFTS,
+        "--requests-per-second",
+        "0.5",
+        "--requests-per-second",
+        "2",
+        "--prompt-tokens",
+        "300",
+    )
     text = call(*arguments).stdout
     assert "memory holds" in text
-    assert "simulated (200 requests)" in text and "requests a second" in text and "Speed-up over the load" in text
+    assert (
+        "simulated (200 requests)" in text
+        and "requests a second" in text
+        and "Speed-up over the load" in text
+    )
     (entry,) = last_json(call(*arguments, "--json"))["drafts"]
     slow, quick = entry["parts"]
     assert quick["drafting"]["running"] > slow["drafting"]["running"]
@@ -27,14 +51,26 @@ def test_rates_and_where_to_stop(tmp_path: Path) -> None:
 def test_a_mix_and_its_limits(tmp_path: Path) -> None:
     path = tmp_path / "mix.yaml"
     path.write_text(
-        "limits: {tpot_ms: 1}\nparts:\n"
-        "  - {name: chat, weight: 70, concurrency: 4, prompt_tokens: 300, output_tokens: 100}\n"
-        "  - {name: code, weight: 30, concurrency: 32, prompt_tokens: 900, output_tokens: 200, temperature: 0.5}\n"
+        "limits: {tpot_ms: 1}\nparts:\n  - {name: chat, weight: 70, concurrency: 4, prompt_tokens:"
+        " 300, output_tokens: 100}\n  - {name: code, weight: 30, concurrency: 32, prompt_tokens:"
+        " 900, output_tokens: 200, temperature: 0.5}\n"
     )
     result = last_json(
-        call(*DRAFTS, "--draft", "sheared-llama-1.3b", "--workload", str(path), "--objective", "throughput", "--json")
+        call(
+            *DRAFTS,
+            "--draft",
+            "sheared-llama-1.3b",
+            "--workload",
+            str(path),
+            "--objective",
+            "throughput",
+            "--json",
+        )
     )
-    assert result["objective"] == "throughput" and [part["weight"] for part in result["load"]] == [0.7, 0.3]
+    assert result["objective"] == "throughput" and [part["weight"] for part in result["load"]] == [
+        0.7,
+        0.3,
+    ]
     first, second = result["drafts"]
     assert first["objective"] > second["objective"] > 0 and first["broken_limits"]
 
@@ -59,7 +95,10 @@ def test_a_trace(tmp_path: Path) -> None:
         (("--workload", "nowhere.yaml"), "cannot read the workload"),
         (("--trace", "nowhere.jsonl"), "cannot read the trace"),
         (("--requests-per-second", "1", "--output-tokens", "1"), "nothing to draft"),
-        (("--requests-per-second", "1", "--prompt-tokens", "9000000", "--tensor-parallel", "1"), "fits no batch"),
+        (
+            ("--requests-per-second", "1", "--prompt-tokens", "9000000", "--tensor-parallel", "1"),
+            "fits no batch",
+        ),
     ],
 )
 def test_what_it_refuses(extra: tuple[str, ...], words: str) -> None:

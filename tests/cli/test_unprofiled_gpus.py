@@ -1,4 +1,5 @@
-"""GPUs that nobody profiled: answered from a relative's kernels or the datasheet, each said so; a user's own profile wins."""
+"""GPUs that nobody profiled: answered from a relative's kernels or the datasheet, each said so; a
+user's own profile wins."""
 
 from __future__ import annotations
 
@@ -42,13 +43,25 @@ def test_who_answers_for_a_device(key: str) -> None:
     if key in CARRIED:
         assert profile is not None and profile.device["key"] == CARRIED[key]
     elif key in ("h100-sxm5-80gb", "h200-sxm-141gb"):
-        assert profile is not None  # each other's relative, asked only where it has no profile of its own
+        assert (
+            profile is not None
+        )  # each other's relative, asked only where it has no profile of its own
     else:
         assert profile is None
 
 
 def test_estimate_says_whose_kernels_answer() -> None:
-    arguments = ("estimate", "--target", "llama-3.1-8b", "--draft", "llama-3.2-1b", "--gpu", "h100-pcie", "--alpha", "0.8")
+    arguments = (
+        "estimate",
+        "--target",
+        "llama-3.1-8b",
+        "--draft",
+        "llama-3.2-1b",
+        "--gpu",
+        "h100-pcie",
+        "--alpha",
+        "0.8",
+    )
     text = " ".join(call(*arguments).stdout.split())
     assert "kernels of h100-sxm5-80gb carried over to h100-pcie-80gb by the datasheets" in text
     assert "error seen between measured GPUs" in text and "roofline" not in text
@@ -56,14 +69,19 @@ def test_estimate_says_whose_kernels_answer() -> None:
     assert entry["draft_s"]["source"] == entry["verify_s"]["source"] == "modelled"
     fast = last_json(call(*(*arguments[:-3], "h100", *arguments[-2:]), "--json"))["drafts"][0]
     assert 1.4 < entry["decode_s"]["value"] / fast["decode_s"]["value"] < 3.35 / 2.0
-    assert entry["decode_s"]["std"] / entry["decode_s"]["value"] > fast["decode_s"]["std"] / fast["decode_s"]["value"]
+    assert (
+        entry["decode_s"]["std"] / entry["decode_s"]["value"]
+        > fast["decode_s"]["std"] / fast["decode_s"]["value"]
+    )
 
 
 @pytest.mark.parametrize("key", devices())
 def test_all_targets_and_ranks_give_an_answer_or_one_clear_line(key: str) -> None:
     if load_device(key).key in ("a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-sxm"):
         return  # profiles that ship have tests of their own
-    targets = {name: load(name).architecture for name in ("llama-3.1-8b", "qwen3-32b", "llama-3.1-70b")}
+    targets = {
+        name: load(name).architecture for name in ("llama-3.1-8b", "qwen3-32b", "llama-3.1-70b")
+    }
     try:
         source, _ = choose_latency(with_engine(WorkloadRequest(gpu=key)), targets["llama-3.1-8b"])
     except ArchsearchError as error:
@@ -72,22 +90,34 @@ def test_all_targets_and_ranks_give_an_answer_or_one_clear_line(key: str) -> Non
     assert source.device.key == key and source.rounds is not None
     assert source.words.startswith("kernels of" if key in CARRIED else "datasheet roofline")
     for target in targets.values():
-        times = {ranks: source.latency.decode_s(target, Workload(1, 256, ranks, source.dtype, "graph")) for ranks in (1, 2, 4, 8)}
+        times = {
+            ranks: source.latency.decode_s(target, Workload(1, 256, ranks, source.dtype, "graph"))
+            for ranks in (1, 2, 4, 8)
+        }
         for ranks, step in times.items():
             assert 1e-3 < step.value < 1.0 and 0.03 < step.relative_std < 0.5
             assert step.source == ("modelled" if key in CARRIED else "roofline")
             assert step.value > 0.9 * times[1].value / ranks
-        if source.device.link_bytes_per_s and source.device.link_ranks is None:  # a switch: more devices are faster
+        if (
+            source.device.link_bytes_per_s and source.device.link_ranks is None
+        ):  # a switch: more devices are faster
             assert times[8].value < times[4].value < times[2].value < times[1].value
 
 
 def test_a_dtype_without_measured_kernels_stays_on_the_datasheet() -> None:
-    """float32 is in no table; fp8 has been since the tables of experts came, and is carried over like bfloat16."""
+    """float32 is in no table; fp8 has been since the tables of experts came, and is carried over
+    like bfloat16."""
     target = load("llama-3.1-8b").architecture
-    carried, _ = choose_latency(with_engine(WorkloadRequest(gpu="h100-pcie", dtype="float8_e4m3fn")), target)
+    carried, _ = choose_latency(
+        with_engine(WorkloadRequest(gpu="h100-pcie", dtype="float8_e4m3fn")), target
+    )
     assert not isinstance(carried.latency, RooflineLatency)
-    source, _ = choose_latency(with_engine(WorkloadRequest(gpu="h100-pcie", dtype="float32")), target)
-    assert isinstance(source.latency, RooflineLatency) and source.words.startswith("datasheet roofline")
+    source, _ = choose_latency(
+        with_engine(WorkloadRequest(gpu="h100-pcie", dtype="float32")), target
+    )
+    assert isinstance(source.latency, RooflineLatency) and source.words.startswith(
+        "datasheet roofline"
+    )
 
 
 def test_a_profile_of_one_s_own_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,19 +126,33 @@ def test_a_profile_of_one_s_own_wins(tmp_path: Path, monkeypatch: pytest.MonkeyP
     shipped = find_profile("h100-sxm5-80gb")
     monkeypatch.chdir(tmp_path)
     own = Profile.load(shipped)
-    own.folder, own.provenance, own.origin = tmp_path / "profiles/h200-sxm-141gb/mine", {"driver": "600"}, "mine"
+    own.folder, own.provenance, own.origin = (
+        tmp_path / "profiles/h200-sxm-141gb/mine",
+        {"driver": "600"},
+        "mine",
+    )
     shutil.copytree(shipped, own.folder)
     own.device = load_device("h200").to_dict()
     own.save_header()
-    assert relative_of(load_device("h200"), "bfloat16").device["key"] == "h100-sxm5-80gb"  # never its own relative
+    assert (
+        relative_of(load_device("h200"), "bfloat16").device["key"] == "h100-sxm5-80gb"
+    )  # never its own relative
     source, _ = choose_latency(asked, target)
-    assert source.latency.profile.device["key"] == "h100-sxm5-80gb"  # nearer in its datasheet than the H200
-    own.device, own.folder = load_device("h100").to_dict(), tmp_path / "profiles/h100-sxm5-80gb/mine"
+    assert (
+        source.latency.profile.device["key"] == "h100-sxm5-80gb"
+    )  # nearer in its datasheet than the H200
+    own.device, own.folder = (
+        load_device("h100").to_dict(),
+        tmp_path / "profiles/h100-sxm5-80gb/mine",
+    )
     shutil.copytree(shipped, own.folder)
     own.save_header()
     source, _ = choose_latency(asked, target)
     assert source.profile["carried_from"] == str(own.folder)
-    own.device, own.folder = load_device("h100-pcie").to_dict(), tmp_path / "profiles/h100-pcie-80gb/mine"
+    own.device, own.folder = (
+        load_device("h100-pcie").to_dict(),
+        tmp_path / "profiles/h100-pcie-80gb/mine",
+    )
     shutil.copytree(shipped, own.folder)
     own.save_header()
     source, _ = choose_latency(asked, target)
@@ -124,5 +168,8 @@ def test_a_dtype_by_its_short_name_from_python() -> None:
 
 def test_profiling_a_gpu_that_is_not_here_names_the_profile_that_ships() -> None:
     line = refused("profile", "--gpu", "a100")
-    assert "no NVIDIA GPU is visible here" in line and "archsearch search --target T --gpu a100" in line
+    assert (
+        "no NVIDIA GPU is visible here" in line
+        and "archsearch search --target T --gpu a100" in line
+    )
     assert "is here already" not in refused("profile", "--gpu", "l4")

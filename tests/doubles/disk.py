@@ -1,4 +1,5 @@
-"""A disk that fills: files under a folder take so many bytes, then every write fails as the kernel's would."""
+"""A disk that fills: files under a folder take so many bytes, then every write fails as the
+kernel's would."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ import pytest
 
 
 class Disk:
-    """Counts what is written under `folder` through Python's files; more than `limit` bytes do not fit."""
+    """Counts what is written under `folder` through Python's files; more than `limit` bytes do not
+    fit."""
 
     def __init__(self, folder: Path, limit: float = float("inf")) -> None:
         self.folder, self.limit, self.written = os.path.abspath(folder), limit, 0
@@ -23,7 +25,9 @@ class Disk:
 
         def open_(file: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
             handle = opened(file, mode, *rest, **options)
-            inside = isinstance(file, str | os.PathLike) and os.path.abspath(os.fspath(file)).startswith(self.folder + os.sep)
+            inside = isinstance(file, str | os.PathLike) and os.path.abspath(
+                os.fspath(file)
+            ).startswith(self.folder + os.sep)
             return _Handle(handle, self) if inside and set(mode) & set("wax+") else handle
 
         monkeypatch.setattr(builtins, "open", open_)

@@ -25,23 +25,40 @@ class Clock:
 
 
 class LawfulEngine:
-    """Rounds take `seconds(draft, gamma)`; a start takes START_S; drafts under `refuses` do not run."""
+    """Rounds take `seconds(draft, gamma)`; a start takes START_S; drafts under `refuses` do not
+    run."""
 
     name, concurrent, synthesises, schedules = "vllm", True, True, True
 
-    def __init__(self, seconds: Seconds, clock: Clock, folders: Mapping[Path, Architecture], refuses: bool = False) -> None:
+    def __init__(
+        self,
+        seconds: Seconds,
+        clock: Clock,
+        folders: Mapping[Path, Architecture],
+        refuses: bool = False,
+    ) -> None:
         self.seconds, self.clock, self.folders, self.refuses = seconds, clock, folders, refuses
         self.version = "0.32.0"
         self.started: list[tuple[Any, int, tuple[float, ...]]] = []
 
-    def start(self, target: Any, draft: Path | None, gamma: int, *, synthetic: Sequence[float] = (), schedule: Any = ()) -> None:
+    def start(
+        self,
+        target: Any,
+        draft: Path | None,
+        gamma: int,
+        *,
+        synthetic: Sequence[float] = (),
+        schedule: Any = (),
+    ) -> None:
         self.clock.now += START_S
         if draft is not None and self.refuses:
             raise RunFailed("vLLM does not run draft_model under its second runner")
         self.draft, self.gamma = None if draft is None else self.folders[draft], gamma
         self.started.append((self.draft, gamma, tuple(synthetic)))
 
-    def generate(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> list[GenerationResult]:
+    def generate(
+        self, prompts: Sequence[EnginePrompt], sampling: Sampling
+    ) -> list[GenerationResult]:
         each = self.seconds(self.draft, self.gamma)
         lengths: list[int] = []
         while sum(lengths) < sampling.max_new_tokens - 1:
@@ -50,7 +67,20 @@ class LawfulEngine:
         gaps[-1] = 0.1 * each  # the last round is cut short
         rounds = len(lengths) if self.gamma else 0
         return [
-            GenerationResult("round", "", (), 1.0, 0.1, 0.9, sum(lengths), rounds, 0, (), tuple(lengths[:rounds]), tuple(gaps))
+            GenerationResult(
+                "round",
+                "",
+                (),
+                1.0,
+                0.1,
+                0.9,
+                sum(lengths),
+                rounds,
+                0,
+                (),
+                tuple(lengths[:rounds]),
+                tuple(gaps),
+            )
         ]
 
     def token_logits(self, token_ids: Any, candidates: Any) -> list[float]:

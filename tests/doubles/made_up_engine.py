@@ -1,4 +1,5 @@
-"""An engine whose times and acceptance are made up, so that every figure is known. It batches, synthesises and schedules."""
+"""An engine whose times and acceptance are made up, so that every figure is known. It batches,
+synthesises and schedules."""
 
 from __future__ import annotations
 
@@ -6,13 +7,20 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from archsearch.engines.engine import EnginePrompt, EngineStep, GenerationResult, Sampling, check_start
+from archsearch.engines.engine import (
+    EnginePrompt,
+    EngineStep,
+    GenerationResult,
+    Sampling,
+    check_start,
+)
 
 
 @dataclass
 class MadeUpEngine:
-    """A target's pass takes 10 ms + 1 ms a token; a draft's 1 ms + 0.2 ms a token; a plain step adds 0.5 ms, a round 2 ms +
-    0.3 ms a draft token. `drift`: everything takes that much longer with every call. `tells`: whether passes are told apart."""
+    """A target's pass takes 10 ms + 1 ms a token; a draft's 1 ms + 0.2 ms a token; a plain step
+    adds 0.5 ms, a round 2 ms + 0.3 ms a draft token. `drift`: everything takes that much longer
+    with every call. `tells`: whether passes are told apart."""
 
     name: str = "made-up"
     version: str = "1"
@@ -28,7 +36,12 @@ class MadeUpEngine:
 
     def start(self, target, draft, gamma, *, synthetic=(), schedule=()) -> None:  # noqa: ANN001
         check_start(gamma, draft, synthetic, schedule)
-        self.draft, self.gamma, self.rates, self.ranges = draft, gamma if draft is not None else 0, synthetic, schedule
+        self.draft, self.gamma, self.rates, self.ranges = (
+            draft,
+            gamma if draft is not None else 0,
+            synthetic,
+            schedule,
+        )
         self.log.append(f"start {self.gamma}{' schedule' if schedule else ''}")
 
     def stop(self) -> None:
@@ -41,9 +54,13 @@ class MadeUpEngine:
         return tuple(self._steps) if self.tells_steps else ()
 
     def gamma_at(self, batch: int) -> int:
-        return next((gamma for first, last, gamma in self.ranges if first <= batch <= last), self.gamma)
+        return next(
+            (gamma for first, last, gamma in self.ranges if first <= batch <= last), self.gamma
+        )
 
-    def generate(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> list[GenerationResult]:
+    def generate(
+        self, prompts: Sequence[EnginePrompt], sampling: Sampling
+    ) -> list[GenerationResult]:
         self.calls += 1
         slow = 1.0 + self.drift * self.calls
         rng = random.Random(sampling.seed * 1000 + self.calls)
@@ -52,7 +69,17 @@ class MadeUpEngine:
         whole: list[list[int]] = [[] for _ in prompts]
         length = len(prompts[0].token_ids)
         reading_s = 0.09 if self.tells else None
-        self._steps = [EngineStep(len(prompts), len(prompts), 0.1 * slow, 0, length * len(prompts), reading_s, prefill=True)]
+        self._steps = [
+            EngineStep(
+                len(prompts),
+                len(prompts),
+                0.1 * slow,
+                0,
+                length * len(prompts),
+                reading_s,
+                prefill=True,
+            )
+        ]
         clock = [0.0] * len(prompts)
         while alive := [i for i in range(len(prompts)) if written[i] < sampling.max_new_tokens]:
             batch = len(alive)

@@ -1,5 +1,5 @@
-"""A server that speaks OpenAI's completions: pieces of `per_piece` tokens, `step_s` apart, after `first_s`; dies or stalls on
-request."""
+"""A server that speaks OpenAI's completions: pieces of `per_piece` tokens, `step_s` apart, after
+`first_s`; dies or stalls on request."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ from typing import Any
 
 @contextmanager
 def openai_server(
-    *, first_s: float = 0.02, step_s: float = 0.005, per_piece: int = 1, dies_after: int | None = None, refuses: bool = False,
-    stalls_after: int | None = None, stalled: threading.Event | None = None,
-) -> Iterator[str]:  # fmt: skip
-    """Its address, while it runs. The request after the first `stalls_after` sets `stalled`; it and later ones get one token, no
-    more."""
+    *,
+    first_s: float = 0.02,
+    step_s: float = 0.005,
+    per_piece: int = 1,
+    dies_after: int | None = None,
+    refuses: bool = False,
+    stalls_after: int | None = None,
+    stalled: threading.Event | None = None,
+) -> Iterator[str]:
+    """Its address, while it runs. The request after the first `stalls_after` sets `stalled`; it and
+    later ones get one token, no more."""
     over = threading.Event()
     seen, lock = [0], threading.Lock()
 
@@ -57,7 +63,10 @@ def openai_server(
                         stalled.set()
                     over.wait()
                     return
-            usage = {"prompt_tokens": len(data["prompt"].split()), "completion_tokens": int(data["max_tokens"])}
+            usage = {
+                "prompt_tokens": len(data["prompt"].split()),
+                "completion_tokens": int(data["max_tokens"]),
+            }
             self._event({"choices": [], "usage": usage})
             self.wfile.write(b"data: [DONE]\n\n")
 

@@ -1,7 +1,8 @@
-"""A second device in this machine's memory: tensors that lie "elsewhere" and refuse to meet those of the CPU, as a GPU's do.
+"""A second device in this machine's memory: tensors that lie "elsewhere" and refuse to meet those
+of the CPU, as a GPU's do.
 
-For code that must run on a GPU, tested where there is none: who forgets to move a tensor gets an error here. Values are computed
-by the CPU, so results are the CPU's own.
+For code that must run on a GPU, tested where there is none: who forgets to move a tensor gets an
+error here. Values are computed by the CPU, so results are the CPU's own.
 """
 
 from __future__ import annotations
@@ -29,9 +30,13 @@ class Elsewhere(torch.Tensor):
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> Elsewhere:
         outer = torch.Tensor._make_wrapper_subclass(
-            cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
+            cls,
+            inner.size(),
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
             device=torch.device(DEVICE, 0),
-        )  # fmt: skip
+        )
         outer.inner = inner
         return outer
 
@@ -56,10 +61,16 @@ def _check(name: str, args: Any, ours: list[Any], others: list[torch.Tensor]) ->
     if name.startswith(INDEXES):
         if not isinstance(args[0], Elsewhere):
             raise RuntimeError(f"{name}: a tensor of the CPU indexed by one that lies elsewhere")
-        others = [] if name.startswith("aten::index.") else [x for x in tree_leaves(args[2:]) if x in others]
+        others = (
+            []
+            if name.startswith("aten::index.")
+            else [x for x in tree_leaves(args[2:]) if x in others]
+        )
     met = [x for x in others if x.dim() > 0]
     if met and not name.startswith(MOVES):
-        raise RuntimeError(f"{name}: tensors on two devices, shapes {[tuple(x.shape) for x in (*met, *ours)]}")
+        raise RuntimeError(
+            f"{name}: tensors on two devices, shapes {[tuple(x.shape) for x in (*met, *ours)]}"
+        )
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -79,12 +90,20 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         lands_here = not isinstance(args[0], Elsewhere)
 
     def bare(x: Any) -> Any:
-        return x.inner if isinstance(x, Elsewhere) else torch.device("cpu") if isinstance(x, torch.device) else x
+        return (
+            x.inner
+            if isinstance(x, Elsewhere)
+            else torch.device("cpu")
+            if isinstance(x, torch.device)
+            else x
+        )
 
     found = func(*tree_map(bare, args), **tree_map(bare, kwargs))
     if name == "aten::_local_scalar_dense":
         return found
-    same = {id(x.inner): x for x in ours} | {id(x): x for x in tensors if not isinstance(x, Elsewhere)}
+    same = {id(x.inner): x for x in ours} | {
+        id(x): x for x in tensors if not isinstance(x, Elsewhere)
+    }
 
     def outer(x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
@@ -111,12 +130,17 @@ def second_device() -> Iterator[str]:
     _register()
     tensor = torch.tensor
 
-    def made(data: Any, *, device: Any = None, **kwargs: Any) -> torch.Tensor:  # torch.tensor passes modes by
+    def made(
+        data: Any, *, device: Any = None, **kwargs: Any
+    ) -> torch.Tensor:  # torch.tensor passes modes by
         return tensor(data, **kwargs) if device is None else tensor(data, **kwargs).to(device)
 
     torch.tensor = made
     try:
-        with _Mode(), torch.autograd.set_multithreading_enabled(False):  # a device's own thread knows no modes
+        with (
+            _Mode(),
+            torch.autograd.set_multithreading_enabled(False),
+        ):  # a device's own thread knows no modes
             yield DEVICE
     finally:
         torch.tensor = tensor

@@ -22,18 +22,33 @@ AUX = (1, 3, 4)
 
 
 def make_deep_target(seed: int = 0) -> Any:
-    """A random target deep enough for three auxiliary layers; its text repeats itself, so there is something to learn."""
+    """A random target deep enough for three auxiliary layers; its text repeats itself, so there is
+    something to learn."""
     torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
-        num_key_value_heads=2, bos_token_id=None, eos_token_id=None, initializer_range=0.15, max_position_embeddings=128,
-    )).eval()  # fmt: skip
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=HIDDEN,
+            intermediate_size=48,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            bos_token_id=None,
+            eos_token_id=None,
+            initializer_range=0.15,
+            max_position_embeddings=128,
+        )
+    ).eval()
 
 
 def write_texts(folder: Path, target: Any, count: int = 40) -> TextCache:
     """Greedy texts of `target`, in two shards of a cache."""
     sequences = make_cache(count=count, target=target).sequences
-    fingerprint = {"target": target_fingerprint(target), "prompts": "p", "settings": {"kind": "written"}}
+    fingerprint = {
+        "target": target_fingerprint(target),
+        "prompts": "p",
+        "settings": {"kind": "written"},
+    }
     open_folder(folder, fingerprint, target.lm_head.weight)
     half = count // 2
     for number, part in enumerate((sequences[:half], sequences[half:])):
@@ -42,11 +57,17 @@ def write_texts(folder: Path, target: Any, count: int = 40) -> TextCache:
 
 
 def make_eagle3(
-    target: Any, layers: int = 1, kept: tuple[int, ...] = KEPT, aux: tuple[int, ...] = AUX, mask: int | None = None
+    target: Any,
+    layers: int = 1,
+    kept: tuple[int, ...] = KEPT,
+    aux: tuple[int, ...] = AUX,
+    mask: int | None = None,
 ) -> Eagle3Head:
     """`mask`: the token of a P-EAGLE head's further rows."""
     arch = from_hf_config(target.config.to_dict())
-    decoder: Architecture = arch.replace(num_hidden_layers=layers, draft_vocab_size=len(kept), tie_word_embeddings=False)
+    decoder: Architecture = arch.replace(
+        num_hidden_layers=layers, draft_vocab_size=len(kept), tie_word_embeddings=False
+    )
     return initialise_eagle3(target, eagle3_config(decoder, target), aux, kept, mask_token_id=mask)
 
 

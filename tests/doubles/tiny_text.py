@@ -10,10 +10,19 @@ VOCAB, HIDDEN = 48, 32
 
 def make_target(seed=0):
     torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, bos_token_id=None, eos_token_id=None, initializer_range=0.3,
-    )).eval()  # fmt: skip
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=HIDDEN,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            bos_token_id=None,
+            eos_token_id=None,
+            initializer_range=0.3,
+        )
+    ).eval()
 
 
 def make_cache(seed=0, count=48, target=None):
@@ -25,8 +34,13 @@ def make_cache(seed=0, count=48, target=None):
         ids = torch.randint(0, VOCAB, (1, prompt), generator=torch.Generator().manual_seed(i))
         with torch.no_grad():
             mask = torch.ones_like(ids)
-            whole = target.generate(ids, max_new_tokens=new, do_sample=False, attention_mask=mask, pad_token_id=0)[0]
+            whole = target.generate(
+                ids, max_new_tokens=new, do_sample=False, attention_mask=mask, pad_token_id=0
+            )[0]
             hidden = target.model(whole[None]).last_hidden_state[0, prompt - 1 : -1]
         sequences.append(CachedSequence(whole, prompt, hidden, whole[prompt:].clone(), "", str(i)))
-    meta = {"fingerprint": {"target": f"target{seed}", "prompts": "p", "settings": {"kind": "written"}}, "complete": True}
+    meta = {
+        "fingerprint": {"target": f"target{seed}", "prompts": "p", "settings": {"kind": "written"}},
+        "complete": True,
+    }
     return TextCache(None, meta, sequences, target.lm_head.weight.detach())

@@ -1,4 +1,5 @@
-"""An engine as somebody else would add it: this file, and one row of facts that names `make` and `serving`."""
+"""An engine as somebody else would add it: this file, and one row of facts that names `make` and
+`serving`."""
 
 from __future__ import annotations
 
@@ -24,4 +25,6 @@ def make(settings: EngineSettings, tokenizer: object = None) -> MadeUpEngine:
 
 
 def serving(setup: Setup) -> Serving:
-    return Serving("toy", ("toy-serve", setup.target, "--draft", str(setup.folder)), notes=("It is a toy.",))
+    return Serving(
+        "toy", ("toy-serve", setup.target, "--draft", str(setup.folder)), notes=("It is a toy.",)
+    )

@@ -1,4 +1,5 @@
-"""The files of a worker's folder, imported as the engine's interpreter finds them: by their own names, beside `loop`."""
+"""The files of a worker's folder, imported as the engine's interpreter finds them: by their own
+names, beside `loop`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Made-up worlds for tests: a profile written by a known cost law, and a tiny target with tokenizer, prompts and search space."""
+"""Made-up worlds for tests: a profile written by a known cost law, and a tiny target with
+tokenizer, prompts and search space."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from archsearch.workload import DTYPE_BYTES
 
 @dataclass(frozen=True)
 class CostLaw:
-    """What everything costs in the made-up machine: kernels = constant + bytes / bandwidth, passes = constants + kernels."""
+    """What everything costs in the made-up machine: kernels = constant + bytes / bandwidth, passes
+    = constants + kernels."""
 
     kernel_s: float = 2e-6
     cold_bytes_per_s: float = 10e9
@@ -43,14 +45,24 @@ class CostLaw:
             return self.kernel_s + op.weight_elements() * DTYPE_BYTES[self.dtype] / bandwidth
         assert isinstance(op, Attention)
         scores = op.batch * op.tokens * op.q_heads * op.keys()
-        return 4 * self.kernel_s + op.kv_elements() * DTYPE_BYTES[self.dtype] / bandwidth + 1e-10 * scores
+        return (
+            4 * self.kernel_s
+            + op.kv_elements() * DTYPE_BYTES[self.dtype] / bandwidth
+            + 1e-10 * scores
+        )
 
-    def forward_s(self, arch: Architecture, *, tokens: int = 1, context: int = 256, cold: bool = False) -> float:
-        """Seconds of a whole pass; in a loop the weights that do not fit the cache come from memory."""
+    def forward_s(
+        self, arch: Architecture, *, tokens: int = 1, context: int = 256, cold: bool = False
+    ) -> float:
+        """Seconds of a whole pass; in a loop the weights that do not fit the cache come from
+        memory."""
         size = weight_bytes_per_pass(arch, DTYPE_BYTES[self.dtype])
         share = 1.0 if cold else 1.0 / (1.0 + (self.cache_bytes / size) ** 3.0)
         ops = forward_ops(arch, batch=1, tokens=tokens, context=context)
-        kernels = sum(n * (share * self.op_s(op, True) + (1 - share) * self.op_s(op, False)) for op, n in ops.items())
+        kernels = sum(
+            n * (share * self.op_s(op, True) + (1 - share) * self.op_s(op, False))
+            for op, n in ops.items()
+        )
         return self.pass_s + arch.num_hidden_layers * self.layer_s + kernels
 
     def layer_row_s(self, arch: Architecture, *, tokens: int, context: int) -> float:
@@ -72,16 +84,20 @@ def write_profile(
     device: dict[str, Any] | None = None,
     seed: int = 0,
 ) -> Profile:
-    """A profile of the points that a real sweep plans, with times from `law`, through `Profile.record`.
+    """A profile of the points that a real sweep plans, with times from `law`, through
+    `Profile.record`.
 
-    noise: relative std of a row's level. outliers: that many forward rows are steady but three times too slow. noisy_rows: that
-    many more rows swing wildly around a wrong time. every: keep every n-th op row.
+    noise: relative std of a row's level. outliers: that many forward rows are steady but three
+    times too slow. noisy_rows: that many more rows swing wildly around a wrong time. every: keep
+    every n-th op row.
     """
     from archsearch.profiling.cpu_sweep import plan
 
     law = law or CostLaw()
     rng = random.Random(seed)
-    profile = Profile(device or identify_cpu().to_dict(), cpu_stack(), {"float32": 1e-3, "bfloat16": 1e-3})
+    profile = Profile(
+        device or identify_cpu().to_dict(), cpu_stack(), {"float32": 1e-3, "bfloat16": 1e-3}
+    )
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         profile.folder = folder
@@ -89,7 +105,11 @@ def write_profile(
     points = plan(drafts, target, law.dtype, seed=seed)
     forwards = [point for point in points if point.kind == "forward" and point.arch != target]
     wrong = set(rng.sample(forwards, outliers)) if outliers else set()
-    wild = set(rng.sample([point for point in forwards if point not in wrong], noisy_rows)) if noisy_rows else set()
+    wild = (
+        set(rng.sample([point for point in forwards if point not in wrong], noisy_rows))
+        if noisy_rows
+        else set()
+    )
     lines = []
     for number, point in enumerate(points):
         if point.op is not None:
@@ -99,7 +119,9 @@ def write_profile(
         elif point.kind == "layer":
             seconds = law.layer_row_s(point.arch, tokens=point.tokens, context=point.context)
         else:
-            seconds = law.forward_s(point.arch, tokens=point.tokens, context=point.context, cold=point.cache == "cold")
+            seconds = law.forward_s(
+                point.arch, tokens=point.tokens, context=point.context, cold=point.cache == "cold"
+            )
         seconds *= math.exp(rng.gauss(0.0, noise))
         spread = 0.01
         if point in wrong:
@@ -107,27 +129,40 @@ def write_profile(
         if point in wild:
             seconds, spread = 2.0 * seconds, 0.6
         times = tuple(seconds * (1 + spread * step) for step in (-1.0, -0.5, 0.0, 0.5, 1.0))
-        lines.append(Measurement(point.kind, freeze_shape(point.shape()), law.dtype, "eager", point.cache, times))
+        lines.append(
+            Measurement(
+                point.kind, freeze_shape(point.shape()), law.dtype, "eager", point.cache, times
+            )
+        )
     vocab = target.vocab_size if target else drafts[0].vocab_size
     for gamma in (0, 1, 2, 4, 7):
         extra = law.plain_s if gamma == 0 else law.round_s + gamma * law.token_s
         shape = {"engine": "transformers", "gamma": gamma, "vocab_size": vocab}
-        lines.append(Measurement("engine", freeze_shape(shape), law.dtype, "eager", "warm", (extra, extra, extra)))
+        lines.append(
+            Measurement(
+                "engine", freeze_shape(shape), law.dtype, "eager", "warm", (extra, extra, extra)
+            )
+        )
     if folder is None:
         profile.add(lines)
     else:
         profile.record(lines[0])
         profile.add(lines[1:])
-        # One write for the rest: record() syncs the disk for every row, which a thousand rows need not wait for.
+        # One write for the rest: record() syncs the disk for every row, which a thousand rows need
+        # not wait for.
         with (folder / "rows.jsonl").open("a", encoding="utf-8") as handle:
             handle.writelines(json.dumps(line.to_dict()) + "\n" for line in lines[1:])
     return profile
 
 
-# ---------------------------------------------------------------------------------------------------------------- tiny world
+# --------------------------------------------------------------------------------------------------
+# tiny world
 
 TINY = Architecture(64, 128, 2, 4, 2, 16, 320, tie_word_embeddings=True)
-WORDS = "please send the red shoes back to our shop before friday and tell me what the new order for two tickets costs".split()
+WORDS = (
+    "please send the red shoes back to our shop before friday and tell me what the new order for"
+    " two tickets costs".split()
+)
 SPACE = """
 description: tiny drafts
 dimensions:
@@ -165,8 +200,11 @@ def make_tokenizer(vocab_size: int = TINY.vocab_size, seed: int = 0) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
 
 
-def make_model_folder(folder: Path, arch: Architecture = TINY, *, seed: int = 0, weights: bool = True) -> Path:
-    """A Hugging Face folder with random weights (sharp enough for clear argmaxes) and a tokenizer."""
+def make_model_folder(
+    folder: Path, arch: Architecture = TINY, *, seed: int = 0, weights: bool = True
+) -> Path:
+    """A Hugging Face folder with random weights (sharp enough for clear argmaxes) and a
+    tokenizer."""
     import torch
 
     from archsearch.models.drafts import build_draft, save_draft
@@ -188,7 +226,10 @@ def make_model_folder(folder: Path, arch: Architecture = TINY, *, seed: int = 0,
 
 def make_prompts(path: Path, count: int = 48, seed: int = 1) -> Path:
     rng = random.Random(seed)
-    rows = [{"prompt": sentence(rng, 6 + i % 5), "category": "orders" if i % 2 else "travel"} for i in range(count)]
+    rows = [
+        {"prompt": sentence(rng, 6 + i % 5), "category": "orders" if i % 2 else "travel"}
+        for i in range(count)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -214,7 +255,8 @@ def make_world(folder: Path) -> Path:
 
 
 def give_weights(run: Path, rank: int, alpha: float = 0.6) -> Path:
-    """Random weights and a made-up trace for a ranked candidate, as if it had been trained; its folder."""
+    """Random weights and a made-up trace for a ranked candidate, as if it had been trained; its
+    folder."""
     import numpy as np
 
     from archsearch.acceptance.measured import Trace

@@ -1,4 +1,5 @@
-"""Drafters as values: what each runs in a round, what it holds, how it is written down and read back."""
+"""Drafters as values: what each runs in a round, what it holds, how it is written down and read
+back."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def test_every_family_is_listed_and_may_be_written_with_a_hyphen() -> None:
     assert tuple(FAMILIES) == tuple(each.family for each in FAMILIES.values())
     assert set(FAMILIES) == set(FAMILY_NAMES)
     assert family("EAGLE-3") is Eagle3 and family("early-exit") is EarlyExit
-    with pytest.raises(ArchsearchError, match="unknown family of drafters 'egale3'.*did you mean eagle3"):
+    with pytest.raises(
+        ArchsearchError, match="unknown family of drafters 'egale3'.*did you mean eagle3"
+    ):
         family("egale3")
 
 
@@ -58,19 +61,24 @@ def test_a_round_grows_with_gamma(drafter: Drafter) -> None:
 
 
 def test_an_eagle_3_head_of_llama_31_8b_by_hand() -> None:
-    """fc on the gamma + 1 verified rows once a round, the head on the last row of each pass, 32,000 rows."""
+    """fc on the gamma + 1 verified rows once a round, the head on the last row of each pass, 32,000
+    rows."""
     head = Eagle3.usual(TARGET)
     plan = head.plan(ROWS)
     assert plan.first is not None and plan.step is not None
     assert (plan.steps, plan.head_rows, plan.layers, plan.launched) == (3, 2 * 4, 1, 4)
-    assert plan.first.outside[Gemm(10, 4096, 3 * 4096)] == 1 and not plan.step.outside[Gemm(2, 4096, 3 * 4096)]
+    assert (
+        plan.first.outside[Gemm(10, 4096, 3 * 4096)] == 1
+        and not plan.step.outside[Gemm(2, 4096, 3 * 4096)]
+    )
     assert plan.step.outside[Gemm(2, 32_000, 4096)] == 1
     assert head.parameters() == 424_689_664
     assert head.kv_bytes_per_token(2) == 2 * 8 * 128 * 2
 
 
 def test_parallel_drafters_take_one_pass() -> None:
-    """P-EAGLE: gamma + 1 verified rows and gamma - 1 masks; PARD one row more; DFlash its block. Heads on gamma rows."""
+    """P-EAGLE: gamma + 1 verified rows and gamma - 1 masks; PARD one row more; DFlash its block.
+    Heads on gamma rows."""
     rows = {"peagle": 2 * 8, "pard": 2 * 9, "dflash": 2 * 5}
     for each in (PEagle, Pard, DFlash):
         plan = each.usual(TARGET).plan(ROWS)
@@ -83,12 +91,15 @@ def test_parallel_drafters_take_one_pass() -> None:
 
 
 def test_medusa_runs_as_many_heads_as_tokens() -> None:
-    """K (h^2 + h) and, where heads are their own, K V h; one go on the last accepted row of each sequence."""
+    """K (h^2 + h) and, where heads are their own, K V h; one go on the last accepted row of each
+    sequence."""
     own, shared = Medusa.usual(TARGET), Medusa(TARGET, shared_head=True)
     assert own.parameters() - shared.parameters() == 4 * 4096 * 128_256
     assert shared.parameters() == 4 * (4096 * 4096 + 4096)
     plan = own.plan(RoundRows(2, 500, 3))
-    assert plan.first is not None and plan.first.weight_elements() == 3 * (4096 * 4096 + 4096 * 128_256)
+    assert plan.first is not None and plan.first.weight_elements() == 3 * (
+        4096 * 4096 + 4096 * 128_256
+    )
     assert gemm_rows(plan.first) == {2} and own.kv_bytes_per_token(2) == 0
     assert own.gammas(range(1, 17)) == (1, 2, 3, 4)
 
@@ -130,11 +141,18 @@ def test_a_choice_that_a_family_does_not_have_is_refused() -> None:
     [
         ("openvino", "medusa", None, "OpenVINO GenAI does not run medusa drafters; use vLLM"),
         ("sglang", "peagle", None, "SGLang does not run peagle drafters"),
-        ("vllm", "peagle", "0.15.0", "vLLM 0.15.0 is not known to run peagle drafters: use --engine-version 0.16"),
+        (
+            "vllm",
+            "peagle",
+            "0.15.0",
+            "vLLM 0.15.0 is not known to run peagle drafters: use --engine-version 0.16",
+        ),
         ("transformers", "eagle3", None, "transformers does not run eagle3"),
     ],
 )
-def test_an_engine_without_the_family_says_so(engine: str, name: str, version: str | None, words: str) -> None:
+def test_an_engine_without_the_family_says_so(
+    engine: str, name: str, version: str | None, words: str
+) -> None:
     with pytest.raises(ArchsearchError, match=words):
         engine_facts(engine).check_drafter(FAMILIES[name].usual(TARGET), 1, version)
 
@@ -142,7 +160,11 @@ def test_an_engine_without_the_family_says_so(engine: str, name: str, version: s
 def test_engines_name_known_families_and_the_limits_of_heads() -> None:
     for row in ENGINES.values():
         assert set(row.families) <= set(FAMILIES) and row.unscheduled <= set(row.families)
-    two = Eagle3.of(TARGET, TARGET.replace(num_hidden_layers=2, draft_vocab_size=8192, tie_word_embeddings=False), {})
+    two = Eagle3.of(
+        TARGET,
+        TARGET.replace(num_hidden_layers=2, draft_vocab_size=8192, tie_word_embeddings=False),
+        {},
+    )
     engine_facts("vllm").check_drafter(two, 1)
     with pytest.raises(InvalidShapeError, match="EAGLE-3 head of 1 layer, not of 2"):
         engine_facts("openvino").check_drafter(two, 1)

@@ -1,4 +1,5 @@
-"""Drafters by name: families, published heads, folders with a head's config.json; heads of another target are refused."""
+"""Drafters by name: families, published heads, folders with a head's config.json; heads of another
+target are refused."""
 
 from __future__ import annotations
 
@@ -17,26 +18,46 @@ from archsearch.models.targets import resolve_target
 
 TARGET = resolve_target("llama-3.1-8b")
 LLAMA = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 1, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "tie_word_embeddings": False,
-    "max_position_embeddings": 131072, "rope_theta": 500000.0,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+}
 COMMON = LLAMA | {
-    "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000,
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "draft_vocab_size": 32000,
     "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 16, 29], "use_aux_hidden_state": True},
-}  # fmt: skip
+}
 SPECULATORS = {
-    "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "draft_vocab_size": 8192,
-    "eagle_aux_hidden_state_layer_ids": [2, 16], "transformer_layer_config": LLAMA | {"num_hidden_layers": 2},
-}  # fmt: skip
+    "architectures": ["Eagle3Speculator"],
+    "speculators_model_type": "eagle3",
+    "draft_vocab_size": 8192,
+    "eagle_aux_hidden_state_layer_ids": [2, 16],
+    "transformer_layer_config": LLAMA | {"num_hidden_layers": 2},
+}
 MEDUSA = {
-    "model_type": "medusa", "architectures": ["MedusaModel"], "hidden_size": 4096, "vocab_size": 128256, "num_heads": 3,
-    "num_hidden_layers": 1, "original_lm_head": True,
-}  # fmt: skip
+    "model_type": "medusa",
+    "architectures": ["MedusaModel"],
+    "hidden_size": 4096,
+    "vocab_size": 128256,
+    "num_heads": 3,
+    "num_hidden_layers": 1,
+    "original_lm_head": True,
+}
 DFLASH = LLAMA | {
-    "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_hidden_layers": 5, "block_size": 16,
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "num_hidden_layers": 5,
+    "block_size": 16,
     "dflash_config": {"mask_token_id": 5, "target_layer_ids": [1, 8, 15, 22, 29]},
-}  # fmt: skip
+}
 
 
 def folder(base: Path, config: dict[str, Any]) -> str:
@@ -47,24 +68,40 @@ def folder(base: Path, config: dict[str, Any]) -> str:
 
 def test_a_family_is_the_published_head_of_a_target_or_the_usual_one() -> None:
     published, usual = resolve_drafter("eagle3", TARGET), resolve_drafter("peagle", TARGET)
-    assert published.notes == ["the shape of yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"] and isinstance(published.drafter, Eagle3)
-    assert "the usual shape for this target" in usual.notes[0] and "none published is known" in usual.notes[0]
+    assert published.notes == ["the shape of yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"] and isinstance(
+        published.drafter, Eagle3
+    )
+    assert (
+        "the usual shape for this target" in usual.notes[0]
+        and "none published is known" in usual.notes[0]
+    )
     assert resolve_drafter("ngram", TARGET).notes == []
-    assert resolve_drafter("mtp", TARGET).notes[0].startswith("llama-3.1-8b has none (its checkpoint (llama) holds no MTP layer)")
+    assert (
+        resolve_drafter("mtp", TARGET)
+        .notes[0]
+        .startswith("llama-3.1-8b has none (its checkpoint (llama) holds no MTP layer)")
+    )
 
 
 def test_models_are_drafts_of_their_own_or_parallel_ones() -> None:
     draft = resolve_drafter("llama-3.2-1b", TARGET)
     assert isinstance(draft.drafter, Independent) and draft.model is not None and draft.notes == []
     parallel = resolve_drafter("pard:llama-3.2-1b", TARGET)
-    assert isinstance(parallel.drafter, Pard) and parallel.drafter.architecture == draft.drafter.architecture
+    assert (
+        isinstance(parallel.drafter, Pard)
+        and parallel.drafter.architecture == draft.drafter.architecture
+    )
 
 
 def test_heads_in_folders_of_four_formats(tmp_path: Path) -> None:
     one = resolve_drafter(folder(tmp_path / "a", COMMON), TARGET)
     assert one.drafter == Eagle3.usual(TARGET.architecture) and one.notes == []
     two = resolve_drafter(f"eagle3:{folder(tmp_path / 'b', SPECULATORS)}", TARGET).drafter
-    assert two.states_read == 2 and two.architecture.num_hidden_layers == 2 and two.architecture.head_rows == 8192
+    assert (
+        two.states_read == 2
+        and two.architecture.num_hidden_layers == 2
+        and two.architecture.head_rows == 8192
+    )
     heads = resolve_drafter(folder(tmp_path / "c", MEDUSA), TARGET).drafter
     assert heads == Medusa(TARGET.architecture, 3, 1, True)
     block = resolve_drafter(folder(tmp_path / "d", DFLASH), TARGET).drafter
@@ -75,28 +112,45 @@ def test_heads_in_folders_of_four_formats(tmp_path: Path) -> None:
 
 def test_a_head_that_does_not_name_its_layers_is_told_of(tmp_path: Path) -> None:
     unnamed = {name: value for name, value in COMMON.items() if name != "eagle_config"}
-    assert "names no eagle_aux_hidden_state_layer_ids" in resolve_drafter(folder(tmp_path, unnamed), TARGET).notes[0]
+    assert (
+        "names no eagle_aux_hidden_state_layer_ids"
+        in resolve_drafter(folder(tmp_path, unnamed), TARGET).notes[0]
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"hidden_size": 2048, "num_attention_heads": 16}, "reads hidden states of width 2048, the target's have 4096"),
+        (
+            {"hidden_size": 2048, "num_attention_heads": 16},
+            "reads hidden states of width 2048, the target's have 4096",
+        ),
         ({"target_hidden_size": 8192}, "reads hidden states of width 8192"),
         ({"vocab_size": 32000}, "vocabulary of 32000, the target one of 128256"),
         (
             {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 40, 77]}},
             "layers 2, 40, 77, the target has layers 0 to 31",
         ),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": 7}}, "must be a list of numbers of the target's layers, got 7"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": ["low"]}}, "must be a list of numbers of the target's layers"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 2, 29]}}, "name each layer once"),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": 7}},
+            "must be a list of numbers of the target's layers, got 7",
+        ),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": ["low"]}},
+            "must be a list of numbers of the target's layers",
+        ),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 2, 29]}},
+            "name each layer once",
+        ),
         ({"draft_vocab_size": 200_000}, "between 1 and vocab_size=128256, got 200000"),
         ({"architectures": ["MedusaModel"]}, "needs num_heads"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers"),
     ],
 )
-def test_a_head_of_another_target_is_one_line(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_a_head_of_another_target_is_one_line(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
     name = folder(tmp_path, COMMON | change)
     with pytest.raises(ArchsearchError, match=words) as refused:
         resolve_drafter(name, TARGET)

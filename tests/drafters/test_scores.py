@@ -1,4 +1,5 @@
-"""Scores of every family: finite everywhere, bounded by tau, and an independent draft's as they always were."""
+"""Scores of every family: finite everywhere, bounded by tau, and an independent draft's as they
+always were."""
 
 from __future__ import annotations
 
@@ -27,22 +28,37 @@ from archsearch.workload import WorkloadRequest
 GPUS = ("h100", "a100", "h200", "b200")
 
 
-def scorer_of(target: str, gpu: str, *, batch: int = 1, alpha: float | None = None, engine: str = "vllm") -> Scorer:
+def scorer_of(
+    target: str, gpu: str, *, batch: int = 1, alpha: float | None = None, engine: str = "vllm"
+) -> Scorer:
     shape = catalogue.load(target).architecture
-    source, workload = choose_latency(WorkloadRequest(gpu=gpu, batch_size=batch, engine=engine), shape)
-    return Scorer(shape, workload, source.latency, PriorAcceptance() if alpha is None else GivenAcceptance(alpha))
+    source, workload = choose_latency(
+        WorkloadRequest(gpu=gpu, batch_size=batch, engine=engine), shape
+    )
+    return Scorer(
+        shape,
+        workload,
+        source.latency,
+        PriorAcceptance() if alpha is None else GivenAcceptance(alpha),
+    )
 
 
 def shapes_of(target: Architecture) -> list[Architecture]:
     """A dozen drafts: 1 to 8 layers, three widths, with and without a trimmed head."""
     return [
         target.replace(
-            num_hidden_layers=layers, hidden_size=width, intermediate_size=4 * width, num_attention_heads=width // 64,
-            num_key_value_heads=4, head_dim=64, draft_vocab_size=rows, tie_word_embeddings=False,
+            num_hidden_layers=layers,
+            hidden_size=width,
+            intermediate_size=4 * width,
+            num_attention_heads=width // 64,
+            num_key_value_heads=4,
+            head_dim=64,
+            draft_vocab_size=rows,
+            tie_word_embeddings=False,
         )
         for layers, width in ((1, 512), (2, 1024), (2, 4096), (3, 2048), (4, 1024), (8, 2048))
         for rows in (None, 8192)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(
@@ -54,22 +70,36 @@ def shapes_of(target: Architecture) -> list[Architecture]:
         ("llama-3.3-70b", "b200", "vllm"),
     ],
 )
-def test_an_independent_draft_scores_as_before_there_were_families(target: str, gpu: str, engine: str) -> None:
-    """The formula written out: the round of the bare shape at each gamma, alpha of the estimator, tau by its drift. To the
-    bit."""
+def test_an_independent_draft_scores_as_before_there_were_families(
+    target: str, gpu: str, engine: str
+) -> None:
+    """The formula written out: the round of the bare shape at each gamma, alpha of the estimator,
+    tau by its drift. To the bit."""
     scorer = scorer_of(target, gpu, engine=engine)
     for shape in shapes_of(scorer.target):
         found = scorer.acceptance.predict(shape, scorer.context)
         positions = speculation.drifting_positions(found.alpha.value, found.drift.value, 16)
         reach = speculation.accepted_by_position(positions)
-        rounds = {gamma: scorer.latency.round(scorer.target, shape, scorer.workload, gamma) for gamma in range(1, 17)}
+        rounds = {
+            gamma: scorer.latency.round(scorer.target, shape, scorer.workload, gamma)
+            for gamma in range(1, 17)
+        }
         gains = {
-            gamma: (1.0 + math.fsum(reach[:gamma])) * scorer.decode_s.value / time.round_s.value for gamma, time in rounds.items()
+            gamma: (1.0 + math.fsum(reach[:gamma])) * scorer.decode_s.value / time.round_s.value
+            for gamma, time in rounds.items()
         }
         best = max(gains, key=lambda gamma: gains[gamma])
         score = scorer(shape)
-        assert score == scorer(Independent(shape)) and score.drafter is None and score.family == "independent"
-        assert score.gamma == best and score.round_s == rounds[best].round_s and score.draft_s == rounds[best].draft_s
+        assert (
+            score == scorer(Independent(shape))
+            and score.drafter is None
+            and score.family == "independent"
+        )
+        assert (
+            score.gamma == best
+            and score.round_s == rounds[best].round_s
+            and score.draft_s == rounds[best].draft_s
+        )
         tau = speculation.tau_estimate(found.alpha, best, found.drift)
         assert (score.tau.value, score.tau.std) == (tau.value, tau.std)
         times = scorer.decode_s, rounds[best].round_s, rounds[best].verify_s
@@ -83,12 +113,21 @@ def test_every_family_scores_on_every_shipped_gpu(target: str, gpu: str) -> None
     scorer = scorer_of(target, gpu)
     for each in FAMILIES.values():
         score = scorer(each.usual(scorer.target))
-        for value in (score.speedup.value, score.speedup.std, score.tau.value, score.tpot_s.value, score.draft_s.value):
+        for value in (
+            score.speedup.value,
+            score.speedup.std,
+            score.tau.value,
+            score.tpot_s.value,
+            score.draft_s.value,
+        ):
             assert math.isfinite(value) and value > 0
         assert score.family == each.family and 1 <= score.gamma <= 16
         assert score.speedup.value <= score.tau.value * 1.0001, "drafting is never free"
         assert Score.from_dict(score.to_dict()) == score
-        assert score.speedup.low is not None and score.speedup.low <= score.speedup.value <= score.speedup.high  # type: ignore[operator]
+        assert (
+            score.speedup.low is not None
+            and score.speedup.low <= score.speedup.value <= score.speedup.high
+        )  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "early_exit"])
@@ -101,8 +140,8 @@ def test_more_accepted_tokens_are_never_slower(name: str) -> None:
 
 
 def test_a_lookup_that_never_finds_anything_is_a_plain_step_that_waits() -> None:
-    """Rounds without a proposal cost the target's step, the search and, in vLLM, what asynchronous scheduling would hide; with
-    one in every round, a whole round."""
+    """Rounds without a proposal cost the target's step, the search and, in vLLM, what asynchronous
+    scheduling would hide; with one in every round, a whole round."""
     scorer = scorer_of("llama-3.1-8b", "h100", batch=4)
     acceptance = Acceptance(Estimate(0.6, 0.1, "measured"))
     gains = {}
@@ -111,7 +150,9 @@ def test_a_lookup_that_never_finds_anything_is_a_plain_step_that_waits() -> None
         gains[share] = scorer.with_families(known)(NGram.usual(scorer.target))
     never = gains[0.0]
     assert never.tau.value == 1.0 and 0.8 < never.speedup.value < 1.0
-    assert never.round_s is not None and never.round_s.value == pytest.approx(scorer.decode_s.value + 0.84e-3, rel=0.02)
+    assert never.round_s is not None and never.round_s.value == pytest.approx(
+        scorer.decode_s.value + 0.84e-3, rel=0.02
+    )
     assert gains[0.0].speedup.value < gains[0.5].speedup.value < gains[1.0].speedup.value
     assert gains[1.0].alpha.value == 0.6
 
@@ -126,22 +167,37 @@ def test_what_is_believed_of_lookups_gives_back_the_published_tau() -> None:
 
 
 def test_families_of_one_search_are_told_apart_by_what_both_are_unsure_of() -> None:
-    """Two kinds of drafter for one target share its domain and study: the gap is surer than each alone."""
+    """Two kinds of drafter for one target share its domain and study: the gap is surer than each
+    alone."""
     scorer = scorer_of("llama-3.1-8b", "h100")
-    eagle3, independent = (scorer(FAMILIES[name].usual(scorer.target)) for name in ("eagle3", "independent"))
+    eagle3, independent = (
+        scorer(FAMILIES[name].usual(scorer.target)) for name in ("eagle3", "independent")
+    )
     groups = scorer.indistinguishable([eagle3, independent])
     assert sum(len(group) for group in groups) == 2
     alone = math.hypot(*(speculation.logit_std(score.alpha) for score in (eagle3, independent)))
     from archsearch.acceptance.families import gap_std
 
-    assert 0.1 < gap_std(eagle3.proposer, independent.proposer, scorer.acceptance, scorer.context) < alone
+    assert (
+        0.1
+        < gap_std(eagle3.proposer, independent.proposer, scorer.acceptance, scorer.context)
+        < alone
+    )
 
 
 def test_a_lookups_mean_round_is_never_shorter_than_a_plain_step() -> None:
-    """Batch 64 of a 70B on eight ranks in an engine whose steps the host holds back: some of the batch drafts in every round, so
-    the mean round is what a round with a draft adds, not that of a full verification taken off a short one."""
+    """Batch 64 of a 70B on eight ranks in an engine whose steps the host holds back: some of the
+    batch drafts in every round, so the mean round is what a round with a draft adds, not that of a
+    full verification taken off a short one."""
     shape = catalogue.load("llama-2-70b").architecture
-    asked = WorkloadRequest(gpu="h200", batch_size=64, engine="transformers", tensor_parallel=8, mode="graph", context_len=256)
+    asked = WorkloadRequest(
+        gpu="h200",
+        batch_size=64,
+        engine="transformers",
+        tensor_parallel=8,
+        mode="graph",
+        context_len=256,
+    )
     source, workload = choose_latency(asked, shape)
     scorer = Scorer(shape, workload, source.latency, PriorAcceptance())
     for share in (0.05, 0.5, 0.9):
@@ -157,13 +213,16 @@ def test_a_lookups_mean_round_is_never_shorter_than_a_plain_step() -> None:
 
 
 def test_an_engine_that_fills_drafts_up_verifies_all_of_them_in_every_round() -> None:
-    """TensorRT-LLM pads n-gram drafts to gamma: the round is the same however seldom a match is found. vLLM's is not."""
+    """TensorRT-LLM pads n-gram drafts to gamma: the round is the same however seldom a match is
+    found. vLLM's is not."""
     rounds = {}
     for engine in ("tensorrt-llm", "vllm"):
         scorer = scorer_of("llama-3.1-8b", "h100", batch=32, engine=engine)
         asked = (scorer.latency, scorer.target, scorer.workload)
         rounds[engine] = [
-            drafter_round(asked[0], asked[1], NGram.usual(asked[1]).with_share(share), asked[2], 4, None).round_s.value
+            drafter_round(
+                asked[0], asked[1], NGram.usual(asked[1]).with_share(share), asked[2], 4, None
+            ).round_s.value
             for share in (0.2, 0.999)
         ]
     assert rounds["tensorrt-llm"][0] == rounds["tensorrt-llm"][1]
@@ -171,12 +230,19 @@ def test_an_engine_that_fills_drafts_up_verifies_all_of_them_in_every_round() ->
 
 
 def test_a_batch_that_drafts_unevenly_waits_for_the_host() -> None:
-    """vLLM has a graph of the whole pass only where every sequence verifies gamma + 1 tokens: a short pass of a deep target is
-    launched layer by layer, 80 layers at 0.08 ms."""
-    shape = catalogue.load("llama-2-70b").architecture.replace(hidden_size=1024, intermediate_size=2048, num_attention_heads=8)
-    source, workload = choose_latency(WorkloadRequest(gpu="h100", batch_size=8, engine="vllm"), shape)
+    """vLLM has a graph of the whole pass only where every sequence verifies gamma + 1 tokens: a
+    short pass of a deep target is launched layer by layer, 80 layers at 0.08 ms."""
+    shape = catalogue.load("llama-2-70b").architecture.replace(
+        hidden_size=1024, intermediate_size=2048, num_attention_heads=8
+    )
+    source, workload = choose_latency(
+        WorkloadRequest(gpu="h100", batch_size=8, engine="vllm"), shape
+    )
     uneven, even = (
-        drafter_round(source.latency, shape, NGram.usual(shape).with_share(share), workload, 3, None) for share in (0.5, 0.99999)
+        drafter_round(
+            source.latency, shape, NGram.usual(shape).with_share(share), workload, 3, None
+        )
+        for share in (0.5, 0.99999)
     )
     assert even.verify_s.value < 80 * 0.08e-3 < uneven.round_s.value
     assert even.round_s.value < uneven.round_s.value
@@ -189,11 +255,21 @@ def test_what_is_assumed_ranks_by_the_lower_end_of_its_interval() -> None:
     assert not eagle3.assumed and eagle3.ranked_by == eagle3.speedup.value
     given = scorer_of("llama-3.1-8b", "h100", alpha=0.8)(FAMILIES["pard"].usual(scorer.target))
     assert not given.assumed and given.ranked_by == given.speedup.value, "who gives alpha knows it"
-    assert Score.from_dict({name: value for name, value in pard.to_dict().items() if name != "assumed"}).assumed == ""
+    assert (
+        Score.from_dict(
+            {name: value for name, value in pard.to_dict().items() if name != "assumed"}
+        ).assumed
+        == ""
+    )
     # The case that this is about: an assumed one that is faster, and whose lower end is slower.
     gain = pard.speedup
-    hoped = replace(pard, speedup=replace(gain, value=eagle3.speedup.value + 0.1, low=eagle3.speedup.value - 0.1))
-    found = merged([SearchResult([hoped.with_rank(1)], []), SearchResult([eagle3.with_rank(1)], [])])
+    hoped = replace(
+        pard,
+        speedup=replace(gain, value=eagle3.speedup.value + 0.1, low=eagle3.speedup.value - 0.1),
+    )
+    found = merged(
+        [SearchResult([hoped.with_rank(1)], []), SearchResult([eagle3.with_rank(1)], [])]
+    )
     assert [score.family for score in found.best] == ["eagle3", "pard"]
 
 

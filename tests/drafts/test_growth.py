@@ -1,4 +1,5 @@
-"""Further text of a run, source by source, on tiny targets: what it holds, that it ends, resumes and leaks nothing."""
+"""Further text of a run, source by source, on tiny targets: what it holds, that it ends, resumes
+and leaks nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def make_texts(folder: Path, prompts: PromptSet | None = None, run: str = "run")
     if not (folder / "target").exists():
         make_model_folder(folder / "target")
     found = prompts or load_prompt_set(make_prompts(folder / "prompts.jsonl"), None)
-    return RunTexts(LoadedTarget(resolve_target(str(folder / "target")), "float32"), found, folder / run, TOKENS)
+    return RunTexts(
+        LoadedTarget(resolve_target(str(folder / "target")), "float32"), found, folder / run, TOKENS
+    )
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,9 @@ def asked(cache: TextCache) -> set[tuple[int, ...]]:
 def test_every_source_is_used_once_it_is_the_turn_of_it_and_ends(texts: RunTexts) -> None:
     before = texts.distinct_tokens()
     supplies = {supply.name: supply for supply in texts.supplies()}
-    assert "sampled" in supplies and all(s.tokens > 0 and s.tokens_per_s > 0 and s.worth > 0 for s in supplies.values())
+    assert "sampled" in supplies and all(
+        s.tokens > 0 and s.tokens_per_s > 0 and s.worth > 0 for s in supplies.values()
+    )
     began = time.monotonic()
     gained = texts.grow(20.0)
     assert time.monotonic() - began < 600
@@ -56,10 +61,14 @@ def test_every_source_is_used_once_it_is_the_turn_of_it_and_ends(texts: RunTexts
     for cache in texts.all_training()[1:]:
         starts = asked(cache)
         assert not starts & unseen and not starts & heldout
-        assert not any(ids[: len(secret)] == secret for ids in starts for secret in unseen | heldout)
+        assert not any(
+            ids[: len(secret)] == secret for ids in starts for secret in unseen | heldout
+        )
     # Another process finds the same.
     again = RunTexts(texts.target, texts.prompts, texts.folder, TOKENS)
-    assert [c.fingerprint for c in again.all_training()] == [c.fingerprint for c in texts.all_training()]
+    assert [c.fingerprint for c in again.all_training()] == [
+        c.fingerprint for c in texts.all_training()
+    ]
     assert again.distinct_tokens() == after
 
 
@@ -69,13 +78,20 @@ def test_sampled_answers_come_in_rounds_and_come_to_an_end(tmp_path: Path) -> No
     growth = texts.growth
     seen = [growth._write_sampled(60.0) for _ in range(SAMPLED_ROUNDS + 1)]
     assert all(seen[:-1]) and seen[-1] == 0
-    assert growth.folders()[-SAMPLED_ROUNDS:] == ["more", *(f"more-{n}" for n in range(2, SAMPLED_ROUNDS + 1))]
+    assert growth.folders()[-SAMPLED_ROUNDS:] == [
+        "more",
+        *(f"more-{n}" for n in range(2, SAMPLED_ROUNDS + 1)),
+    ]
     first, second = (TextCache.load(texts.folder / name) for name in ("more", "more-2"))
-    assert [s.token_ids.tolist() for s in first.sequences] != [s.token_ids.tolist() for s in second.sequences]
+    assert [s.token_ids.tolist() for s in first.sequences] != [
+        s.token_ids.tolist() for s in second.sequences
+    ]
     assert "sampled" not in {supply.name for supply in texts.supplies()}
 
 
-def test_prompts_that_time_did_not_reach_come_first_and_a_cut_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_that_time_did_not_reach_come_first_and_a_cut_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = make_texts(tmp_path)
     texts.write_training(60.0)
     whole = texts.training()
@@ -90,17 +106,24 @@ def test_prompts_that_time_did_not_reach_come_first_and_a_cut_goes_on(tmp_path: 
     save_shard(run / "text" / "shard-00000.safetensors", whole.sequences[:20], False)
     (run / "text" / "done.json").write_text("{}")
     cut.growth.timed((0, 0), (300, 300), 1.0)
-    assert cut.supplies()[0].name == "answers" and cut.supplies()[0].worth == pytest.approx(1.0, abs=0.3)
+    assert cut.supplies()[0].name == "answers" and cut.supplies()[0].worth == pytest.approx(
+        1.0, abs=0.3
+    )
     assert cut.growth._write_answers(60.0) > 0
     answers = {tuple(s.token_ids.tolist()) for s in TextCache.load(run / "answers").sequences}
     assert answers == {tuple(s.token_ids.tolist()) for s in whole.sequences[20:]}
     assert cut.growth._write_answers(60.0) == 0, "all were written"
 
 
-def test_a_target_that_invents_nothing_usable_is_asked_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_that_invents_nothing_usable_is_asked_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = make_texts(tmp_path)
     texts.write_training_once(60.0)
-    monkeypatch.setattr("archsearch.text.supply.turns_of", lambda sequences, *_: [("again " * 40, "", True)] * len(sequences))
+    monkeypatch.setattr(
+        "archsearch.text.supply.turns_of",
+        lambda sequences, *_: [("again " * 40, "", True)] * len(sequences),
+    )
     monkeypatch.setattr("archsearch.drafts.growth.ASKED", 4)
     assert texts.growth._write_invented(60.0) == 0
     assert len(list(texts.folder.glob("asked-*/prompts.json"))) == 2
@@ -108,12 +131,16 @@ def test_a_target_that_invents_nothing_usable_is_asked_no_more(tmp_path: Path, m
     assert texts.growth._write_invented(60.0) == 0 and len(list(texts.folder.glob("asked-*"))) == 2
 
 
-def test_a_round_of_invented_prompts_is_kept_and_answered_greedily(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_of_invented_prompts_is_kept_and_answered_greedily(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = make_texts(tmp_path)
     texts.write_training_once(60.0)
     monkeypatch.setattr("archsearch.drafts.growth.ASKED", 6)
     heldout = texts.prompts.heldout[0].text
-    made = [(f"w{n} w{n + 20} w{n + 40} w{n + 60}", "", True) for n in range(5)] + [(heldout, "", True)]
+    made = [(f"w{n} w{n + 20} w{n + 40} w{n + 60}", "", True) for n in range(5)] + [
+        (heldout, "", True)
+    ]
     monkeypatch.setattr("archsearch.text.supply.turns_of", lambda sequences, *_: made)
     assert texts.growth._write_invented(60.0) > 0
     cache = TextCache.load(texts.folder / "invented-000")
@@ -144,8 +171,12 @@ def trains(texts: RunTexts) -> None:
     from archsearch.training.initialise import initialise_draft
     from tests.doubles.world import TINY
 
-    draft = initialise_draft(texts.target.model(), TINY.replace(num_hidden_layers=1, tie_word_embeddings=False), seed=0)
-    result = distill(draft, texts.all_training(), DistillConfig(max_steps=3), heldout=texts.choosing().sequences)
+    draft = initialise_draft(
+        texts.target.model(), TINY.replace(num_hidden_layers=1, tie_word_embeddings=False), seed=0
+    )
+    result = distill(
+        draft, texts.all_training(), DistillConfig(max_steps=3), heldout=texts.choosing().sequences
+    )
     assert result.tokens > 0 and 0.0 <= result.alpha <= 1.0
 
 

@@ -1,4 +1,5 @@
-"""The target writes and drafts are trained on another device than the CPU: a stand-in that refuses tensors of the CPU."""
+"""The target writes and drafts are trained on another device than the CPU: a stand-in that refuses
+tensors of the CPU."""
 
 from __future__ import annotations
 
@@ -34,7 +35,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer(folder: Path, run: str, device: str) -> DraftTrainer:
     prompts = load_prompt_set(folder / "prompts.jsonl", None)
     return DraftTrainer(
-        resolve_target(str(folder / "target")), "float32", prompts, folder / run, answer_tokens=12, threads=1, device=device
+        resolve_target(str(folder / "target")),
+        "float32",
+        prompts,
+        folder / run,
+        answer_tokens=12,
+        threads=1,
+        device=device,
     )
 
 
@@ -62,11 +69,16 @@ def test_a_draft_is_trained_elsewhere(folder: Path, shape: Architecture) -> None
     assert {p.device.type for p in load_draft(done.folder).parameters()} == {"cpu"}
     here = trainer(folder, f"here-{id(shape)}", "cpu")
     here.texts.write_training(60.0)
-    assert here.texts.training().sequences[0].token_ids.tolist() == there.texts.training().sequences[0].token_ids.tolist()
+    assert (
+        here.texts.training().sequences[0].token_ids.tolist()
+        == there.texts.training().sequences[0].token_ids.tolist()
+    )
 
 
 @pytest.mark.parametrize("family", ["eagle3", "medusa"])
-def test_a_head_reads_and_is_judged_elsewhere(folder: Path, family: HeadFamily, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_reads_and_is_judged_elsewhere(
+    folder: Path, family: HeadFamily, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the backward pass, in which torch gives up on a stand-in with chains."""
 
     def forward_only(run: HeadRun, batch: Batch, lr: float) -> float:
@@ -90,6 +102,6 @@ def test_early_exits_are_measured_elsewhere(folder: Path) -> None:
     texts = here.texts.heldout().sequences
     want = exit_traces(here.model(), texts, [1], end_ids=[0])
     with second_device() as device:
-        assert exit_traces(here.loaded.model(device=device), texts, [1], end_ids=[0])[1].agreements[0].tolist() == (
-            want[1].agreements[0].tolist()
-        )
+        assert exit_traces(here.loaded.model(device=device), texts, [1], end_ids=[0])[1].agreements[
+            0
+        ].tolist() == (want[1].agreements[0].tolist())

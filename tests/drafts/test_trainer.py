@@ -1,4 +1,5 @@
-"""The trainer on a tiny target: short trainings that go on, further text, and drafts compared in pairs."""
+"""The trainer on a tiny target: short trainings that go on, further text, and drafts compared in
+pairs."""
 
 from __future__ import annotations
 
@@ -24,12 +25,21 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> DraftTrainer:
     folder = tmp_path_factory.mktemp("trainer")
     make_model_folder(folder / "target")
     prompts = load_prompt_set(make_prompts(folder / "prompts.jsonl"), None)
-    found = DraftTrainer(resolve_target(str(folder / "target")), "float32", prompts, folder / "run", answer_tokens=16, threads=1)
+    found = DraftTrainer(
+        resolve_target(str(folder / "target")),
+        "float32",
+        prompts,
+        folder / "run",
+        answer_tokens=16,
+        threads=1,
+    )
     found.texts.write_training(60.0)
     return found
 
 
-def test_further_text_leaves_out_the_prompts_that_drafts_are_compared_on(trainer: DraftTrainer) -> None:
+def test_further_text_leaves_out_the_prompts_that_drafts_are_compared_on(
+    trainer: DraftTrainer,
+) -> None:
     from archsearch.training.distill import DistillConfig, split_heldout
 
     assert trainer.texts.grow(0.0) == {} and len(trainer.texts.all_training()) == 1
@@ -37,12 +47,18 @@ def test_further_text_leaves_out_the_prompts_that_drafts_are_compared_on(trainer
     assert trainer.texts.growth._write_sampled(60.0) > 0
     assert len(trainer.texts.all_training()) == 2
     more = trainer.texts.all_training()[1]
-    kept_out = split_heldout(trainer.texts.training().sequences, DistillConfig(max_steps=1).heldout_sequences)[1]
+    kept_out = split_heldout(
+        trainer.texts.training().sequences, DistillConfig(max_steps=1).heldout_sequences
+    )[1]
     unseen = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in kept_out}
     answered = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in more.sequences}
-    written = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in trainer.texts.training().sequences}
+    written = {
+        tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in trainer.texts.training().sequences
+    }
     assert unseen and answered == written - unseen
-    again = DraftTrainer(trainer.target, "float32", trainer.prompts, trainer.folder, answer_tokens=16)  # another process finds it
+    again = DraftTrainer(
+        trainer.target, "float32", trainer.prompts, trainer.folder, answer_tokens=16
+    )  # another process finds it
     assert [cache.fingerprint for cache in again.texts.all_training()] == [
         cache.fingerprint for cache in trainer.texts.all_training()
     ]
@@ -73,8 +89,12 @@ def test_pairing_removes_what_texts_share() -> None:
     easy_and_hard = tuple(10 + round(8 * math.sin(i)) for i in range(40))
     ahead = tuple(value + 1 for value in easy_and_hard)
     other = tuple(10 + round(8 * math.cos(3 * i)) for i in range(40))
-    assert paired_logit_std(short(easy_and_hard), short(easy_and_hard)) == pytest.approx(0.0, abs=1e-9)
-    assert paired_logit_std(short(easy_and_hard), short(ahead)) < 0.2 * paired_logit_std(short(easy_and_hard), short(other))
+    assert paired_logit_std(short(easy_and_hard), short(easy_and_hard)) == pytest.approx(
+        0.0, abs=1e-9
+    )
+    assert paired_logit_std(short(easy_and_hard), short(ahead)) < 0.2 * paired_logit_std(
+        short(easy_and_hard), short(other)
+    )
     with pytest.raises(ArchsearchError, match="different texts"):
         paired_logit_std(short((1, 2, 3)), short((1, 2)))
 
@@ -99,7 +119,9 @@ def test_drafts_are_chosen_on_one_half_of_the_held_out_text(tmp_path: Path) -> N
     confirming = {prompt.token_ids for prompt in texts.encode(texts.prompts.confirming)}
     used = {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in texts.choosing().sequences}
     assert used == choosing and not used & confirming
-    assert len(texts.heldout().sequences) == 18  # the whole is written: a run folder of before holds the same
+    assert (
+        len(texts.heldout().sequences) == 18
+    )  # the whole is written: a run folder of before holds the same
     # What stopped at its budget stays as it is, whoever asks again.
     again = RunTexts(loaded, texts.prompts, tmp_path / "run", 8)
     assert (tmp_path / "run" / "heldout" / "done.json").exists()

@@ -1,4 +1,5 @@
-"""A new engine is one file and one row of facts: with them alone it is chosen, refused, priced, run, named and exported for."""
+"""A new engine is one file and one row of facts: with them alone it is chosen, refused, priced,
+run, named and exported for."""
 
 from __future__ import annotations
 
@@ -28,29 +29,40 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_runs() -> None:
     engine = make_engine("toy", EngineSettings())
-    assert isinstance(engine, Engine) and engine.name == "toy" and engine_title("toy") == "Toy Serve"
+    assert (
+        isinstance(engine, Engine) and engine.name == "toy" and engine_title("toy") == "Toy Serve"
+    )
     engine.start("target", "draft", 2)
     assert len(engine.generate([EnginePrompt("a", (1, 2, 3))], Sampling(max_new_tokens=8))) == 1
 
 
 def test_it_is_asked_for_what_it_can_only() -> None:
     check_choice(EngineChoice(), "toy", synthetic=True, concurrency=8)
-    with pytest.raises(ArchsearchError, match="toy takes one gamma for all batch sizes; use --engine vllm"):
+    with pytest.raises(
+        ArchsearchError, match="toy takes one gamma for all batch sizes; use --engine vllm"
+    ):
         check_choice(EngineChoice(), "toy", schedule=True)
     with pytest.raises(ArchsearchError, match="running vLLM server, not for toy"):
         check_choice(EngineChoice(server_url="http://127.0.0.1:9"), "toy")
     with pytest.raises(ArchsearchError, match="toy runs in archsearch's own interpreter"):
         check_choice(EngineChoice(python=Path("python")), "toy")
     # Others are told of it where it can help.
-    with pytest.raises(ArchsearchError, match="use --concurrency 1, or --engine vllm or openvino or toy"):
+    with pytest.raises(
+        ArchsearchError, match="use --concurrency 1, or --engine vllm or openvino or toy"
+    ):
         check_choice(EngineChoice(), "transformers", concurrency=2)
 
 
 def test_it_is_priced_by_how_it_runs_a_draft() -> None:
-    draft, workload = Architecture(256, 512, 2, 4, 4, 64, 32000, draft_vocab_size=8000), Workload(tensor_parallel=2)
+    draft, workload = (
+        Architecture(256, 512, 2, 4, 4, 64, 32000, draft_vocab_size=8000),
+        Workload(tensor_parallel=2),
+    )
     device = resolve_device("a100")
     toy, plain = (RooflineLatency(device, "bfloat16", "graph", name) for name in ("toy", None))
-    assert toy.draft_s(draft, workload, 2).value > plain.draft_s(draft, workload, 2).value  # it pads the trimmed head
+    assert (
+        toy.draft_s(draft, workload, 2).value > plain.draft_s(draft, workload, 2).value
+    )  # it pads the trimmed head
     assert toy.idle_draft_s(draft, workload).value == 0
 
 
@@ -61,7 +73,19 @@ def test_it_is_exported_for() -> None:
 
 
 def test_the_command_line_takes_it() -> None:
-    refused = CliRunner().invoke(main, ["search", "--target", "no-such-target", "--gpu", "a100", "--engine", "toy"])
-    assert refused.exit_code == 2 and "no-such-target" in refused.stderr and "toy" not in refused.stderr
-    assert "Toy" not in refused.stdout and '"engine": "toy"' in CliRunner().invoke(main, ["engine", "list", "--json"]).stdout
-    assert "unknown engine 'toys'" in CliRunner().invoke(main, ["search", "--target", "x", "--engine", "toys"]).stderr
+    refused = CliRunner().invoke(
+        main, ["search", "--target", "no-such-target", "--gpu", "a100", "--engine", "toy"]
+    )
+    assert (
+        refused.exit_code == 2
+        and "no-such-target" in refused.stderr
+        and "toy" not in refused.stderr
+    )
+    assert (
+        "Toy" not in refused.stdout
+        and '"engine": "toy"' in CliRunner().invoke(main, ["engine", "list", "--json"]).stdout
+    )
+    assert (
+        "unknown engine 'toys'"
+        in CliRunner().invoke(main, ["search", "--target", "x", "--engine", "toys"]).stderr
+    )

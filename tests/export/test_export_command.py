@@ -1,4 +1,5 @@
-"""`archsearch export` on a run folder written by hand: what it refuses, and what ends up in the folder."""
+"""`archsearch export` on a run folder written by hand: what it refuses, and what ends up in the
+folder."""
 
 from __future__ import annotations
 
@@ -38,7 +39,21 @@ def run(tmp_path: Path) -> Run:
     one = Estimate(1.5, 0.1, "modelled")
     for rank in (1, 2):
         shape = SHAPE.replace(intermediate_size=SHAPE.intermediate_size + 32 * rank)
-        score = Score(rank, shape, 100, 3, Estimate(0.5, 0.1, "prior"), one, one, one, one, one, one, 768, None)
+        score = Score(
+            rank,
+            shape,
+            100,
+            3,
+            Estimate(0.5, 0.1, "prior"),
+            one,
+            one,
+            one,
+            one,
+            one,
+            one,
+            768,
+            None,
+        )
         folder = opened.write_best(score, to_hf_config(shape), vllm_config("independent", "x", 3))
         if rank == 1:
             save_draft(build_draft(shape, torch.float32), folder, gamma=3)
@@ -63,16 +78,29 @@ def refused(*arguments: str) -> str:
 
 def test_by_default_everything_that_is_text(run: Run) -> None:
     result = good("--output", "out")
-    assert result["engines"] == ["transformers", "vllm", "sglang", "tensorrt-llm"] and result["gamma"] == 3 and result["trained"]
+    assert (
+        result["engines"] == ["transformers", "vllm", "sglang", "tensorrt-llm"]
+        and result["gamma"] == 3
+        and result["trained"]
+    )
     names = {path.name for path in Path("out").iterdir()}
-    assert {"model.safetensors", "tokenizer.json", "speculative_config.json", "tensorrt-llm.yaml", "README.md"} <= names
+    assert {
+        "model.safetensors",
+        "tokenizer.json",
+        "speculative_config.json",
+        "tensorrt-llm.yaml",
+        "README.md",
+    } <= names
     assert "draft.gguf" not in names
     text = call("--output", "out").output
     assert "exported to" in text and "README.md" in text
 
 
 def test_schedule_of_the_rank_of_a_file_and_of_the_user(run: Run) -> None:
-    schedule = {"ranges": [[1, 2, 5], [3, 16, 1]], "points": [{"batch_size": 1, "gamma": 5, "speedup": 1.4}]}
+    schedule = {
+        "ranges": [[1, 2, 5], [3, 16, 1]],
+        "points": [{"batch_size": 1, "gamma": 5, "speedup": 1.4}],
+    }
     (run.best_dir(1) / "schedule.json").write_text(json.dumps(schedule))
     result = good("--output", "out")
     assert result["gamma"] == 5 and result["schedule"] == schedule["ranges"]
@@ -81,7 +109,10 @@ def test_schedule_of_the_rank_of_a_file_and_of_the_user(run: Run) -> None:
     result = good("--output", "out", "--schedule", "mine.json", "--gamma", "4")
     assert result["gamma"] == 4 and result["schedule"] == [[1, 8, 2], [9, 16, 0]]
     config = json.loads(Path("out/speculative_config.json").read_text())
-    assert config["num_speculative_tokens"] == 2 and config["num_speculative_tokens_per_batch_size"] == result["schedule"]
+    assert (
+        config["num_speculative_tokens"] == 2
+        and config["num_speculative_tokens_per_batch_size"] == result["schedule"]
+    )
     Path("mine.json").write_text(json.dumps({"ranges": [[2, 8, 2]]}))
     assert "start at batch size 1" in refused("--output", "out", "--schedule", "mine.json")
     assert "schedule not found: no.json" in refused("--output", "out", "--schedule", "no.json")
@@ -89,18 +120,30 @@ def test_schedule_of_the_rank_of_a_file_and_of_the_user(run: Run) -> None:
 
 def test_a_shape_is_exported_only_when_asked_for(run: Run) -> None:
     text = refused("--rank", "2", "--output", "out")
-    assert "archsearch train runs/a --rank 2" in text and "--allow-untrained" in text and not Path("out").exists()
+    assert (
+        "archsearch train runs/a --rank 2" in text
+        and "--allow-untrained" in text
+        and not Path("out").exists()
+    )
     result = good("--rank", "2", "--output", "out", "--allow-untrained")
     assert not result["trained"] and "without weights" in result["note"]
     assert "a shape, not a trained draft" in Path("out/README.md").read_text()
-    assert "llama.cpp needs weights" in refused("--rank", "2", "--output", "new", "--allow-untrained", "--for", "llama.cpp")
+    assert "llama.cpp needs weights" in refused(
+        "--rank", "2", "--output", "new", "--allow-untrained", "--for", "llama.cpp"
+    )
     assert not Path("new").exists()
 
 
 def test_engines(run: Run) -> None:
     text = refused("--output", "out", "--for", "ollama")
-    assert all(name in text for name in ("transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp", "speculators"))
-    assert "--for vllm" in refused("--output", "out", "--for", "speculators") and not Path("out").exists()
+    assert all(
+        name in text
+        for name in ("transformers", "vllm", "sglang", "tensorrt-llm", "llama.cpp", "speculators")
+    )
+    assert (
+        "--for vllm" in refused("--output", "out", "--for", "speculators")
+        and not Path("out").exists()
+    )
     result = good("--output", "out", "--for", "llama.cpp", "--for", "transformers")
     assert result["engines"] == ["transformers", "llama.cpp"] and Path("out/draft.gguf").is_file()
     assert not Path("out/speculative_config.json").exists()
@@ -109,4 +152,6 @@ def test_engines(run: Run) -> None:
 def test_a_folder_in_use_is_left_alone(run: Run) -> None:
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("mine")
-    assert "not empty" in refused("--output", "mine") and [path.name for path in Path("mine").iterdir()] == ["thesis.txt"]
+    assert "not empty" in refused("--output", "mine") and [
+        path.name for path in Path("mine").iterdir()
+    ] == ["thesis.txt"]

@@ -12,16 +12,27 @@ from archsearch.errors import ArchsearchError
 from archsearch.export.drafters import vllm_config
 from archsearch.export.engines import Serving, Setup, check_engines, export_names, serving
 
-OPTIONS: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "engine_options.yaml").read_text())
+OPTIONS: dict[str, Any] = yaml.safe_load(
+    (Path(__file__).parent / "engine_options.yaml").read_text()
+)
 RANGES = ((1, 2, 4), (3, 16, 1), (17, 256, 0))
 
 
 def setup(**changes: Any) -> Setup:
-    return Setup(**{"folder": Path("/d/my draft"), "target": "org/target", "gamma": 3, "dtype": "bfloat16", **changes})
+    return Setup(
+        **{
+            "folder": Path("/d/my draft"),
+            "target": "org/target",
+            "gamma": 3,
+            "dtype": "bfloat16",
+            **changes,
+        }
+    )
 
 
 def options_of(each: Serving) -> dict[str, str]:
-    """The options of a command; checks program, names, kinds and that none is missing, against what the engine documents."""
+    """The options of a command; checks program, names, kinds and that none is missing, against what
+    the engine documents."""
     documented = OPTIONS[each.engine]
     program = len(documented["program"])
     assert list(each.command[:program]) == documented["program"]
@@ -44,21 +55,29 @@ def test_engine_names() -> None:
     assert check_engines(["vllm", "transformers", "vllm"]) == ("transformers", "vllm")
     with pytest.raises(ArchsearchError) as error:
         check_engines(["vllm", "ollama"])
-    assert "'ollama'" in str(error.value) and all(name in str(error.value) for name in export_names())
+    assert "'ollama'" in str(error.value) and all(
+        name in str(error.value) for name in export_names()
+    )
     assert len(export_names()) == 6
     with pytest.raises(ArchsearchError, match="not independent draft models.*--for vllm"):
         check_engines(["speculators"])
 
 
 def test_vllm_config() -> None:
-    assert vllm_config("independent", "d", 3) == {"method": "draft_model", "model": "d", "num_speculative_tokens": 3}
+    assert vllm_config("independent", "d", 3) == {
+        "method": "draft_model",
+        "model": "d",
+        "num_speculative_tokens": 3,
+    }
     config = vllm_config("independent", "d", 3, RANGES, 2)
     assert config["num_speculative_tokens"] == 4 and config["draft_tensor_parallel_size"] == 2
     assert config["num_speculative_tokens_per_batch_size"] == [[1, 2, 4], [3, 16, 1], [17, 256, 0]]
     one = vllm_config("independent", "d", 3, ((1, 256, 5),))
     assert one["num_speculative_tokens"] == 5 and "num_speculative_tokens_per_batch_size" not in one
     off = vllm_config("independent", "d", 3, ((1, 256, 0),))
-    assert off["num_speculative_tokens"] == 3 and off["num_speculative_tokens_per_batch_size"] == [[1, 256, 0]]
+    assert off["num_speculative_tokens"] == 3 and off["num_speculative_tokens_per_batch_size"] == [
+        [1, 256, 0]
+    ]
 
 
 def test_vllm_command_holds_the_config_of_its_file() -> None:
@@ -69,7 +88,9 @@ def test_vllm_command_holds_the_config_of_its_file() -> None:
     assert config["model"] == "/d/my draft" and config["draft_tensor_parallel_size"] == 2
     assert words[words.index("--tensor-parallel-size") + 1] == "2"
     assert "still runs one pass" in " ".join(each.notes)
-    assert "without CUDA graphs" in " ".join(each.notes) and "`VLLM_USE_V2_MODEL_RUNNER=0`" in " ".join(each.notes)
+    assert "without CUDA graphs" in " ".join(
+        each.notes
+    ) and "`VLLM_USE_V2_MODEL_RUNNER=0`" in " ".join(each.notes)
     assert "--tensor-parallel-size" not in serving("vllm", setup()).command
 
 
@@ -81,7 +102,9 @@ def test_the_shell_text_is_the_command(engine: str) -> None:
 
 def test_sglang() -> None:
     found = options_of(serving("sglang", setup(tensor_parallel=2)))
-    assert found["--speculative-num-steps"] == "3" and found["--speculative-num-draft-tokens"] == "4"
+    assert (
+        found["--speculative-num-steps"] == "3" and found["--speculative-num-draft-tokens"] == "4"
+    )
     assert found["--speculative-eagle-topk"] == "1" and found["--tp-size"] == "2"
     assert "no gamma by batch size" in " ".join(serving("sglang", setup(schedule=RANGES)).notes)
 
@@ -93,7 +116,8 @@ def test_llama_cpp() -> None:
 
 
 def tensorrt_file(**changes: Any) -> tuple[dict[str, Any], Serving]:
-    """The YAML an export writes, checked by the rules of DecodingBaseConfig and DraftTargetDecodingConfig."""
+    """The YAML an export writes, checked by the rules of DecodingBaseConfig and
+    DraftTargetDecodingConfig."""
     each = serving("tensorrt-llm", setup(**changes))
     assert options_of(each)["--extra_llm_api_options"] == "/d/my draft/tensorrt-llm.yaml"
     data = yaml.safe_load(each.files["tensorrt-llm.yaml"])
@@ -104,16 +128,28 @@ def tensorrt_file(**changes: Any) -> tuple[dict[str, Any], Serving]:
     assert speculative["speculative_model"] == "/d/my draft"
     schedule = speculative.get("draft_len_schedule")
     if schedule is not None:
-        assert all(isinstance(key, int) and key >= 1 and 0 <= value for key, value in schedule.items())
-        assert 1 in schedule and schedule[1] == speculative["max_draft_len"] == max(schedule.values())
+        assert all(
+            isinstance(key, int) and key >= 1 and 0 <= value for key, value in schedule.items()
+        )
+        assert 1 in schedule and schedule[1] == speculative["max_draft_len"] == max(
+            schedule.values()
+        )
     return data, each
 
 
 def test_tensorrt() -> None:
     plain, _ = tensorrt_file()
-    assert plain["speculative_config"]["max_draft_len"] == 3 and "draft_len_schedule" not in plain["speculative_config"]
+    assert (
+        plain["speculative_config"]["max_draft_len"] == 3
+        and "draft_len_schedule" not in plain["speculative_config"]
+    )
     scheduled, _ = tensorrt_file(schedule=RANGES, tensor_parallel=4)
     assert scheduled["speculative_config"]["draft_len_schedule"] == {1: 4, 2: 4, 3: 1, 16: 1, 17: 0}
-    assert scheduled["speculative_config"]["max_draft_len"] == 4 and scheduled["tensor_parallel_size"] == 4
+    assert (
+        scheduled["speculative_config"]["max_draft_len"] == 4
+        and scheduled["tensor_parallel_size"] == 4
+    )
     rising, each = tensorrt_file(schedule=((1, 2, 1), (3, 8, 4)))
-    assert "draft_len_schedule" not in rising["speculative_config"] and "left out" in " ".join(each.notes)
+    assert "draft_len_schedule" not in rising["speculative_config"] and "left out" in " ".join(
+        each.notes
+    )

@@ -1,4 +1,5 @@
-"""vLLM itself reads an export: its config classes take the speculative config and schedule, and it serves with the draft."""
+"""vLLM itself reads an export: its config classes take the speculative config and schedule, and it
+serves with the draft."""
 
 from __future__ import annotations
 
@@ -76,7 +77,9 @@ def test_vllm_reads_and_serves_an_export(tmp_path: Path) -> None:
     save_draft(build_draft(ARCH.replace(num_hidden_layers=2), torch.float32), target)
     save_draft(build_draft(ARCH, torch.float32), draft)
     output = export(
-        ExportSource(draft, 2, GammaSchedule(RANGES), ExportTarget(str(target)), dtype="float32"), tmp_path / "out", ["vllm"]
+        ExportSource(draft, 2, GammaSchedule(RANGES), ExportTarget(str(target)), dtype="float32"),
+        tmp_path / "out",
+        ["vllm"],
     )
     command = json.loads((output / "export.json").read_text())["commands"]["vllm"]
     program = tmp_path / "program.py"

@@ -1,4 +1,5 @@
-"""An export replaces an earlier export and nothing else; a killed one loses nothing and leaves nothing."""
+"""An export replaces an earlier export and nothing else; a killed one loses nothing and leaves
+nothing."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ def _killed_between_the_two_renames(output: Path) -> None:
 
 def test_a_killed_export_gives_the_old_one_back_and_leaves_nothing(tmp_path: Path) -> None:
     made(tmp_path / "out", "old")
-    process = multiprocessing.get_context("fork").Process(target=_killed_between_the_two_renames, args=(tmp_path / "out",))
+    process = multiprocessing.get_context("fork").Process(
+        target=_killed_between_the_two_renames, args=(tmp_path / "out",)
+    )
     process.start()
     process.join()
     assert not (tmp_path / "out").exists() and len(hidden(tmp_path)) == 1

@@ -28,10 +28,18 @@ def estimate(value: float, std: float, source: str) -> dict[str, Any]:
     return {"value": value, "std": std, "source": source}
 
 
-def card_of(arch: Architecture, *, head: HeadCost | None = None, served: Sequence[Serving] = (), **source: Any) -> str:
+def card_of(
+    arch: Architecture,
+    *,
+    head: HeadCost | None = None,
+    served: Sequence[Serving] = (),
+    **source: Any,
+) -> str:
     """The card of an export to /x for transformers and what is `served`."""
     made = ExportSource(Path("/draft"), **source)
-    return model_card(ExportPlan(made, Path("/x"), arch, "bfloat16", ("transformers",), tuple(served), head=head))
+    return model_card(
+        ExportPlan(made, Path("/x"), arch, "bfloat16", ("transformers",), tuple(served), head=head)
+    )
 
 
 SCORE = {
@@ -57,16 +65,24 @@ CONFIRMED = {
     "predicted_speedup": 2.5,
     "relative_error": 0.032,
     "identical_output_float32": {"prompts": 4, "identical": 4},
-    "categories": {"new": {"prompts": 10, "alpha": 0.75, "tau": 3.35, "speedup": 2.19}, "": {"prompts": 1}},
+    "categories": {
+        "new": {"prompts": 10, "alpha": 0.75, "tau": 3.35, "speedup": 2.19},
+        "": {"prompts": 1},
+    },
 }
 
 
 def test_what_is_known_is_said_with_its_source() -> None:
-    card = card_of(TRIMMED, gamma=6, record=DraftRecord(SCORE, CONFIRMED), head=COST, full_head=FullHead(1.7))
+    card = card_of(
+        TRIMMED, gamma=6, record=DraftRecord(SCORE, CONFIRMED), head=COST, full_head=FullHead(1.7)
+    )
     assert "| speed-up | 2.50 ± 0.15 | modelled | 2.42 (5-95 %: 2.19 to 2.64) |" in card
     assert "| drafting a round, ms | 11.4 ± 0.3 | modelled |  |" in card
     assert "| target step, ms |  |  | 58.1 |" in card
-    assert "| speed-up at gamma 6 in engines that compute the full head (all below) | 1.70 | modelled |  |" in card
+    assert (
+        "| speed-up at gamma 6 in engines that compute the full head (all below) | 1.70 | modelled"
+        " |  |" in card
+    )
     assert "with the kept rows of the head only" in card and "in the engine, gamma 6 |" in card
     assert "transformers 5.23.0, bfloat16, 24 held-out prompts, gamma 6" in card
     assert "| new | 10 | 0.750 | 3.35 | 2.19 |" in card and "position 1 to 2: 0.72, 0.57" in card
@@ -75,7 +91,14 @@ def test_what_is_known_is_said_with_its_source() -> None:
 
 def test_what_is_not_known_is_left_out() -> None:
     card = card_of(ARCH, gamma=2)
-    for heading in ("## Numbers", "## Acceptance", "## Gamma by batch size", "## The head", "None", "nan"):
+    for heading in (
+        "## Numbers",
+        "## Acceptance",
+        "## Gamma by batch size",
+        "## The head",
+        "None",
+        "nan",
+    ):
         assert heading not in card
     assert "TARGET" in card and "Exported by archsearch" in card
     unconfirmed = card_of(ARCH, gamma=2, record=DraftRecord(SCORE))
@@ -83,26 +106,50 @@ def test_what_is_not_known_is_left_out() -> None:
 
 
 def test_a_confirmation_with_synthetic_acceptance_is_not_called_measured() -> None:
-    synthetic = {"engine": "vllm", "gamma": 2, "alpha": estimate(0.7, 0.0, "assumed"), "speedup": estimate(1.4, 0.1, "measured")}
+    synthetic = {
+        "engine": "vllm",
+        "gamma": 2,
+        "alpha": estimate(0.7, 0.0, "assumed"),
+        "speedup": estimate(1.4, 0.1, "measured"),
+    }
     card = card_of(ARCH, gamma=2, record=DraftRecord(confirmed=synthetic))
     assert "| 0.700 (assumed) |" in card and "| 1.40 ± 0.10 |" in card and "kept rows" not in card
 
 
 def test_the_head() -> None:
     card = card_of(TRIMMED, gamma=2, head=COST, full_head=FullHead(1.7, (4, 1.8)))
-    assert "8,192 of 49,152" in card and "2.0 times as much" in card and "gamma 4 is better: 1.80" in card
+    assert (
+        "8,192 of 49,152" in card
+        and "2.0 times as much" in card
+        and "gamma 4 is better: 1.80" in card
+    )
     assert "The head" not in card_of(ARCH, gamma=2)
 
 
 def test_the_schedule_and_its_points() -> None:
     points = (SchedulePoint(1, 4, Estimate(3.1, 0.0, "measured"), Estimate(1.8, 0.1, "measured")),)
     card = card_of(ARCH, gamma=4, schedule=GammaSchedule(((1, 1, 4), (2, 8, 0)), points))
-    assert "| 1 | 4 |\n| 2 to 8 | 0 (no drafts) |" in card and "| 1 | 4 | 3.10 | 1.80 ± 0.10 | measured |" in card
+    assert (
+        "| 1 | 4 |\n| 2 to 8 | 0 (no drafts) |" in card
+        and "| 1 | 4 | 3.10 | 1.80 ± 0.10 | measured |" in card
+    )
 
 
 def test_runs_under_load() -> None:
-    row = {"concurrency": 4, "variant": "gamma 2", "gamma": 2, "tau": 2.1, "speedup": estimate(1.3, 0.05, "measured")}
-    off = {"concurrency": 8, "variant": "schedule", "gamma": 0, "tau": 1.0, "predicted_speedup": estimate(1.0, 0.0, "modelled")}
+    row = {
+        "concurrency": 4,
+        "variant": "gamma 2",
+        "gamma": 2,
+        "tau": 2.1,
+        "speedup": estimate(1.3, 0.05, "measured"),
+    }
+    off = {
+        "concurrency": 8,
+        "variant": "schedule",
+        "gamma": 0,
+        "tau": 1.0,
+        "predicted_speedup": estimate(1.0, 0.0, "modelled"),
+    }
     load = {
         "engine": "vllm",
         "engine_version": "0.32.0",
@@ -112,13 +159,21 @@ def test_runs_under_load() -> None:
         "synthetic": True,
     }
     card = card_of(ARCH, gamma=2, record=DraftRecord(loads=(load, {"rows": []})))
-    assert card.count("## Under load") == 1 and "## Under load in vllm 0.32.0" in card and "by chance" in card
-    assert "| 4 | gamma 2 | 2 | 2.10 | 1.30 ± 0.05 |  |" in card and "| 8 | schedule | 0 | 1.00 |  | 1.00 |" in card
+    assert (
+        card.count("## Under load") == 1
+        and "## Under load in vllm 0.32.0" in card
+        and "by chance" in card
+    )
+    assert (
+        "| 4 | gamma 2 | 2 | 2.10 | 1.30 ± 0.05 |  |" in card
+        and "| 8 | schedule | 0 | 1.00 |  | 1.00 |" in card
+    )
 
 
 def test_commands_and_provenance() -> None:
     served = [
-        serving(name, Setup(Path("/x"), "org/t", 4, "bfloat16")) for name in ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
+        serving(name, Setup(Path("/x"), "org/t", 4, "bfloat16"))
+        for name in ("vllm", "sglang", "tensorrt-llm", "llama.cpp")
     ]
     run = {
         "created": "2026-11-21T15:20:45+00:00",
@@ -126,12 +181,21 @@ def test_commands_and_provenance() -> None:
         "arguments": {"trials": 300, "batch_size": 1, "context": 160, "temperature": 0.0},
         "code": {"version": "0.1.0", "commit": "8ccca3b5fc9f9ae9"},
         "device": {"name": "AMD EPYC", "key": "cpu-x"},
-        "profile": {"origin": "measured on this device", "dtype": "bfloat16", "mode": "eager", "hash": "a19b"},
+        "profile": {
+            "origin": "measured on this device",
+            "dtype": "bfloat16",
+            "mode": "eager",
+            "hash": "a19b",
+        },
         "packages": {"python": "3.11.7", "torch": "2.13.0", "numpy": "2.4.6"},
     }
     training = {"tokens": 4868774, "seconds": 1154.0, "seed": 0, "prompts": "the shipped ones"}
     card = card_of(
-        ARCH, gamma=4, target=ExportTarget("org/t"), served=served, record=DraftRecord(training=training, provenance={"run": run})
+        ARCH,
+        gamma=4,
+        target=ExportTarget("org/t"),
+        served=served,
+        record=DraftRecord(training=training, provenance={"run": run}),
     )
     for each in served:
         assert each.shell() in card

@@ -18,7 +18,8 @@ def test_row(key):
     assert device.native_bf16 == ("bfloat16" in device.flops_per_s)
     assert all(1e12 < peak < 1e16 for peak in device.flops_per_s.values())
     assert device.flops_per_s.get("float8_e4m3fn", 1e16) >= 1.9 * device.flops_per_s["float16"]
-    # A sustained figure above the peak would mean that the peak is wrong; one above 2x would be the sparse one.
+    # A sustained figure above the peak would mean that the peak is wrong; one above 2x would be the
+    # sparse one.
     for dtype, sustained in device.sustained_flops_per_s.items():
         assert 0.4 * device.flops_per_s[dtype] < sustained < device.flops_per_s[dtype]
     assert device.last_level_cache_bytes is None or 2**20 < device.last_level_cache_bytes < 2**30
@@ -63,7 +64,9 @@ def test_known_figures():
     assert "bandwidth_bytes_per_s" in load_device("h100-nvl").unverified
 
 
-@pytest.mark.parametrize(("name", "hint"), [("a100-sxmm", "a100"), ("h10", "h100"), ("????", "list devices")])
+@pytest.mark.parametrize(
+    ("name", "hint"), [("a100-sxmm", "a100"), ("h10", "h100"), ("????", "list devices")]
+)
 def test_unknown_devices(name, hint):
     with pytest.raises(ArchsearchError, match=hint):
         load_device(name)
@@ -73,7 +76,9 @@ def test_roofline():
     a100 = load_device("a100")
     assert roofline_s(a100, 312e12, 0, "bf16") == pytest.approx(1.0)
     assert roofline_s(a100, 0, 2039e9, "bf16") == pytest.approx(1.0)
-    assert roofline_s(a100, 1e12, 2039e9, "fp16") == pytest.approx(1.0)  # the slower decides, they overlap
+    assert roofline_s(a100, 1e12, 2039e9, "fp16") == pytest.approx(
+        1.0
+    )  # the slower decides, they overlap
     with pytest.raises(ArchsearchError, match="float8"):
         roofline_s(a100, 1, 1, "fp8")
 

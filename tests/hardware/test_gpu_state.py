@@ -1,4 +1,5 @@
-"""What a GPU is doing, what hides it, MIG slices, busy devices: from a fake NVML; devices that a user adds."""
+"""What a GPU is doing, what hides it, MIG slices, busy devices: from a fake NVML; devices that a
+user adds."""
 
 from __future__ import annotations
 
@@ -16,7 +17,13 @@ from archsearch.hardware import identify
 from archsearch.hardware.device import load_device
 
 A100, A100_40, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3"
-MIB = {A100: 81920, A100_40: 40960, H100: 81559, "NVIDIA A100-SXM4-80GB MIG 1g.10gb": 9728, "NVIDIA X1": 12288}
+MIB = {
+    A100: 81920,
+    A100_40: 40960,
+    H100: 81559,
+    "NVIDIA A100-SXM4-80GB MIG 1g.10gb": 9728,
+    "NVIDIA X1": 12288,
+}
 
 
 class NVMLError(Exception):
@@ -29,9 +36,19 @@ class FakeNvml:
     """Cards by name, each with `state`; what a state does not name is not supported."""
 
     NVMLError = NVMLError
-    NVML_ERROR_LIBRARY_NOT_FOUND, NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIB_RM_VERSION_MISMATCH = 12, 9, 18
+    (
+        NVML_ERROR_LIBRARY_NOT_FOUND,
+        NVML_ERROR_DRIVER_NOT_LOADED,
+        NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+    ) = 12, 9, 18
 
-    def __init__(self, *names: str, fails: int | None = None, slices: dict[int, list[str]] | None = None, **state: Any) -> None:
+    def __init__(
+        self,
+        *names: str,
+        fails: int | None = None,
+        slices: dict[int, list[str]] | None = None,
+        **state: Any,
+    ) -> None:
         self.names, self.fails, self.slices, self.state = names, fails, slices or {}, state
         self.open = 0
 
@@ -74,7 +91,9 @@ class FakeNvml:
         return f"GPU-{handle[0]}" if handle[1] is None else f"MIG-{handle[0]}/{handle[1]}"
 
     def nvmlDeviceGetMemoryInfo(self, handle: tuple[int, int | None]) -> Any:
-        return SimpleNamespace(total=MIB[self._name(handle)] * 2**20, used=self.state.get("used", 0))
+        return SimpleNamespace(
+            total=MIB[self._name(handle)] * 2**20, used=self.state.get("used", 0)
+        )
 
     def nvmlDeviceGetMigMode(self, handle: tuple[int, int | None]) -> list[int]:
         if handle[0] not in self.slices:
@@ -84,7 +103,9 @@ class FakeNvml:
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any) -> int:
         return 7
 
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: tuple[int, int | None], number: int) -> tuple[int, int]:
+    def nvmlDeviceGetMigDeviceHandleByIndex(
+        self, handle: tuple[int, int | None], number: int
+    ) -> tuple[int, int]:
         if number >= len(self.slices[handle[0]]):
             raise NVMLError()
         return (handle[0], number)
@@ -135,11 +156,18 @@ def process(pid: int) -> Any:
     return SimpleNamespace(pid=pid, usedGpuMemory=3 * 2**30)
 
 
-# -- what is missing -----------------------------------------------------------------------------------------
+# -- what is missing
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("error", "words"), [(12, "no NVIDIA driver"), (9, "not loaded"), (18, "different versions"), (999, "does not answer")]
+    ("error", "words"),
+    [
+        (12, "no NVIDIA driver"),
+        (9, "not loaded"),
+        (18, "different versions"),
+        (999, "does not answer"),
+    ],
 )
 def test_what_nvml_lacks_is_said_in_one_line(show, error: int, words: str) -> None:
     show(fails=error)
@@ -161,14 +189,26 @@ def test_a_driver_without_gpus(show) -> None:
     assert show(A100).open == 0 and identify.gpu_problem() is None
 
 
-# -- which GPUs are visible ----------------------------------------------------------------------------------
+# -- which GPUs are visible
+# ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("visible", "indices"),
-    [("1", [1]), ("1,0", [1, 0]), ("", []), ("-1", []), ("0,7,1", [0]), ("GPU-1", [1]), ("GPU-9", []), ("0,0", [0])],
+    [
+        ("1", [1]),
+        ("1,0", [1, 0]),
+        ("", []),
+        ("-1", []),
+        ("0,7,1", [0]),
+        ("GPU-1", [1]),
+        ("GPU-9", []),
+        ("0,0", [0]),
+    ],
 )
-def test_cuda_visible_devices(show, monkeypatch: pytest.MonkeyPatch, visible: str, indices: list[int]) -> None:
+def test_cuda_visible_devices(
+    show, monkeypatch: pytest.MonkeyPatch, visible: str, indices: list[int]
+) -> None:
     show(A100, A100)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [gpu.index for gpu in identify.visible_gpus()] == indices
@@ -176,8 +216,11 @@ def test_cuda_visible_devices(show, monkeypatch: pytest.MonkeyPatch, visible: st
         assert "CUDA_VISIBLE_DEVICES" in (identify.gpu_problem() or "")
 
 
-def test_numbers_in_a_mixed_machine_are_nvml_s_only_in_pci_order(show, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default CUDA sorts by speed, so number 1 may be either card: neither is hidden, the bench finds its own by UUID."""
+def test_numbers_in_a_mixed_machine_are_nvml_s_only_in_pci_order(
+    show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default CUDA sorts by speed, so number 1 may be either card: neither is hidden, the bench
+    finds its own by UUID."""
     show(A100_40, H100)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert len(identify.visible_gpus()) == 2
@@ -194,9 +237,15 @@ def test_a_mig_slice_is_named_and_not_guessed(show) -> None:
     show(A100, slices={0: ["NVIDIA A100-SXM4-80GB MIG 1g.10gb"]})
     (gpu,) = identify.visible_gpus()
     assert gpu.mig == "1g.10gb" and gpu.uuid == "MIG-0/0" and gpu.memory_bytes == 9728 * 2**20
-    with pytest.raises(ArchsearchError, match=r"MIG slice \(1g\.10gb\).*nothing here guesses") as raised:
+    with pytest.raises(
+        ArchsearchError, match=r"MIG slice \(1g\.10gb\).*nothing here guesses"
+    ) as raised:
         identify.check_claim("a100")
-    assert "nvidia-smi -mig 0" in str(raised.value) and "devices/" in str(raised.value) and "\n" not in str(raised.value)
+    assert (
+        "nvidia-smi -mig 0" in str(raised.value)
+        and "devices/" in str(raised.value)
+        and "\n" not in str(raised.value)
+    )
 
 
 def test_a_card_in_mig_mode_is_not_the_card(show) -> None:
@@ -211,12 +260,18 @@ def test_an_unknown_gpu_says_how_to_add_it(show) -> None:
     with pytest.raises(ArchsearchError) as raised:
         identify.check_claim("a100")
     message = str(raised.value)
-    for part in ("not in the device table", "devices/nvidia-x1.yaml", "name: NVIDIA X1", f"memory_bytes: {12288 * 2**20}"):
+    for part in (
+        "not in the device table",
+        "devices/nvidia-x1.yaml",
+        "name: NVIDIA X1",
+        f"memory_bytes: {12288 * 2**20}",
+    ):
         assert part in message
     assert "\n" not in message
 
 
-# -- what it is doing ----------------------------------------------------------------------------------------
+# -- what it is doing
+# ----------------------------------------------------------------------------------------
 
 FULL = {
     "used": 5 * 2**30,
@@ -233,9 +288,21 @@ FULL = {
 def test_state(show) -> None:
     fake = show(A100, **FULL, processes=[[process(os.getpid()), process(4_000_000)]])
     state = identify.gpu_state(identify.visible_gpus()[0])
-    assert (state.sm_clock_mhz, state.memory_clock_mhz, state.max_sm_clock_mhz) == (1410, 1593, 1410)
-    assert (state.power_limit_w, state.power_draw_w, state.temperature_c, state.utilisation) == (400.0, 61.5, 34, 0.03)
-    assert state.throttle_reasons == ("power cap", "hardware thermal slowdown")  # idle is no throttling
+    assert (state.sm_clock_mhz, state.memory_clock_mhz, state.max_sm_clock_mhz) == (
+        1410,
+        1593,
+        1410,
+    )
+    assert (state.power_limit_w, state.power_draw_w, state.temperature_c, state.utilisation) == (
+        400.0,
+        61.5,
+        34,
+        0.03,
+    )
+    assert state.throttle_reasons == (
+        "power cap",
+        "hardware thermal slowdown",
+    )  # idle is no throttling
     assert [other.pid for other in state.processes] == [4_000_000] and state.busy
     assert "python3 (pid 4000000, 3.0 GiB)" in state.busy_words()
     assert state.memory_used_bytes == 5 * 2**30 and fake.open == 0
@@ -246,7 +313,12 @@ def test_state(show) -> None:
 def test_what_the_driver_does_not_tell_is_none(show) -> None:
     show(A100)
     state = identify.gpu_state(identify.visible_gpus()[0])
-    assert state.sm_clock_mhz is None and state.power_limit_w is None and state.utilisation is None and not state.busy
+    assert (
+        state.sm_clock_mhz is None
+        and state.power_limit_w is None
+        and state.utilisation is None
+        and not state.busy
+    )
     assert state.processes == () and state.throttle_reasons == ()
 
 
@@ -258,7 +330,8 @@ def test_clock_reader(show) -> None:
     assert identify.sm_clock_reader(identify.visible_gpus()[0])() is None
 
 
-# -- busy devices --------------------------------------------------------------------------------------------
+# -- busy devices
+# --------------------------------------------------------------------------------------------
 
 
 def test_a_busy_device_is_refused_by_name(show) -> None:
@@ -291,7 +364,8 @@ def test_no_such_device_here(show) -> None:
         identify.idle_gpu(load_device("a100"))
 
 
-# -- devices a user adds -------------------------------------------------------------------------------------
+# -- devices a user adds
+# -------------------------------------------------------------------------------------
 
 X1 = {
     "key": "nvidia-x1",
@@ -308,7 +382,9 @@ def added(tmp_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "devices").mkdir()
     device_module.devices.cache_clear()
-    yield lambda data: (tmp_path / "devices" / "x1.yaml").write_text(data if isinstance(data, str) else yaml.safe_dump(data))
+    yield lambda data: (tmp_path / "devices" / "x1.yaml").write_text(
+        data if isinstance(data, str) else yaml.safe_dump(data)
+    )
     device_module.devices.cache_clear()
 
 

@@ -34,10 +34,21 @@ def machine(tmp_path, monkeypatch):
     write("proc/cpuinfo", EPYC)
     write("proc/meminfo", "MemTotal:       8388608 kB\nMemFree: 1 kB\n")
     for cpu in (0, 1):
-        own = [("1", "Data", "32K", cpu), ("1", "Instruction", "32K", cpu), ("2", "Unified", "1024K", cpu)]
-        for index, (level, kind, size, shared) in enumerate([*own, ("3", "Unified", "32768K", "0-1")]):
+        own = [
+            ("1", "Data", "32K", cpu),
+            ("1", "Instruction", "32K", cpu),
+            ("2", "Unified", "1024K", cpu),
+        ]
+        for index, (level, kind, size, shared) in enumerate(
+            [*own, ("3", "Unified", "32768K", "0-1")]
+        ):
             folder = f"sys/devices/system/cpu/cpu{cpu}/cache/index{index}"
-            for name, value in (("level", level), ("type", kind), ("size", size), ("shared_cpu_list", str(shared))):
+            for name, value in (
+                ("level", level),
+                ("type", kind),
+                ("size", size),
+                ("shared_cpu_list", str(shared)),
+            ):
                 write(f"{folder}/{name}", value + "\n")
     monkeypatch.setattr(identify, "available_threads", lambda: 8)
     return SimpleNamespace(root=tmp_path, write=write)
@@ -46,7 +57,9 @@ def machine(tmp_path, monkeypatch):
 def test_cpu(machine):
     cpu = identify.identify_cpu(2, machine.root)
     assert cpu.key == "cpu-amd-epyc-f25m17-2t"
-    assert cpu.kind == "cpu" and cpu.threads == 2 and cpu.native_bf16 and cpu.vendor == "AuthenticAMD"
+    assert (
+        cpu.kind == "cpu" and cpu.threads == 2 and cpu.native_bf16 and cpu.vendor == "AuthenticAMD"
+    )
     assert cpu.last_level_cache_bytes == 32 * 2**20
     assert cpu.memory_bytes == 8 * 2**30
     assert cpu.unverified == ("flops_per_s", "bandwidth_bytes_per_s")
@@ -90,7 +103,13 @@ def test_slugs(machine, model, slug):
 
 
 def test_arm(machine):
-    fields = {"processor": "0", "BogoMIPS": "243.75", "Features": "fp asimd bf16", "CPU implementer": "0x41", "CPU part": "0xd40"}
+    fields = {
+        "processor": "0",
+        "BogoMIPS": "243.75",
+        "Features": "fp asimd bf16",
+        "CPU implementer": "0x41",
+        "CPU part": "0xd40",
+    }
     machine.write("proc/cpuinfo", "".join(f"{key}\t: {value}\n" for key, value in fields.items()))
     cpu = identify.identify_cpu(2, machine.root)
     assert cpu.key.endswith("-i41pd40-2t") and cpu.native_bf16
@@ -141,7 +160,9 @@ def fake_nvml(gpus, *, error=False, as_bytes=False):
 
 @pytest.fixture
 def show(monkeypatch):
-    return lambda *gpus, **kwargs: monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(gpus, **kwargs))
+    return lambda *gpus, **kwargs: monkeypatch.setitem(
+        sys.modules, "pynvml", fake_nvml(gpus, **kwargs)
+    )
 
 
 A100 = ("NVIDIA A100-SXM4-80GB", 81920)  # what NVML prints; CUDA reports 81251 MiB
@@ -169,7 +190,8 @@ def test_a_true_claim(show, claim):
     assert identify.check_claim(claim) is load_device("a100-sxm4-80gb")
 
 
-# Total memory as nvidia-smi is known to print it for these cards; the table mostly holds CUDA's slightly smaller figure.
+# Total memory as nvidia-smi is known to print it for these cards; the table mostly holds CUDA's
+# slightly smaller figure.
 SMI_MIB = {
     "a100-sxm4-40gb": 40960,
     "h100-sxm5-80gb": 81559,
@@ -205,7 +227,11 @@ def test_a_false_claim_says_what_is_here_and_what_fits(show):
 
 @pytest.mark.parametrize(
     "gpu",
-    [("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 81920), ("NVIDIA A100-SXM4-80GB", 9728), ("NVIDIA A100-SXM4", 81920)],
+    [
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 81920),
+        ("NVIDIA A100-SXM4-80GB", 9728),
+        ("NVIDIA A100-SXM4", 81920),
+    ],
     ids=["name longer", "memory of a slice", "name shorter"],
 )
 def test_never_by_substring_or_by_name_alone(show, gpu):

@@ -1,4 +1,5 @@
-"""What a row of the expert tables timed: the rules of routing, the formats, and rows that are left out."""
+"""What a row of the expert tables timed: the rules of routing, the formats, and rows that are left
+out."""
 
 from __future__ import annotations
 
@@ -6,7 +7,15 @@ import pytest
 
 from archsearch.architecture.ops import Experts
 from archsearch.hardware.device import load_device
-from archsearch.importers.experts import badly_tuned, experts_of, formats_of, latent_of, latent_wanted, touched_by_rule, wanted
+from archsearch.importers.experts import (
+    badly_tuned,
+    experts_of,
+    formats_of,
+    latent_of,
+    latent_wanted,
+    touched_by_rule,
+    wanted,
+)
 
 H200, B200 = load_device("h200"), load_device("b200")
 
@@ -15,12 +24,19 @@ H200, B200 = load_device("h200"), load_device("b200")
     ("rule", "experts", "top_k", "tokens", "touched"),
     [
         # counted with the collector's own code (torch), mean of five draws for power laws
-        ("balanced", 128, 8, 4, 32), ("balanced", 128, 8, 32, 128), ("balanced", 256, 8, 16, 128),
-        ("power_law_1.2", 128, 8, 8, 44), ("power_law_1.2", 128, 8, 16, 59), ("power_law_1.01", 128, 8, 16, 65),
-        ("power_law_1.2", 128, 4, 32, 59), ("power_law_1.01", 256, 8, 8, 64),
+        ("balanced", 128, 8, 4, 32),
+        ("balanced", 128, 8, 32, 128),
+        ("balanced", 256, 8, 16, 128),
+        ("power_law_1.2", 128, 8, 8, 44),
+        ("power_law_1.2", 128, 8, 16, 59),
+        ("power_law_1.01", 128, 8, 16, 65),
+        ("power_law_1.2", 128, 4, 32, 59),
+        ("power_law_1.01", 256, 8, 8, 64),
     ],
-)  # fmt: skip
-def test_experts_that_a_rule_touches(rule: str, experts: int, top_k: int, tokens: int, touched: float) -> None:
+)
+def test_experts_that_a_rule_touches(
+    rule: str, experts: int, top_k: int, tokens: int, touched: float
+) -> None:
     found, pairs = touched_by_rule(rule, experts, top_k, tokens, 1)
     assert found == pytest.approx(touched, rel=0.06) and pairs == tokens * top_k
 
@@ -35,9 +51,17 @@ def test_the_busiest_of_several_ranks() -> None:
 
 def columns(**changes: object) -> dict[str, list]:
     row = {
-        "num_tokens": 4.0, "hidden_size": 2048.0, "inter_size": 768.0, "topk": 8.0, "num_experts": 128.0, "moe_tp_size": 2.0,
-        "moe_ep_size": 1.0, "moe_dtype": "bfloat16", "distribution": "balanced", "kernel_source": "k",
-    } | changes  # fmt: skip
+        "num_tokens": 4.0,
+        "hidden_size": 2048.0,
+        "inter_size": 768.0,
+        "topk": 8.0,
+        "num_experts": 128.0,
+        "moe_tp_size": 2.0,
+        "moe_ep_size": 1.0,
+        "moe_dtype": "bfloat16",
+        "distribution": "balanced",
+        "kernel_source": "k",
+    } | changes
     return {name: [value] for name, value in row.items()}
 
 
@@ -60,13 +84,30 @@ MXFP4 = {"moe_dtype": "w4a16_mxfp4", "hidden_size": 2880.0, "inter_size": 2880.0
         ({"moe_dtype": "fp8_block"}, "float8_e4m3fn", "vllm", True),
         (MXFP4, "bfloat16", "vllm", True),
         (MXFP4, "bfloat16", "sglang", False),  # reads 16-bit weights on Hopper
-        ({"hidden_size": 7168.0, "inter_size": 2048.0, "num_experts": 256.0}, "bfloat16", "vllm", False),  # routed by groups
-        ({"hidden_size": 7168.0, "inter_size": 2048.0, "num_experts": 256.0}, "bfloat16", "trtllm", True),
+        (
+            {"hidden_size": 7168.0, "inter_size": 2048.0, "num_experts": 256.0},
+            "bfloat16",
+            "vllm",
+            False,
+        ),  # routed by groups
+        (
+            {"hidden_size": 7168.0, "inter_size": 2048.0, "num_experts": 256.0},
+            "bfloat16",
+            "trtllm",
+            True,
+        ),
         ({"kernel_source": "moe_torch_flow_min_latency"}, "bfloat16", "trtllm", False),
-        ({"num_tokens": 48.0}, "bfloat16", "vllm", False),  # not among those that a compact profile keeps
+        (
+            {"num_tokens": 48.0},
+            "bfloat16",
+            "vllm",
+            False,
+        ),  # not among those that a compact profile keeps
     ],
 )
-def test_rows_that_say_what_their_labels_say(changes: dict, dtype: str, framework: str, kept: bool) -> None:
+def test_rows_that_say_what_their_labels_say(
+    changes: dict, dtype: str, framework: str, kept: bool
+) -> None:
     assert wanted(columns(**changes), dtype, framework, H200, compact=True) == ([0] if kept else [])
 
 
@@ -78,17 +119,28 @@ def test_blackwell_multiplies_four_bits_with_eight() -> None:
 def test_kernels_far_below_the_bandwidth_are_named() -> None:
     def rows(share: float, inter: int) -> dict[Experts, float]:
         ops = [
-            Experts(m, 2048, inter, 128, 8 * m, float(touched)) for m, touched in ((1, 8), (2, 16), (4, 30), (8, 50), (16, 80))
+            Experts(m, 2048, inter, 128, 8 * m, float(touched))
+            for m, touched in ((1, 8), (2, 16), (4, 30), (8, 50), (16, 80))
         ]
-        return {op: 20e-6 + 2 * op.weight_elements() / (share * H200.bandwidth_bytes_per_s) for op in ops}
+        return {
+            op: 20e-6 + 2 * op.weight_elements() / (share * H200.bandwidth_bytes_per_s)
+            for op in ops
+        }
 
     good, bad = rows(0.85, 768), rows(0.2, 384)
     assert badly_tuned(good | bad, H200, "bfloat16") == set(bad)
 
 
 def test_rows_of_latent_blocks() -> None:
-    row = {"batch_size": [8.0], "isl": [1.0], "step": [4096.0], "num_heads": [16.0], "gemm_type": ["fp8_block"],
-           "kv_cache_dtype": ["fp8"], "architecture": ["DeepseekV3ForCausalLM"]}  # fmt: skip
+    row = {
+        "batch_size": [8.0],
+        "isl": [1.0],
+        "step": [4096.0],
+        "num_heads": [16.0],
+        "gemm_type": ["fp8_block"],
+        "kv_cache_dtype": ["fp8"],
+        "architecture": ["DeepseekV3ForCausalLM"],
+    }
     assert latent_wanted(row, "float8_e4m3fn", compact=True) == [0]
     assert latent_wanted(row, "bfloat16", compact=True) == []
     assert latent_wanted(row | {"architecture": ["KimiK25"]}, "float8_e4m3fn", compact=False) == []

@@ -1,4 +1,5 @@
-"""All-reduces of a profile with rows, with rows of other rank counts, with none; and which shipped table stands in."""
+"""All-reduces of a profile with rows, with rows of other rank counts, with none; and which shipped
+table stands in."""
 
 from __future__ import annotations
 
@@ -31,7 +32,13 @@ def rows(ranks: int, factor: float = 1.0) -> list[Measurement]:
     ]
 
 
-def on(device: str, found: list[Measurement], dtype: str = "bfloat16", mode: str = "graph", **changes: Any) -> AllReduces:
+def on(
+    device: str,
+    found: list[Measurement],
+    dtype: str = "bfloat16",
+    mode: str = "graph",
+    **changes: Any,
+) -> AllReduces:
     return AllReduces(found, load_device(device).to_dict() | changes, dtype, mode, 0.05)
 
 
@@ -52,7 +59,8 @@ def test_rows_of_nccl_are_not_what_an_engine_runs() -> None:
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("mode", ["graph", "eager"])
 def test_a_card_of_its_own_is_priced_by_the_table_of_its_link(ranks: int, mode: str) -> None:
-    """An H200 under another key takes a table of 450 GB/s links (the H100's); the datasheet's speed alone says too little."""
+    """An H200 under another key takes a table of 450 GB/s links (the H100's); the datasheet's speed
+    alone says too little."""
     table = shipped_table("h100-sxm5-80gb", "NVIDIA", H100, mode)
     assert table is not None
     op = AllReduce(8192 * 32, ranks)
@@ -70,7 +78,12 @@ def test_two_gpus_scale_the_table_of_eight() -> None:
     sizes = (1 << 12, 1 << 17, 1 << 20)
     slow = [
         Measurement(
-            "all_reduce", freeze_shape({"elements": e, "ranks": 2}), "bfloat16", "graph", "cold", (2 * table.seconds(2, e),)
+            "all_reduce",
+            freeze_shape({"elements": e, "ranks": 2}),
+            "bfloat16",
+            "graph",
+            "cold",
+            (2 * table.seconds(2, e),),
         )
         for e in sizes
     ]
@@ -83,9 +96,15 @@ def test_where_no_table_is_like_it() -> None:
     """Bridges, other vendors and wider numbers take the ring and the link's speed."""
     op = AllReduce(1 << 20, 4)
     by_link = 2 * 0.75 * 2 * (1 << 20) / 3e11 + 5e-6
-    assert on("h100-nvl-94gb", [])(op) == (pytest.approx(by_link), LINK_STD)  # the speed of its link is not verified
+    assert on("h100-nvl-94gb", [])(op) == (
+        pytest.approx(by_link),
+        LINK_STD,
+    )  # the speed of its link is not verified
     assert on("h200", [], vendor="AMD")(op)[1] == LINK_STD
-    assert on("h200", [], dtype="float32")(op) == (pytest.approx(2 * 0.75 * 4 * (1 << 20) / H100 + 5e-6), LINK_STD)
+    assert on("h200", [], dtype="float32")(op) == (
+        pytest.approx(2 * 0.75 * 4 * (1 << 20) / H100 + 5e-6),
+        LINK_STD,
+    )
     ring = on("h100-nvl-94gb", rows(2))(op)[0]
     assert ring == pytest.approx((1e-5 + 1e-12 * (1 << 20)) * 0.75 / 0.5)
 

@@ -1,4 +1,5 @@
-"""Passes as an engine runs them: learnt from rows of a known law, asked at shapes and batches that were not measured."""
+"""Passes as an engine runs them: learnt from rows of a known law, asked at shapes and batches that
+were not measured."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def law_s(arch: Architecture, batch: int, tokens: int, context: int, is_target: 
 
 
 def rest_s(gamma: int, batch: int) -> float:
-    return 4e-3 + 1e-3 * gamma + 5e-4 * batch + 1e-4 * gamma * batch if gamma else 2e-3 + 3e-4 * batch
+    return (
+        4e-3 + 1e-3 * gamma + 5e-4 * batch + 1e-4 * gamma * batch if gamma else 2e-3 + 3e-4 * batch
+    )
 
 
 def profile_of(engine: str = "vllm", dtype: str = "float32", first: int = 2) -> Profile:
@@ -49,21 +52,38 @@ def profile_of(engine: str = "vllm", dtype: str = "float32", first: int = 2) -> 
 
     def add(kind: str, shape: dict, cache: str, seconds: float) -> None:
         times = tuple(seconds * math.exp(rng.gauss(0.0, 0.01)) for _ in range(9))
-        rows.append(Measurement(kind, freeze_shape({"engine": engine, **shape}), dtype, "eager", cache, times))
+        rows.append(
+            Measurement(
+                kind, freeze_shape({"engine": engine, **shape}), dtype, "eager", cache, times
+            )
+        )
 
     def add_pass(arch: Architecture, role: str, batch: int, tokens: int, cache: str) -> None:
-        shape = {"role": role, "architecture": arch.to_dict(), "batch": batch, "tokens": tokens, "context": 192}
+        shape = {
+            "role": role,
+            "architecture": arch.to_dict(),
+            "batch": batch,
+            "tokens": tokens,
+            "context": 192,
+        }
         add("pass", shape, cache, law_s(arch, batch, tokens, 192, role == "target"))
 
     for batch in (1, 2, 4, 8):
         add_pass(TARGET, "target", batch, 1, "cold")
         add("rest", {"gamma": 0, "batch": batch, "first_tokens": 0}, "warm", rest_s(0, batch))
     for number, draft in enumerate(DRAFTS):
-        for batch, gamma in zip((1, 2, 4, 8), ((1, 3, 5, 2), (4, 2, 1, 3), (6, 5, 3, 1))[number % 3], strict=True):
+        for batch, gamma in zip(
+            (1, 2, 4, 8), ((1, 3, 5, 2), (4, 2, 1, 3), (6, 5, 3, 1))[number % 3], strict=True
+        ):
             add_pass(TARGET, "target", batch, gamma + 1, "cold")
             add_pass(draft, "draft", batch, gamma + first, "cold")
             add_pass(draft, "draft", batch, 1, "warm")
-            add("rest", {"gamma": gamma, "batch": batch, "first_tokens": gamma + first}, "warm", rest_s(gamma, batch))
+            add(
+                "rest",
+                {"gamma": gamma, "batch": batch, "first_tokens": gamma + first},
+                "warm",
+                rest_s(gamma, batch),
+            )
     profile.add(rows)
     return profile
 
@@ -77,7 +97,9 @@ def test_unseen_shapes_batches_and_gammas(profile: Profile) -> None:
     passes = EnginePasses(profile, "float32", "eager", "vllm")
     for batch in (1, 3, 6):
         for tokens in (1, 4, 7):
-            found = passes.forward_s(TARGET, batch=batch, tokens=tokens, context=192, cold=True, is_target=True)
+            found = passes.forward_s(
+                TARGET, batch=batch, tokens=tokens, context=192, cold=True, is_target=True
+            )
             assert found.value == pytest.approx(law_s(TARGET, batch, tokens, 192, True), rel=0.06)
         found = passes.forward_s(UNSEEN, batch=batch, tokens=1, context=192)
         assert found.value == pytest.approx(law_s(UNSEEN, batch, 1, 192, False), rel=0.06)
@@ -92,7 +114,9 @@ def test_a_jump_of_the_kernels_is_believed_where_it_was_measured() -> None:
         sizes = row.sizes()
         if row.kind == "pass" and sizes["role"] == "target" and sizes["tokens"] == 2:
             slow = tuple(1.3 * seconds for seconds in row.times_s)
-            profile.rows[key] = Measurement(row.kind, row.shape, row.dtype, row.mode, row.cache, slow)
+            profile.rows[key] = Measurement(
+                row.kind, row.shape, row.dtype, row.mode, row.cache, slow
+            )
     passes = EnginePasses(profile, "float32", "eager", "vllm")
     found = passes.forward_s(TARGET, batch=1, tokens=2, context=200, cold=True, is_target=True)
     assert found.value == pytest.approx(1.3 * law_s(TARGET, 1, 2, 200, True), rel=0.06)
@@ -105,7 +129,9 @@ def test_what_was_learnt_is_told(profile: Profile) -> None:
     assert summary["rows"] == len([row for row in profile.rows.values() if row.kind == "pass"])
     assert summary["leave_one_out_median"] < 0.03
     # vLLM's draft reads the whole verified block first: gamma + 2 tokens here.
-    assert summary["first_pass"]["constant"] == pytest.approx(2.0) and summary["first_pass"]["slope"] == pytest.approx(1.0)
+    assert summary["first_pass"]["constant"] == pytest.approx(2.0) and summary["first_pass"][
+        "slope"
+    ] == pytest.approx(1.0)
 
 
 def test_the_latency_model_answers_for_the_engine(profile: Profile) -> None:
@@ -113,11 +139,17 @@ def test_the_latency_model_answers_for_the_engine(profile: Profile) -> None:
     model = LatencyModel(profile, "float32", engine="vllm")
     assert "vllm" in model.engines
     workload = Workload(batch_size=3, context_len=192, dtype="float32")
-    assert model.decode_s(TARGET, workload).value == pytest.approx(law_s(TARGET, 3, 1, 192, True) + rest_s(0, 3), rel=0.06)
-    assert model.verify_s(TARGET, workload, 4).value == pytest.approx(law_s(TARGET, 3, 5, 192, True), rel=0.06)
+    assert model.decode_s(TARGET, workload).value == pytest.approx(
+        law_s(TARGET, 3, 1, 192, True) + rest_s(0, 3), rel=0.06
+    )
+    assert model.verify_s(TARGET, workload, 4).value == pytest.approx(
+        law_s(TARGET, 3, 5, 192, True), rel=0.06
+    )
     expected = law_s(UNSEEN, 3, 6, 192, False) + 3 * law_s(UNSEEN, 3, 1, 192, False)
     assert model.draft_s(UNSEEN, workload, 4).value == pytest.approx(expected, rel=0.06)
-    assert model.round(TARGET, UNSEEN, workload, 4).overhead_s.value == pytest.approx(rest_s(4, 3), rel=0.03)
+    assert model.round(TARGET, UNSEEN, workload, 4).overhead_s.value == pytest.approx(
+        rest_s(4, 3), rel=0.03
+    )
     assert model.summary()["engine_passes"]["engine"] == "vllm"
 
 
@@ -153,8 +185,13 @@ def test_a_round_in_llama_cpp_is_priced_as_it_is_run_in_a_precision_that_torch_h
 
 def test_an_engine_that_was_not_profiled_catches_up_too(profile: Profile) -> None:
     workload = Workload(context_len=192, dtype="float32")
-    other, theirs = (LatencyModel(profile, "float32", engine=name) for name in ("openvino", "llama.cpp"))
+    other, theirs = (
+        LatencyModel(profile, "float32", engine=name) for name in ("openvino", "llama.cpp")
+    )
     assert theirs.engine_ is None
     _, later = theirs.draft_passes(UNSEEN, workload, 3)
-    assert theirs.draft_s(UNSEEN, workload, 3).value >= other.draft_s(UNSEEN, workload, 3).value + 0.9 * later.value
+    assert (
+        theirs.draft_s(UNSEEN, workload, 3).value
+        >= other.draft_s(UNSEEN, workload, 3).value + 0.9 * later.value
+    )
     assert theirs.verify_s(TARGET, workload, 3) == other.verify_s(TARGET, workload, 3)

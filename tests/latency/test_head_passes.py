@@ -34,17 +34,18 @@ def test_a_model_and_its_list_of_ops_take_the_same_time(mode: str, ranks: int) -
 
 @pytest.mark.parametrize("gpu", ["h100", "h200"])
 def test_eagle_3_of_qwen3_32b_on_two_hoppers(gpu: str) -> None:
-    """vLLM served it (FP8 target, model runner V2, drafts in one graph) in 8.97 + 0.351 gamma ms a round on two Hopper GPUs, of
-    which kind is not said (github tomasruizt/vllm-scripts, experiments/adaptive_k at c7193eb).
-    The slope holds a draft step and what verification takes for a token more, so a step is less."""
+    """vLLM served it (FP8 target, model runner V2, drafts in one graph) in 8.97 + 0.351 gamma ms a
+    round on two Hopper GPUs, of which kind is not said (github tomasruizt/vllm-scripts,
+    experiments/adaptive_k at c7193eb). The slope holds a draft step and what verification takes for
+    a token more, so a step is less."""
     head = head_for("qwen3-32b", "eagle3").head
     step = shipped(gpu).ops_s(later_step_ops(head, batch=1, context=1000, ranks=2))
     assert 0.7 * 0.351e-3 < step.value < 1.05 * 0.351e-3 and 0.02 < step.relative_std < 0.15
 
 
 def test_a_round_of_eagle_3_fits_between_two_measured_times() -> None:
-    """Llama-3.1-8B on an H200 in vLLM, gamma 3: 6.2 ms a round where a plain step takes 5.0 (github tomasruizt/vllm-scripts,
-    c1e8c137). The drafts are part of the rest."""
+    """Llama-3.1-8B on an H200 in vLLM, gamma 3: 6.2 ms a round where a plain step takes 5.0 (github
+    tomasruizt/vllm-scripts, c1e8c137). The drafts are part of the rest."""
     head, model = head_for("llama-3.1-8b", "eagle3").head, shipped("h200")
     first = model.ops_s(first_pass_ops(head, batch=1, tokens=4, context=500)).value
     step = model.ops_s(later_step_ops(head, batch=1, context=503)).value
@@ -64,7 +65,9 @@ def test_a_trimmed_head_is_quicker_than_the_targets() -> None:
 def test_ranks_wait_in_a_head_as_in_a_model() -> None:
     head, known = head_for("llama-3.3-70b", "eagle3").head, constants()["graph"]
     terms = shipped("h100").composed_.ops_terms(later_step_ops(head, batch=1, context=500, ranks=8))
-    assert terms["step"][0] == pytest.approx(known["pass_s"] + known["layer_s"] + 4 * 7 / 8 * known["sync_s"])
+    assert terms["step"][0] == pytest.approx(
+        known["pass_s"] + known["layer_s"] + 4 * 7 / 8 * known["sync_s"]
+    )
 
 
 def test_a_gpu_that_was_measured_whole_prices_them_from_its_kernels() -> None:
@@ -75,7 +78,13 @@ def test_a_gpu_that_was_measured_whole_prices_them_from_its_kernels() -> None:
     for layers in range(1, 9):
         arch = base.replace(num_hidden_layers=layers)
         shape = freeze_shape(arch.to_dict() | {"batch": 1, "tokens": 1, "context": 256})
-        profile.add([Measurement("forward", shape, "bfloat16", "graph", "cold", (source.forward_s(arch).value,))])
+        profile.add(
+            [
+                Measurement(
+                    "forward", shape, "bfloat16", "graph", "cold", (source.forward_s(arch).value,)
+                )
+            ]
+        )
     model = LatencyModel(profile, "bfloat16", "graph")
     assert model.summary()["pass"] == "fitted"
     ops = later_step_ops(head_for("llama-3.1-8b", "eagle3").head, batch=1, context=500)
@@ -84,7 +93,9 @@ def test_a_gpu_that_was_measured_whole_prices_them_from_its_kernels() -> None:
 
 def test_the_roofline_prices_lists_of_ops_too() -> None:
     arch = Architecture(1024, 4096, 2, 16, 4, 64, 32000)
-    device = Device("toy", "Toy", "gpu", "toy", 80 * 2**30, 1e12, {"bfloat16": 100e12}, link_bytes_per_s=100e9)
+    device = Device(
+        "toy", "Toy", "gpu", "toy", 80 * 2**30, 1e12, {"bfloat16": 100e12}, link_bytes_per_s=100e9
+    )
     for mode in ("graph", "eager"):
         model = RooflineLatency(device, "bfloat16", mode)
         ops = forward_ops(arch, batch=1, tokens=1, context=256, ranks=2, fused=mode == "graph")

@@ -1,8 +1,10 @@
-"""A measured GPU profile prices tensor parallelism as well as the composed one whose own answers it was made of.
+"""A measured GPU profile prices tensor parallelism as well as the composed one whose own answers it
+was made of.
 
-Nobody's GPU is needed: rows of one device are written from the kernels of a shipped profile, with noise, and the model fitted to
-them is asked for passes over 2, 4 and 8 ranks. What no row shows (waits, all-reduces of a machine with one GPU) is the same
-constant and a table of the same link on both sides, so this holds the arithmetic to account, not those numbers.
+Nobody's GPU is needed: rows of one device are written from the kernels of a shipped profile, with
+noise, and the model fitted to them is asked for passes over 2, 4 and 8 ranks. What no row shows
+(waits, all-reduces of a machine with one GPU) is the same constant and a table of the same link on
+both sides, so this holds the arithmetic to account, not those numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ import pytest
 
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.ops import AllReduce, Elementwise, Op, forward_ops, layer_ops, sample_op
+from archsearch.architecture.ops import (
+    AllReduce,
+    Elementwise,
+    Op,
+    forward_ops,
+    layer_ops,
+    sample_op,
+)
 from archsearch.capacity import shard
 from archsearch.errors import MissingDataError
 from archsearch.hardware.device import load_device
@@ -42,11 +51,14 @@ def shipped(device: str) -> LatencyModel:
 
 def wanted_by_a_search(target: Architecture, ranks: int) -> Needs:
     drafts = sample_space(load_space("wide-shallow"), target, 200, 0)
-    return needs(drafts, target, DTYPE, MODE, Asked(ranks=ranks), Room(memory_bytes=141e9, cache_bytes=60e6))
+    return needs(
+        drafts, target, DTYPE, MODE, Asked(ranks=ranks), Room(memory_bytes=141e9, cache_bytes=60e6)
+    )
 
 
 def seconds_of(point: Point, truth: LatencyModel) -> float:
-    """What a point takes on one device, by the kernels of the shipped profile: a pass ends with the logits."""
+    """What a point takes on one device, by the kernels of the shipped profile: a pass ends with the
+    logits."""
     passes = truth.composed_
     assert passes is not None
 
@@ -60,20 +72,27 @@ def seconds_of(point: Point, truth: LatencyModel) -> float:
     if point.kind == "layer":
         ops = layer_ops(point.arch, **sizes, window=None, fused=True)
         return total({op: ops.count(op) for op in ops})
-    return total(forward_ops(point.arch, **sizes, fused=True)) + float(constants()["graph"]["pass_s"])
+    return total(forward_ops(point.arch, **sizes, fused=True)) + float(
+        constants()["graph"]["pass_s"]
+    )
 
 
 def measured_like(truth: LatencyModel, target: str, ranks: int, seed: int = 0) -> Profile:
-    """What profiling a machine with one such GPU would have written: ops, stacks of layers and whole models, with noise."""
+    """What profiling a machine with one such GPU would have written: ops, stacks of layers and
+    whole models, with noise."""
     rng = random.Random(seed)
     wanted = wanted_by_a_search(catalogue.load(target).architecture, ranks)
     others = [point_of(need) for need in wanted.ops() if not isinstance(need[0], Elementwise)]
     points = [*seed_points(wanted.ops()), *rng.sample(others, 400), *wanted.wholes]
-    profile = Profile(truth.profile.device | {"key": "another-gpu"}, {"torch": "0"})  # not the device whose table ships
+    profile = Profile(
+        truth.profile.device | {"key": "another-gpu"}, {"torch": "0"}
+    )  # not the device whose table ships
     for point in dict.fromkeys(points):
         seconds = seconds_of(point, truth) * math.exp(rng.gauss(0.0, NOISE))
         times = tuple(seconds * (1 + 0.005 * step) for step in (-2, -1, 0, 1, 2))
-        profile.add([Measurement(point.kind, freeze_shape(point.shape()), DTYPE, MODE, point.cache, times)])
+        profile.add(
+            [Measurement(point.kind, freeze_shape(point.shape()), DTYPE, MODE, point.cache, times)]
+        )
     return profile
 
 
@@ -87,14 +106,17 @@ def model(truth: LatencyModel) -> LatencyModel:
     return LatencyModel(measured_like(truth, "llama-3.1-70b", 4), DTYPE, MODE)
 
 
-# -- tensor parallelism -------------------------------------------------------------------------------------------------------
+# -- tensor parallelism
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-def test_passes_over_ranks_as_composed_ones(truth: LatencyModel, model: LatencyModel, ranks: int) -> None:
-    """60 cases a rank count, H200, all-reduces from the table of the H100, whose link is as fast. Without waits, with the
-    all-reduces as elementwise kernels of the link's speed and the correction of the whole shape (as it was before): medians 6.1,
-    13.5 and 21.1 %, worst 32 %."""
+def test_passes_over_ranks_as_composed_ones(
+    truth: LatencyModel, model: LatencyModel, ranks: int
+) -> None:
+    """60 cases a rank count, H200, all-reduces from the table of the H100, whose link is as fast.
+    Without waits, with the all-reduces as elementwise kernels of the link's speed and the
+    correction of the whole shape (as it was before): medians 6.1, 13.5 and 21.1 %, worst 32 %."""
     assert model.summary()["pass"] == "fitted" and truth.summary()["pass"] == "composed"
     errors, within = [], []
     for name, batch, tokens, context in itertools.product(TARGETS, (1, 8, 32), (1, 5), (512, 2048)):
@@ -108,7 +130,8 @@ def test_passes_over_ranks_as_composed_ones(truth: LatencyModel, model: LatencyM
 
 
 def test_what_ranks_cost_beside_the_pass_of_one(truth: LatencyModel, model: LatencyModel) -> None:
-    """A split pass is the pass of one rank's shape, two all-reduces a layer and two more, a wait for each, and one choice."""
+    """A split pass is the pass of one rank's shape, two all-reduces a layer and two more, a wait
+    for each, and one choice."""
     arch = catalogue.load("llama-3.1-8b").architecture
     split = model.forward_s(arch, batch=8, context=512, ranks=4, cold=True)
     one = model.measured_pass_s(ForwardShape(shard(arch, 4), 8, 1, 512), True)
@@ -122,34 +145,54 @@ def test_what_ranks_cost_beside_the_pass_of_one(truth: LatencyModel, model: Late
     assert split.std > one.std
 
 
-def test_a_pass_is_fitted_without_the_choice_of_tokens_and_asked_with_it(model: LatencyModel) -> None:
-    """Once for each position: gamma + 1 of a target's verification, one of a draft's step. A check compares without it."""
-    for arch, tokens in ((catalogue.load("llama-3.1-8b").architecture, 5), (catalogue.load("llama-3.2-1b").architecture, 1)):
+def test_a_pass_is_fitted_without_the_choice_of_tokens_and_asked_with_it(
+    model: LatencyModel,
+) -> None:
+    """Once for each position: gamma + 1 of a target's verification, one of a draft's step. A check
+    compares without it."""
+    for arch, tokens in (
+        (catalogue.load("llama-3.1-8b").architecture, 5),
+        (catalogue.load("llama-3.2-1b").architecture, 1),
+    ):
         bare = model.measured_pass_s(ForwardShape(arch, 1, tokens, 256), True)
         whole = model.forward_s(arch, tokens=tokens, context=256, cold=True)
-        choice = model.ops.op_s(Elementwise("sample", tokens * arch.head_rows, arch.head_rows), True)[0]
+        choice = model.ops.op_s(
+            Elementwise("sample", tokens * arch.head_rows, arch.head_rows), True
+        )[0]
         assert whole.value - bare.value == pytest.approx(choice, rel=1e-6) and choice > 0
 
 
 def test_composed_passes_can_be_asked_without_the_choice(truth: LatencyModel) -> None:
     arch = catalogue.load("llama-3.2-1b").architecture
-    difference = truth.forward_s(arch).value - truth.measured_pass_s(ForwardShape(arch, 1, 1, 256), True).value
+    difference = (
+        truth.forward_s(arch).value
+        - truth.measured_pass_s(ForwardShape(arch, 1, 1, 256), True).value
+    )
     passes = truth.composed_
-    assert passes is not None and difference == pytest.approx(passes.op_s(sample_op(arch, batch=1, tokens=1))[0])
+    assert passes is not None and difference == pytest.approx(
+        passes.op_s(sample_op(arch, batch=1, tokens=1))[0]
+    )
 
 
-def test_a_pass_of_which_one_token_is_wanted_runs_the_head_once(truth: LatencyModel, model: LatencyModel) -> None:
+def test_a_pass_of_which_one_token_is_wanted_runs_the_head_once(
+    truth: LatencyModel, model: LatencyModel
+) -> None:
     """The first pass of a draft in vLLM reads gamma + 2 tokens and needs the logits of the last."""
     arch = catalogue.load("llama-3.2-1b").architecture
     for ranks in (1, 4):
         asked = {"batch": 32, "tokens": 6, "context": 512, "ranks": ranks}
-        one, every = (model.forward_s(arch, **asked, cold=True, logits=logits) for logits in (1, None))
+        one, every = (
+            model.forward_s(arch, **asked, cold=True, logits=logits) for logits in (1, None)
+        )
         true = truth.forward_s(arch, **asked, logits=1)
         assert one.value == pytest.approx(true.value, rel=0.05) and one.value < 0.95 * every.value
 
 
-def test_an_engine_with_attention_of_its_own_is_less_sure(truth: LatencyModel, model: LatencyModel) -> None:
-    """The rows are torch's kernels: 17 % of the attention of a pass, where frameworks differ by as much on Hopper."""
+def test_an_engine_with_attention_of_its_own_is_less_sure(
+    truth: LatencyModel, model: LatencyModel
+) -> None:
+    """The rows are torch's kernels: 17 % of the attention of a pass, where frameworks differ by as
+    much on Hopper."""
     arch = catalogue.load("llama-3.1-8b").architecture
     served = LatencyModel(model.profile, DTYPE, MODE, "vllm")
     long = {"batch": 32, "context": 8192, "cold": True}
@@ -165,7 +208,9 @@ def test_an_engine_whose_overhead_was_measured_is_not_charged_twice(model: Laten
     profile = Profile(model.profile.device, model.profile.stack)
     profile.add(model.profile.rows.values())
     for gamma in (0, 1, 2, 4):
-        shape = freeze_shape({"engine": "transformers", "gamma": gamma, "draft_layers": 1, "vocab_size": 128256})
+        shape = freeze_shape(
+            {"engine": "transformers", "gamma": gamma, "draft_layers": 1, "vocab_size": 128256}
+        )
         profile.add([Measurement("engine", shape, DTYPE, MODE, "warm", (1e-3, 1e-3, 1e-3))])
     arch = catalogue.load("llama-3.2-1b").architecture
     own = LatencyModel(profile, DTYPE, MODE, "transformers")
@@ -175,16 +220,22 @@ def test_an_engine_whose_overhead_was_measured_is_not_charged_twice(model: Laten
 
 def test_stacks_of_the_target_are_those_of_one_rank() -> None:
     target = catalogue.load("llama-3.1-70b").architecture
-    stacks = {point.arch.num_attention_heads for point in wanted_by_a_search(target, 4).wholes if point.arch.hidden_size == 8192}  # type: ignore[union-attr]
+    stacks = {
+        point.arch.num_attention_heads
+        for point in wanted_by_a_search(target, 4).wholes
+        if point.arch.hidden_size == 8192
+    }  # type: ignore[union-attr]
     assert stacks == {16}
 
 
-# -- CPUs: as before ----------------------------------------------------------------------------------------------------------
+# -- CPUs: as before
+# --------------------------------------------------------------------------------------------------
 
 CPU_TARGET = Architecture(576, 1536, 30, 9, 3, 64, 49152, tie_word_embeddings=True)
 CPU_DRAFT = Architecture(576, 1536, 2, 9, 3, 64, 49152, 8192)
 SLIDING = Architecture(768, 512, 1, 12, 4, 64, 49152, 2048, window_pattern="SL", sliding_window=128)
-AS_IT_WAS = [  # before passes were split over ranks: shape, batch, tokens, context, cold, seconds, std
+# before passes were split over ranks: shape, batch, tokens, context, cold, seconds, std
+AS_IT_WAS = [
     (CPU_TARGET, 1, 1, 128, False, 3.021254087e-02, 7.430475e-04),
     (CPU_TARGET, 1, 5, 300, False, 3.383134848e-02, 7.780816e-04),
     (CPU_TARGET, 2, 3, 256, True, 3.563363776e-02, 3.090194e-03),
@@ -202,12 +253,21 @@ def cpu_model() -> LatencyModel:
 
 @pytest.mark.parametrize(("arch", "batch", "tokens", "context", "cold", "value", "std"), AS_IT_WAS)
 def test_predictions_of_a_cpu_profile_are_as_they_were(
-    cpu_model: LatencyModel, arch: Architecture, batch: int, tokens: int, context: int, cold: bool, value: float, std: float
+    cpu_model: LatencyModel,
+    arch: Architecture,
+    batch: int,
+    tokens: int,
+    context: int,
+    cold: bool,
+    value: float,
+    std: float,
 ) -> None:
-    """On the machine that wrote these numbers they are equal to the last bit; with another processor's arithmetic the fit of the
-    correction may end a little elsewhere."""
+    """On the machine that wrote these numbers they are equal to the last bit; with another
+    processor's arithmetic the fit of the correction may end a little elsewhere."""
     found = cpu_model.forward_s(arch, batch=batch, tokens=tokens, context=context, cold=cold)
-    assert found.value == pytest.approx(value, rel=0.01) and found.std == pytest.approx(std, rel=0.25)
+    assert found.value == pytest.approx(value, rel=0.01) and found.std == pytest.approx(
+        std, rel=0.25
+    )
     assert found == cpu_model.measured_pass_s(ForwardShape(arch, batch, tokens, context), cold)
 
 

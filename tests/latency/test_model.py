@@ -1,4 +1,5 @@
-"""LatencyModel on a profile whose cost law is known: what it predicts for shapes it has not seen."""
+"""LatencyModel on a profile whose cost law is known: what it predicts for shapes it has not
+seen."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def model(profile: Profile) -> LatencyModel:
 
 @pytest.fixture(scope="module")
 def unseen(profile: Profile) -> list[Architecture]:
-    seen = {ForwardShape.of(row).architecture for row in profile.select("forward", LAW.dtype, "eager")}
+    seen = {
+        ForwardShape.of(row).architecture for row in profile.select("forward", LAW.dtype, "eager")
+    }
     shapes = sample_space(load_space("demo"), TARGET, 80, seed=99)
     return [shape for shape in shapes if shape not in seen]
 
@@ -67,7 +70,10 @@ def test_unseen_drafts_within_a_few_percent_and_an_honest_std(
     assert len(unseen) > 40
     errors, within = [], []
     for arch in unseen:
-        predicted, true = model.forward_s(arch, context=context, cold=cold), LAW.forward_s(arch, context=context, cold=cold)
+        predicted, true = (
+            model.forward_s(arch, context=context, cold=cold),
+            LAW.forward_s(arch, context=context, cold=cold),
+        )
         errors.append(abs(predicted.value / true - 1))
         within.append(abs(predicted.value - true) <= 2 * predicted.std)
         assert 0.003 < predicted.relative_std < 0.10 and predicted.source == "modelled"
@@ -79,10 +85,15 @@ def test_unseen_drafts_within_a_few_percent_and_an_honest_std(
 def test_verification_of_the_target(model: LatencyModel, gamma: int) -> None:
     predicted = model.verify_s(TARGET, Workload(context_len=384, dtype=LAW.dtype), gamma)
     true = LAW.forward_s(TARGET, tokens=gamma + 1, context=384)
-    assert predicted.value == pytest.approx(true, rel=0.05) and abs(predicted.value - true) < 3 * predicted.std
+    assert (
+        predicted.value == pytest.approx(true, rel=0.05)
+        and abs(predicted.value - true) < 3 * predicted.std
+    )
 
 
-def test_outliers_are_recognised_and_wild_rows_left_out(profile: Profile, model: LatencyModel) -> None:
+def test_outliers_are_recognised_and_wild_rows_left_out(
+    profile: Profile, model: LatencyModel
+) -> None:
     rows = profile.select("forward", LAW.dtype, "eager")
     assert sum(row.grossly_noisy for row in rows) == WILD
     assert len(model.outliers_) == OUTLIERS
@@ -91,15 +102,20 @@ def test_outliers_are_recognised_and_wild_rows_left_out(profile: Profile, model:
         sizes = row.sizes()
         tokens, context = sizes.pop("tokens"), sizes.pop("context")
         sizes.pop("batch")
-        true = LAW.forward_s(Architecture(**sizes), tokens=tokens, context=context, cold=row.cache == "cold")
+        true = LAW.forward_s(
+            Architecture(**sizes), tokens=tokens, context=context, cold=row.cache == "cold"
+        )
         assert row.median_s > 2.5 * true
 
 
-def test_outliers_and_wild_rows_do_not_move_the_rest(drafts: list[Architecture], model: LatencyModel, unseen) -> None:
+def test_outliers_and_wild_rows_do_not_move_the_rest(
+    drafts: list[Architecture], model: LatencyModel, unseen
+) -> None:
     clean = LatencyModel(write_profile(None, drafts, TARGET, LAW), LAW.dtype)
     ratios = [model.forward_s(arch).value / clean.forward_s(arch).value for arch in unseen]
     misses = [abs(ratio - 1) for ratio in ratios]
-    # Which optimum the residual's fit ends in depends on the processor's arithmetic: a single shape may be a little further off.
+    # Which optimum the residual's fit ends in depends on the processor's arithmetic: a single shape
+    # may be a little further off.
     assert statistics.median(misses) < 0.01
     assert statistics.quantiles(misses, n=20)[-1] < 0.03
     assert max(misses) < 0.04
@@ -137,30 +153,50 @@ def test_ops_between_measured_ones(model: LatencyModel) -> None:
     assert model.ops.op_s(norm, False)[0] == pytest.approx(LAW.op_s(norm, False), rel=0.05)
 
 
-def test_draft_is_one_cold_step_and_then_a_loop(model: LatencyModel, unseen: list[Architecture]) -> None:
+def test_draft_is_one_cold_step_and_then_a_loop(
+    model: LatencyModel, unseen: list[Architecture]
+) -> None:
     workload = Workload(context_len=256, dtype=LAW.dtype)
     for arch in unseen[:5]:
         first, later = model.forward_s(arch, cold=True), model.forward_s(arch)
         assert model.draft_s(arch, workload, 1) == first
-        assert model.draft_s(arch, workload, 5).value == pytest.approx(first.value + 4 * later.value)
+        assert model.draft_s(arch, workload, 5).value == pytest.approx(
+            first.value + 4 * later.value
+        )
 
 
-def test_what_a_layer_costs_in_the_engine_is_told_from_two_depths(drafts: list[Architecture], tmp_path: Path) -> None:
-    """Rows of drafts of 1 and 6 layers, made with 0.2 ms per layer and token: draft_s grows by it, added_s does not."""
+def test_what_a_layer_costs_in_the_engine_is_told_from_two_depths(
+    drafts: list[Architecture], tmp_path: Path
+) -> None:
+    """Rows of drafts of 1 and 6 layers, made with 0.2 ms per layer and token: draft_s grows by it,
+    added_s does not."""
     write_profile(tmp_path / "p", drafts, TARGET, LAW)
     profile = Profile.load(tmp_path / "p")
     plain = LatencyModel(profile, LAW.dtype, engine="transformers")
-    profile.rows = {key: row for key, row in profile.rows.items() if row.kind != "engine" or row.sizes()["gamma"] == 0}
+    profile.rows = {
+        key: row
+        for key, row in profile.rows.items()
+        if row.kind != "engine" or row.sizes()["gamma"] == 0
+    }
     for gamma in (1, 2, 4, 7):
         for layers in (1, 6):
             seconds = LAW.round_s + gamma * (LAW.token_s + 0.2e-3 * layers)
-            shape = {"engine": "transformers", "gamma": gamma, "draft_layers": layers, "vocab_size": TARGET.vocab_size}
-            profile.add([Measurement("engine", freeze_shape(shape), LAW.dtype, "eager", "warm", (seconds,))])
+            shape = {
+                "engine": "transformers",
+                "gamma": gamma,
+                "draft_layers": layers,
+                "vocab_size": TARGET.vocab_size,
+            }
+            profile.add(
+                [Measurement("engine", freeze_shape(shape), LAW.dtype, "eager", "warm", (seconds,))]
+            )
     deep = LatencyModel(profile, LAW.dtype, engine="transformers")
     draft, workload = drafts[0], Workload(context_len=128, dtype=LAW.dtype)
     added = deep.draft_s(draft, workload, 5).value - plain.draft_s(draft, workload, 5).value
     assert added == pytest.approx(5 * draft.num_hidden_layers * 0.2e-3, rel=1e-6)
-    assert deep.added_s(TARGET, workload, 5).value == pytest.approx(LAW.round_s + 5 * LAW.token_s, rel=1e-6)
+    assert deep.added_s(TARGET, workload, 5).value == pytest.approx(
+        LAW.round_s + 5 * LAW.token_s, rel=1e-6
+    )
 
 
 def test_engine_rows_give_the_overhead(profile: Profile, model: LatencyModel) -> None:
@@ -168,10 +204,15 @@ def test_engine_rows_give_the_overhead(profile: Profile, model: LatencyModel) ->
     assert model.engines == ("transformers",)
     for gamma in (1, 3, 8):
         extra = model.added_s(TARGET, workload, gamma)
-        assert extra.value == pytest.approx(LAW.round_s + gamma * LAW.token_s) and extra.source == "measured"
+        assert (
+            extra.value == pytest.approx(LAW.round_s + gamma * LAW.token_s)
+            and extra.source == "measured"
+        )
     alone = LatencyModel(profile, LAW.dtype)
     assert alone.added_s(TARGET, workload, 3).value == 0.0
-    assert model.decode_s(TARGET, workload).value - alone.decode_s(TARGET, workload).value == pytest.approx(LAW.plain_s)
+    assert model.decode_s(TARGET, workload).value - alone.decode_s(
+        TARGET, workload
+    ).value == pytest.approx(LAW.plain_s)
 
 
 @pytest.mark.parametrize("kind", ["gemm", "attention", "elementwise", "forward"])
@@ -194,7 +235,9 @@ def test_tensor_parallel_needs_all_reduce_rows(model: LatencyModel) -> None:
         model.ops.op_s(AllReduce(576, 2), False)
 
 
-def test_without_layer_rows_the_passes_alone_decide(profile: Profile, unseen: list[Architecture]) -> None:
+def test_without_layer_rows_the_passes_alone_decide(
+    profile: Profile, unseen: list[Architecture]
+) -> None:
     model = LatencyModel(only(profile, lambda row: row.kind != "layer"), LAW.dtype)
     errors = [abs(model.forward_s(arch).value / LAW.forward_s(arch) - 1) for arch in unseen]
     assert statistics.median(errors) < 0.03
@@ -209,12 +252,16 @@ def test_a_gpu_of_which_whole_passes_were_measured_is_fitted(profile: Profile) -
     assert LatencyModel(copy, LAW.dtype, "eager").summary()["pass"] == "fitted"
 
 
-def test_summary_and_a_row_that_came_later(profile: Profile, model: LatencyModel, tmp_path: Path) -> None:
+def test_summary_and_a_row_that_came_later(
+    profile: Profile, model: LatencyModel, tmp_path: Path
+) -> None:
     """The summary is plain data; a row recorded again replaces the old one in the next fit."""
     summary = model.summary()
     assert summary["rows"] == len(profile.rows) and summary["leave_one_out_median"] < 0.02
     assert summary["pass"] == "fitted" and model.composed_ is None
-    assert summary["engines"][f"transformers (vocabulary {TARGET.vocab_size})"]["round_s"] == pytest.approx(LAW.round_s)
+    assert summary["engines"][f"transformers (vocabulary {TARGET.vocab_size})"][
+        "round_s"
+    ] == pytest.approx(LAW.round_s)
     copy = only(profile, lambda row: True)
     copy.folder = tmp_path
     row = profile.select("gemm", LAW.dtype, "eager", "cold")[0]
@@ -223,16 +270,24 @@ def test_summary_and_a_row_that_came_later(profile: Profile, model: LatencyModel
 
 
 def test_a_list_of_ops_is_priced_by_the_coefficients_of_whole_models(model: LatencyModel) -> None:
-    """On a CPU a head has no kernels in graphs to be composed of: it costs what as much of a model would.
+    """On a CPU a head has no kernels in graphs to be composed of: it costs what as much of a model
+    would.
 
-    A whole model given by its ops comes out as the model does, up to what is learnt of whole shapes; an EAGLE-3 head between a
-    draft of one layer and one of four.
+    A whole model given by its ops comes out as the model does, up to what is learnt of whole
+    shapes; an EAGLE-3 head between a draft of one layer and one of four.
     """
     rows = RoundRows(1, 96, 3, fused=False)
     whole = model.ops_s(model_pass(TARGET, rows, 4, 4))
-    assert whole.value == pytest.approx(model.forward_s(TARGET, tokens=4, context=96, cold=True).value, rel=0.05)
+    assert whole.value == pytest.approx(
+        model.forward_s(TARGET, tokens=4, context=96, cold=True).value, rel=0.05
+    )
     head = first_pass_ops(usual_head(TARGET, "eagle3"), batch=1, tokens=4, context=96, fused=False)
     like = TARGET.replace(draft_vocab_size=32_000, tie_word_embeddings=False)
-    layers = [model.forward_s(like.replace(num_hidden_layers=n), tokens=4, context=96, cold=True, logits=1).value for n in (1, 4)]
+    layers = [
+        model.forward_s(
+            like.replace(num_hidden_layers=n), tokens=4, context=96, cold=True, logits=1
+        ).value
+        for n in (1, 4)
+    ]
     assert layers[0] < model.ops_s(head).value < layers[1]
     assert model.ops_s(head, cold=False).value <= model.ops_s(head).value

@@ -1,4 +1,5 @@
-"""OpModel on GPU tables whose law is known: what it predicts between rows, and what it says where there are none."""
+"""OpModel on GPU tables whose law is known: what it predicts between rows, and what it says where
+there are none."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ SIZES = (512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288)
 
 
 def gemm_s(op: Gemm) -> float:
-    """3 us and the weights, read in waves of 128 wide tiles at 85 % of the bandwidth when the waves are full."""
+    """3 us and the weights, read in waves of 128 wide tiles at 85 % of the bandwidth when the waves
+    are full."""
     tiles = math.ceil(op.n / 128)
     full = math.ceil(tiles / PROCESSORS) * PROCESSORS / tiles
     return 3e-6 + 2 * op.n * op.k / (0.85 * BANDWIDTH) * min(full, 1.4) ** 0.5
@@ -37,7 +39,9 @@ def attention_s(op: Attention) -> float:
     return 8e-6 + max(2 * op.kv_elements() / (0.7 * BANDWIDTH), work / (0.6 * PEAK))
 
 
-def row(op, seconds: float, *, mode: str = "graph", cache: str = "cold", dtype: str = "bfloat16") -> Measurement:
+def row(
+    op, seconds: float, *, mode: str = "graph", cache: str = "cold", dtype: str = "bfloat16"
+) -> Measurement:
     shape = {name: getattr(op, name) for name in op.__dataclass_fields__}
     return Measurement(op.kind, freeze_shape(shape), dtype, mode, cache, (seconds,))
 
@@ -77,11 +81,16 @@ def noisy(seed: int = 0) -> list[Measurement]:
     generator = np.random.default_rng(seed)
     rows = []
     for op in [*gemms(), *decodes(), *prompts()]:
-        seconds = (gemm_s if isinstance(op, Gemm) else attention_s)(op) * math.exp(0.01 * generator.standard_normal())
+        seconds = (gemm_s if isinstance(op, Gemm) else attention_s)(op) * math.exp(
+            0.01 * generator.standard_normal()
+        )
         warm = isinstance(op, Gemm) and op.n * op.k * 2 < 4e6
         rows.append(row(op, seconds, cache="warm" if warm else "cold"))
     for ranks in (2, 4):
-        rows += [row(AllReduce(2**power, ranks), 4e-6 + 2**power * ranks / 1e12) for power in range(7, 28)]
+        rows += [
+            row(AllReduce(2**power, ranks), 4e-6 + 2**power * ranks / 1e12)
+            for power in range(7, 28)
+        ]
     return rows
 
 
@@ -91,7 +100,12 @@ def model() -> OpModel:
 
 
 def test_gemms_between_the_rows_within_a_few_percent_and_an_honest_std(model: OpModel) -> None:
-    asked = [Gemm(m, n, k) for m in (1, 3, 9) for n in (640, 1280, 2560, 5120, 7168, 11008) for k in (768, 2560, 5120)]
+    asked = [
+        Gemm(m, n, k)
+        for m in (1, 3, 9)
+        for n in (640, 1280, 2560, 5120, 7168, 11008)
+        for k in (768, 2560, 5120)
+    ]
     errors = np.array([math.log(model.op_s(op, True)[0] / gemm_s(op)) for op in asked])
     stds = model.uncertainty(asked)
     assert np.median(np.abs(errors)) < 0.03 and np.abs(errors).max() < 0.2
@@ -100,14 +114,19 @@ def test_gemms_between_the_rows_within_a_few_percent_and_an_honest_std(model: Op
 
 def test_decode_attention_between_the_rows(model: OpModel) -> None:
     asked = [
-        Attention(b, 1, length, heads * 4, heads, 128) for b in (1, 2, 8) for length in (300, 1500, 6000) for heads in (2, 8)
+        Attention(b, 1, length, heads * 4, heads, 128)
+        for b in (1, 2, 8)
+        for length in (300, 1500, 6000)
+        for heads in (2, 8)
     ]
     errors = [abs(model.op_s(op, True)[0] / attention_s(op) - 1) for op in asked]
     assert np.median(errors) < 0.05 and max(errors) < 0.3
 
 
 def test_a_window_cuts_what_is_read(model: OpModel) -> None:
-    assert model.op_s(Attention(4, 1, 8000, 32, 8, 128, 1024), True) == model.op_s(Attention(4, 1, 1023, 32, 8, 128), True)
+    assert model.op_s(Attention(4, 1, 8000, 32, 8, 128, 1024), True) == model.op_s(
+        Attention(4, 1, 1023, 32, 8, 128), True
+    )
 
 
 def test_what_was_measured_is_looked_up_in_either_state(model: OpModel) -> None:
@@ -120,7 +139,9 @@ def test_what_was_measured_is_looked_up_in_either_state(model: OpModel) -> None:
 
 
 def test_many_at_once_is_one_by_one(model: OpModel) -> None:
-    asked = [Gemm(2, 700 + 64 * i, 900) for i in range(40)] + [Attention(1, 5, 400 + i, 32, 8, 128) for i in range(10)]
+    asked = [Gemm(2, 700 + 64 * i, 900) for i in range(40)] + [
+        Attention(1, 5, 400 + i, 32, 8, 128) for i in range(10)
+    ]
     fresh = OpModel(model.profile, "bfloat16", "graph", like=model)
     single = [fresh.op_s(op, True) for op in asked]
     again = OpModel(model.profile, "bfloat16", "graph", like=model)
@@ -143,26 +164,38 @@ def test_verification_reads_the_cache_once_and_is_marked_unsure(model: OpModel) 
 
 def test_many_tokens_against_a_cache_are_bound_by_arithmetic(model: OpModel) -> None:
     op = Attention(8, 2048, 6144, 32, 8, 128)
-    assert attention_s(op) > 20 * 2 * op.kv_elements() / BANDWIDTH  # the law's case is one of arithmetic
+    assert (
+        attention_s(op) > 20 * 2 * op.kv_elements() / BANDWIDTH
+    )  # the law's case is one of arithmetic
     assert model.op_s(op, True)[0] == pytest.approx(attention_s(op), rel=0.3)
 
 
 def test_without_prompt_rows_the_datasheet_bounds_them(model: OpModel) -> None:
-    bare = OpModel(profile_of([r for r in noisy() if r.kind == "gemm" or r.sizes().get("tokens") == 1]), "bfloat16", "graph")
+    bare = OpModel(
+        profile_of([r for r in noisy() if r.kind == "gemm" or r.sizes().get("tokens") == 1]),
+        "bfloat16",
+        "graph",
+    )
     op = Attention(8, 4096, 0, 32, 8, 128)
-    assert bare.op_s(op, True)[0] == pytest.approx(4 * 8 * 4096 * 4097 / 2 * 32 * 128 / (0.5 * PEAK))
+    assert bare.op_s(op, True)[0] == pytest.approx(
+        4 * 8 * 4096 * 4097 / 2 * 32 * 128 / (0.5 * PEAK)
+    )
     first = Attention(1, 1, 0, 32, 8, 128)  # the first token of all: nothing cached
     assert bare.op_s(first, True)[0] == pytest.approx(8e-6, rel=0.2)
 
 
 def test_verification_rows_of_its_own_are_used(model: OpModel) -> None:
-    """A profile that measured verification (here: twice the law) is believed over the model of it."""
+    """A profile that measured verification (here: twice the law) is believed over the model of
+    it."""
     asked = Attention(3, 5, 3000, 32, 8, 128)
     own = [
         row(op, 2 * attention_s(op))
         for batch in (1, 4)
         for tokens in (3, 5, 9)
-        for op in (Attention(batch, tokens, 1000, 32, 8, 128), Attention(batch, tokens, 5000, 32, 8, 128))
+        for op in (
+            Attention(batch, tokens, 1000, 32, 8, 128),
+            Attention(batch, tokens, 5000, 32, 8, 128),
+        )
     ]
     seconds, std = model.with_rows(own).op_s(asked, True)
     assert seconds == pytest.approx(2 * attention_s(asked), rel=0.2) and std < 0.25
@@ -172,7 +205,9 @@ def test_rows_added_make_it_surer(model: OpModel) -> None:
     far = Gemm(1, 400_000, 100_000)
     before = model.uncertainty([far])[0]
     near = [Gemm(1, n, k) for n in (380_000, 420_000) for k in (90_000, 110_000)]
-    assert model.with_rows([row(op, gemm_s(op)) for op in near]).uncertainty([far])[0] < 0.9 * before
+    assert (
+        model.with_rows([row(op, gemm_s(op)) for op in near]).uncertainty([far])[0] < 0.9 * before
+    )
     assert model.uncertainty([Gemm(1, 2100, 2048)])[0] < 0.9 * before
 
 
@@ -188,22 +223,31 @@ def test_small_kernels_without_rows_cost_a_constant_and_their_bytes(model: OpMod
 
 
 def test_all_reduce(model: OpModel) -> None:
-    """Rows; between rows; beyond the last in proportion; other rank counts by 2 (r - 1) / r; none: link and latency."""
+    """Rows; between rows; beyond the last in proportion; other rank counts by 2 (r - 1) / r; none:
+    link and latency."""
     law = 4e-6 + 2**20 * 4 / 1e12
     assert model.op_s(AllReduce(2**20, 4), False)[0] == pytest.approx(law)
-    assert model.op_s(AllReduce(3 * 2**19, 4), False)[0] == pytest.approx(4e-6 + 3 * 2**19 * 4 / 1e12, rel=0.05)
+    assert model.op_s(AllReduce(3 * 2**19, 4), False)[0] == pytest.approx(
+        4e-6 + 3 * 2**19 * 4 / 1e12, rel=0.05
+    )
     last = model.op_s(AllReduce(2**27, 4), False)[0]
     assert model.op_s(AllReduce(2**29, 4), False)[0] == pytest.approx(4 * last)
     eight, std = model.op_s(AllReduce(2**20, 8), False)
     assert eight == pytest.approx(law * (7 / 8) / (3 / 4)) and std > 0.2
     bare = OpModel(profile_of([r for r in noisy() if r.kind != "all_reduce"]), "bfloat16", "graph")
-    assert bare.op_s(AllReduce(10**6, 2), False) == (pytest.approx(2 * 0.5 * 2e6 / 100e9 + 5e-6), 0.40)
+    assert bare.op_s(AllReduce(10**6, 2), False) == (
+        pytest.approx(2 * 0.5 * 2e6 / 100e9 + 5e-6),
+        0.40,
+    )
 
 
 def test_float16_is_answered_from_bfloat16_rows_and_fp8_is_not(model: OpModel) -> None:
     stand_in = OpModel(model.profile, "float16", "graph")
     op = Gemm(4, 4096, 4096)
-    assert stand_in.op_s(op, True)[0] == model.op_s(op, True)[0] and stand_in.op_s(op, True)[1] > model.op_s(op, True)[1]
+    assert (
+        stand_in.op_s(op, True)[0] == model.op_s(op, True)[0]
+        and stand_in.op_s(op, True)[1] > model.op_s(op, True)[1]
+    )
     assert any("bfloat16" in note for note in stand_in.notes) and not model.notes
     with pytest.raises(MissingDataError, match="gemm.*float8_e4m3fn"):
         OpModel(model.profile, "float8_e4m3fn", "graph")
@@ -211,7 +255,11 @@ def test_float16_is_answered_from_bfloat16_rows_and_fp8_is_not(model: OpModel) -
 
 def test_warm_and_cold_where_both_were_measured() -> None:
     rows = noisy()
-    rows += [row(op, 0.5 * gemm_s(op), cache="warm") for op in gemms() if op.n * op.k * 2 >= 4e6 and op.k <= 4096]
+    rows += [
+        row(op, 0.5 * gemm_s(op), cache="warm")
+        for op in gemms()
+        if op.n * op.k * 2 >= 4e6 and op.k <= 4096
+    ]
     model = OpModel(profile_of(rows), "bfloat16", "graph")
     op = Gemm(4, 5120, 2560)
     assert model.op_s(op, True)[0] == pytest.approx(gemm_s(op), rel=0.15)
@@ -220,7 +268,9 @@ def test_warm_and_cold_where_both_were_measured() -> None:
 
 @pytest.mark.parametrize(("kind", "word"), [("gemm", "gemm"), ("attention", "attention")])
 def test_too_few_rows_say_which(kind: str, word: str) -> None:
-    with pytest.raises(MissingDataError, match=f"too few {word} rows for bfloat16 in graph") as caught:
+    with pytest.raises(
+        MissingDataError, match=f"too few {word} rows for bfloat16 in graph"
+    ) as caught:
         OpModel(profile_of([r for r in noisy() if r.kind != kind]), "bfloat16", "graph")
     assert "\n" not in str(caught.value)
 
@@ -241,6 +291,9 @@ def test_seen_pairs(op: Attention, pairs: int) -> None:
 
 
 def test_a_full_wave_leaves_nothing_idle() -> None:
-    """108 tiles of 64 fill 108 multiprocessors; one more tile needs a second wave that is nearly empty, which counts as half."""
+    """108 tiles of 64 fill 108 multiprocessors; one more tile needs a second wave that is nearly
+    empty, which counts as half."""
     place = gpu_gemm_sizes([Gemm(1, 64 * 108, 4096), Gemm(1, 64 * 109, 4096)], 108)[1]
-    assert place[0, 3] == pytest.approx(0.0) and place[1, 3] == pytest.approx(math.log(2 * 108 / 109), rel=1e-6)
+    assert place[0, 3] == pytest.approx(0.0) and place[1, 3] == pytest.approx(
+        math.log(2 * 108 / 109), rel=1e-6
+    )

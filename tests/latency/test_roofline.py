@@ -12,8 +12,18 @@ from archsearch.latency.composed import constants
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.workload import Workload
 
-# 1 TB/s, of which 0.8 count; 100 TFLOP/s in bfloat16, of which 0.7 count; 3 us a kernel, 8 us a launch in eager mode.
-DEVICE = Device("toy", "Toy", "gpu", "toy", 80 * 2**30, 1e12, {"bfloat16": 100e12, "float32": 10e12}, link_bytes_per_s=100e9)
+# 1 TB/s, of which 0.8 count; 100 TFLOP/s in bfloat16, of which 0.7 count; 3 us a kernel, 8 us a
+# launch in eager mode.
+DEVICE = Device(
+    "toy",
+    "Toy",
+    "gpu",
+    "toy",
+    80 * 2**30,
+    1e12,
+    {"bfloat16": 100e12, "float32": 10e12},
+    link_bytes_per_s=100e9,
+)
 ARCH = Architecture(1024, 4096, 2, 16, 4, 64, 32000)
 
 
@@ -23,7 +33,8 @@ def graph() -> RooflineLatency:
 
 
 def test_a_gemm_reads_its_weights(graph: RooflineLatency) -> None:
-    # 4096 x 1024 weights and 5120 activations of 2 bytes at 0.8 TB/s: 10.49856 us, and 3 us for the kernel.
+    # 4096 x 1024 weights and 5120 activations of 2 bytes at 0.8 TB/s: 10.49856 us, and 3 us for the
+    # kernel.
     assert graph.op_s(Gemm(1, 4096, 1024)) == pytest.approx(13.49856e-6)
 
 
@@ -44,11 +55,16 @@ def test_all_reduce(graph: RooflineLatency) -> None:
 
 
 def test_eager_mode_is_bound_by_the_host() -> None:
-    """A quarter of a millisecond a pass and about half a one a layer, whatever the width, until the device is the slower."""
+    """A quarter of a millisecond a pass and about half a one a layer, whatever the width, until the
+    device is the slower."""
     eager = RooflineLatency(DEVICE, "bfloat16", "eager")
     known = constants()["eager"]
     host = known["pass_s"] + 2 * known["layer_s"]
-    assert eager.forward_s(ARCH).value == eager.forward_s(ARCH.replace(hidden_size=2048)).value == pytest.approx(host)
+    assert (
+        eager.forward_s(ARCH).value
+        == eager.forward_s(ARCH.replace(hidden_size=2048)).value
+        == pytest.approx(host)
+    )
     assert 1e-3 < host < 2e-3
     assert eager.forward_s(ARCH, ranks=2).value == pytest.approx(host + 6 * known["all_reduce_s"])
     huge = Architecture(16384, 53248, 2, 128, 8, 128, 32000)
@@ -58,10 +74,16 @@ def test_eager_mode_is_bound_by_the_host() -> None:
 
 def test_a_forward_pass_is_the_sum_of_its_kernels(graph: RooflineLatency) -> None:
     fused_layer = [
-        Elementwise("norm", 1024), Gemm(1, 1024 + 512, 1024), Elementwise("rope", 1024 + 256), Attention(1, 1, 100, 16, 4, 64),
-        Gemm(1, 1024, 1024), Elementwise("norm", 1024), Gemm(1, 8192, 1024), Elementwise("act", 4096),
+        Elementwise("norm", 1024),
+        Gemm(1, 1024 + 512, 1024),
+        Elementwise("rope", 1024 + 256),
+        Attention(1, 1, 100, 16, 4, 64),
+        Gemm(1, 1024, 1024),
+        Elementwise("norm", 1024),
+        Gemm(1, 8192, 1024),
+        Elementwise("act", 4096),
         Gemm(1, 1024, 4096),
-    ]  # fmt: skip
+    ]
     head = [Elementwise("embed", 1024), Elementwise("norm", 1024), Gemm(1, 32000, 1024)]
     expected = 2 * sum(map(graph.op_s, fused_layer)) + sum(map(graph.op_s, head))
     found = graph.forward_s(ARCH, context=100)
@@ -86,5 +108,7 @@ def test_tensor_parallel_splits_weights_and_adds_all_reduces(graph: RooflineLate
 
 
 def test_a_dtype_the_device_lacks() -> None:
-    with pytest.raises(ArchsearchError, match="toy does not compute in float16; use one of bfloat16, float32"):
+    with pytest.raises(
+        ArchsearchError, match="toy does not compute in float16; use one of bfloat16, float32"
+    ):
         RooflineLatency(DEVICE, "float16", "graph")

@@ -26,7 +26,9 @@ def answers(profile: Profile) -> np.ndarray:
 
 
 @pytest.mark.parametrize("folder", shipped(), ids=lambda folder: folder.parent.name)
-def test_every_shipped_table_is_stored_and_nothing_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_shipped_table_is_stored_and_nothing_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def learn(*_: object, **__: object) -> None:
         raise AssertionError("run: python -m archsearch.latency.refit")
 

@@ -1,4 +1,5 @@
-"""Device-hours of a training: what must hold of any cost model, and the published costs within the factor that is said."""
+"""Device-hours of a training: what must hold of any cost model, and the published costs within the
+factor that is said."""
 
 from __future__ import annotations
 

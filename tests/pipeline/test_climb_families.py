@@ -1,4 +1,5 @@
-"""Heads in a climb: short trainings, who is dropped, equal minutes, and who has the rest; over made-up trainings."""
+"""Heads in a climb: short trainings, who is dropped, equal minutes, and who has the rest; over
+made-up trainings."""
 
 from __future__ import annotations
 
@@ -23,12 +24,15 @@ from archsearch.speedup import sigmoid, tau
 from tests.pipeline.test_climb import PLAN, TARGET, Clock, make
 
 SPEED = 1000.0
-search = importlib.import_module("archsearch.pipeline.search")  # its name in the package is the function's
+search = importlib.import_module(
+    "archsearch.pipeline.search"
+)  # its name in the package is the function's
 
 
 @dataclass
 class MadeUpHeads:
-    """Heads whose acceptance is `level` in logit after 100 s and rises by .4 an e-fold; `fails`: cannot be trained."""
+    """Heads whose acceptance is `level` in logit after 100 s and rises by .4 an e-fold; `fails`:
+    cannot be trained."""
 
     clock: Clock
     level: dict[str, float]
@@ -47,10 +51,18 @@ class MadeUpHeads:
         self.clock.now += more
         total = self.spent[plan.family] = self.spent.get(plan.family, 0.0) + more
         alpha = sigmoid(self.level[plan.family] + 0.4 * math.log(total / 100.0))
-        taus = {gamma: Estimate(tau(alpha, gamma), 0.02, "measured") for gamma in range(1, plan.gamma + 1)}
-        replays = {gamma: SimpleNamespace(estimate=lambda value=value: value) for gamma, value in taus.items()}
+        taus = {
+            gamma: Estimate(tau(alpha, gamma), 0.02, "measured")
+            for gamma in range(1, plan.gamma + 1)
+        }
+        replays = {
+            gamma: SimpleNamespace(estimate=lambda value=value: value)
+            for gamma, value in taus.items()
+        }
         record = {"tokens": int(SPEED * total), "seconds": total, "text_tokens": 10**9}
-        return SimpleNamespace(plan=plan, conditional=(alpha,) * plan.gamma, replays=replays, record=record)
+        return SimpleNamespace(
+            plan=plan, conditional=(alpha,) * plan.gamma, replays=replays, record=record
+        )
 
     def of(self, scorer) -> climb.HeadRungs:  # noqa: ANN001
         """Heads that cost as much as a small draft."""
@@ -100,10 +112,14 @@ def test_where_the_draft_stands_best_it_goes_on(tmp_path: Path, clock: Clock) ->
     drafts = made.climb()
     state = saved(tmp_path)
     entry = state.heads[0]
-    if entry.state == "pruned":  # it may be told after the short training already: then all is the drafts'
+    if (
+        entry.state == "pruned"
+    ):  # it may be told after the short training already: then all is the drafts'
         assert state.race is None
     else:
-        assert state.race.winner == "independent" and entry.seconds == pytest.approx(state.race.seconds, rel=0.05)
+        assert state.race.winner == "independent" and entry.seconds == pytest.approx(
+            state.race.seconds, rel=0.05
+        )
         assert made.trainer.full[-1][1] > 1.5 * state.race.seconds
     assert made.measured(drafts[0]).speedup.value > entry.measured.value
 
@@ -115,7 +131,11 @@ def test_one_that_cannot_be_trained_costs_nothing(tmp_path: Path, clock: Clock) 
     made = with_heads(tmp_path / "b", clock, heads)
     assert made.climb()
     state = saved(tmp_path / "b")
-    assert not state.heads and state.race is None and "no eagle3 head: this target has no such states" in state.notes
+    assert (
+        not state.heads
+        and state.race is None
+        and "no eagle3 head: this target has no such states" in state.notes
+    )
     assert "heads" not in json.loads((tmp_path / "a/rungs.json").read_text())
 
 
@@ -127,19 +147,27 @@ def test_a_killed_climb_goes_on_with_its_heads(tmp_path: Path, clock: Clock) -> 
     again = MadeUpHeads(clock, heads.level, spent=dict(heads.spent))
     with_heads(tmp_path, clock, again).climb()
     state = saved(tmp_path)
-    assert state.race.winner in ("eagle3", "medusa") and again.calls[0][1] == pytest.approx(state.race.seconds)
+    assert state.race.winner in ("eagle3", "medusa") and again.calls[0][1] == pytest.approx(
+        state.race.seconds
+    )
     assert clock.now - 100.0 <= PLAN.budget_s + 30.0
 
 
 def test_short_trainings_of_heads_fit_into_the_rungs(tmp_path: Path, clock: Clock) -> None:
-    alone, beside = make(tmp_path / "a", clock), with_heads(tmp_path / "b", clock, MadeUpHeads(clock, {"eagle3": 1.0}))
+    alone, beside = (
+        make(tmp_path / "a", clock),
+        with_heads(tmp_path / "b", clock, MadeUpHeads(clock, {"eagle3": 1.0})),
+    )
     rest = beside.left_s()
     assert beside._rung_time(rest) == pytest.approx(rungs.rung_share(rest) / 1.25)
     assert alone._rung_time(rest) == pytest.approx(rungs.rung_share(rest))
 
 
-def test_the_best_head_runs_beside_the_best_draft_where_there_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once, also after a kill; an engine that fails costs no search; without time a note says with which command."""
+def test_the_best_head_runs_beside_the_best_draft_where_there_is_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, also after a kill; an engine that fails costs no search; without time a note says with
+    which command."""
     asked: list[FamilyRequest] = []
 
     def confirm(session, request, choice) -> None:  # noqa: ANN001
@@ -151,17 +179,25 @@ def test_the_best_head_runs_beside_the_best_draft_where_there_is_time(tmp_path: 
     monkeypatch.setattr(climb, "affordable_prompts", lambda *args: 6)
 
     def ascent(compares: bool) -> SimpleNamespace:
-        session = SimpleNamespace(run=SimpleNamespace(path=tmp_path), request=SimpleNamespace(engine="vllm"))
+        session = SimpleNamespace(
+            run=SimpleNamespace(path=tmp_path), request=SimpleNamespace(engine="vllm")
+        )
         file = StateFile(tmp_path / f"rungs-{len(asked)}-{compares}.json", 60.0, 0.0)
         return SimpleNamespace(session=session, plan=replace(PLAN, compares=compares), file=file)
 
     rows = [{"family": name} for name in ("ngram", "peagle", "independent", "eagle3")]
-    assert search.best_head(rows, "vllm") == "peagle" and search.best_head(rows, "transformers") == ""
-    assert search.best_head(rows, "openvino") == "eagle3", "the best of those that the engine is started with"
+    assert (
+        search.best_head(rows, "vllm") == "peagle" and search.best_head(rows, "transformers") == ""
+    )
+    assert search.best_head(rows, "openvino") == "eagle3", (
+        "the best of those that the engine is started with"
+    )
     first = ascent(True)
     search.compare_best(first, "peagle")
     search.compare_best(first, "peagle")
-    assert [request.families for request in asked] == [("peagle", "independent")] and asked[0].count == 6
+    assert [request.families for request in asked] == [("peagle", "independent")] and asked[
+        0
+    ].count == 6
     assert ClimbState.from_dict(json.loads(first.file.path.read_text())).compared
     second = ascent(True)
     search.compare_best(second, "peagle")
@@ -174,11 +210,14 @@ def test_the_best_head_runs_beside_the_best_draft_where_there_is_time(tmp_path: 
 def test_a_head_that_has_hardly_seen_anything_is_not_dropped(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a slow machine a short training ends while the learning rate still rises; what it says then is nothing."""
+    """On a slow machine a short training ends while the learning rate still rises; what it says
+    then is nothing."""
     families = importlib.import_module("archsearch.pipeline.climb.families")
     monkeypatch.setattr(families, "LEAST_JUDGED", 10**9)
     made = with_heads(tmp_path, clock, MadeUpHeads(clock, {"medusa": -2.5}))
     made.climb()
     entry = saved(tmp_path).heads[0]
-    assert entry.state == "trained" and entry.measured is not None, "it had its equal minutes, which it did not win"
+    assert entry.state == "trained" and entry.measured is not None, (
+        "it had its equal minutes, which it did not win"
+    )
     assert saved(tmp_path).race.winner == "independent"

@@ -26,7 +26,13 @@ def run(folder: Path, **asked: object) -> Path:
     request = WorkloadRequest(**known)  # type: ignore[arg-type]
     pipeline.search(
         pipeline.SearchRequest(
-            target, request, trials=12, run=folder, families=("independent",), space="wide-shallow", alpha=alpha
+            target,
+            request,
+            trials=12,
+            run=folder,
+            families=("independent",),
+            space="wide-shallow",
+            alpha=alpha,
         )
     )
     return folder
@@ -45,29 +51,42 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def test_terms_add_up_and_each_condition_is_swapped_alone(runs: dict[str, Path]) -> None:
     found = compare_runs([runs["one"], runs["many"]])
-    assert set(found.differing) == {"batch size", "context"} and found.conditions["batch size"] == ("1", "64")
+    assert set(found.differing) == {"batch size", "context"} and found.conditions["batch size"] == (
+        "1",
+        "64",
+    )
     (pair,) = found.pairs
     assert not pair.same and pair.here is not None and pair.there is not None, pair.why
     # Rank 1 need not be the fastest: inside a group that cannot be told apart what exists leads.
     assert pair.here.total <= 0.1 and pair.there.total >= -0.1
     for lead in (pair.here, pair.there, *(swap.lead for swap in pair.swaps)):
-        assert lead is not None and math.fsum(lead.terms.values()) == pytest.approx(lead.total, abs=1e-12)
+        assert lead is not None and math.fsum(lead.terms.values()) == pytest.approx(
+            lead.total, abs=1e-12
+        )
         assert lead.total == pytest.approx(math.log(lead.second / lead.first))
-        assert set(lead.terms) == set(TERMS) and lead.terms["decode_s"] == pytest.approx(0.0, abs=1e-12)
+        assert set(lead.terms) == set(TERMS) and lead.terms["decode_s"] == pytest.approx(
+            0.0, abs=1e-12
+        )
     assert [swap.factor for swap in pair.swaps] == ["batch size", "context"]
     assert pair.here.first == pytest.approx(found.winners[0].speedup)
     assert pair.there.second == pytest.approx(found.winners[1].speedup)
     assert "What changed most in its favour" in pair.words()
 
 
-def test_the_same_winner_another_target_and_what_is_no_run(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_the_same_winner_another_target_and_what_is_no_run(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
     found = compare_runs([runs["one"], runs["again"], runs["other"]])
     assert found.pairs[0].same and found.pairs[0].words().startswith("again has the same winner")
     assert found.pairs[1].why == "they draft for different targets"
     assert section_text(compare_section(found.to_dict())).count("\n") > 8
     same = compare_runs([runs["one"], runs["again"]]).to_dict()
     text = section_text(compare_section(same))
-    assert "Nothing that was asked differs." in text and "what differs" not in text and " -," not in text
+    assert (
+        "Nothing that was asked differs." in text
+        and "what differs" not in text
+        and " -," not in text
+    )
     with pytest.raises(ArchsearchError, match="two runs or more"):
         compare_runs([runs["one"]])
     with pytest.raises(ArchsearchError, match="does not exist"):
@@ -78,27 +97,41 @@ def test_the_command_its_json_and_its_page(runs: dict[str, Path], tmp_path: Path
     page = tmp_path / "page.html"
     result = call("compare", str(runs["one"]), str(runs["many"]), "--html", str(page), "--json")
     data = last_json(result)
-    assert data == json.loads(json.dumps(data)) and data["pairs"][0]["swaps"][0]["factor"] == "batch size"
+    assert (
+        data == json.loads(json.dumps(data))
+        and data["pairs"][0]["swaps"][0]["factor"] == "batch size"
+    )
     assert "one" in page.read_text() and "<table>" in page.read_text()
     text = call("compare", str(runs["one"]), str(runs["many"])).stdout
-    assert "what differs" in text and "batch size" in text and max(map(len, text.splitlines())) < 160
+    assert (
+        "what differs" in text and "batch size" in text and max(map(len, text.splitlines())) < 160
+    )
     data["runs"][0] = data["pairs"][0]["first"] = "<script>alert(1)</script>"
     assert "<script>alert" not in html_page("x", [compare_section(data)])
     assert "holds no other run; name one" in refused("compare", str(runs["one"]))
 
 
 def test_a_comparison_is_a_section_of_the_report(runs: dict[str, Path]) -> None:
-    """With its chart, also when the report is written again; a broken file costs its own part only."""
+    """With its chart, also when the report is written again; a broken file costs its own part
+    only."""
     call("compare", str(runs["one"]), str(runs["many"]), "--report")
     report = runs["one"] / "report.html"
     call("report", str(runs["one"]))
     text = report.read_text(encoding="utf-8")
-    assert "Runs side by side" in text and 'data-chart="compare-1"' in text and "what the engine adds" in text
+    assert (
+        "Runs side by side" in text
+        and 'data-chart="compare-1"' in text
+        and "what the engine adds" in text
+    )
     data = json.loads((runs["one"] / "compare.json").read_text(encoding="utf-8"))
     data["pairs"][0]["here"]["terms"]["tau"] = float("nan")
     for broken in ({"runs": ["a"]}, data):
         (runs["one"] / "compare.json").write_text(json.dumps(broken))
         call("report", str(runs["one"]))
         text = report.read_text(encoding="utf-8")
-        assert "Files that could not be read" in text and "Runs side by side" not in text and "The best candidates" in text
+        assert (
+            "Files that could not be read" in text
+            and "Runs side by side" not in text
+            and "The best candidates" in text
+        )
     (runs["one"] / "compare.json").unlink()

@@ -1,4 +1,5 @@
-"""confirm under load, schedule and profile --engine, end to end: an engine with made-up times in the place of vLLM."""
+"""confirm under load, schedule and profile --engine, end to end: an engine with made-up times in
+the place of vLLM."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ from archsearch.workload import WorkloadRequest
 from tests.doubles.made_up_engine import MadeUpEngine
 from tests.doubles.world import TINY, give_weights, make_world, tiny_drafts
 
-LOAD_MODULE = import_module("archsearch.pipeline.confirm_load")  # the package exports its function by the same name
+LOAD_MODULE = import_module(
+    "archsearch.pipeline.confirm_load"
+)  # the package exports its function by the same name
 PROMPTS_MODULE = import_module("archsearch.pipeline.confirm_prompts")
 HERE = EngineChoice("vllm", Path(sys.executable))
 SERVER = {"server_url": "http://a", "baseline_url": "http://b"}
@@ -68,7 +71,9 @@ def profile_folder() -> Path:
 
 def engine_profile(ref: Any, drafts: Sequence[Any], **changes: Any) -> int:
     """`archsearch profile --engine vllm` without the sweep, into the world's profile."""
-    request = ProfileRequest("cpu", ref.architecture, load_space("tiny.yaml"), engine_name="vllm", target_ref=ref)
+    request = ProfileRequest(
+        "cpu", ref.architecture, load_space("tiny.yaml"), engine_name="vllm", target_ref=ref
+    )
     profile = Profile.load(profile_folder())
     return profile_engine(replace(request, **changes), profile, identify_cpu(), drafts, "float32")
 
@@ -89,7 +94,8 @@ def put(monkeypatch: pytest.MonkeyPatch, make: Callable[[], MadeUpEngine]) -> Ma
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The tiny world, whose profile has the passes of the made-up engine, and a run of it; rank 2 has weights and a trace."""
+    """The tiny world, whose profile has the passes of the made-up engine, and a run of it; rank 2
+    has weights and a trace."""
     folder, before = make_world(tmp_path_factory.mktemp("world")), Path.cwd()
     patch = pytest.MonkeyPatch()
     patch.chdir(folder)
@@ -99,11 +105,16 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         assert engine_profile(resolve_target("target"), tiny_drafts()) > 40
         search(
             SearchRequest(
-                "target", WorkloadRequest("cpu", context_len=64, engine="vllm"), space="tiny.yaml", trials=24,
-                prompts=Path("prompts.jsonl"), run=Path("runs/a"),
-                answer_tokens=32, alpha="0.8",
+                "target",
+                WorkloadRequest("cpu", context_len=64, engine="vllm"),
+                space="tiny.yaml",
+                trials=24,
+                prompts=Path("prompts.jsonl"),
+                run=Path("runs/a"),
+                answer_tokens=32,
+                alpha="0.8",
             )
-        )  # fmt: skip
+        )
         give_weights(Path("runs/a"), 2, alpha=0.6)
     finally:
         patch.undo()
@@ -126,59 +137,104 @@ def read(path: str) -> Any:
     return json.loads(Path(path).read_text())
 
 
-# ------------------------------------------------------------------------------------------------------------- under load
+# --------------------------------------------------------------------------------------------------
+# under load
 
 
 def test_an_untrained_candidate_is_predicted_as_the_engine_runs_it(
     session: SearchSession, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Profile and confirmation speak of the same seconds: units, batches, context, the draft's first pass."""
+    """Profile and confirmation speak of the same seconds: units, batches, context, the draft's
+    first pass."""
     monkeypatch.setattr(LOAD_MODULE, "machine_slowdown", lambda source: 1.0)
     data = confirm_load(session, SHORT, HERE).to_dict()
     assert data["slowdown"] == 1.0 and data["alpha"]["value"] == pytest.approx(0.8)
     assert json.loads(json.dumps(data)) == read("runs/a/best/1/load-vllm.json")
-    assert json.loads(json.dumps(LoadRecord.from_dict(data).to_dict())) == read("runs/a/best/1/load-vllm.json")
-    assert data["synthetic"] and data["engine"] == "vllm" and data["engine_version"] == "1" and data["rank"] == 1
-    assert data["architecture"] == session.run.score(1).architecture.label() and data["dtype"] == "float32"
-    assert "passes as vllm ran them" in data["latency"] and data["repeats"] == 9 and data["seconds"] > 0
+    assert json.loads(json.dumps(LoadRecord.from_dict(data).to_dict())) == read(
+        "runs/a/best/1/load-vllm.json"
+    )
+    assert (
+        data["synthetic"]
+        and data["engine"] == "vllm"
+        and data["engine_version"] == "1"
+        and data["rank"] == 1
+    )
+    assert (
+        data["architecture"] == session.run.score(1).architecture.label()
+        and data["dtype"] == "float32"
+    )
+    assert (
+        "passes as vllm ran them" in data["latency"]
+        and data["repeats"] == 9
+        and data["seconds"] > 0
+    )
     assert data["asked_acceptance_by_position"] == pytest.approx(
         accepted_by_position([0.8] * max(r["gamma"] for r in data["rows"]))
     )
-    assert [row["concurrency"] for row in data["baseline"]] == [1, 3, 6] and all(row["tau"] == 1 for row in data["baseline"])
+    assert [row["concurrency"] for row in data["baseline"]] == [1, 3, 6] and all(
+        row["tau"] == 1 for row in data["baseline"]
+    )
     assert {row["concurrency"] for row in data["rows"]} == {1, 3, 6}
     for row in data["rows"]:
         batch, gamma = row["concurrency"], row["gamma"]
         assert row["variant"] == f"gamma {gamma}" and row["batch_steps"] > 20
         # 3 and 6 requests were never profiled: 1, 2, 4 and 8 were.
         assert abs(row["relative_error_at_measured_tau"]) < 0.06
-        assert row["relative_error"] == pytest.approx(row["predicted_speedup"]["value"] / row["speedup"]["value"] - 1)
+        assert row["relative_error"] == pytest.approx(
+            row["predicted_speedup"]["value"] / row["speedup"]["value"] - 1
+        )
         told = row["error_by_term"]
         for term, law in LAW.items():
             assert told[term]["measured"] == pytest.approx(law(batch, gamma), rel=1e-6)
             assert told[term]["predicted"] == pytest.approx(law(batch, gamma), rel=0.1)
         shares = sum(term["log_error"] for term in told.values())
-        assert shares == pytest.approx(math.log(row["predicted_speedup"]["value"] / row["speedup"]["value"]), abs=0.04)
+        assert shares == pytest.approx(
+            math.log(row["predicted_speedup"]["value"] / row["speedup"]["value"]), abs=0.04
+        )
         assert told["tau"]["predicted"] == pytest.approx(row["tau"], rel=0.12)
     summary = data["summary"]
     assert summary["cases"] == len(data["rows"]) and summary["median_absolute_error"] < 0.06
     assert len(made) >= 2 and all(engine.log[-1] == "stop" for engine in made)
     settings = made[0].settings  # type: ignore[attr-defined]
-    assert (settings.dtype, settings.concurrency, settings.device, settings.mode) == ("float32", 6, "cpu", "eager")
-    assert settings.max_len == data["context"] + 96 - 96 // 2 and settings.python == Path(sys.executable)
+    assert (settings.dtype, settings.concurrency, settings.device, settings.mode) == (
+        "float32",
+        6,
+        "cpu",
+        "eager",
+    )
+    assert settings.max_len == data["context"] + 96 - 96 // 2 and settings.python == Path(
+        sys.executable
+    )
 
 
-def test_a_trained_candidate_is_run_with_its_own_acceptance(session: SearchSession, made: Made) -> None:
+def test_a_trained_candidate_is_run_with_its_own_acceptance(
+    session: SearchSession, made: Made
+) -> None:
     request = LoadRequest(2, gammas=(2, 4), concurrencies=(1, 2), repeats=3, tokens=96)
     data = confirm_load(session, request, HERE).to_dict()
     assert not data["synthetic"] and data["asked_acceptance_by_position"] is None
-    assert [(row["gamma"], row["concurrency"]) for row in data["rows"]] == [(2, 1), (2, 2), (4, 1), (4, 2)]
+    assert [(row["gamma"], row["concurrency"]) for row in data["rows"]] == [
+        (2, 1),
+        (2, 2),
+        (4, 1),
+        (4, 2),
+    ]
     for row in data["rows"]:
         terms = row["error_by_term"]
-        assert terms["tau"]["measured"] == row["tau"] and abs(row["relative_error_at_measured_tau"]) < 0.06
+        assert (
+            terms["tau"]["measured"] == row["tau"]
+            and abs(row["relative_error_at_measured_tau"]) < 0.06
+        )
         # The trace foretells alpha 0.6; the engine accepts all or nothing, by the toss of a coin.
-        assert terms["tau"]["predicted"] == pytest.approx(1 + sum(0.6**i for i in range(1, row["gamma"] + 1)), rel=0.1)
-        assert row["tau"] == pytest.approx(1 + row["gamma"] / 2, rel=0.3) and row["alpha"] is not None
-        assert row["batch_steps"] > 0 and row["accepted_by_position"][0] == pytest.approx(row["accepted_by_position"][-1])
+        assert terms["tau"]["predicted"] == pytest.approx(
+            1 + sum(0.6**i for i in range(1, row["gamma"] + 1)), rel=0.1
+        )
+        assert (
+            row["tau"] == pytest.approx(1 + row["gamma"] / 2, rel=0.3) and row["alpha"] is not None
+        )
+        assert row["batch_steps"] > 0 and row["accepted_by_position"][0] == pytest.approx(
+            row["accepted_by_position"][-1]
+        )
     drafts = {str(engine.draft) for engine in made if engine.draft is not None}
     assert drafts == {str(session.run.best_dir(2))}
 
@@ -195,36 +251,67 @@ def test_no_more_requests_are_in_flight_than_was_said(
         return generate(self, prompts, sampling)
 
     monkeypatch.setattr(MadeUpEngine, "generate", watched)
-    confirm_load(session, LoadRequest(2, gammas=(2,), concurrencies=(1, 4), repeats=2, tokens=48), HERE)
+    confirm_load(
+        session, LoadRequest(2, gammas=(2,), concurrencies=(1, 4), repeats=2, tokens=48), HERE
+    )
     assert sizes == {1, 4}
 
 
-def test_a_schedule_is_run_against_off_and_every_fixed_gamma(session: SearchSession, made: Made) -> None:
-    data = confirm_load(session, replace(SHORT, concurrencies=(2, 4), schedule=True, repeats=5, tokens=400), HERE).to_dict()
+def test_a_schedule_is_run_against_off_and_every_fixed_gamma(
+    session: SearchSession, made: Made
+) -> None:
+    data = confirm_load(
+        session, replace(SHORT, concurrencies=(2, 4), schedule=True, repeats=5, tokens=400), HERE
+    ).to_dict()
     found = data["schedule"]
-    assert found["ranges"][0][0] == 1 and found["ranges"][-1][1] == 4  # from batch size 1 on, although 2 was asked for
-    assert [row["concurrency"] for row in found["verdict"]] == [2, 4] and all(row["holds"] for row in found["verdict"])
+    assert (
+        found["ranges"][0][0] == 1 and found["ranges"][-1][1] == 4
+    )  # from batch size 1 on, although 2 was asked for
+    assert [row["concurrency"] for row in found["verdict"]] == [2, 4] and all(
+        row["holds"] for row in found["verdict"]
+    )
     assert {row["variant"] for row in data["rows"]} >= {"schedule"}
     assert any("schedule" in entry for engine in made for entry in engine.log)
 
 
-def test_a_schedule_that_is_off_is_predicted_with_the_idle_pass(session: SearchSession, made: Made, built: Path) -> None:
+def test_a_schedule_that_is_off_is_predicted_with_the_idle_pass(
+    session: SearchSession, made: Made, built: Path
+) -> None:
     scorer, _ = serving_scorer(session, "vllm")
     arch, alone = session.run.score(1).architecture, 11.5e-3
     result = LoadResult(
-        variant="schedule", concurrency=1, gamma=0, tokens_per_s=80.0, tau=1.0,
-        speedup=Estimate(0.9, 0.01, "measured"), step_s=alone,
-    )  # fmt: skip
+        variant="schedule",
+        concurrency=1,
+        gamma=0,
+        tokens_per_s=80.0,
+        tau=1.0,
+        speedup=Estimate(0.9, 0.01, "measured"),
+        step_s=alone,
+    )
     rows = {("schedule", 1): result, ("alone", 1): replace(result, variant="alone", speedup=None)}
     off = Variant("schedule", "draft", 3, schedule=((1, 1, 0), (2, 4, 3)))
     score = session.run.score(1)
     case = LOAD_MODULE._Case(
-        session, SHORT, HERE, "vllm", score, session.run.best_dir(1), scorer, "", score.alpha, {}, {}, True, {}
+        session,
+        SHORT,
+        HERE,
+        "vllm",
+        score,
+        session.run.best_dir(1),
+        scorer,
+        "",
+        score.alpha,
+        {},
+        {},
+        True,
+        {},
     )
     row = LOAD_MODULE._load_row(case, LOAD_MODULE._Measured(rows, 64, 1.0), off, 1)
     idle = scorer.at_context(64).latency.idle_draft_s(arch, scorer.workload).value
     decode = scorer.at_context(64).decode_s.value
-    assert 0 < idle < decode and row.predicted_speedup.value == pytest.approx(decode / (decode + idle))
+    assert 0 < idle < decode and row.predicted_speedup.value == pytest.approx(
+        decode / (decode + idle)
+    )
     assert error_summary([row]) == {"cases": 0}  # no draft tokens: no case of the prediction
 
 
@@ -233,25 +320,50 @@ def test_a_schedule_that_is_off_is_predicted_with_the_idle_pass(session: SearchS
     [
         (replace(SHORT, concurrencies=(1, 10**9)), HERE, "do not fit cpu-"),
         (replace(SHORT, gammas=(20,)), HERE, "acceptance is known for gamma 1 to 16, not for 20"),
-        (replace(SHORT, concurrencies=(1, 2)), EngineChoice("transformers"), "one request at a time, so 2 in flight"),
-        (replace(SHORT, schedule=True), EngineChoice("openvino"), "openvino takes one gamma for all batch sizes"),
-        (replace(SHORT, concurrencies=(1,), schedule=True), EngineChoice("transformers"), "transformers takes one gamma"),
+        (
+            replace(SHORT, concurrencies=(1, 2)),
+            EngineChoice("transformers"),
+            "one request at a time, so 2 in flight",
+        ),
+        (
+            replace(SHORT, schedule=True),
+            EngineChoice("openvino"),
+            "openvino takes one gamma for all batch sizes",
+        ),
+        (
+            replace(SHORT, concurrencies=(1,), schedule=True),
+            EngineChoice("transformers"),
+            "transformers takes one gamma",
+        ),
         (LoadRequest(), EngineChoice("openvino"), "openvino cannot accept by chance"),
         (SHORT, EngineChoice("vllm", **SERVER), "server cannot take synthetic"),
         (LoadRequest(2, schedule=True), EngineChoice("vllm", **SERVER), "keeps the schedule"),
         (LoadRequest(2), EngineChoice("openvino", **SERVER), "vLLM server, not for openvino"),
         (SHORT, EngineChoice("vllm"), "vLLM is not installed; run: archsearch engine install vllm"),
-        (SHORT, EngineChoice("vllm", Path("nowhere/python")), "--engine-python names .*nowhere/python, which is no file"),
+        (
+            SHORT,
+            EngineChoice("vllm", Path("nowhere/python")),
+            "--engine-python names .*nowhere/python, which is no file",
+        ),
         (SHORT, EngineChoice("warp"), "unknown engine 'warp'"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_confirmed_is_refused_before_anything_is_loaded(
-    session: SearchSession, monkeypatch: pytest.MonkeyPatch, made: Made, request_: LoadRequest, choice: EngineChoice, words: str
+    session: SearchSession,
+    monkeypatch: pytest.MonkeyPatch,
+    made: Made,
+    request_: LoadRequest,
+    choice: EngineChoice,
+    words: str,
 ) -> None:
     monkeypatch.delenv("ARCHSEARCH_VLLM_PYTHON", raising=False)
     with pytest.raises(ArchsearchError, match=words):
         confirm_load(session, request_, choice)
-    assert not made and not (session.run.path / "engine").exists() and not list(session.run.path.rglob("load-*.json"))
+    assert (
+        not made
+        and not (session.run.path / "engine").exists()
+        and not list(session.run.path.rglob("load-*.json"))
+    )
 
 
 class Stops(MadeUpEngine):
@@ -266,7 +378,9 @@ class Stops(MadeUpEngine):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RunFailed("vllm was killed by signal 9")])
-def test_what_was_confirmed_before_is_kept(session: SearchSession, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+def test_what_was_confirmed_before_is_kept(
+    session: SearchSession, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
     put(monkeypatch, MadeUpEngine)
     confirm_load(session, SHORT, HERE)
     before = {path: path.read_bytes() for path in session.run.path.rglob("*") if path.is_file()}
@@ -277,22 +391,31 @@ def test_what_was_confirmed_before_is_kept(session: SearchSession, monkeypatch: 
     after = {path: path.read_bytes() for path in session.run.path.rglob("*") if path.is_file()}
     partial = after.pop(session.run.best_dir(1) / "partial-load-vllm.json", None)
     assert after == before
-    assert (partial is not None) == isinstance(error, RunFailed)  # whole repeats before an engine's death are kept apart
+    assert (partial is not None) == isinstance(
+        error, RunFailed
+    )  # whole repeats before an engine's death are kept apart
     if partial is not None:
         kept = json.loads(partial)
-        assert kept["stopped"] == "vllm was killed by signal 9" and {entry["repeats"] for entry in kept["results"]} == {1}
+        assert kept["stopped"] == "vllm was killed by signal 9" and {
+            entry["repeats"] for entry in kept["results"]
+        } == {1}
     assert made and all(engine.log[-1] == "stop" for engine in made)
 
 
-# ------------------------------------------------------------------------------------- targets that are only a shape, folders
+# ------------------------------------------------------------------------------------- targets that
+# are only a shape, folders
 
 
-def test_a_target_without_weights_is_made_up_where_the_engine_can(session: SearchSession, made: Made) -> None:
+def test_a_target_without_weights_is_made_up_where_the_engine_can(
+    session: SearchSession, made: Made
+) -> None:
     Path("target/model.safetensors").unlink()
     confirm_load(session, replace(SHORT, concurrencies=(1,)), HERE)
     settings = made[0].settings  # type: ignore[attr-defined]
     assert settings.dummy_weights and sorted(os.listdir("runs/a/engine/target")) == ["config.json"]
-    with pytest.raises(MissingDataError, match="transformers needs them; give a folder .* --engine vllm"):
+    with pytest.raises(
+        MissingDataError, match="transformers needs them; give a folder .* --engine vllm"
+    ):
         confirm_load(session, replace(SHORT, concurrencies=(1,)), EngineChoice("transformers"))
 
 
@@ -301,43 +424,75 @@ def test_random_drafts_are_made_once(session: SearchSession, made: Made) -> None
     (weights,) = Path("runs/a/engine").glob("*/model.safetensors")
     stamp = weights.stat().st_mtime_ns
     confirm_load(session, replace(SHORT, concurrencies=(1,)), HERE)
-    assert [path.stat().st_mtime_ns for path in Path("runs/a/engine").glob("*/model.safetensors")] == [stamp]
+    assert [
+        path.stat().st_mtime_ns for path in Path("runs/a/engine").glob("*/model.safetensors")
+    ] == [stamp]
 
 
-# -------------------------------------------------------------------------------------------------------------- by prompt
+# --------------------------------------------------------------------------------------------------
+# by prompt
 
 
-def test_confirm_by_prompt_in_an_engine_of_its_own(session: SearchSession, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_confirm_by_prompt_in_an_engine_of_its_own(
+    session: SearchSession, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(PROMPTS_MODULE, "machine_slowdown", lambda source: 1.25)
     data = confirm_rank(session, 2, gammas=(2, 3), prompt_count=6, choice=HERE)
     assert json.loads(json.dumps(data)) == read("runs/a/best/2/confirmed.json")
-    assert data["engine"] == "vllm" and data["prompts"] == 6 and data["slowdown"] == 1.25 and "vllm ran them" in data["latency"]
+    assert (
+        data["engine"] == "vllm"
+        and data["prompts"] == 6
+        and data["slowdown"] == 1.25
+        and "vllm ran them" in data["latency"]
+    )
     assert data["identical_output_float32"].items() >= {"prompts": 6, "identical": 6}.items()
     for row in (data, *data["other_gammas"]):
         gamma = row["gamma"]
-        assert abs(row["relative_error_at_measured_tau"]) < 0.08  # few rounds: the median prompt is not the mean one
+        assert (
+            abs(row["relative_error_at_measured_tau"]) < 0.08
+        )  # few rounds: the median prompt is not the mean one
         for term, law in LAW.items():
             if term != "decode_s":
                 # the machine's slowdown is taken out of what was measured
-                assert row["error_by_term"][term]["measured"] == pytest.approx(law(1, gamma) / 1.25, rel=1e-6)
+                assert row["error_by_term"][term]["measured"] == pytest.approx(
+                    law(1, gamma) / 1.25, rel=1e-6
+                )
             assert row["error_by_term"][term]["predicted"] == pytest.approx(law(1, gamma), rel=0.06)
         assert row["decode_s"] == pytest.approx(LAW["decode_s"](1, 0))
     assert {engine.settings.dtype for engine in made} == {"float32"}  # type: ignore[attr-defined]
     assert Path("runs/a/report.html").is_file() and data["profile_first"] is None
-    assert "12 held-out prompts are too few to split (at least 16)" in data["prompts_seen"]  # said, not refused
+    assert (
+        "12 held-out prompts are too few to split (at least 16)" in data["prompts_seen"]
+    )  # said, not refused
     assert "too few to split" in Path("runs/a/report.html").read_text()
     assert data["best_of"]["gammas"] == [2, 3] or data["best_of"]["gammas"] == (2, 3)
 
 
-def test_an_engine_that_was_never_profiled_says_so_beside_its_prediction(session: SearchSession, made: Made) -> None:
-    data = confirm_rank(session, 2, gammas=(2,), prompt_count=4, choice=EngineChoice("openvino", Path(sys.executable)))
+def test_an_engine_that_was_never_profiled_says_so_beside_its_prediction(
+    session: SearchSession, made: Made
+) -> None:
+    data = confirm_rank(
+        session,
+        2,
+        gammas=(2,),
+        prompt_count=4,
+        choice=EngineChoice("openvino", Path(sys.executable)),
+    )
     command = "archsearch profile --gpu cpu --target target --engine openvino"
     assert data["profile_first"] == command == read("runs/a/best/2/confirmed.json")["profile_first"]
-    for shown in (confirm_text(data, Path("runs/a"), 2), Path("runs/a/report.html").read_text(), summary_text(session.run)):
-        assert "own passes, which were never profiled" in " ".join(shown.split()) and command in " ".join(shown.split())
+    for shown in (
+        confirm_text(data, Path("runs/a"), 2),
+        Path("runs/a/report.html").read_text(),
+        summary_text(session.run),
+    ):
+        assert "own passes, which were never profiled" in " ".join(
+            shown.split()
+        ) and command in " ".join(shown.split())
 
 
-def test_another_engine_does_not_take_the_place_of_the_run_s_own(session: SearchSession, made: Made) -> None:
+def test_another_engine_does_not_take_the_place_of_the_run_s_own(
+    session: SearchSession, made: Made
+) -> None:
     asked = replace(session.request.asked, engine="transformers")
     session = replace(session, request=replace(session.request, asked=asked))
     confirm_rank(session, 2, gammas=(2,), prompt_count=4, choice=HERE)
@@ -345,9 +500,9 @@ def test_another_engine_does_not_take_the_place_of_the_run_s_own(session: Search
     own = {**read("runs/a/best/2/confirmed.json"), "engine": session.request.engine}
     Path("runs/a/best/2/confirmed.json").write_text(json.dumps(own))
     again = confirm_rank(session, 2, gammas=(3,), prompt_count=4, choice=HERE)
-    assert read("runs/a/best/2/confirmed.json") == own and read("runs/a/best/2/confirmed-vllm.json") == json.loads(
-        json.dumps(again)
-    )
+    assert read("runs/a/best/2/confirmed.json") == own and read(
+        "runs/a/best/2/confirmed-vllm.json"
+    ) == json.loads(json.dumps(again))
     assert "vllm 1" in Path("runs/a/report.html").read_text()
 
 
@@ -363,47 +518,76 @@ def test_what_decides_nothing_does_not_replace_what_decides(
 
     beside = Path("runs/a/best/2/undecided-vllm.json")
     first = run_again(disturbed)
-    assert "kept_earlier" not in first and read("runs/a/best/2/confirmed.json")["undecided"]  # nothing to keep yet
+    assert (
+        "kept_earlier" not in first and read("runs/a/best/2/confirmed.json")["undecided"]
+    )  # nothing to keep yet
     decided = run_again(None)
     shown = [read(f"runs/a/best/2/{name}") for name in files]
     assert shown[0] == shown[1] and shown[0]["undecided"] is None and not beside.exists()
     again = run_again(disturbed)
-    assert [read(f"runs/a/best/2/{name}") for name in files] == shown and read(str(beside))["undecided"] == again["undecided"]
+    assert [read(f"runs/a/best/2/{name}") for name in files] == shown and read(str(beside))[
+        "undecided"
+    ] == again["undecided"]
     text = confirm_text(again, Path("runs/a"), 2)
-    assert "stays in confirmed-vllm.json; this one is in undecided-vllm.json." in text and "NOT DECIDED" in text
+    assert (
+        "stays in confirmed-vllm.json; this one is in undecided-vllm.json." in text
+        and "NOT DECIDED" in text
+    )
     assert f"{decided['speedup']['value']:.2f}x" in again["kept_earlier"]
-    give_weights(Path("runs/a"), 2, alpha=0.7)  # other weights: the earlier confirmation is not of these
-    assert "kept_earlier" not in run_again(disturbed) and read("runs/a/best/2/confirmed.json")["undecided"]
+    give_weights(
+        Path("runs/a"), 2, alpha=0.7
+    )  # other weights: the earlier confirmation is not of these
+    assert (
+        "kept_earlier" not in run_again(disturbed)
+        and read("runs/a/best/2/confirmed.json")["undecided"]
+    )
 
 
 def test_a_rank_without_weights_is_told_both_ways(session: SearchSession, made: Made) -> None:
-    with pytest.raises(MissingDataError, match=r"archsearch train .*--rank 1\).*--rank 1 --synthetic") as caught:
+    with pytest.raises(
+        MissingDataError, match=r"archsearch train .*--rank 1\).*--rank 1 --synthetic"
+    ) as caught:
         confirm_rank(session, 1, choice=HERE)
     assert "\n" not in str(caught.value) and not made
 
 
-# --------------------------------------------------------------------------------------------------------------- schedule
+# --------------------------------------------------------------------------------------------------
+# schedule
 
 
 def test_the_schedule_of_a_rank(session: SearchSession) -> None:
     usual = schedule_rank(session, 1, "vllm")  # the profile holds passes up to batch 8
-    assert [point["batch_size"] for point in usual["points"]] == [1, 2, 4, 8, 16] and "up to batch size 8" in usual["note"]
+    assert [point["batch_size"] for point in usual["points"]] == [
+        1,
+        2,
+        4,
+        8,
+        16,
+    ] and "up to batch size 8" in usual["note"]
     data = schedule_rank(session, 1, "vllm", (1, 2, 4, 8, 16, 32, 64, 128, 256))
     config = read("runs/a/best/1/speculative_config.json")
     assert config["num_speculative_tokens_per_batch_size"] == data["ranges"]
     assert config["num_speculative_tokens"] == max(gamma for _, _, gamma in data["ranges"])
     kept = read("runs/a/best/1/schedule.json")
-    assert kept["ranges"] == data["ranges"] and kept["engine"] == "vllm" and kept["latency"] == data["latency"]
+    assert (
+        kept["ranges"] == data["ranges"]
+        and kept["engine"] == "vllm"
+        and kept["latency"] == data["latency"]
+    )
     assert [point["batch_size"] for point in kept["points"]] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     slow = [str(point["batch_size"]) for point in kept["points"] if point["speedup"]["value"] < 1]
-    assert slow and data["note"].endswith(f"Without the draft loaded a server is faster at batch size {', '.join(slow)}.")
+    assert slow and data["note"].endswith(
+        f"Without the draft loaded a server is faster at batch size {', '.join(slow)}."
+    )
     gammas = [point["gamma"] for point in kept["points"]]
     assert gammas[0] >= 2 and gammas == sorted(gammas, reverse=True)
     for point in kept["points"]:
         best = max(value["value"] for value in point["by_gamma"].values())
         assert set(point["by_gamma"]) == {str(gamma) for gamma in range(1, MAX_GAMMA + 1)}
         if point["gamma"]:
-            assert point["speedup"]["value"] == best == point["by_gamma"][str(point["gamma"])]["value"]
+            assert (
+                point["speedup"]["value"] == best == point["by_gamma"][str(point["gamma"])]["value"]
+            )
         else:  # vLLM runs the draft all the same
             assert best <= point["speedup"]["value"] < 1 and point["tau"]["value"] == 1
     first, last = kept["ranges"][0], kept["ranges"][-1]
@@ -412,38 +596,52 @@ def test_the_schedule_of_a_rank(session: SearchSession) -> None:
 
 def test_a_schedule_begins_at_batch_size_1(session: SearchSession) -> None:
     data = schedule_rank(session, 1, "vllm", (4, 16))
-    assert [point["batch_size"] for point in data["points"]] == [1, 4, 16] and data["ranges"][0][0] == 1
+    assert [point["batch_size"] for point in data["points"]] == [1, 4, 16] and data["ranges"][0][
+        0
+    ] == 1
 
 
-# ------------------------------------------------------------------------------------------------------- profile --engine
+# --------------------------------------------------------------------------------------------------
+# profile --engine
 
 
 def starts(made: Made) -> list[str]:
     return [entry for engine in made for entry in engine.log if entry.startswith("start")]
 
 
-def test_a_killed_engine_profile_goes_on_where_it_stopped(session: SearchSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_engine_profile_goes_on_where_it_stopped(
+    session: SearchSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, ref, drafts = profile_folder(), resolve_target("target"), tiny_drafts()
     complete, keys = folder / "rows.jsonl", set(Profile.load(folder).rows)
     own = [line for line in complete.read_text().splitlines() if '"engine": "vllm"' in line]
     made = put(monkeypatch, MadeUpEngine)
     assert engine_profile(ref, drafts) == 0 and not made  # all is known
     # Killed after the target and two drafts, in the middle of the third one's rows.
-    marks = [i for i, line in enumerate(own) if '"role": "draft"' in line and '"batch": 1,' in line and '"cold"' in line]
+    marks = [
+        i
+        for i, line in enumerate(own)
+        if '"role": "draft"' in line and '"batch": 1,' in line and '"cold"' in line
+    ]
     lines = [line for line in complete.read_text().splitlines() if '"engine": "vllm"' not in line]
     complete.write_text("\n".join([*lines, *own[: marks[2]]]) + "\n")
     left = len(Profile.load(folder).rows)
     assert engine_profile(ref, drafts) == len(keys) - left
     # Four of drafts, then two of each family whose rounds are measured.
     families = {"eagle3", "peagle", "medusa", "ngram"} & set(engine_facts("vllm").confirms)
-    # The one plain start is of the engine that says how slow the machine is; the target alone is not measured again.
+    # The one plain start is of the engine that says how slow the machine is; the target alone is
+    # not measured again.
     assert len(starts(made)) == 4 + 2 * len(families) + 1 and starts(made).count("start 0") == 1
-    same = set(Profile.load(folder).rows) == keys  # so every draft had the gammas that it has without a kill
+    same = (
+        set(Profile.load(folder).rows) == keys
+    )  # so every draft had the gammas that it has without a kill
     assert same
     assert not list(folder.glob(".engine-*"))
 
 
-def test_rows_of_another_target_do_not_stand_for_this_one(session: SearchSession, made: Made) -> None:
+def test_rows_of_another_target_do_not_stand_for_this_one(
+    session: SearchSession, made: Made
+) -> None:
     other = replace(resolve_target("target"), architecture=TINY.replace(num_hidden_layers=3))
     assert engine_profile(other, tiny_drafts()) > 0
     assert "start 0" in starts(made)

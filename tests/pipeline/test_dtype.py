@@ -1,4 +1,5 @@
-"""Which dtype is taken where nobody names one: the fastest; of those that a profile cannot tell apart, what verifies cheapest."""
+"""Which dtype is taken where nobody names one: the fastest; of those that a profile cannot tell
+apart, what verifies cheapest."""
 
 from __future__ import annotations
 
@@ -30,8 +31,16 @@ class Passes:
     ("float32", "bfloat16", "chosen"),
     [
         ((85, 90, 96, 130, 160), (88, 88, 87, 89, 90), "bfloat16"),  # a Xeon with AMX, one thread
-        ((59, 90, 112, 78, 69), (36, 40, 42, 43, 45), "bfloat16"),  # an EPYC with AVX512 in bf16, two threads
-        ((60, 62, 64, 66, 68), (75, 75, 75, 75, 75), "float32"),  # no units for bfloat16: a flat slow one is no baseline
+        (
+            (59, 90, 112, 78, 69),
+            (36, 40, 42, 43, 45),
+            "bfloat16",
+        ),  # an EPYC with AVX512 in bf16, two threads
+        (
+            (60, 62, 64, 66, 68),
+            (75, 75, 75, 75, 75),
+            "float32",
+        ),  # no units for bfloat16: a flat slow one is no baseline
         ((60, 62, 64, 66, 68), (62, 70, 78, 86, 94), "float32"),
     ],
 )

@@ -27,7 +27,11 @@ ENGINES = ("transformers", "vllm")
 RANKS = (1, 2, 4, 8)
 BATCHES = (1, 64)
 EVERY_CASE = list(itertools.product(list_spaces(), catalogue.names(), RANKS, ENGINES, BATCHES))
-FEW = [case for case in EVERY_CASE if case[1] in ("smollm2-135m", "llama-65b", "qwen2.5-72b") and case[4] == 1][::5]
+FEW = [
+    case
+    for case in EVERY_CASE
+    if case[1] in ("smollm2-135m", "llama-65b", "qwen2.5-72b") and case[4] == 1
+][::5]
 
 
 @cache
@@ -46,7 +50,9 @@ def answer(case: tuple[str, str, int, str, int]) -> str:
     target = catalogue.load(target_name).architecture
     workload = Workload(batch, 256, ranks, "bfloat16", "graph")
     try:
-        space = load_space_once(space_name).served(engine_facts(engine).draft_ranks(workload.tensor_parallel), 352)
+        space = load_space_once(space_name).served(
+            engine_facts(engine).draft_ranks(workload.tensor_parallel), 352
+        )
         limits = memory_limits(space, target, workload, Device.from_dict(h200().device))
         scorer = Scorer(target, workload, model(engine), PriorAcceptance(), limits=limits)
         best = search(space, scorer, trials=6).best[0]
@@ -88,7 +94,8 @@ def test_every_target_ends_in_an_answer_or_one_line(space):
 
 
 @pytest.mark.parametrize(
-    ("target", "gpu", "ranks"), [("llama-3.1-70b", "h100", 8), ("llama-3.1-405b", "h200", None), ("llama-65b", "a100", 8)]
+    ("target", "gpu", "ranks"),
+    [("llama-3.1-70b", "h100", 8), ("llama-3.1-405b", "h200", None), ("llama-65b", "a100", 8)],
 )
 def test_drafts_that_vllm_shards_divide_by_the_devices(tmp_path, monkeypatch, target, gpu, ranks):
     """Twenty KV heads over eight devices once ended the search."""
@@ -98,14 +105,25 @@ def test_drafts_that_vllm_shards_divide_by_the_devices(tmp_path, monkeypatch, ta
     found = pipeline.search(request)
     assert found["workload"]["tensor_parallel"] == 8
     for best in found["best"]:
-        heads = best["architecture"]["num_attention_heads"], best["architecture"]["intermediate_size"]
+        heads = (
+            best["architecture"]["num_attention_heads"],
+            best["architecture"]["intermediate_size"],
+        )
         assert all(size % 8 == 0 for size in heads)
 
 
 def test_an_existing_draft_that_vllm_cannot_shard_is_one_line():
     def asked(engine: str) -> EstimateRequest:
-        return EstimateRequest("llama-65b", ("llama-160m",), WorkloadRequest("h100", tensor_parallel=8, engine=engine), "0.7", 4)
+        return EstimateRequest(
+            "llama-65b",
+            ("llama-160m",),
+            WorkloadRequest("h100", tensor_parallel=8, engine=engine),
+            "0.7",
+            4,
+        )
 
-    with pytest.raises(InvalidShapeError, match=r"draft llama-160m cannot run in vllm, .* 8 devices: .*12"):
+    with pytest.raises(
+        InvalidShapeError, match=r"draft llama-160m cannot run in vllm, .* 8 devices: .*12"
+    ):
         pipeline.estimate_drafts(asked("vllm"))
     assert pipeline.estimate_drafts(asked("transformers"))["drafts"]

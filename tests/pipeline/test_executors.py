@@ -61,16 +61,24 @@ class MadeUpRay(ModuleType):
         return [self.asked[task][0](*self.asked[task][1]) for task in tasks]
 
 
-def test_ray_places_workers_and_ends_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ray_places_workers_and_ends_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     ray = MadeUpRay()
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     executor = make_executor("ray", gpu=True)
-    assert isinstance(executor, RayTasks) and "the Ray cluster has no GPU" in capsys.readouterr().err
+    assert (
+        isinstance(executor, RayTasks) and "the Ray cluster has no GPU" in capsys.readouterr().err
+    )
     for _ in range(2):
-        executor.start(["no-such-command"], {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "GPU-1"})
+        executor.start(
+            ["no-such-command"], {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "GPU-1"}
+        )
     _, (command, environment), wanted = ray.asked[0]
-    assert command == ["no-such-command"] and environment == {"OMP_NUM_THREADS": "1"}  # which GPU is Ray's to say
+    assert command == ["no-such-command"] and environment == {
+        "OMP_NUM_THREADS": "1"
+    }  # which GPU is Ray's to say
     assert wanted["num_gpus"] == 1 and wanted["num_cpus"] == 1
     (words,) = executor.stop()  # the first had given up
     assert "no-such-command" in words and ray.cancelled == [1]
@@ -78,13 +86,24 @@ def test_ray_places_workers_and_ends_them(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 @pytest.mark.parametrize(("confirm", "wanted"), [(0, False), (1, True)])
-def test_only_trainings_want_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, confirm: int, wanted: bool) -> None:
+def test_only_trainings_want_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, confirm: int, wanted: bool
+) -> None:
     """A cluster without one would never place workers that only score."""
     asked: list[bool] = []
-    monkeypatch.setattr(workers, "make_executor", lambda name, gpu: asked.append(gpu) or LocalProcesses())
+    monkeypatch.setattr(
+        workers, "make_executor", lambda name, gpu: asked.append(gpu) or LocalProcesses()
+    )
     work = WorkloadRequest("l4", engine="vllm", mode="graph")
     session = SearchSession.start(
-        pipeline.SearchRequest("llama-3.2-1b", work, alpha="0.7", families=("independent",), run=tmp_path / "a", workers=1)
+        pipeline.SearchRequest(
+            "llama-3.2-1b",
+            work,
+            alpha="0.7",
+            families=("independent",),
+            run=tmp_path / "a",
+            workers=1,
+        )
     )
     session.request = replace(session.request, confirm=confirm)
     with workers.workers_beside(session):
@@ -98,8 +117,22 @@ def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ArchsearchError, match=r"pip install 'archsearch\[ray\]'"):
         make_executor("ray", gpu=False)
-    command = ("search", "--target", "llama-3.2-1b", "--gpu", "l4", "--engine", "vllm", "--alpha", "0.7", "--trials", "4")
-    assert "pip install" in refused(*command, "--workers", "2", "--executor", "ray", "--run", "runs/a")
+    command = (
+        "search",
+        "--target",
+        "llama-3.2-1b",
+        "--gpu",
+        "l4",
+        "--engine",
+        "vllm",
+        "--alpha",
+        "0.7",
+        "--trials",
+        "4",
+    )
+    assert "pip install" in refused(
+        *command, "--workers", "2", "--executor", "ray", "--run", "runs/a"
+    )
 
 
 def test_processes_that_gave_up_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

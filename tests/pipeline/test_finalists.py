@@ -10,7 +10,16 @@ import pytest
 from archsearch.pipeline import finalists
 from archsearch.search.objective import Scorer
 from archsearch.workload import Workload
-from tests.pipeline.test_climb import SPACE, SPEED, TARGET, Clock, Latency, MadeUpTrainer, PriorAcceptance, by_law
+from tests.pipeline.test_climb import (
+    SPACE,
+    SPEED,
+    TARGET,
+    Clock,
+    Latency,
+    MadeUpTrainer,
+    PriorAcceptance,
+    by_law,
+)
 
 
 @pytest.fixture
@@ -27,7 +36,9 @@ def session_in(folder: Path) -> SimpleNamespace:
 
 
 def ranked(scorer: Scorer) -> list:
-    return sorted((scorer(shape) for shape in SPACE.enumerate(TARGET)), key=lambda score: -score.speedup.value)
+    return sorted(
+        (scorer(shape) for shape in SPACE.enumerate(TARGET)), key=lambda score: -score.speedup.value
+    )
 
 
 @pytest.mark.parametrize("slows", [[], [SPEED / 2, SPEED], [SPEED * 2, SPEED / 1.5]])
@@ -39,10 +50,14 @@ def test_a_machine_that_changes_its_speed_gives_all_finalists_equal_tokens(
     drafts = finalists.train_finalists(session, trainer, ranked(session.scorer))
     level = {tokens for _, tokens in trainer.ended[:3]}
     assert len(drafts) == 3 and max(level) - min(level) <= 1
-    assert clock.now - start <= 1.01 * (1 - finalists.TEXT_SHARE_ALONE) * session.request.time_budget_s
+    assert (
+        clock.now - start <= 1.01 * (1 - finalists.TEXT_SHARE_ALONE) * session.request.time_budget_s
+    )
     # The best of them by the law, at those tokens, goes on.
     law = by_law(max(level))
-    assert trainer.ended[3][0] == max((arch for arch, _ in trainer.ended[:3]), key=lambda arch: law[arch])
+    assert trainer.ended[3][0] == max(
+        (arch for arch, _ in trainer.ended[:3]), key=lambda arch: law[arch]
+    )
     assert trainer.ended[3][1] > 1.2 * max(level)
 
 
@@ -53,8 +68,12 @@ def test_a_finalist_that_time_cut_short_is_not_beaten_for_that(
     scores = ranked(session.scorer)
     law = by_law(100_000)
     shapes = [score.architecture for score in finalists.choose_finalists(scores, 3)]
-    scores = sorted(scores, key=lambda score: law[score.architecture] if score.architecture in shapes else 9.0)
-    scores = [score for score in scores if score.architecture in shapes]  # the best by the law is trained last
+    scores = sorted(
+        scores, key=lambda score: law[score.architecture] if score.architecture in shapes else 9.0
+    )
+    scores = [
+        score for score in scores if score.architecture in shapes
+    ]  # the best by the law is trained last
     trainer = MadeUpTrainer(tmp_path, clock, slows=[SPEED, SPEED / 20])
     finalists.train_finalists(session, trainer, scores)
     assert "machine has become slower" in capsys.readouterr().err
@@ -81,7 +100,9 @@ def test_a_draft_that_saw_less_than_half_of_what_was_foreseen_is_not_judged(
     tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = session_in(tmp_path)
-    finalists.train_finalists(session, MadeUpTrainer(tmp_path / "quiet", clock), ranked(session.scorer))
+    finalists.train_finalists(
+        session, MadeUpTrainer(tmp_path / "quiet", clock), ranked(session.scorer)
+    )
     assert finalists.finalist_notes(session) == []
     (tmp_path / "busy").mkdir()
     session = session_in(tmp_path / "busy")

@@ -1,5 +1,5 @@
-"""`archsearch profile` on a GPU, end to end on a stand-in: the real plan, selection, rows, model and check; a CPU that is timed
-where a GPU would be."""
+"""`archsearch profile` on a GPU, end to end on a stand-in: the real plan, selection, rows, model
+and check; a CPU that is timed where a GPU would be."""
 
 from __future__ import annotations
 
@@ -68,8 +68,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(pipeline_profile, "check_claim", lambda name, threads: load_device("h200"))
     monkeypatch.setattr(cuda, "cuda_problem", lambda: None)
 
-    def opened(device: Any, profile: Profile, *, mode: str, dtype: str, allow_busy: bool) -> CudaBench:
-        return CudaBench(profile, device, mode=mode, runner=CpuRunner(), last_level_cache_bytes=1 << 20)
+    def opened(
+        device: Any, profile: Profile, *, mode: str, dtype: str, allow_busy: bool
+    ) -> CudaBench:
+        return CudaBench(
+            profile, device, mode=mode, runner=CpuRunner(), last_level_cache_bytes=1 << 20
+        )
 
     monkeypatch.setattr(cuda, "open_bench", opened)
     real = selection.needs
@@ -110,18 +114,27 @@ def test_both_modes_are_measured_checked_and_searched_from(stand_in: Path) -> No
 def test_the_same_command_continues_and_imported_tables_stay(stand_in: Path) -> None:
     first = profile_device(request(modes=("graph",), budget_s=1.0, check=0))
     second = profile_device(request(modes=("graph",), budget_s=1.0, check=0))
-    assert 0 < first["rows"] < second["rows"] and second["new_rows"] == second["rows"] - first["rows"]
-    with pytest.raises(ArchsearchError, match="not measured in float32 in graph mode; use one of bfloat16"):
+    assert (
+        0 < first["rows"] < second["rows"] and second["new_rows"] == second["rows"] - first["rows"]
+    )
+    with pytest.raises(
+        ArchsearchError, match="not measured in float32 in graph mode; use one of bfloat16"
+    ):
         profile_device(request(dtypes=("float32",)))
     folder = stand_in / "theirs"
     folder.mkdir()
-    Profile(load_device("h200").to_dict(), {}, provenance={"package": "tables"}, folder=folder).save_header()
+    Profile(
+        load_device("h200").to_dict(), {}, provenance={"package": "tables"}, folder=folder
+    ).save_header()
     with pytest.raises(ArchsearchError, match="holds imported tables; pass another --output"):
         profile_device(request(output=folder))
 
 
-def test_rounds_of_an_engine_are_measured_in_it(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`profile --engine vllm`: rounds under both runners go into the profile; the same command does not measure them again."""
+def test_rounds_of_an_engine_are_measured_in_it(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`profile --engine vllm`: rounds under both runners go into the profile; the same command does
+    not measure them again."""
     clock, folders, seen = Clock(), {}, []
 
     def seconds(draft: Any, gamma: int) -> float:
@@ -139,21 +152,37 @@ def test_rounds_of_an_engine_are_measured_in_it(stand_in: Path, monkeypatch: pyt
     monkeypatch.setattr(profile_rounds, "write_shape", write)
     monkeypatch.setattr(pipeline_profile, "check_engine_request", lambda request: None)
     target = TargetRef("tiny", TINY)
-    asked = {"modes": ("graph",), "budget_s": 1.0, "check": 0, "engine": True, "engine_name": "vllm", "target_ref": target}
+    asked = {
+        "modes": ("graph",),
+        "budget_s": 1.0,
+        "check": 0,
+        "engine": True,
+        "engine_name": "vllm",
+        "target_ref": target,
+    }
     result = profile_device(request(**asked))
     told = result["rounds"]["bfloat16 graph"]
     assert told["new_rows"] + len(told["left"]) == 14 and not told["failed"]
-    assert {environment.get("VLLM_USE_V2_MODEL_RUNNER") for _, environment, *_ in seen} == {None, "0", "1"}
+    assert {environment.get("VLLM_USE_V2_MODEL_RUNNER") for _, environment, *_ in seen} == {
+        None,
+        "0",
+        "1",
+    }
     assert all(dummy and mode == "graph" for *_, dummy, mode in seen)
     rows = Profile.load(Path(result["folder"])).select("round", "bfloat16", "graph")
-    assert len(rows) == told["new_rows"] and {dict(RoundShape.of(row).options)["async_scheduling"] for row in rows} == {"0"}
+    assert len(rows) == told["new_rows"] and {
+        dict(RoundShape.of(row).options)["async_scheduling"] for row in rows
+    } == {"0"}
     assert f"{len(rows)} rounds measured in the engine" in profile_text(result)
     again = profile_device(request(**asked))["rounds"]["bfloat16 graph"]
     assert again["new_rows"] == 14 - len(rows)
 
 
-def test_a_failed_all_reduce_costs_nothing_else_and_known_kernels_stay(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where NCCL fails everything else is kept; a continued run that measures nothing new forgets no kernel."""
+def test_a_failed_all_reduce_costs_nothing_else_and_known_kernels_stay(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where NCCL fails everything else is kept; a continued run that measures nothing new forgets
+    no kernel."""
 
     def fail(ops: Any, dtype: str, mode: str) -> Any:
         raise RunFailed("measuring all-reduce over 2 devices failed: no NCCL")
@@ -162,12 +191,22 @@ def test_a_failed_all_reduce_costs_nothing_else_and_known_kernels_stay(stand_in:
     first = profile_device(request(modes=("graph",), budget_s=1.0, check=0))
     assert any("no NCCL" in words for words in first["skipped"]) and first["rows"] > 0
     again = profile_device(request(modes=("graph",), budget_s=0.0, check=0))
-    assert again["provenance"]["graph"]["fused_kernels"] == first["provenance"]["graph"]["fused_kernels"] == {"bfloat16": "torch"}
+    assert (
+        again["provenance"]["graph"]["fused_kernels"]
+        == first["provenance"]["graph"]["fused_kernels"]
+        == {"bfloat16": "torch"}
+    )
 
 
 def test_points_that_do_not_fit_are_listed(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(device: Any, profile: Profile, **_: Any) -> CudaBench:
-        return CudaBench(profile, device, mode="graph", runner=CpuRunner(too_large=2), last_level_cache_bytes=1 << 20)
+        return CudaBench(
+            profile,
+            device,
+            mode="graph",
+            runner=CpuRunner(too_large=2),
+            last_level_cache_bytes=1 << 20,
+        )
 
     monkeypatch.setattr(cuda, "open_bench", opened)
     result = profile_device(request(modes=("graph",), budget_s=1.0, check=0))

@@ -1,4 +1,5 @@
-"""`profile --engine llama.cpp` and what `estimate` says with and without it, on an engine that is made up."""
+"""`profile --engine llama.cpp` and what `estimate` says with and without it, on an engine that is
+made up."""
 
 from __future__ import annotations
 
@@ -29,13 +30,18 @@ TARGET = resolve_target("smollm2-135m")
 
 
 class LlamaCpp(MadeUpEngine):
-    """One request at a time, and a pass of the draft over what was verified besides those that draft."""
+    """One request at a time, and a pass of the draft over what was verified besides those that
+    draft."""
 
     def steps(self) -> tuple[EngineStep, ...]:
         def caught_up(step: EngineStep) -> EngineStep:
             if not step.gamma:
                 return step
-            return replace(step, draft_tokens=(step.gamma + 1, *(1,) * step.gamma), draft_s=(2e-4, *(1e-4,) * step.gamma))
+            return replace(
+                step,
+                draft_tokens=(step.gamma + 1, *(1,) * step.gamma),
+                draft_s=(2e-4, *(1e-4,) * step.gamma),
+            )
 
         return tuple(map(caught_up, super().steps()))
 
@@ -53,7 +59,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(profile_engine, "check_interpreter_choice", lambda *args: None)
     monkeypatch.setattr(profile_engine, "can_run", lambda *args: True)
     monkeypatch.setattr(profile_engine, "engine_target", lambda ref: "target")
-    monkeypatch.setattr(profile_engine, "random_draft", lambda arch, dtype, base: base / arch.label())
+    monkeypatch.setattr(
+        profile_engine, "random_draft", lambda arch, dtype, base: base / arch.label()
+    )
     return kept
 
 
@@ -70,15 +78,24 @@ def test_every_precision_is_measured_and_priced(made: list[Any], tmp_path: Path)
     passes = [PassShape.of(row) for row in profile.select("pass", "q8_0", "eager")]
     assert {shape.tokens for shape in passes if shape.role == "target"} == set(range(1, 10))
     assert len({shape.architecture for shape in passes if shape.role == "draft"}) == 4
-    assert any(settings.time_passes for settings in made) and {settings.dtype for settings in made} == {"float16", "q8_0"}
+    assert any(settings.time_passes for settings in made) and {
+        settings.dtype for settings in made
+    } == {"float16", "q8_0"}
     assert profile_device(request(tmp_path))["new_rows"] == 0  # what is known is not measured again
     for dtype, taken in ((None, "float16"), ("q8_0", "q8_0")):
         asked = WorkloadRequest(profile=tmp_path, engine="llama.cpp", dtype=dtype)
         source, workload = choose_latency(asked, TARGET.architecture)
-        assert source.dtype == workload.dtype == taken and "passes as llama.cpp ran them" in source.words
+        assert (
+            source.dtype == workload.dtype == taken
+            and "passes as llama.cpp ran them" in source.words
+        )
         assert workload.cache_bytes == 2
-        round_s = source.latency.round(TARGET.architecture, passes[-1].architecture, workload, 4).round_s.value
-        assert round_s == pytest.approx(15e-3 + 0.2e-3 + 0.4e-3 + 3.2e-3 + 0.8e-3 + 5 * 0.2e-3, rel=0.4)
+        round_s = source.latency.round(
+            TARGET.architecture, passes[-1].architecture, workload, 4
+        ).round_s.value
+        assert round_s == pytest.approx(
+            15e-3 + 0.2e-3 + 0.4e-3 + 3.2e-3 + 0.8e-3 + 5 * 0.2e-3, rel=0.4
+        )
 
 
 def test_quick_is_one_precision_and_two_drafts(made: list[Any], tmp_path: Path) -> None:
@@ -91,16 +108,27 @@ def test_quick_is_one_precision_and_two_drafts(made: list[Any], tmp_path: Path) 
 
 
 def test_what_is_refused(made: list[Any], tmp_path: Path) -> None:
-    with pytest.raises(ArchsearchError, match="--quick is for --engine llama.cpp; give the time with --budget"):
+    with pytest.raises(
+        ArchsearchError, match="--quick is for --engine llama.cpp; give the time with --budget"
+    ):
         profile_device(request(tmp_path, quick=True, engine_name="openvino"))
-    with pytest.raises(ArchsearchError, match="in which vLLM does not compute; add --engine llama.cpp"):
+    with pytest.raises(
+        ArchsearchError, match="in which vLLM does not compute; add --engine llama.cpp"
+    ):
         profile_cpu.device_dtypes(None, ("q8_0",), engine_facts("vllm"))  # type: ignore[arg-type]
     with pytest.raises(ArchsearchError, match="q8_0 is priced on a CPU only, not on h100"):
-        choose_latency(WorkloadRequest(gpu="h100", engine="llama.cpp", dtype="q8_0"), TARGET.architecture)
+        choose_latency(
+            WorkloadRequest(gpu="h100", engine="llama.cpp", dtype="q8_0"), TARGET.architecture
+        )
     write_profile(tmp_path, DRAFTS, None)
-    for engine, words in (("vllm", "is a format of GGUF files"), ("llama.cpp", "--engine llama.cpp --dtype q8_0")):
+    for engine, words in (
+        ("vllm", "is a format of GGUF files"),
+        ("llama.cpp", "--engine llama.cpp --dtype q8_0"),
+    ):
         with pytest.raises(ArchsearchError, match=words):
-            choose_latency(WorkloadRequest(profile=tmp_path, engine=engine, dtype="q8_0"), TARGET.architecture)
+            choose_latency(
+                WorkloadRequest(profile=tmp_path, engine=engine, dtype="q8_0"), TARGET.architecture
+            )
 
 
 def test_a_prediction_without_its_passes_names_the_command(tmp_path: Path) -> None:
@@ -110,6 +138,11 @@ def test_a_prediction_without_its_passes_names_the_command(tmp_path: Path) -> No
     assert "llama.cpp's own kernels were not measured" in words
     assert "archsearch profile --gpu cpu --target T --engine llama.cpp --dtype float32" in words
     said = latency_warning({"latency": words, "target": "my model"})
-    assert said.endswith("(archsearch profile --gpu cpu --target 'my model' --engine llama.cpp --dtype float32)")
-    with pytest.raises(MissingDataError, match="no passes of llama.cpp in bfloat16; measure them: archsearch profile"):
+    assert said.endswith(
+        "(archsearch profile --gpu cpu --target 'my model' --engine llama.cpp --dtype float32)"
+    )
+    with pytest.raises(
+        MissingDataError,
+        match="no passes of llama.cpp in bfloat16; measure them: archsearch profile",
+    ):
         choose_latency(replace(asked, dtype="bfloat16"), TARGET.architecture)

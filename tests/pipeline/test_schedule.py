@@ -1,4 +1,5 @@
-"""gamma by batch size: best where it pays, 0 where drafting nothing is faster, and what an idle draft costs."""
+"""gamma by batch size: best where it pays, 0 where drafting nothing is faster, and what an idle
+draft costs."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ TAUS = {gamma: Estimate(tau(0.8, gamma), 0.02, "prior") for gamma in range(1, 9)
 
 @dataclass
 class Made(LatencyOfRounds):
-    """10 ms a target pass + `token_s` a token; 0.5 ms a draft pass; 1 ms a round; `idle_pass_s` where nothing is drafted."""
+    """10 ms a target pass + `token_s` a token; 0.5 ms a draft pass; 1 ms a round; `idle_pass_s`
+    where nothing is drafted."""
 
     token_s: float = 0.1e-3
     idle_pass_s: float = 0.0
@@ -57,15 +59,24 @@ def test_gamma_falls_with_the_batch_and_ends_at_zero() -> None:
     gammas = [point.gamma for point in found]
     assert gammas[0] > gammas[-1] == 0 and gammas == sorted(gammas, reverse=True)
     first, last = found[0], found[-1]
-    assert first.speedup == max(first.by_gamma.values(), key=lambda value: value.value) and first.tau == TAUS[first.gamma]
-    assert last.speedup.value == last.tau.value == 1.0 and all(value.value < 1 for value in last.by_gamma.values())
+    assert (
+        first.speedup == max(first.by_gamma.values(), key=lambda value: value.value)
+        and first.tau == TAUS[first.gamma]
+    )
+    assert last.speedup.value == last.tau.value == 1.0 and all(
+        value.value < 1 for value in last.by_gamma.values()
+    )
     assert set(last.by_gamma) == set(range(1, 9))
 
 
 def test_an_idle_draft_makes_off_slower_than_no_draft() -> None:
     off = points(Made(token_s=1e-3, idle_pass_s=2e-3))[-1]
     alone = 10e-3 + 256e-3
-    assert off.gamma == 0 and off.speedup.value == pytest.approx(alone / (alone + 2e-3)) and off.speedup.std > 0
+    assert (
+        off.gamma == 0
+        and off.speedup.value == pytest.approx(alone / (alone + 2e-3))
+        and off.speedup.std > 0
+    )
     # Dear enough, it makes drafting the better way to lose.
     assert points(Made(token_s=1e-3, idle_pass_s=1.0))[-1].gamma > 0
 
@@ -80,5 +91,7 @@ def test_std_of_off_follows_the_idle_pass() -> None:
 def test_batches_that_do_not_fit_end_the_schedule() -> None:
     found = points(Made(), (1, 64, 10**7))
     assert [point.batch_size for point in found] == [1, 64]
-    with pytest.raises(ArchsearchError, match="do not fit .* even at batch size 10000000; lower --context"):
+    with pytest.raises(
+        ArchsearchError, match="do not fit .* even at batch size 10000000; lower --context"
+    ):
         points(Made(), (10**7,))

@@ -1,4 +1,5 @@
-"""Trainings that several processes share: each is done once, by whoever is free; helpers leave when the search does."""
+"""Trainings that several processes share: each is done once, by whoever is free; helpers leave when
+the search does."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def test_a_job_is_read_back_as_it_was_written() -> None:
     job = Job("full", SHAPES[0], 4000, 1, 12.5)
     assert Job.from_dict(job.to_dict()) == job and Job.from_dict(job.to_dict()).key == job.key
     assert len({job.key for job in [*jobs(10), *jobs(20), job]}) == 2 * len(SHAPES) + 1
-    assert Job("full", SHAPES[0], 4000, 1, 99.0).key == job.key, "the seconds it may take are not what it is"
+    assert Job("full", SHAPES[0], 4000, 1, 99.0).key == job.key, (
+        "the seconds it may take are not what it is"
+    )
 
 
 def test_two_rounds_are_shared_and_the_helper_leaves_with_the_search(tmp_path: Path) -> None:
@@ -116,7 +119,10 @@ HOLD = textwrap.dedent(
 
 def test_a_search_that_was_killed_is_noticed(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path / "journal.log")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(tmp_path / "journal.log")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     helper = work(tmp_path)
@@ -136,19 +142,39 @@ def test_finalists_are_trained_together_and_measured_once_more(tmp_path: Path) -
         def spent(self, arch: Architecture) -> tuple[int, float]:
             return self.tokens.get(arch, 0), 1.0
 
-        def train_short(self, arch: Architecture, tokens: int, seed: int = 0, label: str = "", *, limit_s: float | None = None):
+        def train_short(
+            self,
+            arch: Architecture,
+            tokens: int,
+            seed: int = 0,
+            label: str = "",
+            *,
+            limit_s: float | None = None,
+        ):
             raise AssertionError
 
-        def train(self, arch: Architecture, budget_s: float, seed: int = 0, label: str = "", *, tokens: int | None = None):
+        def train(
+            self,
+            arch: Architecture,
+            budget_s: float,
+            seed: int = 0,
+            label: str = "",
+            *,
+            tokens: int | None = None,
+        ):
             if self.tokens.get(arch, 0) < (tokens or 0):
                 trained.append(f"{arch.num_hidden_layers} for {budget_s:.0f} s")
             self.tokens[arch] = tokens or 0
-            return SimpleNamespace(alpha=SimpleNamespace(value=0.5), architecture=arch, tokens=tokens, stopped="")
+            return SimpleNamespace(
+                alpha=SimpleNamespace(value=0.5), architecture=arch, tokens=tokens, stopped=""
+            )
 
     search = work(tmp_path)
     with search.held():
         drafts = train_alike(Trainer(), SHAPES[:2], 100, lambda: 30.0, 0, search)
-    assert sorted(trained) == ["1 for 31 s", "2 for 31 s"], "each has all the time that is left, not a part of it"
+    assert sorted(trained) == ["1 for 31 s", "2 for 31 s"], (
+        "each has all the time that is left, not a part of it"
+    )
     assert [draft.architecture for draft in drafts] == SHAPES[:2]
 
 
@@ -157,7 +183,9 @@ def test_a_worker_trains_in_the_folder_of_that_run_only(tmp_path: Path) -> None:
     told = {"folder": str(tmp_path / "a"), "created": run.info["created"]}
     assert workers._shared_folder(told, None) == tmp_path / "a"
     assert workers._shared_folder({**told, "folder": "/nowhere/a"}, None) is None
-    assert workers._shared_folder({**told, "folder": "/nowhere/a"}, tmp_path / "a") == tmp_path / "a"
+    assert (
+        workers._shared_folder({**told, "folder": "/nowhere/a"}, tmp_path / "a") == tmp_path / "a"
+    )
     assert workers._shared_folder({"folder": None}, tmp_path / "a") is None
     with pytest.raises(ArchsearchError, match="another run than the one that was announced"):
         workers._shared_folder({**told, "created": "another day"}, None)

@@ -15,12 +15,16 @@ from archsearch.workload import WorkloadRequest
 
 
 def request(run: Path, **changes: object) -> pipeline.SearchRequest:
-    asked = WorkloadRequest("h100", engine="vllm", batch_size=int(str(changes.pop("batch_size", 1))))
+    asked = WorkloadRequest(
+        "h100", engine="vllm", batch_size=int(str(changes.pop("batch_size", 1)))
+    )
     changes |= {"trials": 20, "alpha": "0.7", "run": run, "families": ("independent",)}
     return pipeline.SearchRequest("llama-3.1-8b", asked=asked, **changes)  # type: ignore[arg-type]
 
 
-def test_two_workloads_in_one_storage_keep_their_own_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_workloads_in_one_storage_keep_their_own_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second search once answered with the first one's speed-up."""
     monkeypatch.chdir(tmp_path)
     storage = f"sqlite:///{tmp_path}/shared.db"
@@ -33,7 +37,9 @@ def test_two_workloads_in_one_storage_keep_their_own_numbers(tmp_path: Path, mon
     assert pipeline.search(request(tmp_path / "one", storage=storage))["best"] == first["best"]
 
 
-def test_a_run_of_the_previous_version_that_names_no_storage_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_the_previous_version_that_names_no_storage_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "old"
     before = pipeline.search(request(run))["best"]
@@ -47,4 +53,7 @@ def test_a_run_of_the_previous_version_that_names_no_storage_goes_on(tmp_path: P
 
 def test_passwords_are_not_written_down() -> None:
     assert without_password("mysql://me:se@cret@host/db") == "mysql://me:***@host/db"
-    assert without_password("sqlite:///runs/a.db") == "sqlite:///runs/a.db" and without_password(None) is None
+    assert (
+        without_password("sqlite:///runs/a.db") == "sqlite:///runs/a.db"
+        and without_password(None) is None
+    )

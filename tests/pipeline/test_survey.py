@@ -1,4 +1,5 @@
-"""`search` where nobody named a device: the GPUs that ship, one row each, where this machine would not serve the target."""
+"""`search` where nobody named a device: the GPUs that ship, one row each, where this machine would
+not serve the target."""
 
 from __future__ import annotations
 
@@ -28,9 +29,15 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "visible_gpus", lambda: [])
 
 
-def test_only_a_target_that_this_machine_would_not_serve_is_surveyed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_target_that_this_machine_would_not_serve_is_surveyed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert surveyed_devices(request("llama-65b")) == SHIPPED
-    assert surveyed_devices(request("llama-65b", gpu="h100")) == () == surveyed_devices(request("smollm2-135m"))
+    assert (
+        surveyed_devices(request("llama-65b", gpu="h100"))
+        == ()
+        == surveyed_devices(request("smollm2-135m"))
+    )
     with pytest.raises(ArchsearchError, match="llama-650b"):
         surveyed_devices(request("llama-650b"))
     monkeypatch.setattr(module, "visible_gpus", lambda: ["a GPU"])
@@ -39,7 +46,9 @@ def test_only_a_target_that_this_machine_would_not_serve_is_surveyed(monkeypatch
 
 def test_a_row_each_with_the_devices_that_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
     score = json.loads(SCORE.read_text(encoding="utf-8"))
-    exists = score | {"needs": {"kind": "exists", "hub_id": "org/a-draft-of-a-long-name-that-is-cut"}}
+    exists = score | {
+        "needs": {"kind": "exists", "hub_id": "org/a-draft-of-a-long-name-that-is-cut"}
+    }
     asked: list[SearchRequest] = []
 
     def found(each: SearchRequest) -> dict[str, Any]:
@@ -47,15 +56,27 @@ def test_a_row_each_with_the_devices_that_hold_it(monkeypatch: pytest.MonkeyPatc
         if each.asked.gpu == SHIPPED[0]:
             raise ArchsearchError("eight do not hold it")
         return {
-            "served": "vllm 0.33.0", "workload": {"tensor_parallel": 2}, "dtype": "bfloat16", "best": [exists, score],
-            "warnings": [], "training_budget": {"gpu_hours": 24.0},
-        }  # fmt: skip
+            "served": "vllm 0.33.0",
+            "workload": {"tensor_parallel": 2},
+            "dtype": "bfloat16",
+            "best": [exists, score],
+            "warnings": [],
+            "training_budget": {"gpu_hours": 24.0},
+        }
 
     monkeypatch.setattr(module, "search", found)
     result = survey(request("llama-65b"), SHIPPED)
-    assert [row["device"] for row in result["survey"]] == list(SHIPPED) == [each.asked.gpu for each in asked]
+    assert (
+        [row["device"] for row in result["survey"]]
+        == list(SHIPPED)
+        == [each.asked.gpu for each in asked]
+    )
     assert all(each.run is not None and not each.run.exists() for each in asked)
     text = survey_text(result)
-    assert max(map(len, text.splitlines())) <= 100 and "2 x h100-sxm5-80gb" in text and "given 24 GPU-hours" in text
+    assert (
+        max(map(len, text.splitlines())) <= 100
+        and "2 x h100-sxm5-80gb" in text
+        and "given 24 GPU-hours" in text
+    )
     assert f"{SHIPPED[0]}: eight do not hold it." in text and f"--gpu {SHIPPED[1]}" in text
     assert "independent: org/a-draft-of" in text and "independent: 2x" in text

@@ -1,4 +1,5 @@
-"""The verdict on a run's text: what more of it would bring, by the curve of one training, and in which words."""
+"""The verdict on a run's text: what more of it would bring, by the curve of one training, and in
+which words."""
 
 from __future__ import annotations
 
@@ -47,13 +48,24 @@ def level(tokens: float, epoch: int) -> float:
 
 
 def draft(alpha: float = 0.30, epochs: float = 30.0, **categories: Estimate) -> TrainedDraft:
-    points = tuple((t, sigmoid(level(t, EPOCH))) for t in (round(EPOCH * epochs / 2**n) for n in range(7, -1, -1)))
+    points = tuple(
+        (t, sigmoid(level(t, EPOCH)))
+        for t in (round(EPOCH * epochs / 2**n) for n in range(7, -1, -1))
+    )
     tau = {gamma: tau_estimate(measured(alpha), gamma) for gamma in range(1, 6)}
-    return TrainedDraft(DRAFT, Path("x"), measured(alpha), categories, tau, (), points[-1][0], points)
+    return TrainedDraft(
+        DRAFT, Path("x"), measured(alpha), categories, tau, (), points[-1][0], points
+    )
 
 
 def record(tokens: int = 1, stopped: str = "") -> TrainingRecord:
-    data = {"architecture": DRAFT.to_dict(), "tokens": tokens, "seconds": 60.0, "epoch_tokens": EPOCH, "stopped": stopped}
+    data = {
+        "architecture": DRAFT.to_dict(),
+        "tokens": tokens,
+        "seconds": 60.0,
+        "epoch_tokens": EPOCH,
+        "stopped": stopped,
+    }
     return TrainingRecord.from_dict(data | {"distinct_tokens": 24_000})
 
 
@@ -61,7 +73,10 @@ def record(tokens: int = 1, stopped: str = "") -> TrainingRecord:
 def scorer() -> Scorer:
     device = devices()["h100-sxm5-80gb"]
     return Scorer(
-        TARGET, Workload(1, 160, 1, "bfloat16", "graph"), RooflineLatency(device, "bfloat16", "graph"), GivenAcceptance(0.5)
+        TARGET,
+        Workload(1, 160, 1, "bfloat16", "graph"),
+        RooflineLatency(device, "bfloat16", "graph"),
+        GivenAcceptance(0.5),
     )
 
 
@@ -70,7 +85,9 @@ def stand(alpha: float, speedup: float, prompts: int = 317, tokens: int = 24_000
 
 
 def test_ten_times_the_prompts_by_the_curve_of_one_training(scorer: Scorer) -> None:
-    learnt, more = foretold(scorer, draft(), record(stopped="held-out acceptance no longer rises"), stand(0.30, 1.09))
+    learnt, more = foretold(
+        scorer, draft(), record(stopped="held-out acceptance no longer rises"), stand(0.30, 1.09)
+    )
     assert learnt is None and more is not None and more.prompts == 3000
     assert more.distinct_tokens == pytest.approx(24_000 * 3000 / 317, rel=0.01)
     end, kept = level(1e12, round(EPOCH * 3000 / 317)), level(30 * EPOCH, EPOCH)
@@ -97,34 +114,52 @@ def test_the_speedup_at_another_alpha(scorer: Scorer) -> None:
 def test_the_words() -> None:
     now, more = stand(0.30, 1.09), stand(0.41, 1.30, 3000, 227_000)
     text = TextVerdict("2x576", 317, now, more=more)
-    assert text.words() == (
-        "24k distinct tokens from 317 prompts: alpha 0.30 ± 0.02 (1.09x). 3,000 prompts like these would bring about 0.41 ± 0.02 "
-        "(1.30x); or narrow the domain."
+    assert (
+        text.words()
+        == "24k distinct tokens from 317 prompts: alpha 0.30 ± 0.02 (1.09x). 3,000 prompts like"
+        " these would bring about 0.41 ± 0.02 (1.30x); or narrow the domain."
     )
-    narrow = TextVerdict("2x576", 400, now, stand(0.33, 1.12), more, "maths", measured(0.62), ("bad",))
-    assert "from 317 of 400 prompts" in narrow.words() and "learnt in full, this text would bring about 0.33" in narrow.words()
+    narrow = TextVerdict(
+        "2x576", 400, now, stand(0.33, 1.12), more, "maths", measured(0.62), ("bad",)
+    )
+    assert (
+        "from 317 of 400 prompts" in narrow.words()
+        and "learnt in full, this text would bring about 0.33" in narrow.words()
+    )
     assert narrow.words().endswith("; or narrow the domain: 'maths' alone has alpha 0.62.")
     assert TextVerdict.from_dict(json.loads(json.dumps(narrow.to_dict()))) == narrow
     full = TextVerdict("2x576", 317, now, more=stand(0.305, 1.10, 3000))
-    assert "More would bring little: 3,000 prompts like these about 0.30" in full.words() and "narrow" not in full.words()
+    assert (
+        "More would bring little: 3,000 prompts like these about 0.30" in full.words()
+        and "narrow" not in full.words()
+    )
     assert "is not known" in TextVerdict("2x576", 317, now).words()
     head = with_text(Headline("It pays.", ["first"], [], None), narrow)
-    assert head.lines[1].startswith("Text: 24k distinct") and head.lines[2] == "Text is at fault: bad."
+    assert (
+        head.lines[1].startswith("Text: 24k distinct") and head.lines[2] == "Text is at fault: bad."
+    )
     assert with_text(head, None) is head
 
 
 def test_a_category_that_would_be_worth_a_draft_of_its_own() -> None:
-    assert narrowest(draft(0.30, maths=measured(0.62), chat=measured(0.25))) == ("maths", measured(0.62))
+    assert narrowest(draft(0.30, maths=measured(0.62), chat=measured(0.25))) == (
+        "maths",
+        measured(0.62),
+    )
     assert narrowest(draft(0.30, maths=measured(0.62, 0.4), chat=measured(0.25))) == ("", None)
     assert narrowest(draft(0.30, maths=measured(0.62))) == ("", None)  # the only one
 
 
-@pytest.mark.parametrize(("count", "said"), [(3170, 3000), (3600, 4000), (80, 80), (960, 1000), (1, 1)])
+@pytest.mark.parametrize(
+    ("count", "said"), [(3170, 3000), (3600, 4000), (80, 80), (960, 1000), (1, 1)]
+)
 def test_round_numbers(count: int, said: int) -> None:
     assert rounded(count) == said
 
 
-def test_the_verdict_is_kept_with_the_run_and_names_what_is_wrong(scorer: Scorer, tmp_path: Path) -> None:
+def test_the_verdict_is_kept_with_the_run_and_names_what_is_wrong(
+    scorer: Scorer, tmp_path: Path
+) -> None:
     prompts = [Prompt((("user", f"prompt {n}"),)) for n in range(20)]
     circles = torch.tensor([1, 2, *([5, 6, 7] * 20)])
     answers = [CachedSequence(circles, 2, torch.zeros(60, 4), circles[2:], "", "")] * 12
@@ -135,9 +170,15 @@ def test_the_verdict_is_kept_with_the_run_and_names_what_is_wrong(scorer: Scorer
     write_json(tmp_path / "training.json", record().to_dict())
     verdict = text_verdict(session, trainer, trained)
     assert (verdict.now.prompts, verdict.asked, verdict.now.distinct_tokens) == (12, 15, 24_000)
-    assert "from 12 of 15 prompts" in verdict.words() and verdict.more is not None and verdict.more.prompts == 100
+    assert (
+        "from 12 of 15 prompts" in verdict.words()
+        and verdict.more is not None
+        and verdict.more.prompts == 100
+    )
     few, repeats = verdict.faults
-    assert few.startswith("only 20 prompts") and repeats.startswith("the target repeats itself in 12 of 12")
+    assert few.startswith("only 20 prompts") and repeats.startswith(
+        "the target repeats itself in 12 of 12"
+    )
     kept = TextVerdict.from_dict(read_json(tmp_path / TEXT_VERDICT_FILE, "verdict"))
     assert kept == verdict
     result = text_result(session, trainer, [verdict_score(scorer)], [trained])

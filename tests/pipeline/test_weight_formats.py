@@ -18,12 +18,16 @@ CASES = {name: config for name, config, _ in IN_USE}
 
 def estimated(target: str, gpu: str, draft: str = "eagle3", **asked: Any) -> dict[str, Any]:
     request = WorkloadRequest(gpu=gpu, engine="vllm", context_len=1024, **asked)
-    return estimate_drafts(EstimateRequest(target=target, drafts=(draft,), asked=request, alpha="0.7", gamma=3))
+    return estimate_drafts(
+        EstimateRequest(target=target, drafts=(draft,), asked=request, alpha="0.7", gamma=3)
+    )
 
 
 def folder(place: Path, quantisation: dict[str, Any] | None) -> str:
     place.mkdir(exist_ok=True)
-    (place / "config.json").write_text(json.dumps(LLAMA | ({"quantization_config": quantisation} if quantisation else {})))
+    (place / "config.json").write_text(
+        json.dumps(LLAMA | ({"quantization_config": quantisation} if quantisation else {}))
+    )
     return str(place)
 
 
@@ -37,7 +41,11 @@ def test_quantised_checkpoints_take_less_time_and_fewer_gpus(tmp_path: Path) -> 
     awq = estimated(folder(tmp_path / "awq", CASES["AutoAWQ"]), "h100")
     assert [each["workload"]["tensor_parallel"] for each in (plain, fp8, awq)] == [4, 2, 1]
     assert fp8["workload"]["dtype"] == "float8_e4m3fn"  # from the table's fp8 rows
-    assert "weights in int4" in awq["latency"] and "modelled" in awq["latency"] and "weights in" not in plain["latency"]
+    assert (
+        "weights in int4" in awq["latency"]
+        and "modelled" in awq["latency"]
+        and "weights in" not in plain["latency"]
+    )
     whole = estimated("llama-3.3-70b", "h100", tensor_parallel=4)
     narrow = estimated("llama-3.3-70b", "h100", tensor_parallel=4, dtype="int4")
     assert 0.3 < decode_s(narrow) / decode_s(whole) < 0.8
@@ -51,18 +59,28 @@ def test_quantised_checkpoints_take_less_time_and_fewer_gpus(tmp_path: Path) -> 
 def test_fp8_weights_on_a_gpu_without_fp8_are_weights_alone(tmp_path: Path) -> None:
     found = estimated(folder(tmp_path / "fp8", CASES["fp8 in blocks"]), "a100", tensor_parallel=4)
     plain = estimated(folder(tmp_path / "plain", None), "a100", tensor_parallel=4)
-    assert found["workload"]["dtype"] == "bfloat16" and "weights in float8_e4m3fn" in found["latency"]
+    assert (
+        found["workload"]["dtype"] == "bfloat16" and "weights in float8_e4m3fn" in found["latency"]
+    )
     assert 0.5 < decode_s(found) / decode_s(plain) < 0.95
 
 
 def test_a_quantised_draft_is_priced_in_its_own_width(tmp_path: Path) -> None:
-    small = {**LLAMA, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
+    small = {
+        **LLAMA,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+    }
     found = {}
     for name in ("plain", "awq"):
         (tmp_path / name).mkdir()
         quantisation = {} if name == "plain" else {"quantization_config": CASES["AutoAWQ"]}
         (tmp_path / name / "config.json").write_text(json.dumps(small | quantisation))
-        found[name] = estimated("llama-3.3-70b", "h100", str(tmp_path / name), tensor_parallel=4)["drafts"][0]["draft_s"]["value"]
+        found[name] = estimated("llama-3.3-70b", "h100", str(tmp_path / name), tensor_parallel=4)[
+            "drafts"
+        ][0]["draft_s"]["value"]
     assert 0.4 < found["awq"] / found["plain"] < 0.95
 
 
@@ -76,6 +94,8 @@ def test_what_nobody_prices_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ArchsearchError, match="not priced on a CPU"):
         estimate_drafts(
             EstimateRequest(
-                target=folder(tmp_path / "awq", CASES["AutoAWQ"]), drafts=("eagle3",), asked=WorkloadRequest(gpu="cpu")
+                target=folder(tmp_path / "awq", CASES["AutoAWQ"]),
+                drafts=("eagle3",),
+                asked=WorkloadRequest(gpu="cpu"),
             )
         )

@@ -32,13 +32,18 @@ def points(drafts: list[Architecture]) -> list[Point]:
     return plan(drafts, TARGET, "bfloat16")
 
 
-# -- the plan -----------------------------------------------------------------------------------------------------------------
+# -- the plan
+# --------------------------------------------------------------------------------------------------
 
 
 def test_target_gemms_at_every_m(points: list[Point]) -> None:
     planned = {point.op for point in points if point.kind == "gemm" and point.cache == "cold"}
     for tokens in range(1, 10):
-        needed = {op for op in forward_ops(TARGET, batch=1, tokens=tokens, context=64) if isinstance(op, Gemm)}
+        needed = {
+            op
+            for op in forward_ops(TARGET, batch=1, tokens=tokens, context=64)
+            if isinstance(op, Gemm)
+        }
         assert needed and all(op.m == tokens for op in needed)
         assert needed <= planned
 
@@ -58,8 +63,20 @@ def test_no_point_twice(points: list[Point]) -> None:
 
 
 def test_every_kind_and_every_elementwise_name(points: list[Point]) -> None:
-    assert {point.kind for point in points} == {"gemm", "attention", "elementwise", "layer", "forward"}
-    assert {point.op.name for point in points if isinstance(point.op, Elementwise)} == {"norm", "rope", "act", "add", "embed"}
+    assert {point.kind for point in points} == {
+        "gemm",
+        "attention",
+        "elementwise",
+        "layer",
+        "forward",
+    }
+    assert {point.op.name for point in points if isinstance(point.op, Elementwise)} == {
+        "norm",
+        "rope",
+        "act",
+        "add",
+        "embed",
+    }
 
 
 def test_a_target_that_does_not_fit_is_not_run_whole(drafts: list[Architecture]) -> None:
@@ -69,11 +86,16 @@ def test_a_target_that_does_not_fit_is_not_run_whole(drafts: list[Architecture])
 
 
 def test_without_a_target_only_drafts(drafts: list[Architecture]) -> None:
-    assert all(point.op.m <= 2 for point in plan(drafts, None, "bfloat16") if isinstance(point.op, Gemm))
+    assert all(
+        point.op.m <= 2 for point in plan(drafts, None, "bfloat16") if isinstance(point.op, Gemm)
+    )
 
 
 def test_every_prefix_holds_the_same_share_of_each_kind(points: list[Point]) -> None:
-    total = {kind: sum(point.kind == kind for point in points) for kind in ("gemm", "attention", "elementwise", "layer")}
+    total = {
+        kind: sum(point.kind == kind for point in points)
+        for kind in ("gemm", "attention", "elementwise", "layer")
+    }
     for cut in (len(points) // 4, len(points) // 2):
         for kind, count in total.items():
             share = sum(point.kind == kind for point in points[:cut])
@@ -108,13 +130,17 @@ def test_spread_takes_the_extremes() -> None:
     assert spread([1, 1, 2], lambda x: [x], 5) == [1, 2]
 
 
-# -- the check's points ---------------------------------------------------------------------------------------------------------
+# -- the check's points
+# --------------------------------------------------------------------------------------------------
 
 
 def test_check_points_are_unseen(drafts: list[Architecture]) -> None:
     profile = write_profile(None, drafts, TARGET)
     measured = {row.shape for row in profile.select("forward", "float32", "eager")}
-    shapes = {tuple(sorted((k, v) for k, v in shape if k not in ("batch", "tokens", "context"))) for shape in measured}
+    shapes = {
+        tuple(sorted((k, v) for k, v in shape if k not in ("batch", "tokens", "context")))
+        for shape in measured
+    }
     points = check_points(drafts, TARGET, profile, "float32", 12)
     steps = [point for point in points if point.arch != TARGET]
     verify = [point for point in points if point.arch == TARGET]
@@ -123,7 +149,9 @@ def test_check_points_are_unseen(drafts: list[Architecture]) -> None:
     for point in steps:
         assert tuple(sorted(point.arch.to_dict().items())) not in shapes
     assert len(verify) == 6
-    assert all(2 <= point.tokens <= 9 and freeze_shape(point.shape()) not in measured for point in verify)
+    assert all(
+        2 <= point.tokens <= 9 and freeze_shape(point.shape()) not in measured for point in verify
+    )
     assert check_points(drafts, TARGET, profile, "float32", 12) == points
     assert check_points(drafts, TARGET, profile, "float32", 12, seed=1) != points
 
@@ -134,7 +162,8 @@ def test_check_points_when_everything_is_seen() -> None:
     assert check_points(drafts, None, profile, "float32", 12) == []
 
 
-# -- measuring ------------------------------------------------------------------------------------------------------------------
+# -- measuring
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -159,23 +188,33 @@ def few_points() -> list[Point]:
 
 def fresh(bench: sweeps.CpuBench, tmp_path) -> sweeps.CpuBench:
     """The bench on an empty profile with a folder."""
-    bench.profile = Profile({"key": "cpu-test"}, {"torch": "x"}, bench.profile.probe_reference_s, folder=tmp_path)
+    bench.profile = Profile(
+        {"key": "cpu-test"}, {"torch": "x"}, bench.profile.probe_reference_s, folder=tmp_path
+    )
     bench.profile.save_header()
     return bench
 
 
-def test_a_sweep_records_every_point_and_skips_them_the_next_time(bench: sweeps.CpuBench, tmp_path) -> None:
+def test_a_sweep_records_every_point_and_skips_them_the_next_time(
+    bench: sweeps.CpuBench, tmp_path
+) -> None:
     fresh(bench, tmp_path)
     points = few_points()
     assert sweep(bench, {"float32": points}, budget_s=60.0) == len(points)
     loaded = Profile.load(tmp_path)
-    assert {(row.kind, row.cache) for row in loaded.rows.values()} == {(p.kind, p.cache) for p in points}
+    assert {(row.kind, row.cache) for row in loaded.rows.values()} == {
+        (p.kind, p.cache) for p in points
+    }
     assert all(0 < row.median_s < 1.0 and row.slowdown > 0 for row in loaded.rows.values())
     # Whatever this machine did to the first sweep, rows that were steady are not measured again.
-    steady = [dataclasses.replace(row, times_s=(row.median_s,) * 5) for row in bench.profile.rows.values()]
+    steady = [
+        dataclasses.replace(row, times_s=(row.median_s,) * 5) for row in bench.profile.rows.values()
+    ]
     bench.profile.add(steady)
     assert sweep(bench, {"float32": points}, budget_s=60.0) == 0
-    assert sweep(bench, {"bfloat16": points[:1]}, budget_s=60.0) == 1  # another dtype is another row
+    assert (
+        sweep(bench, {"bfloat16": points[:1]}, budget_s=60.0) == 1
+    )  # another dtype is another row
 
 
 def test_grossly_noisy_rows_are_measured_again(bench: sweeps.CpuBench, tmp_path) -> None:
@@ -183,7 +222,9 @@ def test_grossly_noisy_rows_are_measured_again(bench: sweeps.CpuBench, tmp_path)
     points = few_points()[:3]
     wild, calm = (1.0, 2.0, 3.0, 4.0, 5.0), (3.0, 3.0, 3.0)
     for point, times in zip(points, (wild, calm, calm), strict=True):
-        row = Measurement(point.kind, freeze_shape(point.shape()), "float32", "eager", point.cache, times)
+        row = Measurement(
+            point.kind, freeze_shape(point.shape()), "float32", "eager", point.cache, times
+        )
         assert row.grossly_noisy == (times is wild)
         bench.profile.record(row)
     assert sweep(bench, {"float32": points}, budget_s=60.0) == 1
@@ -196,11 +237,17 @@ def test_no_budget_no_rows(bench: sweeps.CpuBench, tmp_path) -> None:
     assert sweep(bench, {"float32": few_points()}, budget_s=0.0) == 0 and not bench.profile.rows
 
 
-def test_noise_is_measured_again_and_the_steadiest_kept(bench: sweeps.CpuBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_is_measured_again_and_the_steadiest_kept(
+    bench: sweeps.CpuBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wild = Measurement("gemm", (), "float32", "eager", "cold", (1.0, 2.0, 3.0, 4.0, 5.0))
     better = Measurement("gemm", (), "float32", "eager", "cold", (1.0, 1.5, 2.0, 2.5, 3.0))
     calm = Measurement("gemm", (), "float32", "eager", "cold", (1.0, 1.0, 1.0))
-    for answers, expected, calls in (([wild, calm], calm, 2), ([calm], calm, 1), ([wild, better, wild], better, 3)):
+    for answers, expected, calls in (
+        ([wild, calm], calm, 2),
+        ([calm], calm, 1),
+        ([wild, better, wild], better, 3),
+    ):
         left = list(answers)
         monkeypatch.setattr(bench, "measure", lambda *args, left=left: left.pop(0))
         assert bench.measure_again_if_noisy(few_points()[0], "float32") is expected
@@ -218,13 +265,20 @@ def test_measure_points_pools_rounds_and_records_nothing(bench: sweeps.CpuBench,
 
 
 @pytest.mark.parametrize("vocab", [320, 2000])
-def test_engine_overhead_gives_a_row_per_gamma_and_depth(bench: sweeps.CpuBench, vocab: int) -> None:
-    """Also for a vocabulary smaller than the prompts' usual range of ids. Differences of a tiny model's timings are mostly noise:
-    they may be negative, and one that something disturbed twice is left out; each knows its std."""
+def test_engine_overhead_gives_a_row_per_gamma_and_depth(
+    bench: sweeps.CpuBench, vocab: int
+) -> None:
+    """Also for a vocabulary smaller than the prompts' usual range of ids. Differences of a tiny
+    model's timings are mostly noise: they may be negative, and one that something disturbed twice
+    is left out; each knows its std."""
     rows = measure_overhead(bench, TINY.replace(vocab_size=vocab), "float32", rounds=1)
     cases = [(row.sizes()["gamma"], row.sizes()["draft_layers"]) for row in rows]
     expected = [(0, 0), *((gamma, layers) for gamma in GAMMAS for layers in DRAFT_LAYERS)]
     assert cases == [case for case in expected if case in cases] and len(cases) > len(expected) // 2
     for row in rows:
-        assert row.kind == "engine" and row.sizes()["engine"] == "transformers" and row.sizes()["vocab_size"] == vocab
+        assert (
+            row.kind == "engine"
+            and row.sizes()["engine"] == "transformers"
+            and row.sizes()["vocab_size"] == vocab
+        )
         assert all(math.isfinite(t) for t in row.times_s) and row.std_s > 0 and not row.impossible

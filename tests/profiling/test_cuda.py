@@ -1,4 +1,5 @@
-"""The GPU bench on a made-up runner: what it captures, flushes, flags, repeats and skips; and its words where no GPU is."""
+"""The GPU bench on a made-up runner: what it captures, flushes, flags, repeats and skips; and its
+words where no GPU is."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ CALL_S = 1e-5
 
 
 class FakeRunner:
-    """A device where every captured call takes CALL_S times `speed`, whatever it computes; it runs each capture once."""
+    """A device where every captured call takes CALL_S times `speed`, whatever it computes; it runs
+    each capture once."""
 
     device = torch.device("cpu")
 
@@ -63,8 +65,17 @@ def runner() -> FakeRunner:
 
 
 def bench_on(runner: FakeRunner, mode: str = "graph", **kwargs: Any) -> CudaBench:
-    profile = Profile({"key": "h200-sxm-141gb"}, {"torch": "x"}, {"float32": 32 * CALL_S, "float32 eager": CALL_S})
-    return CudaBench(profile, load_device("h200"), mode=mode, runner=runner, last_level_cache_bytes=1 << 20, **kwargs)
+    profile = Profile(
+        {"key": "h200-sxm-141gb"}, {"torch": "x"}, {"float32": 32 * CALL_S, "float32 eager": CALL_S}
+    )
+    return CudaBench(
+        profile,
+        load_device("h200"),
+        mode=mode,
+        runner=runner,
+        last_level_cache_bytes=1 << 20,
+        **kwargs,
+    )
 
 
 ARCH = TINY.replace(num_hidden_layers=2)
@@ -79,7 +90,8 @@ POINTS = [
 ]
 
 
-# -- measuring --------------------------------------------------------------------------------------------------
+# -- measuring
+# --------------------------------------------------------------------------------------------------
 
 
 def test_graph_rows(runner: FakeRunner) -> None:
@@ -89,8 +101,13 @@ def test_graph_rows(runner: FakeRunner) -> None:
     # A call takes CALL_S whether one graph holds many or one; a stack's time is per layer.
     expected = [CALL_S] * 4 + [CALL_S / 4] + [CALL_S] * 2
     assert [row.median_s for row in rows] == pytest.approx(expected)
-    assert all(row.mode == "graph" and not row.throttled and row.slowdown == pytest.approx(1.0) for row in rows)
-    probe, cold, warm, *_, forward = runner.captured[1:2] + runner.captured[:1] + runner.captured[2:]
+    assert all(
+        row.mode == "graph" and not row.throttled and row.slowdown == pytest.approx(1.0)
+        for row in rows
+    )
+    probe, cold, warm, *_, forward = (
+        runner.captured[1:2] + runner.captured[:1] + runner.captured[2:]
+    )
     assert probe == warm == kernels.GRAPH_CALLS and forward == 1
     assert cold == (4 << 20) // (64 * 64 * 4)  # copies worth four times the L2
     assert runner.flushes >= 5  # the cold pass, every repeat of it
@@ -106,9 +123,12 @@ def test_eager_rows(runner: FakeRunner) -> None:
 
 
 @pytest.mark.parametrize("mode", ["graph", "eager"])
-def test_attention_rows_say_which_kernel_ran(runner: FakeRunner, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch is asked as it will be called, with one sequence: in a graph without FlashAttention queries are packed by KV head; in
-    eager mode KV heads are repeated under a mask and grouped without one, as transformers does."""
+def test_attention_rows_say_which_kernel_ran(
+    runner: FakeRunner, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch is asked as it will be called, with one sequence: in a graph without FlashAttention
+    queries are packed by KV head; in eager mode KV heads are repeated under a mask and grouped
+    without one, as transformers does."""
     asked: list[tuple[Any, ...]] = []
 
     def choose(query: Any, key: Any, value: Any, attn_mask: Any, enable_gqa: bool) -> int:
@@ -118,10 +138,19 @@ def test_attention_rows_say_which_kernel_ran(runner: FakeRunner, mode: str, monk
     monkeypatch.setattr(torch, "_fused_sdp_choice", choose)
     bench = bench_on(runner, mode)
     several, one = Attention(5, 3, 40, 4, 2, 16), Attention(5, 1, 40, 4, 2, 16)
-    assert bench.measure(Point("attention", "cold", several), "float32").kernel == "memory-efficient attention"
+    assert (
+        bench.measure(Point("attention", "cold", several), "float32").kernel
+        == "memory-efficient attention"
+    )
     assert bench.measure(Point("attention", "cold", one), "float32").kernel == "FlashAttention 2"
-    packed = [((1, 2, 6, 16), (1, 2, 43, 16), True, False), ((1, 2, 2, 16), (1, 2, 41, 16), False, False)]
-    repeated = [((1, 4, 3, 16), (1, 4, 43, 16), True, False), ((1, 4, 1, 16), (1, 2, 41, 16), False, True)]
+    packed = [
+        ((1, 2, 6, 16), (1, 2, 43, 16), True, False),
+        ((1, 2, 2, 16), (1, 2, 41, 16), False, False),
+    ]
+    repeated = [
+        ((1, 4, 3, 16), (1, 4, 43, 16), True, False),
+        ((1, 4, 1, 16), (1, 2, 41, 16), False, True),
+    ]
     assert asked == (packed if mode == "graph" else repeated)
     assert bench.measure(POINTS[0], "float32").kernel == ""
 
@@ -133,8 +162,12 @@ def test_the_modes_do_not_share_rows(runner: FakeRunner) -> None:
     assert sweep(bench, {"float32": POINTS[:1]}, budget_s=1e9) == 1 and len(bench.profile.rows) == 2
 
 
-def test_the_probe_s_speed_is_kept_in_the_profile(runner: FakeRunner, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda.time, "perf_counter", iter(range(1000)).__next__)  # the second of warming up passes at once
+def test_the_probe_s_speed_is_kept_in_the_profile(
+    runner: FakeRunner, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        cuda.time, "perf_counter", iter(range(1000)).__next__
+    )  # the second of warming up passes at once
     bench = bench_on(runner)
     bench.profile.folder, bench.profile.probe_reference_s = tmp_path, {}
     bench.timer("float32")
@@ -144,7 +177,8 @@ def test_the_probe_s_speed_is_kept_in_the_profile(runner: FakeRunner, tmp_path, 
     assert again.measure(POINTS[0], "float32").slowdown == pytest.approx(1.5)
 
 
-# -- what disturbs ------------------------------------------------------------------------------------------------
+# -- what disturbs
+# ------------------------------------------------------------------------------------------------
 
 
 def test_out_of_memory_skips_the_point_and_goes_on(runner: FakeRunner) -> None:
@@ -159,23 +193,41 @@ def test_out_of_memory_skips_the_point_and_goes_on(runner: FakeRunner) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", "CUDA error: out of memory", "capture"]
+    "words",
+    [
+        "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate",
+        "CUDA error: out of memory",
+        "capture",
+    ],
 )
-def test_a_shortage_of_memory_by_other_names(runner: FakeRunner, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuBLAS and the driver say it in their words, and a capture that ran out of memory ends in another error."""
+def test_a_shortage_of_memory_by_other_names(
+    runner: FakeRunner, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuBLAS and the driver say it in their words, and a capture that ran out of memory ends in
+    another error."""
 
     def capture(calls: Sequence[Any]) -> Any:
         try:
-            raise torch.OutOfMemoryError("CUDA out of memory") if words == "capture" else RuntimeError(words)
+            raise (
+                torch.OutOfMemoryError("CUDA out of memory")
+                if words == "capture"
+                else RuntimeError(words)
+            )
         finally:
             if words == "capture":
-                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+                raise RuntimeError(
+                    "CUDA error: operation failed due to a previous error during capture"
+                )
 
     bench = bench_on(runner)
     bench.timer("float32")
     monkeypatch.setattr(runner, "capture", capture)
     assert sweep(bench, {"float32": [POINTS[1]]}, budget_s=1e9) == 0 and len(bench.skipped) == 1
-    monkeypatch.setattr(runner, "capture", lambda calls: (_ for _ in ()).throw(RuntimeError("an illegal memory access")))
+    monkeypatch.setattr(
+        runner,
+        "capture",
+        lambda calls: (_ for _ in ()).throw(RuntimeError("an illegal memory access")),
+    )
     with pytest.raises(RuntimeError, match="illegal"):
         sweep(bench, {"float32": [POINTS[1]]}, budget_s=1e9)
 
@@ -215,12 +267,17 @@ def test_noise_is_measured_again_and_the_steadiest_kept(runner: FakeRunner) -> N
     assert not bench.measure_again_if_noisy(POINTS[1], "float32").grossly_noisy
 
 
-# -- opening ---------------------------------------------------------------------------------------------------------
+# -- opening
+# --------------------------------------------------------------------------------------------------
 
 
 def state(**changes: Any) -> GpuState:
     gpu = VisibleGpu(0, "NVIDIA H200", 150754820096, "570.1", "GPU-abc")
-    values = dict.fromkeys(GpuState.__dataclass_fields__, None) | {"gpu": gpu, "throttle_reasons": (), "processes": ()}
+    values = dict.fromkeys(GpuState.__dataclass_fields__, None) | {
+        "gpu": gpu,
+        "throttle_reasons": (),
+        "processes": (),
+    }
     return GpuState(**(values | changes))
 
 
@@ -240,21 +297,30 @@ def cuda_here(monkeypatch: pytest.MonkeyPatch, runner: FakeRunner):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    properties = [SimpleNamespace(uuid="123", L2_cache_size=1 << 20), SimpleNamespace(uuid="abc", L2_cache_size=2 << 20)]
+    properties = [
+        SimpleNamespace(uuid="123", L2_cache_size=1 << 20),
+        SimpleNamespace(uuid="abc", L2_cache_size=2 << 20),
+    ]
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[index])
     opened = []
-    monkeypatch.setattr(cuda, "CudaRunner", lambda index, mode: opened.append((index, mode)) or runner)
+    monkeypatch.setattr(
+        cuda, "CudaRunner", lambda index, mode: opened.append((index, mode)) or runner
+    )
     monkeypatch.setattr(cuda, "sm_clock_reader", lambda gpu: lambda: 1980.0)
     monkeypatch.setattr(cuda, "idle_gpu", lambda device, allow_busy: state())
     monkeypatch.setattr(cuda, "_OPENED", {})
     return opened
 
 
-def test_a_second_bench_takes_the_same_card(cuda_here: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_bench_takes_the_same_card(
+    cuda_here: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Although this process, now on it, may look like another one."""
     open_bench(load_device("h200"), Profile({}, {}), mode="graph")
     monkeypatch.setattr(cuda, "idle_gpu", lambda device, allow_busy: pytest.fail("asked again"))
-    monkeypatch.setattr(cuda, "gpu_state", lambda gpu: state(gpu=gpu, processes=(GpuProcess(1, "python", 0),)))
+    monkeypatch.setattr(
+        cuda, "gpu_state", lambda gpu: state(gpu=gpu, processes=(GpuProcess(1, "python", 0),))
+    )
     assert open_bench(load_device("h200"), Profile({}, {}), mode="eager").mode == "eager"
     assert cuda_here == [(1, "graph"), (1, "eager")]
 
@@ -277,12 +343,18 @@ def test_a_dtype_the_device_lacks(cuda_here: list[Any]) -> None:
 
 def test_dtypes_by_device() -> None:
     assert supported_dtypes(load_device("a100"), "graph") == ["bfloat16", "float16"]
-    assert supported_dtypes(load_device("h200"), "graph") == ["bfloat16", "float16", "float8_e4m3fn"]
+    assert supported_dtypes(load_device("h200"), "graph") == [
+        "bfloat16",
+        "float16",
+        "float8_e4m3fn",
+    ]
     assert supported_dtypes(load_device("h200"), "eager") == ["bfloat16", "float16"]
     assert supported_dtypes(load_device("t4"), "graph") == ["float16"]
 
 
-def test_a_busy_gpu_stops_before_anything_runs(cuda_here: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_gpu_stops_before_anything_runs(
+    cuda_here: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def busy(device: Any, allow_busy: bool) -> GpuState:
         if allow_busy:
             return state(processes=(GpuProcess(7, "python", 0),))
@@ -295,7 +367,8 @@ def test_a_busy_gpu_stops_before_anything_runs(cuda_here: list[Any], monkeypatch
     assert open_bench(load_device("h200"), Profile({}, {}), allow_busy=True).state.busy  # type: ignore[union-attr]
 
 
-# -- all-reduce ------------------------------------------------------------------------------------------------------
+# -- all-reduce
+# --------------------------------------------------------------------------------------------------
 
 
 def test_all_reduce_needs_as_many_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,6 +382,11 @@ def test_all_reduce_between_processes() -> None:
     """Two processes on CPUs."""
     ops = [AllReduce(1024, 2), AllReduce(65536, 2)]
     rows = collectives.measure_all_reduces(ops, "float32", "eager", backend="gloo")
-    assert [row.sizes() for row in rows] == [{"elements": 1024, "ranks": 2}, {"elements": 65536, "ranks": 2}]
-    assert all(row.kind == "all_reduce" and row.cache == "cold" and 0 < row.median_s < 1 for row in rows)
+    assert [row.sizes() for row in rows] == [
+        {"elements": 1024, "ranks": 2},
+        {"elements": 65536, "ranks": 2},
+    ]
+    assert all(
+        row.kind == "all_reduce" and row.cache == "cold" and 0 < row.median_s < 1 for row in rows
+    )
     assert {row.kernel for row in rows} == {"Gloo"}

@@ -1,5 +1,5 @@
-"""The kernels of graph mode compute what the model's own do: lean decoder against the Hugging Face module, attention and masks
-against the definition."""
+"""The kernels of graph mode compute what the model's own do: lean decoder against the Hugging Face
+module, attention and masks against the definition."""
 
 from __future__ import annotations
 
@@ -30,10 +30,13 @@ def pool() -> WeightPool:
     return WeightPool(4 << 20, torch.float32)
 
 
-# -- attention --------------------------------------------------------------------------------------------------
+# -- attention
+# --------------------------------------------------------------------------------------------------
 
 
-def reference(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> torch.Tensor:
+def reference(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None
+) -> torch.Tensor:
     """Softmax attention written out token by token, in float64."""
     batch, tokens, heads, width = query.shape
     keys, group = key.shape[1], heads // key.shape[2]
@@ -43,7 +46,10 @@ def reference(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, windo
             last = keys - tokens + i
             first = 0 if window is None else max(0, last - window + 1)
             for h in range(heads):
-                k, v = key[b, first : last + 1, h // group].double(), value[b, first : last + 1, h // group].double()
+                k, v = (
+                    key[b, first : last + 1, h // group].double(),
+                    value[b, first : last + 1, h // group].double(),
+                )
                 weights = (k @ query[b, i, h].double() / math.sqrt(width)).softmax(0)
                 out[b, i, h] = weights @ v
     return out
@@ -58,12 +64,17 @@ def test_attention_of_tokens_to_verify(tokens: int, window: int | None, kv_heads
     cache = torch.randn(2, 30, 2, kv_heads, 16)  # strided, as the static cache is
     got = attend(query, cache[:, :, 0], cache[:, :, 1], window)
     assert got.shape == query.shape
-    assert torch.allclose(got.double(), reference(query, cache[:, :, 0], cache[:, :, 1], window), atol=1e-5)
+    assert torch.allclose(
+        got.double(), reference(query, cache[:, :, 0], cache[:, :, 1], window), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("tokens", [1, 3])
-def test_grouped_heads_are_packed_and_not_repeated(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a mask grouped heads would run torch's math kernel on CUDA, and repeated ones read the cache once a group."""
+def test_grouped_heads_are_packed_and_not_repeated(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a mask grouped heads would run torch's math kernel on CUDA, and repeated ones read the
+    cache once a group."""
     seen: list[tuple[Any, ...]] = []
     original = torch.nn.functional.scaled_dot_product_attention
 
@@ -89,12 +100,24 @@ def test_the_flash_call_fits_torch_s_schema() -> None:
     query = torch.empty(2, 5, 8, 64, device="meta", dtype=torch.bfloat16)
     key = torch.empty(2, 100, 2, 64, device="meta", dtype=torch.bfloat16)
     out = torch.ops.aten._flash_attention_forward(
-        query, key, key, None, None, 5, 100, 0.0, True, False, window_size_left=-1, window_size_right=0
+        query,
+        key,
+        key,
+        None,
+        None,
+        5,
+        100,
+        0.0,
+        True,
+        False,
+        window_size_left=-1,
+        window_size_right=0,
     )
     assert out[0].shape == query.shape
 
 
-# -- small kernels ----------------------------------------------------------------------------------------------
+# -- small kernels
+# ----------------------------------------------------------------------------------------------
 
 
 def test_plain_kernels_are_the_definitions() -> None:
@@ -104,8 +127,12 @@ def test_plain_kernels_are_the_definitions() -> None:
     total = x + residual
     expected = total / (total.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
     kept = residual.clone()
-    assert torch.allclose(plain.rms_norm(x, weight, 1e-5, kept), expected, atol=1e-6) and torch.equal(kept, total)
-    assert torch.allclose(plain.silu_mul(torch.cat([x, residual], -1)), x * torch.sigmoid(x) * residual, atol=1e-6)
+    assert torch.allclose(
+        plain.rms_norm(x, weight, 1e-5, kept), expected, atol=1e-6
+    ) and torch.equal(kept, total)
+    assert torch.allclose(
+        plain.silu_mul(torch.cat([x, residual], -1)), x * torch.sigmoid(x) * residual, atol=1e-6
+    )
     rows, angle = torch.randn(2, 12), torch.rand(2, 2)  # two heads of 4 to rotate, one to leave
     rotated = rows.clone()
     plain.rope_(rotated, angle.cos(), angle.sin(), 2)
@@ -137,14 +164,18 @@ def test_triton_kernels_compute_the_same() -> None:
     """In Triton's interpreter, which needs no GPU; skipped where Triton is not installed."""
     pytest.importorskip("triton")
     code = (
-        "import torch; from archsearch.profiling import triton_kernels; from archsearch.profiling.fused import Fused, agree;"
-        "assert all(agree(Fused(triton_kernels), Fused(), torch.device('cpu'), dtype)"
-        " for dtype in (torch.float32, torch.bfloat16, torch.float16))"
+        "import torch; from archsearch.profiling import triton_kernels; from"
+        " archsearch.profiling.fused import Fused, agree;assert all(agree(Fused(triton_kernels),"
+        " Fused(), torch.device('cpu'), dtype) for dtype in (torch.float32, torch.bfloat16,"
+        " torch.float16))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"}
+    )
 
 
-# -- the lean decoder -------------------------------------------------------------------------------------------
+# -- the lean decoder
+# -------------------------------------------------------------------------------------------
 
 SHAPES = {
     "gqa": ARCH,
@@ -161,10 +192,13 @@ SHAPES = {
 
 @pytest.mark.parametrize("arch", SHAPES.values(), ids=SHAPES)
 def test_the_lean_decoder_is_the_hugging_face_module(arch: Architecture) -> None:
-    """A prompt of 20 tokens, then 5 to verify, then one of them again: the same logits as one whole pass of the module."""
+    """A prompt of 20 tokens, then 5 to verify, then one of them again: the same logits as one whole
+    pass of the module."""
     torch.manual_seed(0)
     model = build_draft(arch)
-    for parameter in model.parameters():  # far from the tame initialisation, where much would agree by chance
+    for (
+        parameter
+    ) in model.parameters():  # far from the tame initialisation, where much would agree by chance
         parameter.data = parameter.data + 0.2 * torch.randn_like(parameter)
     ids = torch.randint(0, 96, (2, 25))
     with torch.inference_mode():
@@ -185,8 +219,15 @@ def test_a_lean_step_repeats_and_layers_alone_leave_the_input(pool: WeightPool) 
         first, second = step(), step()
         assert first.shape == (2, 3, 96) and torch.equal(first, second)
         assert all(torch.equal(a, b) for a, b in zip(stack(), stack(), strict=True))
-    held = sum(tensor.numel() for layer in decoder.layers for tensor in vars(layer).values() if isinstance(tensor, torch.Tensor))
-    assert held == 3 * (64 * (64 + 64 + 64) + 3 * 64 * 128 + 2 * 64)  # qkv and out, gate, up and down, two norms
+    held = sum(
+        tensor.numel()
+        for layer in decoder.layers
+        for tensor in vars(layer).values()
+        if isinstance(tensor, torch.Tensor)
+    )
+    assert held == 3 * (
+        64 * (64 + 64 + 64) + 3 * 64 * 128 + 2 * 64
+    )  # qkv and out, gate, up and down, two norms
 
 
 def test_what_the_lean_decoder_cannot_hold() -> None:
@@ -195,7 +236,8 @@ def test_what_the_lean_decoder_cannot_hold() -> None:
         assert not layers.lean_supported(ARCH.replace(**change))
 
 
-# -- calls for a graph ------------------------------------------------------------------------------------------
+# -- calls for a graph
+# ------------------------------------------------------------------------------------------
 
 
 def test_gemm_calls_rotate_over_distinct_weights(pool: WeightPool) -> None:
@@ -203,20 +245,30 @@ def test_gemm_calls_rotate_over_distinct_weights(pool: WeightPool) -> None:
     weights = {call.args[1].data_ptr() for call in cold if isinstance(call, partial)}
     assert len(cold) == len(weights) == -(-(1 << 20) // (4 * 3072))  # no less than the working set
     warm = kernels.graph_calls(Gemm(2, 48, 64), pool, 1, Fused())
-    assert len(warm) == kernels.GRAPH_CALLS and len({call.args[1].data_ptr() for call in warm if isinstance(call, partial)}) == 1
+    assert (
+        len(warm) == kernels.GRAPH_CALLS
+        and len({call.args[1].data_ptr() for call in warm if isinstance(call, partial)}) == 1
+    )
     x, weight = warm[0].args if isinstance(warm[0], partial) else (None, None)
     assert torch.allclose(warm[0](), x @ weight.T, atol=1e-5)
 
 
 def test_small_weights_are_capped_at_what_a_graph_holds() -> None:
     pool = WeightPool(16 << 20, torch.bfloat16)
-    assert len(kernels.graph_calls(Gemm(1, 16, 64), pool, 16 << 20, Fused())) == kernels.MAX_GRAPH_CALLS
+    assert (
+        len(kernels.graph_calls(Gemm(1, 16, 64), pool, 16 << 20, Fused()))
+        == kernels.MAX_GRAPH_CALLS
+    )
 
 
-def test_attention_calls_append_and_attend(pool: WeightPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_calls_append_and_attend(
+    pool: WeightPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
 
-    def spy(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> torch.Tensor:
+    def spy(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None
+    ) -> torch.Tensor:
         seen.append((query, key, value, window))
         return attend(query, key, value, window)
 
@@ -227,14 +279,20 @@ def test_attention_calls_append_and_attend(pool: WeightPool, monkeypatch: pytest
     for call in calls[:3]:
         assert call().shape == (2, 5, 4, 16)  # type: ignore[attr-defined]
     assert len({key.data_ptr() for _, key, _, _ in seen}) == 3
-    assert all(torch.equal(key[:, -5:], seen[0][1][:, -5:]) for _, key, _, _ in seen)  # the same new keys in every copy
+    assert all(
+        torch.equal(key[:, -5:], seen[0][1][:, -5:]) for _, key, _, _ in seen
+    )  # the same new keys in every copy
     assert not torch.equal(seen[0][1][:, :-5], seen[1][1][:, :-5])
     assert seen[0][1].shape == (2, op.keys(), 2, 16)
 
 
-def test_a_window_cuts_the_keys_of_the_call(pool: WeightPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_cuts_the_keys_of_the_call(
+    pool: WeightPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lengths = []
-    monkeypatch.setattr(kernels, "attend", lambda query, key, value, window: lengths.append((key.shape[1], window)))
+    monkeypatch.setattr(
+        kernels, "attend", lambda query, key, value, window: lengths.append((key.shape[1], window))
+    )
     kernels.graph_calls(Attention(1, 3, 100, 2, 2, 16, window=8), pool, 1, Fused())[0]()
     assert lengths == [(10, 8)]
 
@@ -242,25 +300,29 @@ def test_a_window_cuts_the_keys_of_the_call(pool: WeightPool, monkeypatch: pytes
 @pytest.mark.parametrize("name", ["norm", "act", "add", "rope", "embed"])
 @pytest.mark.parametrize("elements", [96, 5 * 4096, 17 * 8192, 101])
 def test_elementwise_calls(pool: WeightPool, name: str, elements: int) -> None:
-    (call, *_) = kernels.graph_calls(Elementwise(name, elements), pool, 1, Fused())
+    call, *_ = kernels.graph_calls(Elementwise(name, elements), pool, 1, Fused())
     result = call()
     if isinstance(result, torch.Tensor):
         assert result.numel() == elements
 
 
 def test_row_width_is_a_divisor() -> None:
-    assert [kernels._width(elements, 8192) for elements in (17 * 8192, 5 * 4096, 101)] == [8192, 5 * 1024, 101]
+    assert [kernels._width(elements, 8192) for elements in (17 * 8192, 5 * 4096, 101)] == [
+        8192,
+        5 * 1024,
+        101,
+    ]
 
 
 def test_sampling_takes_the_largest_logit_of_every_token(pool: WeightPool) -> None:
-    (call, *_) = kernels.graph_calls(Elementwise("sample", 3 * 128256), pool, 1, Fused())
+    call, *_ = kernels.graph_calls(Elementwise("sample", 3 * 128256), pool, 1, Fused())
     assert call().shape == (3,)  # type: ignore[attr-defined]
 
 
 def test_sampling_knows_the_rows_of_several_tokens(pool: WeightPool) -> None:
     """5 x 32000 logits, not one row of 160000."""
     arch = Architecture(64, 128, 1, 2, 2, 32, 32000)
-    (call, *_) = kernels.graph_calls(sample_op(arch, batch=1, tokens=5), pool, 1, Fused())
+    call, *_ = kernels.graph_calls(sample_op(arch, batch=1, tokens=5), pool, 1, Fused())
     assert call().shape == (5,)  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,5 @@
-"""Choosing what to measure: on a made-up device whose every latency is known, fewer points reach the same error."""
+"""Choosing what to measure: on a made-up device whose every latency is known, fewer points reach
+the same error."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ TARGET = Architecture(4096, 14336, 32, 32, 8, 128, 128256)
 
 
 def law_s(op: Op, cold: bool) -> float:
-    """A made-up GPU: launches, bandwidth that saturates with size, tiles over 108 processors, kernels that switch with m."""
+    """A made-up GPU: launches, bandwidth that saturates with size, tiles over 108 processors,
+    kernels that switch with m."""
     bandwidth = 1.6e12 * (1 if cold else 3)
     if isinstance(op, Elementwise):
         return 1.5e-6 + op.elements * 6 / bandwidth
@@ -51,16 +53,23 @@ def law_s(op: Op, cold: bool) -> float:
         waves = op.n / 64 / 108
         tile = math.ceil(waves) / waves if waves > 1 else 1.0
         kernel = 1.0 if op.m == 1 else 1.12 if op.m <= 8 else 1.05 if op.m <= 16 else 1.3
-        return 2.5e-6 + max(size / (bandwidth * max(size / (size + 2e7), 0.05)) * min(tile, 1.4) * kernel, op.flops() / 3e14)
+        return 2.5e-6 + max(
+            size / (bandwidth * max(size / (size + 2e7), 0.05)) * min(tile, 1.4) * kernel,
+            op.flops() / 3e14,
+        )
     assert isinstance(op, Attention)
     size = 2 * op.kv_elements()
     return (
-        4e-6 + size / (bandwidth * max(size / (size + 8e7), 0.03)) + 1e-8 * math.sqrt(op.keys() * op.tokens) + op.flops() / 6e13
+        4e-6
+        + size / (bandwidth * max(size / (size + 8e7), 0.03))
+        + 1e-8 * math.sqrt(op.keys() * op.tokens)
+        + op.flops() / 6e13
     )
 
 
 class FakeBench:
-    """Measures `law_s` with 1 % noise, the same for the same point; runs out of memory at points of `too_large`."""
+    """Measures `law_s` with 1 % noise, the same for the same point; runs out of memory at points of
+    `too_large`."""
 
     mode = "graph"
 
@@ -70,7 +79,9 @@ class FakeBench:
         self.order: list[Point] = []
         self.too_large: set[Point] = set()
 
-    def measure_again_if_noisy(self, point: Point, dtype: str, model_cache: Any = None) -> Measurement:
+    def measure_again_if_noisy(
+        self, point: Point, dtype: str, model_cache: Any = None
+    ) -> Measurement:
         if point in self.too_large:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
         self.order.append(point)
@@ -78,7 +89,9 @@ class FakeBench:
         seed = int(hashlib.sha256(repr((point.shape(), point.cache)).encode()).hexdigest()[:8], 16)
         seconds *= math.exp(random.Random(seed).gauss(0.0, 0.01))
         times = tuple(seconds * (1 + 0.005 * step) for step in (-1, -0.5, 0, 0.5, 1))
-        return Measurement(point.kind, freeze_shape(point.shape()), dtype, "graph", point.cache, times)
+        return Measurement(
+            point.kind, freeze_shape(point.shape()), dtype, "graph", point.cache, times
+        )
 
     def release(self) -> None:
         pass
@@ -108,21 +121,30 @@ def wanted(drafts: list[Architecture]) -> Needs:
     return needs(drafts[:200], TARGET, "bfloat16", "graph", Asked(contexts=(128, 512, 2048)))
 
 
-# -- what is needed ---------------------------------------------------------------------------------------------
+# -- what is needed
+# ---------------------------------------------------------------------------------------------
 
 
 def test_needs_of_a_target_and_drafts(wanted: Needs) -> None:
     ops = [op for op, _ in wanted.ops()]
-    verified = {op.tokens for op in ops if isinstance(op, Attention) and (op.q_heads, op.kv_heads) == (32, 8)}
+    verified = {
+        op.tokens
+        for op in ops
+        if isinstance(op, Attention) and (op.q_heads, op.kv_heads) == (32, 8)
+    }
     assert verified >= set(range(1, 18))
     gate_up = {op.m for op in ops if isinstance(op, Gemm) and (op.n, op.k) == (2 * 14336, 4096)}
     assert gate_up >= {*range(1, 18), 8, 32, 64}
     assert {op.batch for op in ops if isinstance(op, Attention)} == {1, 8, 32}
-    assert {op.n for op in ops if isinstance(op, Gemm) and op.n > 100_000} == {128256}  # the target's head
+    assert {op.n for op in ops if isinstance(op, Gemm) and op.n > 100_000} == {
+        128256
+    }  # the target's head
     assert all(cold is False for op, cold in wanted.ops() if isinstance(op, Elementwise))
     kinds = {(point.kind, point.cache) for point in wanted.wholes}
     assert kinds == {("forward", "warm"), ("forward", "cold"), ("layer", "cold")}
-    target_layers = [point for point in wanted.wholes if point.kind == "layer" and point.arch.hidden_size == 4096]  # type: ignore[union-attr]
+    target_layers = [
+        point for point in wanted.wholes if point.kind == "layer" and point.arch.hidden_size == 4096
+    ]  # type: ignore[union-attr]
     assert {point.tokens for point in target_layers} >= {1, 5, 9, 17}
 
 
@@ -132,33 +154,49 @@ def test_shards_are_ops_like_others(drafts: list[Architecture]) -> None:
     assert any(isinstance(op, Gemm) and (op.n, op.k) == (2 * 14336 // 4, 4096) for op in ops)
     assert any(isinstance(op, Attention) and (op.q_heads, op.kv_heads) == (8, 2) for op in ops)
     assert not any(isinstance(op, AllReduce) for op in ops)
-    assert {op.ranks for op in split.all_reduces()} == {4} and AllReduce(4096, 4) in split.all_reduces()
+    assert {op.ranks for op in split.all_reduces()} == {4} and AllReduce(
+        4096, 4
+    ) in split.all_reduces()
 
 
 def test_eager_needs_are_not_fused(drafts: list[Architecture]) -> None:
     ops = [op for op, _ in needs(drafts[:8], TARGET, "bfloat16", "eager").ops()]
-    assert any(isinstance(op, Gemm) and (op.n, op.k) == (1024, 4096) for op in ops)  # the key projection by itself
+    assert any(
+        isinstance(op, Gemm) and (op.n, op.k) == (1024, 4096) for op in ops
+    )  # the key projection by itself
     assert not any(isinstance(op, Gemm) and op.n == 2 * 14336 for op in ops)
 
 
 def test_what_does_not_fit_or_cannot_be_run_is_not_a_whole(drafts: list[Architecture]) -> None:
     small = needs(drafts[:8], TARGET, "bfloat16", "graph", room=Room(memory_bytes=1e9))
-    assert not any(point.arch.vocab_size == 128256 and point.arch.draft_vocab_size is None for point in small.wholes)  # type: ignore[union-attr]
+    assert not any(
+        point.arch.vocab_size == 128256 and point.arch.draft_vocab_size is None
+        for point in small.wholes
+    )  # type: ignore[union-attr]
     whole = needs(drafts[:8], TARGET, "bfloat16", "graph", room=Room(memory_bytes=80e9))
     assert any(point.arch == TARGET for point in whole.wholes)
     opt = TARGET.replace(learned_positions=2048, gated_mlp=False, rms_norm=False)
-    assert not any(point.arch.learned_positions for point in needs(drafts[:8], opt, "bfloat16", "graph").wholes)  # type: ignore[union-attr]
+    assert not any(
+        point.arch.learned_positions for point in needs(drafts[:8], opt, "bfloat16", "graph").wholes
+    )  # type: ignore[union-attr]
 
 
 def test_what_is_larger_than_the_cache_is_never_warm(drafts: list[Architecture]) -> None:
     ops = needs(drafts[:40], None, "bfloat16", "graph", room=Room(cache_bytes=8 << 20)).ops()
-    sizes = {cold: [op.weight_elements() * 2 for op, state in ops if isinstance(op, Gemm) and state == cold] for cold in (0, 1)}
+    sizes = {
+        cold: [
+            op.weight_elements() * 2 for op, state in ops if isinstance(op, Gemm) and state == cold
+        ]
+        for cold in (0, 1)
+    }
     assert sizes[0] and max(sizes[0]) <= 8 << 20 < max(sizes[1])
 
 
 def test_float8_needs_are_gemms_only(wanted: Needs) -> None:
     ops = fp8_needs(wanted).ops()
-    assert ops and all(isinstance(op, Gemm) and cold and op.n % 16 == 0 and op.k % 16 == 0 for op, cold in ops)
+    assert ops and all(
+        isinstance(op, Gemm) and cold and op.n % 16 == 0 and op.k % 16 == 0 for op, cold in ops
+    )
 
 
 def test_seeds_hold_enough_of_every_kind(wanted: Needs) -> None:
@@ -166,12 +204,17 @@ def test_seeds_hold_enough_of_every_kind(wanted: Needs) -> None:
     count: dict[tuple[str, str], int] = {}
     for point in points:
         count[point.kind, point.cache] = count.get((point.kind, point.cache), 0) + 1
-    assert count["gemm", "cold"] >= 12 and count["attention", "cold"] >= 6 and count["elementwise", "warm"] >= 6
+    assert (
+        count["gemm", "cold"] >= 12
+        and count["attention", "cold"] >= 6
+        and count["elementwise", "warm"] >= 6
+    )
     names = {point.op.name for point in points if isinstance(point.op, Elementwise)}
     assert names == {"norm", "rope", "act", "embed", "sample"}  # engines add inside the norm
 
 
-# -- what is chosen ---------------------------------------------------------------------------------------------
+# -- what is chosen
+# ---------------------------------------------------------------------------------------------
 
 
 def test_a_pass_s_std_adds_far_errors_in_squares_and_near_ones_in_line() -> None:
@@ -189,9 +232,16 @@ def test_a_pass_s_std_adds_far_errors_in_squares_and_near_ones_in_line() -> None
 
 
 def test_the_heaviest_is_chosen_and_its_neighbours_are_not() -> None:
-    heavy, beside, far = (Gemm(1, 4096, 4096), True), (Gemm(1, 4100, 4096), True), (Gemm(1, 256, 256), True)
+    heavy, beside, far = (
+        (Gemm(1, 4096, 4096), True),
+        (Gemm(1, 4100, 4096), True),
+        (Gemm(1, 256, 256), True),
+    )
     weight = {heavy: 1.0, beside: 0.9, far: 0.2}
-    assert choose(list(weight), weight, 2) == [heavy, far] or choose(list(weight), weight, 2) == [beside, far]
+    assert choose(list(weight), weight, 2) == [heavy, far] or choose(list(weight), weight, 2) == [
+        beside,
+        far,
+    ]
     assert len(choose(list(weight), weight, 9)) == 3
     assert choose([], weight, 3) == [] and choose([far], {}, 3) == []
 
@@ -201,7 +251,8 @@ def test_other_kinds_and_cache_states_say_nothing_about_each_other() -> None:
     assert set(choose([cold, warm], {cold: 1.0, warm: 0.9}, 2)) == {cold, warm}
 
 
-# -- the loop ---------------------------------------------------------------------------------------------------
+# -- the loop
+# --------------------------------------------------------------------------------------------------
 
 
 def small_needs() -> Needs:
@@ -214,18 +265,27 @@ def small_needs() -> Needs:
         for i in range(1, 41)
     ]
     return Needs(
-        tuple(passes), tuple(Point("forward", cache, arch=TINY, context=64 + i) for i in range(6) for cache in ("warm",))
+        tuple(passes),
+        tuple(
+            Point("forward", cache, arch=TINY, context=64 + i)
+            for i in range(6)
+            for cache in ("warm",)
+        ),
     )
 
 
 def test_it_stops_at_the_target_with_every_whole_measured() -> None:
     bench = FakeBench()
     result = adaptive_sweep(bench, small_needs(), "bfloat16", Stop(0.2), fit=FlatModel)
-    assert result.stopped == "target" and result.relative_std is not None and result.relative_std < 0.2
+    assert (
+        result.stopped == "target" and result.relative_std is not None and result.relative_std < 0.2
+    )
     assert result.new_rows == len(bench.order) == len(bench.profile.rows) < 92
     assert sum(point.kind == "forward" for point in bench.order) == 6
     everything = adaptive_sweep(FakeBench(), small_needs(), "bfloat16", Stop(0.0), fit=FlatModel)
-    assert everything.stopped == "exhausted" and everything.new_rows == 40 + 40 + 6 + 6  # elementwise: the seeds alone
+    assert (
+        everything.stopped == "exhausted" and everything.new_rows == 40 + 40 + 6 + 6
+    )  # elementwise: the seeds alone
 
 
 def test_it_continues_where_it_stopped() -> None:
@@ -233,13 +293,23 @@ def test_it_continues_where_it_stopped() -> None:
     first = adaptive_sweep(bench, small_needs(), "bfloat16", Stop(0.0, max_rows=30), fit=FlatModel)
     assert first.stopped == "budget" and first.new_rows == 30
     second = adaptive_sweep(bench, small_needs(), "bfloat16", Stop(0.0), fit=FlatModel)
-    assert second.new_rows == 92 - 30 and len({(p.kind, repr(p.shape()), p.cache) for p in bench.order}) == 92
+    assert (
+        second.new_rows == 92 - 30
+        and len({(p.kind, repr(p.shape()), p.cache) for p in bench.order}) == 92
+    )
 
 
 def test_the_budget_ends_it() -> None:
     ticks = iter(range(100_000))
     bench = FakeBench()
-    result = adaptive_sweep(bench, small_needs(), "bfloat16", Stop(0.0, budget_s=20), fit=FlatModel, clock=lambda: next(ticks))
+    result = adaptive_sweep(
+        bench,
+        small_needs(),
+        "bfloat16",
+        Stop(0.0, budget_s=20),
+        fit=FlatModel,
+        clock=lambda: next(ticks),
+    )
     assert result.stopped == "budget" and 0 < result.new_rows <= 20
 
 
@@ -264,11 +334,13 @@ def test_wholes_stand_among_the_ops() -> None:
     assert any(point.kind == "forward" for point in bench.order[:40])
 
 
-# -- what it is worth -------------------------------------------------------------------------------------------
+# -- what it is worth
+# -------------------------------------------------------------------------------------------
 
 
 class NearestModel:
-    """A time per byte taken from the nearest measured op of the kind, less sure the farther it is."""
+    """A time per byte taken from the nearest measured op of the kind, less sure the farther it
+    is."""
 
     def __init__(self, profile: Profile, dtype: str, mode: str) -> None:
         self.rows: dict[str, list[tuple[np.ndarray, float]]] = {}
@@ -286,14 +358,18 @@ class NearestModel:
 
     def op_s(self, op: Any, cold: bool) -> tuple[float, float]:
         at = np.array(selection.op_features(op))
-        distance, rate = min((float(((at - known) ** 2).sum() ** 0.5), rate) for known, rate in self.rows[op.kind])
+        distance, rate = min(
+            (float(((at - known) ** 2).sum() ** 0.5), rate) for known, rate in self.rows[op.kind]
+        )
         return rate * self.work(op), min(0.01 + 0.3 * distance, 0.6)
 
 
 def test_fewer_chosen_points_reach_the_error_of_more_spread_ones() -> None:
-    """Passes whose time lies in a few large GEMMs, beside many small ops. Held out: passes of sizes that were not measured.
+    """Passes whose time lies in a few large GEMMs, beside many small ops. Held out: passes of sizes
+    that were not measured.
 
-    The case is made for choosing. Over a whole search space, with the real model, choosing was not clearly better (docs/log).
+    The case is made for choosing. Over a whole search space, with the real model, choosing was not
+    clearly better (docs/log).
     """
 
     def passes(seed: int, count: int) -> tuple[Mapping[Any, float], ...]:
@@ -301,9 +377,17 @@ def test_fewer_chosen_points_reach_the_error_of_more_spread_ones() -> None:
         found: list[Mapping[Any, float]] = []
         for _ in range(count):
             hidden, context = 64 * rng.randint(16, 64), rng.randint(64, 2048)
-            small: dict[Any, float] = {(Gemm(1, 64 * rng.randint(1, 8), hidden), True): 2.0 for _ in range(4)}
+            small: dict[Any, float] = {
+                (Gemm(1, 64 * rng.randint(1, 8), hidden), True): 2.0 for _ in range(4)
+            }
             small[Attention(1, 1, context, 16, 4, 64), True] = 1.0
-            found.append({(Gemm(1, 4 * hidden, hidden), True): 8.0, (Gemm(1, hidden, 4 * hidden), True): 8.0, **small})
+            found.append(
+                {
+                    (Gemm(1, 4 * hidden, hidden), True): 8.0,
+                    (Gemm(1, hidden, 4 * hidden), True): 8.0,
+                    **small,
+                }
+            )
         return tuple(found)
 
     def error(bench: FakeBench) -> float:
@@ -318,7 +402,14 @@ def test_fewer_chosen_points_reach_the_error_of_more_spread_ones() -> None:
     wanted, few, more = Needs(passes(1, 60)), 30, 45
     chosen, even = FakeBench(), FakeBench()
     seeds = {"gemm": 8, "attention": 4}
-    adaptive_sweep(chosen, wanted, "bfloat16", Stop(0.0, max_rows=few), first=FirstPoints(seeds, 4), fit=NearestModel)
+    adaptive_sweep(
+        chosen,
+        wanted,
+        "bfloat16",
+        Stop(0.0, max_rows=few),
+        first=FirstPoints(seeds, 4),
+        fit=NearestModel,
+    )
     for point in seed_points(wanted.ops(), {"gemm": more - 10, "attention": 10}):
         even.profile.record(even.measure_again_if_noisy(point, "bfloat16"))
     assert len(chosen.profile.rows) == few and len(even.profile.rows) == more

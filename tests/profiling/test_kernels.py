@@ -49,16 +49,23 @@ def test_gemm(pool: WeightPool, monkeypatch: pytest.MonkeyPatch, m: int) -> None
 @pytest.mark.parametrize("window", [None, 8])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)])
 def test_attention_is_softmax_attention(
-    pool: WeightPool, monkeypatch: pytest.MonkeyPatch, tokens: int, window: int | None, heads: tuple[int, int]
+    pool: WeightPool,
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: int,
+    window: int | None,
+    heads: tuple[int, int],
 ) -> None:
     seen = captured(monkeypatch, "scaled_dot_product_attention")
     op = Attention(2, tokens, 20, *heads, 16, window)
     output = kernels.attention(op, pool, 1)()
     (query, key, value), options = seen[0]
-    # As transformers: under a mask (several tokens) KV heads are repeated, grouped ones would run the slow kernel on a GPU.
+    # As transformers: under a mask (several tokens) KV heads are repeated, grouped ones would run
+    # the slow kernel on a GPU.
     kv_heads = heads[1] if tokens == 1 else heads[0]
     assert options["enable_gqa"] == (tokens == 1 and heads[0] != heads[1])
-    assert key.shape == value.shape == (2, kv_heads, op.keys(), 16)  # what a window of the cache holds, and the new tokens
+    assert (
+        key.shape == value.shape == (2, kv_heads, op.keys(), 16)
+    )  # what a window of the cache holds, and the new tokens
     assert op.keys() == (20 + tokens if window is None else 7 + tokens)
     repeat = heads[0] // kv_heads
     key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
@@ -91,10 +98,13 @@ def test_unknown_elementwise_is_a_bug(pool: WeightPool) -> None:
         kernels.elementwise(Elementwise("tanh", 8), pool)
 
 
-# -- whole layers and models ------------------------------------------------------------------------------------------------
+# -- whole layers and models
+# ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arch", [ARCH, ARCH.replace(window_pattern="S", sliding_window=8)], ids=["full", "sliding"])
+@pytest.mark.parametrize(
+    "arch", [ARCH, ARCH.replace(window_pattern="S", sliding_window=8)], ids=["full", "sliding"]
+)
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_a_forward_run_leaves_the_cache_as_it_was(arch: Architecture, tokens: int) -> None:
     """Any number of passes: the same length, the same keys, the same logits."""
@@ -106,12 +116,15 @@ def test_a_forward_run_leaves_the_cache_as_it_was(arch: Architecture, tokens: in
         logits = [step().logits for _ in range(3)]
     assert run.cache.get_seq_length() == 20
     for old, layer in zip(before, run.cache.layers, strict=True):
-        # A sliding layer may show less of the past once it has recorded more than its window; what it reads must be equal.
+        # A sliding layer may show less of the past once it has recorded more than its window; what
+        # it reads must be equal.
         shown = min(old.shape[-2], layer.keys.shape[-2])
         assert shown >= (20 if arch.sliding_window is None else arch.sliding_window - 1)
         assert torch.equal(old[..., -shown:, :], layer.keys[..., -shown:, :])
     assert logits[0].shape[:2] == (1, tokens)
-    assert torch.allclose(logits[0], logits[1], atol=1e-5) and torch.allclose(logits[0], logits[2], atol=1e-5)
+    assert torch.allclose(logits[0], logits[1], atol=1e-5) and torch.allclose(
+        logits[0], logits[2], atol=1e-5
+    )
 
 
 def test_a_forward_run_is_the_model_s_pass() -> None:
@@ -145,7 +158,8 @@ def test_build_model_writes_every_weight(pool: WeightPool) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_a_layer_stack_is_the_model_s_layers(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
-    """Its output equals the same layers inside the whole model, fed the same hidden states and past."""
+    """Its output equals the same layers inside the whole model, fed the same hidden states and
+    past."""
     kept = {}
     original = layers.build_model
 

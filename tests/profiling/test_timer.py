@@ -81,7 +81,8 @@ def test_before_is_not_timed(clock: Clock) -> None:
 
 
 def test_real_time() -> None:
-    """Real clock, real probe: 5 ms of sleep come out as 5 ms within what a busy machine does to sleep."""
+    """Real clock, real probe: 5 ms of sleep come out as 5 ms within what a busy machine does to
+    sleep."""
     probe = Probe(WeightPool(8 << 20, torch.float32))
     timing = Timer(lambda: 1e-3, 1e-3).time(lambda: time.sleep(5e-3), calls=1, budget_s=0.03)  # type: ignore[arg-type]
     assert 5e-3 <= min(timing.times_s) < 0.5
@@ -91,10 +92,14 @@ def test_real_time() -> None:
 def test_pool_views_are_distinct_and_fill_the_working_set() -> None:
     pool = WeightPool(8 << 20, torch.bfloat16)
     views = pool.matrices(100, 300, 1 << 20)
-    assert len(views) == -(-(1 << 20) // (2 * 30000))  # rounded up: together they are no less than asked for
+    assert len(views) == -(
+        -(1 << 20) // (2 * 30000)
+    )  # rounded up: together they are no less than asked for
     assert all(view.shape == (100, 300) and view.dtype == torch.bfloat16 for view in views)
     starts = sorted(view.data_ptr() for view in views)
-    assert all(b - a >= 2 * 30000 for a, b in zip(starts, starts[1:], strict=False))  # no two overlap
+    assert all(
+        b - a >= 2 * 30000 for a, b in zip(starts, starts[1:], strict=False)
+    )  # no two overlap
     assert all(float(view.float().std()) > 0.01 for view in views[:3])
     assert len(pool.matrices(100, 300, 1)) == 1
 
@@ -108,9 +113,12 @@ def test_a_pool_that_is_too_small_serves_all_copies_from_a_block_of_their_own() 
 
 
 @pytest.mark.parametrize("l2_mib", [40, 50, 60, 126])
-@pytest.mark.parametrize("n, k", [(8192, 8192), (8192, 7168), (10240, 8192), (1024, 4096), (28672, 8192), (4096, 14336)])
+@pytest.mark.parametrize(
+    "n, k", [(8192, 8192), (8192, 7168), (10240, 8192), (1024, 4096), (28672, 8192), (4096, 14336)]
+)
 def test_cold_weights_exceed_four_times_the_cache(l2_mib: int, n: int, k: int) -> None:
-    """With the copies rounded down, 8192 x 8192 in bfloat16 was one copy beside 50 MiB: 2.6 times the cache."""
+    """With the copies rounded down, 8192 x 8192 in bfloat16 was one copy beside 50 MiB: 2.6 times
+    the cache."""
     weight, cold = 2 * n * k, 4 * (l2_mib << 20)
     copies = copies_of(weight, cold)
     assert copies * weight >= cold and (copies - 1) * weight < cold
@@ -123,10 +131,14 @@ def test_a_large_weight_beside_a_pool_of_four_caches() -> None:
     views = pool.matrices(1024, 1024, 4 * cache)
     starts = sorted(view.data_ptr() for view in views)
     assert sum(view.numel() * 2 for view in views) >= 4 * cache
-    assert all(after - before >= 2 * 1024**2 for before, after in zip(starts, starts[1:], strict=False))
+    assert all(
+        after - before >= 2 * 1024**2 for before, after in zip(starts, starts[1:], strict=False)
+    )
 
 
-def test_fill_makes_no_second_copy_of_what_is_larger_than_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fill_makes_no_second_copy_of_what_is_larger_than_the_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pool = WeightPool(4 << 20, torch.float32)
     large = torch.zeros(5, pool.flat.numel())
     monkeypatch.setattr(torch.Tensor, "repeat", lambda *_: pytest.fail("a second copy"))

@@ -1,4 +1,5 @@
-"""The first screen: what one can have today, what the budget buys, how sure, in rows that differ."""
+"""The first screen: what one can have today, what the budget buys, how sure, in rows that
+differ."""
 
 from __future__ import annotations
 
@@ -23,21 +24,36 @@ from archsearch.runs.confirmed import Confirmed
 
 TARGET = catalogue.load("llama-3.1-8b").architecture
 SHAPE = Architecture(1536, 7680, 2, 32, 32, 64, 128256)
-TRAINING = Needs("training", tokens=4.9e8, text_hours=19.5, teacher_hours=3.1, training_hours=1.4, source="modelled")
+TRAINING = Needs(
+    "training",
+    tokens=4.9e8,
+    text_hours=19.5,
+    teacher_hours=3.1,
+    training_hours=1.4,
+    source="modelled",
+)
 
 
 def gain(value: float, low: float, high: float) -> Estimate:
     return Estimate(value, 0.3, "modelled", low, high)
 
 
-def option(rank: int, drafter, speedup: Estimate, needs: Needs | None = TRAINING, group: int = 1) -> Option:  # noqa: ANN001
+def option(
+    rank: int, drafter, speedup: Estimate, needs: Needs | None = TRAINING, group: int = 1
+) -> Option:  # noqa: ANN001
     return Option(rank, drafter, 4, Estimate(0.7, 0.1, "prior"), speedup, needs, group=group)
 
 
 HEAD = family("eagle3").usual(TARGET)
-EXISTS = option(1, HEAD, gain(1.96, 1.5, 2.5), Needs("exists", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"))
+EXISTS = option(
+    1, HEAD, gain(1.96, 1.5, 2.5), Needs("exists", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B")
+)
 DRAFTS = [
-    option(2 + number, Independent(replace(SHAPE, num_attention_heads=heads, num_key_value_heads=heads)), gain(1.9, 1.2, 2.6))
+    option(
+        2 + number,
+        Independent(replace(SHAPE, num_attention_heads=heads, num_key_value_heads=heads)),
+        gain(1.9, 1.2, 2.6),
+    )
     for number, heads in enumerate((32, 24, 16, 8))
 ]
 LOOKUP = option(6, family("ngram").usual(TARGET), gain(1.3, 0.8, 2.0), NOTHING, group=2)
@@ -65,7 +81,10 @@ def test_the_interval_alone_decides_whether_it_pays(speedup: Estimate, words: st
 def test_rows_differ_in_more_than_head_counts_and_hold_what_exists() -> None:
     rows = shown_rows(OPTIONS)
     assert [row.rank for row in rows] == [1, 2, 6]
-    wide = [replace(DRAFTS[0], rank=10 + n, drafter=Independent(replace(SHAPE, num_hidden_layers=n))) for n in range(3, 13)]
+    wide = [
+        replace(DRAFTS[0], rank=10 + n, drafter=Independent(replace(SHAPE, num_hidden_layers=n)))
+        for n in range(3, 13)
+    ]
     rows = shown_rows([*OPTIONS, *wide])
     assert len(rows) == 8 and {1, 2, 6} <= {row.rank for row in rows}
     assert [row.rank for row in rows] == sorted(row.rank for row in rows)
@@ -75,17 +94,29 @@ def test_the_table_keeps_to_a_hundred_columns_and_says_what_each_needs() -> None
     lines = rows_text(OPTIONS, "GPU")
     assert max(map(len, lines)) <= WIDTH
     assert "download" in lines[2] and "24 GPU-h, 490M" in lines[3] and "nothing" in lines[4]
-    assert lines[2].endswith("=") and not lines[4].endswith("=") and "cannot be told apart" in lines[-1]
+    assert (
+        lines[2].endswith("=")
+        and not lines[4].endswith("=")
+        and "cannot be told apart" in lines[-1]
+    )
 
 
 def test_today_and_the_budget_are_named_with_their_price() -> None:
     text = sentences(OPTIONS, "for t on d", "GPU", 24.0)
     assert text[0] == "Speculation should pay for t on d."
-    assert text[1].startswith("Today: eagle3: yuhuili/EAGLE3-LLaMA3.1-Instruct-8B, gamma 4: 1.96x (1.50 to 2.50) predicted")
+    assert text[1].startswith(
+        "Today: eagle3: yuhuili/EAGLE3-LLaMA3.1-Instruct-8B, gamma 4: 1.96x (1.50 to 2.50)"
+        " predicted"
+    )
     assert "Training for 24 GPU-hours is not predicted to be faster: independent: 2x1536" in text[2]
-    assert "490M tokens of the target's text (81% of the hours to write it" in text[2] and "do not tell the two apart" in text[2]
+    assert (
+        "490M tokens of the target's text (81% of the hours to write it" in text[2]
+        and "do not tell the two apart" in text[2]
+    )
     better = replace(DRAFTS[0], gain=gain(2.4, 1.6, 3.0), group=3)
-    assert sentences([better, EXISTS], "for t on d", "CPU", 0.5)[2].startswith("With 30 minutes of training: independent")
+    assert sentences([better, EXISTS], "for t on d", "CPU", 0.5)[2].startswith(
+        "With 30 minutes of training: independent"
+    )
     none = sentences([better], "for t on d", "GPU", 24.0)
     assert none[1] == "Today: nothing that can be downloaded is known here."
     assert max(map(len, wrapped(text))) <= WIDTH
@@ -95,21 +126,43 @@ def test_the_command_that_serves_what_exists_is_one_that_vllm_reads() -> None:
     command = serve_command(EXISTS, "meta-llama/Llama-3.1-8B-Instruct", "vllm", 2)
     assert command is not None and max(map(len, command.splitlines())) <= WIDTH - 2
     words = shlex.split(command.replace("\\\n", " "))  # a shell joins such lines
-    assert words[:5] == ["vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct", "--tensor-parallel-size", "2"]
+    assert words[:5] == [
+        "vllm",
+        "serve",
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "--tensor-parallel-size",
+        "2",
+    ]
     config = json.loads(words[words.index("--speculative-config") + 1])
-    assert config == {"method": "eagle3", "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "num_speculative_tokens": 4}
-    assert serve_command(DRAFTS[0], "t", "vllm", 1) is None and serve_command(EXISTS, "t", "sglang", 1) is None
+    assert config == {
+        "method": "eagle3",
+        "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+        "num_speculative_tokens": 4,
+    }
+    assert (
+        serve_command(DRAFTS[0], "t", "vllm", 1) is None
+        and serve_command(EXISTS, "t", "sglang", 1) is None
+    )
 
 
 def test_the_fastest_way_is_named_where_engines_differ_by_more_than_a_draft_brings() -> None:
     def ran(engine: str, alone: float, drafted: float, dtype: str = "float32") -> Confirmed:
         return SimpleNamespace(  # type: ignore[return-value]
-            engine=engine, baseline_tokens_per_s=alone, tokens_per_s=drafted, undecided=None, record={"dtype": dtype}
+            engine=engine,
+            baseline_tokens_per_s=alone,
+            tokens_per_s=drafted,
+            undecided=None,
+            record={"dtype": dtype},
         )
 
     slow, quick = ran("transformers", 16.7, 22.6), ran("llama.cpp", 38.6, 30.3)
     (line,) = fastest_lines([slow, quick])
-    assert line.startswith("No draft is faster than llama.cpp alone, 38.6 tokens/s (llama.cpp with this draft 30.3, transformers")
+    assert line.startswith(
+        "No draft is faster than llama.cpp alone, 38.6 tokens/s (llama.cpp with this draft 30.3,"
+        " transformers"
+    )
     (line,) = fastest_lines([slow, ran("vllm", 20.0, 41.0)])
     assert line.startswith("Fastest of the engines that ran: vLLM with this draft, 41.0 tokens/s")
-    assert fastest_lines([slow]) == [] == fastest_lines([slow, ran("llama.cpp", 60.0, 40.0, "q8_0")])
+    assert (
+        fastest_lines([slow]) == [] == fastest_lines([slow, ran("llama.cpp", 60.0, 40.0, "q8_0")])
+    )

@@ -17,7 +17,18 @@ from archsearch.runs.run import Run
 
 def row(family: str, speedup: float) -> FamilyRow:
     gain = Estimate(speedup, 0.1, "modelled")
-    return FamilyRow(family, f"a {family}", 1, 3, Estimate(2.0, 0.1, "measured"), gain, "9 held-out tokens", 60.0, 0.0, "")
+    return FamilyRow(
+        family,
+        f"a {family}",
+        1,
+        3,
+        Estimate(2.0, 0.1, "measured"),
+        gain,
+        "9 held-out tokens",
+        60.0,
+        0.0,
+        "",
+    )
 
 
 def ran(family: str, speedup: float) -> ComparedRow:
@@ -28,18 +39,35 @@ def ran(family: str, speedup: float) -> ComparedRow:
 @pytest.mark.parametrize("head", [1.5, 2.5])
 def test_the_best_head_is_named_once_and_what_engines_measured_follows(head: float) -> None:
     run = cast(Run, SimpleNamespace(path=Path("runs/a"), arguments={"engine": "vllm"}))
-    before = Headline("Speculation pays.", ["Draft: rank 1."], [("Train", "archsearch train runs/a --rank 1")], None)
+    before = Headline(
+        "Speculation pays.",
+        ["Draft: rank 1."],
+        [("Train", "archsearch train runs/a --rank 1")],
+        None,
+    )
     rows = [row("independent", 2.0), row("eagle3", head)]
     engines = [
-        EngineComparison("vllm", "bfloat16", 8, 30.0, (ran("eagle3", 1.63), ran("independent", 1.92)), None),
+        EngineComparison(
+            "vllm", "bfloat16", 8, 30.0, (ran("eagle3", 1.63), ran("independent", 1.92)), None
+        ),
         EngineComparison("openvino", "float32", 5, 9.0, (ran("medusa", 1.2),), None),
     ]
     found = with_heads(before, run, rows, cast(Any, engines))
     (line,) = found.lines[1:]
-    assert line.count("The best head: EAGLE-3") == 1 and f"{head:.2f}x ± 0.10 predicted" in line and "draft 2.00x" in line
-    assert line.count("In vLLM 1.63x ± 0.20 (gamma 3) beside 1.92x ± 0.20 (gamma 3), 8 prompts.") == 1 and "OpenVINO" not in line
-    # A head that leads comes first in what to do next; that both ran already is not asked for again.
+    assert (
+        line.count("The best head: EAGLE-3") == 1
+        and f"{head:.2f}x ± 0.10 predicted" in line
+        and "draft 2.00x" in line
+    )
+    assert (
+        line.count("In vLLM 1.63x ± 0.20 (gamma 3) beside 1.92x ± 0.20 (gamma 3), 8 prompts.") == 1
+        and "OpenVINO" not in line
+    )
+    # A head that leads comes first in what to do next; that both ran already is not asked for
+    # again.
     commands = [command for _, command in found.next]
-    assert (len(commands) > 1) == (head > 2) and not any("confirm" in command for command in commands)
+    assert (len(commands) > 1) == (head > 2) and not any(
+        "confirm" in command for command in commands
+    )
     alone = with_heads(before, run, rows, [])
     assert any("confirm" in command for _, command in alone.next) == (head > 2)

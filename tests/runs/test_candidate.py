@@ -1,4 +1,5 @@
-"""A ranked candidate: weights, training record and trace are asked of it, not of the file system."""
+"""A ranked candidate: weights, training record and trace are asked of it, not of the file
+system."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ OLD = Path(__file__).parents[1] / "fixtures" / "run-0.1.0" / "run"
 def test_a_trained_candidate_and_one_that_is_not() -> None:
     run = open_run(OLD)
     trained, searched = run.candidate(1), run.candidate(2)
-    assert trained.has_weights and trained.rank == 1 and trained.architecture == run.score(1).architecture
+    assert (
+        trained.has_weights
+        and trained.rank == 1
+        and trained.architecture == run.score(1).architecture
+    )
     trace = trained.trace()
     assert trace is not None
     record = trained.training()
@@ -38,14 +43,24 @@ def test_a_training_record_is_written_as_it_was_read() -> None:
 
 def test_a_broken_record_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "training.json"
-    for text, words in (("{", "is not JSON"), ("[]", "is not what archsearch writes"), ('{"tokens": 1}', "KeyError")):
+    for text, words in (
+        ("{", "is not JSON"),
+        ("[]", "is not what archsearch writes"),
+        ('{"tokens": 1}', "KeyError"),
+    ):
         path.write_text(text)
         with pytest.raises(ArchsearchError, match=words) as caught:
             read_training(tmp_path)
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)
     problems: list[str] = []
-    assert read_or_tell(path, "training record", TrainingRecord.from_dict, problems) is None and len(problems) == 1
-    assert read_or_tell(tmp_path / "none.json", "x", TrainingRecord.from_dict, problems) is None and len(problems) == 1
+    assert (
+        read_or_tell(path, "training record", TrainingRecord.from_dict, problems) is None
+        and len(problems) == 1
+    )
+    assert (
+        read_or_tell(tmp_path / "none.json", "x", TrainingRecord.from_dict, problems) is None
+        and len(problems) == 1
+    )
     assert read_or_raise(tmp_path / "none.json", "x", TrainingRecord.from_dict) is None
 
 

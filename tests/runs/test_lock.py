@@ -1,4 +1,5 @@
-"""Two processes on one run folder are told about each other; a killed one leaves nothing to clear."""
+"""Two processes on one run folder are told about each other; a killed one leaves nothing to
+clear."""
 
 from __future__ import annotations
 
@@ -15,15 +16,22 @@ import pytest
 from archsearch.errors import ArchsearchError
 from archsearch.runs.lock import LOCK_FILE, run_lock
 
-HOLD = "import sys, time\nfrom pathlib import Path\nfrom archsearch.runs.lock import run_lock\n" + (
-    "with run_lock(Path(sys.argv[1]), 'archsearch search'):\n    print('held', flush=True)\n    time.sleep(60)\n"
+HOLD = (
+    "import sys, time\nfrom pathlib import Path\nfrom archsearch.runs.lock import run_lock\n"
+    + "with run_lock(Path(sys.argv[1]), 'archsearch search'):\n    print('held', flush=True)\n   "
+    " time.sleep(60)\n"
 )
 
 
 def test_a_second_process_is_told_and_a_killed_one_is_taken_over(tmp_path: Path) -> None:
-    other = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     assert other.stdout is not None and other.stdout.readline() == "held\n"
-    with pytest.raises(ArchsearchError, match=rf"in use by archsearch search \(process {other.pid} on .*choose another --run"):
+    with pytest.raises(
+        ArchsearchError,
+        match=rf"in use by archsearch search \(process {other.pid} on .*choose another --run",
+    ):
         with run_lock(tmp_path):
             pass
     os.kill(other.pid, signal.SIGKILL)
@@ -35,7 +43,11 @@ def test_a_second_process_is_told_and_a_killed_one_is_taken_over(tmp_path: Path)
 
 def test_another_machine_that_is_alive_counts_and_a_silent_one_does_not(tmp_path: Path) -> None:
     lock = tmp_path / LOCK_FILE
-    lock.write_text(json.dumps({"pid": 7, "host": "elsewhere", "command": "archsearch search", "since": "today"}))
+    lock.write_text(
+        json.dumps(
+            {"pid": 7, "host": "elsewhere", "command": "archsearch search", "since": "today"}
+        )
+    )
     with pytest.raises(ArchsearchError, match="process 7 on elsewhere"):
         with run_lock(tmp_path):
             pass

@@ -1,4 +1,5 @@
-"""Run folders and exports of earlier versions load: report, list, export, estimate, schedule, and a search that goes on."""
+"""Run folders and exports of earlier versions load: report, list, export, estimate, schedule, and a
+search that goes on."""
 
 from __future__ import annotations
 
@@ -21,9 +22,26 @@ from tests.doubles.world import make_world
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SEARCH = (
-    "search", "--target", "target", "--gpu", "cpu", "--space", "small.yaml", "--context", "64", "--trials", "12", "--top", "3",
-    "--prompts", "prompts.jsonl", "--answer-tokens", "32", "--run", "runs/a",
-)  # fmt: skip
+    "search",
+    "--target",
+    "target",
+    "--gpu",
+    "cpu",
+    "--space",
+    "small.yaml",
+    "--context",
+    "64",
+    "--trials",
+    "12",
+    "--top",
+    "3",
+    "--prompts",
+    "prompts.jsonl",
+    "--answer-tokens",
+    "32",
+    "--run",
+    "runs/a",
+)
 
 
 def build(folder: Path, version: str) -> Path:
@@ -34,7 +52,9 @@ def build(folder: Path, version: str) -> Path:
         if (old / name).is_dir():
             shutil.copytree(old / name, world / "runs" / run)
     shutil.copytree(old / "export", world / "export")
-    shutil.copyfile(old / "run" / "best" / "1" / "model.safetensors", world / "export" / "model.safetensors")
+    shutil.copyfile(
+        old / "run" / "best" / "1" / "model.safetensors", world / "export" / "model.safetensors"
+    )
     shutil.copyfile(old / "small.yaml", world / "small.yaml")
     return world
 
@@ -42,11 +62,18 @@ def build(folder: Path, version: str) -> Path:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The world of each version."""
-    return {version: build(tmp_path_factory.mktemp("old"), version) for version in ("0.1.0", "0.2.0")}
+    return {
+        version: build(tmp_path_factory.mktemp("old"), version) for version in ("0.1.0", "0.2.0")
+    }
 
 
 @pytest.fixture(params=["0.1.0", "0.2.0"])
-def any_old(request: pytest.FixtureRequest, built: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def any_old(
+    request: pytest.FixtureRequest,
+    built: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
     """A copy of a version's world as the working directory; its version."""
     shutil.copytree(built[request.param], tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
@@ -88,21 +115,36 @@ def test_every_file_of_the_run_is_read(old: Path) -> None:
         assert not reading.problems
         assert [item.rank for item in reading.candidates] == ([1, 2, 3] if name == "a" else [1])
     first, second, _ = read_run(open_run(Path("runs/a"))).candidates
-    assert first.stage == "confirmed" and first.has_weights and not first.stale and second.stage == "searched"
+    assert (
+        first.stage == "confirmed"
+        and first.has_weights
+        and not first.stale
+        and second.stage == "searched"
+    )
     assert first.measured_speedup is not None
-    assert first.measured_speedup.value == pytest.approx(read("runs/a/best/1/confirmed.json")["speedup"]["value"])
+    assert first.measured_speedup.value == pytest.approx(
+        read("runs/a/best/1/confirmed.json")["speedup"]["value"]
+    )
     assert [load.engine for load in first.loads] == ["vllm"] and len(first.loads[0].rows) == 8
     assert first.schedule is not None and first.schedule.ranges == ((1, 4, 1),)
 
 
 def test_every_file_of_the_runs_of_0_2_0_is_read(built: dict[str, Path]) -> None:
-    runs = {name: read_run(open_run(built["0.2.0"] / "runs" / name)) for name in ("a", "climb", "gpu")}
+    runs = {
+        name: read_run(open_run(built["0.2.0"] / "runs" / name)) for name in ("a", "climb", "gpu")
+    }
     assert not any(run.problems for run in runs.values())
     first, _, third = runs["a"].candidates
     assert first.stage == "confirmed" and third.stage == "searched"
     assert [load.engine for load in first.loads] == ["vllm"] and first.schedule is not None
     assert runs["climb"].climb and runs["climb"].candidates[0].stage == "confirmed"
-    assert {item.score.family for item in runs["gpu"].candidates} >= {"independent", "eagle3", "ngram", "medusa", "dflash"}
+    assert {item.score.family for item in runs["gpu"].candidates} >= {
+        "independent",
+        "eagle3",
+        "ngram",
+        "medusa",
+        "dflash",
+    }
 
 
 def test_report(any_old: str) -> None:
@@ -125,7 +167,8 @@ def test_list_runs(old: Path) -> None:
     lines = call("list", "runs").splitlines()
     rows = [line for line in lines if line.startswith("runs/")]
     assert len(rows) == 2 and all("target" in row for row in rows) and "broken" not in "".join(rows)
-    # In one run the median over its three prompts is 0.94x and the pooled speed-up 1.03x: these contradict each other.
+    # In one run the median over its three prompts is 0.94x and the pooled speed-up 1.03x: these
+    # contradict each other.
     assert {row.rsplit("  ", 1)[1].strip() for row in rows} == {"1.44x", "not decided"}
 
 
@@ -139,7 +182,9 @@ def test_export_writes_what_it_wrote_before(any_old: str) -> None:
     assert names == {path.name for path in Path("again").iterdir()}
     same = ("config.json", "generation_config.json", "draft_vocab.json", "tokenizer.json")
     assert all(read(f"again/{name}") == read(f"export/{name}") for name in same)
-    assert call("export", "runs/a", "--rank", "1", "--output", "export")  # over the old export, which it knows as one
+    assert call(
+        "export", "runs/a", "--rank", "1", "--output", "export"
+    )  # over the old export, which it knows as one
 
 
 def test_the_old_export_loads_and_is_priced(any_old: str) -> None:
@@ -150,14 +195,33 @@ def test_the_old_export_loads_and_is_priced(any_old: str) -> None:
     draft = load_draft(Path("export"))
     assert isinstance(draft.lm_head, TrimmedHead) and draft.lm_head.weight.shape == (128, 32)
     assert draft(torch.tensor([[5, 6, 7]])).logits.shape == (1, 3, 320)
-    priced = json.loads(call("estimate", "--target", "target", "--draft", "export", "--gpu", "cpu", "--json").splitlines()[-1])
+    priced = json.loads(
+        call(
+            "estimate", "--target", "target", "--draft", "export", "--gpu", "cpu", "--json"
+        ).splitlines()[-1]
+    )
     assert priced["drafts"][0]["architecture"]["draft_vocab_size"] == 128
 
 
-def test_schedule_and_confirmation_of_the_old_rank(any_old: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "make_engine", lambda name, settings, tokenizer=None: MadeUpEngine(name=name))
+def test_schedule_and_confirmation_of_the_old_rank(
+    any_old: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        registry, "make_engine", lambda name, settings, tokenizer=None: MadeUpEngine(name=name)
+    )
     call("schedule", "runs/a", "--batch-size", "1", "--batch-size", "2")
-    arguments = ("--engine", "vllm", "--engine-python", sys.executable, "--concurrency", "1", "--gamma", "2", "--repeats", "2")
+    arguments = (
+        "--engine",
+        "vllm",
+        "--engine-python",
+        sys.executable,
+        "--concurrency",
+        "1",
+        "--gamma",
+        "2",
+        "--repeats",
+        "2",
+    )
     call("confirm", "runs/a", "--rank", "1", *arguments)
     assert {row["gamma"] for row in read("runs/a/best/1/load-vllm.json")["rows"]} == {2}
 
@@ -168,9 +232,12 @@ def test_a_search_with_other_arguments_says_what_differs(old: Path) -> None:
 
 
 def test_a_search_goes_on_where_0_1_0_left_it(old: Path) -> None:
-    # Another machine has another profile: the hash is made that of the profile found here, as if it had been searched with it.
+    # Another machine has another profile: the hash is made that of the profile found here, as if it
+    # had been searched with it.
     (found,) = call(*SEARCH[:-1], "runs/new", "--json").splitlines()[-1:]
-    profile = yaml.safe_load(Path(json.loads(found)["run"], "run.yaml").read_text(encoding="utf-8"))["profile"]
+    profile = yaml.safe_load(
+        Path(json.loads(found)["run"], "run.yaml").read_text(encoding="utf-8")
+    )["profile"]
     path = Path("runs/a/run.yaml")
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
     data["profile"]["hash"] = profile["hash"]

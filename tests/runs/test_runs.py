@@ -17,7 +17,14 @@ from archsearch.runs.provenance import git_commit, package_versions
 from archsearch.runs.run import create_run, list_runs, open_run, resume_run
 from archsearch.search.objective import Score
 
-ARGUMENTS = {"target": "smollm2-135m", "gpu": "cpu", "space": "demo", "trials": 300, "seed": 0, "prompts": Path("p.jsonl")}
+ARGUMENTS = {
+    "target": "smollm2-135m",
+    "gpu": "cpu",
+    "space": "demo",
+    "trials": 300,
+    "seed": 0,
+    "prompts": Path("p.jsonl"),
+}
 SPACE = {"dimensions": {"hidden_size": [256, "target"], "num_hidden_layers": [1, 2]}}
 PROFILE = {"folder": "profiles/cpu/x", "hash": "abc"}
 
@@ -25,11 +32,20 @@ PROFILE = {"folder": "profiles/cpu/x", "hash": "abc"}
 def _score(rank=1, layers=2):
     one = Estimate(1.5, 0.1, "modelled")
     shape = Architecture(576, 1536, layers, 9, 3, 64, 49152)
-    return Score(rank, shape, 100, 3, Estimate(0.5, 0.1, "prior"), one, one, one, one, one, one, 768, None)
+    return Score(
+        rank, shape, 100, 3, Estimate(0.5, 0.1, "prior"), one, one, one, one, one, one, 768, None
+    )
 
 
 def _run(base, **changes):
-    return create_run(base, {**ARGUMENTS, **changes}, space=SPACE, seed=0, device={"key": "cpu-x"}, profile=PROFILE)
+    return create_run(
+        base,
+        {**ARGUMENTS, **changes},
+        space=SPACE,
+        seed=0,
+        device={"key": "cpu-x"},
+        profile=PROFILE,
+    )
 
 
 def test_create_and_open(tmp_path):
@@ -37,8 +53,17 @@ def test_create_and_open(tmp_path):
     again = open_run(run.path)
     assert again.info == run.info and again.arguments["prompts"] == "p.jsonl"
     data = yaml.safe_load(run.run_file.read_text())
-    assert data["space"] == SPACE and data["profile"] == PROFILE and data["seed"] == 0 and data["device"] == {"key": "cpu-x"}
-    assert data["code"]["version"] and data["packages"]["python"].count(".") == 2 and "optuna" in data["packages"]
+    assert (
+        data["space"] == SPACE
+        and data["profile"] == PROFILE
+        and data["seed"] == 0
+        and data["device"] == {"key": "cpu-x"}
+    )
+    assert (
+        data["code"]["version"]
+        and data["packages"]["python"].count(".") == 2
+        and "optuna" in data["packages"]
+    )
     assert run.path.name.endswith("smollm2-135m") and run.trials().empty and run.ranks() == []
 
 
@@ -86,12 +111,19 @@ def test_resume_with_other_arguments_says_which_differ(tmp_path, arguments, othe
 
 def test_trials_csv(tmp_path):
     run = _run(tmp_path)
-    rows = [{"number": 0, "invalid": "a, b", "gamma": None}, {"number": 1, "speedup": 1.1 + 2.2, "gamma": 3, "ok": True}]
+    rows = [
+        {"number": 0, "invalid": "a, b", "gamma": None},
+        {"number": 1, "speedup": 1.1 + 2.2, "gamma": 3, "ok": True},
+    ]
     run.write_trials(rows)
-    text = "number,invalid,gamma,speedup,ok\n0,\"a, b\",,,\n1,,3,3.3000000000000003,True\n"
+    text = 'number,invalid,gamma,speedup,ok\n0,"a, b",,,\n1,,3,3.3000000000000003,True\n'
     assert run.trials_file.read_text() == text
     table = run.trials()
-    assert list(table["number"]) == [0, 1] and table["speedup"][1] == 1.1 + 2.2 and table["speedup"].isna()[0]
+    assert (
+        list(table["number"]) == [0, 1]
+        and table["speedup"][1] == 1.1 + 2.2
+        and table["speedup"].isna()[0]
+    )
     assert table["invalid"][0] == "a, b" and run.summary_row()
     run.write_trials([])
     assert run.trials().empty
@@ -102,7 +134,11 @@ def test_best_and_confirmed(tmp_path):
     run.write_best(_score(1), {"model_type": "llama"}, {"num_speculative_tokens": 3})
     run.write_best(_score(2, layers=4))
     assert run.ranks() == [1, 2] and run.score(2) == _score(2, layers=4) and len(run.scores()) == 2
-    assert sorted(p.name for p in run.best_dir(1).iterdir()) == ["config.json", "score.json", "speculative_config.json"]
+    assert sorted(p.name for p in run.best_dir(1).iterdir()) == [
+        "config.json",
+        "score.json",
+        "speculative_config.json",
+    ]
     assert run.confirmed(1) is None
     confirmed = dict.fromkeys(CONFIRMED_FIELDS, 1)
     run.write_confirmed(1, confirmed)
@@ -135,14 +171,20 @@ def test_missing_and_broken_runs(tmp_path):
         open_run(tmp_path / "empty")
     broken = tmp_path / "broken"
     broken.mkdir()
-    for text, words in (("a: [", "is not YAML"), ("- 1", "is broken"), ("schema_version: 1", "created.* missing")):
+    for text, words in (
+        ("a: [", "is not YAML"),
+        ("- 1", "is broken"),
+        ("schema_version: 1", "created.* missing"),
+    ):
         (broken / "run.yaml").write_text(text)
         with pytest.raises(ArchsearchError, match=words) as caught:
             open_run(broken)
         assert "\n" not in str(caught.value)
     data = yaml.safe_load(run.run_file.read_text())
     (broken / "run.yaml").write_text(yaml.safe_dump({**data, "schema_version": 99}))
-    with pytest.raises(ArchsearchError, match=f"schema version 99, written by archsearch {re.escape(__version__)}"):
+    with pytest.raises(
+        ArchsearchError, match=f"schema version 99, written by archsearch {re.escape(__version__)}"
+    ):
         open_run(broken)
     assert [r.path for r in list_runs(tmp_path)] == [run.path]
     assert list_runs(tmp_path / "none") == []
@@ -151,7 +193,10 @@ def test_missing_and_broken_runs(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"code": {"version": "0.9.1", "commit": None}}, "schema version 2, written by archsearch 0.9.1; archsearch"),
+        (
+            {"code": {"version": "0.9.1", "commit": None}},
+            "schema version 2, written by archsearch 0.9.1; archsearch",
+        ),
         ({"code": None}, "written by archsearch of an unknown version"),
         ({"code": "x", "arguments": None}, "use the version that wrote it, or start a new run"),
     ],
@@ -160,7 +205,9 @@ def test_a_run_of_an_unknown_version_says_which_version_wrote_it(tmp_path, chang
     run = _run(tmp_path)
     data = {**yaml.safe_load(run.run_file.read_text()), "schema_version": 2, **changes}
     # A later version may leave fields out: its version is told all the same, not what is missing.
-    run.run_file.write_text(yaml.safe_dump({key: value for key, value in data.items() if key != "packages"}))
+    run.run_file.write_text(
+        yaml.safe_dump({key: value for key, value in data.items() if key != "packages"})
+    )
     with pytest.raises(ArchsearchError, match=words) as caught:
         open_run(run.path)
     assert "\n" not in str(caught.value) and "missing" not in str(caught.value)

@@ -18,11 +18,18 @@ RANGES: Ranges = ((1, 2, 4), (3, 16, 1), (17, 256, 0))
 def test_read_schedule(tmp_path: Path) -> None:
     path = tmp_path / "schedule.json"
     assert read_schedule(path) == GammaSchedule()
-    point = {"batch_size": 1, "gamma": 4, "tau": 2.5, "speedup": {"value": 1.5, "std": 0.1, "source": "modelled"}}
+    point = {
+        "batch_size": 1,
+        "gamma": 4,
+        "tau": 2.5,
+        "speedup": {"value": 1.5, "std": 0.1, "source": "modelled"},
+    }
     path.write_text(json.dumps({"ranges": RANGES, "points": [point]}))
     found = SchedulePoint(1, 4, Estimate(2.5, 0.0, "measured"), Estimate(1.5, 0.1, "modelled"))
     assert read_schedule(path) == GammaSchedule(RANGES, (found,))
-    path.write_text(json.dumps({"ranges": RANGES, "engine": "vllm", "latency": "profile of this CPU"}))
+    path.write_text(
+        json.dumps({"ranges": RANGES, "engine": "vllm", "latency": "profile of this CPU"})
+    )
     assert read_schedule(path) == GammaSchedule(RANGES, (), "vllm", "profile of this CPU")
     for bad in ("[]", '{"ranges": 3}', '{"ranges": [], "points": 1}'):
         path.write_text(bad)
@@ -35,7 +42,13 @@ def test_read_schedule(tmp_path: Path) -> None:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     speedup = Estimate(1.5, 0.1, "modelled")
-    point = SchedulePoint(1, 4, Estimate(2.5, 0.2, "measured"), speedup, {2: speedup, 4: Estimate(1.6, 0.1, "modelled")})
+    point = SchedulePoint(
+        1,
+        4,
+        Estimate(2.5, 0.2, "measured"),
+        speedup,
+        {2: speedup, 4: Estimate(1.6, 0.1, "modelled")},
+    )
     schedule = GammaSchedule(RANGES, (point,), "vllm", "a profile")
     write_schedule(tmp_path / "schedule.json", schedule)
     assert read_schedule(tmp_path / "schedule.json") == schedule

@@ -27,9 +27,14 @@ class RooflineLatency(LatencyOfRounds):
 
     def _pass(self, arch: Architecture, workload: Workload, tokens: int) -> float:
         size = weight_bytes_per_pass(arch, workload.dtype_bytes)
-        size += kv_cache_bytes(arch, workload.context_len, workload.dtype_bytes, workload.batch_size)
+        size += kv_cache_bytes(
+            arch, workload.context_len, workload.dtype_bytes, workload.batch_size
+        )
         work = flops_per_token(arch, workload.context_len) * tokens * workload.batch_size
-        return max(size / self.bytes_per_s, work / self.flops_per_s) + arch.num_hidden_layers * self.layer_s
+        return (
+            max(size / self.bytes_per_s, work / self.flops_per_s)
+            + arch.num_hidden_layers * self.layer_s
+        )
 
     def _estimate(self, value: float) -> Estimate:
         return Estimate(value, self.relative_std * value, "roofline")
@@ -64,7 +69,13 @@ def make_scorer(smollm2):
     """A Scorer of SmolLM2 with the prior; keywords go to the latency, `limits` to the scorer."""
 
     def make(limits: Limits | None = None, workload: Workload | None = None, **latency) -> Scorer:
-        return Scorer(smollm2, workload or Workload(), RooflineLatency(**latency), PriorAcceptance(), limits=limits)
+        return Scorer(
+            smollm2,
+            workload or Workload(),
+            RooflineLatency(**latency),
+            PriorAcceptance(),
+            limits=limits,
+        )
 
     return make
 

@@ -25,18 +25,39 @@ BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
 )
 SELF = "dimensions: &d {num_hidden_layers: [1], hidden_size: *d}\n"
 FILES = {
-    "an unknown key": ("dimensions: {num_hidden_layers: [1], hidden_size: [64]}\ncolour: red\n", "unknown key 'colour'"),
-    "a wrong type": ("dimensions: {num_hidden_layers: [one], hidden_size: [64]}\n", "num_hidden_layers: 'one' is not allowed"),
-    "an empty list": ("dimensions: {num_hidden_layers: [], hidden_size: [64]}\n", "num_hidden_layers is empty"),
-    "an empty range": ("dimensions: {num_hidden_layers: {min: 4, max: 2}, hidden_size: [64]}\n", "0 < min <= max"),
-    "a range of billions": ("dimensions: {num_hidden_layers: {min: 1, max: 4000000000}, hidden_size: [64]}\n", "4,000,000,000"),
-    "a number that no model has": ("dimensions: {num_hidden_layers: [100000], hidden_size: [64]}\n", "100000 is too large"),
+    "an unknown key": (
+        "dimensions: {num_hidden_layers: [1], hidden_size: [64]}\ncolour: red\n",
+        "unknown key 'colour'",
+    ),
+    "a wrong type": (
+        "dimensions: {num_hidden_layers: [one], hidden_size: [64]}\n",
+        "num_hidden_layers: 'one' is not allowed",
+    ),
+    "an empty list": (
+        "dimensions: {num_hidden_layers: [], hidden_size: [64]}\n",
+        "num_hidden_layers is empty",
+    ),
+    "an empty range": (
+        "dimensions: {num_hidden_layers: {min: 4, max: 2}, hidden_size: [64]}\n",
+        "0 < min <= max",
+    ),
+    "a range of billions": (
+        "dimensions: {num_hidden_layers: {min: 1, max: 4000000000}, hidden_size: [64]}\n",
+        "4,000,000,000",
+    ),
+    "a number that no model has": (
+        "dimensions: {num_hidden_layers: [100000], hidden_size: [64]}\n",
+        "100000 is too large",
+    ),
     "aliases that explode": (BOMB, "once its aliases are written out"),
     "an alias to itself": (SELF, "once its aliases are written out"),
-    "a python tag": ("dimensions: !!python/object/apply:os.system ['touch owned']\n", "is not YAML"),
+    "a python tag": (
+        "dimensions: !!python/object/apply:os.system ['touch owned']\n",
+        "is not YAML",
+    ),
     "no mapping": ("- 1\n", "must be a mapping"),
     "binary": ("\x00\x01", "is not YAML"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", FILES)
@@ -47,7 +68,11 @@ def test_a_file_that_is_no_space(what: str, tmp_path: Path) -> None:
     start = time.monotonic()
     with pytest.raises(ArchsearchError, match=said) as error:
         load_space(path)
-    assert len(str(error.value)) < 400 and "\n" not in str(error.value) and "mine.yaml" in str(error.value)
+    assert (
+        len(str(error.value)) < 400
+        and "\n" not in str(error.value)
+        and "mine.yaml" in str(error.value)
+    )
     assert time.monotonic() - start < 120 and not Path("owned").exists()
 
 
@@ -59,14 +84,21 @@ def test_a_file_that_is_too_large(tmp_path: Path) -> None:
 
 
 def _billions(**more: object) -> SearchSpace:
-    numbers = {"num_hidden_layers": {"min": 1, "max": 64}, "hidden_size": {"min": 64, "max": 4096, "step": 32},
-               "ffn_ratio": [0.5, 1, 1.5, 2, 3, 4, 5, 6], "num_key_value_heads": {"min": 1, "max": 32},
-               "kv_group_size": {"min": 1, "max": 32}, "head_dim": [32, 64, 128], "draft_vocab_size": {"min": 1000, "max": 49000,
-               "step": 1000}}  # fmt: skip
+    numbers = {
+        "num_hidden_layers": {"min": 1, "max": 64},
+        "hidden_size": {"min": 64, "max": 4096, "step": 32},
+        "ffn_ratio": [0.5, 1, 1.5, 2, 3, 4, 5, 6],
+        "num_key_value_heads": {"min": 1, "max": 32},
+        "kv_group_size": {"min": 1, "max": 32},
+        "head_dim": [32, 64, 128],
+        "draft_vocab_size": {"min": 1000, "max": 49000, "step": 1000},
+    }
     return SearchSpace.from_dict({"dimensions": numbers, **more}, "billions")
 
 
-def test_billions_of_points_are_sampled_and_a_hopeless_space_is_refused(make_scorer: Callable[..., Scorer]) -> None:
+def test_billions_of_points_are_sampled_and_a_hopeless_space_is_refused(
+    make_scorer: Callable[..., Scorer],
+) -> None:
     space = _billions()
     assert space.size(TARGET) > 10**9
     found = search(space, make_scorer(), trials=12)
@@ -82,17 +114,39 @@ def test_a_hopeless_space_of_billions_is_refused_in_a_minute() -> None:
 def test_samplers(make_scorer: Callable[..., Scorer], small_space: SearchSpace) -> None:
     for sampler in ("tpe", "nsga2", "random"):
         how = How(sampler=sampler)  # type: ignore[arg-type]
-        one, again = (search(small_space, make_scorer(), trials=30, seed=1, how=how) for _ in range(2))
+        one, again = (
+            search(small_space, make_scorer(), trials=30, seed=1, how=how) for _ in range(2)
+        )
         assert one.trials == again.trials and one.finished == 30
-        assert len({tuple(row[name] for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
-                    "num_key_value_heads", "draft_vocab_size", "window_pattern")) for row in one.trials}) == 30  # fmt: skip
+        assert (
+            len(
+                {
+                    tuple(
+                        row[name]
+                        for name in (
+                            "num_hidden_layers",
+                            "hidden_size",
+                            "intermediate_size",
+                            "num_attention_heads",
+                            "num_key_value_heads",
+                            "draft_vocab_size",
+                            "window_pattern",
+                        )
+                    )
+                    for row in one.trials
+                }
+            )
+            == 30
+        )
         assert {row["origin"] for row in one.trials} == {"sampler"}
     assert How().proposes == "tpe" and How(goals=("speedup", "parameters")).proposes == "nsga2"
     with pytest.raises(ArchsearchError, match="unknown sampler 'walk'"):
         make_sampler("walk", 0)
 
 
-def test_several_goals_are_searched_by_nsga2(make_scorer: Callable[..., Scorer], tmp_path: Path) -> None:
+def test_several_goals_are_searched_by_nsga2(
+    make_scorer: Callable[..., Scorer], tmp_path: Path
+) -> None:
     how = How(goals=("speedup", "parameters"))
     found = search(_billions(), make_scorer(), trials=60, how=how, storage=tmp_path / "j.log")
     (summary,) = optuna.get_all_study_summaries(storages.open_storage(tmp_path / "j.log"))
@@ -111,11 +165,16 @@ def _refused(scorer: Scorer, space: SearchSpace, storage: str) -> str:
 
 
 def test_storages_that_cannot_be_used(
-    make_scorer: Callable[..., Scorer], small_space: SearchSpace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_scorer: Callable[..., Scorer],
+    small_space: SearchSpace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(storages, "GRPC_TIMEOUT_S", 0.5)
     scorer = make_scorer()
-    (tmp_path / "text.db").write_text("this is no database, but long enough to be looked at as one " * 20)
+    (tmp_path / "text.db").write_text(
+        "this is no database, but long enough to be looked at as one " * 20
+    )
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("create table studies (name text)")
     other.commit()
@@ -124,7 +183,9 @@ def test_storages_that_cannot_be_used(
         f"sqlite:///{tmp_path}/missing/x.db": "unable to open",
         f"sqlite:///{tmp_path}/text.db": "cannot be used|not a database",
         f"sqlite:///{tmp_path}/other.db": "something else|cannot be used",
-        "postgresql+nosuchdriver://me:secret@localhost/x": "cannot be used|needs the Python package",
+        "postgresql+nosuchdriver://me:secret@localhost/x": (
+            "cannot be used|needs the Python package"
+        ),
         "redis://localhost": "",
         "grpc://": "grpc://host:13000",
         "grpc://127.0.0.1:1": "does not answer|needs the Python package",
@@ -152,7 +213,10 @@ def test_a_study_of_another_space_or_objective_under_the_same_name(
 ) -> None:
     scorer = make_scorer()
     identity = identity_of(small_space, scorer, {})
-    for file, direction, words in (("a.log", "maximize", "is about another space"), ("b.log", "minimize", "another objective")):
+    for file, direction, words in (
+        ("a.log", "maximize", "is about another space"),
+        ("b.log", "minimize", "another objective"),
+    ):
         study = optuna.create_study(
             storage=storages.open_storage(tmp_path / file),
             study_name=study_name(STUDY, identity),

@@ -1,4 +1,5 @@
-"""Trials that several processes share: each is done once, whoever is killed when: on a journal and on a real PostgreSQL."""
+"""Trials that several processes share: each is done once, whoever is killed when: on a journal and
+on a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -25,8 +26,7 @@ from archsearch.search.storage import open_storage
 from archsearch.search.study import How, SearchResult, search
 from tests.doubles.postgres import postgres_server
 
-WORKER = textwrap.dedent(
-    """
+WORKER = textwrap.dedent("""
     import os, sys, time, optuna
     from optuna.trial import create_trial
     from archsearch.search.claims import Claims, Task
@@ -42,8 +42,7 @@ WORKER = textwrap.dedent(
     open(os.path.join(sys.argv[5], str(os.getpid())), "w").close()
     claims.finish(tasks)
     print(claims.done)
-    """
-)
+    """)
 
 
 def start(storage: str, count: int, pace: float, ready: Path) -> subprocess.Popen[str]:
@@ -55,15 +54,26 @@ MOST_KILLS = 12  # on a busy machine each costs more than it takes until the nex
 
 
 def storm(
-    storage: str, count: int, workers: int, pace: float, every_s: float, ready: Path, most: int = MOST_KILLS
+    storage: str,
+    count: int,
+    workers: int,
+    pace: float,
+    every_s: float,
+    ready: Path,
+    most: int = MOST_KILLS,
 ) -> tuple[int, int]:
-    """`workers` processes at `count` trials, one of those at work killed as soon as one is, and every `every_s` seconds from then
-    on, and started again; (kills, kills that met a worker with a claim)."""
+    """`workers` processes at `count` trials, one of those at work killed as soon as one is, and
+    every `every_s` seconds from then on, and started again; (kills, kills that met a worker with a
+    claim)."""
     running = [start(storage, count, pace, ready) for _ in range(workers)]
     rng, kills, last = random.Random(0), 0, -math.inf
     while any(process.poll() is None for process in running):
         time.sleep(0.05)
-        alive = [process for process in running if process.poll() is None and (ready / str(process.pid)).exists()]
+        alive = [
+            process
+            for process in running
+            if process.poll() is None and (ready / str(process.pid)).exists()
+        ]
         if time.monotonic() - last > every_s and alive and kills < most:
             victim = rng.choice(alive)
             os.kill(victim.pid, signal.SIGKILL)
@@ -77,7 +87,9 @@ def storm(
     study = optuna.load_study(storage=open_storage(storage), study_name="s")
     trials = study.get_trials(deepcopy=False)
     complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
-    assert sorted(float(trial.value or 0.0) for trial in complete) == [float(n) for n in range(count)], "lost or counted twice"
+    assert sorted(float(trial.value or 0.0) for trial in complete) == [
+        float(n) for n in range(count)
+    ], "lost or counted twice"
     done = {trial.user_attrs["key"] for trial in complete}
     assert not [trial for trial in trials if trial.user_attrs["key"] not in done], "not taken over"
     if "://" in storage:
@@ -91,7 +103,9 @@ def test_one_process_does_all_and_a_second_finds_nothing_to_do(tmp_path: Path) -
     study = optuna.create_study(storage=open_storage(tmp_path / "j.log"), study_name="s")
     tasks = [Task(str(n), partial(optuna.trial.create_trial, value=float(n)), {}) for n in range(5)]
     first, second = Claims(study), Claims(study)
-    assert {key: trial.value for key, trial in first.finish(tasks).items()} == {str(n): float(n) for n in range(5)}
+    assert {key: trial.value for key, trial in first.finish(tasks).items()} == {
+        str(n): float(n) for n in range(5)
+    }
     assert len(second.finish(tasks)) == 5 and (first.done, second.done) == (5, 0)
 
 
@@ -115,7 +129,9 @@ def test_processes_that_ask_one_study_score_no_shape_twice(
 ) -> None:
     def both() -> SearchResult:
         how = How("random", shared=True)
-        return search(small_space, make_scorer(), trials=40, seed=3, storage=tmp_path / "j.log", how=how)
+        return search(
+            small_space, make_scorer(), trials=40, seed=3, storage=tmp_path / "j.log", how=how
+        )
 
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(lambda _: both(), range(2))
@@ -124,7 +140,9 @@ def test_processes_that_ask_one_study_score_no_shape_twice(
     assert all(40 <= result.finished <= scored for result in (one, other))
     again = both()
     assert again.scored_here == 0 and again.finished == scored
-    assert again.best[0].worth == max(one.best[0].worth, other.best[0].worth), "nothing that the study holds is passed over"
+    assert again.best[0].worth == max(one.best[0].worth, other.best[0].worth), (
+        "nothing that the study holds is passed over"
+    )
 
 
 @pytest.mark.campaign
@@ -140,6 +158,8 @@ def postgres() -> Iterator[str]:
 
 
 @pytest.mark.campaign
-def test_four_workers_on_postgresql_one_killed_every_few_seconds(postgres: str, tmp_path: Path) -> None:
+def test_four_workers_on_postgresql_one_killed_every_few_seconds(
+    postgres: str, tmp_path: Path
+) -> None:
     kills, taken_over = storm(postgres, 400, 4, 0.2, 3.0, tmp_path, most=20)
     assert kills >= 10 and taken_over >= 1, (kills, taken_over)

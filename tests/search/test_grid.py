@@ -1,4 +1,5 @@
-"""A whole space at once says what one by one does: every shipped space, targets, GPUs, a CPU, engines, gamma 1 to 16."""
+"""A whole space at once says what one by one does: every shipped space, targets, GPUs, a CPU,
+engines, gamma 1 to 16."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def shipped(device: str) -> Profile:
     return Profile.load(next((data_dir("profiles") / load_device(device).key).iterdir()))
 
 
-def scorer_of(target: Architecture, space: SearchSpace, latency: Latency, workload: Workload, **more: Any) -> Scorer:
+def scorer_of(
+    target: Architecture, space: SearchSpace, latency: Latency, workload: Workload, **more: Any
+) -> Scorer:
     more = {"limits": space.limits(target), **more}
     return Scorer(target, workload, latency, more.pop("acceptance", PriorAcceptance()), **more)
 
@@ -57,7 +60,9 @@ def compare(scorer: Scorer, grid: SpaceGrid, space: SearchSpace, some: int = 40)
     """A sample of the grid's shapes, one by one, at the best gamma and at each alone."""
     rng = random.Random(0)
     scored = list(GridScorer(scorer, grid.grid).chunks())
-    places = [(scores, rng.randrange(scores.speedup.size)) for scores in rng.choices(scored, k=some)]
+    places = [
+        (scores, rng.randrange(scores.speedup.size)) for scores in rng.choices(scored, k=some)
+    ]
     for scores, flat in places:
         place = scores.place(flat)
         shape = grid.grid.at(place)
@@ -65,11 +70,17 @@ def compare(scorer: Scorer, grid: SpaceGrid, space: SearchSpace, some: int = 40)
         one = scorer(shape)
         found = (scores.speedup.flat[flat], scores.alpha.flat[flat])
         assert found == pytest.approx((one.speedup.value, one.alpha.value), rel=1e-9)
-        if scores.gamma.flat[flat] == one.gamma:  # of two gammas as good as each other either may be named
+        if (
+            scores.gamma.flat[flat] == one.gamma
+        ):  # of two gammas as good as each other either may be named
             assert one.round_s is not None
             times = [array.flat[flat] for array in (scores.tau, scores.draft_s, scores.round_s)]
-            assert times == pytest.approx([one.tau.value, one.draft_s.value, one.round_s.value], rel=1e-9)
-        assert scores.feasible.flat[flat] == all(value <= 0 for value in scorer.constraints(shape).values())
+            assert times == pytest.approx(
+                [one.tau.value, one.draft_s.value, one.round_s.value], rel=1e-9
+            )
+        assert scores.feasible.flat[flat] == all(
+            value <= 0 for value in scorer.constraints(shape).values()
+        )
 
 
 def holds_all(space: SearchSpace, target: Architecture) -> None:
@@ -83,13 +94,20 @@ def holds_all(space: SearchSpace, target: Architecture) -> None:
 
 
 def test_a_grid_holds_every_valid_shape_once(small_space: SearchSpace) -> None:
-    """Ratios that round to the same width, windows that hold the whole sequence, tied heads that are trimmed."""
+    """Ratios that round to the same width, windows that hold the whole sequence, tied heads that
+    are trimmed."""
     twins = {
-        "num_hidden_layers": [1, 2], "hidden_size": [256, "target"], "ffn_ratio": [2, 2.01, 2.5],
-        "num_key_value_heads": [1, 2, 3], "kv_group_size": [1, 2, 4], "head_dim": [32, 63],
-        "draft_vocab_size": [8192, 99999, "target"], "tie_word_embeddings": [True, False],
-        "window_pattern": ["S", "L", "SSL"], "sliding_window": [128, 512],
-    }  # fmt: skip
+        "num_hidden_layers": [1, 2],
+        "hidden_size": [256, "target"],
+        "ffn_ratio": [2, 2.01, 2.5],
+        "num_key_value_heads": [1, 2, 3],
+        "kv_group_size": [1, 2, 4],
+        "head_dim": [32, 63],
+        "draft_vocab_size": [8192, 99999, "target"],
+        "tie_word_embeddings": [True, False],
+        "window_pattern": ["S", "L", "SSL"],
+        "sliding_window": [128, 512],
+    }
     holds_all(SearchSpace.from_dict({"dimensions": twins}, "twins"), SMOLLM2)
     holds_all(small_space, SMOLLM2)
 
@@ -122,7 +140,10 @@ QUICK = (GPUS[0], GPUS[1])  # the others fit the tables of further profiles firs
 def test_composed_passes_on_gpus(case: tuple) -> None:
     device, mode, engine, version, name, ranks, batch, context = case
     target = catalogue.load(name).architecture
-    engine, dtype = engine.removesuffix("-fp8"), "float8_e4m3fn" if engine.endswith("-fp8") else "bfloat16"
+    engine, dtype = (
+        engine.removesuffix("-fp8"),
+        "float8_e4m3fn" if engine.endswith("-fp8") else "bfloat16",
+    )
     rounds = engine_rounds(engine, version) if version else None
     try:
         latency = LatencyModel(shipped(device), dtype, mode, engine, rounds)
@@ -141,13 +162,17 @@ def test_a_gpu_carried_over_and_one_of_its_datasheet_only() -> None:
     space = load_space("default").served(1, 600)
     grid = grid_of(space, target)
     assert grid is not None
-    carried = LatencyModel(shipped("h100"), "bfloat16", "graph", "vllm", carried_to=load_device("h200"))
+    carried = LatencyModel(
+        shipped("h100"), "bfloat16", "graph", "vllm", carried_to=load_device("h200")
+    )
     for latency, mode in (
         (carried, "graph"),
         (RooflineLatency(load_device("l4"), "bfloat16", "graph", "vllm"), "graph"),
         (RooflineLatency(load_device("l4"), "bfloat16", "eager", "transformers"), "eager"),
     ):
-        compare(scorer_of(target, space, latency, Workload(2, 512, 1, "bfloat16", mode)), grid, space)
+        compare(
+            scorer_of(target, space, latency, Workload(2, 512, 1, "bfloat16", mode)), grid, space
+        )
 
 
 @pytest.fixture(scope="module")
@@ -166,20 +191,35 @@ def test_whole_passes_of_a_cpu(cpu: Profile, engine: str | None) -> None:
         compare(scorer_of(SMOLLM2, space, latency, work, acceptance=acceptance), grid, space)
 
 
-@pytest.mark.parametrize(("engine", "dtype", "first"), [("vllm", "float32", 2), ("llama.cpp", "q8_0", 1)])
+@pytest.mark.parametrize(
+    ("engine", "dtype", "first"), [("vllm", "float32", 2), ("llama.cpp", "q8_0", 1)]
+)
 def test_passes_that_an_engine_ran_itself(engine: str, dtype: str, first: int) -> None:
     space = SearchSpace.from_dict(
-        {"dimensions": {"num_hidden_layers": [1, 2, 3, 4, 8], "hidden_size": [256, 512, 768, 1024], "ffn_ratio": [2, 4],
-         "num_key_value_heads": [2, 4], "kv_group_size": [1, 2, 4], "head_dim": [64], "tie_word_embeddings": [False],
-         "draft_vocab_size": [8192, "target"], "window_pattern": ["L", "S"], "sliding_window": [64]}},
+        {
+            "dimensions": {
+                "num_hidden_layers": [1, 2, 3, 4, 8],
+                "hidden_size": [256, 512, 768, 1024],
+                "ffn_ratio": [2, 4],
+                "num_key_value_heads": [2, 4],
+                "kv_group_size": [1, 2, 4],
+                "head_dim": [64],
+                "tie_word_embeddings": [False],
+                "draft_vocab_size": [8192, "target"],
+                "window_pattern": ["L", "S"],
+                "sliding_window": [64],
+            }
+        },
         "own",
-    )  # fmt: skip
+    )
     grid = grid_of(space, SMOLLM2)
     assert grid is not None
     latency = LatencyModel(profile_of(engine, dtype, first), dtype, engine=engine)
     assert latency.engine_ is not None
     compare(scorer_of(SMOLLM2, space, latency, Workload(1, 256, 1, dtype)), grid, space, some=200)
-    measured = Architecture(1024, 2048, 2, 8, 2, 64, 49152)  # one of the drafts whose own passes were timed
+    measured = Architecture(
+        1024, 2048, 2, 8, 2, 64, 49152
+    )  # one of the drafts whose own passes were timed
     places = [place for place in np.ndindex(grid.grid.shape) if grid.grid.at(place) == measured]
     assert len(places) == 1
 
@@ -191,11 +231,19 @@ def test_every_gamma_text_and_what_was_measured(gammas: tuple[int, ...]) -> None
     latency = LatencyModel(shipped("h100"), "bfloat16", "graph", "vllm")
     coverage = VocabularyCoverage(((8192, 0.93), (32768, 0.99), (128256, 1.0)))
     scorer = scorer_of(
-        target, space, latency, Workload(1, 1000, 1, "bfloat16", "graph", temperature=0.8), gammas=gammas, domain="code",
-        coverage=coverage, limits=Limits(2_000_000_000, 6 * 10**9),
-    )  # fmt: skip
+        target,
+        space,
+        latency,
+        Workload(1, 1000, 1, "bfloat16", "graph", temperature=0.8),
+        gammas=gammas,
+        domain="code",
+        coverage=coverage,
+        limits=Limits(2_000_000_000, 6 * 10**9),
+    )
     draft = sample_space(space, target, 1)[0]
-    learnt = PriorAcceptance().fit([AcceptanceObservation(draft, Estimate(0.62, 0.02, "measured"), scorer.context)])
+    learnt = PriorAcceptance().fit(
+        [AcceptanceObservation(draft, Estimate(0.62, 0.02, "measured"), scorer.context)]
+    )
     grid = grid_of(space, target)
     assert grid is not None
     compare(scorer.with_acceptance(learnt), grid, space)
@@ -203,10 +251,14 @@ def test_every_gamma_text_and_what_was_measured(gammas: tuple[int, ...]) -> None
 
 def test_the_ranking_is_the_enumeration(cpu: Profile, small_space: SearchSpace) -> None:
     space = small_space.served(1, 300)
-    scorer = scorer_of(SMOLLM2, space, LatencyModel(cpu, CostLaw().dtype), Workload(1, 200, 1, CostLaw().dtype))
+    scorer = scorer_of(
+        SMOLLM2, space, LatencyModel(cpu, CostLaw().dtype), Workload(1, 200, 1, CostLaw().dtype)
+    )
     exact = [score for *_, score in rank_alone(space, scorer).ranked[:12]]
     found = search(space, scorer, trials=60)
-    assert [score.architecture for score in found.best[:8]] == [score.architecture for score in exact[:8]]
+    assert [score.architecture for score in found.best[:8]] == [
+        score.architecture for score in exact[:8]
+    ]
     grid = exact_grid(space, scorer)
     assert grid is not None and found.exact and found.spaces[0].shapes == grid.grid.size
     assert found.finished == 60 and {row["origin"] for row in found.trials} == {"exact"}
@@ -220,7 +272,11 @@ def test_the_ranking_is_the_enumeration(cpu: Profile, small_space: SearchSpace) 
 def test_limits_hold_and_ranking_counts(cpu: Profile) -> None:
     space = load_space("demo").served(1, 300)
     scorer = scorer_of(
-        SMOLLM2, space, LatencyModel(cpu, CostLaw().dtype), Workload(1, 200, 1, CostLaw().dtype), limits=Limits(20_000_000)
+        SMOLLM2,
+        space,
+        LatencyModel(cpu, CostLaw().dtype),
+        Workload(1, 200, 1, CostLaw().dtype),
+        limits=Limits(20_000_000),
     )
     grid = grid_of(space, SMOLLM2)
     assert grid is not None
@@ -239,10 +295,14 @@ def test_what_has_no_formulas_over_arrays_is_searched_as_before(
         def predict(self, architecture: Architecture, context: AcceptanceContext) -> Acceptance:
             return PriorAcceptance().predict(architecture, context)
 
-        def difference_std(self, first: Architecture, second: Architecture, context: AcceptanceContext) -> float:
+        def difference_std(
+            self, first: Architecture, second: Architecture, context: AcceptanceContext
+        ) -> float:
             return 0.1
 
     scorer = make_scorer()
     other: AcceptanceEstimator = Other()
-    assert not can_score(small_space, scorer) and not can_score(small_space, scorer.with_acceptance(other))
+    assert not can_score(small_space, scorer) and not can_score(
+        small_space, scorer.with_acceptance(other)
+    )
     assert not can_score(load_space("eagle3"), scorer)

@@ -1,4 +1,5 @@
-"""What to measure next: in a made-up world whose truth is known, measurements bring what was foretold."""
+"""What to measure next: in a made-up world whose truth is known, measurements bring what was
+foretold."""
 
 from __future__ import annotations
 
@@ -37,12 +38,15 @@ def ranked(scorer):
 
 
 class World:
-    """A truth drawn from what the scorer believes: logits by shape and context, and errors of the times."""
+    """A truth drawn from what the scorer believes: logits by shape and context, and errors of the
+    times."""
 
     def __init__(self, scorer, relative_std, rng):
         prior = scorer.acceptance
         self.scorer, self.rng = scorer, rng
-        self.coefficients = rng.multivariate_normal(prior.coefficients_, prior.covariance_, check_valid="ignore")
+        self.coefficients = rng.multivariate_normal(
+            prior.coefficients_, prior.covariance_, check_valid="ignore"
+        )
         self.drift = rng.normal(0.0, 0.05)
         self.own: dict = {}
         rho = scorer.target_correlation
@@ -53,7 +57,10 @@ class World:
 
     def logit(self, shape, context):
         own = self.own.setdefault((shape, context.training), self.rng.normal(0.0, SHAPE_NOISE_STD))
-        return float(regressors(self.scorer.acceptance._terms(shape, context)) @ self.coefficients) + own
+        return (
+            float(regressors(self.scorer.acceptance._terms(shape, context)) @ self.coefficients)
+            + own
+        )
 
     def round_s(self, score):
         draft = score.draft_s.value * (1.0 + self.drafts[score.architecture])
@@ -70,17 +77,28 @@ class World:
 
 @pytest.fixture
 def scorer(smollm2, roofline):
-    return Scorer(smollm2, Workload(), roofline(relative_std=0.06), PriorAcceptance(), gammas=(3,), target_correlation=0.5)
+    return Scorer(
+        smollm2,
+        Workload(),
+        roofline(relative_std=0.06),
+        PriorAcceptance(),
+        gammas=(3,),
+        target_correlation=0.5,
+    )
 
 
 def test_belief_has_the_stds_of_the_scores_and_of_their_differences(scorer):
     scores = ranked(scorer)
     belief = Belief(scorer, scores)
     for i, score in enumerate(belief.scores):
-        assert math.sqrt(belief.covariance[i, i]) == pytest.approx(score.speedup.relative_std, rel=0.02)
+        assert math.sqrt(belief.covariance[i, i]) == pytest.approx(
+            score.speedup.relative_std, rel=0.02
+        )
     for i in (0, 3):
         gap = math.sqrt(belief.logits[i, i] + belief.logits[5, 5] - 2 * belief.logits[i, 5])
-        wanted = scorer.acceptance.difference_std(scores[i].architecture, scores[5].architecture, scorer.context)
+        wanted = scorer.acceptance.difference_std(
+            scores[i].architecture, scores[5].architecture, scorer.context
+        )
         assert gap == pytest.approx(wanted, rel=1e-6)
 
 
@@ -92,7 +110,9 @@ def test_a_draft_that_exists_teaches_what_was_foretold(scorer):
     stds, errors, before = [], [], []
     for _ in range(DRAWS):
         world = World(scorer, 0.06, rng)
-        measured = sp.alpha_estimate(world.logit(EXISTING, context) + rng.normal(0.0, 0.08), 0.08, "measured")
+        measured = sp.alpha_estimate(
+            world.logit(EXISTING, context) + rng.normal(0.0, 0.08), 0.08, "measured"
+        )
         fitted = PriorAcceptance().fit([AcceptanceObservation(EXISTING, measured, context)])
         found = ranked(scorer.with_acceptance(fitted))
         stds.append(found[0].speedup.relative_std)
@@ -112,7 +132,10 @@ def test_two_short_trainings_teach_what_was_foretold_and_change_the_winner_for_t
     for _ in range(DRAWS):
         world = World(scorer, 0.06, rng)
         shapes = [belief.scores[i].architecture for i in pair]
-        levels = {shape: (world.logit(shape, scorer.context) + rng.normal(0.0, 0.05), 0.05) for shape in shapes}
+        levels = {
+            shape: (world.logit(shape, scorer.context) + rng.normal(0.0, 0.05), 0.05)
+            for shape in shapes
+        }
         trained = ExtrapolatedAcceptance(levels, Estimate(0.0, 0.0, "given"), scorer.context)
         found = ranked(scorer.with_acceptance(trained))
         stds.append(found[0].speedup.relative_std)
@@ -140,7 +163,9 @@ def test_measured_times_teach_what_was_foretold(scorer, kind):
             surprise = [at_predicted - belief.mean[0] + rng.normal(0.0, error_std)]
         else:
             drafts = [world.drafts[score.architecture] for score in belief.scores]
-            surprise = np.array([world.decode, world.verify, *drafts]) + rng.normal(0.0, error_std, 2 + len(drafts))
+            surprise = np.array([world.decode, world.verify, *drafts]) + rng.normal(
+                0.0, error_std, 2 + len(drafts)
+            )
         mean = belief.mean + gain @ np.array(surprise)
         winner = int(mean.argmax())
         truth = [world.ln_speedup(belief.scores[i]) for i in (0, winner)]
@@ -151,19 +176,33 @@ def test_measured_times_teach_what_was_foretold(scorer, kind):
     assert learnt == pytest.approx(foretold.std**2 - foretold.std_after**2, rel=0.35)
 
 
-def test_nothing_is_learnt_where_nothing_was_open_and_more_from_less_error(scorer, smollm2, roofline):
+def test_nothing_is_learnt_where_nothing_was_open_and_more_from_less_error(
+    scorer, smollm2, roofline
+):
     belief = Belief(scorer, ranked(scorer))
-    stds = [belief.outlook(belief.round_of(0, error)).std_after for error in (0.001, 0.03, 0.3, 30.0)]
-    assert stds == sorted(stds) and stds[-1] == pytest.approx(belief.outlook(belief.round_of(0, 30.0)).std, rel=1e-3)
-    given = Scorer(smollm2, Workload(), roofline(relative_std=0.06), GivenAcceptance(0.7), gammas=(3,))
+    stds = [
+        belief.outlook(belief.round_of(0, error)).std_after for error in (0.001, 0.03, 0.3, 30.0)
+    ]
+    assert stds == sorted(stds) and stds[-1] == pytest.approx(
+        belief.outlook(belief.round_of(0, 30.0)).std, rel=1e-3
+    )
+    given = Scorer(
+        smollm2, Workload(), roofline(relative_std=0.06), GivenAcceptance(0.7), gammas=(3,)
+    )
     known = Belief(given, ranked(given))
     assert known.acceptance_of((EXISTING, given.context), 0.1) is None
-    assert not logit_covariance(given.acceptance, [(Independent(shape), given.context) for shape in SHAPES]).any()
-    assert known.outlook(known.trainings_of((0, 1), 0.0, 0.05)).value == pytest.approx(0.0, abs=1e-9)
+    assert not logit_covariance(
+        given.acceptance, [(Independent(shape), given.context) for shape in SHAPES]
+    ).any()
+    assert known.outlook(known.trainings_of((0, 1), 0.0, 0.05)).value == pytest.approx(
+        0.0, abs=1e-9
+    )
 
 
 def test_twins_are_one_candidate(scorer):
-    scores = [scorer(shape) for shape in (SHAPES[0], SHAPES[0].replace(num_key_value_heads=1), SHAPES[1])]
+    scores = [
+        scorer(shape) for shape in (SHAPES[0], SHAPES[0].replace(num_key_value_heads=1), SHAPES[1])
+    ]
     assert [score.architecture for score in distinct(scores)] == [SHAPES[0], SHAPES[1]]
     assert best_pair(Belief(scorer, scores[:1]), 0.0, 0.05) is None
 
@@ -175,7 +214,9 @@ def test_drafters_of_several_families_stand_beside_each_other(smollm2):
     scores = sorted([*map(scorer, SHAPES[:4]), lookup], key=lambda score: -score.speedup.value)
     belief = Belief(scorer, scores)
     at = [score.family for score in belief.scores].index("ngram")
-    assert math.sqrt(belief.covariance[at, at]) == pytest.approx(lookup.speedup.relative_std, rel=0.02)
+    assert math.sqrt(belief.covariance[at, at]) == pytest.approx(
+        lookup.speedup.relative_std, rel=0.02
+    )
     seen = belief.acceptance_of((EXISTING, scorer.context), 0.05)
     assert seen.cross[at, 0] == 0.0 and seen.cross[1 - min(at, 1), 0] > 0.0
     assert at not in best_pair(belief, 0.0, 0.05)[0]

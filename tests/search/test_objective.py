@@ -19,8 +19,9 @@ from archsearch.workload import Workload
 
 DRAFT = Architecture(576, 1536, 2, 9, 3, 64, 49152, draft_vocab_size=8192)
 FIELDS = (
-    "rank architecture parameters gamma alpha tau draft_s decode_s verify_s speedup tpot_s kv_bytes_per_token break_even_alpha"
-    " round_s host_s bound engine engine_version family drafter assumed mix"
+    "rank architecture parameters gamma alpha tau draft_s decode_s verify_s speedup tpot_s"
+    " kv_bytes_per_token break_even_alpha round_s host_s bound engine engine_version family drafter"
+    " assumed mix"
 ).split()
 
 
@@ -43,10 +44,14 @@ class PaperLatency(LatencyOfRounds):
         return Estimate(0.0, 0.0, "given")
 
 
-@pytest.mark.parametrize(("tau", "step_s", "throughput"), [(3.70, 6.69e-3, 32.6), (3.81, 13.13e-3, 23.1)])
+@pytest.mark.parametrize(
+    ("tau", "step_s", "throughput"), [(3.70, 6.69e-3, 32.6), (3.81, 13.13e-3, 23.1)]
+)
 def test_the_paper_rows(smollm2, tau, step_s, throughput):
     alpha = speedup.alpha_from_tau(tau, 8)
-    result = score(DRAFT, smollm2, Workload(), PaperLatency(step_s), GivenAcceptance(alpha), gammas=(8,))
+    result = score(
+        DRAFT, smollm2, Workload(), PaperLatency(step_s), GivenAcceptance(alpha), gammas=(8,)
+    )
     assert 1 / result.tpot_s.value == pytest.approx(throughput, abs=0.05)
     assert result.speedup.value == pytest.approx(throughput * 60e-3, abs=0.005)
     assert result.speedup.source == "published"
@@ -56,8 +61,15 @@ def test_fields_and_round_trip(make_scorer):
     result = make_scorer()(DRAFT).with_rank(1)
     data = result.to_dict()
     assert list(data) == FIELDS
-    assert set(data["draft_s"]) == {"value", "std", "source"} and data["architecture"]["hidden_size"] == 576
-    for name in ("alpha", "tau", "speedup"):  # where the doubt leans, its 5 and 95 % stand beside the std
+    assert (
+        set(data["draft_s"]) == {"value", "std", "source"}
+        and data["architecture"]["hidden_size"] == 576
+    )
+    for name in (
+        "alpha",
+        "tau",
+        "speedup",
+    ):  # where the doubt leans, its 5 and 95 % stand beside the std
         assert set(data[name]) == {"value", "std", "source", "low", "high"}
         assert data[name]["low"] < data[name]["value"] < data[name]["high"]
     assert Score.from_dict(json.loads(json.dumps(data))) == result
@@ -82,7 +94,9 @@ def test_gamma_is_the_best_of_all(make_scorer):
     scorer = make_scorer()
     each = []
     for gamma in scorer.gammas:
-        one = Scorer(scorer.target, scorer.workload, scorer.latency, scorer.acceptance, gammas=(gamma,))(DRAFT)
+        one = Scorer(
+            scorer.target, scorer.workload, scorer.latency, scorer.acceptance, gammas=(gamma,)
+        )(DRAFT)
         each.append((one.speedup.value, gamma))
     assert (scorer(DRAFT).speedup.value, scorer(DRAFT).gamma) == max(each)
 
@@ -92,7 +106,10 @@ def test_a_hopeless_draft_is_scored_not_refused(smollm2, roofline):
     result = score(slow, smollm2, Workload(), roofline(), GivenAcceptance(0.1))
     assert not result.pays and result.speedup.value < 1 and result.gamma == 1
     slower = slow.replace(num_hidden_layers=200)
-    assert score(slower, smollm2, Workload(), roofline(), GivenAcceptance(0.1)).break_even_alpha is None
+    assert (
+        score(slower, smollm2, Workload(), roofline(), GivenAcceptance(0.1)).break_even_alpha
+        is None
+    )
 
 
 def test_target_times_are_asked_once(smollm2, roofline):
@@ -100,7 +117,13 @@ def test_target_times_are_asked_once(smollm2, roofline):
     scorer = Scorer(smollm2, Workload(), latency, PriorAcceptance(), max_gamma=4)
     for layers in range(1, 9):
         scorer(DRAFT.replace(num_hidden_layers=layers))
-    assert sorted(latency.target_calls) == ["decode", "verify 1", "verify 2", "verify 3", "verify 4"]
+    assert sorted(latency.target_calls) == [
+        "decode",
+        "verify 1",
+        "verify 2",
+        "verify 3",
+        "verify 4",
+    ]
 
 
 def test_constraints_are_values(make_scorer):
@@ -119,7 +142,11 @@ def test_draft_bytes_counts_weights_and_cache():
 
 def test_indistinguishable_groups(make_scorer):
     scorer = make_scorer(relative_std=0.01)
-    near, nearer, far = (DRAFT, DRAFT.replace(intermediate_size=1472), DRAFT.replace(num_hidden_layers=20))
+    near, nearer, far = (
+        DRAFT,
+        DRAFT.replace(intermediate_size=1472),
+        DRAFT.replace(num_hidden_layers=20),
+    )
     groups = scorer.indistinguishable([scorer(far), scorer(near), scorer(nearer)])
     assert [{s.architecture for s in group} for group in groups] == [{near, nearer}, {far}]
     assert groups[0][0].speedup.value >= groups[0][1].speedup.value
@@ -143,9 +170,14 @@ def test_wide_and_shallow_wins_where_launches_decide_but_not_with_one_layer(roof
     scorer = Scorer(target, Workload(dtype="fp16"), latency, PriorAcceptance(), max_gamma=12)
 
     def shape(layers, hidden):
-        return Architecture(hidden, hidden * 11 // 4, layers, hidden // 128, hidden // 128, 128, 32000)
+        return Architecture(
+            hidden, hidden * 11 // 4, layers, hidden // 128, hidden // 128, 128, 32000
+        )
 
-    best = max((scorer(shape(n, h)) for n in range(1, 25) for h in (1024, 2048, 4096)), key=lambda s: s.speedup.value)
+    best = max(
+        (scorer(shape(n, h)) for n in range(1, 25) for h in (1024, 2048, 4096)),
+        key=lambda s: s.speedup.value,
+    )
     assert best.architecture.hidden_size == 4096 and 2 <= best.architecture.num_hidden_layers <= 8
     assert math.isfinite(best.speedup.std)
 
@@ -153,8 +185,15 @@ def test_wide_and_shallow_wins_where_launches_decide_but_not_with_one_layer(roof
 def test_another_batch_is_another_workload_of_the_same_scorer(make_scorer):
     scorer = make_scorer(workload=Workload(context_len=128))
     other = scorer.at_batch(16)
-    assert other.workload == Workload(batch_size=16, context_len=128) and scorer.workload.batch_size == 1
-    assert other.gammas == scorer.gammas and other.acceptance is scorer.acceptance and other.latency is scorer.latency
+    assert (
+        other.workload == Workload(batch_size=16, context_len=128)
+        and scorer.workload.batch_size == 1
+    )
+    assert (
+        other.gammas == scorer.gammas
+        and other.acceptance is scorer.acceptance
+        and other.latency is scorer.latency
+    )
     assert other.decode_s.value > scorer.decode_s.value  # asked anew, not remembered
     assert other.at_batch(1)(DRAFT) == scorer(DRAFT)
 

@@ -1,4 +1,5 @@
-"""Several goals: the set that nothing beats, exact over a whole space, ties in groups with their cheapest."""
+"""Several goals: the set that nothing beats, exact over a whole space, ties in groups with their
+cheapest."""
 
 from __future__ import annotations
 
@@ -45,12 +46,20 @@ def test_the_set_of_a_whole_space_is_exact(small_space: SearchSpace) -> None:
     grid = exact_grid(space, scorer)
     assert grid is not None
     found = [grid.grid.at(place) for place in pareto_places(scorer, grid, goals)]
-    grid_scores = [score for scores in GridScorer(scorer, grid.grid).chunks() for score in np.ravel(scores.speedup)]
+    grid_scores = [
+        score
+        for scores in GridScorer(scorer, grid.grid).chunks()
+        for score in np.ravel(scores.speedup)
+    ]
     assert len(grid_scores) == grid.grid.size
     shapes = [shape for shape in space.enumerate(TARGET) if isinstance(shape, Architecture)]
-    scores = [scorer(shape) for shape in shapes if shape.num_hidden_layers in (1, 4) or shape in found]
+    scores = [
+        scorer(shape) for shape in shapes if shape.num_hidden_layers in (1, 4) or shape in found
+    ]
     assert 3 < len(found) < len(scores) / 4
-    kept = {member.score.architecture for member in pareto(scorer, scores, goals, lambda score: None)}
+    kept = {
+        member.score.architecture for member in pareto(scorer, scores, goals, lambda score: None)
+    }
     assert {shape.label() for shape in found} == {shape.label() for shape in kept}
     every = [GOALS[name].of(scorer(found[0]), scorer) for name in GOALS]
     assert all(value > 0 for value in every)
@@ -62,17 +71,29 @@ def test_groups_have_a_cheapest_and_members_say_whether_they_were_confirmed(
     scorer = make_scorer()
     scores = [scorer(shape) for shape in list(small_space.enumerate(TARGET))[::40]]
     fastest = max(scores, key=lambda score: score.speedup.value)
-    members = pareto(scorer, scores, ("speedup", "parameters"), lambda score: 1.5 if score == fastest else None)
-    assert members[0].score == fastest and members[0].measured == 1.5 and members[0].to_dict()["confirmed"]
+    members = pareto(
+        scorer, scores, ("speedup", "parameters"), lambda score: 1.5 if score == fastest else None
+    )
+    assert (
+        members[0].score == fastest
+        and members[0].measured == 1.5
+        and members[0].to_dict()["confirmed"]
+    )
     for number in {member.group for member in members}:
         group = [member for member in members if member.group == number]
         cheapest = min(group, key=lambda member: member.score.parameters)
         assert [member for member in group if member.cheapest] == [cheapest]
     goals = {"speedup": {"unit": "x"}, "parameters": {"unit": ""}}
-    data: dict[str, Any] = {"goals": goals, "exact": [], "members": [member.to_dict() for member in members]}
+    data: dict[str, Any] = {
+        "goals": goals,
+        "exact": [],
+        "members": [member.to_dict() for member in members],
+    }
     (table,) = pareto_section(data).tables
     rows = table.rows
-    assert table.header == ["#", "draft", "speedup", "parameters", "group", "measured"] and len(rows) == len(members)
+    assert table.header == ["#", "draft", "speedup", "parameters", "group", "measured"] and len(
+        rows
+    ) == len(members)
     assert rows[0][-1] == "1.50x" and rows[1][-1] == "not confirmed"
     confirmed, others, cheapest = pareto_chart(data).series
     assert len(confirmed.x) == 1 and len(others.x) == len(members) - 1

@@ -1,4 +1,5 @@
-"""Inside a group that cannot be told apart what exists leads, then what needs nothing, then the cheapest."""
+"""Inside a group that cannot be told apart what exists leads, then what needs nothing, then the
+cheapest."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def test_what_nobody_priced_comes_last():
 
 
 def test_drafts_made_in_different_ways_are_less_surely_apart(make_scorer):
-    """The terms of how a draft was made do not cancel between one that exists and one that is to be trained."""
+    """The terms of how a draft was made do not cancel between one that exists and one that is to be
+    trained."""
     from archsearch.search.objective import difference_std
 
     scorer = make_scorer()

@@ -1,4 +1,5 @@
-"""What a sampler missed of the exact best, of the whole space or of a part that holds the best that it found."""
+"""What a sampler missed of the exact best, of the whole space or of a part that holds the best that
+it found."""
 
 import doctest
 
@@ -14,7 +15,9 @@ from archsearch.search.study import How, merged, search
 
 
 def test_the_examples_of_its_functions() -> None:
-    assert doctest.testmod(regret_module).failed == 0 and doctest.testmod(regret_module).attempted > 0
+    assert (
+        doctest.testmod(regret_module).failed == 0 and doctest.testmod(regret_module).attempted > 0
+    )
 
 
 def test_regret_is_that_of_the_enumeration(make_scorer, small_space, monkeypatch) -> None:
@@ -23,14 +26,23 @@ def test_regret_is_that_of_the_enumeration(make_scorer, small_space, monkeypatch
     exact = rank_alone(small_space, scorer).ranked[0][2].speedup.value
     found = search(small_space, scorer, trials=5, seed=1, how=How("random", regret=True))
     (regret,) = found.regrets
-    assert regret.whole and regret.sampler == "random" and regret.exact == pytest.approx(exact, rel=1e-12)
-    assert regret.value == pytest.approx(1.0 - found.best[0].speedup.value / exact) and regret.found <= regret.exact
+    assert (
+        regret.whole
+        and regret.sampler == "random"
+        and regret.exact == pytest.approx(exact, rel=1e-12)
+    )
+    assert (
+        regret.value == pytest.approx(1.0 - found.best[0].speedup.value / exact)
+        and regret.found <= regret.exact
+    )
     assert [score.regret for score in found.best] == [
         pytest.approx(max(0.0, 1.0 - score.speedup.value / exact)) for score in found.best
     ]
     assert Score.from_dict(found.best[0].to_dict()) == found.best[0]
     assert merged([found, found]).regrets == (regret, regret)
-    assert search(small_space, scorer, trials=5, seed=1, how=How("random")).regrets == ()  # only where it is asked for
+    assert (
+        search(small_space, scorer, trials=5, seed=1, how=How("random")).regrets == ()
+    )  # only where it is asked for
     whole = search(small_space, scorer, trials=10_000, how=How("random", regret=True))
     assert whole.exact and whole.regrets == () and "regret" not in whole.best[0].to_dict()
 
@@ -43,11 +55,21 @@ def test_a_part_holds_the_best_that_was_found(make_scorer, smollm2) -> None:
     part = space.part(kept)
     assert part.size(smollm2) <= 100 < space.size(smollm2)
     for dimension, index in zip(dimensions, indices, strict=True):
-        assert index in kept[dimension.name] and list(kept[dimension.name]) == sorted(set(kept[dimension.name]))
+        assert index in kept[dimension.name] and list(kept[dimension.name]) == sorted(
+            set(kept[dimension.name])
+        )
     shapes = set(space.enumerate(smollm2))
     assert set(part.enumerate(smollm2)) < shapes
-    result = search(space, make_scorer(limits=space.limits(smollm2)), trials=30, seed=0, how=How("tpe", regret=True))
-    (regret,) = result.regrets  # this scorer has no formulas over arrays, so a part is scored one by one
+    result = search(
+        space,
+        make_scorer(limits=space.limits(smollm2)),
+        trials=30,
+        seed=0,
+        how=How("tpe", regret=True),
+    )
+    (regret,) = (
+        result.regrets
+    )  # this scorer has no formulas over arrays, so a part is scored one by one
     assert not regret.whole and 1 <= regret.shapes <= 100 and 0.0 <= regret.value < 0.5
     text = "".join(regret_lines([regret.to_dict()]))
     assert "Regret: " in text and "a part of them" in text
@@ -57,10 +79,15 @@ def test_limits_count_in_the_exact_best_too(make_scorer, small_space, smollm2, m
     monkeypatch.setattr(regret_module, "ALONE_POINTS", 100_000)
     scorer = make_scorer(limits=Limits(max_parameters=80_000_000))
     found = search(small_space, scorer, trials=5, seed=1, how=How("random", regret=True))
-    assert found.regrets[0].exact == pytest.approx(rank_alone(small_space, scorer).ranked[0][2].speedup.value)
+    assert found.regrets[0].exact == pytest.approx(
+        rank_alone(small_space, scorer).ranked[0][2].speedup.value
+    )
     tiny = make_scorer(limits=Limits(max_parameters=1))
     best = found.best[0]
-    assert regret_of(small_space, tiny, best, (0,) * len(small_space.dimensions(smollm2)), "tpe") is None
+    assert (
+        regret_of(small_space, tiny, best, (0,) * len(small_space.dimensions(smollm2)), "tpe")
+        is None
+    )
 
 
 def test_a_part_of_a_space_is_no_other_file(smollm2) -> None:

@@ -53,30 +53,54 @@ def test_within_one_percent_of_the_exact_best(make_scorer, smollm2, case, seed):
 def test_a_thousand_distinct_shapes_with_a_journal(make_scorer, smollm2, tmp_path):
     """Trials once repeated shapes: 2,000 of them took minutes and scored 607."""
     space = load_space("demo")
-    result = asked(space, make_scorer(limits=space.limits(smollm2)), trials=1000, storage=tmp_path / "journal.log")
+    result = asked(
+        space,
+        make_scorer(limits=space.limits(smollm2)),
+        trials=1000,
+        storage=tmp_path / "journal.log",
+    )
     assert result.finished == 1000
-    fields = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-              "draft_vocab_size", "window_pattern", "sliding_window", "tie_word_embeddings")  # fmt: skip
+    fields = (
+        "num_hidden_layers",
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "draft_vocab_size",
+        "window_pattern",
+        "sliding_window",
+        "tie_word_embeddings",
+    )
     assert len({tuple(row[name] for name in fields) for row in result.trials}) == 1000
 
 
 def test_a_shorter_search_is_the_beginning_of_a_longer_one(make_scorer, small_space):
     for how in (How(), How("tpe")):
-        short, long = (search(small_space, make_scorer(), trials=trials, seed=2, how=how) for trials in (25, 60))
+        short, long = (
+            search(small_space, make_scorer(), trials=trials, seed=2, how=how)
+            for trials in (25, 60)
+        )
         assert long.trials[:25] == short.trials
 
 
 def test_a_space_of_few_shapes_is_scored_whole(make_scorer, smollm2, small_space):
     scorer = make_scorer()
     found = search(small_space, scorer, trials=5)
-    everything = sorted((scorer(shape).speedup.value for shape in small_space.enumerate(smollm2)), reverse=True)
+    everything = sorted(
+        (scorer(shape).speedup.value for shape in small_space.enumerate(smollm2)), reverse=True
+    )
     assert [s.speedup.value for s in found.best] == pytest.approx(everything[:5])
-    assert [s.rank for s in found.best] == [1, 2, 3, 4, 5] and {row["origin"] for row in found.trials} == {"exact"}
+    assert [s.rank for s in found.best] == [1, 2, 3, 4, 5] and {
+        row["origin"] for row in found.trials
+    } == {"exact"}
     assert found.exact and found.spaces[0].shapes == len(everything) and found.finished == 5
 
 
 def test_same_seed_same_search_and_other_seed_another(make_scorer, small_space):
-    one, same, other = (asked(small_space, make_scorer(), trials=60, seed=seed) for seed in (3, 3, 4))
+    one, same, other = (
+        asked(small_space, make_scorer(), trials=60, seed=seed) for seed in (3, 3, 4)
+    )
     assert one.trials == same.trials
     assert one.trials != other.trials
 
@@ -102,7 +126,9 @@ def test_what_was_stopped_goes_on_from_what_is_there(make_scorer, small_space, t
     assert again.trials == continued.trials and _shapes(again) == _shapes(continued)
 
 
-def test_a_space_that_is_scored_whole_answers_the_same_whatever_the_storage_holds(make_scorer, small_space, tmp_path):
+def test_a_space_that_is_scored_whole_answers_the_same_whatever_the_storage_holds(
+    make_scorer, small_space, tmp_path
+):
     path = tmp_path / "j.log"
     asked(small_space, make_scorer(), trials=40, seed=1, storage=path)
     stored = search(small_space, make_scorer(), trials=30, storage=path)
@@ -119,7 +145,9 @@ def test_interrupt_loses_the_trial_in_flight_only(make_scorer, small_space, tmp_
 
         def __call__(self, draft):
             calls.append(draft)
-            if len(calls) == 2 + 10:  # two plain shapes are the witness of what the storage's study is about
+            if (
+                len(calls) == 2 + 10
+            ):  # two plain shapes are the witness of what the storage's study is about
                 raise KeyboardInterrupt
             return scorer(draft)
 
@@ -131,7 +159,10 @@ def test_interrupt_loses_the_trial_in_flight_only(make_scorer, small_space, tmp_
     states = [t.state.name for t in trials if t.state.name != "FAIL"]  # those are of no valid shape
     assert states == ["COMPLETE"] * 9 + ["RUNNING"]
     assert asked(small_space, scorer, trials=40, storage=path).finished == 40
-    states = [t.state.name for t in optuna.load_study(study_name=stored.study_name, storage=open_storage(path)).trials]
+    states = [
+        t.state.name
+        for t in optuna.load_study(study_name=stored.study_name, storage=open_storage(path)).trials
+    ]
     assert "RUNNING" not in states
 
 
@@ -170,7 +201,9 @@ def test_a_shape_that_nothing_can_be_told_of_is_pruned(make_scorer, small_space,
     whole = search(small_space, Odd(scorer), trials=10_000)
     assert whole.invalid > 0 and whole.finished + whole.invalid == whole.spaces[0].shapes
     assert all(score.architecture.num_hidden_layers != 3 for score in result.best)
-    assert {row["invalid"] for row in result.trials if row["state"] == "PRUNED"} == {"three layers are one too many"}
+    assert {row["invalid"] for row in result.trials if row["state"] == "PRUNED"} == {
+        "three layers are one too many"
+    }
 
 
 def test_ends_when_every_shape_is_scored(make_scorer, smollm2):
@@ -195,19 +228,24 @@ def test_infeasible_shapes_never_rank(make_scorer, smollm2, small_space):
     result = asked(small_space, make_scorer(limits=limits), trials=80)
     assert all(s.parameters <= 30_000_000 for s in result.best)
     assert any(row["state"] == "COMPLETE" and not row["feasible"] for row in result.trials)
-    with pytest.raises(ArchsearchError, match="none of .* shapes of space small keeps within max_parameters=1000"):
+    with pytest.raises(
+        ArchsearchError, match="none of .* shapes of space small keeps within max_parameters=1000"
+    ):
         search(small_space, make_scorer(limits=Limits(max_parameters=1000)), trials=20)
 
 
 def test_rows_hold_the_trial(make_scorer, small_space):
     result = asked(small_space, make_scorer(), trials=90)
     row = next(row for row in result.trials if row["state"] == "COMPLETE")
-    assert row["speedup"] > 0 and row["speedup_std"] > 0 and row["hidden_size"] in (256, 384, 576, 768)
+    assert (
+        row["speedup"] > 0 and row["speedup_std"] > 0 and row["hidden_size"] in (256, 384, 576, 768)
+    )
     assert {row["origin"] for row in result.trials} == {"sampler"}
     assert [s.rank for s in result.best] == list(range(1, len(result.best) + 1))
 
 
-# -- one storage, many searches -------------------------------------------------------------------------------------------------
+# -- one storage, many searches
+# -------------------------------------------------------------------------------------------------
 
 QUESTIONS = {
     "batch": {"workload": Workload(batch_size=64)},
@@ -219,7 +257,9 @@ QUESTIONS = {
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_searches_in_one_storage_do_not_see_each_other(make_scorer, small_space, tmp_path, question):
+def test_searches_in_one_storage_do_not_see_each_other(
+    make_scorer, small_space, tmp_path, question
+):
     """Another workload or device on the same storage once got the first one's scores."""
     path = tmp_path / "shared.log"
     search(small_space, make_scorer(), trials=30, storage=path)
@@ -235,7 +275,9 @@ def test_what_a_score_depends_on_names_the_study(make_scorer, small_space, smoll
     others = [
         scorer.with_coverage(coverage),
         Scorer(smollm2, Workload(), scorer.latency, scorer.acceptance, max_gamma=4),
-        Scorer(smollm2, Workload(), scorer.latency, scorer.acceptance, domain="code"),  # chat is the default
+        Scorer(
+            smollm2, Workload(), scorer.latency, scorer.acceptance, domain="code"
+        ),  # chat is the default
         Scorer(smollm2, Workload(), scorer.latency, GivenAcceptance(0.75)),
         Scorer(smollm2, Workload(mode="graph"), scorer.latency, scorer.acceptance),
     ]
@@ -249,7 +291,9 @@ def test_what_a_score_depends_on_names_the_study(make_scorer, small_space, smoll
 def test_a_study_of_the_previous_version_is_left_alone(make_scorer, small_space, smollm2, tmp_path):
     """Its identity was space and target alone: nobody knows what its scores were for."""
     path = tmp_path / "j.log"
-    old = optuna.create_study(storage=open_storage(path), study_name="archsearch", direction="maximize")
+    old = optuna.create_study(
+        storage=open_storage(path), study_name="archsearch", direction="maximize"
+    )
     old.set_user_attr("archsearch", {"space": small_space.to_dict(), "target": smollm2.to_dict()})
     old.add_trial(optuna.trial.create_trial(value=99.0))
     result = search(small_space, make_scorer(), trials=20, storage=path)
@@ -264,11 +308,15 @@ def test_bad_requests(make_scorer, small_space, tmp_path):
         search(small_space, make_scorer(), trials=5, storage=tmp_path / "file" / "j.log")
 
 
-# -- the journal ----------------------------------------------------------------------------------------------------------------
+# -- the journal
+# --------------------------------------------------------------------------------------------------
 
 
-def test_a_stale_lock_of_a_killed_process_is_not_waited_for(make_scorer, small_space, tmp_path, monkeypatch):
-    """Optuna's own lock by a relative path would be waited for for ever: its link points nowhere."""
+def test_a_stale_lock_of_a_killed_process_is_not_waited_for(
+    make_scorer, small_space, tmp_path, monkeypatch
+):
+    """Optuna's own lock by a relative path would be waited for for ever: its link points
+    nowhere."""
     monkeypatch.chdir(tmp_path)
     search(small_space, make_scorer(), trials=3, storage="runs/a/journal.log")
     os.symlink("runs/a/journal.log", "runs/a/journal.log.lock")

@@ -27,12 +27,21 @@ def test_rivals_differ_in_their_dimension_and_their_parts_add_up(smollm2, roofli
     assert [rival.dimension for rival in found] == ["hidden_size", "num_hidden_layers"]
     for rival in found:
         other = next(score for score in scores if score.architecture.label() == rival.label)
-        assert getattr(other.architecture, rival.dimension) != getattr(lead.architecture, rival.dimension)
+        assert getattr(other.architecture, rival.dimension) != getattr(
+            lead.architecture, rival.dimension
+        )
         better = [score for score in scores[1:] if score.speedup.value > other.speedup.value]
-        assert all(getattr(s.architecture, rival.dimension) == getattr(lead.architecture, rival.dimension) for s in better)
-        assert rival.tokens + rival.time == pytest.approx(math.log(lead.speedup.value / other.speedup.value))
+        assert all(
+            getattr(s.architecture, rival.dimension) == getattr(lead.architecture, rival.dimension)
+            for s in better
+        )
+        assert rival.tokens + rival.time == pytest.approx(
+            math.log(lead.speedup.value / other.speedup.value)
+        )
         assert rival.std > 0 and all(abs(term.difference) >= LEAST_TOLD for term in rival.terms)
-        assert all(term.rows > 0 for term in rival.terms if term.term in ("size", "depth", "narrow"))
+        assert all(
+            term.rows > 0 for term in rival.terms if term.term in ("size", "depth", "narrow")
+        )
 
 
 def test_where_nothing_is_believed_of_shapes_there_are_no_terms(smollm2, roofline) -> None:

@@ -1,4 +1,5 @@
-"""Auxiliary states of texts: the right layers' inputs, made once, refused where they do not belong."""
+"""Auxiliary states of texts: the right layers' inputs, made once, refused where they do not
+belong."""
 
 from __future__ import annotations
 
@@ -31,14 +32,21 @@ def test_states_are_the_inputs_of_the_layers(cache: TextCache, target) -> None:
         with torch.no_grad():
             hidden = target.model(sequence.token_ids[None], output_hidden_states=True).hidden_states
         expected = torch.cat([hidden[layer][0] for layer in AUX], -1)[:-1]
-        # Computed in bfloat16 where the machine is fast in it, so single small numbers may be far off.
-        assert (states.of(sequence).float() - expected).norm() < 0.03 * expected.norm()  # another layer: about 1
+        # Computed in bfloat16 where the machine is fast in it, so single small numbers may be far
+        # off.
+        assert (
+            states.of(sequence).float() - expected
+        ).norm() < 0.03 * expected.norm()  # another layer: about 1
 
 
-def test_what_is_on_disk_is_used_again_and_other_texts_make_it_anew(cache: TextCache, target, monkeypatch) -> None:
+def test_what_is_on_disk_is_used_again_and_other_texts_make_it_anew(
+    cache: TextCache, target, monkeypatch
+) -> None:
     seen = []
     auxiliary_states(target, cache, AUX, seen.append)
-    assert seen and seen[-1]["done"] == seen[-1]["total"] == sum(len(s) - 1 for s in cache.sequences)
+    assert seen and seen[-1]["done"] == seen[-1]["total"] == sum(
+        len(s) - 1 for s in cache.sequences
+    )
     assert not list(cache.folder.glob(".*")), "no temporary files stay"
     shards = sorted(cache.folder.glob("auxiliary-*"))
     assert len(shards) == 2
@@ -58,12 +66,18 @@ def test_the_text_cache_does_not_take_them_for_texts(cache: TextCache, target) -
     assert len(TextCache.load(cache.folder).sequences) == len(cache.sequences)
 
 
-def test_another_target_a_full_disk_and_unknown_texts_are_refused(cache: TextCache, target, tmp_path, monkeypatch) -> None:
+def test_another_target_a_full_disk_and_unknown_texts_are_refused(
+    cache: TextCache, target, tmp_path, monkeypatch
+) -> None:
     with pytest.raises(ArchsearchError, match="written by another target"):
         auxiliary_states(make_deep_target(seed=7), cache, AUX)
     with pytest.raises(ArchsearchError, match="given|made for other texts"):
-        auxiliary_states(target, cache, AUX).of(write_texts(tmp_path / "other", make_deep_target(seed=9), 10).sequences[0])
-    monkeypatch.setattr(auxiliary.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 100})())
+        auxiliary_states(target, cache, AUX).of(
+            write_texts(tmp_path / "other", make_deep_target(seed=9), 10).sequences[0]
+        )
+    monkeypatch.setattr(
+        auxiliary.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 100})()
+    )
     with pytest.raises(ArchsearchError, match="GB are free"):
         auxiliary_states(target, cache, (5,))
 

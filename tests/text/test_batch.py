@@ -1,4 +1,5 @@
-"""Batches of prompts of very different length: equal to one by one, within memory and time, never silent."""
+"""Batches of prompts of very different length: equal to one by one, within memory and time, never
+silent."""
 
 from __future__ import annotations
 
@@ -25,9 +26,18 @@ END = 1
 def target() -> LlamaForCausalLM:
     torch.manual_seed(5)
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=2048, eos_token_id=END, bos_token_id=None, pad_token_id=0, initializer_range=0.3,
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        eos_token_id=END,
+        bos_token_id=None,
+        pad_token_id=0,
+        initializer_range=0.3,
+    )
     return LlamaForCausalLM(config).eval()
 
 
@@ -35,13 +45,21 @@ def make_prompts(lengths: list[int], shared: int = 3) -> list[EncodedPrompt]:
     generator = torch.Generator().manual_seed(0)
     frame = [2] * shared
     return [
-        EncodedPrompt((*frame, *torch.randint(3, VOCAB, (n - shared,), generator=generator).tolist()), "", str(i))
+        EncodedPrompt(
+            (*frame, *torch.randint(3, VOCAB, (n - shared,), generator=generator).tolist()),
+            "",
+            str(i),
+        )
         for i, n in enumerate(lengths)
     ]
 
 
-def writer_of(target: LlamaForCausalLM, limits: BatchLimits, tokens: int = 20, **more: float) -> BatchWriter:
-    return BatchWriter(target, target.lm_head.weight.detach(), (END, 7, 9), Writing(tokens, limits=limits, **more))  # type: ignore[arg-type]
+def writer_of(
+    target: LlamaForCausalLM, limits: BatchLimits, tokens: int = 20, **more: float
+) -> BatchWriter:
+    return BatchWriter(
+        target, target.lm_head.weight.detach(), (END, 7, 9), Writing(tokens, limits=limits, **more)
+    )  # type: ignore[arg-type]
 
 
 def quiet(what: str, done: int, written: int) -> None:
@@ -49,7 +67,8 @@ def quiet(what: str, done: int, written: int) -> None:
 
 
 def ticking(monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], list[str], Report]:
-    """A clock that goes on by a second with every report, what was reported, and the report to hand over."""
+    """A clock that goes on by a second with every report, what was reported, and the report to hand
+    over."""
     clock, kinds = [0.0], list[str]()
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
 
@@ -60,10 +79,17 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], list[str], Re
     return clock, kinds, report
 
 
-def check_alone(target: LlamaForCausalLM, sequence: CachedSequence, prompt: EncodedPrompt, tokens: int) -> None:
+def check_alone(
+    target: LlamaForCausalLM, sequence: CachedSequence, prompt: EncodedPrompt, tokens: int
+) -> None:
     ids = torch.tensor([prompt.token_ids])
-    expected = target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False,
-                               eos_token_id=[END, 7, 9])[0]  # fmt: skip
+    expected = target.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=tokens,
+        do_sample=False,
+        eos_token_id=[END, 7, 9],
+    )[0]
     assert sequence.token_ids.tolist() == expected.tolist()
     with torch.no_grad():
         hidden = target.model(expected[None]).last_hidden_state[0, len(prompt.token_ids) - 1 : -1]
@@ -72,9 +98,17 @@ def check_alone(target: LlamaForCausalLM, sequence: CachedSequence, prompt: Enco
 
 @pytest.mark.parametrize("shared", [0, 3])
 @pytest.mark.parametrize(
-    "limits", [BatchLimits(), BatchLimits(rows=3), BatchLimits(kv_tokens=600, prefill_tokens=64), BatchLimits(5, 2200, 300)]
+    "limits",
+    [
+        BatchLimits(),
+        BatchLimits(rows=3),
+        BatchLimits(kv_tokens=600, prefill_tokens=64),
+        BatchLimits(5, 2200, 300),
+    ],
 )
-def test_refilled_batches_write_what_each_prompt_gets_alone(target: LlamaForCausalLM, limits: BatchLimits, shared: int) -> None:
+def test_refilled_batches_write_what_each_prompt_gets_alone(
+    target: LlamaForCausalLM, limits: BatchLimits, shared: int
+) -> None:
     prompts = make_prompts([5, 1700, 12, 300, 8, 40, 41, 5, 900, 60, 13, 7, 22, 150, 9, 33], shared)
     sequences, finished = writer_of(target, limits).write(prompts, quiet)
     assert finished and [s.id for s in sequences] == [p.id for p in prompts]
@@ -100,15 +134,27 @@ def test_targets_that_take_no_blocks_write_the_same(
 def test_a_sliding_window_is_kept_in_reading_and_in_writing() -> None:
     torch.manual_seed(3)
     config = MistralConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=512, eos_token_id=END, bos_token_id=None, pad_token_id=0, initializer_range=0.3,
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        eos_token_id=END,
+        bos_token_id=None,
+        pad_token_id=0,
+        initializer_range=0.3,
         sliding_window=16,
-    )  # fmt: skip
+    )
     windowed = MistralForCausalLM(config).eval()
     assert takes_blocks(windowed)
     prompts = make_prompts([5, 40, 12, 90, 15])
     sequences, _ = BatchWriter(
-        windowed, windowed.lm_head.weight.detach(), (), Writing(20, limits=BatchLimits(prefill_tokens=32))
+        windowed,
+        windowed.lm_head.weight.detach(),
+        (),
+        Writing(20, limits=BatchLimits(prefill_tokens=32)),
     ).write(prompts, quiet)
     for sequence in sequences:
         start = sequence.prompt_tokens
@@ -122,18 +168,26 @@ def test_sixteen_bits_are_attended_right_in_either_form(
     target: LlamaForCausalLM, grouped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr("archsearch.text.blocks._grouped_is_quicker", lambda *kind: asked.append(kind) or grouped)
+    monkeypatch.setattr(
+        "archsearch.text.blocks._grouped_is_quicker", lambda *kind: asked.append(kind) or grouped
+    )
     halves = copy.deepcopy(target).to(torch.bfloat16)
-    sequences, _ = BatchWriter(halves, halves.lm_head.weight.detach(), (), Writing(20)).write(make_prompts([5, 40, 12]), quiet)
+    sequences, _ = BatchWriter(halves, halves.lm_head.weight.detach(), (), Writing(20)).write(
+        make_prompts([5, 40, 12]), quiet
+    )
     assert set(asked) == {(torch.bfloat16, 4, 2, 8)}
     for sequence in sequences:
         with torch.no_grad():
-            hidden = halves.model(sequence.token_ids[None]).last_hidden_state[0, sequence.prompt_tokens - 1 : -1]
+            hidden = halves.model(sequence.token_ids[None]).last_hidden_state[
+                0, sequence.prompt_tokens - 1 : -1
+            ]
         error = (sequence.hidden.float() - hidden.float()).norm() / hidden.float().norm()
         assert error < 0.05
 
 
-def test_attention_of_another_kind_is_found_out_and_left_to_the_target(target: LlamaForCausalLM) -> None:
+def test_attention_of_another_kind_is_found_out_and_left_to_the_target(
+    target: LlamaForCausalLM,
+) -> None:
     torch.manual_seed(5)
     other = LlamaForCausalLM(target.config).eval()
     first = other.model.layers[0].self_attn
@@ -147,14 +201,21 @@ def test_attention_of_another_kind_is_found_out_and_left_to_the_target(target: L
     assert not takes_blocks(other)
 
 
-def test_memory_and_passes_stay_within_their_limits(target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_and_passes_stay_within_their_limits(
+    target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held: list[tuple[int, int]] = []
     refills: list[tuple[int, int]] = []
     real = Passes.step
 
     def spy(self: Passes, blocks, tokens):  # noqa: ANN001, ANN202
         held.append((len(tokens), sum(block.tokens for block in blocks)))
-        refills.append((sum(b.capacity - b.columns < 20 for b in blocks), sum(b.capacity - b.columns == 20 for b in blocks)))
+        refills.append(
+            (
+                sum(b.capacity - b.columns < 20 for b in blocks),
+                sum(b.capacity - b.columns == 20 for b in blocks),
+            )
+        )
         return real(self, blocks, tokens)
 
     monkeypatch.setattr(Passes, "step", spy)
@@ -164,22 +225,33 @@ def test_memory_and_passes_stay_within_their_limits(target: LlamaForCausalLM, mo
     )
     try:
         prompts = make_prompts([5 + 7 * i for i in range(60)] + [1700, 1500])
-        _, finished = writer_of(target, BatchLimits(rows=16, kv_tokens=4000, prefill_tokens=256)).write(prompts, quiet)
+        _, finished = writer_of(
+            target, BatchLimits(rows=16, kv_tokens=4000, prefill_tokens=256)
+        ).write(prompts, quiet)
     finally:
         hook.remove()
     assert finished
     assert max(rows for rows, _ in held) == 16
     assert max(tokens for _, tokens in held) <= 4000
     assert max(passes) <= 256
-    assert any(kept and new for kept, new in refills), "no row was refilled beside answers under way"
+    assert any(kept and new for kept, new in refills), (
+        "no row was refilled beside answers under way"
+    )
 
 
-def test_blocks_pad_little_and_small_ones_join(target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_pad_little_and_small_ones_join(
+    target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counts: list[tuple[int, float]] = []
     real = Passes.step
 
     def spy(self: Passes, blocks, tokens):  # noqa: ANN001, ANN202
-        counts.append((len(blocks), sum(sum(b.spans) for b in blocks) / sum(b.rows * b.columns for b in blocks)))
+        counts.append(
+            (
+                len(blocks),
+                sum(sum(b.spans) for b in blocks) / sum(b.rows * b.columns for b in blocks),
+            )
+        )
         return real(self, blocks, tokens)
 
     monkeypatch.setattr(Passes, "step", spy)
@@ -189,8 +261,12 @@ def test_blocks_pad_little_and_small_ones_join(target: LlamaForCausalLM, monkeyp
     assert min(share for _, share in counts) > 0.5
 
 
-def test_one_prompt_larger_than_the_memory_bound_still_goes_through(target: LlamaForCausalLM) -> None:
-    sequences, finished = writer_of(target, BatchLimits(kv_tokens=50, prefill_tokens=16)).write(make_prompts([5, 200]), quiet)
+def test_one_prompt_larger_than_the_memory_bound_still_goes_through(
+    target: LlamaForCausalLM,
+) -> None:
+    sequences, finished = writer_of(target, BatchLimits(kv_tokens=50, prefill_tokens=16)).write(
+        make_prompts([5, 200]), quiet
+    )
     assert finished and len(sequences) == 2
 
 
@@ -199,9 +275,12 @@ def test_a_deadline_in_the_middle_of_prefill_ends_it_with_what_is_there(
 ) -> None:
     clock, kinds, report = ticking(monkeypatch)
     prompts = make_prompts([100 + i for i in range(40)])
-    sequences, finished = writer_of(target, BatchLimits(prefill_tokens=110)).write(prompts, report, deadline=5.0)
+    sequences, finished = writer_of(target, BatchLimits(prefill_tokens=110)).write(
+        prompts, report, deadline=5.0
+    )
     assert not finished
-    # A third of the time goes into reading, the rest into writing: before, all went into reading and answers had one token.
+    # A third of the time goes into reading, the rest into writing: before, all went into reading
+    # and answers had one token.
     assert 0 < len(sequences) < 4 and max(len(s.written) for s in sequences) >= 2
     assert len(kinds) <= 6, "passes went on after the deadline"
     # One prompt in many passes, behind answers under way, is given up too.
@@ -209,27 +288,43 @@ def test_a_deadline_in_the_middle_of_prefill_ends_it_with_what_is_there(
     sequences, finished = writer_of(target, BatchLimits(rows=2, prefill_tokens=16)).write(
         make_prompts([5, 8, 1700]), report, deadline=60.0
     )
-    assert not finished and [len(s.token_ids) < 40 for s in sequences] == [True, True] and clock[0] <= 62
+    assert (
+        not finished
+        and [len(s.token_ids) < 40 for s in sequences] == [True, True]
+        and clock[0] <= 62
+    )
 
 
 def test_reading_that_was_cut_short_is_not_begun_again_before_answers_are_written(
     target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After its third of the time it took a third of the rest, token by token, until nothing was left to write in."""
+    """After its third of the time it took a third of the rest, token by token, until nothing was
+    left to write in."""
     clock, kinds, report = ticking(monkeypatch)
     prompts = make_prompts([100 + i for i in range(40)])
-    sequences, finished = writer_of(target, BatchLimits(prefill_tokens=110), tokens=30).write(prompts, report, deadline=30.0)
+    sequences, finished = writer_of(target, BatchLimits(prefill_tokens=110), tokens=30).write(
+        prompts, report, deadline=30.0
+    )
     assert not finished
-    assert kinds.count(READS) <= 13 and min(len(s.written) for s in sequences if 1 not in s.written) > 5
+    assert (
+        kinds.count(READS) <= 13
+        and min(len(s.written) for s in sequences if 1 not in s.written) > 5
+    )
     # Answers that ended make room for more reading again.
     clock[0] = 0.0
     kinds.clear()
-    writer_of(target, BatchLimits(prefill_tokens=110), tokens=4).write(prompts, report, deadline=30.0)
+    writer_of(target, BatchLimits(prefill_tokens=110), tokens=4).write(
+        prompts, report, deadline=30.0
+    )
     assert kinds.index(READS, kinds.index(WRITES)) > kinds.index(WRITES) + 2
 
 
-def test_a_deadline_that_is_past_still_leaves_the_first_answers_begun(target: LlamaForCausalLM) -> None:
-    sequences, finished = writer_of(target, BatchLimits(prefill_tokens=64)).write(make_prompts([5, 9, 500]), quiet, deadline=0.0)
+def test_a_deadline_that_is_past_still_leaves_the_first_answers_begun(
+    target: LlamaForCausalLM,
+) -> None:
+    sequences, finished = writer_of(target, BatchLimits(prefill_tokens=64)).write(
+        make_prompts([5, 9, 500]), quiet, deadline=0.0
+    )
     assert not finished and [len(s.written) for s in sequences] == [1, 1]
 
 
@@ -241,20 +336,30 @@ def test_no_more_than_two_passes_go_by_in_silence(target: LlamaForCausalLM) -> N
         reports.append((passes[0], what, done, written))
 
     try:
-        writer_of(target, BatchLimits(rows=4, prefill_tokens=128)).write(make_prompts([5, 1700, 700, 90, 30, 31]), report)
+        writer_of(target, BatchLimits(rows=4, prefill_tokens=128)).write(
+            make_prompts([5, 1700, 700, 90, 30, 31]), report
+        )
     finally:
         hook.remove()
     seen = [count for count, *_ in reports]
-    assert max(b - a for a, b in zip([0, *seen], seen, strict=False)) <= 2  # a step, then the first of a refill
+    assert (
+        max(b - a for a, b in zip([0, *seen], seen, strict=False)) <= 2
+    )  # a step, then the first of a refill
     assert sum(what == READS for _, what, *_ in reports) >= 1700 // 128 + 700 // 128
     assert reports[-1][2] == 6
 
 
 def test_sampled_answers_do_not_depend_on_their_neighbours(target: LlamaForCausalLM) -> None:
     prompts = make_prompts([5, 80, 12, 30, 8, 41])
-    several, _ = writer_of(target, BatchLimits(), temperature=1.5, top_p=0.9).write(prompts, quiet, seed=3)
-    alone, _ = writer_of(target, BatchLimits(rows=1), temperature=1.5, top_p=0.9).write(prompts, quiet, seed=3)
-    other, _ = writer_of(target, BatchLimits(), temperature=1.5, top_p=0.9).write(prompts, quiet, seed=4)
+    several, _ = writer_of(target, BatchLimits(), temperature=1.5, top_p=0.9).write(
+        prompts, quiet, seed=3
+    )
+    alone, _ = writer_of(target, BatchLimits(rows=1), temperature=1.5, top_p=0.9).write(
+        prompts, quiet, seed=3
+    )
+    other, _ = writer_of(target, BatchLimits(), temperature=1.5, top_p=0.9).write(
+        prompts, quiet, seed=4
+    )
     assert [s.token_ids.tolist() for s in several] == [s.token_ids.tolist() for s in alone]
     assert [s.token_ids.tolist() for s in several] != [s.token_ids.tolist() for s in other]
 
@@ -275,7 +380,9 @@ def test_limits_of_a_prompt() -> None:
 
 
 def test_bytes_per_token_and_the_share_of_memory(target: LlamaForCausalLM) -> None:
-    assert kv_bytes_per_token(target.config, 4) == 2 * 2 * 2 * 8 * 4  # keys and values x layers x KV heads x head_dim x bytes
+    assert (
+        kv_bytes_per_token(target.config, 4) == 2 * 2 * 2 * 8 * 4
+    )  # keys and values x layers x KV heads x head_dim x bytes
     assert 0 < kv_tokens(target, BatchLimits()) * kv_bytes_per_token(target.config, 4) <= 4 << 30
     assert kv_tokens(target, BatchLimits(kv_tokens=7)) == 7
 

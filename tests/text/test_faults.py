@@ -1,4 +1,5 @@
-"""Prompts and answers that a draft can learn little from: each fault said once, and none where there is none."""
+"""Prompts and answers that a draft can learn little from: each fault said once, and none where
+there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Likeness of prompt sets: same source near 1, other kinds near 0, whatever the order, size or language."""
+"""Likeness of prompt sets: same source near 1, other kinds near 0, whatever the order, size or
+language."""
 
 from __future__ import annotations
 
@@ -20,16 +21,32 @@ def sketch(texts: list[str]) -> TextSketch:
 
 def letters(seed: int, count: int = 60) -> list[str]:
     chance = random.Random(seed)
-    what = ["a lamp", "two chairs", "the wrong book", "a torn shirt", "three mugs", "a broken clock"]
-    wish = ["wants a refund", "asks for a new one", "wants to know when it will come", "would like to send it back"]
-    return [f"A customer got {chance.choice(what)} and {chance.choice(wish)}. Write a short reply." for _ in range(count)]
+    what = [
+        "a lamp",
+        "two chairs",
+        "the wrong book",
+        "a torn shirt",
+        "three mugs",
+        "a broken clock",
+    ]
+    wish = [
+        "wants a refund",
+        "asks for a new one",
+        "wants to know when it will come",
+        "would like to send it back",
+    ]
+    return [
+        f"A customer got {chance.choice(what)} and {chance.choice(wish)}. Write a short reply."
+        for _ in range(count)
+    ]
 
 
 def sums(seed: int, count: int = 60) -> list[str]:
     chance = random.Random(seed)
     who, thing = ["Ann", "Bob", "Mei", "Omar"], ["apples", "coins", "pencils", "miles"]
     return [
-        f"{chance.choice(who)} has {chance.randint(2, 99)} {chance.choice(thing)} and loses half. How many are left?"
+        f"{chance.choice(who)} has {chance.randint(2, 99)} {chance.choice(thing)} and loses half."
+        " How many are left?"
         for _ in range(count)
     ]
 
@@ -53,7 +70,9 @@ def test_a_few_prompts_of_a_kind_are_known_for_it() -> None:
     assert likeness(few, sketch(letters(1))) > 0.7 and likeness(few, sketch(sums(1))) < 0.2
 
 
-@pytest.mark.parametrize("texts", [["Why is the sky blue?"], ["Sing.", "Go home now."], ["same words"] * 9])
+@pytest.mark.parametrize(
+    "texts", [["Why is the sky blue?"], ["Sing.", "Go home now."], ["same words"] * 9]
+)
 def test_sets_too_small_or_all_alike_have_a_likeness(texts: list[str]) -> None:
     for one, other in itertools.product((texts, letters(1)), repeat=2):
         assert 0.0 <= likeness(sketch(one), sketch(other)) <= 1.0
@@ -63,7 +82,10 @@ def test_sets_too_small_or_all_alike_have_a_likeness(texts: list[str]) -> None:
 def test_languages_without_spaces_have_words() -> None:
     assert words_of("Hello, 世界 12!") == ["hello", ",", "世", "界", "0", "!"]
     assert words_of("สวัสดี")[0] == "ส"
-    weather = [f"请告诉我{city}明天的天气怎么样" for city in ("北京", "上海", "广州", "成都", "杭州", "西安")]
+    weather = [
+        f"请告诉我{city}明天的天气怎么样"
+        for city in ("北京", "上海", "广州", "成都", "杭州", "西安")
+    ]
     poems = [f"写一首关于{thing}的短诗" for thing in ("月亮", "大海", "秋天", "故乡", "雪", "茶")]
     assert likeness(sketch(weather[::2]), sketch(weather[1::2])) > 0.8
     assert likeness(sketch(weather), sketch(poems)) < 0.3
@@ -74,7 +96,11 @@ def test_a_sketch_is_small_holds_no_text_and_comes_back(tmp_path) -> None:
     save_sketch(made, tmp_path)
     assert load_sketch(tmp_path) == made
     path = tmp_path / SKETCH_FILE
-    assert path.stat().st_size < 7000 and "zyzzyva" not in path.read_text() and "customer" not in path.read_text()
+    assert (
+        path.stat().st_size < 7000
+        and "zyzzyva" not in path.read_text()
+        and "customer" not in path.read_text()
+    )
     write_json(path, {**read_json(path, "sketch"), "format": 9})
     assert load_sketch(tmp_path) is None
     path.write_text("{}")

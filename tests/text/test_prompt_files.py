@@ -25,7 +25,10 @@ def written(path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("indent", [None, 2])
 def test_an_array_as_sharegpts(tmp_path: Path, indent: int | None) -> None:
-    rows = [{"id": "a", "conversations": [HUMAN, {"from": "gpt", "value": "well"}]}, {"prompt": "Hi"}]
+    rows = [
+        {"id": "a", "conversations": [HUMAN, {"from": "gpt", "value": "well"}]},
+        {"prompt": "Hi"},
+    ]
     first, second = read_prompts(written(tmp_path / "s.json", json.dumps(rows, indent=indent)))
     assert (first.messages, first.id, second.text) == ((("user", "How are you?"),), "a", "Hi")
 
@@ -34,23 +37,40 @@ def test_openai_parts_tools_and_batches(tmp_path: Path) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"q": "x"}'}}
     messages = [
         {"role": "system", "content": [{"type": "text", "text": "Be kind."}]},
-        {"role": "user", "content": [{"type": "text", "text": "Look"}, {"type": "text", "text": "here"}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "Look"}, {"type": "text", "text": "here"}],
+        },
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "found"},
         {"role": "user", "content": "And now?"},
     ]
-    batch = {"custom_id": "r7", "method": "POST", "url": "/v1/x", "body": {"model": "m", "messages": messages}}
-    path = written(tmp_path / "b.jsonl", json.dumps({"messages": messages}) + "\n" + json.dumps(batch))
+    batch = {
+        "custom_id": "r7",
+        "method": "POST",
+        "url": "/v1/x",
+        "body": {"model": "m", "messages": messages},
+    }
+    path = written(
+        tmp_path / "b.jsonl", json.dumps({"messages": messages}) + "\n" + json.dumps(batch)
+    )
     plain, asked = read_prompts(path)
     assert asked.messages == plain.messages and asked.id == "r7"
     assert plain.messages[:2] == (("system", "Be kind."), ("user", "Look\nhere"))
-    assert plain.messages[2][0] == "assistant" and json.loads(plain.messages[2][1]) == call["function"]
+    assert (
+        plain.messages[2][0] == "assistant" and json.loads(plain.messages[2][1]) == call["function"]
+    )
     assert plain.messages[3:] == (("tool", "found"), ("user", "And now?"))
 
 
 def test_csv_and_parquet(tmp_path: Path) -> None:
-    csv = written(tmp_path / "p.csv", '\ufeffprompt,category\r\n"one,\r\ntwo\u2028three",chat\r\nfour,\r\n')
-    assert [(p.text, p.category) for p in read_prompts(csv)] == [("one,\ntwo\u2028three", "chat"), ("four", "")]
+    csv = written(
+        tmp_path / "p.csv", '\ufeffprompt,category\r\n"one,\r\ntwo\u2028three",chat\r\nfour,\r\n'
+    )
+    assert [(p.text, p.category) for p in read_prompts(csv)] == [
+        ("one,\ntwo\u2028three", "chat"),
+        ("four", ""),
+    ]
     rows: list[dict[str, Any]] = [{"conversations": [HUMAN], "category": None}] * 3
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "p.parquet")
     assert [p.text for p in read_prompts(tmp_path / "p.parquet")] == ["How are you?"] * 3
@@ -64,9 +84,17 @@ def test_csv_and_parquet(tmp_path: Path) -> None:
         ("x.csv", b"text\nfine\n", "line 2: none of the fields"),
         ("x.parquet", b"PAR1", "cannot read the prompt file"),
         ("x.json", b'[{"prompt": "ok then"}, 7]', "entry 2: a int, not an object"),
-        ("x.json", b'[{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}]', "no text .'image_url'"),
+        (
+            "x.json",
+            b'[{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}]',
+            "no text .'image_url'",
+        ),
         ("x.jsonl", b'{"body": {"input": "x"}}', "none of the fields"),
-        ("x.jsonl", b'{"messages": [{"role": "assistant", "content": null}]}', "without the text field 'content'"),
+        (
+            "x.jsonl",
+            b'{"messages": [{"role": "assistant", "content": null}]}',
+            "without the text field 'content'",
+        ),
     ],
 )
 def test_what_is_none_is_one_line(tmp_path: Path, name: str, content: bytes, says: str) -> None:
@@ -102,7 +130,16 @@ def test_a_data_set_of_the_hub_by_its_name(tmp_path: Path, monkeypatch: pytest.M
     (held / "refs" / "main").write_text("a" * 40)
     (files / "data" / "test.jsonl").write_text("broken")
     (files / "data" / "train.jsonl").write_text("broken too")
-    ask = ["acceptance", "--target", "smollm2-135m", "--draft", "ngram", "--gpu", "cpu", "--prompts"]
+    ask = [
+        "acceptance",
+        "--target",
+        "smollm2-135m",
+        "--draft",
+        "ngram",
+        "--gpu",
+        "cpu",
+        "--prompts",
+    ]
     result = invoke(*ask, "us/chats")
     assert result.exit_code == 2 and "data/train.jsonl, line 1: not JSON" in result.stderr
     result = invoke(*ask, "us/nothing")

@@ -14,7 +14,10 @@ from archsearch.text.prompts import Prompt
 
 
 def made(categories: list[str]) -> PromptSet:
-    prompts = [Prompt((("user", f"prompt number {i}"),), name, str(i), i) for i, name in enumerate(categories)]
+    prompts = [
+        Prompt((("user", f"prompt number {i}"),), name, str(i), i)
+        for i, name in enumerate(categories)
+    ]
     return PromptSet([], prompts, "made up")
 
 
@@ -23,9 +26,11 @@ def test_halves_share_no_prompt_and_hold_the_same_kinds() -> None:
     choosing, confirming = found.choosing, found.confirming
     assert found.split and len(choosing) + len(confirming) == len(found.heldout)
     assert not {p.text for p in choosing} & {p.text for p in confirming}
-    assert Counter(p.category for p in choosing) == Counter(p.category for p in confirming) == {
-        "seen-template": 20, "new-template": 10
-    }  # fmt: skip
+    assert (
+        Counter(p.category for p in choosing)
+        == Counter(p.category for p in confirming)
+        == {"seen-template": 20, "new-template": 10}
+    )
     assert (found.choosing, found.confirming) == (choosing, confirming)  # the same every time
 
 
@@ -33,7 +38,9 @@ def test_halves_stay_balanced_with_sorted_files_and_categories_of_one() -> None:
     by_kind = made(["a"] * 11 + ["b"] * 9 + ["c"] * 3)
     for half in (by_kind.choosing, by_kind.confirming):
         counts = Counter(p.category for p in half)
-        assert abs(counts["a"] - 5.5) < 1 and abs(counts["b"] - 4.5) < 1 and abs(counts["c"] - 1.5) < 1
+        assert (
+            abs(counts["a"] - 5.5) < 1 and abs(counts["b"] - 4.5) < 1 and abs(counts["c"] - 1.5) < 1
+        )
     singles = made([f"kind {i}" for i in range(20)])
     assert abs(len(singles.choosing) - len(singles.confirming)) <= 1
 
@@ -55,10 +62,21 @@ def test_spread_prompts_reach_both_ends() -> None:
     assert spread_prompts([1, 2], 5) == [1, 2] and spread_prompts([1, 2], 1) == [1]
 
 
-@pytest.mark.parametrize(("count", "least", "held"), [
-    (24, 32, 6), (100, 32, 25), (300, 32, 34), (640, 32, 32), (1300, 32, 65), (300, 0, 15), (24, 0, 6),
-])  # fmt: skip
-def test_small_files_keep_more_apart_and_never_more_than_a_quarter(tmp_path: Path, count: int, least: int, held: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "least", "held"),
+    [
+        (24, 32, 6),
+        (100, 32, 25),
+        (300, 32, 34),
+        (640, 32, 32),
+        (1300, 32, 65),
+        (300, 0, 15),
+        (24, 0, 6),
+    ],
+)
+def test_small_files_keep_more_apart_and_never_more_than_a_quarter(
+    tmp_path: Path, count: int, least: int, held: int
+) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(count)))
     found = load_prompt_set(path, None, least)
@@ -67,12 +85,20 @@ def test_small_files_keep_more_apart_and_never_more_than_a_quarter(tmp_path: Pat
 
 def test_a_prompt_that_stands_twice_in_a_file_is_taken_once(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"prompt number {n % 30}"}) + "\n" for n in range(90)))
+    path.write_text(
+        "".join(json.dumps({"prompt": f"prompt number {n % 30}"}) + "\n" for n in range(90))
+    )
     found = load_prompt_set(path, None)
     found.check_apart()
-    assert len(found.train) + len(found.heldout) == 30 and "60 repeated prompts left out" in found.source
+    assert (
+        len(found.train) + len(found.heldout) == 30
+        and "60 repeated prompts left out" in found.source
+    )
     path.write_text(json.dumps({"prompt": "all the same"}) + "\n")
-    with pytest.raises(ArchsearchError, match="has 1 prompts: a draft would learn their answers by heart.*at least 8"):
+    with pytest.raises(
+        ArchsearchError,
+        match="has 1 prompts: a draft would learn their answers by heart.*at least 8",
+    ):
         load_prompt_set(path, None)
     path.write_text((json.dumps({"prompt": "all the same"}) + "\n") * 50)
     with pytest.raises(ArchsearchError, match="has 50 prompts, 1 of them distinct: "):

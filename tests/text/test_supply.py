@@ -12,14 +12,22 @@ from archsearch.text.cache import CachedSequence
 from archsearch.text.prompts import Prompt
 
 CHAT = (
-    "{% for m in messages %}{{ '<start> ' + m['role'] + ' ' + m['content'] + ' <end> ' }}{% endfor %}"
-    "{% if add_generation_prompt %}<start> assistant{% endif %}"
+    "{% for m in messages %}{{ '<start> ' + m['role'] + ' ' + m['content'] + ' <end> ' }}{% endfor"
+    " %}{% if add_generation_prompt %}<start> assistant{% endif %}"
 )
 
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
-    names = ["<unk>", "<start>", "<end>", "user", "assistant", "system", *(f"w{i}" for i in range(60))]
+    names = [
+        "<unk>",
+        "<start>",
+        "<end>",
+        "user",
+        "assistant",
+        "system",
+        *(f"w{i}" for i in range(60)),
+    ]
     raw = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<end>", unk_token="<unk>")
@@ -34,29 +42,46 @@ def prompt(text: str, category: str = "") -> Prompt:
 def sequence(ids: list[int], prompt_tokens: int, category: str = "") -> CachedSequence:
     written = len(ids) - prompt_tokens
     return CachedSequence(
-        torch.tensor(ids), prompt_tokens, torch.zeros(written, 4), torch.tensor(ids[prompt_tokens:]), category, ""
+        torch.tensor(ids),
+        prompt_tokens,
+        torch.zeros(written, 4),
+        torch.tensor(ids[prompt_tokens:]),
+        category,
+        "",
     )
 
 
-def test_an_asking_ends_where_the_user_speaks_behind_prompts_of_one_kind(tokenizer: PreTrainedTokenizerFast) -> None:
-    users = [prompt(f"w{i} w{i + 1} w{i + 2}", "ab"[i % 2]) for i in range(12)] + [prompt("w1 " * 400, "a")]
+def test_an_asking_ends_where_the_user_speaks_behind_prompts_of_one_kind(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    users = [prompt(f"w{i} w{i + 1} w{i + 2}", "ab"[i % 2]) for i in range(12)] + [
+        prompt("w1 " * 400, "a")
+    ]
     asked = supply.askings(tokenizer, users, 20, seed=3)
     assert len(asked) == 20 and len({one.token_ids for one in asked}) > 10
     for one in asked:
         text = tokenizer.decode(one.token_ids)
-        assert text.endswith("<end> <start> user") and text.count("<start>") == 4 and len(one.token_ids) < 60
+        assert (
+            text.endswith("<end> <start> user")
+            and text.count("<start>") == 4
+            and len(one.token_ids) < 60
+        )
         kinds = {int(word[1:]) % 2 for word in text.split("user ")[1].split()[:1]}
         assert kinds == {"ab".index(one.category)}
-    assert [one.token_ids for one in supply.askings(tokenizer, users, 20, seed=3)] == [one.token_ids for one in asked]
+    assert [one.token_ids for one in supply.askings(tokenizer, users, 20, seed=3)] == [
+        one.token_ids for one in asked
+    ]
     bare = supply.askings(tokenizer, [], 2)
     assert tokenizer.decode(bare[0].token_ids) == "<start> user"
 
 
-def test_a_template_that_wants_turns_to_alternate_gets_no_examples(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_template_that_wants_turns_to_alternate_gets_no_examples(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
     tokenizer.chat_template = (
-        "{% for m in messages %}"
-        "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}"
-        "{{ '<start> ' + m['role'] + ' ' + m['content'] + ' <end> ' }}{% endfor %}"
+        "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{"
+        " raise_exception('alternate') }}{% endif %}{{ '<start> ' + m['role'] + ' ' + m['content']"
+        " + ' <end> ' }}{% endfor %}"
     )
     asked = supply.askings(tokenizer, [prompt("w1 w2"), prompt("w3 w4")], 2)
     assert [tokenizer.decode(one.token_ids) for one in asked] == ["<start> user"] * 2
@@ -66,13 +91,20 @@ def test_a_template_that_wants_turns_to_alternate_gets_no_examples(tokenizer: Pr
 
 
 def test_what_goes_round_is_seen() -> None:
-    assert supply.loops([1] * 48) and supply.loops([9, *[1, 2, 3, 4] * 12]) and not supply.loops([1] * 47)
+    assert (
+        supply.loops([1] * 48)
+        and supply.loops([9, *[1, 2, 3, 4] * 12])
+        and not supply.loops([1] * 47)
+    )
     assert not supply.loops(list(range(100)))
 
 
 def test_what_leaks_repeats_or_is_known_is_dropped_with_its_reason() -> None:
     users = [prompt("please write a short poem about the sea in winter")]
-    apart = [prompt("how many apples does Tom have after he gives seven of them to his sister Ann"), prompt("translate cat")]
+    apart = [
+        prompt("how many apples does Tom have after he gives seven of them to his sister Ann"),
+        prompt("translate cat"),
+    ]
     texts = [
         ("tell me how a bicycle stays upright when it is ridden slowly", "x", True),
         ("Tell me how a bicycle stays upright when it is ridden slowly!", "x", True),
@@ -87,8 +119,12 @@ def test_what_leaks_repeats_or_is_known_is_dropped_with_its_reason() -> None:
     found = supply.invented(texts, users, apart)
     assert [p.text for p in found.prompts] == [texts[0][0]] and found.prompts[0].category == "x"
     assert found.dropped == {
-        "like another prompt": 2, "like a held-out prompt": 2, "repeats itself": 1, "unfinished": 1, "too short": 2
-    }  # fmt: skip
+        "like another prompt": 2,
+        "like a held-out prompt": 2,
+        "repeats itself": 1,
+        "unfinished": 1,
+        "too short": 2,
+    }
     again = supply.invented(texts, users, apart, before=found.prompts)
     assert not again.prompts
     system = Prompt((("system", "be brief"), ("user", "w1 w2 w3")))
@@ -96,9 +132,9 @@ def test_what_leaks_repeats_or_is_known_is_dropped_with_its_reason() -> None:
 
 
 def test_turns_end_with_the_turn_or_with_a_blank_line(tokenizer: PreTrainedTokenizerFast) -> None:
-    assert supply.turns_of([sequence([1, 3, 10, 11, 2], 2, "c"), sequence([1, 3, 10, 11], 2)], tokenizer, (2,)) == [
-        ("w4 w5", "c", True), ("w4 w5", "", False)
-    ]  # fmt: skip
+    assert supply.turns_of(
+        [sequence([1, 3, 10, 11, 2], 2, "c"), sequence([1, 3, 10, 11], 2)], tokenizer, (2,)
+    ) == [("w4 w5", "c", True), ("w4 w5", "", False)]
     tokenizer.chat_template = None
     tokenizer.decode = lambda ids, **_: "\n\nfirst line\n\nsecond"  # type: ignore[method-assign]
     assert supply.turns_of([sequence([1, 3, 10], 2)], tokenizer, (2,)) == [("first line", "", True)]
@@ -121,5 +157,8 @@ def test_a_turn_that_was_cut_ends_with_its_last_whole_sentence(
 
 
 def test_good_text_is_not_complained_about() -> None:
-    assert supply.poor_text([prompt("w1 w2"), prompt("w3 w4")], [sequence(list(range(3, 40)), 3)] * 4) == []
+    assert (
+        supply.poor_text([prompt("w1 w2"), prompt("w3 w4")], [sequence(list(range(3, 40)), 3)] * 4)
+        == []
+    )
     assert supply.poor_text([], []) == []

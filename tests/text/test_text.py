@@ -18,7 +18,24 @@ from archsearch.text.settings import BatchLimits, Writing
 from archsearch.text.vocabulary import TokenFrequencies, choose_draft_vocab, token_frequencies
 
 VOCAB = 64
-WORDS = ["the", "cat", "dog", "ran", "sat", "on", "mat", "a", "big", "red", "why", "who", "when", "is", "it", "me"]
+WORDS = [
+    "the",
+    "cat",
+    "dog",
+    "ran",
+    "sat",
+    "on",
+    "mat",
+    "a",
+    "big",
+    "red",
+    "why",
+    "who",
+    "when",
+    "is",
+    "it",
+    "me",
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +45,9 @@ def tokenizer():
     vocab |= {f"w{i}": i for i in range(len(vocab), VOCAB)}
     raw = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>", unk_token="<unk>", pad_token="<pad>")
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=raw, eos_token="<eos>", unk_token="<unk>", pad_token="<pad>"
+    )
     wrapped.chat_template = (
         "{% for m in messages %}{{ m['role'] + ' ' + m['content'] + ' ' }}{% endfor %}"
         "{% if add_generation_prompt %}assistant{% endif %}"
@@ -39,10 +58,19 @@ def tokenizer():
 def make_target(seed=0, kv_heads=2):
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=kv_heads, max_position_embeddings=256, eos_token_id=1, bos_token_id=None, pad_token_id=0,
-        tie_word_embeddings=True, initializer_range=0.3,
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=256,
+        eos_token_id=1,
+        bos_token_id=None,
+        pad_token_id=0,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+    )
     return LlamaForCausalLM(config).eval()
 
 
@@ -53,8 +81,14 @@ def target():
 
 @pytest.fixture
 def prompts():
-    texts = ["the cat sat on the mat", "who is it", "the big red dog ran", "why me", "the cat ran",
-             "when is it on the mat the dog sat"]  # fmt: skip
+    texts = [
+        "the cat sat on the mat",
+        "who is it",
+        "the big red dog ran",
+        "why me",
+        "the cat ran",
+        "when is it on the mat the dog sat",
+    ]
     return [Prompt((("user", text),), f"c{i % 2}", f"p{i}", i + 1) for i, text in enumerate(texts)]
 
 
@@ -71,17 +105,34 @@ def test_all_forms_of_prompt_files_are_read(tmp_path):
     path = write(
         tmp_path,
         {"prompt": "Hello there", "category": "greeting", "id": "a"},
-        {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi you"},
-                      {"role": "assistant", "content": "no"}]},
+        {
+            "messages": [
+                {"role": "system", "content": "Be kind."},
+                {"role": "user", "content": "Hi you"},
+                {"role": "assistant", "content": "no"},
+            ]
+        },
         "",
-        {"conversations": [{"from": "human", "value": "First one"}, {"from": "gpt", "value": "x"},
-                           {"from": "human", "value": "later"}]},
+        {
+            "conversations": [
+                {"from": "human", "value": "First one"},
+                {"from": "gpt", "value": "x"},
+                {"from": "human", "value": "later"},
+            ]
+        },
         {"question": "Why not?"},
         {"instruction": "Do it now"},
         {"turns": ["Turn one", "Turn two"], "question_id": 81},
-    )  # fmt: skip
+    )
     prompts = read_prompts(path)
-    assert [p.text for p in prompts] == ["Hello there", "Hi you", "First one", "Why not?", "Do it now", "Turn one"]
+    assert [p.text for p in prompts] == [
+        "Hello there",
+        "Hi you",
+        "First one",
+        "Why not?",
+        "Do it now",
+        "Turn one",
+    ]
     assert (prompts[0].category, prompts[0].id, prompts[0].line) == ("greeting", "a", 1)
     assert prompts[1].messages == (("system", "Be kind."), ("user", "Hi you"))
     assert prompts[2].messages == (("user", "First one"),)
@@ -133,17 +184,30 @@ def test_chat_template_is_applied_and_short_or_long_prompts_are_told(tokenizer, 
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_greedy_text_is_what_generate_writes_and_states_give_its_logits(tmp_path, tokenizer, prompts, kv_heads):
+def test_greedy_text_is_what_generate_writes_and_states_give_its_logits(
+    tmp_path, tokenizer, prompts, kv_heads
+):
     target = make_target(seed=3, kv_heads=kv_heads)
-    cache = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "c", writing=Writing(24, limits=BatchLimits(rows=4)))
+    cache = generate_text(
+        target,
+        tokenizer,
+        prompts,
+        cache_dir=tmp_path / "c",
+        writing=Writing(24, limits=BatchLimits(rows=4)),
+    )
     assert cache.complete and len(cache.sequences) == len(prompts)
     by_id = {s.id: s for s in cache.sequences}
     for encoded in encode_prompts(prompts, tokenizer):
         sequence = by_id[encoded.id]
         ids = torch.tensor([encoded.token_ids])
-        expected = target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)[0]
+        expected = target.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False
+        )[0]
         assert sequence.token_ids.tolist() == expected.tolist()
-        assert sequence.prompt_tokens == len(encoded.token_ids) and sequence.category == encoded.category
+        assert (
+            sequence.prompt_tokens == len(encoded.token_ids)
+            and sequence.category == encoded.category
+        )
         assert bool(sequence.greedy.all())
         with torch.no_grad():
             logits = target(expected[None]).logits[0, sequence.prompt_tokens - 1 : -1]
@@ -155,7 +219,13 @@ def test_rows_that_end_leave_the_batch_without_changing_the_others(tmp_path, tok
     target = make_target(seed=5)
     prompts = [Prompt((("user", f"the w{i} w{60 - i} sat"),), "", str(i), i) for i in range(22, 34)]
     together, alone = (
-        generate_text(target, tokenizer, prompts, cache_dir=tmp_path / f"{n}", writing=Writing(60, limits=BatchLimits(rows=n)))
+        generate_text(
+            target,
+            tokenizer,
+            prompts,
+            cache_dir=tmp_path / f"{n}",
+            writing=Writing(60, limits=BatchLimits(rows=n)),
+        )
         for n in (12, 1)
     )
     left = {s.id: s.token_ids.tolist() for s in together.sequences}
@@ -167,7 +237,13 @@ def test_rows_that_end_leave_the_batch_without_changing_the_others(tmp_path, tok
 
 def test_sampled_text_records_where_it_left_the_greedy_path(tmp_path, tokenizer, target, prompts):
     made = [
-        generate_text(target, tokenizer, prompts, cache_dir=tmp_path / name, writing=Writing(16, 2.0, seed=seed))
+        generate_text(
+            target,
+            tokenizer,
+            prompts,
+            cache_dir=tmp_path / name,
+            writing=Writing(16, 2.0, seed=seed),
+        )
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     ]
     texts = [[s.token_ids.tolist() for s in cache.sequences] for cache in made]
@@ -178,9 +254,13 @@ def test_sampled_text_records_where_it_left_the_greedy_path(tmp_path, tokenizer,
     assert torch.equal((one.hidden @ made[0].head.T).argmax(-1), one.greedy_ids)
 
 
-def test_a_killed_run_is_resumed_and_a_finished_shard_is_not_made_again(tmp_path, tokenizer, target, prompts, monkeypatch):
+def test_a_killed_run_is_resumed_and_a_finished_shard_is_not_made_again(
+    tmp_path, tokenizer, target, prompts, monkeypatch
+):
     monkeypatch.setattr("archsearch.text.shards.SHARD_PROMPTS", 2)
-    whole = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "whole", writing=Writing(8))
+    whole = generate_text(
+        target, tokenizer, prompts, cache_dir=tmp_path / "whole", writing=Writing(8)
+    )
     real = Row.sequence
     made = []
 
@@ -197,12 +277,18 @@ def test_a_killed_run_is_resumed_and_a_finished_shard_is_not_made_again(tmp_path
         generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "cut", writing=one)
     assert len(TextCache.load(tmp_path / "cut").sequences) == 4
     resumed = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / "cut", writing=one)
-    assert made[5:] == [p.id for p in prompts[4:]], "only the third shard should have been made again"
+    assert made[5:] == [p.id for p in prompts[4:]], (
+        "only the third shard should have been made again"
+    )
     assert resumed.complete and resumed.fingerprint == whole.fingerprint
-    assert [s.token_ids.tolist() for s in resumed.sequences] == [s.token_ids.tolist() for s in whole.sequences]
+    assert [s.token_ids.tolist() for s in resumed.sequences] == [
+        s.token_ids.tolist() for s in whole.sequences
+    ]
 
 
-def test_answers_that_a_deadline_cut_go_on_where_they_stopped(tmp_path, tokenizer, prompts, monkeypatch):
+def test_answers_that_a_deadline_cut_go_on_where_they_stopped(
+    tmp_path, tokenizer, prompts, monkeypatch
+):
     target = make_target(seed=5)
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
@@ -214,14 +300,26 @@ def test_answers_that_a_deadline_cut_go_on_where_they_stopped(tmp_path, tokenize
 
     for temperature in (0.0, 1.5):
         writing = Writing(30, temperature, limits=BatchLimits(rows=4))
-        whole = generate_text(target, tokenizer, prompts, cache_dir=tmp_path / f"whole{temperature}", writing=writing)
+        whole = generate_text(
+            target, tokenizer, prompts, cache_dir=tmp_path / f"whole{temperature}", writing=writing
+        )
         folder = tmp_path / f"cut{temperature}"
         for budget in (6.0, 6.0, None):
             before = len(passes)
-            cache = generate_text(target, tokenizer, prompts, cache_dir=folder, writing=writing, budget_s=budget, progress=report)
+            cache = generate_text(
+                target,
+                tokenizer,
+                prompts,
+                cache_dir=folder,
+                writing=writing,
+                budget_s=budget,
+                progress=report,
+            )
             assert budget is None or (not cache.complete and len(passes) - before <= 8)
         assert cache.complete
-        assert [s.token_ids.tolist() for s in cache.sequences] == [s.token_ids.tolist() for s in whole.sequences]
+        assert [s.token_ids.tolist() for s in cache.sequences] == [
+            s.token_ids.tolist() for s in whole.sequences
+        ]
         for ours, other in zip(cache.sequences, whole.sequences, strict=True):
             torch.testing.assert_close(ours.hidden, other.hidden, atol=2e-4, rtol=1e-4)
 
@@ -230,35 +328,51 @@ def test_rows_are_refilled_across_shards(tmp_path, tokenizer, target, prompts, m
     monkeypatch.setattr("archsearch.text.shards.SHARD_PROMPTS", 2)
     batches = []
     real = BatchWriter.write_rows
-    monkeypatch.setattr(BatchWriter, "write_rows", lambda self, rows, *rest: batches.append(len(rows)) or real(self, rows, *rest))
+    monkeypatch.setattr(
+        BatchWriter,
+        "write_rows",
+        lambda self, rows, *rest: batches.append(len(rows)) or real(self, rows, *rest),
+    )
     cache = generate_text(target, tokenizer, prompts, cache_dir=tmp_path, writing=Writing(8))
     assert batches == [6] and len(list(tmp_path.glob("shard-*.safetensors"))) == 3
     assert [s.id for s in cache.sequences] == [p.id for p in prompts]
 
 
-def test_the_budget_stops_with_what_is_there_and_a_later_call_goes_on(tmp_path, tokenizer, target, prompts, monkeypatch):
+def test_the_budget_stops_with_what_is_there_and_a_later_call_goes_on(
+    tmp_path, tokenizer, target, prompts, monkeypatch
+):
     monkeypatch.setattr("archsearch.text.shards.SHARD_PROMPTS", 3)
-    cut = generate_text(target, tokenizer, prompts, cache_dir=tmp_path, writing=Writing(50), budget_s=1e-6 + 0.05)
+    cut = generate_text(
+        target, tokenizer, prompts, cache_dir=tmp_path, writing=Writing(50), budget_s=1e-6 + 0.05
+    )
     if not cut.complete:
         assert 0 < len(cut.sequences) <= 6
     done = generate_text(target, tokenizer, prompts, cache_dir=tmp_path, writing=Writing(50))
     assert done.complete and len(done.sequences) == 6
 
 
-def test_answers_cut_by_the_deadline_are_kept_and_marked_unfinished(tmp_path, tokenizer, target, prompts):
+def test_answers_cut_by_the_deadline_are_kept_and_marked_unfinished(
+    tmp_path, tokenizer, target, prompts
+):
     encoded = encode_prompts(prompts, tokenizer)
     head = target.lm_head.weight.detach()
-    sequences, finished = BatchWriter(target, head, (), Writing(40)).write(encoded, lambda *_: None, deadline=0.0)
+    sequences, finished = BatchWriter(target, head, (), Writing(40)).write(
+        encoded, lambda *_: None, deadline=0.0
+    )
     assert not finished
     assert [s.greedy_ids.shape[0] for s in sequences] == [1] * 6
     save_shard(tmp_path / "shard-00000.safetensors", sequences, finished)
     assert not shard_complete(tmp_path / "shard-00000.safetensors")
 
 
-def test_a_cache_made_for_something_else_is_refused_with_words(tmp_path, tokenizer, target, prompts):
+def test_a_cache_made_for_something_else_is_refused_with_words(
+    tmp_path, tokenizer, target, prompts
+):
     generate_text(target, tokenizer, prompts, cache_dir=tmp_path, writing=Writing(4))
     with pytest.raises(ArchsearchError, match="made for another target;"):
-        generate_text(make_target(seed=9), tokenizer, prompts, cache_dir=tmp_path, writing=Writing(4))
+        generate_text(
+            make_target(seed=9), tokenizer, prompts, cache_dir=tmp_path, writing=Writing(4)
+        )
     with pytest.raises(ArchsearchError, match="made for other prompts;"):
         generate_text(target, tokenizer, prompts[:2], cache_dir=tmp_path, writing=Writing(4))
     with pytest.raises(ArchsearchError, match="made for other settings;"):
@@ -267,7 +381,9 @@ def test_a_cache_made_for_something_else_is_refused_with_words(tmp_path, tokeniz
 
 def test_progress_ends_at_the_total(tmp_path, tokenizer, target, prompts):
     seen = []
-    cache = generate_text(target, tokenizer, prompts, cache_dir=tmp_path, writing=Writing(8), progress=seen.append)
+    cache = generate_text(
+        target, tokenizer, prompts, cache_dir=tmp_path, writing=Writing(8), progress=seen.append
+    )
     assert seen[-1]["done"] == seen[-1]["total"] == 6
     assert seen[-1]["tokens"] == cache.written_tokens
     assert [s["tokens"] for s in seen] == sorted(s["tokens"] for s in seen)
@@ -285,12 +401,17 @@ def test_plain_text_has_the_states_of_one_forward_pass(tmp_path, tokenizer, targ
         assert torch.equal(logits.argmax(-1), sequence.greedy_ids)
     path = tmp_path / "text.txt"
     path.write_text("\n\n".join(texts))
-    assert encode_text(target, tokenizer, path, cache_dir=tmp_path / "c", max_tokens=6).fingerprint == cache.fingerprint
+    assert (
+        encode_text(target, tokenizer, path, cache_dir=tmp_path / "c", max_tokens=6).fingerprint
+        == cache.fingerprint
+    )
     with pytest.raises(ArchsearchError, match="no piece of two tokens"):
         encode_text(target, tokenizer, ["why"], cache_dir=tmp_path / "d")
 
 
-def test_a_full_disk_is_one_line_and_leaves_no_half_shard(tmp_path, tokenizer, target, prompts, monkeypatch):
+def test_a_full_disk_is_one_line_and_leaves_no_half_shard(
+    tmp_path, tokenizer, target, prompts, monkeypatch
+):
     def full(self, data):
         raise OSError(28, "No space left on device")
 
@@ -338,9 +459,13 @@ def test_frequencies_tell_written_from_prompt_and_plain_text(tmp_path, tokenizer
     assert token_frequencies(cache).text[8] + 3 == frequencies.text[8]  # "dog"
 
 
-def test_line_separators_inside_a_prompt_and_a_byte_order_mark_are_no_trouble(tmp_path: Path) -> None:
+def test_line_separators_inside_a_prompt_and_a_byte_order_mark_are_no_trouble(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "prompts.jsonl"
     text = "one\u2028two\u0085three"
-    file.write_bytes("\ufeff".encode() + json.dumps({"prompt": text}, ensure_ascii=False).encode() + b"\r\n")
+    file.write_bytes(
+        "\ufeff".encode() + json.dumps({"prompt": text}, ensure_ascii=False).encode() + b"\r\n"
+    )
     (prompt,) = read_prompts(file)
     assert prompt.messages[-1][1] == text

@@ -1,4 +1,5 @@
-"""Curves: the same numbers as one workload at a time, where they cross 1, and what memory does to throughput."""
+"""Curves: the same numbers as one workload at a time, where they cross 1, and what memory does to
+throughput."""
 
 from __future__ import annotations
 
@@ -29,20 +30,28 @@ def test_points_say_what_one_workload_says() -> None:
         assert point.gamma == alone.gamma
         assert point.speedup.value == pytest.approx(alone.speedup.value, rel=2e-3)
         assert point.speedup.std == pytest.approx(alone.speedup.std, rel=2e-2)
-        assert (point.speedup.low, point.speedup.high) == pytest.approx((alone.speedup.low, alone.speedup.high), rel=5e-3)
+        assert (point.speedup.low, point.speedup.high) == pytest.approx(
+            (alone.speedup.low, alone.speedup.high), rel=5e-3
+        )
         assert point.tokens_per_s.value == pytest.approx(point.x / point.tpot_s.value)
 
 
 def test_context_gamma_and_alpha_too() -> None:
     by_context = curve(scorer(), DRAFT, sweep_of("context", "128:4096:12", 4096))
     for point in by_context.points:
-        assert point.speedup.value == pytest.approx(scorer().at_context(int(point.x))(DRAFT).speedup.value, rel=2e-3)
+        assert point.speedup.value == pytest.approx(
+            scorer().at_context(int(point.x))(DRAFT).speedup.value, rel=2e-3
+        )
     by_gamma = curve(scorer(), DRAFT, sweep_of("gamma", None, 4096))
     assert [point.gamma for point in by_gamma.points] == list(range(1, 17))
-    assert max(by_gamma.points, key=lambda point: point.speedup.value).gamma == scorer()(DRAFT).gamma
+    assert (
+        max(by_gamma.points, key=lambda point: point.speedup.value).gamma == scorer()(DRAFT).gamma
+    )
     by_alpha = curve(scorer(), DRAFT, sweep_of("alpha", "0.0:1.0:21", 4096))
     gains = [point.speedup.value for point in by_alpha.points]
-    assert gains == sorted(gains) and by_alpha.points[-1].speedup.value == pytest.approx(by_alpha.points[-1].ideal)
+    assert gains == sorted(gains) and by_alpha.points[-1].speedup.value == pytest.approx(
+        by_alpha.points[-1].ideal
+    )
     assert by_alpha.starts == pytest.approx(scorer(alpha=by_alpha.starts or 0.0)(DRAFT).alpha.value)
 
 
@@ -52,7 +61,9 @@ def test_where_it_stops_paying_by_hand() -> None:
     one = Scorer(TARGET, WORKLOAD, FormulaLatency(**costs), GivenAcceptance(0.5), gammas=[1])
     found = curve(one, DRAFT, sweep_of("batch", "1:512:512", 4096))
     assert found.stops == pytest.approx(0.4 * 12e-3 / (0.6 * 1e-4), rel=0.01)
-    assert [point.pays for point in found.points] == [point.x < (found.stops or 0) for point in found.points]
+    assert [point.pays for point in found.points] == [
+        point.x < (found.stops or 0) for point in found.points
+    ]
     assert found.stops_between[0] < found.stops < found.stops_between[1]  # type: ignore[operator]
     assert found.ideal_stops is None  # 2 (b + n r) = 1.1 b + 2.1 n r only at n = 9 b / r
     assert all(np.diff([point.ideal for point in found.points]) < 0)
@@ -62,7 +73,9 @@ def test_memory_lowers_throughput_not_only_fit() -> None:
     def held(workload: Workload, drafter: object) -> int:
         return 16 if drafter is not None else 24
 
-    free, full = (curve(scorer(), DRAFT, sweep_of("batch", "1:64:64", 4096), limit) for limit in (None, held))
+    free, full = (
+        curve(scorer(), DRAFT, sweep_of("batch", "1:64:64", 4096), limit) for limit in (None, held)
+    )
     assert full.memory_stops == 17
     at = {int(point.x): point for point in full.points}
     assert at[16] == {int(point.x): point for point in free.points}[16]
@@ -73,7 +86,10 @@ def test_memory_lowers_throughput_not_only_fit() -> None:
 
 
 def test_an_empty_cache_still_runs_one_request() -> None:
-    assert curve(scorer(), DRAFT, sweep_of("context", "1:64", 4096), lambda *_: 0).points[0].running == 1
+    assert (
+        curve(scorer(), DRAFT, sweep_of("context", "1:64", 4096), lambda *_: 0).points[0].running
+        == 1
+    )
 
 
 def test_a_ladder_has_both_ends_and_grows_evenly() -> None:
@@ -86,7 +102,9 @@ def test_a_ladder_has_both_ends_and_grows_evenly() -> None:
 def test_times_between_rungs_are_close() -> None:
     latency = FormulaLatency()
     rungs = ladder(1, 512)
-    priced = round_times(latency, TARGET, DRAFT, [replace(WORKLOAD, batch_size=n) for n in rungs], rungs, [1, 4])
+    priced = round_times(
+        latency, TARGET, DRAFT, [replace(WORKLOAD, batch_size=n) for n in rungs], rungs, [1, 4]
+    )
     between = priced.read([11.0, 100.0, 333.0])
     for row, batch in enumerate((11, 100, 333)):
         exact = latency.round(TARGET, DRAFT, replace(WORKLOAD, batch_size=batch), 4).round_s.value
@@ -99,7 +117,9 @@ def test_crossings() -> None:
     assert crossing([1.0, 2.0], [2.0, 1.5]) is None
 
 
-@pytest.mark.parametrize("text", ["", "1", "a:b", "1:2:3:4", "8:1", "0:5", "1:2:1", "1:2:99999", "1.5:9", "1:inf"])
+@pytest.mark.parametrize(
+    "text", ["", "1", "a:b", "1:2:3:4", "8:1", "0:5", "1:2:1", "1:2:99999", "1.5:9", "1:inf"]
+)
 def test_a_range_that_is_none(text: str) -> None:
     with pytest.raises(ArchsearchError, match="--range"):
         sweep_of("batch", text, 4096)

@@ -28,16 +28,31 @@ def test_lengths() -> None:
     assert normal.mean == pytest.approx(500, abs=1) and normal.mean_square > 500**2
     assert Lengths.read({"low": 10, "high": 20}, "x").mean == pytest.approx(15, abs=0.5)
     assert Lengths.read({"values": [1, 3], "weights": [3, 1]}, "x").mean == 1.5
-    # half of a long answer's tokens are written late: 100 or 300 tokens, (100^2 + 300^2) / 2 / (2 * 200) = 125
+    # half of a long answer's tokens are written late: 100 or 300 tokens, (100^2 + 300^2) / 2 / (2 *
+    # 200) = 125
     assert mean_context(Lengths.read(50, "x"), Lengths.read({"values": [100, 300]}, "x")) == 175
 
 
 @pytest.mark.parametrize(
-    "data", [-1, "many", {"mean": -1, "std": 1}, {"low": 3, "high": 1}, {"values": []}, {"values": [1], "weights": [0]},
-             {"values": [1, 2], "weights": [1]}, {"values": ["a"]}, {"mean": 1}, None, True,
-             {"mean": 10, "std": float("inf")}, {"mean": float("nan"), "std": 1},
-             {"values": [1, 2], "weights": [float("inf"), 1]}, {"values": [1, 2], "weights": [float("nan"), 1]}]
-)  # fmt: skip
+    "data",
+    [
+        -1,
+        "many",
+        {"mean": -1, "std": 1},
+        {"low": 3, "high": 1},
+        {"values": []},
+        {"values": [1], "weights": [0]},
+        {"values": [1, 2], "weights": [1]},
+        {"values": ["a"]},
+        {"mean": 1},
+        None,
+        True,
+        {"mean": 10, "std": float("inf")},
+        {"mean": float("nan"), "std": 1},
+        {"values": [1, 2], "weights": [float("inf"), 1]},
+        {"values": [1, 2], "weights": [float("nan"), 1]},
+    ],
+)
 def test_lengths_that_are_none(data: Any) -> None:
     with pytest.raises(ArchsearchError, match="prompt"):
         Lengths.read(data, "prompt")
@@ -46,18 +61,36 @@ def test_lengths_that_are_none(data: Any) -> None:
 def test_traces_of_three_makers(tmp_path: Path) -> None:
     moon, burst, vllm = tmp_path / "m.jsonl", tmp_path / "b.csv", tmp_path / "v.json"
     rows = [(0.0, 100, 20), (0.5, 200, 40), (2.0, 300, 60)]
-    moon.write_text("\n".join(json.dumps({"timestamp": int(1e3 * t), "input_length": p, "output_length": o}) for t, p, o in rows))
+    moon.write_text(
+        "\n".join(
+            json.dumps({"timestamp": int(1e3 * t), "input_length": p, "output_length": o})
+            for t, p, o in rows
+        )
+    )
     head = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
     lines = [f"{t},ChatGPT,{p},{o},{p + o},Conversation log" for t, p, o in rows]
     burst.write_text(head + "\n".join([*lines[:2], "1.0,GPT-4,50,0,50,Conversation log", lines[2]]))
-    vllm.write_text(json.dumps({"input_lens": [100, 200, 300], "output_lens": [20, 40, 60], "start_times": [5.0, 5.5, 7.0]}))
+    vllm.write_text(
+        json.dumps(
+            {
+                "input_lens": [100, 200, 300],
+                "output_lens": [20, 40, 60],
+                "start_times": [5.0, 5.5, 7.0],
+            }
+        )
+    )
     for path in (moon, burst, vllm):
         trace = read_trace(path)
         assert [(r.arrival_s, r.prompt_tokens, r.output_tokens) for r in trace.requests] == rows
         assert trace.requests_per_s == 1.0 and trace.prompt.mean == 200 and trace.output.mean == 40
     assert "1 requests without an answer" in read_trace(burst).note
-    vllm.write_text(json.dumps({"input_lens": [9, 1, 2], "output_lens": [0, 3, 4], "start_times": [0, 1, 2]}))
-    assert "1 requests without an answer" in read_trace(vllm).note and read_trace(vllm).requests[0].arrival_s == 0.0
+    vllm.write_text(
+        json.dumps({"input_lens": [9, 1, 2], "output_lens": [0, 3, 4], "start_times": [0, 1, 2]})
+    )
+    assert (
+        "1 requests without an answer" in read_trace(vllm).note
+        and read_trace(vllm).requests[0].arrival_s == 0.0
+    )
     vllm.write_text(json.dumps({"input_lens": [1, 2], "output_lens": [1, 2], "duration": 4.0}))
     assert "spread evenly over its 4 s" in read_trace(vllm).note
 
@@ -85,19 +118,37 @@ def line(timestamp: int, prompt: int, output: int = 1) -> str:
         ("Timestamp,Request tokens,Response tokens\n1,x,3\n", "line 2"),
         ('{"input_lens": [1], "output_lens": [1, 2], "duration": 1}', "2 answers"),
         (line(0, 1) + "\n" + line(0, 1), "at once"),
-        ('{"timestamp": NaN, "input_length": 1, "output_length": 1}\n' + line(1, 1), "arrived at nan s"),
-        ('{"input_lens": [1, 2], "output_lens": [1, 2], "duration": "long"}', "duration must be numbers"),
-        ('{"input_lens": [1, 2], "output_lens": [1, 2], "duration": -5}', "neither start_times nor a duration"),
+        (
+            '{"timestamp": NaN, "input_length": 1, "output_length": 1}\n' + line(1, 1),
+            "arrived at nan s",
+        ),
+        (
+            '{"input_lens": [1, 2], "output_lens": [1, 2], "duration": "long"}',
+            "duration must be numbers",
+        ),
+        (
+            '{"input_lens": [1, 2], "output_lens": [1, 2], "duration": -5}',
+            "neither start_times nor a duration",
+        ),
         ('{"input_lens": [1, 2], "output_lens": [1, 2]}', "neither start_times nor a duration"),
-        ('{"input_lens": ["a", 2], "output_lens": [3, 4], "start_times": [0, 1]}', "input_lens must be numbers"),
+        (
+            '{"input_lens": ["a", 2], "output_lens": [3, 4], "start_times": [0, 1]}',
+            "input_lens must be numbers",
+        ),
         ('{"input_lens": 5, "output_lens": [3, 4]}', "input_lens must be numbers"),
-        ('{"input_lens": [1, 2], "output_lens": [3, 4], "start_times": [0, null]}', "start_times must be numbers"),
+        (
+            '{"input_lens": [1, 2], "output_lens": [3, 4], "start_times": [0, null]}',
+            "start_times must be numbers",
+        ),
         (line(0, 10**400) + "\n" + line(1, 1), "line 1"),
-        (f'{{"input_lens": [1{"0" * 400}, 2], "output_lens": [3, 4], "duration": 1}}', "input_lens must be numbers"),
+        (
+            f'{{"input_lens": [1{"0" * 400}, 2], "output_lens": [3, 4], "duration": 1}}',
+            "input_lens must be numbers",
+        ),
         ("{" * 100_000, "line 1"),
         ("Timestamp," + "x" * 200_000 + "\n1,2\n", "no CSV"),
     ],
-)  # fmt: skip
+)
 def test_traces_that_are_none(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "trace"
     path.write_text(text)
@@ -136,24 +187,52 @@ def test_mixes_that_are_none(data: dict, words: str) -> None:
 def test_a_mix_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mix.yaml"
     path.write_text(
-        yaml.safe_dump({"objective": "tpot", "parts": [{**PART, "name": "chat", "weight": 70}, {**PART, "weight": 30}]})
+        yaml.safe_dump(
+            {
+                "objective": "tpot",
+                "parts": [{**PART, "name": "chat", "weight": 70}, {**PART, "weight": 30}],
+            }
+        )
     )
     mix = read_mix(path)
-    assert [part.weight for part in mix.parts] == [0.7, 0.3] and mix.objective == "tpot" and mix.parts[0].context == 350
+    assert (
+        [part.weight for part in mix.parts] == [0.7, 0.3]
+        and mix.objective == "tpot"
+        and mix.parts[0].context == 350
+    )
     with pytest.raises(ArchsearchError, match="cannot read"):
         read_mix(tmp_path / "none.yaml")
-    for text in ("a: [", "a: 2026-13-45", "a: " + "[" * 5000, "a: !!python/object/apply:os.getcwd []"):
+    for text in (
+        "a: [",
+        "a: 2026-13-45",
+        "a: " + "[" * 5000,
+        "a: !!python/object/apply:os.getcwd []",
+    ):
         path.write_text(text)
         with pytest.raises(ArchsearchError, match="not YAML"):
             read_mix(path)
-    path.write_text("a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
-        f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in pairwise("abcdefgh")))  # fmt: skip
+    path.write_text(
+        "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+        + "".join(
+            f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n"
+            for before, name in pairwise("abcdefgh")
+        )
+    )
     with pytest.raises(ArchsearchError, match="once its aliases are written out"):
         read_mix(path)
 
 
 def test_limits_of_parts_of_one_name_are_all_kept() -> None:
-    mix = mix_of({"parts": [{**PART, "name": "chat"}, {**PART, "name": "chat"}, {**PART, "name": "chat (2)"}]}, "w")
+    mix = mix_of(
+        {
+            "parts": [
+                {**PART, "name": "chat"},
+                {**PART, "name": "chat"},
+                {**PART, "name": "chat (2)"},
+            ]
+        },
+        "w",
+    )
     assert [part.name for part in mix.parts] == ["chat", "chat (2)", "chat (2) (3)"]
     assert mix_of(mix.to_dict(), "w") == mix
 
@@ -185,12 +264,20 @@ def test_off_pays_what_the_loaded_draft_costs() -> None:
 
 
 def test_limits_are_named() -> None:
-    data = {"parts": [{**PART, "name": "chat"}], "limits": {"tpot_ms": 0.1, "parameters": 10, "training_exaflop": 1e-9}}
+    data = {
+        "parts": [{**PART, "name": "chat"}],
+        "limits": {"tpot_ms": 0.1, "parameters": 10, "training_exaflop": 1e-9},
+    }
     mix = mix_of(data, "w")
     from archsearch.drafters.registry import as_drafter
 
     words = " ".join(broken_limits(served(mix), mix, as_drafter(DRAFT), Workload(), 1e9))
-    assert "chat: " in words and "at most 0.1" in words and "parameters" in words and "exaFLOP" in words
+    assert (
+        "chat: " in words
+        and "at most 0.1" in words
+        and "parameters" in words
+        and "exaFLOP" in words
+    )
 
 
 def test_a_load_that_fits_no_batch() -> None:

@@ -1,4 +1,5 @@
-"""Scores over a mix of work: what `traffic` says of the same parts, one draft at a time and a whole space at once."""
+"""Scores over a mix of work: what `traffic` says of the same parts, one draft at a time and a whole
+space at once."""
 
 from __future__ import annotations
 
@@ -32,11 +33,26 @@ from archsearch.traffic.served import broken_limits, objective_of, serve_part, t
 from archsearch.workload import Workload
 
 TARGET = catalogue.load("llama-3.1-8b").architecture
-CHAT = {"name": "chat", "weight": 70, "concurrency": 4, "prompt_tokens": {"mean": 600, "std": 400}, "output_tokens": 250,
-        "temperature": 0.7}  # fmt: skip
-CODE = {"name": "code", "weight": 30, "concurrency": 32, "prompt_tokens": 1500, "output_tokens": {"low": 100, "high": 500},
-        "domain": "code", "prefix_cache_hit": 0.3}  # fmt: skip
-RATE = {name: value for name, value in CHAT.items() if name != "concurrency"} | {"requests_per_second": 2.0}
+CHAT = {
+    "name": "chat",
+    "weight": 70,
+    "concurrency": 4,
+    "prompt_tokens": {"mean": 600, "std": 400},
+    "output_tokens": 250,
+    "temperature": 0.7,
+}
+CODE = {
+    "name": "code",
+    "weight": 30,
+    "concurrency": 32,
+    "prompt_tokens": 1500,
+    "output_tokens": {"low": 100, "high": 500},
+    "domain": "code",
+    "prefix_cache_hit": 0.3,
+}
+RATE = {name: value for name, value in CHAT.items() if name != "concurrency"} | {
+    "requests_per_second": 2.0
+}
 
 
 def mix(*parts: dict[str, Any], **more: Any) -> Mix:
@@ -52,16 +68,29 @@ def latency(engine: str = "vllm") -> LatencyModel:
 @cache
 def space() -> SearchSpace:
     return SearchSpace.from_dict(
-        {"dimensions": {"num_hidden_layers": [1, 2, 8], "hidden_size": [1024, 4096], "ffn_ratio": [2, 4],
-         "num_key_value_heads": [4, 8], "kv_group_size": [4], "head_dim": [128], "tie_word_embeddings": [False],
-         "draft_vocab_size": [16384, "target"], "window_pattern": ["L", "S"], "sliding_window": [256]}},
+        {
+            "dimensions": {
+                "num_hidden_layers": [1, 2, 8],
+                "hidden_size": [1024, 4096],
+                "ffn_ratio": [2, 4],
+                "num_key_value_heads": [4, 8],
+                "kv_group_size": [4],
+                "head_dim": [128],
+                "tie_word_embeddings": [False],
+                "draft_vocab_size": [16384, "target"],
+                "window_pattern": ["L", "S"],
+                "sliding_window": [256],
+            }
+        },
         "some",
-    ).served(1, 4096)  # fmt: skip
+    ).served(1, 4096)
 
 
 def scorer(asked: Mix, own: Any = None, acceptance: Any = None, device: str = "h100") -> MixScorer:
     own = own or latency()
-    base = Scorer(TARGET, Workload(1, 512, 1, "bfloat16", "graph"), own, acceptance or PriorAcceptance())
+    base = Scorer(
+        TARGET, Workload(1, 512, 1, "bfloat16", "graph"), own, acceptance or PriorAcceptance()
+    )
     return MixScorer(base, asked, load_device(device))
 
 
@@ -73,17 +102,32 @@ def test_a_score_is_what_traffic_says_of_the_same_parts() -> None:
     served = [serve_part(own, score.proposer, part, (None, None)) for part in own.mix.parts]
     assert score.mix is not None
     assert score.mix.value == pytest.approx(objective_of(served, "throughput", 1), rel=1e-12)
-    assert score.mix.plain == pytest.approx(objective_of(served, "throughput", 1, plain=True), rel=1e-12)
+    assert score.mix.plain == pytest.approx(
+        objective_of(served, "throughput", 1, plain=True), rel=1e-12
+    )
     assert score.speedup.value == pytest.approx(objective_of(served, "speedup", 1), rel=1e-12)
     assert score.tpot_s.value == pytest.approx(objective_of(served, "tpot", 1), rel=1e-12)
     tokens = training_tokens(own.context, score.parameters)
-    assert list(score.mix.broken_limits) == broken_limits(served, asked, score.proposer, own.workload, tokens)
+    assert list(score.mix.broken_limits) == broken_limits(
+        served, asked, score.proposer, own.workload, tokens
+    )
     assert len(score.mix.broken_limits) == 3  # the first token of both parts, and the parameters
-    assert all(value > 0 for name, value in own.constraints(shape).items() if "ttft" in name or name == "parameters")
-    assert score.speedup.low is not None and score.speedup.low < score.speedup.value < score.speedup.high
+    assert all(
+        value > 0
+        for name, value in own.constraints(shape).items()
+        if "ttft" in name or name == "parameters"
+    )
+    assert (
+        score.speedup.low is not None
+        and score.speedup.low < score.speedup.value < score.speedup.high
+    )
     assert Score.from_dict(score.to_dict()) == score
     chat, code = score.mix.parts
-    assert (chat.weight, code.weight) == (0.7, 0.3) and score.gamma == chat.gamma and chat.alpha != code.alpha
+    assert (
+        (chat.weight, code.weight) == (0.7, 0.3)
+        and score.gamma == chat.gamma
+        and chat.alpha != code.alpha
+    )
 
 
 def test_a_mix_of_one_kind_at_one_request_is_nearly_the_plain_score() -> None:
@@ -99,15 +143,34 @@ def test_a_mix_of_one_kind_at_one_request_is_nearly_the_plain_score() -> None:
 
 CASES = [
     (mix(CHAT, CODE), None),
-    (mix(CHAT, CODE, objective="throughput", limits={"tpot_ms": 8, "ttft_ms": 60, "memory_gib": 2, "parameters": 5e8}), None),
-    (mix(CHAT | {"concurrency": 300}, CODE, objective="tokens_per_device", limits={"training_exaflop": 2}), None),
+    (
+        mix(
+            CHAT,
+            CODE,
+            objective="throughput",
+            limits={"tpot_ms": 8, "ttft_ms": 60, "memory_gib": 2, "parameters": 5e8},
+        ),
+        None,
+    ),
+    (
+        mix(
+            CHAT | {"concurrency": 300},
+            CODE,
+            objective="tokens_per_device",
+            limits={"training_exaflop": 2},
+        ),
+        None,
+    ),
     (mix(RATE, CODE, objective="tpot"), None),
     (mix(RATE | {"requests_per_second": 40.0}), None),
     (mix(CHAT, CODE), RooflineLatency(load_device("l4"), "bfloat16", "graph", "vllm")),
 ]
 
 
-@pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, len(CASES)))])
+@pytest.mark.parametrize(
+    "number",
+    [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, len(CASES)))],
+)
 def test_all_at_once_says_what_one_by_one_does(number: int) -> None:
     asked, own_latency = CASES[number]
     own = scorer(asked, own_latency, device="l4" if own_latency else "h100")
@@ -128,7 +191,9 @@ def test_all_at_once_says_what_one_by_one_does(number: int) -> None:
         compared += 1
         found = (scores.ranked_by.flat[flat], scores.speedup.flat[flat], scores.alpha.flat[flat])
         assert found == pytest.approx((one.worth, one.speedup.value, one.alpha.value), rel=1e-9)
-        assert scores.feasible.flat[flat] == all(value <= 0 for value in own.constraints(shape).values())
+        assert scores.feasible.flat[flat] == all(
+            value <= 0 for value in own.constraints(shape).values()
+        )
         if scores.gamma.flat[flat] == one.gamma:
             assert scores.tau.flat[flat] == pytest.approx(one.tau.value, rel=1e-9)
     assert compared
@@ -140,8 +205,14 @@ def test_the_ranking_is_by_the_objective_and_keeps_the_limits() -> None:
     found = search(space(), own, trials=12)
     assert found.exact and all(score.parameters <= 6e8 for score in found.best)
     gains = [score.worth for score in found.best]
-    assert gains == sorted(gains, reverse=True) and all(score.mix is not None for score in found.best)
-    every = [own(shape) for shape in space().enumerate(TARGET) if all(v <= 0 for v in own.constraints(shape).values())]
+    assert gains == sorted(gains, reverse=True) and all(
+        score.mix is not None for score in found.best
+    )
+    every = [
+        own(shape)
+        for shape in space().enumerate(TARGET)
+        if all(v <= 0 for v in own.constraints(shape).values())
+    ]
     assert found.best[0].worth == pytest.approx(max(score.worth for score in every), rel=1e-9)
     assert all("throughput" in row for row in found.trials)
     grid = exact_grid(space(), own)
@@ -152,9 +223,15 @@ def test_the_ranking_is_by_the_objective_and_keeps_the_limits() -> None:
 
 def test_what_is_asked_elsewhere_fills_in_what_a_part_leaves_open() -> None:
     own = scorer(mix(CHAT | {"temperature": 1.0}, CODE))
-    assert [part.temperature for part in own.mix.parts] == [1.0, 0.0], "the heaviest part's is not the others'"
+    assert [part.temperature for part in own.mix.parts] == [1.0, 0.0], (
+        "the heaviest part's is not the others'"
+    )
     assert [part.domain for part in own.mix.parts] == ["chat", "code"]
-    assert own.workload.batch_size == 4 and own.workload.temperature == 1.0 and type(own.at_batch(2)) is Scorer
+    assert (
+        own.workload.batch_size == 4
+        and own.workload.temperature == 1.0
+        and type(own.at_batch(2)) is Scorer
+    )
     shape = next(iter(space().enumerate(TARGET)))
     known = own.with_acceptance(GivenAcceptance(0.9))
     assert known(shape).worth > own(shape).worth, "another acceptance forgets what was served"
@@ -180,14 +257,23 @@ def test_a_load_that_fits_no_batch_is_refused_before_any_work() -> None:
 
 
 def test_a_mix_reads_back_what_it_wrote() -> None:
-    asked = mix(CHAT, RATE, objective="tpot", tensor_parallel=4, draft_tensor_parallel=1, limits={"ttft_ms": 500})
+    asked = mix(
+        CHAT,
+        RATE,
+        objective="tpot",
+        tensor_parallel=4,
+        draft_tensor_parallel=1,
+        limits={"ttft_ms": 500},
+    )
     assert mix_of(asked.to_dict(), "again") == asked
     with pytest.raises(ArchsearchError, match="tensor_parallel must be a whole number"):
         mix(CHAT, tensor_parallel=0)
     score = scorer(mix(RATE | {"requests_per_second": 1e6}))(next(iter(space().enumerate(TARGET))))
     assert score.mix is not None and math.isinf(score.mix.parts[0].ttft_s)
     assert MixScore.from_dict(score.mix.to_dict()) == score.mix
-    assert replace(score.mix, objective="tpot", value=1.0, plain=2.0).gain == 2.0 and np.isfinite(score.worth)
+    assert replace(score.mix, objective="tpot", value=1.0, plain=2.0).gain == 2.0 and np.isfinite(
+        score.worth
+    )
 
 
 def test_the_gamma_that_was_asked_is_priced_and_a_choice_has_a_band() -> None:
@@ -208,7 +294,11 @@ def test_a_limit_on_one_request_in_a_hundred() -> None:
     with pytest.raises(ArchsearchError, match="ttft_p99_ms needs requests_per_second"):
         mix(CHAT, limits={"ttft_p99_ms": 500})
     limited = mix(RATE, limits={"ttft_p99_ms": 1})
-    scorer = MixScorer(Scorer(TARGET, Workload(mode="graph"), latency(), GivenAcceptance(0.7)), limited, load_device("h100"))
+    scorer = MixScorer(
+        Scorer(TARGET, Workload(mode="graph"), latency(), GivenAcceptance(0.7)),
+        limited,
+        load_device("h100"),
+    )
     score = scorer(catalogue.load("llama-3.2-1b").architecture)
     assert score.mix is not None and "99 % within" in score.mix.broken_limits[0]
     assert scorer.constraints(catalogue.load("llama-3.2-1b").architecture)["chat ttft 99 %"] > 0

@@ -45,7 +45,9 @@ def best(latency: FormulaLatency, alpha: float, batch: int, context: int = 512) 
 
 @quick
 @given(latencies, alphas, alphas, batches)
-def test_more_alpha_never_lowers_the_best_speedup(latency: FormulaLatency, one: float, other: float, batch: int) -> None:
+def test_more_alpha_never_lowers_the_best_speedup(
+    latency: FormulaLatency, one: float, other: float, batch: int
+) -> None:
     low, high = sorted((one, other))
     assert best(latency, high, batch) >= best(latency, low, batch) * (1 - 1e-12)
 
@@ -53,7 +55,8 @@ def test_more_alpha_never_lowers_the_best_speedup(latency: FormulaLatency, one: 
 @quick
 @given(latencies, alphas, batches)
 def test_the_speedup_never_exceeds_tau(latency: FormulaLatency, alpha: float, batch: int) -> None:
-    # A round reads at least what a plain step reads, so it gives no more than tau times as many tokens a second.
+    # A round reads at least what a plain step reads, so it gives no more than tau times as many
+    # tokens a second.
     found = Scorer(TARGET, Workload(batch_size=batch), latency, GivenAcceptance(alpha))(DRAFT)
     assert found.speedup.value <= found.tau.value * (1 + 1e-12)
     assert found.tau.value <= found.gamma + 1
@@ -61,23 +64,33 @@ def test_the_speedup_never_exceeds_tau(latency: FormulaLatency, alpha: float, ba
 
 @quick
 @given(latencies, batches)
-def test_gamma_0_gives_exactly_1_where_off_costs_nothing(latency: FormulaLatency, batch: int) -> None:
-    scorer = Scorer(TARGET, Workload(batch_size=batch), replace(latency, off=0.0), GivenAcceptance(0.5))
+def test_gamma_0_gives_exactly_1_where_off_costs_nothing(
+    latency: FormulaLatency, batch: int
+) -> None:
+    scorer = Scorer(
+        TARGET, Workload(batch_size=batch), replace(latency, off=0.0), GivenAcceptance(0.5)
+    )
     assert speedup_when_off(scorer, DRAFT).value == 1.0
-    loaded = Scorer(TARGET, Workload(batch_size=batch), replace(latency, off=1e-3), GivenAcceptance(0.5))
+    loaded = Scorer(
+        TARGET, Workload(batch_size=batch), replace(latency, off=1e-3), GivenAcceptance(0.5)
+    )
     assert speedup_when_off(loaded, DRAFT).value < 1.0
 
 
 @quick
 @given(batches, batches, st.integers(1, 8000), st.integers(1, 8000), st.sampled_from([1, 2, 4]))
-def test_memory_grows_with_batch_and_context(one: int, two: int, near: int, far: int, ranks: int) -> None:
+def test_memory_grows_with_batch_and_context(
+    one: int, two: int, near: int, far: int, ranks: int
+) -> None:
     (few_, many), (short, long) = sorted((one, two)), sorted((near, far))
     workload = Workload(few_, short, ranks)
     least = memory_bytes(TARGET, DRAFT, workload).total_bytes
     assert least <= memory_bytes(TARGET, DRAFT, replace(workload, batch_size=many)).total_bytes
     assert least <= memory_bytes(TARGET, DRAFT, replace(workload, context_len=long)).total_bytes
     device = load_device("a100")
-    plan, longer = (memory_plan(TARGET, DRAFT, replace(workload, context_len=n), device) for n in (short, long))
+    plan, longer = (
+        memory_plan(TARGET, DRAFT, replace(workload, context_len=n), device) for n in (short, long)
+    )
     assert plan.requests >= longer.requests and plan.cached_tokens == longer.cached_tokens
     alone = memory_plan(TARGET, None, workload, device)
     assert alone.requests >= plan.requests, "a draft never makes room"
@@ -87,16 +100,22 @@ def test_memory_grows_with_batch_and_context(one: int, two: int, near: int, far:
 
 @few
 @given(latencies, alphas, st.sets(batches, min_size=1, max_size=6))
-def test_a_schedule_is_feasible_and_never_loses_to_none(latency: FormulaLatency, alpha: float, sizes: set[int]) -> None:
+def test_a_schedule_is_feasible_and_never_loses_to_none(
+    latency: FormulaLatency, alpha: float, sizes: set[int]
+) -> None:
     scorer = Scorer(TARGET, Workload(context_len=256), latency, GivenAcceptance(alpha), max_gamma=6)
     taus = {gamma: Estimate(tau(alpha, gamma), 0.0, "given") for gamma in scorer.gammas}
-    points = schedule_points(scorer, DRAFT, Estimate(alpha, 0.0, "given"), taus, load_device("a100"), sorted({1, *sizes}))
+    points = schedule_points(
+        scorer, DRAFT, Estimate(alpha, 0.0, "given"), taus, load_device("a100"), sorted({1, *sizes})
+    )
     for point in points:
         off = speedup_when_off(scorer.at_batch(point.batch_size), DRAFT).value
         assert point.speedup is not None and point.speedup.value >= off * (1 - 1e-12)
         if point.gamma:
             assert point.speedup.value > off and point.gamma in scorer.gammas
-    ranges = check_schedule(schedule_from_points([(point.batch_size, point.gamma) for point in points]))
+    ranges = check_schedule(
+        schedule_from_points([(point.batch_size, point.gamma) for point in points])
+    )
     for batch in range(1, points[-1].batch_size + 1, 7):
         assert 0 <= gamma_at(ranges, batch) <= 6
     assert all(gamma_at(ranges, point.batch_size) == point.gamma for point in points)
@@ -104,7 +123,9 @@ def test_a_schedule_is_feasible_and_never_loses_to_none(latency: FormulaLatency,
 
 @few
 @given(latencies, alphas, st.integers(1, 64), st.integers(1, 2000), st.integers(2, 500))
-def test_a_load_keeps_its_laws(latency: FormulaLatency, alpha: float, flight: int, prompt: int, output: int) -> None:
+def test_a_load_keeps_its_laws(
+    latency: FormulaLatency, alpha: float, flight: int, prompt: int, output: int
+) -> None:
     part = {"weight": 1, "concurrency": flight, "prompt_tokens": prompt, "output_tokens": output}
     scorer = Scorer(TARGET, Workload(), latency, GivenAcceptance(alpha), gammas=[1, 3])
     found = serve_part(scorer, as_drafter(DRAFT), mix_of({"parts": [part]}, "w").parts[0])

@@ -13,7 +13,10 @@ from archsearch.traffic.steady import RoundTokens, Service, at_rate, slot_waitin
 from archsearch.traffic.traces import Request
 
 AT = np.array([1.0, 8.0, 64.0, 256.0])
-PROMPT, OUTPUT = Lengths.read({"mean": 400, "std": 200}, "prompt"), Lengths.read({"low": 40, "high": 160}, "output")
+PROMPT, OUTPUT = (
+    Lengths.read({"mean": 400, "std": 200}, "prompt"),
+    Lengths.read({"low": 40, "high": 160}, "output"),
+)
 
 
 def service(drafting: bool, prefill_s: float = 0.03) -> Service:
@@ -27,7 +30,10 @@ def service(drafting: bool, prefill_s: float = 0.03) -> Service:
 def test_the_operating_point_is_that_of_the_simulation(drafting: bool, load: float) -> None:
     server = service(drafting)
     rate = load * server.most_requests_per_s
-    told, seen = at_rate(server, rate), simulate(server, poisson(rate, 1500, PROMPT, OUTPUT, seed=5))
+    told, seen = (
+        at_rate(server, rate),
+        simulate(server, poisson(rate, 1500, PROMPT, OUTPUT, seed=5)),
+    )
     assert not seen.full and not told.full
     assert told.tpot_s == pytest.approx(seen.tpot_s, rel=0.08)
     assert told.running == pytest.approx(seen.running, rel=0.15)
@@ -44,21 +50,31 @@ def test_more_than_it_serves() -> None:
 @pytest.mark.parametrize("held", [2, 8])
 @pytest.mark.parametrize("load", [0.5, 0.8])
 @pytest.mark.parametrize("output", [{"low": 200, "high": 200}, {"mean": 200, "std": 200}])
-def test_waiting_for_a_slot_is_in_the_first_token(held: int, load: float, output: dict[str, float]) -> None:
+def test_waiting_for_a_slot_is_in_the_first_token(
+    held: int, load: float, output: dict[str, float]
+) -> None:
     lengths = Lengths.read(output, "output")
     rounds, tokens = np.full(4, 0.02), RoundTokens.of(0.7, 0.0, 4)
     server = Service(AT, rounds, tokens, 0.3, 200.0, held, output_cv2=lengths.cv2)
     rate = load * server.most_requests_per_s
     told = at_rate(server, rate)
-    runs = [simulate(server, poisson(rate, 2500, PROMPT, lengths, seed=seed), seed=seed) for seed in (1, 2)]
+    runs = [
+        simulate(server, poisson(rate, 2500, PROMPT, lengths, seed=seed), seed=seed)
+        for seed in (1, 2)
+    ]
     seen = float(np.mean([run.ttft_s for run in runs]))
-    assert told.ttft_s == pytest.approx(seen, rel=0.30), "0.43 s where 1.5 were seen, without the waiting"
-    assert told.ttft_p99_s == pytest.approx(float(np.mean([run.ttft_p99_s for run in runs])), rel=0.65)
+    assert told.ttft_s == pytest.approx(seen, rel=0.30), (
+        "0.43 s where 1.5 were seen, without the waiting"
+    )
+    assert told.ttft_p99_s == pytest.approx(
+        float(np.mean([run.ttft_p99_s for run in runs])), rel=0.65
+    )
     assert told.running == pytest.approx(float(np.mean([run.running for run in runs])), rel=0.20)
 
 
 def test_a_slot_is_waited_for_as_in_erlang_c() -> None:
-    # Service that depends on nobody else: a round takes as many units as there are requests, so a request takes S r(1).
+    # Service that depends on nobody else: a round takes as many units as there are requests, so a
+    # request takes S r(1).
     at = np.arange(1.0, 9.0)
     server = Service(at, np.full(8, 1.0), RoundTokens(), 0.0, 11.0, held=8, shares_steps=False)
     rate, servers = 0.6, 8
@@ -67,13 +83,16 @@ def test_a_slot_is_waited_for_as_in_erlang_c() -> None:
     last = offered**servers / math.factorial(servers) * servers / (servers - offered)
     chance, waited = slot_waiting(server, rate)
     assert chance == pytest.approx(last / (sum(terms) + last), rel=1e-9)
-    assert waited == pytest.approx(0.5 / (servers / 10.0 - rate)), "M/D/c by Allen and Cunneen: half of M/M/c"
+    assert waited == pytest.approx(0.5 / (servers / 10.0 - rate)), (
+        "M/D/c by Allen and Cunneen: half of M/M/c"
+    )
 
 
 def test_requests_are_counted_while_they_arrive() -> None:
     server = Service(AT, np.full(4, 0.02), RoundTokens(), 0.0, 101.0, 256)
     together = [Request(0.1 * n, 10, 101) for n in range(100)]
-    # 2 s each, ten a second: 20 run, also where the first tenth and the end, when they grow few, are left out
+    # 2 s each, ten a second: 20 run, also where the first tenth and the end, when they grow few,
+    # are left out
     assert simulate(server, together).running == pytest.approx(20.0, rel=0.05)
 
 
@@ -87,7 +106,9 @@ def test_memory_makes_requests_wait() -> None:
 def test_one_request_alone_takes_what_its_rounds_take() -> None:
     server = Service(AT, np.full(4, 0.02), RoundTokens(), 0.1, 11.0)
     seen = simulate(server, [Request(0.0, 100, 11), Request(10.0, 100, 11)])
-    assert seen.tpot_s == pytest.approx(0.02) and seen.ttft_s == pytest.approx(0.12), "a step, and what the prompt adds"
+    assert seen.tpot_s == pytest.approx(0.02) and seen.ttft_s == pytest.approx(0.12), (
+        "a step, and what the prompt adds"
+    )
     apart = Service(AT, np.full(4, 0.02), RoundTokens(), 0.1, 11.0, shares_steps=False)
     later = simulate(apart, [Request(0.0, 100, 11), Request(0.11, 100, 11)])
     assert later.tpot_s > 0.02, "the first request waits while the second one's prompt is read"

@@ -14,7 +14,9 @@ from archsearch.traffic.steady import RoundTokens, Service, at_rate, crossing_ra
 PLAIN = RoundTokens()
 
 
-def service(round_s: float = 20e-3, slope: float = 1e-4, tokens: RoundTokens = PLAIN, **more: float) -> Service:
+def service(
+    round_s: float = 20e-3, slope: float = 1e-4, tokens: RoundTokens = PLAIN, **more: float
+) -> Service:
     at = np.array([1.0, 64.0, 256.0])
     values = {"prefill_s": 0.02, "output_tokens": 101.0, **more}
     return Service(at, round_s + slope * at, tokens, **values)  # type: ignore[arg-type]
@@ -39,19 +41,27 @@ def test_a_fixed_number_in_flight_by_hand() -> None:
     found = in_flight(service(), 8)
     # 100 tokens after the first, and the step in which the prompt is read
     assert found.requests_per_s == pytest.approx(1 / (0.02 + 101 * (20e-3 + 8e-4) / 8))
-    assert found.ttft_s > 20e-3 + 8e-4 + 0.02, "no first token in less than a step and what the prompt adds to it"
+    assert found.ttft_s > 20e-3 + 8e-4 + 0.02, (
+        "no first token in less than a step and what the prompt adds to it"
+    )
     assert found.tokens_per_s == pytest.approx(101 * found.requests_per_s)
-    assert found.ttft_s + 100 * found.tpot_s == pytest.approx(8 / found.requests_per_s)  # Little's law
+    assert found.ttft_s + 100 * found.tpot_s == pytest.approx(
+        8 / found.requests_per_s
+    )  # Little's law
     assert in_flight(service(held=4), 8).running == 4
     assert in_flight(service(held=4), 8).ttft_s > in_flight(service(held=4), 4).ttft_s
 
 
 def test_a_rate_is_a_fixed_point() -> None:
     found = at_rate(service(), 5.0)
-    assert found.running == pytest.approx(5.0 * 100 * service().round_at(1 + found.running) / (1 - 0.1), rel=1e-6)
+    assert found.running == pytest.approx(
+        5.0 * 100 * service().round_at(1 + found.running) / (1 - 0.1), rel=1e-6
+    )
     assert not found.full and 0 < found.utilisation < 1
     slow = at_rate(service(), 0.01)
-    assert slow.tpot_s == pytest.approx(20.1e-3, rel=0.02) and slow.ttft_s == pytest.approx(0.02 + 20.1e-3, rel=0.05)
+    assert slow.tpot_s == pytest.approx(20.1e-3, rel=0.02) and slow.ttft_s == pytest.approx(
+        0.02 + 20.1e-3, rel=0.05
+    )
     full = at_rate(service(held=64), 1e3)
     assert full.full and math.isinf(full.ttft_s) and full.running == 64
 
@@ -64,7 +74,9 @@ def test_a_drafting_server_that_slows_under_load_is_switched_off_at_a_rate() -> 
     for rate, pays in ((0.8 * off, True), (1.1 * off, False)):
         assert (at_rate(drafting, rate).tpot_s < at_rate(plain, rate).tpot_s) is pays
     assert crossing_rate(plain, [service(60e-3, 1e-4, RoundTokens.of(0.2, 0.0, 3))]) == 0.0
-    assert crossing_rate(plain, [drafting, service(22e-3, 1e-5, RoundTokens.of(0.7, 0.0, 3))]) is None
+    assert (
+        crossing_rate(plain, [drafting, service(22e-3, 1e-5, RoundTokens.of(0.7, 0.0, 3))]) is None
+    )
 
 
 def test_what_is_no_load() -> None:

@@ -13,9 +13,18 @@ from tests.doubles.tiny_text import make_cache
 from tests.training.test_distill import make_draft, weights
 
 CONFIG = DistillConfig(
-    max_steps=200, warmup_tokens=64, batch_tokens=64, lr=3e-3, autocast=False, heldout_sequences=4, look_ratio=1.2,
-    keep_best=True, patience=1.5, average_power=None, anneal=0.0,
-)  # fmt: skip
+    max_steps=200,
+    warmup_tokens=64,
+    batch_tokens=64,
+    lr=3e-3,
+    autocast=False,
+    heldout_sequences=4,
+    look_ratio=1.2,
+    keep_best=True,
+    patience=1.5,
+    average_power=None,
+    anneal=0.0,
+)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +34,8 @@ def cache():
 
 @pytest.fixture
 def script(monkeypatch):
-    """What every look finds, instead of a pass over the held-out texts; the weights that were looked at are noted."""
+    """What every look finds, instead of a pass over the held-out texts; the weights that were
+    looked at are noted."""
     seen = []
     monkeypatch.setattr(training, "_FIRST_LOOK", 100)
 
@@ -51,10 +61,14 @@ def test_the_best_look_is_what_stays_and_training_ends_where_looks_fall(cache, s
     draft = make_draft()
     result = distill(draft, cache, CONFIG)
     assert result.stopped == NO_RISE and result.steps < CONFIG.max_steps
-    assert result.kept.value == result.alpha == 0.6 == max(point.value for point in result.alpha_curve)
+    assert (
+        result.kept.value == result.alpha == 0.6 == max(point.value for point in result.alpha_curve)
+    )
     assert torch.equal(weights(draft), seen[3])
     assert result.alpha_curve[-1].tokens >= 1.5 * result.kept.tokens, "patience"
-    assert result.epoch_tokens == sum(len(s) - 1 for s in training.split_heldout(cache.sequences, 4)[0])
+    assert result.epoch_tokens == sum(
+        len(s) - 1 for s in training.split_heldout(cache.sequences, 4)[0]
+    )
 
 
 def test_running_means_are_kept_as_they_were_looked_at(cache, script):
@@ -76,35 +90,62 @@ def test_an_anneal_that_makes_it_worse_is_not_kept(cache, script):
     seen = script((0.1, 0.5, 0.4, 0.39, 0.38))
     draft = make_draft()
     result = distill(
-        draft, cache, dataclasses.replace(CONFIG, max_steps=30, anneal=0.5, look_ratio=None, evaluations=3, patience=None)
+        draft,
+        cache,
+        dataclasses.replace(
+            CONFIG, max_steps=30, anneal=0.5, look_ratio=None, evaluations=3, patience=None
+        ),
     )
     assert result.steps == 30 and result.kept.value == 0.5
     assert torch.equal(weights(draft), seen[1])
 
 
-def test_a_stopped_training_stays_stopped_on_the_same_text_and_goes_on_from_its_best_look_on_more(cache, script, tmp_path):
+def test_a_stopped_training_stays_stopped_on_the_same_text_and_goes_on_from_its_best_look_on_more(
+    cache, script, tmp_path
+):
     script(RISES_AND_FALLS)
     first = distill(make_draft(), cache, CONFIG, checkpoint_dir=tmp_path)
     script((0.9,))
     draft = make_draft()
-    again = distill(draft, cache, dataclasses.replace(CONFIG, max_steps=400), checkpoint_dir=tmp_path)
-    assert (again.steps, again.alpha) == (first.steps, 0.6) and again.stopped, "it has nothing to learn here"
+    again = distill(
+        draft, cache, dataclasses.replace(CONFIG, max_steps=400), checkpoint_dir=tmp_path
+    )
+    assert (again.steps, again.alpha) == (first.steps, 0.6) and again.stopped, (
+        "it has nothing to learn here"
+    )
     script((0.61, 0.7, 0.72, 0.75, 0.8, 0.85))
     more = make_cache(count=60)
     more.meta["fingerprint"]["settings"] = {"kind": "sampled"}
-    grown = distill(make_draft(), [cache, more], dataclasses.replace(CONFIG, max_steps=first.steps + 4), checkpoint_dir=tmp_path)
+    grown = distill(
+        make_draft(),
+        [cache, more],
+        dataclasses.replace(CONFIG, max_steps=first.steps + 4),
+        checkpoint_dir=tmp_path,
+    )
     assert not grown.stopped and grown.steps == first.steps + 4
     assert grown.alpha > 0.6 and grown.alpha_curve[3].value == 0.6
-    assert [point.value for point in grown.alpha_curve[:4]] == list(RISES_AND_FALLS[:4]), "looks after the best one are gone"
+    assert [point.value for point in grown.alpha_curve[:4]] == list(RISES_AND_FALLS[:4]), (
+        "looks after the best one are gone"
+    )
 
 
 def test_a_killed_training_remembers_its_best_look(cache, script, tmp_path):
     seen = script(RISES_AND_FALLS)
-    distill(make_draft(), cache, dataclasses.replace(CONFIG, patience=None, max_steps=30), checkpoint_dir=tmp_path)
+    distill(
+        make_draft(),
+        cache,
+        dataclasses.replace(CONFIG, patience=None, max_steps=30),
+        checkpoint_dir=tmp_path,
+    )
     best = seen[3].clone()
     script((0.2,))
     draft = make_draft()
-    result = distill(draft, cache, dataclasses.replace(CONFIG, patience=None, max_steps=32), checkpoint_dir=tmp_path)
+    result = distill(
+        draft,
+        cache,
+        dataclasses.replace(CONFIG, patience=None, max_steps=32),
+        checkpoint_dir=tmp_path,
+    )
     assert result.kept.value == 0.6 and torch.equal(weights(draft), best)
 
 

@@ -5,25 +5,44 @@ import pytest
 
 from archsearch.errors import ArchsearchError
 from archsearch.speedup import logit, sigmoid
-from archsearch.training.curves import MEASURED, NEUTRAL, AlphaPoint, CurvePrior, alpha_points, extrapolate, fit_prior, marks
+from archsearch.training.curves import (
+    MEASURED,
+    NEUTRAL,
+    AlphaPoint,
+    CurvePrior,
+    alpha_points,
+    extrapolate,
+    fit_prior,
+    marks,
+)
 
 BUDGET = 256_000
 MARKS = [16_000, 26_000, 40_000, 64_000, 128_000, 180_000]
 
 
 def made_up(level, slope, bend, gain, noise=0.0, rng=None):
-    """A curve of the model's own kind, written down from its formula, with the annealed end last."""
+    """A curve of the model's own kind, written down from its formula, with the annealed end
+    last."""
     points = []
     for tokens, annealed in [*((mark, False) for mark in MARKS), (BUDGET, True)]:
         x = math.log(tokens / 64_000)
-        value = level + slope * x + bend * x * x / 2 + gain * annealed + (rng.normal(0, noise) if rng else 0.0)
+        value = (
+            level
+            + slope * x
+            + bend * x * x / 2
+            + gain * annealed
+            + (rng.normal(0, noise) if rng else 0.0)
+        )
         points.append(AlphaPoint(tokens, sigmoid(value), annealed))
     return points
 
 
 def saturating(end, rate):
     """A curve of another kind: a power law towards an end, 1 - alpha = (1 - end) + c t^-rate."""
-    return [AlphaPoint(t, end - (end - 0.3) * (t / 10_000) ** -rate, t == BUDGET) for t in [*MARKS, BUDGET]]
+    return [
+        AlphaPoint(t, end - (end - 0.3) * (t / 10_000) ** -rate, t == BUDGET)
+        for t in [*MARKS, BUDGET]
+    ]
 
 
 def test_one_point_and_the_shared_slope_are_an_answer_with_a_wide_band():
@@ -43,10 +62,16 @@ def test_a_point_of_the_budget_itself_is_what_is_answered():
 
 def test_the_prior_that_curves_speak_for_is_near_what_made_them():
     rng = np.random.default_rng(1)
-    curves = [made_up(rng.normal(0.4, 0.3), rng.normal(0.3, 0.05), rng.normal(-0.1, 0.02), 0.1, 0.01, rng) for _ in range(40)]
+    curves = [
+        made_up(rng.normal(0.4, 0.3), rng.normal(0.3, 0.05), rng.normal(-0.1, 0.02), 0.1, 0.01, rng)
+        for _ in range(40)
+    ]
     prior = fit_prior(curves, NEUTRAL)
     assert prior.mean == pytest.approx((0.4, 0.3, -0.1, 0.1), abs=0.1)
-    assert prior.mean[1:] == pytest.approx((0.3, -0.1, 0.1), abs=0.03) and prior.covariance[1][1] < 0.09**2
+    assert (
+        prior.mean[1:] == pytest.approx((0.3, -0.1, 0.1), abs=0.03)
+        and prior.covariance[1][1] < 0.09**2
+    )
     assert prior.curves == 40 and prior.noise_std < 0.02
     assert fit_prior([]) == MEASURED and fit_prior([[AlphaPoint(1000, 0.3)]], NEUTRAL) == NEUTRAL
 
@@ -55,7 +80,14 @@ def test_the_band_holds_what_it_says_on_curves_it_was_not_fitted_on():
     rng = np.random.default_rng(2)
 
     def draw():
-        return made_up(rng.normal(0.4, 0.4), rng.normal(0.4, 0.08), rng.normal(-0.08, 0.03), rng.normal(0.06, 0.03), 0.02, rng)
+        return made_up(
+            rng.normal(0.4, 0.4),
+            rng.normal(0.4, 0.08),
+            rng.normal(-0.08, 0.03),
+            rng.normal(0.06, 0.03),
+            0.02,
+            rng,
+        )
 
     prior = fit_prior([draw() for _ in range(9)])
     errors = []
@@ -102,15 +134,26 @@ def test_points_of_a_training_and_where_to_look():
         CurvePoint(3, 300, 0.3, 0.25, "annealed"),  # on its way
         CurvePoint(4, 400, 0.4, 0.4, "annealed"),
     ]
-    assert alpha_points(curve) == [AlphaPoint(100, 0.2), AlphaPoint(200, 0.3), AlphaPoint(400, 0.4, True)]
-    assert alpha_points(curve[:3]) == [AlphaPoint(100, 0.2), AlphaPoint(200, 0.3)] and alpha_points([]) == []
+    assert alpha_points(curve) == [
+        AlphaPoint(100, 0.2),
+        AlphaPoint(200, 0.3),
+        AlphaPoint(400, 0.4, True),
+    ]
+    assert (
+        alpha_points(curve[:3]) == [AlphaPoint(100, 0.2), AlphaPoint(200, 0.3)]
+        and alpha_points([]) == []
+    )
     looks = marks(256_000)
     assert looks[0] == 16_000 and looks[-1] < 256_000 * 0.8 and len(looks) == 6
-    assert all(later == pytest.approx(1.6 * earlier, rel=1e-4) for earlier, later in zip(looks, looks[1:], strict=False))
+    assert all(
+        later == pytest.approx(1.6 * earlier, rel=1e-4)
+        for earlier, later in zip(looks, looks[1:], strict=False)
+    )
 
 
 def test_late_starters_that_end_near_the_others_are_learnt():
-    """The lower the level, the steeper the slope: a shape seen early is predicted far better with that than without."""
+    """The lower the level, the steeper the slope: a shape seen early is predicted far better with
+    that than without."""
     rng = np.random.default_rng(3)
 
     def draw():
@@ -119,10 +162,17 @@ def test_late_starters_that_end_near_the_others_are_learnt():
 
     prior = fit_prior([draw() for _ in range(12)])
     assert prior.covariance[0][1] < 0
-    diagonal = CurvePrior(prior.mean, tuple(map(tuple, np.diag(np.diag(prior.covariance)).tolist())), prior.noise_std)
+    diagonal = CurvePrior(
+        prior.mean, tuple(map(tuple, np.diag(np.diag(prior.covariance)).tolist())), prior.noise_std
+    )
     errors = []
     for _ in range(60):
         curve = draw()
-        errors.append([abs(extrapolate(curve[:2], BUDGET, each).value - curve[-1].alpha) for each in (prior, diagonal)])
+        errors.append(
+            [
+                abs(extrapolate(curve[:2], BUDGET, each).value - curve[-1].alpha)
+                for each in (prior, diagonal)
+            ]
+        )
     with_it, without = np.mean(errors, axis=0)
     assert with_it < 0.8 * without

@@ -27,7 +27,13 @@ def make_draft(kept=None, hidden=HIDDEN, layers=1, seed=1):
 
 
 CONFIG = DistillConfig(
-    max_steps=12, warmup_tokens=64, batch_tokens=64, lr=3e-3, autocast=False, evaluations=2, heldout_sequences=4
+    max_steps=12,
+    warmup_tokens=64,
+    batch_tokens=64,
+    lr=3e-3,
+    autocast=False,
+    evaluations=2,
+    heldout_sequences=4,
 )
 
 
@@ -45,14 +51,20 @@ def test_every_sequence_is_in_one_batch_of_an_epoch_and_batches_keep_their_size(
     widths = [max(lengths[i] for i in batch) * len(batch) for batch in batches]
     assert max(widths) <= 256
     assert sum(lengths) / sum(widths) > 0.95, "padding is waste"
-    assert batches == training.plan_epoch(lengths, 256, seed=3, epoch=0) != training.plan_epoch(lengths, 256, seed=3, epoch=1)
+    assert (
+        batches
+        == training.plan_epoch(lengths, 256, seed=3, epoch=0)
+        != training.plan_epoch(lengths, 256, seed=3, epoch=1)
+    )
     assert batches != training.plan_epoch(lengths, 256, seed=4, epoch=0)
 
 
 def test_a_batch_predicts_exactly_the_written_tokens(cache):
     batch = training.make_batch(cache.sequences[:3])
     flat = batch.input_ids.reshape(-1)
-    expected_inputs = torch.cat([s.token_ids[s.prompt_tokens - 1 : -1] for s in cache.sequences[:3]])
+    expected_inputs = torch.cat(
+        [s.token_ids[s.prompt_tokens - 1 : -1] for s in cache.sequences[:3]]
+    )
     assert torch.equal(flat[batch.positions], expected_inputs)
     assert torch.equal(batch.token_ids, torch.cat([s.written for s in cache.sequences[:3]]))
     assert batch.tokens == sum(len(s) - 1 for s in cache.sequences[:3])
@@ -64,24 +76,37 @@ def test_loss_terms_against_their_definitions():
     greedy = torch.tensor([0, -100])
 
     def loss(**changes):
-        settings = {"kl_weight": 0.0, "ce_weight": 0.0, "tv_weight": 0.0, "feature_weight": 0.0} | changes
-        return float(training.distill_loss(draft, teacher, greedy, DistillConfig(max_steps=1, **settings)))
+        settings = {
+            "kl_weight": 0.0,
+            "ce_weight": 0.0,
+            "tv_weight": 0.0,
+            "feature_weight": 0.0,
+        } | changes
+        return float(
+            training.distill_loss(draft, teacher, greedy, DistillConfig(max_steps=1, **settings))
+        )
 
     assert loss(kl_weight=1.0) == pytest.approx(0.5 * np.log(2) / 2, rel=1e-5)
     assert loss(tv_weight=1.0) == pytest.approx(0.25 / 2, rel=1e-5)
     assert loss(ce_weight=2.0) == pytest.approx(2 * np.log(2), rel=1e-5)
-    # A teacher of temperature 1/2 squares its probabilities: [.5, .5] stays, [.2 .2 .6] becomes [.04 .04 .36] / .44.
+    # A teacher of temperature 1/2 squares its probabilities: [.5, .5] stays, [.2 .2 .6] becomes
+    # [.04 .04 .36] / .44.
     sharp = np.array([0.04, 0.04, 0.36]) / 0.44
     expected = (0.5 * np.log(2) + float((sharp * np.log(sharp / [0.2, 0.2, 0.6])).sum())) / 2
     assert loss(kl_weight=1.0, teacher_temperature=0.5) == pytest.approx(expected, rel=1e-5)
     hidden = torch.tensor([[3.0, 4.0]])
     only = DistillConfig(max_steps=1, kl_weight=0.0, feature_weight=1.0)
-    assert float(training.distill_loss(draft, teacher, greedy, only, hidden * 1.1, hidden)) == pytest.approx(0.01, rel=1e-3)
+    assert float(
+        training.distill_loss(draft, teacher, greedy, only, hidden * 1.1, hidden)
+    ) == pytest.approx(0.01, rel=1e-3)
 
 
 def test_the_schedule_warms_up_holds_and_anneals_to_zero():
     config = DistillConfig(max_steps=1, lr=1e-3, warmup_tokens=1000, anneal=0.25)
-    rates = [training.learning_rate(config, x, round(10_000 * x)) for x in (0.0, 0.05, 0.1, 0.5, 0.75, 0.875, 1.0)]
+    rates = [
+        training.learning_rate(config, x, round(10_000 * x))
+        for x in (0.0, 0.05, 0.1, 0.5, 0.75, 0.875, 1.0)
+    ]
     assert rates == pytest.approx([5e-5, 5.25e-4, 1e-3, 1e-3, 1e-3, 5e-4, 0.0])
 
 
@@ -97,12 +122,20 @@ def test_training_lowers_the_loss_and_raises_agreement(cache, rows, hidden):
     embedding = draft.get_input_embeddings().weight.detach().clone()
     train, _ = training.split_heldout(cache.sequences, 4)
     before = np.concatenate(training.greedy_matches(draft, train)).mean()
-    result = distill(draft, cache, dataclasses.replace(CONFIG, max_steps=150, lr=5e-3, batch_tokens=256))
-    assert result.steps == 150 and result.alpha_curve[0].step == 0 and result.alpha_curve[-1].step == 150
+    result = distill(
+        draft, cache, dataclasses.replace(CONFIG, max_steps=150, lr=5e-3, batch_tokens=256)
+    )
+    assert (
+        result.steps == 150
+        and result.alpha_curve[0].step == 0
+        and result.alpha_curve[-1].step == 150
+    )
     losses = [p.value for p in result.loss_curve]
     assert np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
     assert np.concatenate(training.greedy_matches(draft, train)).mean() > before + 0.2
-    assert torch.equal(draft.get_input_embeddings().weight, embedding), "the embedding is frozen by default"
+    assert torch.equal(draft.get_input_embeddings().weight, embedding), (
+        "the embedding is frozen by default"
+    )
     assert draft.get_input_embeddings().weight.requires_grad and not draft.training
 
 
@@ -123,7 +156,9 @@ def test_the_teacher_is_rebuilt_on_the_kept_tokens(cache):
     assert result.alpha == pytest.approx(covered)
     heldout = training.split_heldout(cache.sequences, 4)[1]
     found = heldout_divergence(draft, cache.head, heldout)
-    assert found == pytest.approx((0.0, covered), abs=1e-5) and found[0] >= 0  # rounding took it below
+    assert (
+        found == pytest.approx((0.0, covered), abs=1e-5) and found[0] >= 0
+    )  # rounding took it below
     assert heldout_divergence(make_draft(), cache.head, heldout)[0] > 0.1
 
 
@@ -135,7 +170,11 @@ def test_a_shortlisted_head_learns_too_and_leaves_no_token_out_of_the_batch(cach
     run = training._Run(draft, [cache], config, None, None)
     batch = training.make_batch(cache.sequences[:6])
     rows = run._shortlist(batch)
-    assert torch.isin(batch.greedy_ids, rows).all() and len(rows) < VOCAB and torch.equal(rows, rows.unique())
+    assert (
+        torch.isin(batch.greedy_ids, rows).all()
+        and len(rows) < VOCAB
+        and torch.equal(rows, rows.unique())
+    )
     assert torch.equal(run._shortlist(batch), rows)
     run.close()
     before = np.concatenate(training.greedy_matches(draft, cache.sequences)).mean()
@@ -146,7 +185,9 @@ def test_a_shortlisted_head_learns_too_and_leaves_no_token_out_of_the_batch(cach
 def test_paired_drafts_see_the_same_batches(cache, monkeypatch):
     seen = []
     real = training.make_batch
-    monkeypatch.setattr(training, "make_batch", lambda s: (seen[-1].append([x.id for x in s]), real(s))[1])
+    monkeypatch.setattr(
+        training, "make_batch", lambda s: (seen[-1].append([x.id for x in s]), real(s))[1]
+    )
     for layers in (1, 2):
         seen.append([])
         distill(make_draft(layers=layers, seed=layers), cache, CONFIG)
@@ -155,9 +196,15 @@ def test_paired_drafts_see_the_same_batches(cache, monkeypatch):
 
 def test_steps_tokens_or_seconds_end_a_run(cache):
     assert distill(make_draft(), cache, CONFIG).steps == 12
-    by_tokens = distill(make_draft(), cache, DistillConfig(max_tokens=500, batch_tokens=64, autocast=False))
+    by_tokens = distill(
+        make_draft(), cache, DistillConfig(max_tokens=500, batch_tokens=64, autocast=False)
+    )
     assert 500 <= by_tokens.tokens < 500 + 64
-    by_time = distill(make_draft(), cache, DistillConfig(budget_s=0.4, batch_tokens=64, autocast=False, evaluations=1))
+    by_time = distill(
+        make_draft(),
+        cache,
+        DistillConfig(budget_s=0.4, batch_tokens=64, autocast=False, evaluations=1),
+    )
     assert 0.4 <= by_time.seconds < 60 and by_time.steps >= 1
     with pytest.raises(ArchsearchError, match="budget_s, max_steps or max_tokens"):
         DistillConfig()
@@ -185,7 +232,9 @@ def test_a_resumed_run_ends_exactly_where_an_uninterrupted_one_does(cache, tmp_p
     resumed = make_draft()
     result = distill(resumed, cache, config, checkpoint_dir=tmp_path / "cut")
     assert torch.equal(weights(resumed), weights(straight))
-    assert [p.step for p in result.loss_curve] == list(range(1, 13)) and result.tokens == whole.tokens
+    assert [p.step for p in result.loss_curve] == list(
+        range(1, 13)
+    ) and result.tokens == whole.tokens
     assert [p.value for p in result.loss_curve] == [p.value for p in whole.loss_curve]
     # Finished is finished: the same call again changes nothing and takes no step.
     again = make_draft()
@@ -194,10 +243,13 @@ def test_a_resumed_run_ends_exactly_where_an_uninterrupted_one_does(cache, tmp_p
 
 
 def test_a_longer_budget_is_watched_to_its_end(cache, tmp_path):
-    """Continued with three times the steps, the learning curve goes on at the new spacing instead of stopping."""
+    """Continued with three times the steps, the learning curve goes on at the new spacing instead
+    of stopping."""
     draft = make_draft()
     distill(draft, cache, DistillConfig(max_steps=6, evaluations=2), checkpoint_dir=tmp_path)
-    result = distill(draft, cache, DistillConfig(max_steps=18, evaluations=2), checkpoint_dir=tmp_path)
+    result = distill(
+        draft, cache, DistillConfig(max_steps=18, evaluations=2), checkpoint_dir=tmp_path
+    )
     assert [point.step for point in result.alpha_curve] == [0, 2, 4, 6, 12, 18]
 
 
@@ -222,15 +274,27 @@ def test_checkpoints_of_something_else_are_refused_with_words(cache, tmp_path):
     with pytest.raises(ArchsearchError, match="other training settings"):
         distill(make_draft(), cache, dataclasses.replace(CONFIG, lr=1e-4), checkpoint_dir=tmp_path)
     # A longer budget is no other run, and neither is text that has grown meanwhile.
-    assert distill(make_draft(), cache, dataclasses.replace(CONFIG, max_steps=14), checkpoint_dir=tmp_path).steps == 14
+    assert (
+        distill(
+            make_draft(), cache, dataclasses.replace(CONFIG, max_steps=14), checkpoint_dir=tmp_path
+        ).steps
+        == 14
+    )
     grown = TextCache(None, cache.meta, cache.sequences + cache.sequences[:5], cache.head)
-    assert distill(make_draft(), grown, dataclasses.replace(CONFIG, max_steps=15), checkpoint_dir=tmp_path).steps == 15
+    assert (
+        distill(
+            make_draft(), grown, dataclasses.replace(CONFIG, max_steps=15), checkpoint_dir=tmp_path
+        ).steps
+        == 15
+    )
     (tmp_path / training.CHECKPOINT).write_bytes(b"half a file")
     with pytest.raises(ArchsearchError, match="cannot read the checkpoint"):
         distill(make_draft(), cache, CONFIG, checkpoint_dir=tmp_path)
 
 
-def test_a_loss_that_is_no_number_is_a_failed_run_and_keeps_the_last_good_checkpoint(cache, tmp_path, monkeypatch):
+def test_a_loss_that_is_no_number_is_a_failed_run_and_keeps_the_last_good_checkpoint(
+    cache, tmp_path, monkeypatch
+):
     real = training.distill_loss
     calls = []
 
@@ -240,7 +304,9 @@ def test_a_loss_that_is_no_number_is_a_failed_run_and_keeps_the_last_good_checkp
 
     monkeypatch.setattr(training, "distill_loss", breaks)
     config = dataclasses.replace(CONFIG, checkpoint_every_s=1e-9)
-    with pytest.raises(RunFailed, match="step 5: the loss is nan.*lower learning rate than 0.003.*checkpoint") as caught:
+    with pytest.raises(
+        RunFailed, match="step 5: the loss is nan.*lower learning rate than 0.003.*checkpoint"
+    ) as caught:
         distill(make_draft(), cache, config, checkpoint_dir=tmp_path)
     assert caught.value.exit_code == 1
     assert torch.load(tmp_path / training.CHECKPOINT, weights_only=True)["step"] == 5
@@ -317,12 +383,19 @@ def test_without_an_anneal_the_draft_ends_as_the_running_mean_of_its_weights(cac
     config = dataclasses.replace(CONFIG, anneal=0.0, average_power=power)
     result = distill(draft, cache, config, progress=lambda p: seen.append(weights(draft).clone()))
     kept = seen[1::2]
-    shares = [(i / len(kept)) ** (power + 1) - ((i - 1) / len(kept)) ** (power + 1) for i in range(1, len(kept) + 1)]
+    shares = [
+        (i / len(kept)) ** (power + 1) - ((i - 1) / len(kept)) ** (power + 1)
+        for i in range(1, len(kept) + 1)
+    ]
     expected = sum(share * w for share, w in zip(shares, kept, strict=True))
-    assert torch.allclose(weights(draft), expected, atol=1e-6) and not torch.allclose(weights(draft), kept[-1], atol=1e-4)
+    assert torch.allclose(weights(draft), expected, atol=1e-6) and not torch.allclose(
+        weights(draft), kept[-1], atol=1e-4
+    )
     assert result.alpha_curve[-1].weights == "average"
     assert result.alpha == pytest.approx(
-        np.concatenate(training.greedy_matches(draft, training.split_heldout(cache.sequences, 4)[1])).mean()
+        np.concatenate(
+            training.greedy_matches(draft, training.split_heldout(cache.sequences, 4)[1])
+        ).mean()
     )
     raw = make_draft()
     distill(raw, cache, dataclasses.replace(config, average_power=None))
@@ -342,10 +415,17 @@ def test_the_mean_of_the_weights_agrees_more_than_the_weights_at_a_high_learning
 def test_alpha_is_looked_at_where_it_is_asked_for_on_the_texts_that_are_given(cache):
     texts = cache.sequences[:5]
     draft = make_draft()
-    config = dataclasses.replace(CONFIG, max_steps=None, max_tokens=1200, evaluate_at=(300, 600, 10_000))
+    config = dataclasses.replace(
+        CONFIG, max_steps=None, max_tokens=1200, evaluate_at=(300, 600, 10_000)
+    )
     result = distill(draft, cache, config, heldout=texts)
     marks = [point.tokens for point in result.alpha_curve]
-    assert len(marks) == 3 and 300 <= marks[0] < 364 and 600 <= marks[1] < 664 and marks[2] == result.tokens
+    assert (
+        len(marks) == 3
+        and 300 <= marks[0] < 364
+        and 600 <= marks[1] < 664
+        and marks[2] == result.tokens
+    )
     assert result.heldout_tokens == tuple(len(s.greedy_ids) for s in texts)
     last = result.alpha_curve[-1]
     assert last.hits == tuple(int(m.sum()) for m in training.greedy_matches(draft, texts))
@@ -364,9 +444,13 @@ def test_frozen_heads_stay_and_noise_is_on_training_alone(cache):
     assert first.alpha_curve[0].value == second.alpha_curve[0].value, "a look sees no noise"
     assert not torch.equal(weights(quiet), weights(noisy))
     ids = torch.arange(10)[None]
-    assert torch.equal(noisy.get_input_embeddings()(ids), make_draft().get_input_embeddings()(ids)), "the hook is gone"
+    assert torch.equal(
+        noisy.get_input_embeddings()(ids), make_draft().get_input_embeddings()(ids)
+    ), "the hook is gone"
 
 
 def test_settings_that_checkpoints_of_before_do_not_know_change_nothing():
-    assert not {"train_head", "embedding_noise", "keep_best", "patience", "look_ratio"} & set(CONFIG.identity())
+    assert not {"train_head", "embedding_noise", "keep_best", "patience", "look_ratio"} & set(
+        CONFIG.identity()
+    )
     assert dataclasses.replace(CONFIG, train_head=False).identity()["train_head"] is False

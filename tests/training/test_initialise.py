@@ -1,4 +1,5 @@
-"""Draft weights out of a tiny random target. The known answers: same shape, same function; what is cut or padded exactly."""
+"""Draft weights out of a tiny random target. The known answers: same shape, same function; what is
+cut or padded exactly."""
 
 from __future__ import annotations
 
@@ -8,7 +9,12 @@ import torch
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.models.drafts import TrimmedHead, build_draft
-from archsearch.training.initialise import choose_heads, choose_layers, initialise_draft, rotary_pairs
+from archsearch.training.initialise import (
+    choose_heads,
+    choose_layers,
+    initialise_draft,
+    rotary_pairs,
+)
 
 TARGET = Architecture(
     hidden_size=32,
@@ -62,14 +68,17 @@ def test_same_shape_is_the_same_function(changes: dict) -> None:
 
 
 def test_rotation_without_cut_is_exact() -> None:
-    """One channel of the stream is never used: cutting it by PCA loses nothing, but rotates everything and folds all norms."""
+    """One channel of the stream is never used: cutting it by PCA loses nothing, but rotates
+    everything and folds all norms."""
     target = random_target()
     with torch.no_grad():
         target.model.embed_tokens.weight[:, 3] = 0.0
         for layer in target.model.layers:
             layer.self_attn.o_proj.weight[3] = 0.0
             layer.mlp.down_proj.weight[3] = 0.0
-    draft = initialise_draft(target, TARGET.replace(hidden_size=31, model_type="mistral"), calibration_ids=IDS)
+    draft = initialise_draft(
+        target, TARGET.replace(hidden_size=31, model_type="mistral"), calibration_ids=IDS
+    )
     close(logits(draft), logits(target))
 
 
@@ -77,7 +86,9 @@ def test_narrower_is_nearer_with_more_channels() -> None:
     target = random_target()
 
     def narrower(hidden_size: int) -> torch.nn.Module:
-        return initialise_draft(target, TARGET.replace(hidden_size=hidden_size), calibration_ids=IDS)
+        return initialise_draft(
+            target, TARGET.replace(hidden_size=hidden_size), calibration_ids=IDS
+        )
 
     errors = [float((logits(narrower(h)) - logits(target)).abs().mean()) for h in (8, 28)]
     assert errors[1] < errors[0]
@@ -107,13 +118,15 @@ def test_wider_stream_almost_keeps_the_function() -> None:
 
 
 def test_larger_head_dim_keeps_the_function() -> None:
-    """Twice the head_dim: old pairs land on equal frequencies, the query makes up for the other scale."""
+    """Twice the head_dim: old pairs land on equal frequencies, the query makes up for the other
+    scale."""
     target = random_target()
     close(logits(initialise_draft(target, TARGET.replace(head_dim=16))), logits(target))
 
 
 def test_smaller_head_dim_keeps_what_fits() -> None:
-    """Queries and keys live in every second rotary pair and values in four dimensions: half the head_dim is exact."""
+    """Queries and keys live in every second rotary pair and values in four dimensions: half the
+    head_dim is exact."""
     target = random_target()
     with torch.no_grad():
         for layer in target.model.layers:
@@ -127,7 +140,8 @@ def test_smaller_head_dim_keeps_what_fits() -> None:
 
 
 def test_ffn_channels_are_chosen_by_what_they_write_on_text() -> None:
-    """Channels with large weights whose activation is zero on the text (gate and up the wrong way round) are dropped first."""
+    """Channels with large weights whose activation is zero on the text (gate and up the wrong way
+    round) are dropped first."""
     target = random_target()
     with torch.no_grad():
         for layer in target.model.layers:
@@ -135,7 +149,10 @@ def test_ffn_channels_are_chosen_by_what_they_write_on_text() -> None:
             layer.mlp.gate_proj.weight[10:26] = 50.0
             layer.mlp.down_proj.weight[:, 10:26] = 50.0
             layer.mlp.up_proj.weight[26] = 1e-6  # so that the product of norms is not zero either
-    close(logits(initialise_draft(target, TARGET.replace(intermediate_size=32), calibration_ids=IDS)), logits(target))
+    close(
+        logits(initialise_draft(target, TARGET.replace(intermediate_size=32), calibration_ids=IDS)),
+        logits(target),
+    )
 
 
 def test_unused_channels_and_heads_are_the_ones_dropped() -> None:
@@ -145,11 +162,21 @@ def test_unused_channels_and_heads_are_the_ones_dropped() -> None:
             layer.mlp.down_proj.weight[:, 10:26] = 0.0
             layer.self_attn.o_proj.weight[:, 8:16] = 0.0  # head 1 of group 0
             layer.self_attn.o_proj.weight[:, 24:32] = 0.0  # head 3 of group 1
-    close(logits(initialise_draft(target, TARGET.replace(intermediate_size=32, num_attention_heads=2))), logits(target))
+    close(
+        logits(
+            initialise_draft(target, TARGET.replace(intermediate_size=32, num_attention_heads=2))
+        ),
+        logits(target),
+    )
     with torch.no_grad():
         for layer in target.model.layers:
             layer.self_attn.o_proj.weight[:, 0:16] = 0.0  # all of group 0
-    close(logits(initialise_draft(target, TARGET.replace(num_attention_heads=2, num_key_value_heads=1))), logits(target))
+    close(
+        logits(
+            initialise_draft(target, TARGET.replace(num_attention_heads=2, num_key_value_heads=1))
+        ),
+        logits(target),
+    )
 
 
 def test_mqa_of_equal_groups_is_exact() -> None:
@@ -172,7 +199,9 @@ def test_trimmed_head_keeps_the_targets_rows() -> None:
 
 
 def test_what_a_draft_inherits() -> None:
-    draft = initialise_draft(random_target(), TARGET.replace(num_hidden_layers=2, rope_theta=10000.0))
+    draft = initialise_draft(
+        random_target(), TARGET.replace(num_hidden_layers=2, rope_theta=10000.0)
+    )
     assert draft.config.rope_parameters["rope_theta"] == 500.0
     assert draft.config.rms_norm_eps == 1e-6
     assert draft.generation_config.eos_token_id == 7
@@ -180,8 +209,14 @@ def test_what_a_draft_inherits() -> None:
 
 def test_the_same_seed_gives_the_same_draft() -> None:
     target, arch = random_target(), TARGET.replace(hidden_size=40)
-    assert torch.equal(logits(initialise_draft(target, arch, seed=3)), logits(initialise_draft(target, arch, seed=3)))
-    assert not torch.equal(logits(initialise_draft(target, arch, seed=3)), logits(initialise_draft(target, arch, seed=4)))
+    assert torch.equal(
+        logits(initialise_draft(target, arch, seed=3)),
+        logits(initialise_draft(target, arch, seed=3)),
+    )
+    assert not torch.equal(
+        logits(initialise_draft(target, arch, seed=3)),
+        logits(initialise_draft(target, arch, seed=4)),
+    )
 
 
 def test_refusals() -> None:
@@ -194,7 +229,12 @@ def test_refusals() -> None:
 
 
 def test_layers_chosen() -> None:
-    assert [choose_layers(n, 30) for n in (1, 2, 3, 4)] == [[0], [0, 29], [0, 1, 29], [0, 1, 28, 29]]
+    assert [choose_layers(n, 30) for n in (1, 2, 3, 4)] == [
+        [0],
+        [0, 29],
+        [0, 1, 29],
+        [0, 1, 28, 29],
+    ]
     assert choose_layers(30, 30) == list(range(30))
     assert choose_layers(4, 2) == [0, None, None, 1]
     assert choose_layers(26, 30) == [*range(13), *range(17, 30)]
@@ -205,12 +245,25 @@ def test_heads_chosen() -> None:
     assert choose_heads(importance, 3, 1, 2) == [([1], [2, 3])]
     assert choose_heads(importance, 3, 2, 1) == [([1], [2]), ([2], [4])]
     assert choose_heads(importance, 3, 1, 6) == [([0, 1, 2], [0, 1, 2, 3, 4, 5])]
-    assert choose_heads(importance, 3, 3, 3) == [([0], [0, 1, None]), ([1], [2, 3, None]), ([2], [4, 5, None])]
-    assert choose_heads(importance, 3, 6, 1) == [([0], [0]), ([0], [1]), ([1], [2]), ([1], [3]), ([2], [4]), ([2], [5])]
+    assert choose_heads(importance, 3, 3, 3) == [
+        ([0], [0, 1, None]),
+        ([1], [2, 3, None]),
+        ([2], [4, 5, None]),
+    ]
+    assert choose_heads(importance, 3, 6, 1) == [
+        ([0], [0]),
+        ([0], [1]),
+        ([1], [2]),
+        ([1], [3]),
+        ([2], [4]),
+        ([2], [5]),
+    ]
 
 
 def test_rotary_pairs_match_frequencies() -> None:
     for old, new in ((8, 4), (64, 32), (32, 64), (64, 16)):
         channels, places = rotary_pairs(old, new)
         for channel, place in zip(channels, places, strict=True):
-            assert (channel % (old // 2)) / old == (place % (new // 2)) / new  # theta^(-2i/dim) is a function of i/dim
+            assert (channel % (old // 2)) / old == (
+                place % (new // 2)
+            ) / new  # theta^(-2i/dim) is a function of i/dim

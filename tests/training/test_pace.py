@@ -10,7 +10,8 @@ from archsearch.training.pace import Pace, waited_s
 
 @dataclass
 class Machine:
-    """`busy`: whether another process runs. Two threads beside it wait for one another; one has a core for itself."""
+    """`busy`: whether another process runs. Two threads beside it wait for one another; one has a
+    core for itself."""
 
     now: float = 0.0
     cpu: float = 0.0
@@ -61,7 +62,11 @@ def test_beside_a_busy_process_fewer_threads_are_used_and_said_once() -> None:
     machine.busy = True
     disturbed = machine.run(pace, 300)
     assert machine.threads == 1 and disturbed > 0.5 * quiet
-    assert len(said) == 1 and "fell to" in said[0] and "other processes hold the cores: 1.2 CPU seconds a second, 2.0" in said[0]
+    assert (
+        len(said) == 1
+        and "fell to" in said[0]
+        and "other processes hold the cores: 1.2 CPU seconds a second, 2.0" in said[0]
+    )
     assert pace.slowdowns[0].threads == 1 and pace.slowdowns[0].now_tokens_per_s < 700
     machine.busy = False  # alone again: all threads after the next trial
     machine.run(pace, 300)

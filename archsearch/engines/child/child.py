@@ -1,7 +1,9 @@
-"""An engine in a process of its own: another interpreter, because engines pin their own torch; killed whole, so nothing stays.
+"""An engine in a process of its own: another interpreter, because engines pin their own torch;
+killed whole, so nothing stays.
 
-One JSON object a line goes in on the child's stdin, one comes back on its original stdout. The worker's script imports nothing of
-archsearch. An answer is {"ok": {...}} or {"error": one line, "kind": "user" | "memory" | "failed" | "bug", "trace": text}.
+One JSON object a line goes in on the child's stdin, one comes back on its original stdout. The
+worker's script imports nothing of archsearch. An answer is {"ok": {...}} or {"error": one line,
+"kind": "user" | "memory" | "failed" | "bug", "trace": text}.
 """
 
 from __future__ import annotations
@@ -28,15 +30,22 @@ _LOOK_S: Final = 0.25  # how often to look whether the child is still there
 
 
 class Child:
-    """A worker process. `ask` sends one request and waits for its answer; `close` ends the process and all it started.
+    """A worker process. `ask` sends one request and waits for its answer; `close` ends the process
+    and all it started.
 
-    Raises MissingDataError where the interpreter does not exist. A child that dies, hangs longer than `timeout_s` or answers with
-    an error is closed (an error of kind `user` leaves it running) and ends in one line: ArchsearchError for what the user can
-    mend, RunFailed for the rest.
+    Raises MissingDataError where the interpreter does not exist. A child that dies, hangs longer
+    than `timeout_s` or answers with an error is closed (an error of kind `user` leaves it running)
+    and ends in one line: ArchsearchError for what the user can mend, RunFailed for the rest.
     """
 
     def __init__(
-        self, python: Path, script: Path, *, name: str, env: Mapping[str, str] | None = None, timeout_s: float = 600.0
+        self,
+        python: Path,
+        script: Path,
+        *,
+        name: str,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 600.0,
     ) -> None:
         self.name, self.timeout_s = name, timeout_s
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -45,12 +54,15 @@ class Child:
             **os.environ,
             "PYTHONUNBUFFERED": "1",
             "ARCHSEARCH_PARENT": str(os.getpid()),
-            # Weights in huge pages (where the kernel gives them on request): without, where small pages happen to lie makes the
-            # same engine on a CPU up to 20 % slower from one start to the next.
+            # Weights in huge pages (where the kernel gives them on request): without, where small
+            # pages happen to lie makes the same engine on a CPU up to 20 % slower from one start to
+            # the next.
             "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
             **(env or {}),
         }
-        environment.pop("PYTHONPATH", None)  # ours must not shadow the packages of the engine's environment
+        environment.pop(
+            "PYTHONPATH", None
+        )  # ours must not shadow the packages of the engine's environment
         try:
             self._process = subprocess.Popen(
                 [str(python), str(script)],
@@ -61,17 +73,21 @@ class Child:
                 encoding="utf-8",
                 errors="replace",
                 env=environment,
-                start_new_session=True,  # a process group of its own: workers that the engine starts die with it
+                # a process group of its own: workers that the engine starts die with it
+                start_new_session=True,
             )
         except OSError as error:
             raise MissingDataError(
-                f"cannot run {python}: {error.strerror or error}; name {name}'s interpreter with --engine-python, or run: "
-                f"archsearch engine install {name}"
+                f"cannot run {python}: {error.strerror or error}; name {name}'s interpreter with"
+                f" --engine-python, or run: archsearch engine install {name}"
             ) from error
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._stdin = self._process.stdin
         self._readers = []
-        for target, stream in ((self._read_answers, self._process.stdout), (self._read_log, self._process.stderr)):
+        for target, stream in (
+            (self._read_answers, self._process.stdout),
+            (self._read_log, self._process.stderr),
+        ):
             self._readers.append(threading.Thread(target=target, args=(stream,), daemon=True))
             self._readers[-1].start()
         atexit.register(self.close)
@@ -104,8 +120,9 @@ class Child:
     def ask(self, request: Mapping[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
         """Send `request`, return what is under "ok" in the answer.
 
-        Raises ArchsearchError for what the user can mend, RunFailed where the engine fails, ends, runs out of memory or does not
-        answer within `timeout_s` seconds (None: the child's own limit).
+        Raises ArchsearchError for what the user can mend, RunFailed where the engine fails, ends,
+        runs out of memory or does not answer within `timeout_s` seconds (None: the child's own
+        limit).
         """
         limit = timeout_s or self.timeout_s
         try:
@@ -117,8 +134,8 @@ class Child:
         except queue.Empty:
             self.close(0.0)  # it hangs: nothing is gained by waiting for it
             raise RunFailed(
-                f"{self.name} did not answer {request.get('do', '')!r} within {limit:.0f} s and was stopped; "
-                "allow more time with --timeout, or ask for less"
+                f"{self.name} did not answer {request.get('do', '')!r} within {limit:.0f} s and was"
+                " stopped; allow more time with --timeout, or ask for less"
             ) from None
         except BaseException:  # Ctrl-C: no process may stay behind
             self.close(0.0)
@@ -130,12 +147,16 @@ class Child:
             code = self._process.returncode
             how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
             memory = " (out of memory?)" if code == -signal.SIGKILL else ""
-            raise RunFailed(f"{self.name} {how}{memory} during {request.get('do', '')!r}{self._last_words()}")
+            raise RunFailed(
+                f"{self.name} {how}{memory} during {request.get('do', '')!r}{self._last_words()}"
+            )
         try:
             answer = json.loads(line)
         except json.JSONDecodeError:
             self.close()
-            raise RunFailed(f"{self.name} answered with something that is no JSON: {line.strip()[:200]!r}") from None
+            raise RunFailed(
+                f"{self.name} answered with something that is no JSON: {line.strip()[:200]!r}"
+            ) from None
         if "ok" in answer:
             return dict(answer["ok"])
         kind, error = answer.get("kind", "bug"), str(answer.get("error", "unknown error"))
@@ -143,13 +164,16 @@ class Child:
             raise ArchsearchError(error)
         self.close()
         if kind == "memory":
-            raise RunFailed(f"{self.name} is out of memory: {error}; lower --concurrency or --max-len, or use a smaller dtype")
+            raise RunFailed(
+                f"{self.name} is out of memory: {error}; lower --concurrency or --max-len, or use a"
+                " smaller dtype"
+            )
         trace = f"\n{answer['trace'].rstrip()}" if kind == "bug" and answer.get("trace") else ""
         raise RunFailed(f"{self.name} failed: {error}{trace}")
 
     def _wait(self, limit_s: float) -> str | None:
-        """The next line of the child; None when it ended without one, also where a process that it started lives on and keeps
-        its stdout open. Raises queue.Empty after `limit_s`."""
+        """The next line of the child; None when it ended without one, also where a process that it
+        started lives on and keeps its stdout open. Raises queue.Empty after `limit_s`."""
         deadline = time.monotonic() + limit_s
         while True:
             ended = not self.running
@@ -170,11 +194,16 @@ class Child:
         return f": {chosen[0].strip()[:300]}" if chosen else ""
 
     def close(self, grace_s: float = _STOP_S) -> None:
-        """End the child and its process group: closing stdin first, after `grace_s` SIGTERM, then SIGKILL. Safe to call twice."""
+        """End the child and its process group: closing stdin first, after `grace_s` SIGTERM, then
+        SIGKILL. Safe to call twice."""
         atexit.unregister(self.close)
         with contextlib.suppress(OSError, ValueError):
             self._stdin.close()
-        for number, wait_s in ((0, grace_s if self.running else 0.0), (signal.SIGTERM, _STOP_S), (signal.SIGKILL, _STOP_S)):
+        for number, wait_s in (
+            (0, grace_s if self.running else 0.0),
+            (signal.SIGTERM, _STOP_S),
+            (signal.SIGKILL, _STOP_S),
+        ):
             if number:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._process.pid, number)

@@ -1,4 +1,5 @@
-"""What engines in a process of their own have in common: a worker that is started, asked and ended, and folders as models."""
+"""What engines in a process of their own have in common: a worker that is started, asked and ended,
+and folders as models."""
 
 from __future__ import annotations
 
@@ -28,16 +29,20 @@ if TYPE_CHECKING:
 
 
 class ChildEngine:
-    """An engine whose `worker` runs in an interpreter of its own: `start` loads it, `stop` ends the process, which frees all.
+    """An engine whose `worker` runs in an interpreter of its own: `start` loads it, `stop` ends the
+    process, which frees all.
 
-    A subclass names itself (as in --engine) and its worker, and fills in the hooks; what it can is in its EngineFacts.
+    A subclass names itself (as in --engine) and its worker, and fills in the hooks; what it can is
+    in its EngineFacts.
     """
 
     name: ClassVar[str]
     worker: ClassVar[Path]
     environment: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+    def __init__(
+        self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> None:
         """`tokenizer` turns tokens into the results' text (without one the text is empty)."""
         self.settings = settings
         self.tokenizer = tokenizer
@@ -51,9 +56,12 @@ class ChildEngine:
         self._steps: tuple[EngineStep, ...] = ()
         self._version: str | None = None
 
-    # -- hooks -----------------------------------------------------------------------------------------------------------------
+    # -- hooks
+    # ----------------------------------------------------------------------------------------------
 
-    def check(self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges) -> None:
+    def check(
+        self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges
+    ) -> None:
         """Raise ArchsearchError for what this engine cannot be started with."""
 
     def check_prompts(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> None:
@@ -74,11 +82,13 @@ class ChildEngine:
     def told(self, what: str, answer: Mapping[str, Any]) -> None:
         """Keep what else the worker answered to `what` (start or generate)."""
 
-    # -- the protocol ----------------------------------------------------------------------------------------------------------
+    # -- the protocol
+    # ----------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> str:
-        """Of the engine that would run. Raises ArchsearchError where there is none, or an old one."""
+        """Of the engine that would run. Raises ArchsearchError where there is none, or an old
+        one."""
         if self._version is None:
             child = self._new_child([])
             try:
@@ -96,13 +106,15 @@ class ChildEngine:
         synthetic: Sequence[float] = (),
         schedule: Ranges = (),
     ) -> None:
-        """Raises ArchsearchError for a module in place of a folder, vocabularies that differ, and what the engine has not;
-        RunFailed when it does not come up.
+        """Raises ArchsearchError for a module in place of a folder, vocabularies that differ, and
+        what the engine has not; RunFailed when it does not come up.
         """
         check_start(gamma, draft, synthetic, schedule)
         family = check_family(self.facts, draft)
         self.check(draft, gamma, synthetic, schedule)
-        models = [model for model in (target, draft) if model is not None and not isinstance(model, Ngram)]
+        models = [
+            model for model in (target, draft) if model is not None and not isinstance(model, Ngram)
+        ]
         sources = [self._source(model) for model in models]
         check_vocabularies(sources)
         self.stop()
@@ -133,7 +145,9 @@ class ChildEngine:
         self.gamma = gamma if draft is not None else 0
         self.told("start", answer)
 
-    def generate(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> list[GenerationResult]:
+    def generate(
+        self, prompts: Sequence[EnginePrompt], sampling: Sampling
+    ) -> list[GenerationResult]:
         """All prompts together, `concurrency` at a time. Sampling is seeded by seed and prompt."""
         self._steps = ()
         if not prompts:
@@ -143,7 +157,10 @@ class ChildEngine:
         answer = child.ask(
             {
                 "do": "generate",
-                "prompts": [{"id": prompt.prompt_id, "token_ids": list(prompt.token_ids)} for prompt in prompts],
+                "prompts": [
+                    {"id": prompt.prompt_id, "token_ids": list(prompt.token_ids)}
+                    for prompt in prompts
+                ],
                 "max_new_tokens": sampling.max_new_tokens,
                 "temperature": sampling.temperature,
                 "seed": sampling.seed,
@@ -153,15 +170,20 @@ class ChildEngine:
         self._steps = tuple(EngineStep(**_tuples(fields)) for fields in answer["steps"])
         self.told("generate", answer)
         found = [self.finished(fields, sampling) for fields in answer["results"]]
-        return [GenerationResult(**{**_tuples(fields), "text": self._text(fields)}) for fields in found]
+        return [
+            GenerationResult(**{**_tuples(fields), "text": self._text(fields)}) for fields in found
+        ]
 
     def token_logits(self, token_ids: Sequence[int], candidates: Sequence[int]) -> list[float]:
         """The target's logits after `token_ids`, from a pass of the engine."""
-        answer = self._started().ask({"do": "logits", "token_ids": list(token_ids), "candidates": list(candidates)})
+        answer = self._started().ask(
+            {"do": "logits", "token_ids": list(token_ids), "candidates": list(candidates)}
+        )
         return [float(value) for value in answer["logits"]]
 
     def steps(self) -> tuple[EngineStep, ...]:
-        """The steps of the last `generate`. A step with newly admitted prompts beside running requests says `prefill`."""
+        """The steps of the last `generate`. A step with newly admitted prompts beside running
+        requests says `prefill`."""
         return self._steps
 
     def stop(self) -> None:
@@ -169,12 +191,14 @@ class ChildEngine:
             self._child.close()
         self._child, self._steps, self.gamma = None, (), 0
 
-    # -- inside ----------------------------------------------------------------------------------------------------------------
+    # -- inside
+    # ----------------------------------------------------------------------------------------------
 
     def child_environment(self, sources: Sequence[str]) -> dict[str, str]:
         """Variables that must be there before the worker's interpreter starts.
 
-        The hub is off limits when all models are folders, so a start does not wait for a network that is not there.
+        The hub is off limits when all models are folders, so a start does not wait for a network
+        that is not there.
         """
         env = {**self.environment, **self.settings.environment}
         if self.settings.threads is not None:
@@ -185,7 +209,13 @@ class ChildEngine:
 
     def _new_child(self, sources: Sequence[str]) -> Child:
         env = self.child_environment(sources)
-        return Child(self._interpreter(), self.worker, name=self.name, env=env, timeout_s=self.settings.timeout_s)
+        return Child(
+            self._interpreter(),
+            self.worker,
+            name=self.name,
+            env=env,
+            timeout_s=self.settings.timeout_s,
+        )
 
     def _interpreter(self) -> Path:
         """What runs the worker."""
@@ -206,12 +236,14 @@ class ChildEngine:
         return str(self.tokenizer.decode(list(fields["token_ids"]), skip_special_tokens=True))
 
     def _source(self, model: ModelSource) -> str:
-        """A folder's absolute path or a hub id. Raises ArchsearchError for a module, or a folder that is not there."""
+        """A folder's absolute path or a hub id. Raises ArchsearchError for a module, or a folder
+        that is not there."""
         if isinstance(model, str):
             return model
         if not isinstance(model, Path):
             raise ArchsearchError(
-                f"{self.title} runs in a process of its own and needs a model folder, not a {type(model).__name__}; save it first"
+                f"{self.title} runs in a process of its own and needs a model folder, not a"
+                f" {type(model).__name__}; save it first"
             )
         if not (model / "config.json").is_file():
             raise ArchsearchError(f"no config.json in {model}; {self.title} needs a model folder")
@@ -219,18 +251,28 @@ class ChildEngine:
 
 
 def check_vocabularies(sources: Sequence[str]) -> None:
-    """Raise ArchsearchError where target and draft are folders whose vocabularies differ (a hub id: the engine checks)."""
+    """Raise ArchsearchError where target and draft are folders whose vocabularies differ (a hub id:
+    the engine checks)."""
     if len(sources) < 2 or not all(Path(source).is_dir() for source in sources):
         return
     configs = [read_json(Path(source) / "config.json", "the model's config") for source in sources]
-    nested = ("text_config", "transformer_layer_config")  # of targets that see more than text; of the speculators form
+    nested = (
+        "text_config",
+        "transformer_layer_config",
+    )  # of targets that see more than text; of the speculators form
     target, draft = (
-        config.get("vocab_size") or next((config[name].get("vocab_size") for name in nested if name in config), None)
+        config.get("vocab_size")
+        or next((config[name].get("vocab_size") for name in nested if name in config), None)
         for config in configs
     )
     if target != draft:
-        raise ArchsearchError(f"the draft's vocabulary has {draft} tokens, the target's {target}; they must be the same")
+        raise ArchsearchError(
+            f"the draft's vocabulary has {draft} tokens, the target's {target}; they must be the"
+            " same"
+        )
 
 
 def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }

@@ -1,4 +1,5 @@
-"""What every worker does: read requests, answer them, die with its parent. Standard library only."""
+"""What every worker does: read requests, answer them, die with its parent. Standard library
+only."""
 
 from __future__ import annotations
 
@@ -22,14 +23,16 @@ class Failed(Exception):
 
 
 def claim_stdout() -> Any:
-    """The original stdout for answers; whatever engines print goes to stderr from now on. Call before importing the engine."""
+    """The original stdout for answers; whatever engines print goes to stderr from now on. Call
+    before importing the engine."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return answers
 
 
 def die_with_parent() -> None:
-    """End this process group once the parent is gone, however it went (a killed parent closes nothing while we compute)."""
+    """End this process group once the parent is gone, however it went (a killed parent closes
+    nothing while we compute)."""
     parent = int(os.environ.get("ARCHSEARCH_PARENT", "0") or 0)
     if not parent:
         return
@@ -50,7 +53,8 @@ def end_group() -> None:
 
 
 def serve(handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]], answers: Any) -> None:
-    """Answer one request a line until stdin closes, then end the process group. `handlers` by the request's "do"."""
+    """Answer one request a line until stdin closes, then end the process group. `handlers` by the
+    request's "do"."""
     die_with_parent()
     for line in sys.stdin:
         if not line.strip():
@@ -66,7 +70,10 @@ def serve(handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]], answe
             answer = {"error": str(error) or "not enough memory", "kind": "memory"}
         except Exception as error:
             text = str(error).strip().splitlines() or [type(error).__name__]
-            memory = "out of memory" in str(error).lower() or "can't allocate memory" in str(error).lower()
+            memory = (
+                "out of memory" in str(error).lower()
+                or "can't allocate memory" in str(error).lower()
+            )
             answer = {
                 "error": f"{type(error).__name__}: {text[0]}"[:500],
                 "kind": "memory" if memory else "bug",

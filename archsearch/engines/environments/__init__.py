@@ -1,1 +1,2 @@
-"""Where engines live that bring their own torch: how each is installed, and the virtual environments that are made of it."""
+"""Where engines live that bring their own torch: how each is installed, and the virtual
+environments that are made of it."""

@@ -1,7 +1,8 @@
-"""Where engines live that bring their own torch: one virtual environment each, made by `archsearch engine install`.
+"""Where engines live that bring their own torch: one virtual environment each, made by `archsearch
+engine install`.
 
-An environment is ready when its marker file is there. The marker is written last, after the engine was imported once in its own
-interpreter, so a killed install is never taken for a finished one.
+An environment is ready when its marker file is there. The marker is written last, after the engine
+was imported once in its own interpreter, so a killed install is never taken for a finished one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from archsearch.engines.environments.lock import lock_of
 from archsearch.engines.environments.pip import pip_install, remove_broken
 from archsearch.engines.environments.probe import import_facts, release_numbers
 from archsearch.engines.environments.processes import Log, run_logged
-from archsearch.engines.environments.recipes import GB, DeviceKind, Recipe, device_here, environment_dir, recipe
+from archsearch.engines.environments.recipes import (
+    GB,
+    DeviceKind,
+    Recipe,
+    device_here,
+    environment_dir,
+    recipe,
+)
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import read_json, write_json
 from archsearch.progress import Progress, silent
@@ -33,7 +41,8 @@ LOG: Final = "install.log"
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A finished environment. `seconds`: the whole install with its check; `bytes`: its size on disk."""
+    """A finished environment. `seconds`: the whole install with its check; `bytes`: its size on
+    disk."""
 
     engine: str
     python: Path
@@ -54,7 +63,8 @@ def variable(engine: str) -> str:
 
 
 def installed(engine: str) -> Installed | None:
-    """The environment that `install` finished for `engine`; None where there is none or only a killed one."""
+    """The environment that `install` finished for `engine`; None where there is none or only a
+    killed one."""
     folder = environment_dir(engine)
     marker = folder / MARKER
     python = folder / "bin" / "python"
@@ -62,14 +72,22 @@ def installed(engine: str) -> Installed | None:
         return None
     data = read_json(marker, "the engine environment's marker")
     return Installed(
-        engine, python, data["version"], data["device"], tuple(data["packages"]), float(data["seconds"]), int(data["bytes"])
+        engine,
+        python,
+        data["version"],
+        data["device"],
+        tuple(data["packages"]),
+        float(data["seconds"]),
+        int(data["bytes"]),
     )
 
 
 def find_python(engine: str) -> Path:
-    """The interpreter that has `engine`: $ARCHSEARCH_<ENGINE>_PYTHON first, then the environment that `install` made.
+    """The interpreter that has `engine`: $ARCHSEARCH_<ENGINE>_PYTHON first, then the environment
+    that `install` made.
 
-    Raises ArchsearchError when the variable names no executable file, MissingDataError when there is neither.
+    Raises ArchsearchError when the variable names no executable file, MissingDataError when there
+    is neither.
     """
     known = recipe(engine)
     named = os.environ.get(variable(engine))
@@ -79,34 +97,45 @@ def find_python(engine: str) -> Path:
     if found is None:
         size = known.bytes[device_here()] / GB
         raise MissingDataError(
-            f"{known.title} is not installed; run: archsearch engine install {engine} (about {size:g} GB), "
-            "or name an interpreter that has it with --engine-python"
+            f"{known.title} is not installed; run: archsearch engine install {engine} (about"
+            f" {size:g} GB), or name an interpreter that has it with --engine-python"
         )
     return found.python
 
 
 def check_interpreter(python: Path, who: str) -> Path:
-    """`python`, absolute (links kept: a link is how a virtual environment is recognised); ArchsearchError when it cannot be run.
+    """`python`, absolute (links kept: a link is how a virtual environment is recognised);
+    ArchsearchError when it cannot be run.
 
     `who`: what named it, as the beginning of the message ("--engine-python names").
     """
     path = Path(os.path.abspath(python.expanduser()))
     if path.is_dir():
-        raise ArchsearchError(f"{who} {path}, a folder; name the interpreter in it, as in {path / 'bin' / 'python'}")
+        raise ArchsearchError(
+            f"{who} {path}, a folder; name the interpreter in it, as in {path / 'bin' / 'python'}"
+        )
     if not path.is_file() or not os.access(path, os.X_OK):
-        raise ArchsearchError(f"{who} {path}, which is no file that can be run; name a Python interpreter")
+        raise ArchsearchError(
+            f"{who} {path}, which is no file that can be run; name a Python interpreter"
+        )
     return path
 
 
 def install(
-    engine: str, *, python: Path | None = None, device: DeviceKind | None = None, progress: Progress | None = None
+    engine: str,
+    *,
+    python: Path | None = None,
+    device: DeviceKind | None = None,
+    progress: Progress | None = None,
 ) -> Installed:
-    """Make the environment of `engine` with the interpreter `python` (None: this one), pip-install the pinned packages for
-    `device` (None: what NVML sees), import the engine in it, and mark it as finished.
+    """Make the environment of `engine` with the interpreter `python` (None: this one), pip-install
+    the pinned packages for `device` (None: what NVML sees), import the engine in it, and mark it as
+    finished.
 
-    A finished environment of the same packages is returned as it is. Anything else under its name is removed first; what pip
-    downloaded before stays in pip's cache. Raises ArchsearchError for what the user can mend (Python version, disk, another
-    install that runs), RunFailed when pip or the first import fails: the message has the last useful line and where the log is.
+    A finished environment of the same packages is returned as it is. Anything else under its name
+    is removed first; what pip downloaded before stays in pip's cache. Raises ArchsearchError for
+    what the user can mend (Python version, disk, another install that runs), RunFailed when pip or
+    the first import fails: the message has the last useful line and where the log is.
     """
     known = recipe(engine)
     kind: DeviceKind = device or device_here()
@@ -118,7 +147,8 @@ def install(
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArchsearchError(
-            f"cannot create {folder.parent}: {error.strerror}; set ARCHSEARCH_CACHE to a folder you can write"
+            f"cannot create {folder.parent}: {error.strerror}; set ARCHSEARCH_CACHE to a folder you"
+            " can write"
         ) from error
     with lock_of(engine) as lock:
         ready = installed(engine)
@@ -129,16 +159,30 @@ def install(
         started = time.monotonic()
         _remove_folder(folder)
         tell("making the environment", 0.0, 100.0)
-        log_path = folder.parent / f"{engine}-{LOG}"  # outside the environment: it outlives a failed one
+        log_path = (
+            folder.parent / f"{engine}-{LOG}"
+        )  # outside the environment: it outlives a failed one
         with open(log_path, "w", encoding="utf-8") as file:
             log = Log(file, log_path, lock)
-            run_logged([str(maker), "-m", "venv", str(folder)], log, f"making the environment of {known.title}")
+            run_logged(
+                [str(maker), "-m", "venv", str(folder)],
+                log,
+                f"making the environment of {known.title}",
+            )
             inside = folder / "bin" / "python"
             pip_install(inside, packages, kind, known, tell, log)
             remove_broken(inside, known, log)
         tell(f"importing {known.module}", 97.0, 100.0)
         facts = import_facts(engine, inside, f"; the log is {log_path}")
-        done = Installed(engine, inside, facts["version"], kind, packages, time.monotonic() - started, _folder_bytes(folder))
+        done = Installed(
+            engine,
+            inside,
+            facts["version"],
+            kind,
+            packages,
+            time.monotonic() - started,
+            _folder_bytes(folder),
+        )
         os.replace(log_path, folder / LOG)
         write_json(folder / MARKER, done.to_dict())
     return done
@@ -147,23 +191,35 @@ def install(
 def check(engine: str, python: Path | None = None) -> dict[str, Any]:
     """Import `engine` in its interpreter (None: the one `find_python` finds) and say what is there.
 
-    `engine`, `python`, `version`, `tested` (the version archsearch is tested with), `warning` (a line, or None), `seconds` (what
-    the import took), `packages` (versions of torch and the like). Raises ArchsearchError when the version is too old, RunFailed
-    when the import fails.
+    `engine`, `python`, `version`, `tested` (the version archsearch is tested with), `warning` (a
+    line, or None), `seconds` (what the import took), `packages` (versions of torch and the like).
+    Raises ArchsearchError when the version is too old, RunFailed when the import fails.
     """
     known = recipe(engine)
-    inside = find_python(engine) if python is None else check_interpreter(python, "--engine-python names")
+    inside = (
+        find_python(engine)
+        if python is None
+        else check_interpreter(python, "--engine-python names")
+    )
     facts = import_facts(engine, inside, "")
     found = facts["version"]
     if release_numbers(found) < release_numbers(known.oldest):
         raise ArchsearchError(
-            f"{known.title} {found} in {inside} is too old, archsearch is written for {known.oldest} or newer; "
-            f"run: archsearch engine install {engine}"
+            f"{known.title} {found} in {inside} is too old, archsearch is written for"
+            f" {known.oldest} or newer; run: archsearch engine install {engine}"
         )
     warning = None
     if release_numbers(found) != release_numbers(known.tested):
-        warning = f"{known.title} {found} is not the tested version {known.tested}; numbers may differ"
-    return {"engine": engine, "python": str(inside), **facts, "tested": known.tested, "warning": warning}
+        warning = (
+            f"{known.title} {found} is not the tested version {known.tested}; numbers may differ"
+        )
+    return {
+        "engine": engine,
+        "python": str(inside),
+        **facts,
+        "tested": known.tested,
+        "warning": warning,
+    }
 
 
 def remove(engine: str) -> int:
@@ -173,7 +229,9 @@ def remove(engine: str) -> int:
     """
     folder = environment_dir(engine)
     if not folder.exists():
-        raise MissingDataError(f"{recipe(engine).title} has no environment at {folder}; nothing to remove")
+        raise MissingDataError(
+            f"{recipe(engine).title} has no environment at {folder}; nothing to remove"
+        )
     with lock_of(engine):
         size = _folder_bytes(folder)
         _remove_folder(folder)
@@ -182,7 +240,8 @@ def remove(engine: str) -> int:
 
 
 def _distribution_version(package: str) -> str | None:
-    """Of a package of archsearch's own environment; None where it is none (an engine that is not named as its package)."""
+    """Of a package of archsearch's own environment; None where it is none (an engine that is not
+    named as its package)."""
     try:
         return distribution_version(package)
     except PackageNotFoundError:
@@ -190,8 +249,9 @@ def _distribution_version(package: str) -> str | None:
 
 
 def overview() -> list[dict[str, Any]]:
-    """Every engine and whether it is there, without running anything: `engine`, `installed`, `version`, `where`, `bytes`,
-    `device`, `note`. transformers is part of archsearch's own environment."""
+    """Every engine and whether it is there, without running anything: `engine`, `installed`,
+    `version`, `where`, `bytes`, `device`, `note`. transformers is part of archsearch's own
+    environment."""
     rows: list[dict[str, Any]] = [
         {
             "engine": engine,
@@ -211,10 +271,22 @@ def overview() -> list[dict[str, Any]]:
         named = os.environ.get(variable(engine))
         ready = installed(engine)
         if named:
-            row |= {"installed": Path(named).exists(), "where": named, "note": f"named by {variable(engine)}; not checked"}
+            row |= {
+                "installed": Path(named).exists(),
+                "where": named,
+                "note": f"named by {variable(engine)}; not checked",
+            }
         elif ready is not None:
-            row |= {"installed": True, "version": ready.version, "where": str(ready.python), "bytes": ready.bytes}
-            row |= {"device": ready.device, "note": "" if ready.version == known.tested else f"tested: {known.tested}"}
+            row |= {
+                "installed": True,
+                "version": ready.version,
+                "where": str(ready.python),
+                "bytes": ready.bytes,
+            }
+            row |= {
+                "device": ready.device,
+                "note": "" if ready.version == known.tested else f"tested: {known.tested}",
+            }
         elif environment_dir(engine).exists():
             row["note"] = f"an install was stopped; run: archsearch engine install {engine}"
         else:
@@ -227,33 +299,40 @@ def _check_python_version(maker: Path, known: Recipe) -> None:
     low, high = known.pythons
     try:
         answer = subprocess.run(
-            [str(maker), "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True, timeout=60
+            [str(maker), "-c", "import sys; print(*sys.version_info[:2])"],
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         major, minor = (int(word) for word in answer.stdout.split())
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise ArchsearchError(f"{maker} does not run as a Python interpreter; name another with --python") from error
+        raise ArchsearchError(
+            f"{maker} does not run as a Python interpreter; name another with --python"
+        ) from error
     if major != 3 or not low <= minor <= high:
         raise ArchsearchError(
-            f"{known.title} {known.tested} needs Python 3.{low} to 3.{high}, {maker} is {major}.{minor}; "
-            "name another with --python"
+            f"{known.title} {known.tested} needs Python 3.{low} to 3.{high}, {maker} is"
+            f" {major}.{minor}; name another with --python"
         )
 
 
 def _check_disk(folder: Path, known: Recipe, kind: DeviceKind) -> None:
-    """Room for the environment and for what pip downloads and keeps meanwhile (about a third more)."""
+    """Room for the environment and for what pip downloads and keeps meanwhile (about a third
+    more)."""
     needed = known.bytes[kind] * 4 // 3
     free = shutil.disk_usage(folder.parent).free
     if folder.exists():
         free += _folder_bytes(folder)
     if free < needed:
         raise ArchsearchError(
-            f"{known.title} needs about {needed / GB:.1f} GB at {folder.parent}, {free / GB:.1f} GB are free; "
-            "free space or set ARCHSEARCH_CACHE to a folder on a larger disk"
+            f"{known.title} needs about {needed / GB:.1f} GB at {folder.parent}, {free / GB:.1f} GB"
+            " are free; free space or set ARCHSEARCH_CACHE to a folder on a larger disk"
         )
 
 
 def _folder_bytes(folder: Path) -> int:
-    """Bytes on disk of everything below `folder`; hard links and files that vanish meanwhile count once or not."""
+    """Bytes on disk of everything below `folder`; hard links and files that vanish meanwhile count
+    once or not."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:

@@ -11,7 +11,8 @@ from archsearch.errors import ArchsearchError
 
 @contextmanager
 def lock_of(engine: str) -> Iterator[int | None]:
-    """One install or removal of an engine at a time, over processes; a killed one leaves nothing locked.
+    """One install or removal of an engine at a time, over processes; a killed one leaves nothing
+    locked.
 
     Raises ArchsearchError where another install is running.
     """
@@ -24,5 +25,7 @@ def lock_of(engine: str) -> Iterator[int | None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ArchsearchError(f"another install of {recipe(engine).title} is running; wait for it, then try again") from None
+            raise ArchsearchError(
+                f"another install of {recipe(engine).title} is running; wait for it, then try again"
+            ) from None
         yield handle.fileno()

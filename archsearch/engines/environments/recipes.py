@@ -19,12 +19,14 @@ GB: Final = 10**9
 class Recipe:
     """How an engine is installed.
 
-    `module`: what is imported to check it, and `name`: what is asked of it, since some packages load on first use. `packages`:
-    pinned requirements by device, the first one the engine itself. `tested`: the version archsearch is tested with; `oldest`:
-    below it nothing was ever tried. `pythons`: oldest and newest Python minor version (3.x) to install with. `torch`: the
-    version that the packages pin, for `_cpu_torch`; "" where they need none. `bytes`: size on disk by device:
-    measured for cpu, an estimate for gpu. `environment`: variables for the check. `removable`: packages that
-    come along and may not load beside a torch without CUDA; those that do not are removed.
+    `module`: what is imported to check it, and `name`: what is asked of it, since some packages
+    load on first use. `packages`: pinned requirements by device, the first one the engine itself.
+    `tested`: the version archsearch is tested with; `oldest`: below it nothing was ever tried.
+    `pythons`: oldest and newest Python minor version (3.x) to install with. `torch`: the version
+    that the packages pin, for `_cpu_torch`; "" where they need none. `bytes`: size on disk by
+    device: measured for cpu, an estimate for gpu. `environment`: variables for the check.
+    `removable`: packages that come along and may not load beside a torch without CUDA; those that
+    do not are removed.
     """
 
     title: str
@@ -68,7 +70,9 @@ OPENVINO: Final = Recipe(
     removable=("torchvision",),
 )
 
-_LLAMA_CPP: Final = ("xllamacpp==2026.10.11549",)  # llama.cpp's own server; for other builds see ARCHSEARCH_LLAMA_SERVER
+_LLAMA_CPP: Final = (
+    "xllamacpp==2026.10.11549",
+)  # llama.cpp's own server; for other builds see ARCHSEARCH_LLAMA_SERVER
 LLAMA_CPP: Final = Recipe(
     title="llama.cpp",
     module="xllamacpp",
@@ -86,7 +90,9 @@ def recipe(engine: str) -> Recipe:
     """The recipe of `engine`; ArchsearchError for an engine that has none."""
     if engine not in engines_that(has_recipe):
         known = ", ".join(engines_that(has_recipe))
-        raise ArchsearchError(f"no environment is known for engine {engine!r}; choose from: {known}")
+        raise ArchsearchError(
+            f"no environment is known for engine {engine!r}; choose from: {known}"
+        )
     found: Recipe = load(engine_facts(engine).recipe)
     return found
 

@@ -1,4 +1,5 @@
-"""llama.cpp: its own HTTP server in a process of its own, on GGUF files written from model folders."""
+"""llama.cpp: its own HTTP server in a process of its own, on GGUF files written from model
+folders."""
 
 from __future__ import annotations
 
@@ -34,49 +35,70 @@ WRITER: Final = 1
 
 
 class LlamaCppEngine(ChildEngine):
-    """llama.cpp's server, one request at a time; a server for each gamma, which llama.cpp fixes when it starts.
+    """llama.cpp's server, one request at a time; a server for each gamma, which llama.cpp fixes
+    when it starts.
 
     Folders become GGUF once, in the precision of `settings.dtype` (also q8_0, q4_0, q4_1), and are
     kept in the cache by content. Greedy answers are the target's own in the same precision, where
-    passes of several tokens take the same kernels as passes of one. Rounds and their seconds are the
-    server's own clock; the first token comes with the prompt.
+    passes of several tokens take the same kernels as passes of one. Rounds and their seconds are
+    the server's own clock; the first token comes with the prompt.
     """
 
     name = "llama.cpp"
     worker = WORKER
 
-    def check(self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges) -> None:
+    def check(
+        self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges
+    ) -> None:
         if schedule:
-            raise ArchsearchError("llama.cpp takes one gamma for all batch sizes; use --engine vllm for a schedule")
+            raise ArchsearchError(
+                "llama.cpp takes one gamma for all batch sizes; use --engine vllm for a schedule"
+            )
         if self.settings.dtype not in GGUF_KINDS:
             known = ", ".join(GGUF_KINDS)
             raise ArchsearchError(f"llama.cpp runs {known} here, got dtype {self.settings.dtype!r}")
         if self.settings.dummy_weights or self.settings.server_url is not None:
-            raise ArchsearchError("archsearch starts llama.cpp itself, on weights: train the draft first, without --server-url")
+            raise ArchsearchError(
+                "archsearch starts llama.cpp itself, on weights: train the draft first, without"
+                " --server-url"
+            )
         server = os.environ.get(SERVER_VARIABLE)
         if server and not os.access(server, os.X_OK):
-            raise ArchsearchError(f"{SERVER_VARIABLE} names {server}, which cannot be run; name a llama-server")
+            raise ArchsearchError(
+                f"{SERVER_VARIABLE} names {server}, which cannot be run; name a llama-server"
+            )
         if server and self.settings.time_passes:
             raise ArchsearchError(
-                f"llama.cpp's passes are timed in the library of its package, not in {server}; unset {SERVER_VARIABLE}"
+                f"llama.cpp's passes are timed in the library of its package, not in {server};"
+                f" unset {SERVER_VARIABLE}"
             )
 
     def prepared(self, sources: Sequence[str]) -> list[str]:
         """The models as GGUF files. Raises ArchsearchError where one cannot be written.
 
-        Made-up drafts that passes are timed with are written into their own folder: nobody asks for them again.
+        Made-up drafts that passes are timed with are written into their own folder: nobody asks for
+        them again.
         """
         target, *drafts = (Path(source) for source in sources)
         first = gguf_of(target, self.settings.dtype)
         rest = [
-            gguf_of(draft, self.settings.dtype, like=first, into=draft if self.settings.time_passes else None)
+            gguf_of(
+                draft,
+                self.settings.dtype,
+                like=first,
+                into=draft if self.settings.time_passes else None,
+            )
             for draft in drafts
         ]
         return [str(path) for path in (first, *rest)]
 
     def request(self) -> dict[str, Any]:
         own = os.environ.get(SERVER_VARIABLE)
-        return {"threads": self.settings.threads, "server": own, "time_passes": self.settings.time_passes}
+        return {
+            "threads": self.settings.threads,
+            "server": own,
+            "time_passes": self.settings.time_passes,
+        }
 
     def _interpreter(self) -> Path:
         """A llama-server of the user's own needs nothing but Python beside it."""
@@ -97,9 +119,12 @@ class LlamaCppEngine(ChildEngine):
         }
 
 
-def gguf_of(folder: Path, dtype: str, *, like: Path | None = None, into: Path | None = None) -> Path:
-    """`folder` as a GGUF file of precision `dtype`, written once, in the cache by content or in the folder `into`. A GGUF file is
-    taken as it is. A folder without a tokenizer takes that of `like`, the target's file: llama.cpp refuses a draft with another.
+def gguf_of(
+    folder: Path, dtype: str, *, like: Path | None = None, into: Path | None = None
+) -> Path:
+    """`folder` as a GGUF file of precision `dtype`, written once, in the cache by content or in the
+    folder `into`. A GGUF file is taken as it is. A folder without a tokenizer takes that of `like`,
+    the target's file: llama.cpp refuses a draft with another.
 
     Raises ArchsearchError for a hub id, a shape that `write_gguf` cannot say, or a full disk.
     """
@@ -107,18 +132,29 @@ def gguf_of(folder: Path, dtype: str, *, like: Path | None = None, into: Path | 
         return folder
     weights = folder / "model.safetensors"
     if not weights.is_file():
-        raise ArchsearchError(f"llama.cpp needs a folder with one model.safetensors, or a GGUF file; {folder} is neither")
+        raise ArchsearchError(
+            f"llama.cpp needs a folder with one model.safetensors, or a GGUF file; {folder} is"
+            " neither"
+        )
     like = None if (folder / "tokenizer.json").is_file() else like
     kept = f"{dtype} {like.name}" if like is not None else dtype
-    path = into / f"{dtype}.gguf" if into is not None else _kept(folder / "config.json", weights, dtype, kept)
+    path = (
+        into / f"{dtype}.gguf"
+        if into is not None
+        else _kept(folder / "config.json", weights, dtype, kept)
+    )
     if path.is_file():
         return path
     try:
         with scratch_dir(path) as scratch:
-            write_gguf(folder, scratch / path.name, dtype=dtype, tokenizer_gguf=like, tokens_needed=False)
+            write_gguf(
+                folder, scratch / path.name, dtype=dtype, tokenizer_gguf=like, tokens_needed=False
+            )
             os.replace(scratch / path.name, path)  # whole or not there
     except OSError as error:
-        raise ArchsearchError(f"cannot write {path}: {error.strerror or error}; free space or set ARCHSEARCH_CACHE") from error
+        raise ArchsearchError(
+            f"cannot write {path}: {error.strerror or error}; free space or set ARCHSEARCH_CACHE"
+        ) from error
     return path
 
 
@@ -132,6 +168,8 @@ def _kept(config: Path, weights: Path, dtype: str, how: str) -> Path:
     return cache_dir() / "llama.cpp" / f"{digest.hexdigest()}-{dtype}.gguf"
 
 
-def make(settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> LlamaCppEngine:
+def make(
+    settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None
+) -> LlamaCppEngine:
     """llama.cpp as `settings` want it."""
     return LlamaCppEngine(settings, tokenizer)

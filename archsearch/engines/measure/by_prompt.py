@@ -86,7 +86,8 @@ def _confirmation(trace: Trace, variant: Variant) -> Confirmation:
     ratios = ratios[~np.isnan(ratios)]
     if not len(ratios):
         raise RunFailed(
-            "every answer ended in its first round: nothing to time; use prompts with longer answers"
+            "every answer ended in its first round: nothing to time; use prompts with longer"
+            " answers"
         )
     places, medians = bootstrap(ratios, plan.seed)
     pooled = _pooled(timed[places].sum(axis=1))
@@ -142,11 +143,19 @@ def _counts(trace: Trace, variant: str) -> np.ndarray:
     pairs = zip(trace.results(trace.plan.alone.name), trace.results(variant), strict=True)
     return np.array(
         [
-            (base.decode_seconds, base.decode_tokens, fast.decode_seconds, fast.decode_tokens,
-             fast.accepted, fast.rejected, fast.rounds)
+            (
+                base.decode_seconds,
+                base.decode_tokens,
+                fast.decode_seconds,
+                fast.decode_tokens,
+                fast.accepted,
+                fast.rejected,
+                fast.rounds,
+            )
             for base, fast in pairs
-        ], float,
-    )  # fmt: skip
+        ],
+        float,
+    )
 
 
 def _ratios(counts: np.ndarray) -> np.ndarray:
@@ -160,7 +169,9 @@ def _ratios(counts: np.ndarray) -> np.ndarray:
 
 def _pooled(counts: np.ndarray) -> np.ndarray:
     """Time per token alone / with the drafter of counts [..., columns]."""
-    base, fast = (counts[..., s] / counts[..., n] for s, n in ((_BASE_S, _BASE_N), (_FAST_S, _FAST_N)))
+    base, fast = (
+        counts[..., s] / counts[..., n] for s, n in ((_BASE_S, _BASE_N), (_FAST_S, _FAST_N))
+    )
     return base / fast
 
 
@@ -207,7 +218,10 @@ def identities(trace: Trace) -> dict[str, Identity]:
 def _identity(trace: Trace, variant: Variant) -> Identity:
     differences = []
     pairs = zip(
-        trace.prompts, trace.results(trace.plan.alone.name), trace.results(variant.name), strict=True
+        trace.prompts,
+        trace.results(trace.plan.alone.name),
+        trace.results(variant.name),
+        strict=True,
     )
     for prompt, base, fast in pairs:
         if base.token_ids == fast.token_ids:

@@ -1,7 +1,8 @@
-"""What an engine adds to a plain token and to a round, measured: its cycle time less the forward passes it is made of.
+"""What an engine adds to a plain token and to a round, measured: its cycle time less the forward
+passes it is made of.
 
-Random weights of the real shapes are enough: time does not depend on what the numbers are. The rows go into the Profile (kind
-`engine`), so that predictions are for the engine that will serve.
+Random weights of the real shapes are enough: time does not depend on what the numbers are. The rows
+go into the Profile (kind `engine`), so that predictions are for the engine that will serve.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ Case = tuple[int, int]
 """gamma and layers of the draft; (0, 0): plain tokens"""
 GAMMAS: Final = (1, 2, 4, 7)
 DRAFT_LAYERS: Final = (1, 6)
-CASES: Final[tuple[Case, ...]] = ((0, 0), *((gamma, layers) for gamma in GAMMAS for layers in DRAFT_LAYERS))
+CASES: Final[tuple[Case, ...]] = (
+    (0, 0),
+    *((gamma, layers) for gamma in GAMMAS for layers in DRAFT_LAYERS),
+)
 CONTEXT: Final = 128
 TOKENS: Final = 20
 ATTEMPTS: Final = 2
@@ -38,17 +42,22 @@ SMALLEST_STD_S: Final = 1e-6  # no clock and no probe is surer of a difference
 
 
 def reference_draft(target: Architecture, layers: int) -> Architecture:
-    """A draft that overhead is measured with: small layers and an 8k head, so that little of the cycle is its own time.
+    """A draft that overhead is measured with: small layers and an 8k head, so that little of the
+    cycle is its own time.
 
-    Two depths, because a layer costs more inside an engine than in a loop of its own: its cache is handed about and cropped, and
-    the verification has pushed code and weights out of the processor's caches.
+    Two depths, because a layer costs more inside an engine than in a loop of its own: its cache is
+    handed about and cropped, and the verification has pushed code and weights out of the
+    processor's caches.
     """
-    return Architecture(256, 512, layers, 4, 4, 64, target.vocab_size, draft_vocab_size=min(8192, target.vocab_size))
+    return Architecture(
+        256, 512, layers, 4, 4, 64, target.vocab_size, draft_vocab_size=min(8192, target.vocab_size)
+    )
 
 
 @dataclass
 class _Timings:
-    """Probe-corrected seconds of one case (gamma, layers of the draft): the engine's cycles and the passes they are made of."""
+    """Probe-corrected seconds of one case (gamma, layers of the draft): the engine's cycles and the
+    passes they are made of."""
 
     cycles: list[float] = field(default_factory=list)
     target: list[float] = field(default_factory=list)  # one pass over gamma + 1 tokens
@@ -56,17 +65,21 @@ class _Timings:
     later: list[float] = field(default_factory=list)  # the draft's, in a loop
 
     def extra(self, gamma: int) -> tuple[float, float]:
-        """Seconds of a cycle beyond its passes, and the std of that difference of medians; either sign."""
+        """Seconds of a cycle beyond its passes, and the std of that difference of medians; either
+        sign."""
         parts = [(1.0, self.cycles), (-1.0, self.target)]
         if gamma:
             parts += [(-1.0, self.first), (1.0 - gamma, self.later)]
         used = [(weight, times) for weight, times in parts if weight]
         value = sum(weight * statistics.median(times) for weight, times in used)
-        return value, math.hypot(*(weight * (median_error_s(times) or 0.0) for weight, times in used))
+        return value, math.hypot(
+            *(weight * (median_error_s(times) or 0.0) for weight, times in used)
+        )
 
 
 class _Trial:
-    """A target with random weights, one draft of each of DRAFT_LAYERS, and their passes, ready to be timed case by case."""
+    """A target with random weights, one draft of each of DRAFT_LAYERS, and their passes, ready to
+    be timed case by case."""
 
     def __init__(self, bench: CpuBench, target: Architecture, dtype: str) -> None:
         self.vocab_size, self.dtype = target.vocab_size, dtype
@@ -79,20 +92,30 @@ class _Trial:
             holders: tuple[Any, ...] = (self.target.config, self.target.generation_config)
             for holder in holders:
                 holder.eos_token_id = None  # random weights must not end the text
-            self.drafts = {layers: build_model(reference_draft(target, layers), pool.flat.dtype, pool) for layers in DRAFT_LAYERS}
+            self.drafts = {
+                layers: build_model(reference_draft(target, layers), pool.flat.dtype, pool)
+                for layers in DRAFT_LAYERS
+            }
             self.whole = ForwardRun(self.target, batch=1, context=CONTEXT)
-            self.small = {layers: ForwardRun(model, batch=1, context=CONTEXT) for layers, model in self.drafts.items()}
+            self.small = {
+                layers: ForwardRun(model, batch=1, context=CONTEXT)
+                for layers, model in self.drafts.items()
+            }
 
     def measure(self, case: Case, times: _Timings) -> None:
         """Time the passes and one generation of `case` and add them to `times`."""
         gamma, layers = case
         with torch.inference_mode():
-            times.target += self.timer.time(self.whole.step(gamma + 1), calls=1, budget_s=0.3).times_s
+            times.target += self.timer.time(
+                self.whole.step(gamma + 1), calls=1, budget_s=0.3
+            ).times_s
             if layers:
                 step = self.small[layers].step(1)
                 times.first += self.timer.time(step, before=self.flush, budget_s=0.1).times_s
                 times.later += self.timer.time(step, calls=4, budget_s=0.1).times_s
-        times.cycles += _cycle_times(self.timer, self.target, self.drafts.get(layers), gamma, self.prompt)
+        times.cycles += _cycle_times(
+            self.timer, self.target, self.drafts.get(layers), gamma, self.prompt
+        )
 
     def row(self, case: Case, times: _Timings) -> Measurement:
         """The `engine` row of `case`."""
@@ -100,18 +123,31 @@ class _Trial:
         shape = EngineShape("transformers", gamma, layers, self.vocab_size)
         extra, std = times.extra(gamma)
         return Measurement(
-            "engine", freeze_shape(shape.to_dict()), self.dtype, "eager", "warm", (extra,), std_s=max(std, SMALLEST_STD_S)
+            "engine",
+            freeze_shape(shape.to_dict()),
+            self.dtype,
+            "eager",
+            "warm",
+            (extra,),
+            std_s=max(std, SMALLEST_STD_S),
         )
 
 
 def measure_overhead(
-    bench: CpuBench, target: Architecture, dtype: str, *, rounds: int = 3, progress: Progress | None = None
+    bench: CpuBench,
+    target: Architecture,
+    dtype: str,
+    *,
+    rounds: int = 3,
+    progress: Progress | None = None,
 ) -> list[Measurement]:
-    """Rows of kind `engine` for transformers: seconds beyond the forward passes, per plain token (gamma 0) and per round, for
-    each of GAMMAS with drafts of each of DRAFT_LAYERS; each a difference, stored as it is, with its std.
+    """Rows of kind `engine` for transformers: seconds beyond the forward passes, per plain token
+    (gamma 0) and per round, for each of GAMMAS with drafts of each of DRAFT_LAYERS; each a
+    difference, stored as it is, with its std.
 
-    Plain and speculative generations alternate `rounds` times; each is divided by the probe run just before and after it. Cases
-    whose difference is further below zero than its noise explains are measured once more, and left out where that does not help.
+    Plain and speculative generations alternate `rounds` times; each is divided by the probe run
+    just before and after it. Cases whose difference is further below zero than its noise explains
+    are measured once more, and left out where that does not help.
     """
     trial = _Trial(bench, target, dtype)
     return measured_rows(trial.measure, trial.row, rounds, progress)
@@ -123,7 +159,8 @@ def measured_rows(
     rounds: int,
     progress: Progress | None = None,
 ) -> list[Measurement]:
-    """A row for each of CASES that noise alone explains, `measure`d `rounds` times in turn; the others get a second chance."""
+    """A row for each of CASES that noise alone explains, `measure`d `rounds` times in turn; the
+    others get a second chance."""
     rows: dict[Case, Measurement] = {}
     todo: list[Case] = list(CASES)
     for attempt in range(ATTEMPTS):
@@ -131,20 +168,33 @@ def measured_rows(
         # Cases take turns, so that cycles and the passes they are made of feel the same machine.
         for step, case in enumerate(list(todo) * rounds):
             if progress is not None:
-                what = "engine overhead" if attempt == 0 else "engine overhead, disturbed cases again"
-                progress(f"{what} {step + 1}/{rounds * len(todo)}", float(step), float(rounds * len(todo)))
+                what = (
+                    "engine overhead" if attempt == 0 else "engine overhead, disturbed cases again"
+                )
+                progress(
+                    f"{what} {step + 1}/{rounds * len(todo)}",
+                    float(step),
+                    float(rounds * len(todo)),
+                )
             measure(case, timings[case])
         rows |= {case: row_of(case, times) for case, times in timings.items()}
         todo = [case for case, row in rows.items() if row.impossible]
         if not todo:
             break
     for gamma, layers in todo:
-        log.warning("engine overhead at gamma %d, %d draft layers: less than nothing, twice; left out", gamma, layers)
+        log.warning(
+            "engine overhead at gamma %d, %d draft layers: less than nothing, twice; left out",
+            gamma,
+            layers,
+        )
     return [row for row in rows.values() if not row.impossible]
 
 
-def _cycle_times(timer: Timer, target: Any, draft: Any, gamma: int, prompt: EnginePrompt) -> list[float]:
-    """Probe-corrected seconds of the rounds (or plain tokens) of one generation; those that the end cut short are left out."""
+def _cycle_times(
+    timer: Timer, target: Any, draft: Any, gamma: int, prompt: EnginePrompt
+) -> list[float]:
+    """Probe-corrected seconds of the rounds (or plain tokens) of one generation; those that the end
+    cut short are left out."""
     engine = TransformersEngine()
     engine.start(target, draft, gamma)
     before = statistics.median(timer.probe() for _ in range(5))

@@ -1,8 +1,10 @@
-"""How slow the machine is while an engine is measured, by plain steps of the target alone in a second process of that engine.
+"""How slow the machine is while an engine is measured, by plain steps of the target alone in a
+second process of that engine.
 
-What slows an engine's steps need not slow a handful of GEMMs, and it comes and goes within seconds: on a virtual CPU whose other
-hyperthread works for somebody else a step takes 60 to 110 ms instead of 32, and a probe of milliseconds says 1.1. A step of the
-same engine just before and just after feels the same, and times over it are what matters: a speed-up is a ratio to it.
+What slows an engine's steps need not slow a handful of GEMMs, and it comes and goes within seconds:
+on a virtual CPU whose other hyperthread works for somebody else a step takes 60 to 110 ms instead
+of 32, and a probe of milliseconds says 1.1. A step of the same engine just before and just after
+feels the same, and times over it are what matters: a speed-up is a ratio to it.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ FRESH_S: Final = 0.1  # an answer this young is given again
 
 
 class PlainSteps:
-    """Called: seconds of a plain step of one request now over those of `reference_s`, which is measured where it is None.
+    """Called: seconds of a plain step of one request now over those of `reference_s`, which is
+    measured where it is None.
 
-    The engine of `make_engine` is started with `target` when first called, and lives until `stop`. `otherwise` answers in its
-    stead where the engine does not tell its steps.
+    The engine of `make_engine` is started with `target` when first called, and lives until `stop`.
+    `otherwise` answers in its stead where the engine does not tell its steps.
     """
 
     def __init__(

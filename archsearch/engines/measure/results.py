@@ -1,4 +1,5 @@
-"""What came out of a plan, as it stands in the files of a run. Import stays light: reports read it."""
+"""What came out of a plan, as it stands in the files of a run. Import stays light: reports read
+it."""
 
 from __future__ import annotations
 

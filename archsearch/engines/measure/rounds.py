@@ -1,8 +1,10 @@
-"""Whole rounds of an engine on a GPU, timed by running it: random drafts of a few depths, a short and a long gamma.
+"""Whole rounds of an engine on a GPU, timed by running it: random drafts of a few depths, a short
+and a long gamma.
 
-What the host of an engine needs per layer shows where drafts are deep and gamma is long, what it adds to the GPU's side where
-both are small, so a handful of cases tells all terms of a round. Each start of an engine takes a minute; the plan puts first what
-tells most, and ends before the budget does.
+What the host of an engine needs per layer shows where drafts are deep and gamma is long, what it
+adds to the GPU's side where both are small, so a handful of cases tells all terms of a round. Each
+start of an engine takes a minute; the plan puts first what tells most, and ends before the budget
+does.
 """
 
 from __future__ import annotations
@@ -37,7 +39,11 @@ class RoundCase:
     gamma: int
 
     def label(self) -> str:
-        what = "target alone" if self.draft is None else f"{self.draft.num_hidden_layers} layers, gamma {self.gamma}"
+        what = (
+            "target alone"
+            if self.draft is None
+            else f"{self.draft.num_hidden_layers} layers, gamma {self.gamma}"
+        )
         switches = ", ".join(f"{name}={value}" for name, value in self.options)
         return f"{what}{f' ({switches})' if switches else ''}"
 
@@ -46,10 +52,11 @@ class RoundCase:
 class RoundRequest:
     """What is to be measured.
 
-    `target`: what the engine loads, of `architecture`; `folder_of`: a draft's folder; `engine`: one with these switches, not
-    started. `variants`: switches of the engine, the usual ones first. `recorded`: switches that every row names beside its own.
-    `known`: shapes (`Measurement.shape`) that were measured before. `context`: tokens in the cache in mid-run; `tokens`: written
-    per request.
+    `target`: what the engine loads, of `architecture`; `folder_of`: a draft's folder; `engine`: one
+    with these switches, not started. `variants`: switches of the engine, the usual ones first.
+    `recorded`: switches that every row names beside its own. `known`: shapes (`Measurement.shape`)
+    that were measured before. `context`: tokens in the cache in mid-run; `tokens`: written per
+    request.
     """
 
     target: Any
@@ -70,7 +77,8 @@ class RoundRequest:
 
 @dataclass(frozen=True)
 class RoundsMeasured:
-    """`rows`: those that are new; `left`: cases that the budget did not reach; `failed`: by case, what the engine said."""
+    """`rows`: those that are new; `left`: cases that the budget did not reach; `failed`: by case,
+    what the engine said."""
 
     rows: tuple[Measurement, ...]
     left: tuple[str, ...]
@@ -78,18 +86,25 @@ class RoundsMeasured:
 
 
 def round_drafts(target: Architecture) -> list[Architecture]:
-    """Drafts of LAYERS depths and one width with the target's vocabulary, that shard over up to 8 devices."""
+    """Drafts of LAYERS depths and one width with the target's vocabulary, that shard over up to 8
+    devices."""
     return [Architecture(WIDTH, 2816, layers, 8, 8, 128, target.vocab_size) for layers in LAYERS]
 
 
 def plan(drafts: Sequence[Architecture], variants: Sequence[Mapping[str, str]]) -> list[RoundCase]:
-    """Cases, those first that tell most: of each variant the target alone and the corners, then what lies between."""
+    """Cases, those first that tell most: of each variant the target alone and the corners, then
+    what lies between."""
     deep, shallow, middle = drafts
     long, short = GAMMAS
     corners = [(None, 0), (deep, long), (shallow, long), (deep, short)]
     between = [(middle, long), (shallow, short), (middle, short)]
     options = [tuple(sorted(variant.items())) for variant in variants]
-    return [RoundCase(switches, *case) for cases in (corners, between) for switches in options for case in cases]
+    return [
+        RoundCase(switches, *case)
+        for cases in (corners, between)
+        for switches in options
+        for case in cases
+    ]
 
 
 def measure_rounds(
@@ -99,7 +114,8 @@ def measure_rounds(
     progress: Progress = silent,
     clock: Callable[[], float] = time.monotonic,
 ) -> RoundsMeasured:
-    """Rows of kind `round`, each given to `record` as soon as it is there. Cases that the engine cannot run are told.
+    """Rows of kind `round`, each given to `record` as soon as it is there. Cases that the engine
+    cannot run are told.
 
     Raises RunFailed where it could run none.
     """
@@ -121,7 +137,9 @@ def measure_rounds(
             if freeze_shape(_shape(asked, case, engine.name, version).to_dict()) in asked.known:
                 continue
             row = _run(asked, case, engine, version)
-        except ArchsearchError as error:  # this version, these switches or this memory cannot do it: others may
+        except (
+            ArchsearchError
+        ) as error:  # this version, these switches or this memory cannot do it: others may
             failed[case.label()] = str(error)
             continue
         finally:
@@ -136,7 +154,9 @@ def measure_rounds(
 def _shape(asked: RoundRequest, case: RoundCase, engine: str, version: str) -> RoundShape:
     options = tuple(sorted({**asked.recorded, **dict(case.options)}.items()))
     context, ranks = asked.context, asked.tensor_parallel
-    return RoundShape(engine, version, options, asked.architecture, case.draft, case.gamma, 1, context, ranks)
+    return RoundShape(
+        engine, version, options, asked.architecture, case.draft, case.gamma, 1, context, ranks
+    )
 
 
 def _run(asked: RoundRequest, case: RoundCase, engine: Engine, version: str) -> Measurement:
@@ -149,11 +169,20 @@ def _run(asked: RoundRequest, case: RoundCase, engine: Engine, version: str) -> 
     most = min(1000, asked.architecture.vocab_size)
     prompt = EnginePrompt("round", tuple(rng.randrange(most) for _ in range(length)))
     times: list[float] = []
-    engine.start(asked.target, None if case.draft is None else asked.folder_of(case.draft), case.gamma, **options)
+    engine.start(
+        asked.target,
+        None if case.draft is None else asked.folder_of(case.draft),
+        case.gamma,
+        **options,
+    )
     try:
-        engine.generate([prompt], Sampling(max_new_tokens=min(asked.tokens, 16 + case.gamma), ignore_end=True))
+        engine.generate(
+            [prompt], Sampling(max_new_tokens=min(asked.tokens, 16 + case.gamma), ignore_end=True)
+        )
         for _ in range(asked.repeats):
-            result = engine.generate([prompt], Sampling(max_new_tokens=asked.tokens, ignore_end=True))[0]
+            result = engine.generate(
+                [prompt], Sampling(max_new_tokens=asked.tokens, ignore_end=True)
+            )[0]
             times += result.gaps_s[: max(1, result.rounds - 1)] if case.gamma else result.gaps_s
     finally:
         engine.stop()
@@ -161,4 +190,11 @@ def _run(asked: RoundRequest, case: RoundCase, engine: Engine, version: str) -> 
         raise RunFailed(f"{engine.name} handed over no tokens in {case.label()}")
     step = -(-len(times) // MOST_TIMES)
     shape = _shape(asked, case, engine.name, version)
-    return Measurement("round", freeze_shape(shape.to_dict()), asked.dtype, asked.mode, "warm", tuple(times[::step]))
+    return Measurement(
+        "round",
+        freeze_shape(shape.to_dict()),
+        asked.dtype,
+        asked.mode,
+        "warm",
+        tuple(times[::step]),
+    )

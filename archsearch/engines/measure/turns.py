@@ -146,7 +146,9 @@ class Turn:
     def full(self) -> list[EngineStep]:
         """The steps that show what serving takes: see `full_steps`."""
         return [
-            step for steps in self.calls for step in full_steps(steps, self.concurrency, self.ragged)
+            step
+            for steps in self.calls
+            for step in full_steps(steps, self.concurrency, self.ragged)
         ]
 
 
@@ -189,9 +191,12 @@ class _Engines:
                 self.stop()
             engine = self.alive[variant.name] = self.make_engine(variant)
             engine.start(
-                plan.target, variant.draft, variant.gamma,
-                synthetic=variant.synthetic, schedule=variant.schedule,
-            )  # fmt: skip
+                plan.target,
+                variant.draft,
+                variant.gamma,
+                synthetic=variant.synthetic,
+                schedule=variant.schedule,
+            )
             tokens = min(_WARM_UP_TOKENS, plan.sampling.max_new_tokens)
             warm_up = dataclasses.replace(plan.sampling, max_new_tokens=tokens)
             engine.generate(plan.some(0, max(plan.concurrencies)), warm_up)

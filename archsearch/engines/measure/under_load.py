@@ -35,13 +35,14 @@ def token_s(turn: Turn) -> float:
         return seconds / sum(step.written for step in turn.full) * turn.concurrency
     if any(turn.calls):
         raise RunFailed(
-            f"no step with all {turn.concurrency} requests in it was seen; answers are too short or "
-            "differ too much in length: allow more new tokens or a lower concurrency"
+            f"no step with all {turn.concurrency} requests in it was seen; answers are too short or"
+            " differ too much in length: allow more new tokens or a lower concurrency"
         )
     tokens = sum(result.decode_tokens for result in turn.results)
     if not tokens:
         raise RunFailed(
-            "every answer ended in its first round: nothing to time; use prompts with longer answers"
+            "every answer ended in its first round: nothing to time; use prompts with longer"
+            " answers"
         )
     return sum(result.decode_seconds for result in turn.results) / tokens
 
@@ -52,7 +53,9 @@ def _result(trace: Trace, variant: Variant, concurrency: int) -> LoadResult:
     speedup = interval = None
     drafts = variant.draft is not None
     if drafts:
-        ratios = np.array([token_s(turn) for turn in trace.turns[trace.plan.alone.name, concurrency]])
+        ratios = np.array(
+            [token_s(turn) for turn in trace.turns[trace.plan.alone.name, concurrency]]
+        )
         ratios = ratios / times
         _, medians = bootstrap(ratios, trace.plan.seed)
         low, high = np.quantile(medians, [0.05, 0.95])

@@ -1,4 +1,5 @@
-"""Drive a server with a load: requests at their arrivals, or so many in flight; what was measured, request by request."""
+"""Drive a server with a load: requests at their arrivals, or so many in flight; what was measured,
+request by request."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ FAILED: Final = 5  # requests in a row that fail before a server is given up
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request: when (seconds after the start; None: as soon as one is done), with which prompt, how many tokens."""
+    """One request: when (seconds after the start; None: as soon as one is done), with which prompt,
+    how many tokens."""
 
     arrival_s: float | None
     prompt: str
@@ -57,11 +59,12 @@ def drive(
     kept: Callable[[], None] = lambda: None,
     progress: Progress = silent,
 ) -> None:
-    """Send `asks`; each answer is put into `answers` as it ends, then `kept` is called. `in_flight`: at most so many at once.
+    """Send `asks`; each answer is put into `answers` as it ends, then `kept` is called.
+    `in_flight`: at most so many at once.
 
-    A request that fails is an answer with its error. Raises RunFailed after FAILED of them in a row.
-    Whatever ends it early (Ctrl-C too), every answer that had come is in `answers`, and nobody waits
-    for the others: they are hung up on.
+    A request that fails is an answer with its error. Raises RunFailed after FAILED of them in a
+    row. Whatever ends it early (Ctrl-C too), every answer that had come is in `answers`, and nobody
+    waits for the others: they are hung up on.
     """
     stopped = threading.Event()
     model = named_model(server)
@@ -74,8 +77,12 @@ def drive(
 
     futures: list[Future[Answer | None]] = []
     ended: SimpleQueue[Future[Answer | None]] = SimpleQueue()
-    with ThreadPoolExecutor(max_workers=min(in_flight or MOST_IN_FLIGHT, max(1, len(asks)))) as pool:
-        sender = threading.Thread(target=_send, args=(pool, asks, one, futures, ended, (began, stopped)), daemon=True)
+    with ThreadPoolExecutor(
+        max_workers=min(in_flight or MOST_IN_FLIGHT, max(1, len(asks)))
+    ) as pool:
+        sender = threading.Thread(
+            target=_send, args=(pool, asks, one, futures, ended, (began, stopped)), daemon=True
+        )
         sender.start()
         try:
             _collect(server, asks, ended, answers, kept, progress)
@@ -100,15 +107,23 @@ def _take_the_rest(futures: Sequence[Future[Answer | None]], answers: list[Answe
 
 
 def named_model(server: OpenAIServer) -> str:
-    """The model that the server names. Raises RunFailed where nobody answers, ArchsearchError where it names none."""
+    """The model that the server names. Raises RunFailed where nobody answers, ArchsearchError where
+    it names none."""
     try:
         return server.model()
     except Lost as error:
-        raise RunFailed(f"no server answers at {server.url} ({error}); start it, or correct the address") from error
+        raise RunFailed(
+            f"no server answers at {server.url} ({error}); start it, or correct the address"
+        ) from error
 
 
 def _send(
-    pool: Any, asks: Sequence[Ask], one: Any, futures: list[Any], ended: SimpleQueue[Any], clock: tuple[float, threading.Event]
+    pool: Any,
+    asks: Sequence[Ask],
+    one: Any,
+    futures: list[Any],
+    ended: SimpleQueue[Any],
+    clock: tuple[float, threading.Event],
 ) -> None:
     began, stopped = clock
     for ask in asks:
@@ -145,15 +160,24 @@ def _collect(
             good = sum(not each.error for each in answers)
             if answer.error.startswith(LOST):
                 why = answer.error.removeprefix(LOST)
-                raise RunFailed(f"the server at {server.url} stopped answering after {good} of {len(asks)} requests ({why})")
-            raise RunFailed(f"the server at {server.url} refuses requests: {answer.error}; {good} of {len(asks)} were answered")
+                raise RunFailed(
+                    f"the server at {server.url} stopped answering after {good} of {len(asks)}"
+                    f" requests ({why})"
+                )
+            raise RunFailed(
+                f"the server at {server.url} refuses requests: {answer.error}; {good} of"
+                f" {len(asks)} were answered"
+            )
 
 
 def summary(answers: Sequence[Answer]) -> Measured:
     """The figures of a load. Raises RunFailed where no request was answered."""
     good = [answer for answer in answers if not answer.error]
     if not good:
-        raise RunFailed(f"none of {len(answers)} requests was answered" + (f": {answers[0].error}" if answers else ""))
+        raise RunFailed(
+            f"none of {len(answers)} requests was answered"
+            + (f": {answers[0].error}" if answers else "")
+        )
     long = [answer.tpot_s for answer in good if answer.tokens > 1] or [0.0]
     ttft = sorted(answer.ttft_s for answer in good)
     span = max(answer.done_s for answer in good) - min(answer.sent_s for answer in good)

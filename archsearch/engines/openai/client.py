@@ -15,8 +15,9 @@ LOST: Final = "lost: "  # how the error of an answer begins whose connection fai
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One request. Seconds since the run's start; `tokens` as the server counts them, else pieces of text that arrived;
-    `prompt_tokens` 0 where it does not say. `error`: why it failed, "" where it did not."""
+    """One request. Seconds since the run's start; `tokens` as the server counts them, else pieces
+    of text that arrived; `prompt_tokens` 0 where it does not say. `error`: why it failed, "" where
+    it did not."""
 
     sent_s: float
     first_s: float
@@ -44,24 +45,37 @@ class OpenAIServer(Connection):
     """A server of completions, asked for one after another."""
 
     def model(self) -> str:
-        """The name of the first model that it serves. Raises Lost, or ArchsearchError where it names none."""
+        """The name of the first model that it serves. Raises Lost, or ArchsearchError where it
+        names none."""
         status, body = self.ask("GET", "/v1/models", timeout_s=min(self.timeout_s, 30.0))
         try:
             name = parse_json(body)["data"][0]["id"]
             if not isinstance(name, str):
                 raise TypeError
         except (ValueError, KeyError, TypeError, IndexError):
-            why = "wants a key; put it into VLLM_API_KEY" if status in (401, 403) else "names no model on /v1/models"
+            why = (
+                "wants a key; put it into VLLM_API_KEY"
+                if status in (401, 403)
+                else "names no model on /v1/models"
+            )
             raise ArchsearchError(f"the server at {self.url} {why} ({status})") from None
         return name
 
-    def complete(self, model: str, prompt: str, tokens: int, temperature: float, began: float) -> Answer:
-        """Stream `tokens` tokens after `prompt`; times count from `began` (time.perf_counter). Whatever
-        the server sends is an Answer, with its error where it is none. Raises Lost after `hang_up`."""
+    def complete(
+        self, model: str, prompt: str, tokens: int, temperature: float, began: float
+    ) -> Answer:
+        """Stream `tokens` tokens after `prompt`; times count from `began` (time.perf_counter).
+        Whatever the server sends is an Answer, with its error where it is none. Raises Lost after
+        `hang_up`."""
         data = {
-            "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": temperature, "stream": True,
-            "ignore_eos": True, "stream_options": {"include_usage": True},
-        }  # fmt: skip
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": temperature,
+            "stream": True,
+            "ignore_eos": True,
+            "stream_options": {"include_usage": True},
+        }
         sent = time.perf_counter() - began
         try:
             return self._read(data, sent, began)
@@ -82,7 +96,10 @@ class OpenAIServer(Connection):
                 break
             text, usage = _chunk(content)
             if usage is not None:
-                written, given = _count(usage, "completion_tokens"), _count(usage, "prompt_tokens") or 0
+                written, given = (
+                    _count(usage, "completion_tokens"),
+                    _count(usage, "prompt_tokens") or 0,
+                )
             if text:
                 done = now - began
                 first = first or done
@@ -90,7 +107,9 @@ class OpenAIServer(Connection):
         if not pieces:
             raise Odd("an answer without any text")
         if written is not None and not 1 <= written <= data["max_tokens"]:
-            raise Odd(f"the server counts {written} tokens in an answer of at most {data['max_tokens']}")
+            raise Odd(
+                f"the server counts {written} tokens in an answer of at most {data['max_tokens']}"
+            )
         return Answer(sent, first, done, pieces if written is None else written, given, pieces)
 
 

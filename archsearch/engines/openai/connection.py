@@ -1,5 +1,6 @@
-"""HTTP to one server that speaks OpenAI's completions: short questions, and streams with the time at
-which each event arrived. Bounded in time and bytes, whatever the server sends. Standard library only."""
+"""HTTP to one server that speaks OpenAI's completions: short questions, and streams with the time
+at which each event arrived. Bounded in time and bytes, whatever the server sends. Standard library
+only."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ class Refused(Exception):
 
 
 class Connection:
-    """HTTP to the server at `url` (with or without /v1); a key is taken from VLLM_API_KEY. `timeout_s`:
-    seconds for one streamed answer, from its first byte sent to its last received.
+    """HTTP to the server at `url` (with or without /v1); a key is taken from VLLM_API_KEY.
+    `timeout_s`: seconds for one streamed answer, from its first byte sent to its last received.
 
     Raises ArchsearchError for an address that is none, or that holds a name or a password.
     """
@@ -50,11 +51,14 @@ class Connection:
             known = False
         if known and ("@" in parts.netloc or parts.query or parts.fragment):
             raise ArchsearchError(
-                f"a server address is scheme, host and port only, as in http://127.0.0.1:8000; a key goes into {API_KEY}"
+                "a server address is scheme, host and port only, as in http://127.0.0.1:8000; a"
+                f" key goes into {API_KEY}"
             )
         if not known or port == 0:
             shown = "the address" if "@" in url else repr(url)
-            raise ArchsearchError(f"{shown} is no server address; write it as http://127.0.0.1:8000")
+            raise ArchsearchError(
+                f"{shown} is no server address; write it as http://127.0.0.1:8000"
+            )
         self.url, self.timeout_s = url.rstrip("/"), timeout_s
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, port
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
@@ -67,7 +71,8 @@ class Connection:
         self.hung_up = False
 
     def hang_up(self) -> None:
-        """End every request in flight: their threads get Lost at once, and the server stops writing."""
+        """End every request in flight: their threads get Lost at once, and the server stops
+        writing."""
         with self._guard:
             self.hung_up = True
             for line in self._open:
@@ -78,9 +83,15 @@ class Connection:
         with self._guard:
             self.hung_up = False
 
-    def ask(self, method: str, path: str, data: dict[str, Any] | None = None, timeout_s: float = QUESTION_S) -> tuple[int, str]:
-        """(status, body) of one short request. Raises Lost where no answer of at most MOST_BYTES comes
-        within `timeout_s` seconds."""
+    def ask(
+        self,
+        method: str,
+        path: str,
+        data: dict[str, Any] | None = None,
+        timeout_s: float = QUESTION_S,
+    ) -> tuple[int, str]:
+        """(status, body) of one short request. Raises Lost where no answer of at most MOST_BYTES
+        comes within `timeout_s` seconds."""
         with self._response(method, path, data, timeout_s) as response:
             body = response.read(MOST_BYTES)
             if len(body) == MOST_BYTES:
@@ -88,14 +99,16 @@ class Connection:
             return response.status, body.decode("utf-8", "replace")
 
     def events(self, data: dict[str, Any]) -> Iterator[tuple[float, bytes]]:
-        """(time.perf_counter() of arrival, content) of every event of a streamed completion, the last one
-        b"[DONE]". Raises Refused, and Lost where the stream ends before, is too long or too slow."""
+        """(time.perf_counter() of arrival, content) of every event of a streamed completion, the
+        last one b"[DONE]". Raises Refused, and Lost where the stream ends before, is too long or
+        too slow."""
         with self._response("POST", "/v1/completions", data, self.timeout_s) as response:
             if response.status != 200:
                 raise Refused(response.status, response.read(4096).decode("utf-8", "replace"))
             pending, received = b"", 0
             while True:
-                # read1: what has arrived, with the time it arrived. Lines of one read came together.
+                # read1: what has arrived, with the time it arrived. Lines of one read came
+                # together.
                 found = response.read1(65536)
                 now = time.perf_counter()
                 if not found:
@@ -127,7 +140,8 @@ class Connection:
                 if self.hung_up:
                     raise Lost("stopped")
                 self._open.add(line)
-            # A socket's own limit is one read: a server that sends a byte now and then never meets it.
+            # A socket's own limit is one read: a server that sends a byte now and then never meets
+            # it.
             with _ended_after(timeout_s, line, late):
                 body = None if data is None else json.dumps(data)
                 connection.request(method, self._prefix + path, body, self._headers)
@@ -172,7 +186,12 @@ def _slow(timeout_s: float) -> str:
 
 
 def _reason(error: Exception) -> str:
-    ended = (http.client.IncompleteRead, http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
+    ended = (
+        http.client.IncompleteRead,
+        http.client.RemoteDisconnected,
+        ConnectionResetError,
+        BrokenPipeError,
+    )
     if isinstance(error, ended):
         return "the server closed the connection in the middle of an answer"
     words = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

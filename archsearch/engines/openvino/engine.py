@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.engines.child.child_engine import ChildEngine
-from archsearch.engines.engine import EnginePrompt, EngineSettings, ModelSource, Sampling, drafter_family
+from archsearch.engines.engine import (
+    EnginePrompt,
+    EngineSettings,
+    ModelSource,
+    Sampling,
+    drafter_family,
+)
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import read_json
 from archsearch.paths import cache_dir
@@ -20,14 +26,16 @@ WORKER: Final = Path(__file__).parent / "worker" / "openvino_worker.py"
 
 
 class OpenVinoEngine(ChildEngine):
-    """OpenVINO GenAI in a child process. Folders are converted once and kept in the cache, by content.
+    """OpenVINO GenAI in a child process. Folders are converted once and kept in the cache, by
+    content.
 
-    Greedy answers are the target's. With a temperature above 0 and a draft OpenVINO GenAI does not sample from the target
-    (it accepts by the probabilities of two different tokens), so that is refused. One request at a time tells the seconds of
-    every pass of target and draft; several at once those of the target. With a draft, `first_s` ends with the first round,
-    because the draft reads the prompt in it, in the request's second step, which says `prefill` too. Lookup tries n-grams of one
-    token and more, whatever the shortest is that was asked for. `precision` says what was
-    computed in, after `start`.
+    Greedy answers are the target's. With a temperature above 0 and a draft OpenVINO GenAI does not
+    sample from the target (it accepts by the probabilities of two different tokens), so that is
+    refused. One request at a time tells the seconds of every pass of target and draft; several at
+    once those of the target. With a draft, `first_s` ends with the first round, because the draft
+    reads the prompt in it, in the request's second step, which says `prefill` too. Lookup tries
+    n-grams of one token and more, whatever the shortest is that was asked for. `precision` says
+    what was computed in, after `start`.
     """
 
     name = "openvino"
@@ -38,19 +46,31 @@ class OpenVinoEngine(ChildEngine):
         super().__init__(settings, tokenizer)
         self.precision: dict[str, Any] = {}
 
-    def check(self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges) -> None:
+    def check(
+        self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges
+    ) -> None:
         if synthetic:
-            raise ArchsearchError("OpenVINO GenAI has no synthetic acceptance; use --engine vllm or transformers")
+            raise ArchsearchError(
+                "OpenVINO GenAI has no synthetic acceptance; use --engine vllm or transformers"
+            )
         if schedule:
-            raise ArchsearchError("OpenVINO GenAI takes one gamma for all batch sizes; use --engine vllm for a schedule")
+            raise ArchsearchError(
+                "OpenVINO GenAI takes one gamma for all batch sizes; use --engine vllm for a"
+                " schedule"
+            )
         family = drafter_family(draft)
         if isinstance(draft, Path) and family in self.facts.head_limits:
             self._check_head(draft, *self.facts.head_limits[family])
         settings = self.settings
-        if settings.device != "cpu" or settings.tensor_parallel != 1 or settings.server_url is not None:
+        if (
+            settings.device != "cpu"
+            or settings.tensor_parallel != 1
+            or settings.server_url is not None
+        ):
             raise ArchsearchError(
-                "archsearch runs OpenVINO GenAI on one CPU in a process of its own, without a server; got device "
-                f"{settings.device!r}, tensor_parallel {settings.tensor_parallel}; use --engine vllm"
+                "archsearch runs OpenVINO GenAI on one CPU in a process of its own, without a"
+                f" server; got device {settings.device!r}, tensor_parallel"
+                f" {settings.tensor_parallel}; use --engine vllm"
             )
 
     def start(
@@ -65,52 +85,66 @@ class OpenVinoEngine(ChildEngine):
         try:
             super().start(target, draft, gamma, synthetic=synthetic, schedule=schedule)
         except RunFailed as error:
-            # Seen in 2026.4 on a CPU with AMX: one thread or one CPU divides by zero in bfloat16, not in float32, not on two.
+            # Seen in 2026.4 on a CPU with AMX: one thread or one CPU divides by zero in bfloat16,
+            # not in float32, not on two.
             if "signal 8" in str(error) and self.settings.dtype == "bfloat16":
                 raise RunFailed(
-                    f"{error}; OpenVINO GenAI divides by zero in bfloat16 on one thread: give it two CPUs, with a profile of two "
-                    "threads (archsearch profile --threads 2), or float32 (--dtype float32)"
+                    f"{error}; OpenVINO GenAI divides by zero in bfloat16 on one thread: give it"
+                    " two CPUs, with a profile of two threads (archsearch profile --threads 2), or"
+                    " float32 (--dtype float32)"
                 ) from error
             raise
 
     def _check_head(self, folder: Path, most_layers: int, states: int | None) -> None:
         config = read_json(folder / "config.json", "the head's config")
         layers = int(config.get("num_hidden_layers") or 1)
-        read = len((config.get("eagle_config") or config).get("eagle_aux_hidden_state_layer_ids") or ())
+        read = len(
+            (config.get("eagle_config") or config).get("eagle_aux_hidden_state_layer_ids") or ()
+        )
         if layers > most_layers:
             raise ArchsearchError(
-                f"{self.title} runs EAGLE-3 heads of {most_layers} layer, this one has {layers}: use --engine vllm"
+                f"{self.title} runs EAGLE-3 heads of {most_layers} layer, this one has {layers}:"
+                " use --engine vllm"
             )
         if states is not None and read != states:
             raise ArchsearchError(
-                f"{self.title} hands {states} states to an EAGLE-3 head, this one reads {read}: use --engine vllm, or train "
-                f"one with {states} auxiliary layers"
+                f"{self.title} hands {states} states to an EAGLE-3 head, this one reads {read}: use"
+                f" --engine vllm, or train one with {states} auxiliary layers"
             )
 
     def check_prompts(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> None:
         if sampling.temperature > 0 and self.gamma:
             raise ArchsearchError(
-                f"OpenVINO GenAI does not sample from the target when a draft helps, so temperature {sampling.temperature:g} is "
-                "possible without a draft only: use temperature 0, or --engine vllm or transformers"
+                "OpenVINO GenAI does not sample from the target when a draft helps, so temperature"
+                f" {sampling.temperature:g} is possible without a draft only: use temperature 0, or"
+                " --engine vllm or transformers"
             )
         for prompt in prompts:
             needed = len(prompt.token_ids) + sampling.max_new_tokens
             if needed > self.settings.max_len:
                 raise ArchsearchError(
-                    f"prompt {prompt.prompt_id!r} and its answer need {needed} tokens, max_len is {self.settings.max_len}; "
-                    "raise it or ask for fewer tokens"
+                    f"prompt {prompt.prompt_id!r} and its answer need {needed} tokens, max_len is"
+                    f" {self.settings.max_len}; raise it or ask for fewer tokens"
                 )
         if len({prompt.prompt_id for prompt in prompts}) < len(prompts):
             raise ArchsearchError("two prompts have the same id; give each its own")
 
     def request(self) -> dict[str, Any]:
-        return {"threads": self.settings.threads, "cache": str((cache_dir() / "openvino").absolute())}
+        return {
+            "threads": self.settings.threads,
+            "cache": str((cache_dir() / "openvino").absolute()),
+        }
 
     def told(self, what: str, answer: Mapping[str, Any]) -> None:
         if what == "start":
-            self.precision = {name: answer[name] for name in ("weights", "inference_precision", "kv_cache_precision")}
+            self.precision = {
+                name: answer[name]
+                for name in ("weights", "inference_precision", "kv_cache_precision")
+            }
 
 
-def make(settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> OpenVinoEngine:
+def make(
+    settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None
+) -> OpenVinoEngine:
     """OpenVINO GenAI as `settings` want it."""
     return OpenVinoEngine(settings, tokenizer)

@@ -28,7 +28,9 @@ class ChainGenerator(AssistedCandidateGenerator):
     alone. `rule`: what both draft; gamma and threshold are in the draft's own settings as well.
     `drafted`: draft tokens of every round so far."""
 
-    def __init__(self, reader: Reader | None, rule: ChainRule, input_ids: Any, **arguments: Any) -> None:
+    def __init__(
+        self, reader: Reader | None, rule: ChainRule, input_ids: Any, **arguments: Any
+    ) -> None:
         super().__init__(input_ids=input_ids, **arguments)
         self.reader, self.rule = reader, rule
         self.assistant_kwargs.pop("position_ids", None)  # the prompt's; they follow from the mask
@@ -39,7 +41,9 @@ class ChainGenerator(AssistedCandidateGenerator):
         # In every round: what the draft added and the target refused leaves the draft's cache while
         # it is the end of it. Tokens of the lookup are read with the draft's next pass.
         self._update_past_and_masks(input_ids)
-        self.assistant_kwargs["attention_mask"] = torch.ones_like(input_ids)  # also before it has a cache
+        self.assistant_kwargs["attention_mask"] = torch.ones_like(
+            input_ids
+        )  # also before it has a cache
         self.write(input_ids)
         tokens = self._found()
         if tokens:
@@ -47,7 +51,11 @@ class ChainGenerator(AssistedCandidateGenerator):
             candidates, logits = torch.cat([input_ids, more], dim=1), None
         else:
             candidates, logits = super().get_candidates(input_ids, **arguments)
-            if not self.rule.with_last and logits is not None and self._unsure(candidates[0, -1], logits[0, -1]):
+            if (
+                not self.rule.with_last
+                and logits is not None
+                and self._unsure(candidates[0, -1], logits[0, -1])
+            ):
                 candidates, logits = candidates[:, :-1], logits[:, :-1]
                 logits = None if logits.shape[1] == 0 else logits
         self.drafted.append(int(candidates.shape[1] - input_ids.shape[1]))
@@ -57,7 +65,8 @@ class ChainGenerator(AssistedCandidateGenerator):
         return bool(logits.softmax(-1)[token] < self.rule.least)
 
     def write(self, input_ids: Tensor) -> None:
-        """The lookup reads the answer so far; after the last round too, where later answers are looked up in it."""
+        """The lookup reads the answer so far; after the last round too, where later answers are
+        looked up in it."""
         if self.reader is not None:
             for token in input_ids[0, self.read :].tolist():
                 self.reader.write(token)

@@ -1,7 +1,9 @@
-"""Hugging Face assisted generation, asked for exactly gamma draft tokens a round. Batch 1, this process.
+"""Hugging Face assisted generation, asked for exactly gamma draft tokens a round. Batch 1, this
+process.
 
-Besides drafts: prompt lookup (`prompt_lookup_num_tokens`), which drafts what followed an earlier occurrence of the last tokens,
-early exit (`assistant_early_exit`), the target's own first layers with a cache of their own, and chains (`chain.py`).
+Besides drafts: prompt lookup (`prompt_lookup_num_tokens`), which drafts what followed an earlier
+occurrence of the last tokens, early exit (`assistant_early_exit`), the target's own first layers
+with a cache of their own, and chains (`chain.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from archsearch.acceptance.lookup import Ngram, Reader
@@ -49,7 +56,8 @@ if TYPE_CHECKING:
 
 
 class RoundClock(BaseStreamer):
-    """Notes when `generate` hands over tokens: once for the prompt, then once a round (assisted) or once a token (alone)."""
+    """Notes when `generate` hands over tokens: once for the prompt, then once a round (assisted) or
+    once a token (alone)."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -66,20 +74,28 @@ class RoundClock(BaseStreamer):
 class PassClock:
     """Seconds and tokens of every pass of target and draft, by forward hooks.
 
-    `rows`: tokens of each pass of the target; on a GPU, where a pass returns before it is done, nothing else is kept.
-    `exit_layers`: passes of the target that stop there are drafts.
+    `rows`: tokens of each pass of the target; on a GPU, where a pass returns before it is done,
+    nothing else is kept. `exit_layers`: passes of the target that stop there are drafts.
     """
 
-    def __init__(self, target: PreTrainedModel, draft: PreTrainedModel | None, exit_layers: int = 0) -> None:
+    def __init__(
+        self, target: PreTrainedModel, draft: PreTrainedModel | None, exit_layers: int = 0
+    ) -> None:
         self.passes: list[tuple[str, float, float, int]] = []  # whose, start, end, tokens
         self.rows: list[int] = []
         self._exit, self._timed = exit_layers, target.device.type == "cpu"
         self._started = 0.0
         self._hooks: list[Any] = []
-        names = {"target": target} if draft is None or draft is target else {"target": target, "draft": draft}
+        names = (
+            {"target": target}
+            if draft is None or draft is target
+            else {"target": target, "draft": draft}
+        )
         for name, model in names.items():
             self._hooks.append(model.register_forward_pre_hook(self._before))
-            self._hooks.append(model.register_forward_hook(partial(self._after, name), with_kwargs=True))
+            self._hooks.append(
+                model.register_forward_hook(partial(self._after, name), with_kwargs=True)
+            )
 
     def _before(self, module: Any, args: Any) -> None:
         self._started = time.perf_counter()
@@ -100,8 +116,9 @@ class PassClock:
 
 
 class SyntheticAcceptance(LogitsProcessor):
-    """Makes the target accept draft tokens by chance. transformers hands its processors to the draft too, so both can be steered:
-    the draft always proposes one token, the target agrees for as many positions as were drawn and then says another."""
+    """Makes the target accept draft tokens by chance. transformers hands its processors to the
+    draft too, so both can be steered: the draft always proposes one token, the target agrees for as
+    many positions as were drawn and then says another."""
 
     def __init__(self, rates: Sequence[float], proposed: int, refused: int, seed: int) -> None:
         self.rates, self.proposed, self.refused = tuple(rates), proposed, refused
@@ -111,10 +128,13 @@ class SyntheticAcceptance(LogitsProcessor):
     def target_begins(self, *_: Any) -> None:
         """Before a pass of the target: how many of this round's tokens will be accepted.
 
-        Steps of the golden ratio spread evenly: the rates are met after tens of rounds, where draws need thousands.
+        Steps of the golden ratio spread evenly: the rates are met after tens of rounds, where draws
+        need thousands.
         """
         self._place = (self._place + 0.6180339887498949) % 1.0
-        self._accepted = sum(self._place < rate for rate in self.rates)  # they do not rise: all before an accepted one are
+        self._accepted = sum(
+            self._place < rate for rate in self.rates
+        )  # they do not rise: all before an accepted one are
         self._verifying, self._position = True, 0
 
     def draft_begins(self, *_: Any) -> None:
@@ -131,10 +151,11 @@ class SyntheticAcceptance(LogitsProcessor):
 
 
 class TransformersEngine:
-    """`generate(assistant_model=...)`. Several engines may share loaded modules: gamma is set on the draft for each call only.
+    """`generate(assistant_model=...)`. Several engines may share loaded modules: gamma is set on
+    the draft for each call only.
 
-    `tokenizer` turns tokens into the results' text (without one the text is empty). `dtype` and `device` apply to folders given
-    to `start`; a draft goes where its target is.
+    `tokenizer` turns tokens into the results' text (without one the text is empty). `dtype` and
+    `device` apply to folders given to `start`; a draft goes where its target is.
     """
 
     name = "transformers"
@@ -169,18 +190,26 @@ class TransformersEngine:
         synthetic: Sequence[float] = (),
         schedule: Ranges = (),
     ) -> None:
-        """An `Ngram` is looked up from its longest down to single tokens, whatever its shortest: transformers knows no other way;
-        that of a chain is archsearch's own. One start serves one list of texts to a suffix tree.
+        """An `Ngram` is looked up from its longest down to single tokens, whatever its shortest:
+        transformers knows no other way; that of a chain is archsearch's own. One start serves one
+        list of texts to a suffix tree.
 
-        Raises ArchsearchError when the vocabularies differ, the target has no such exit, gamma is below 1 (with a draft), or a
-        schedule, another family, or synthetic acceptance of what is no model is asked for.
+        Raises ArchsearchError when the vocabularies differ, the target has no such exit, gamma is
+        below 1 (with a draft), or a schedule, another family, or synthetic acceptance of what is no
+        model is asked for.
         """
         check_start(gamma, draft, synthetic, schedule)
         family = check_family(self.facts, draft)
         if schedule:
-            raise ArchsearchError("transformers runs one request at a time and has no gamma schedule; use --engine vllm")
+            raise ArchsearchError(
+                "transformers runs one request at a time and has no gamma schedule; use --engine"
+                " vllm"
+            )
         if synthetic and family != "independent":
-            raise ArchsearchError(f"transformers accepts by chance from draft models only, not from {family}; use --engine vllm")
+            raise ArchsearchError(
+                f"transformers accepts by chance from draft models only, not from {family}; use"
+                " --engine vllm"
+            )
         self.synthetic = tuple(synthetic)
         self.target = self._module(target, is_draft=False)
         self.lookup = draft if isinstance(draft, Ngram) else None
@@ -188,16 +217,24 @@ class TransformersEngine:
         self.chain = draft if isinstance(draft, Chained) else None
         if self.chain is not None:
             if gamma != self.chain.rule.longest:
-                raise ValueError(f"gamma must be that of the chain's longest round, {self.chain.rule.longest}, got {gamma}")
+                raise ValueError(
+                    f"gamma must be that of the chain's longest round, {self.chain.rule.longest},"
+                    f" got {gamma}"
+                )
             self.readers = self.chain.lookup.starts() if self.chain.lookup is not None else None
             draft, family = self.chain.draft, "independent"
-        self.draft = None if draft is None or family != "independent" else self._module(draft, is_draft=True)
+        self.draft = (
+            None if draft is None or family != "independent" else self._module(draft, is_draft=True)
+        )
         self.gamma = 0 if draft is None else gamma
         if self.draft is not None:
             ours, theirs = self.draft.config.vocab_size, self.target.config.vocab_size
             self.draft.to(self.target.device)  # type: ignore[arg-type]
             if ours != theirs:
-                raise ArchsearchError(f"the draft's vocabulary has {ours} tokens, the target's {theirs}; they must be the same")
+                raise ArchsearchError(
+                    f"the draft's vocabulary has {ours} tokens, the target's {theirs}; they must be"
+                    " the same"
+                )
 
     def _exit(self, layers: int) -> int:
         count = self._started().config.num_hidden_layers
@@ -213,15 +250,20 @@ class TransformersEngine:
         from transformers import AutoModelForCausalLM
 
         with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=self.dtype, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_pretrained(
+                source, dtype=self.dtype, trust_remote_code=False
+            )
             return model.to(self.device).eval()  # type: ignore[arg-type]
 
     def stop(self) -> None:
         self.target = self.draft = self.lookup = self.chain = self.readers = None
         self.gamma = self.exit_layers = 0
 
-    def generate(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> list[GenerationResult]:
-        """One request after the other. Sampling is seeded per prompt, so a prompt's answer does not depend on its neighbours."""
+    def generate(
+        self, prompts: Sequence[EnginePrompt], sampling: Sampling
+    ) -> list[GenerationResult]:
+        """One request after the other. Sampling is seeded per prompt, so a prompt's answer does not
+        depend on its neighbours."""
         self._steps = []
         return [self._generate_one(prompt, sampling) for prompt in prompts]
 
@@ -245,12 +287,19 @@ class TransformersEngine:
         input_ids = torch.tensor([prompt.token_ids], device=target.device)
         config = _generation_config(target, sampling)
         if self.lookup is not None:
-            config.prompt_lookup_num_tokens, config.max_matching_ngram_size = self.gamma, self.lookup.longest
+            config.prompt_lookup_num_tokens, config.max_matching_ngram_size = (
+                self.gamma,
+                self.lookup.longest,
+            )
         elif self.exit_layers:
             config.assistant_early_exit = self.exit_layers
         clock = RoundClock()
         rule = self.chain.rule if self.chain is not None else None
-        own = gamma_settings(rule.gamma, rule.least) if rule is not None else gamma_settings(max(self.gamma, 1))
+        own = (
+            gamma_settings(rule.gamma, rule.least)
+            if rule is not None
+            else gamma_settings(max(self.gamma, 1))
+        )
         defaults = _own_defaults(target, target if self.exit_layers else self.draft, own)
         readers, ids = self.readers, prompt.token_ids
         opened = (lambda: readers(ids)) if readers is not None else None
@@ -259,7 +308,13 @@ class TransformersEngine:
             generator = chained(target, opened, rule)
         processors, hooks = self._processors(sampling, config, prompt)
         passes = PassClock(target, self.draft, self.exit_layers)
-        with torch.inference_mode(), torch.random.fork_rng(devices=[]), quiet_transformers(), defaults, generator as made:
+        with (
+            torch.inference_mode(),
+            torch.random.fork_rng(devices=[]),
+            quiet_transformers(),
+            defaults,
+            generator as made,
+        ):
             torch.manual_seed(sampling.seed)
             started = time.perf_counter()
             output = target.generate(  # type: ignore[operator]
@@ -280,7 +335,10 @@ class TransformersEngine:
         whole: list[int] = []
         drafted = [self.gamma] * len(lengths)
         if self.lookup is not None:
-            drafted = [rows - 1 - (number == 0) * (len(prompt.token_ids) - 1) for number, rows in enumerate(passes.rows)]
+            drafted = [
+                rows - 1 - (number == 0) * (len(prompt.token_ids) - 1)
+                for number, rows in enumerate(passes.rows)
+            ]
             judged = drafting_rounds(lengths, drafted, room, ended)
             whole, proposed = [length for _, length in judged], sum(drafts for drafts, _ in judged)
         else:
@@ -289,10 +347,16 @@ class TransformersEngine:
                 drafted = made[0].drafted
                 made[0].write(output)
             proposed = sum(drafted[: len(whole)])
-        self._steps += _steps_of(passes.passes, [started, *times], lengths, drafted, len(prompt.token_ids))
+        self._steps += _steps_of(
+            passes.passes, [started, *times], lengths, drafted, len(prompt.token_ids)
+        )
         return GenerationResult(
             prompt_id=prompt.prompt_id,
-            text="" if self.tokenizer is None else str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True)),
+            text=(
+                ""
+                if self.tokenizer is None
+                else str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+            ),
             token_ids=token_ids,
             seconds=seconds,
             first_s=times[0] - started,
@@ -313,9 +377,13 @@ class TransformersEngine:
             return _processors(sampling), []
         target, draft = self._started(), self.draft
         assert draft is not None
-        ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+        ends = (
+            config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+        )
         proposed, refused = [token for token in range(len(ends) + 2) if token not in ends][:2]
-        chance = SyntheticAcceptance(self.synthetic, proposed, refused, hash((sampling.seed, prompt.token_ids)))
+        chance = SyntheticAcceptance(
+            self.synthetic, proposed, refused, hash((sampling.seed, prompt.token_ids))
+        )
         hooks = [
             target.register_forward_pre_hook(chance.target_begins),
             draft.register_forward_pre_hook(chance.draft_begins),
@@ -330,9 +398,12 @@ def _steps_of(
     drafted: Sequence[int],
     prompt: int,
 ) -> list[EngineStep]:
-    """The steps of one request: `times` [steps + 1] bound them, `passes` are (whose, start, end, tokens); `drafted` [steps]."""
+    """The steps of one request: `times` [steps + 1] bound them, `passes` are (whose, start, end,
+    tokens); `drafted` [steps]."""
     steps, written = [], 0
-    for number, ((begin, end), length, gamma) in enumerate(zip(pairwise(times), lengths, drafted, strict=False)):
+    for number, ((begin, end), length, gamma) in enumerate(
+        zip(pairwise(times), lengths, drafted, strict=False)
+    ):
         inside = [item for item in passes if begin <= item[1] < end]
         target = [item for item in inside if item[0] == "target"]
         draft = [item for item in inside if item[0] == "draft"]
@@ -360,7 +431,8 @@ def _ended(token_ids: Sequence[int], config: GenerationConfig) -> bool:
 
 
 def _generation_config(target: PreTrainedModel, sampling: Sampling) -> GenerationConfig:
-    """Greedy or plain sampling: nothing of the target's own defaults (top_p, penalties) but its special tokens."""
+    """Greedy or plain sampling: nothing of the target's own defaults (top_p, penalties) but its
+    special tokens."""
     special = target.generation_config
     eos = special.eos_token_id if special.eos_token_id is not None else target.config.eos_token_id
     eos_list = eos if isinstance(eos, list) or eos is None else [eos]
@@ -371,8 +443,9 @@ def _generation_config(target: PreTrainedModel, sampling: Sampling) -> Generatio
         do_sample=sampling.temperature > 0,
         bos_token_id=special.bos_token_id,
         eos_token_id=eos_list,
-        # Nothing is padded at batch 1, but transformers hides tokens equal to pad_token_id from the draft (and only from it)
-        # unless that is an end token too: a prompt or answer with such a token would lose acceptance.
+        # Nothing is padded at batch 1, but transformers hides tokens equal to pad_token_id from the
+        # draft (and only from it) unless that is an end token too: a prompt or answer with such a
+        # token would lose acceptance.
         pad_token_id=eos_list[0] if eos_list else None,
         repetition_penalty=1.0,
         num_beams=1,
@@ -386,19 +459,26 @@ def _generation_config(target: PreTrainedModel, sampling: Sampling) -> Generatio
 def _processors(sampling: Sampling) -> LogitsProcessorList:
     """The temperature, as a processor and not in the config.
 
-    transformers 5.23 hands the target's processors to the draft and then adds those of the config once more: the draft would be
-    sampled at the temperature squared and lose acceptance.
+    transformers 5.23 hands the target's processors to the draft and then adds those of the config
+    once more: the draft would be sampled at the temperature squared and lose acceptance.
     """
-    return LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)] if sampling.temperature not in (0.0, 1.0) else [])
+    return LogitsProcessorList(
+        [TemperatureLogitsWarper(sampling.temperature)]
+        if sampling.temperature not in (0.0, 1.0)
+        else []
+    )
 
 
 @contextmanager
-def _own_defaults(target: PreTrainedModel, draft: PreTrainedModel | None, own: dict[str, Any]) -> Iterator[None]:
-    """For one call, nothing comes from the models' own generation_config but `own` (`gamma_settings`), which transformers reads
-    from the draft's. Where the target exits early it is its own draft.
+def _own_defaults(
+    target: PreTrainedModel, draft: PreTrainedModel | None, own: dict[str, Any]
+) -> Iterator[None]:
+    """For one call, nothing comes from the models' own generation_config but `own`
+    (`gamma_settings`), which transformers reads from the draft's. Where the target exits early it
+    is its own draft.
 
-    transformers fills what a call leaves out (None) from there: a text that is to go on after the end token would stop at the
-    model's own, and a draft would stop drafting at its own.
+    transformers fills what a call leaves out (None) from there: a text that is to go on after the
+    end token would stop at the model's own, and a draft would stop drafting at its own.
     """
     saved = [(model, model.generation_config) for model in (target, draft) if model is not None]
     try:
@@ -411,6 +491,10 @@ def _own_defaults(target: PreTrainedModel, draft: PreTrainedModel | None, own: d
             model.generation_config = config
 
 
-def make(settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> TransformersEngine:
+def make(
+    settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None
+) -> TransformersEngine:
     """transformers as `settings` want it: their dtype and kind of device count here."""
-    return TransformersEngine(tokenizer, settings.dtype, "cpu" if settings.device == "cpu" else "cuda")
+    return TransformersEngine(
+        tokenizer, settings.dtype, "cpu" if settings.device == "cpu" else "cuda"
+    )

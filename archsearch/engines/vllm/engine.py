@@ -26,43 +26,65 @@ LONGEST_DRAFT: Final = 128
 class VllmEngine(ChildEngine):
     """vLLM in a child process.
 
-    Draft tokens are sampled at the request's temperature, as in the other engines (vLLM's own default is a greedy draft, which
-    accepts less when the temperature is above 0). Step times of target and draft are known on a CPU with tensor_parallel 1; on a
-    GPU reading them would hold the GPU up, so only whole steps are timed. `seconds` of a result begins when the request was
-    first scheduled: waiting behind `concurrency` others is not in it. `generate` raises RunFailed where vLLM's own counters
-    (`counters`) and the rounds seen disagree.
+    Draft tokens are sampled at the request's temperature, as in the other engines (vLLM's own
+    default is a greedy draft, which accepts less when the temperature is above 0). Step times of
+    target and draft are known on a CPU with tensor_parallel 1; on a GPU reading them would hold the
+    GPU up, so only whole steps are timed. `seconds` of a result begins when the request was first
+    scheduled: waiting behind `concurrency` others is not in it. `generate` raises RunFailed where
+    vLLM's own counters (`counters`) and the rounds seen disagree.
     """
 
     name = "vllm"
     worker = WORKER
-    environment = {"VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING"}
+    environment = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }
 
     def __init__(self, settings: EngineSettings, tokenizer: Any = None) -> None:
         super().__init__(settings, tokenizer)
         self.counters: dict[str, Any] = {}
 
-    def check(self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges) -> None:
+    def check(
+        self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges
+    ) -> None:
         if gamma > LONGEST_DRAFT and draft is not None:
-            raise ArchsearchError(f"vLLM drafts at most {LONGEST_DRAFT} tokens a round, got gamma {gamma}")
+            raise ArchsearchError(
+                f"vLLM drafts at most {LONGEST_DRAFT} tokens a round, got gamma {gamma}"
+            )
         family = drafter_family(draft)
         if schedule and family in self.facts.unscheduled:
-            raise ArchsearchError(f"vLLM runs {family} drafters with one gamma for all batch sizes; leave the schedule out")
+            raise ArchsearchError(
+                f"vLLM runs {family} drafters with one gamma for all batch sizes; leave the"
+                " schedule out"
+            )
         if isinstance(draft, Path) and family == "medusa":
             heads = int(read_json(draft / "config.json", "the heads' config")["num_heads"])
             if gamma > heads:
-                raise ArchsearchError(f"{draft} has {heads} Medusa heads, so gamma is at most {heads}, got {gamma}")
+                raise ArchsearchError(
+                    f"{draft} has {heads} Medusa heads, so gamma is at most {heads}, got {gamma}"
+                )
 
     def request(self) -> dict[str, Any]:
         settings = self.settings
-        asked = {"mode": settings.mode, "tensor_parallel": settings.tensor_parallel, "device": settings.device}
-        return asked | ({} if settings.memory_share is None else {"memory_share": settings.memory_share})
+        asked = {
+            "mode": settings.mode,
+            "tensor_parallel": settings.tensor_parallel,
+            "device": settings.device,
+        }
+        return asked | (
+            {} if settings.memory_share is None else {"memory_share": settings.memory_share}
+        )
 
     def told(self, what: str, answer: Mapping[str, Any]) -> None:
         if what == "generate":
             self.counters = dict(answer["counters"])
             if answer["preempted"]:
                 log.warning(
-                    "vLLM put %d requests back for lack of KV cache; lower --concurrency or --max-len", answer["preempted"]
+                    "vLLM put %d requests back for lack of KV cache; lower --concurrency or"
+                    " --max-len",
+                    answer["preempted"],
                 )
 
 

@@ -1,4 +1,5 @@
-"""A vLLM server's own counts: what its Prometheus metrics say, and how they are dealt to answers."""
+"""A vLLM server's own counts: what its Prometheus metrics say, and how they are dealt to
+answers."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from dataclasses import dataclass, replace
 class Counters:
     """What /metrics has counted since the server started, all its engines together.
 
-    `speculative`: it runs with a draft. `accepted` [gamma]: accepted draft tokens by position; `generated`: tokens written;
-    `in_flight`: requests that run or wait.
+    `speculative`: it runs with a draft. `accepted` [gamma]: accepted draft tokens by position;
+    `generated`: tokens written; `in_flight`: requests that run or wait.
     """
 
     speculative: bool
@@ -35,7 +36,8 @@ class Counters:
 
 
 def parse_metrics(text: str) -> Counters | None:
-    """Counters out of Prometheus text; None where it has none of vLLM's (a server started with --disable-log-stats)."""
+    """Counters out of Prometheus text; None where it has none of vLLM's (a server started with
+    --disable-log-stats)."""
     sums: dict[str, float] = {}
     accepted: dict[int, float] = {}
     for name, labels, value in re.findall(r"^vllm:(\w+)(?:\{(.*)\})? (\S+)$", text, re.MULTILINE):
@@ -52,12 +54,15 @@ def parse_metrics(text: str) -> Counters | None:
         drafted=round(sums.get("spec_decode_num_draft_tokens_total", 0.0)),
         accepted=tuple(round(accepted[position]) for position in sorted(accepted)),
         generated=round(sums["generation_tokens_total"]),
-        in_flight=round(sums.get("num_requests_running", 0.0) + sums.get("num_requests_waiting", 0.0)),
+        in_flight=round(
+            sums.get("num_requests_running", 0.0) + sums.get("num_requests_waiting", 0.0)
+        ),
     )
 
 
 def deal(lengths: Sequence[int], weights: Sequence[int]) -> list[list[int]]:
-    """Round lengths [n] dealt to results in proportion to `weights`: each gets its share of every length, within one round.
+    """Round lengths [n] dealt to results in proportion to `weights`: each gets its share of every
+    length, within one round.
 
     All of them are dealt, so sums over the results are the sums of `lengths`.
     """

@@ -1,13 +1,17 @@
-"""vLLM as a server that runs already: its OpenAI API for the answers, its Prometheus metrics for the counts.
+"""vLLM as a server that runs already: its OpenAI API for the answers, its Prometheus metrics for
+the counts.
 
-The server's draft, gamma and acceptance are its own and cannot be set from here; `start` checks what the server tells about them.
+The server's draft, gamma and acceptance are its own and cannot be set from here; `start` checks
+what the server tells about them.
 
-Where the counts come from. Every streamed chunk carries the tokens that the engine handed over since the last one: one round, as
-long as this process reads faster than the server writes. `spec_decode_num_drafts` on /metrics before and after tells whether that
-was so. If it was, each result has the whole rounds of its own chunks (a round cut by max_new_tokens or by the end of the text is
-left out, as everywhere). If chunks were merged, the counts are the server's: exact for each prompt at concurrency 1; at a higher
-one exact for the whole call, and dealt to the results in proportion to the tokens they wrote, with `round_lengths` empty. The
-server's own counts include rounds that max_new_tokens cut; all of their draft tokens were judged, so they are whole in them.
+Where the counts come from. Every streamed chunk carries the tokens that the engine handed over
+since the last one: one round, as long as this process reads faster than the server writes.
+`spec_decode_num_drafts` on /metrics before and after tells whether that was so. If it was, each
+result has the whole rounds of its own chunks (a round cut by max_new_tokens or by the end of the
+text is left out, as everywhere). If chunks were merged, the counts are the server's: exact for each
+prompt at concurrency 1; at a higher one exact for the whole call, and dealt to the results in
+proportion to the tokens they wrote, with `round_lengths` empty. The server's own counts include
+rounds that max_new_tokens cut; all of their draft tokens were judged, so they are whole in them.
 """
 
 from __future__ import annotations
@@ -43,22 +47,30 @@ from archsearch.schedule import Ranges
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SETTLE_S: Final = 5.0  # the metrics follow the last token by a few milliseconds; a busy server takes longer
+SETTLE_S: Final = (
+    5.0  # the metrics follow the last token by a few milliseconds; a busy server takes longer
+)
 
 
 class VllmServerEngine:
-    """vLLM servers that run already: `settings.server_url` with the target and its draft, `settings.baseline_url` with the target
-    alone. `tokenizer` turns tokens into the results' text; without one the text is the server's.
+    """vLLM servers that run already: `settings.server_url` with the target and its draft,
+    `settings.baseline_url` with the target alone. `tokenizer` turns tokens into the results' text;
+    without one the text is the server's.
 
-    dtype, mode, threads, tensor_parallel and max_len of `settings` are the server's own business. Answers are timed here, with
-    the network in between. `finished` has the results of the last `generate` so far, also when it failed.
+    dtype, mode, threads, tensor_parallel and max_len of `settings` are the server's own business.
+    Answers are timed here, with the network in between. `finished` has the results of the last
+    `generate` so far, also when it failed.
     """
 
     name = "vllm"
     synthesises = False  # whatever vLLM itself can: a running server is told nothing
-    schedules = False  # it cannot be given one; a server that was started with one is told of by `schedule`
+    schedules = (
+        False  # it cannot be given one; a server that was started with one is told of by `schedule`
+    )
 
-    def __init__(self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+    def __init__(
+        self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> None:
         self.settings, self.tokenizer = settings, tokenizer
         self.version = "a server that is not asked yet"
         self.concurrent = settings.concurrency > 1
@@ -80,47 +92,63 @@ class VllmServerEngine:
         synthetic: Sequence[float] = (),
         schedule: Ranges = (),
     ) -> None:
-        """Ask the server what it is. With a draft: it must speculate with `gamma` tokens; alone: it must not speculate at all.
+        """Ask the server what it is. With a draft: it must speculate with `gamma` tokens; alone: it
+        must not speculate at all.
 
-        Which model the draft is, and a schedule's ranges, a server does not tell: only the schedule's largest gamma is checked.
-        Raises ArchsearchError when no vLLM server answers, when it is another one than asked for, or for `synthetic`.
+        Which model the draft is, and a schedule's ranges, a server does not tell: only the
+        schedule's largest gamma is checked. Raises ArchsearchError when no vLLM server answers,
+        when it is another one than asked for, or for `synthetic`.
         """
         self.stop()
         check_start(gamma, draft, synthetic, schedule)
         if synthetic:
             raise ArchsearchError(
-                "a running server's acceptance cannot be set; leave out --server-url, archsearch then starts vLLM itself"
+                "a running server's acceptance cannot be set; leave out --server-url, archsearch"
+                " then starts vLLM itself"
             )
         if not isinstance(target, Path | str):
-            raise ArchsearchError("a server is given a model folder or a hub id, not a loaded model")
+            raise ArchsearchError(
+                "a server is given a model folder or a hub id, not a loaded model"
+            )
         option = "--server-url" if draft is not None else "--baseline-url"
-        url = self.settings.server_url if draft is not None else self.settings.baseline_url or self.settings.server_url
+        url = (
+            self.settings.server_url
+            if draft is not None
+            else self.settings.baseline_url or self.settings.server_url
+        )
         if url is None:
-            raise ArchsearchError(f"no server is named; give its address with {option}, as in {option} http://127.0.0.1:8000")
+            raise ArchsearchError(
+                f"no server is named; give its address with {option}, as in {option}"
+                " http://127.0.0.1:8000"
+            )
         server = Server(url, self.settings.timeout_s)
         try:
             self._meet(server)
             counters = self._counters(server)
         except Lost as error:
-            raise ArchsearchError(f"no vLLM server answers at {server.url} ({error}); start it, or correct {option}") from error
+            raise ArchsearchError(
+                f"no vLLM server answers at {server.url} ({error}); start it, or correct {option}"
+            ) from error
         served = len(counters.accepted)
         if draft is None and counters.speculative:
             raise ArchsearchError(
-                f"the server at {server.url} speculates with {served} draft tokens; a baseline needs a server of the same target "
-                "without a draft: name it with --baseline-url"
+                f"the server at {server.url} speculates with {served} draft tokens; a baseline"
+                " needs a server of the same target without a draft: name it with --baseline-url"
             )
         if draft is not None and not counters.speculative:
             raise ArchsearchError(
-                f"the server at {server.url} runs without a draft (it has no spec_decode metrics); start it with "
-                f"--speculative-config and num_speculative_tokens {gamma}"
+                f"the server at {server.url} runs without a draft (it has no spec_decode metrics);"
+                f" start it with --speculative-config and num_speculative_tokens {gamma}"
             )
         if draft is not None and served != gamma:
             raise ArchsearchError(
-                f"the server at {server.url} drafts {served} tokens a round, not {gamma}; ask for gamma {served}, or start it "
-                f"with num_speculative_tokens {gamma}"
+                f"the server at {server.url} drafts {served} tokens a round, not {gamma}; ask for"
+                f" gamma {served}, or start it with num_speculative_tokens {gamma}"
             )
         config = Path(target) / "config.json"
-        self._vocab_size = read_json(config, "the target's config").get("vocab_size") if config.is_file() else None
+        self._vocab_size = (
+            read_json(config, "the target's config").get("vocab_size") if config.is_file() else None
+        )
         self._gamma, self._scheduled = (0 if draft is None else gamma), bool(schedule)
         self._server = server
 
@@ -131,7 +159,10 @@ class VllmServerEngine:
         except (ValueError, KeyError, TypeError):
             version = None
         if version is None:
-            raise ArchsearchError(f"what answers at {server.url} is no vLLM server (GET /version: {status}); correct the address")
+            raise ArchsearchError(
+                f"what answers at {server.url} is no vLLM server (GET /version: {status}); correct"
+                " the address"
+            )
         status, body = server.ask("GET", "/v1/models")
         if status != 200:
             raise refusal(server.url, status, body)
@@ -140,7 +171,9 @@ class VllmServerEngine:
             model = next(entry for entry in json.loads(body)["data"] if not entry.get("parent"))
             self._model, self._max_len = str(model["id"]), int(model["max_model_len"])
         except (ValueError, KeyError, TypeError, StopIteration) as error:
-            raise ArchsearchError(f"the server at {server.url} names no model on /v1/models; is it a vLLM server?") from error
+            raise ArchsearchError(
+                f"the server at {server.url} names no model on /v1/models; is it a vLLM server?"
+            ) from error
         self.version = str(version)
 
     def _counters(self, server: Server) -> Counters:
@@ -148,7 +181,8 @@ class VllmServerEngine:
         counters = parse_metrics(body) if status == 200 else None
         if counters is None:
             raise ArchsearchError(
-                f"the server at {server.url} shows no vLLM metrics on /metrics ({status}); start it without --disable-log-stats"
+                f"the server at {server.url} shows no vLLM metrics on /metrics ({status}); start it"
+                " without --disable-log-stats"
             )
         return counters
 
@@ -162,12 +196,20 @@ class VllmServerEngine:
         return ()
 
     def token_logits(self, token_ids: Sequence[int], candidates: Sequence[int]) -> list[float]:
-        """Log-probabilities: the logits less one constant, so that differences are the logits'. One short request for each."""
+        """Log-probabilities: the logits less one constant, so that differences are the logits'. One
+        short request for each."""
         server = self._started()
         logits = []
         for candidate in candidates:
-            # The token is forced; its log-probability is taken before that (vLLM's logprobs_mode raw_logprobs, the default).
-            data = {"model": self._model, "prompt": list(token_ids), "max_tokens": 1, "temperature": 0.0, "logprobs": 1}
+            # The token is forced; its log-probability is taken before that (vLLM's logprobs_mode
+            # raw_logprobs, the default).
+            data = {
+                "model": self._model,
+                "prompt": list(token_ids),
+                "max_tokens": 1,
+                "temperature": 0.0,
+                "logprobs": 1,
+            }
             data |= {"allowed_token_ids": [candidate], "return_tokens_as_token_ids": True}
             try:
                 status, body = server.ask("POST", "/v1/completions", data, self.settings.timeout_s)
@@ -178,16 +220,21 @@ class VllmServerEngine:
             logprobs = json.loads(body)["choices"][0]["logprobs"]
             if logprobs["tokens"] != [f"token_id:{candidate}"]:
                 raise RunFailed(
-                    f"the server at {server.url} answered {logprobs['tokens']} when only token {candidate} was allowed"
+                    f"the server at {server.url} answered {logprobs['tokens']} when only token"
+                    f" {candidate} was allowed"
                 )
             logits.append(float(logprobs["token_logprobs"][0]))
         return logits
 
-    def generate(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> list[GenerationResult]:
-        """Up to `settings.concurrency` requests in flight; at 1 each prompt has its own counts from the server.
+    def generate(
+        self, prompts: Sequence[EnginePrompt], sampling: Sampling
+    ) -> list[GenerationResult]:
+        """Up to `settings.concurrency` requests in flight; at 1 each prompt has its own counts from
+        the server.
 
-        Raises ArchsearchError for what the server refuses, and when it serves others meanwhile (the counts would be theirs too);
-        RunFailed when it dies or is too slow: the message says how many prompts were done, `finished` has them.
+        Raises ArchsearchError for what the server refuses, and when it serves others meanwhile (the
+        counts would be theirs too); RunFailed when it dies or is too slow: the message says how
+        many prompts were done, `finished` has them.
         """
         server = self._started()
         self.finished = []
@@ -201,18 +248,24 @@ class VllmServerEngine:
                 before = self._counters(server)
                 if before.in_flight:
                     raise ArchsearchError(
-                        f"the server at {server.url} is busy with {before.in_flight} other requests; measure on one that is idle"
+                        f"the server at {server.url} is busy with {before.in_flight} other"
+                        " requests; measure on one that is idle"
                     )
                 streams = self._run(server, group, sampling)
-                counted = self._settled(server, before, sum(len(chunk) for stream in streams for chunk in stream.chunks))
+                counted = self._settled(
+                    server, before, sum(len(chunk) for stream in streams for chunk in stream.chunks)
+                )
                 results += self._results(server, group, streams, counted, sampling)
                 self.finished = list(results)
         except Lost as error:
             raise RunFailed(
-                f"the server at {server.url} was lost: {error}; {len(self.finished)} of {len(prompts)} prompts were done"
+                f"the server at {server.url} was lost: {error}; {len(self.finished)} of"
+                f" {len(prompts)} prompts were done"
             ) from error
         except RunFailed as error:
-            raise RunFailed(f"{error}; {len(self.finished)} of {len(prompts)} prompts were done") from error
+            raise RunFailed(
+                f"{error}; {len(self.finished)} of {len(prompts)} prompts were done"
+            ) from error
         return results
 
     def _started(self) -> Server:
@@ -224,25 +277,34 @@ class VllmServerEngine:
         for prompt in prompts:
             if len(prompt.token_ids) + sampling.max_new_tokens > self._max_len:
                 raise ArchsearchError(
-                    f"prompt {prompt.prompt_id!r} has {len(prompt.token_ids)} tokens, with {sampling.max_new_tokens} new ones "
-                    f"that is more than the server's max_model_len {self._max_len}; shorten it, or start the server with more"
+                    f"prompt {prompt.prompt_id!r} has {len(prompt.token_ids)} tokens, with"
+                    f" {sampling.max_new_tokens} new ones that is more than the server's"
+                    f" max_model_len {self._max_len}; shorten it, or start the server with more"
                 )
             if self._vocab_size is not None and max(prompt.token_ids) >= self._vocab_size:
                 raise ArchsearchError(
-                    f"prompt {prompt.prompt_id!r} has token {max(prompt.token_ids)}, the target's vocabulary ends at "
-                    f"{self._vocab_size - 1}; use the target's own tokenizer"
+                    f"prompt {prompt.prompt_id!r} has token {max(prompt.token_ids)}, the target's"
+                    f" vocabulary ends at {self._vocab_size - 1}; use the target's own tokenizer"
                 )
         if self._gamma and sampling.temperature > 0 and self.settings.device == "cpu":
             raise ArchsearchError(
-                f"vLLM's CPU build (here {self.version}) divides the target's logits by uninitialised memory when it samples "
-                "with a draft; use --temperature 0, or a server on a GPU"
+                f"vLLM's CPU build (here {self.version}) divides the target's logits by"
+                " uninitialised memory when it samples with a draft; use --temperature 0, or a"
+                " server on a GPU"
             )
 
-    def _run(self, server: Server, prompts: Sequence[EnginePrompt], sampling: Sampling) -> list[Stream]:
+    def _run(
+        self, server: Server, prompts: Sequence[EnginePrompt], sampling: Sampling
+    ) -> list[Stream]:
         """One stream for each prompt, in their order. The first failure ends the others."""
         streams: dict[int, Stream] = {}
-        with ThreadPoolExecutor(max_workers=max(1, min(self.settings.concurrency, len(prompts)))) as pool:
-            futures = {pool.submit(server.stream, self._request(prompt, sampling)): index for index, prompt in enumerate(prompts)}
+        with ThreadPoolExecutor(
+            max_workers=max(1, min(self.settings.concurrency, len(prompts)))
+        ) as pool:
+            futures = {
+                pool.submit(server.stream, self._request(prompt, sampling)): index
+                for index, prompt in enumerate(prompts)
+            }
             try:
                 for future in as_completed(futures):
                     index = futures[future]
@@ -263,7 +325,8 @@ class VllmServerEngine:
             "temperature": sampling.temperature,
             "seed": sampling.seed,
             "ignore_eos": sampling.ignore_end,
-            # What the target's generation_config would fill in otherwise. (min_p is refused with a draft.)
+            # What the target's generation_config would fill in otherwise. (min_p is refused with a
+            # draft.)
             "top_p": 1.0,
             "top_k": 0,
             "repetition_penalty": 1.0,
@@ -280,13 +343,17 @@ class VllmServerEngine:
             raise RunFailed(f"the server answered prompt {prompt.prompt_id!r} with no token")
         if self._vocab_size is not None and max(token_ids) >= self._vocab_size:
             raise ArchsearchError(
-                f"the server answered with token {max(token_ids)}, the target's vocabulary ends at {self._vocab_size - 1}; "
-                f"it serves another model ({self._model})"
+                f"the server answered with token {max(token_ids)}, the target's vocabulary ends at"
+                f" {self._vocab_size - 1}; it serves another model ({self._model})"
             )
         lengths = [len(chunk) for chunk in stream.chunks]
         result = GenerationResult(
             prompt_id=prompt.prompt_id,
-            text=stream.text if self.tokenizer is None else str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True)),
+            text=(
+                stream.text
+                if self.tokenizer is None
+                else str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+            ),
             token_ids=token_ids,
             seconds=stream.times[-1] - stream.started,
             first_s=stream.times[0] - stream.started,
@@ -296,13 +363,19 @@ class VllmServerEngine:
         )
         if not self._gamma or not self._chunks_may_be_rounds(lengths):
             return result
-        room = sampling.max_new_tokens - lengths[0]  # the first chunk is the prompt's own token, no round
-        return self._counted(result, whole_rounds(lengths[1:], self._gamma, room, stream.finish == "stop"))
+        room = (
+            sampling.max_new_tokens - lengths[0]
+        )  # the first chunk is the prompt's own token, no round
+        return self._counted(
+            result, whole_rounds(lengths[1:], self._gamma, room, stream.finish == "stop")
+        )
 
     def _chunks_may_be_rounds(self, lengths: Sequence[int]) -> bool:
         return lengths[0] == 1 and max(lengths) <= self._gamma + 1
 
-    def _counted(self, result: GenerationResult, whole: Sequence[int], drafted: int | None = None) -> GenerationResult:
+    def _counted(
+        self, result: GenerationResult, whole: Sequence[int], drafted: int | None = None
+    ) -> GenerationResult:
         return replace(
             result,
             rounds=len(whole),
@@ -318,33 +391,48 @@ class VllmServerEngine:
             counted = self._counters(server).since(before)
             if counted.generated > written:
                 raise ArchsearchError(
-                    f"the server at {server.url} wrote {counted.generated - written} tokens for others meanwhile; "
-                    "measure on one that is idle"
+                    f"the server at {server.url} wrote {counted.generated - written} tokens for"
+                    " others meanwhile; measure on one that is idle"
                 )
             if counted.generated == written and not counted.in_flight:
                 return counted
             if time.monotonic() > deadline:
                 raise RunFailed(
-                    f"the metrics of {server.url} count {counted.generated} of the {written} tokens it wrote; they are of no use"
+                    f"the metrics of {server.url} count {counted.generated} of the {written} tokens"
+                    " it wrote; they are of no use"
                 )
             time.sleep(0.02)
 
     def _results(
-        self, server: Server, prompts: Sequence[EnginePrompt], streams: Sequence[Stream], counted: Counters, sampling: Sampling
+        self,
+        server: Server,
+        prompts: Sequence[EnginePrompt],
+        streams: Sequence[Stream],
+        counted: Counters,
+        sampling: Sampling,
     ) -> list[GenerationResult]:
-        results = [self._result(prompt, stream, sampling) for prompt, stream in zip(prompts, streams, strict=True)]
+        results = [
+            self._result(prompt, stream, sampling)
+            for prompt, stream in zip(prompts, streams, strict=True)
+        ]
         if not self._gamma:
             if counted.drafts:
-                raise ArchsearchError(f"the server at {server.url} drafted tokens; a baseline needs a server without a draft")
+                raise ArchsearchError(
+                    f"the server at {server.url} drafted tokens; a baseline needs a server without"
+                    " a draft"
+                )
             return results
         chunks = [[len(chunk) for chunk in stream.chunks] for stream in streams]
         mean = counted.drafted / counted.drafts if counted.drafts else float(self._gamma)
         # A draft is shorter where max_model_len or a full batch cuts it; that is rare.
         if not self._scheduled and not self._gamma - 0.5 < mean <= self._gamma:
             raise ArchsearchError(
-                f"the server at {server.url} drafted {mean:.2f} tokens a round, not {self._gamma}; it changes gamma by batch size"
+                f"the server at {server.url} drafted {mean:.2f} tokens a round, not {self._gamma};"
+                " it changes gamma by batch size"
             )
-        if counted.drafts == sum(len(lengths) - 1 for lengths in chunks) and all(map(self._chunks_may_be_rounds, chunks)):
+        if counted.drafts == sum(len(lengths) - 1 for lengths in chunks) and all(
+            map(self._chunks_may_be_rounds, chunks)
+        ):
             if not self._scheduled:
                 return results
             return [replace(result, drafted=round(mean * result.rounds)) for result in results]

@@ -1,4 +1,5 @@
-"""What is believed of acceptance after every training, how sure that is, and the scores that follow."""
+"""What is believed of acceptance after every training, how sure that is, and the scores that
+follow."""
 
 from __future__ import annotations
 
@@ -10,21 +11,32 @@ from typing import Any
 import numpy as np
 
 from archsearch import speedup as speculation
-from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator, AcceptanceObservation
+from archsearch.acceptance.estimator import (
+    AcceptanceContext,
+    AcceptanceEstimator,
+    AcceptanceObservation,
+)
 from archsearch.acceptance.prior import SHAPE_NOISE_STD, PriorAcceptance
 from archsearch.acceptance.short_training import ExtrapolatedAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import ShortTraining, paired_logit_std
 from archsearch.search import rungs
 from archsearch.search.objective import Score, Scorer, difference_std
-from archsearch.training.curves import AlphaPoint, CurvePrior, curve_slope, effective_tokens, fit_prior, growth
+from archsearch.training.curves import (
+    AlphaPoint,
+    CurvePrior,
+    curve_slope,
+    effective_tokens,
+    fit_prior,
+    growth,
+)
 
 
 @dataclass
 class Belief:
-    """Acceptance as it is known by now: fitted to `known` (earlier runs) and `shorts` (short trainings of this
-    climb). `full_tokens`: what curves are carried on to, on a text of `full_epoch` tokens; 0: on the one that
-    the short trainings saw."""
+    """Acceptance as it is known by now: fitted to `known` (earlier runs) and `shorts` (short
+    trainings of this climb). `full_tokens`: what curves are carried on to, on a text of
+    `full_epoch` tokens; 0: on the one that the short trainings saw."""
 
     scorer: Scorer
     known: list[AcceptanceObservation]
@@ -35,7 +47,8 @@ class Belief:
     _learnt: tuple[Any, ...] | None = None
 
     def learn(self, finalists: Sequence[AcceptanceObservation] = ()) -> None:
-        """Fit what is known of acceptance to all that was trained, and score with it from now on."""
+        """Fit what is known of acceptance to all that was trained, and score with it from now
+        on."""
         trained = ((shape, short.tokens) for shape, short in self.shorts.items())
         state = (*trained, self.full_tokens, self.full_epoch, len(finalists))
         if state == self._learnt:
@@ -47,19 +60,24 @@ class Belief:
         looked = {shape: short for shape, short in self.shorts.items() if short.points}
         if looked:
             curves = [
-                [AlphaPoint(*point, epoch_tokens=short.epoch_tokens) for point in short.points] for short in looked.values()
+                [AlphaPoint(*point, epoch_tokens=short.epoch_tokens) for point in short.points]
+                for short in looked.values()
             ]
             at = max(short.tokens for short in looked.values())
             end = max(self.full_tokens or at, at)
             context = replace(context, trained_tokens=float(end))
             shared = fit_prior(curves)
-            stands = levels(looked, shared, capacity_to_come(PriorAcceptance().fit(self.known), context))
+            stands = levels(
+                looked, shared, capacity_to_come(PriorAcceptance().fit(self.known), context)
+            )
             # What is trained here is known better from here than from an earlier run on other text.
             others = [item for item in self.known if item.architecture not in stands]
             fitted = ExtrapolatedAcceptance(
                 stands,
                 growth(
-                    shared, effective_tokens(at, self.epoch_tokens), effective_tokens(end, self.full_epoch or self.epoch_tokens)
+                    shared,
+                    effective_tokens(at, self.epoch_tokens),
+                    effective_tokens(end, self.full_epoch or self.epoch_tokens),
                 ),
                 replace(context, temperature=0.0),
                 sampling_std=sampling_std(looked),
@@ -75,7 +93,8 @@ class Belief:
         return max((short.epoch_tokens for short in self.shorts.values()), default=0)
 
     def end_slope(self) -> float:
-        """logit(alpha) per e-fold of training tokens where the full training ends; near 0 where its text is learnt by then."""
+        """logit(alpha) per e-fold of training tokens where the full training ends; near 0 where its
+        text is learnt by then."""
         end, epoch = self.full_tokens or rungs.FIRST_TOKENS, self.full_epoch or self.epoch_tokens
         here, further = effective_tokens(end, epoch), effective_tokens(1.1 * end, epoch)
         return curve_slope(round(here)) * math.log(further / here) / math.log(1.1)
@@ -98,25 +117,41 @@ class Belief:
         """[draws, scores] of ln(speed-up) as it may turn out when acceptance is known."""
         shapes = [score.architecture for score in scores]
         own = 2.0 * SHAPE_NOISE_STD**2
-        # What no term explains is alike in shapes that are alike: without that, twins look like two draws of a lottery.
-        gaps = np.array([  # [scores, scores], std of differences of logit(alpha)
-            [math.sqrt(max(self.gap_std(a, b) ** 2 - own * similarity(a, b), 0.0)) if a != b else 0.0 for b in shapes]
-            for a in shapes
-        ])  # fmt: skip
+        # What no term explains is alike in shapes that are alike: without that, twins look like two
+        # draws of a lottery.
+        gaps = np.array(
+            [  # [scores, scores], std of differences of logit(alpha)
+                [
+                    math.sqrt(max(self.gap_std(a, b) ** 2 - own * similarity(a, b), 0.0))
+                    if a != b
+                    else 0.0
+                    for b in shapes
+                ]
+                for a in shapes
+            ]
+        )
         slopes = np.array([slope(score) for score in scores])  # [scores]
-        level = speculation.logit_std(scores[0].alpha)  # of the level that all alphas share: the std of the first
+        level = speculation.logit_std(
+            scores[0].alpha
+        )  # of the level that all alphas share: the std of the first
         mean = np.array([math.log(score.speedup.value) for score in scores])  # [scores]
         return rungs.draws_of(mean, rungs.belief(gaps, slopes, level))
 
 
-def capacity_to_come(prior: AcceptanceEstimator, full: AcceptanceContext) -> Callable[[Architecture, float], float]:
-    """Of a shape and the tokens it has seen: what its size and depth have yet to bring by the full training, in logit(alpha),
-    beside what more tokens bring to every shape, by `prior`."""
+def capacity_to_come(
+    prior: AcceptanceEstimator, full: AcceptanceContext
+) -> Callable[[Architecture, float], float]:
+    """Of a shape and the tokens it has seen: what its size and depth have yet to bring by the full
+    training, in logit(alpha), beside what more tokens bring to every shape, by `prior`."""
 
     def at(shape: Architecture, tokens: float) -> float:
-        return speculation.logit(prior.predict(shape, replace(full, trained_tokens=tokens)).alpha.value)
+        return speculation.logit(
+            prior.predict(shape, replace(full, trained_tokens=tokens)).alpha.value
+        )
 
-    return lambda shape, seen: at(shape, float(full.trained_tokens or seen)) - at(shape, float(seen))
+    return lambda shape, seen: (
+        at(shape, float(full.trained_tokens or seen)) - at(shape, float(seen))
+    )
 
 
 def levels(
@@ -124,12 +159,13 @@ def levels(
     shared: CurvePrior,
     to_come: Callable[[Architecture, int], float] = lambda shape, tokens: 0.0,
 ) -> dict[Architecture, tuple[float, float]]:
-    """Where each trained shape will stand among them when all are trained in full: (logit(alpha), std of its own error), at
-    the tokens of the longest.
+    """Where each trained shape will stand among them when all are trained in full: (logit(alpha),
+    std of its own error), at the tokens of the longest.
 
-    Round by round: the mean of a round's shapes is where the round before left them (newcomers count at the mean), and each
-    one's distance from it is what `catch_up` leaves of it, and how far its size and depth will take it from the others yet
-    (`to_come`, of a shape and the tokens it has seen): young drafts of any size look alike.
+    Round by round: the mean of a round's shapes is where the round before left them (newcomers
+    count at the mean), and each one's distance from it is what `catch_up` leaves of it, and how far
+    its size and depth will take it from the others yet (`to_come`, of a shape and the tokens it has
+    seen): young drafts of any size look alike.
     """
     result: dict[Architecture, tuple[float, float]] = {}
     marks = sorted({short.tokens for short in shorts.values()})  # tokens at the end of each round
@@ -139,7 +175,10 @@ def levels(
         measured = {short.architecture: _logit_at(short, mark) for short in group}
         if done:  # all move on by what training between the two marks adds
             epoch = max(short.epoch_tokens for short in group)
-            rise = growth(shared, effective_tokens(done, epoch), effective_tokens(mark, epoch)).value - shared.mean[3]
+            rise = (
+                growth(shared, effective_tokens(done, epoch), effective_tokens(mark, epoch)).value
+                - shared.mean[3]
+            )
             result = {shape: (value + rise, std) for shape, (value, std) in result.items()}
         before = [result[shape][0] for shape in measured if shape in result]
         centre = float(np.mean(list(measured.values())))
@@ -149,9 +188,15 @@ def levels(
         coming = {shape: to_come(shape, mark) for shape in measured}
         mean_coming = float(np.mean(list(coming.values())))
         for short in group:
-            # The texts are the same for all, so only paired differences of alpha count; four others are enough.
-            paired = max((paired_logit_std(short, other) for other in group[:4] if other is not short), default=0.0)
-            own = math.hypot(std, paired / math.sqrt(2.0))  # of one shape: half of the variance of a difference
+            # The texts are the same for all, so only paired differences of alpha count; four others
+            # are enough.
+            paired = max(
+                (paired_logit_std(short, other) for other in group[:4] if other is not short),
+                default=0.0,
+            )
+            own = math.hypot(
+                std, paired / math.sqrt(2.0)
+            )  # of one shape: half of the variance of a difference
             shape = short.architecture
             apart = (measured[shape] - centre) / spread + coming[shape] - mean_coming
             result[shape] = (anchor + apart, own)
@@ -178,12 +223,16 @@ def slope(score: Score) -> float:
 
 
 def similarity(first: Architecture, second: Architecture) -> float:
-    """How much of what no term explains two shapes have in common, 0 to 1: falls with every doubling of a dimension. Assumed."""
+    """How much of what no term explains two shapes have in common, 0 to 1: falls with every
+    doubling of a dimension. Assumed."""
     pairs = (
-        (first.num_hidden_layers, second.num_hidden_layers, 2.0), (first.hidden_size, second.hidden_size, 2.0),
-        (first.intermediate_size, second.intermediate_size, 0.5), (first.num_attention_heads, second.num_attention_heads, 0.5),
-        (first.num_key_value_heads, second.num_key_value_heads, 0.25), (first.head_rows, second.head_rows, 0.25),
-    )  # fmt: skip
+        (first.num_hidden_layers, second.num_hidden_layers, 2.0),
+        (first.hidden_size, second.hidden_size, 2.0),
+        (first.intermediate_size, second.intermediate_size, 0.5),
+        (first.num_attention_heads, second.num_attention_heads, 0.5),
+        (first.num_key_value_heads, second.num_key_value_heads, 0.25),
+        (first.head_rows, second.head_rows, 0.25),
+    )
     return math.exp(-sum(weight * abs(math.log2(a / b)) for a, b, weight in pairs))
 
 

@@ -1,9 +1,11 @@
 """Heads in a climb: the families of drafters compete for its minutes, not only the shapes of one.
 
-Beside the rounds of short trainings every family of heads that was asked for has one of its own; a head that cannot win any more
-after it is dropped. Half of the time for full trainings then goes to all families alike (the finalists among the independent
-drafts count as one), half to the family that stands best after it. Independent drafts always have their part: ranks and exports
-are of them. Everything decided is in rungs.json before it is done, and heads have the checkpoints and curves of drafts.
+Beside the rounds of short trainings every family of heads that was asked for has one of its own; a
+head that cannot win any more after it is dropped. Half of the time for full trainings then goes to
+all families alike (the finalists among the independent drafts count as one), half to the family
+that stands best after it. Independent drafts always have their part: ranks and exports are of them.
+Everything decided is in rungs.json before it is done, and heads have the checkpoints and curves of
+drafts.
 """
 
 from __future__ import annotations
@@ -36,16 +38,19 @@ HEAD_RUNG: Final = 0.25  # of the time of the drafts' rounds: a head's short tra
 LEAST_SHORT_S: Final = 10.0  # below that a head has seen nothing
 LEAST_HEAD_S: Final = 20.0
 LEAST_JUDGED: Final = 40_000
-"""Tokens that a head must have seen before it may be dropped: its learning rate rises for 20,000. An EAGLE-3 head that had seen
-6,700 was to accept 4 % of its tokens; another accepted 63 % after 110,000 (benchmarks/results/2026-11-22-heads)."""
-FORESEEN_STD: Final = 0.15  # of logit(alpha), besides that of the curve: heads' curves were measured on one text only
+"""Tokens that a head must have seen before it may be dropped: its learning rate rises for 20,000.
+An EAGLE-3 head that had seen 6,700 was to accept 4 % of its tokens; another accepted 63 % after
+110,000 (benchmarks/results/2026-11-22-heads)."""
+FORESEEN_STD: Final = (
+    0.15  # of logit(alpha), besides that of the curve: heads' curves were measured on one text only
+)
 
 
 @dataclass(frozen=True)
 class HeadRungs:
-    """The heads of a climb. `gammas`: of each family that was asked for, the draft tokens a round that it is trained for;
-    `train`: to so many seconds in all, going on where the head stands; `score`: by what was measured of it at the taus given
-    (None: its own)."""
+    """The heads of a climb. `gammas`: of each family that was asked for, the draft tokens a round
+    that it is trained for; `train`: to so many seconds in all, going on where the head stands;
+    `score`: by what was measured of it at the taus given (None: its own)."""
 
     gammas: Mapping[HeadFamily, int]
     train: Callable[[HeadPlan, float], TrainedHead]
@@ -75,7 +80,9 @@ def short_trainings(climb: Climb) -> None:
         if family in known:
             continue
         if seconds < LEAST_SHORT_S or climb.left_s() < 2 * seconds:
-            climb.file.note(f"no {family} head: {human_time(seconds)} for a short training are too few")
+            climb.file.note(
+                f"no {family} head: {human_time(seconds)} for a short training are too few"
+            )
             continue
         start = climb.file.clock()
         try:
@@ -107,7 +114,8 @@ def _entry(climb: Climb, heads: HeadRungs, head: TrainedHead) -> HeadEntry:
 
 
 def risen(head: TrainedHead, logits: float) -> dict[int, Estimate]:
-    """Tokens a round by gamma where every conditional acceptance is `logits` higher: as far as uniform chains gain, rounds do."""
+    """Tokens a round by gamma where every conditional acceptance is `logits` higher: as far as
+    uniform chains gain, rounds do."""
     before = [speculation.clamped(share) for share in head.conditional]
     after = [speculation.sigmoid(speculation.logit(share) + logits) for share in before]
     found = {}
@@ -125,29 +133,37 @@ def _drop(climb: Climb) -> None:
         return
     leader = climb.standings()[0]
     places = {entry.family: entry.foreseen for entry in kept} | {INDEPENDENT: leader.speedup}
-    logs = {name: (math.log(score.value), score.std / score.value) for name, score in places.items()}
+    logs = {
+        name: (math.log(score.value), score.std / score.value) for name, score in places.items()
+    }
     for entry in kept:
         others = [place for name, place in logs.items() if name != entry.family]
         few = entry.tokens < LEAST_JUDGED
         if rungs.beaten(*logs[entry.family], others) and not few:
             best = max(places, key=lambda name: places[name].value)
             entry.state = "pruned"
-            entry.why = f"cannot win: {entry.foreseen.value:.2f}x foreseen, {best} {places[best].value:.2f}x"
+            entry.why = (
+                f"cannot win: {entry.foreseen.value:.2f}x foreseen, {best}"
+                f" {places[best].value:.2f}x"
+            )
         words = entry.why or f"{entry.foreseen.value:.2f} ± {entry.foreseen.std:.2f}x foreseen"
         words = "too few to judge it by" if few else words
-        say(f"rung 1, {entry.family}: {entry.tokens} tokens in {human_time(entry.seconds)}; {words}")
+        say(
+            f"rung 1, {entry.family}: {entry.tokens} tokens in {human_time(entry.seconds)}; {words}"
+        )
     climb.file.save()
 
 
 def draft_share(climb: Climb) -> float:
-    """The part of the time for full trainings that the independent drafts have before families are compared."""
+    """The part of the time for full trainings that the independent drafts have before families are
+    compared."""
     rivals = sum(entry.state == "kept" for entry in climb.state.heads)
     return ALL_SHARE / (1 + rivals) if rivals else 1.0
 
 
 def race(climb: Climb, drafts: list[TrainedDraft]) -> list[TrainedDraft]:
-    """Train the heads that are left as long as the best draft was, then the best family with the time that remains; the drafts,
-    the best of them trained on where it won."""
+    """Train the heads that are left as long as the best draft was, then the best family with the
+    time that remains; the drafts, the best of them trained on where it won."""
     heads, state = climb.heads, climb.state
     rivals = [entry for entry in state.heads if entry.state in ("kept", "trained")]
     if heads is None or not rivals or not drafts:
@@ -159,7 +175,9 @@ def race(climb: Climb, drafts: list[TrainedDraft]) -> list[TrainedDraft]:
         climb.file.save()
     for entry in rivals:
         _train(climb, heads, entry, state.race.seconds)
-    places: dict[str, float] = {entry.family: entry.measured.value for entry in rivals if entry.state == "trained"}
+    places: dict[str, float] = {
+        entry.family: entry.measured.value for entry in rivals if entry.state == "trained"
+    }
     places[INDEPENDENT] = climb.measured(drafts[best]).speedup.value
     if not state.race.winner:
         _decide(climb, state.race, places)
@@ -168,7 +186,9 @@ def race(climb: Climb, drafts: list[TrainedDraft]) -> list[TrainedDraft]:
         if state.race.winner == INDEPENDENT:
             shape = drafts[best].architecture
             seconds = climb.trainer.spent(shape)[1] + climb.left_s()
-            drafts[best] = climb.trainer.train(shape, seconds, climb.session.request.seed, "the best family")
+            drafts[best] = climb.trainer.train(
+                shape, seconds, climb.session.request.seed, "the best family"
+            )
         else:
             entry = next(entry for entry in rivals if entry.family == state.race.winner)
             _train(climb, heads, entry, entry.seconds + climb.left_s())
@@ -181,14 +201,15 @@ def _decide(climb: Climb, race: Race, places: dict[str, float]) -> None:
     race.winner = order[0]
     words = ", ".join(f"{name} {places[name]:.2f}x" for name in order)
     climb.file.note(
-        f"families after {human_time(race.seconds)} of training each: {words}; the time that was left went to {order[0]}"
+        f"families after {human_time(race.seconds)} of training each: {words}; the time that was"
+        f" left went to {order[0]}"
     )
     climb.file.save()
 
 
 def _train(climb: Climb, heads: HeadRungs, entry: HeadEntry, seconds: float) -> None:
-    """Train a head to `seconds` in all and write down where it stands; one that fails is dropped: it is no reason to lose a
-    search."""
+    """Train a head to `seconds` in all and write down where it stands; one that fails is dropped:
+    it is no reason to lose a search."""
     start = climb.file.clock()
     try:
         head = heads.train(heads.plan(entry.family), seconds)
@@ -198,9 +219,14 @@ def _train(climb: Climb, heads: HeadRungs, entry: HeadEntry, seconds: float) -> 
     else:
         score = heads.score(head, None)
         changes = replace(
-            entry, gamma=score.gamma, seconds=float(head.record["seconds"]), tokens=int(head.record["tokens"]),
-            measured=score.speedup, state="trained", why="",
-        )  # fmt: skip
+            entry,
+            gamma=score.gamma,
+            seconds=float(head.record["seconds"]),
+            tokens=int(head.record["tokens"]),
+            measured=score.speedup,
+            state="trained",
+            why="",
+        )
         vars(entry).update(vars(changes))
     climb.file.step("heads", climb.file.clock() - start)
     climb.file.save()

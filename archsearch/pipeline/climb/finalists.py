@@ -1,4 +1,5 @@
-"""The last rung: one to three drafts are trained in full with the time that is left, half for all alike, half for the best."""
+"""The last rung: one to three drafts are trained in full with the time that is left, half for all
+alike, half for the best."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ from archsearch.files import read_json
 from archsearch.pipeline.climb.belief import slope
 from archsearch.pipeline.climb.families import draft_share, race
 from archsearch.pipeline.climb.minutes import LEAST_WRITING_S, split_minutes, write_more
-from archsearch.pipeline.finalists import ALL_SHARE, best_of, equal_tokens, foreseen_tokens, not_judged, train_alike
+from archsearch.pipeline.finalists import (
+    ALL_SHARE,
+    best_of,
+    equal_tokens,
+    foreseen_tokens,
+    not_judged,
+    train_alike,
+)
 from archsearch.progress import human_time, say
 from archsearch.runs.state import FinalistsEntry, Longer
 from archsearch.search import rungs
@@ -23,12 +31,15 @@ if TYPE_CHECKING:
 
 
 def train_in_full(climb: Climb) -> list[TrainedDraft]:
-    """Choose the finalists, train them and write down what they reached; in the order of training."""
+    """Choose the finalists, train them and write down what they reached; in the order of
+    training."""
     entry = climb.state.finalists or _choose(climb)
     drafts = race(climb, _train(climb, entry))
     _record(climb, entry, drafts)
     context = replace(climb.scorer.context, temperature=0.0)
-    climb.belief.learn([AcceptanceObservation(draft.architecture, draft.alpha, context) for draft in drafts])
+    climb.belief.learn(
+        [AcceptanceObservation(draft.architecture, draft.alpha, context) for draft in drafts]
+    )
     return drafts
 
 
@@ -48,7 +59,9 @@ def _choose(climb: Climb) -> FinalistsEntry:
     count = max(wanted, rungs.finalist_count(belief.draws(scores[: 2 * most]), loss, most))
     chosen = scores[:count]
     entry = FinalistsEntry(
-        tuple(score.architecture for score in chosen), ends_at_s=climb.file.elapsed_s() + budget, predicted=tuple(chosen)
+        tuple(score.architecture for score in chosen),
+        ends_at_s=climb.file.elapsed_s() + budget,
+        predicted=tuple(chosen),
     )
     climb.state.finalists = entry
     climb.file.save()
@@ -56,9 +69,11 @@ def _choose(climb: Climb) -> FinalistsEntry:
 
 
 def _train(climb: Climb, entry: FinalistsEntry) -> list[TrainedDraft]:
-    """All to equal tokens, then the best as long as there is time. Every choice is written before it is acted on.
+    """All to equal tokens, then the best as long as there is time. Every choice is written before
+    it is acted on.
 
-    More text comes first where it promises more than epochs, and again where a draft has learnt what its text can teach.
+    More text comes first where it promises more than epochs, and again where a draft has learnt
+    what its text can teach.
     """
     file, trainer, seed = climb.file, climb.trainer, climb.session.request.seed
 
@@ -79,13 +94,19 @@ def _train(climb: Climb, entry: FinalistsEntry) -> list[TrainedDraft]:
     names = ", ".join(shape.label() for shape in entry.shapes)
     say(f"rung 2: full training, about {human_time(left_s())}: {names}")
     start = file.clock()
-    drafts = [] if entry.tokens is None else train_alike(trainer, entry.shapes, entry.tokens, left_s, seed, climb.shared)
+    drafts = (
+        []
+        if entry.tokens is None
+        else train_alike(trainer, entry.shapes, entry.tokens, left_s, seed, climb.shared)
+    )
     if entry.longer is None:
         best = 0 if alone else best_of(drafts, climb.session.scorer)
         entry.longer = Longer(best, trainer.spent(entry.shapes[best])[1] + left_s())
         file.step("finalists", 0.0)
     best = entry.longer.index
-    drafts[best : best + 1] = [trainer.train(entry.shapes[best], entry.longer.seconds, seed, "the best finalist")]
+    drafts[best : best + 1] = [
+        trainer.train(entry.shapes[best], entry.longer.seconds, seed, "the best finalist")
+    ]
     file.step("finalists", file.clock() - start)
     drafts[best] = _go_on(climb, entry, drafts[best], left_s)
     why = not_judged(drafts[best], entry.foreseen[best]) if entry.foreseen else ""
@@ -95,22 +116,27 @@ def _train(climb: Climb, entry: FinalistsEntry) -> list[TrainedDraft]:
     return drafts
 
 
-def _go_on(climb: Climb, entry: FinalistsEntry, draft: TrainedDraft, left_s: Callable[[], float]) -> TrainedDraft:
-    """While a draft has learnt what its text can teach and there is time: more text, and on with it. What is left after that is
-    given back."""
+def _go_on(
+    climb: Climb, entry: FinalistsEntry, draft: TrainedDraft, left_s: Callable[[], float]
+) -> TrainedDraft:
+    """While a draft has learnt what its text can teach and there is time: more text, and on with
+    it. What is left after that is given back."""
     shape, file = draft.architecture, climb.file
     while draft.stopped and left_s() > LEAST_WRITING_S:
         split = split_minutes(climb, shape, left_s())
         if not write_more(climb, entry, split):
             file.note(
-                f"{shape.label()} had learnt what its text can teach after {draft.tokens} tokens, "
-                f"{draft.tokens / max(climb.trainer.text_tokens(), 1):.0f} times the text; {human_time(left_s())} were not "
-                "needed; more prompts (--prompts) would bring more"
+                f"{shape.label()} had learnt what its text can teach after {draft.tokens} tokens,"
+                f" {draft.tokens / max(climb.trainer.text_tokens(), 1):.0f} times the text;"
+                f" {human_time(left_s())} were not needed; more prompts (--prompts) would bring"
+                " more"
             )
             break
         start = file.clock()
         seconds = climb.trainer.spent(shape)[1] + left_s()
-        draft = climb.trainer.train(shape, seconds, climb.session.request.seed, "the best finalist, on more text")
+        draft = climb.trainer.train(
+            shape, seconds, climb.session.request.seed, "the best finalist, on more text"
+        )
         file.step("finalists", file.clock() - start)
     return draft
 
@@ -143,5 +169,12 @@ def _drop_others(climb: Climb, finalists: Sequence[Architecture]) -> None:
         if row.rung == 1:
             last_round[row.shape] = max(row.round, last_round.get(row.shape, 0))
     for number, row in enumerate(rows):
-        if row.rung == 1 and row.state == "kept" and row.shape not in finalists and row.round == last_round[row.shape]:
-            rows[number] = replace(row, state="dropped", why="not chosen for the next round or the finalists")
+        if (
+            row.rung == 1
+            and row.state == "kept"
+            and row.shape not in finalists
+            and row.round == last_round[row.shape]
+        ):
+            rows[number] = replace(
+                row, state="dropped", why="not chosen for the next round or the finalists"
+            )

@@ -1,4 +1,5 @@
-"""What a climb did as rows: columns of trials.csv, the table of the report, what was measured of each draft."""
+"""What a climb did as rows: columns of trials.csv, the table of the report, what was measured of
+each draft."""
 
 from __future__ import annotations
 
@@ -15,14 +16,19 @@ _SHAPE: Final = tuple(Architecture.__dataclass_fields__)
 _WHAT: Final = ("prior", "short training", "full training")
 
 
-def measured_row(session: SearchSession, draft: TrainedDraft, coverage: VocabularyCoverage) -> dict[str, Any]:
-    """What a prompt file decides, measured on its held-out answers: alpha (by category), tau, gamma, coverage of the head."""
+def measured_row(
+    session: SearchSession, draft: TrainedDraft, coverage: VocabularyCoverage
+) -> dict[str, Any]:
+    """What a prompt file decides, measured on its held-out answers: alpha (by category), tau,
+    gamma, coverage of the head."""
     score = session.scorer.measured(draft.architecture, draft.alpha, draft.tau)
     return {
         "label": draft.architecture.label(),
         "shape": draft.architecture.to_dict(),
         "alpha": draft.alpha.to_dict(),
-        "alpha_by_category": {name: value.to_dict() for name, value in draft.alpha_by_category.items()},
+        "alpha_by_category": {
+            name: value.to_dict() for name, value in draft.alpha_by_category.items()
+        },
         "gamma": score.gamma,
         "tau": score.tau.to_dict(),
         "tau_by_gamma": {gamma: value.to_dict() for gamma, value in draft.tau.items()},
@@ -33,7 +39,8 @@ def measured_row(session: SearchSession, draft: TrainedDraft, coverage: Vocabula
 
 
 def trial_rows(rows: Sequence[Mapping[str, Any]], state: ClimbState) -> list[dict[str, Any]]:
-    """Rows of trials.csv with what each rung said of a shape: the rung it reached, its state, alpha with its source per rung."""
+    """Rows of trials.csv with what each rung said of a shape: the rung it reached, its state, alpha
+    with its source per rung."""
     found: dict[str, list[RungRow]] = {}
     for record in state.rungs:
         found.setdefault(_key(record.shape.to_dict()), []).append(record)
@@ -53,8 +60,19 @@ def trial_rows(rows: Sequence[Mapping[str, Any]], state: ClimbState) -> list[dic
 
 
 def _climb_row(number: int, record: RungRow) -> dict[str, Any]:
-    known = {"number": number, "state": "COMPLETE", "origin": "climb", "feasible": True, "invalid": ""}
-    return {**known, **record.shape.to_dict(), "speedup": record.score.value, "speedup_std": record.score.std}
+    known = {
+        "number": number,
+        "state": "COMPLETE",
+        "origin": "climb",
+        "feasible": True,
+        "invalid": "",
+    }
+    return {
+        **known,
+        **record.shape.to_dict(),
+        "speedup": record.score.value,
+        "speedup_std": record.score.std,
+    }
 
 
 def _with_rungs(row: Mapping[str, Any], records: Sequence[RungRow]) -> dict[str, Any]:
@@ -73,19 +91,26 @@ def _with_rungs(row: Mapping[str, Any], records: Sequence[RungRow]) -> dict[str,
 
 
 def _key(shape: Mapping[str, Any]) -> str:
-    """A shape as trials.csv has it: a row of the study's own, whose fields may be of other number types."""
+    """A shape as trials.csv has it: a row of the study's own, whose fields may be of other number
+    types."""
     return repr([shape.get(name) for name in _SHAPE])
 
 
 def summary(state: ClimbState) -> list[dict[str, Any]]:
-    """One entry per rung and round: how many candidates, minutes, the best score, what was dropped."""
+    """One entry per rung and round: how many candidates, minutes, the best score, what was
+    dropped."""
     groups: dict[tuple[int, int], list[RungRow]] = {}
     for record in state.rungs:
         groups.setdefault((record.rung, record.round), []).append(record)
-    return [_rung_entry(state, rung, number, records) for (rung, number), records in sorted(groups.items())]
+    return [
+        _rung_entry(state, rung, number, records)
+        for (rung, number), records in sorted(groups.items())
+    ]
 
 
-def _rung_entry(state: ClimbState, rung: int, number: int, records: Sequence[RungRow]) -> dict[str, Any]:
+def _rung_entry(
+    state: ClimbState, rung: int, number: int, records: Sequence[RungRow]
+) -> dict[str, Any]:
     best = max(records, key=lambda record: record.score.value)
     scored = len(records)
     if rung == 0:
@@ -95,7 +120,9 @@ def _rung_entry(state: ClimbState, rung: int, number: int, records: Sequence[Run
         dropped = [{"label": f"{over} shapes", "why": "cannot win"}] if over > 0 else []
     else:
         entry = state.round(number)
-        seconds = (entry and entry.seconds) or 0.0 if rung == 1 else state.steps.get("finalists", 0.0)
+        seconds = (
+            (entry and entry.seconds) or 0.0 if rung == 1 else state.steps.get("finalists", 0.0)
+        )
         gone = (record for record in records if record.state in ("pruned", "dropped"))
         dropped = [{"label": record.label, "why": record.why} for record in gone]
     return {

@@ -1,1 +1,2 @@
-"""What each command prints: text for a terminal of 100 columns, made from the data that `--json` gives."""
+"""What each command prints: text for a terminal of 100 columns, made from the data that `--json`
+gives."""

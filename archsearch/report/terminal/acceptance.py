@@ -9,13 +9,20 @@ from archsearch.report.terminal.layout import plus_minus, table
 
 def acceptance_text(result: dict[str, Any]) -> str:
     """What `acceptance` prints."""
-    how = "greedy" if result["temperature"] == 0 else f"temperature {result['temperature']:g}, top-p {result['top_p']:g}"
+    how = (
+        "greedy"
+        if result["temperature"] == 0
+        else f"temperature {result['temperature']:g}, top-p {result['top_p']:g}"
+    )
     if "family" in result:
         return "\n".join(_untrained_lines(result, how))
     lines = [f"Draft {result['draft']} ({result['shape']}) for {result['target']}, {how}."]
     if "published" in result:
         given = result["published"]
-        lines.append(f"tau {given['tau']:g} at gamma {given['gamma']} is alpha {plus_minus(result['alpha'], digits=3)}.")
+        lines.append(
+            f"tau {given['tau']:g} at gamma {given['gamma']} is alpha"
+            f" {plus_minus(result['alpha'], digits=3)}."
+        )
     elif "alpha" in result:
         lines += _measured_lines(result)
     if "explanation" in result:
@@ -29,34 +36,69 @@ def _interval(values: Any, digits: int = 3) -> str:
 
 def _measured_lines(result: dict[str, Any]) -> list[str]:
     intervals = result["intervals"]
-    what = "share of tokens on which both agree" if result["temperature"] == 0 else "mean overlap, sum of min(p, q)"
+    what = (
+        "share of tokens on which both agree"
+        if result["temperature"] == 0
+        else "mean overlap, sum of min(p, q)"
+    )
     lines = [
-        f"Measured on {result['tokens']} tokens of {result['prompts']} answers that the target wrote, {result['dtype']}.",
+        (
+            f"Measured on {result['tokens']} tokens of {result['prompts']} answers that the target"
+            f" wrote, {result['dtype']}."
+        ),
         "",
         f"alpha {plus_minus(result['alpha'], digits=3)} ({what})",
-        f"  90 % {_interval(intervals['alpha']['90'])}, 95 % {_interval(intervals['alpha']['95'])}, over prompts",
+        (
+            f"  90 % {_interval(intervals['alpha']['90'])}, 95 %"
+            f" {_interval(intervals['alpha']['95'])}, over prompts"
+        ),
     ]
     if result["temperature"] > 0:
-        lines.append(f"  the most likely token is the same for {result['argmax_agreement']:.3f} of the tokens")
+        lines.append(
+            f"  the most likely token is the same for {result['argmax_agreement']:.3f} of the"
+            " tokens"
+        )
     gains = result.get("speedup", {})
     rows = []
     for number, (gamma, tau) in enumerate(result["tau"].items()):
         position = result["accepted_by_position"]
-        rows.append((
-            gamma, plus_minus(tau), _interval(intervals["tau"][gamma]["90"], 2), _interval(intervals["tau"][gamma]["95"], 2),
-            f"{position[number]:.3f}" if number < len(position) else "-",
-            *((plus_minus(gains[gamma]),) if gains else ()),
-        ))  # fmt: skip
-    header = ("gamma", "tau", "90 %", "95 %", "position accepted", *(("speed-up",) if gains else ()))
+        rows.append(
+            (
+                gamma,
+                plus_minus(tau),
+                _interval(intervals["tau"][gamma]["90"], 2),
+                _interval(intervals["tau"][gamma]["95"], 2),
+                f"{position[number]:.3f}" if number < len(position) else "-",
+                *((plus_minus(gains[gamma]),) if gains else ()),
+            )
+        )
+    header = (
+        "gamma",
+        "tau",
+        "90 %",
+        "95 %",
+        "position accepted",
+        *(("speed-up",) if gains else ()),
+    )
     lines += ["", table(rows, header)]
     if gains:
         best = result["best_gamma"]
-        verdict = f"Best gamma {best}." if best else "The draft does not pay at any gamma: run the target alone."
-        lines += ["", f"{verdict} Speed-up modelled with the measured tau; latency: {result['latency']}."]
+        verdict = (
+            f"Best gamma {best}."
+            if best
+            else "The draft does not pay at any gamma: run the target alone."
+        )
+        lines += [
+            "",
+            f"{verdict} Speed-up modelled with the measured tau; latency: {result['latency']}.",
+        ]
     if result["by_category"]:
         lines += ["", _category_table(result)]
     lines += ["", *(f"Note: {note}." for note in result["notes"])]
-    lines.append(f"tau: tokens per round, bonus included. Position accepted: share of rounds, at gamma {len(result['tau'])}.")
+    lines.append(
+        "tau: tokens per round, bonus included. Position accepted: share of rounds, at gamma"
+        f" {len(result['tau'])}."
+    )
     return lines
 
 
@@ -65,11 +107,26 @@ def _category_table(result: dict[str, Any]) -> str:
     for name, part in result["by_category"].items():
         tau = part["tau"].get("4")
         best = part.get("best_gamma")
-        rows.append((
-            name, str(part["prompts"]), str(part["tokens"]), plus_minus(part["alpha"], digits=3),
-            _interval(part["intervals"]["alpha"]["95"]), plus_minus(tau), *((str(best),) if "speedup" in result else ()),
-        ))  # fmt: skip
-    header = ("category", "prompts", "tokens", "alpha", "95 %", "tau, gamma 4", *(("best gamma",) if "speedup" in result else ()))
+        rows.append(
+            (
+                name,
+                str(part["prompts"]),
+                str(part["tokens"]),
+                plus_minus(part["alpha"], digits=3),
+                _interval(part["intervals"]["alpha"]["95"]),
+                plus_minus(tau),
+                *((str(best),) if "speedup" in result else ()),
+            )
+        )
+    header = (
+        "category",
+        "prompts",
+        "tokens",
+        "alpha",
+        "95 %",
+        "tau, gamma 4",
+        *(("best gamma",) if "speedup" in result else ()),
+    )
     return table(rows, header)
 
 
@@ -83,18 +140,37 @@ def _explanation_lines(explanation: dict[str, Any]) -> list[str]:
     silent = len(explanation["terms"]) - len(rows)
     return [
         "",
-        f"The prior expects alpha {plus_minus(explanation['alpha'])} for this shape. Its terms add up in logit(alpha):",
+        (
+            f"The prior expects alpha {plus_minus(explanation['alpha'])} for this shape. Its terms"
+            " add up in logit(alpha):"
+        ),
         "",
         table(rows, ("term", "logit", "std", " evidence")),
-        *([f"({silent} more terms say nothing about this shape: --json has them.)"] if silent else []),
+        *(
+            [f"({silent} more terms say nothing about this shape: --json has them.)"]
+            if silent
+            else []
+        ),
     ]
 
 
 def _untrained_lines(result: dict[str, Any], how: str) -> list[str]:
     lines = [f"{result['draft']} for {result['target']}, {how}."]
     if "exits" in result:
-        return [*lines, "", _exit_table(result), "", *(f"Note: {note}." for note in result["notes"])]
-    lines += [f"Replayed on {result['tokens']} tokens of {result['prompts']} answers that the target wrote.", ""]
+        return [
+            *lines,
+            "",
+            _exit_table(result),
+            "",
+            *(f"Note: {note}." for note in result["notes"]),
+        ]
+    lines += [
+        (
+            f"Replayed on {result['tokens']} tokens of {result['prompts']} answers that the target"
+            " wrote."
+        ),
+        "",
+    ]
     gains = result.get("speedup", {})
     rows = [
         (
@@ -108,16 +184,40 @@ def _untrained_lines(result: dict[str, Any], how: str) -> list[str]:
         )
         for gamma, tau in result["tau"].items()
     ]
-    header = ("gamma", "rounds that draft", "tokens then", "accepted", "tau", "95 %", *(("speed-up",) if gains else ()))
+    header = (
+        "gamma",
+        "rounds that draft",
+        "tokens then",
+        "accepted",
+        "tau",
+        "95 %",
+        *(("speed-up",) if gains else ()),
+    )
     lines += [table(rows, header)]
     if gains:
         best = result["best_gamma"]
-        lines += ["", f"Best gamma {best}." if best else "It does not pay at any gamma: run the target alone."]
+        lines += [
+            "",
+            (
+                f"Best gamma {best}."
+                if best
+                else "It does not pay at any gamma: run the target alone."
+            ),
+        ]
         lines[-1] += f" Speed-up modelled with the replayed tau; latency: {result['latency']}."
-    parts = [(name, str(part["prompts"]), plus_minus(part["tau"].get("4"))) for name, part in result["by_category"].items()]
+    parts = [
+        (name, str(part["prompts"]), plus_minus(part["tau"].get("4")))
+        for name, part in result["by_category"].items()
+    ]
     lines += ["", table(parts, ("category", "prompts", "tau, gamma 4"))] if parts else []
     lines += ["", *(f"Note: {note}." for note in result["notes"])]
-    return [*lines, "tau: tokens per round, over all rounds. Accepted: share of the drafted tokens that were judged."]
+    return [
+        *lines,
+        (
+            "tau: tokens per round, over all rounds. Accepted: share of the drafted tokens that"
+            " were judged."
+        ),
+    ]
 
 
 def _exit_table(result: dict[str, Any]) -> str:
@@ -131,4 +231,12 @@ def _exit_table(result: dict[str, Any]) -> str:
         for layer, part in result["exits"].items()
     ]
     priced = any("speedup" in part for part in result["exits"].values())
-    return table(rows, ("exit after layer", "alpha", "tau, gamma 4", *(("speed-up", "best gamma") if priced else ())))
+    return table(
+        rows,
+        (
+            "exit after layer",
+            "alpha",
+            "tau, gamma 4",
+            *(("speed-up", "best gamma") if priced else ()),
+        ),
+    )

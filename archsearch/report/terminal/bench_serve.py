@@ -9,11 +9,16 @@ from typing import Any, Final
 from archsearch.report.terminal.layout import table
 
 ROWS: Final = (
-    ("tpot_s", "ms a token, mean", 1e3, 2), ("tpot_median_s", "ms a token, median", 1e3, 2),
-    ("ttft_s", "first token ms, mean", 1e3, 0), ("ttft_median_s", "first token ms, median", 1e3, 0),
-    ("ttft_p99_s", "first token ms, 99 %", 1e3, 0), ("tokens_per_s", "tokens/s", 1.0, 1),
-    ("running", "requests decoding", 1.0, 2), ("tokens_per_piece", "tokens a piece", 1.0, 2), ("failed", "failed", 1.0, 0),
-)  # fmt: skip
+    ("tpot_s", "ms a token, mean", 1e3, 2),
+    ("tpot_median_s", "ms a token, median", 1e3, 2),
+    ("ttft_s", "first token ms, mean", 1e3, 0),
+    ("ttft_median_s", "first token ms, median", 1e3, 0),
+    ("ttft_p99_s", "first token ms, 99 %", 1e3, 0),
+    ("tokens_per_s", "tokens/s", 1.0, 1),
+    ("running", "requests decoding", 1.0, 2),
+    ("tokens_per_piece", "tokens a piece", 1.0, 2),
+    ("failed", "failed", 1.0, 0),
+)
 
 
 def bench_text(result: Mapping[str, Any]) -> str:
@@ -29,16 +34,28 @@ def bench_text(result: Mapping[str, Any]) -> str:
             if predicted is not None:
                 value = predicted[name].get(key)
                 known = value is not None and math.isfinite(value)
-                row.append(f"{scale * value:,.{digits}f}" if known else "no end" if value is not None else "-")
+                row.append(
+                    f"{scale * value:,.{digits}f}"
+                    if known
+                    else "no end"
+                    if value is not None
+                    else "-"
+                )
         rows.append(row)
     lines = [f"{result['load']}; text {result['text']}.", "", table(rows, header), ""]
     if "speedup" in result:
         told = f", predicted {predicted['speedup']:.2f}x" if predicted is not None else ""
         lines.append(f"Speed-up by time per token: {result['speedup']:.2f}x{told}.")
     if predicted is not None:
-        lines.append(f"Predicted for {predicted['served']}, gamma {predicted['gamma']}, tau {predicted['tau']:.2f}.")
+        lines.append(
+            f"Predicted for {predicted['served']}, gamma {predicted['gamma']}, tau"
+            f" {predicted['tau']:.2f}."
+        )
     if result["text"] == "made up":
-        lines.append("Note: acceptance depends on the text, and this one was made up: give yours with --prompts.")
+        lines.append(
+            "Note: acceptance depends on the text, and this one was made up: give yours with"
+            " --prompts."
+        )
     return "\n".join([*lines, f"Every request: {result['output']}."])
 
 

@@ -17,33 +17,65 @@ PAYS = {"should pay": "yes", "may pay": "may", "does not pay": "no"}
 
 
 def estimate_text(result: dict[str, Any], *, explain: bool = False) -> str:
-    """The answer in at most SCREEN lines of 100 columns; with `explain` all that it rests on behind it."""
+    """The answer in at most SCREEN lines of 100 columns; with `explain` all that it rests on behind
+    it."""
     workload, entries, mix = result["workload"], result["drafts"], result.get("mix")
     engines = list(dict.fromkeys(entry["served"] for entry in entries))
     gains = [Estimate.from_dict(entry["speedup"]) for entry in entries]
     best, gain = max(zip(entries, gains, strict=True), key=lambda pair: pair[1].value)
-    load = f"batch {workload['batch_size']}, context {workload['context_len']}" if mix is None else mix_words(mix)
+    load = (
+        f"batch {workload['batch_size']}, context {workload['context_len']}"
+        if mix is None
+        else mix_words(mix)
+    )
     ranks = workload["tensor_parallel"]
     devices = f", {ranks} devices" if ranks > 1 else ""
     budget = result.get("training_budget")
     unit = "CPU" if str(result["device"]).startswith("cpu") else "GPU"
-    given = "" if budget is None else f" Drafters to be trained are given {hours_words(budget['gpu_hours'], unit)}."
+    given = (
+        ""
+        if budget is None
+        else f" Drafters to be trained are given {hours_words(budget['gpu_hours'], unit)}."
+    )
     several = len(engines) > 1
     above = [
-        f"Speculation {verdict(gain)} for {result['target']} on {result['device']}: best {best['draft']}"
-        f"{' in ' + best['served'] if several else ''}, gamma {best['gamma']}, {gain_words(gain)}.",
-        f"{load[:1].upper()}{load[1:]}, {dtype_words(result)}{devices}, {' and '.join(engines)}.{given}",
+        (
+            f"Speculation {verdict(gain)} for {result['target']} on {result['device']}: best"
+            f" {best['draft']}{' in ' + best['served'] if several else ''}, gamma {best['gamma']},"
+            f" {gain_words(gain)}."
+        ),
+        (
+            f"{load[:1].upper()}{load[1:]}, {dtype_words(result)}{devices},"
+            f" {' and '.join(engines)}.{given}"
+        ),
     ]
     rows = [
         (
-            entry["draft"], *([f"{entry['engine']} {entry['engine_version'] or ''}".rstrip()] if several else []),
-            _needs(entry, unit), str(entry["gamma"]), f"{entry['alpha']['value']:.2f}",
-            f"{1e3 * entry['tpot_s']['value']:.2f}", gain_words(each), PAYS[verdict(each)],
+            entry["draft"],
+            *([f"{entry['engine']} {entry['engine_version'] or ''}".rstrip()] if several else []),
+            _needs(entry, unit),
+            str(entry["gamma"]),
+            f"{entry['alpha']['value']:.2f}",
+            f"{1e3 * entry['tpot_s']['value']:.2f}",
+            gain_words(each),
+            PAYS[verdict(each)],
         )
         for entry, each in zip(entries, gains, strict=True)
-    ]  # fmt: skip
-    header = ("draft", *(["engine"] * several), "needs (tokens)", "gamma", "alpha", "ms a token", "speed-up, 5-95 %", "pays")
-    below = ["Acceptance on your text: archsearch acceptance; give it with --alpha or --tau. More: --explain."]
+    ]
+    header = (
+        "draft",
+        *(["engine"] * several),
+        "needs (tokens)",
+        "gamma",
+        "alpha",
+        "ms a token",
+        "speed-up, 5-95 %",
+        "pays",
+    )
+    below = [
+        "Acceptance on your text: archsearch acceptance; give it with --alpha or --tau. More:"
+        " --explain."
+    ]
     lines = [*wrapped(above), "", *table(rows, header).splitlines(), ""]
     room = SCREEN - len(lines) - len(below)
     for text in _said(result):
@@ -60,7 +92,9 @@ def _said(result: dict[str, Any]) -> list[str]:
     unsure = any(words in result["latency"] for words in ("carried over", "weights in"))
     if unsure or any(entry["draft_s"]["source"] == "roofline" for entry in result["drafts"]):
         said.append(f"Latency: {result['latency']}.")
-    said += dict.fromkeys(f"Note: {entry['draft']}: {note}" for entry in result["drafts"] for note in entry["notes"])
+    said += dict.fromkeys(
+        f"Note: {entry['draft']}: {note}" for entry in result["drafts"] for note in entry["notes"]
+    )
     return said + [f"{row['words']}." for row in result["differences"]]
 
 
@@ -70,8 +104,9 @@ def _prompts(result: dict[str, Any]) -> list[str]:
     if not told:
         return []
     return [
-        f"Decoding only. With prompts of {told['prompt_tokens']:,} tokens and answers of {told['output_tokens']}, "
-        f"{told['concurrency']} in flight, {told['draft']} gives {told['gain']:.2f}x the tokens/s (others: --workload FILE)."
+        f"Decoding only. With prompts of {told['prompt_tokens']:,} tokens and answers of"
+        f" {told['output_tokens']}, {told['concurrency']} in flight, {told['draft']} gives"
+        f" {told['gain']:.2f}x the tokens/s (others: --workload FILE)."
     ]
 
 
@@ -88,50 +123,102 @@ def explained_text(result: dict[str, Any]) -> str:
     lines = [
         f"Target {result['target']} on {result['device']}, {dtype_words(result)}, "
         + (f"{workload['mode']} mode, " if len(engines) == 1 else "")
-        + ("" if mix else f"batch size {workload['batch_size']}, context {workload['context_len']}, ")
+        + (
+            ""
+            if mix
+            else f"batch size {workload['batch_size']}, context {workload['context_len']}, "
+        )
         + f"tensor parallel {workload['tensor_parallel']}"
         + (f", served by {engines[0]}." if len(engines) == 1 else "."),
         *(f"Served by {engine}." for engine in engines if len(engines) > 1),
-        *([f"Load: {mix_words(mix)}."] + [f"  {load_words(part)}." for part in mix["parts"]] if mix else []),
+        *(
+            [f"Load: {mix_words(mix)}."] + [f"  {load_words(part)}." for part in mix["parts"]]
+            if mix
+            else []
+        ),
         f"Latency: {result['latency']}.",
         f"Acceptance: {given}."
-        + (f" Target decode step {1e3 * entries[0]['decode_s']['value']:.2f} ms." if len(engines) == 1 and not mix else ""),
+        + (
+            f" Target decode step {1e3 * entries[0]['decode_s']['value']:.2f} ms."
+            if len(engines) == 1 and not mix
+            else ""
+        ),
         "",
         *(_one_engine(entries) if len(engines) == 1 else _side_by_side(entries)),
         "",
     ]
-    scored = [(f"{entry['draft']} in {entry['served']}", MixScore.from_dict(entry["mix"])) for entry in entries if entry["mix"]]
+    scored = [
+        (f"{entry['draft']} in {entry['served']}", MixScore.from_dict(entry["mix"]))
+        for entry in entries
+        if entry["mix"]
+    ]
     if scored:
         lines += mix_lines(scored)
-        lines += ["Speed-up, time per token: over the mix; the other numbers of the first table: of its heaviest part.", ""]
+        lines += [
+            (
+                "Speed-up, time per token: over the mix; the other numbers of the first table: of"
+                " its heaviest part."
+            ),
+            "",
+        ]
     lines += [f"{row['words']}." for row in result["differences"]]
     lines += _prompts(result)
     lines += [f"WARNING: {text}." for text in result["warnings"]]
     notes = dict.fromkeys((entry["draft"], note) for entry in entries for note in entry["notes"])
     lines += [f"Note: {draft}: {note}" for draft, note in notes]
-    return "\n".join([*lines, "Next: measure alpha with your own text (archsearch search --confirm 1), or give it with --alpha."])
+    return "\n".join(
+        [
+            *lines,
+            (
+                "Next: measure alpha with your own text (archsearch search --confirm 1), or give it"
+                " with --alpha."
+            ),
+        ]
+    )
 
 
 def _one_engine(entries: list[dict[str, Any]]) -> list[str]:
     header = (
-        "draft", "parameters", "gamma", "alpha", "tau", "draft ms", "verify ms", "break-even alpha", "speed-up", "pays", "group",
-    )  # fmt: skip
+        "draft",
+        "parameters",
+        "gamma",
+        "alpha",
+        "tau",
+        "draft ms",
+        "verify ms",
+        "break-even alpha",
+        "speed-up",
+        "pays",
+        "group",
+    )
     rows = [
         (
-            entry["draft"], f"{entry['parameters'] / 1e6:,.0f}M", str(entry["gamma"]), plus_minus(entry["alpha"]),
-            plus_minus(entry["tau"]), plus_minus(entry["draft_s"], 1e3), plus_minus(entry["verify_s"], 1e3),
-            plus_minus(entry["break_even_alpha"]), plus_minus(entry["speedup"]), "yes" if entry["pays"] else "no",
+            entry["draft"],
+            f"{entry['parameters'] / 1e6:,.0f}M",
+            str(entry["gamma"]),
+            plus_minus(entry["alpha"]),
+            plus_minus(entry["tau"]),
+            plus_minus(entry["draft_s"], 1e3),
+            plus_minus(entry["verify_s"], 1e3),
+            plus_minus(entry["break_even_alpha"]),
+            plus_minus(entry["speedup"]),
+            "yes" if entry["pays"] else "no",
             str(entry["group"]),
         )
         for entry in entries
-    ]  # fmt: skip
+    ]
     lines = [
         table(rows, header),
         "",
-        "Drafts of one group cannot be told apart by these error bars. draft ms: all gamma tokens of a round.",
+        (
+            "Drafts of one group cannot be told apart by these error bars. draft ms: all gamma"
+            " tokens of a round."
+        ),
     ]
     mixed = len({entry["engine_class"] for entry in entries}) > 1
-    return lines + [f"{entry['draft']}: {_round(entry)}{_how(entry) if mixed else ''}." for entry in entries]
+    return lines + [
+        f"{entry['draft']}: {_round(entry)}{_how(entry) if mixed else ''}." for entry in entries
+    ]
 
 
 def _how(entry: dict[str, Any]) -> str:
@@ -141,8 +228,12 @@ def _how(entry: dict[str, Any]) -> str:
 
 def _round(entry: dict[str, Any]) -> str:
     """What decides the draft's round, and how deep it could be."""
-    score = Score.from_dict({name: value for name, value in entry.items() if name in Score.__dataclass_fields__})
-    return round_words(score) + ("" if entry["free_layers"] is None else f"; {entry['free_layers']:.1f} layers are free")
+    score = Score.from_dict(
+        {name: value for name, value in entry.items() if name in Score.__dataclass_fields__}
+    )
+    return round_words(score) + (
+        "" if entry["free_layers"] is None else f"; {entry['free_layers']:.1f} layers are free"
+    )
 
 
 def _free(entry: dict[str, Any]) -> str:
@@ -153,20 +244,40 @@ def _free(entry: dict[str, Any]) -> str:
 
 def _side_by_side(entries: list[dict[str, Any]]) -> list[str]:
     header = (
-        "draft", "engine", "gamma", "alpha", "round ms", "host ms", "bound", "free layers", "ms a token", "speed-up", "pays",
-    )  # fmt: skip
+        "draft",
+        "engine",
+        "gamma",
+        "alpha",
+        "round ms",
+        "host ms",
+        "bound",
+        "free layers",
+        "ms a token",
+        "speed-up",
+        "pays",
+    )
     rows = [
         (
-            entry["draft"], f"{entry['engine']} {entry['engine_version'] or ''}".rstrip(), str(entry["gamma"]),
-            plus_minus(entry["alpha"]), plus_minus(entry["round_s"], 1e3), plus_minus(entry["host_s"], 1e3),
-            entry["bound"] or "-", _free(entry),
-            f"{1e3 * entry['tpot_s']['value']:.2f}", plus_minus(entry["speedup"]), "yes" if entry["pays"] else "no",
+            entry["draft"],
+            f"{entry['engine']} {entry['engine_version'] or ''}".rstrip(),
+            str(entry["gamma"]),
+            plus_minus(entry["alpha"]),
+            plus_minus(entry["round_s"], 1e3),
+            plus_minus(entry["host_s"], 1e3),
+            entry["bound"] or "-",
+            _free(entry),
+            f"{1e3 * entry['tpot_s']['value']:.2f}",
+            plus_minus(entry["speedup"]),
+            "yes" if entry["pays"] else "no",
         )
         for entry in entries
-    ]  # fmt: skip
+    ]
     return [
         table(rows, header),
         "",
-        "free layers: how many a draft of these kernel times may have before the host decides the round. A speed-up is against",
+        (
+            "free layers: how many a draft of these kernel times may have before the host decides"
+            " the round. A speed-up is against"
+        ),
         "the same engine without a draft.",
     ]

@@ -13,15 +13,24 @@ from archsearch.report.terminal.layout import plus_minus, table
 def head_text(result: dict[str, Any], run: Path) -> str:
     """How long it was trained, how far its draft tokens are right, and tokens a round by gamma."""
     held, family = result["heldout"], result["family"]
-    made = f"; auxiliary states in {human_time(result['auxiliary_s'])} before" if result["auxiliary_s"] > 1 else ""
+    made = (
+        f"; auxiliary states in {human_time(result['auxiliary_s'])} before"
+        if result["auxiliary_s"] > 1
+        else ""
+    )
     shares = "  ".join(f"{share:.2f}" for share in held["conditional"])
     taus = "  ".join(f"{gamma}: {plus_minus(value)}" for gamma, value in held["tau"].items())
     return "\n".join(
         [
-            f"{family_class(family).title} for gamma {result['gamma']}, {result['rows']:,} tokens of the vocabulary "
-            f"({result['vocabulary_coverage']:.1%} of what the target writes): {result['folder']}",
-            f"Trained {human_time(result['seconds'])} in all, {result['tokens']:,} tokens at "
-            f"{result['tokens_per_s']:,.0f} tokens/s{made}.",
+            (
+                f"{family_class(family).title} for gamma {result['gamma']}, {result['rows']:,}"
+                f" tokens of the vocabulary ({result['vocabulary_coverage']:.1%} of what the target"
+                f" writes): {result['folder']}"
+            ),
+            (
+                f"Trained {human_time(result['seconds'])} in all, {result['tokens']:,} tokens at "
+                f"{result['tokens_per_s']:,.0f} tokens/s{made}."
+            ),
             f"Draft tokens right on held-out text, given those before: {shares}",
             f"Tokens a round, predicted by gamma: {taus}",
             "",
@@ -34,8 +43,16 @@ def head_text(result: dict[str, Any], run: Path) -> str:
 def families_text(result: dict[str, Any], run: Path) -> str:
     """The target alone and every drafter, one line each."""
     header = (
-        "drafter", "gamma", "tokens/step", "accepted by position", "round", "tokens/s", "speed-up", "predicted", "identical",
-    )  # fmt: skip
+        "drafter",
+        "gamma",
+        "tokens/step",
+        "accepted by position",
+        "round",
+        "tokens/s",
+        "speed-up",
+        "predicted",
+        "identical",
+    )
     alone = result["baseline_tokens_per_s"]
     cells = [("target alone", "-", "1", "-", "-", f"{alone:.1f}" if alone else "-", "1", "-", "-")]
     notes = []
@@ -60,11 +77,17 @@ def families_text(result: dict[str, Any], run: Path) -> str:
             )
         )
         if row["family"] == "ngram" and row["drafting_share"] is not None:
-            notes.append(f"{title} proposed in {row['drafting_share']:.0%} of the steps; acceptance is of those.")
+            notes.append(
+                f"{title} proposed in {row['drafting_share']:.0%} of the steps; acceptance is of"
+                " those."
+            )
         if row["warning"]:
             notes.append(f"{title}: {row['warning']}.")
     notes += _order_lines(result.get("order"))
-    head = f"{result['prompts']} prompts in {result['engine']}, {result['dtype']}, each with every drafter in turn:"
+    head = (
+        f"{result['prompts']} prompts in {result['engine']}, {result['dtype']}, each with every"
+        " drafter in turn:"
+    )
     return "\n".join([head, "", table(cells, header), *notes, "", f"Kept in {run / 'heads'}."])
 
 
@@ -83,5 +106,8 @@ def _order_lines(order: dict[str, Any] | None) -> list[str]:
     lines = [f"Foretold order: {', '.join(names)}."]
     for swap in order["swapped"]:
         pair = " and ".join(family_class(family).title for family in swap["pair"])
-        lines.append(f"{pair} came out the other way round, {'inside' if swap['inside'] else 'OUTSIDE'} their error bars.")
+        lines.append(
+            f"{pair} came out the other way round, {'inside' if swap['inside'] else 'OUTSIDE'}"
+            " their error bars."
+        )
     return lines

@@ -35,7 +35,8 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
     for index, row in enumerate(cells):
         lines.append(
             "  ".join(
-                cell.rjust(w) if index and number(cell) else cell.ljust(w) for cell, w in zip(row, widths, strict=True)
+                cell.rjust(w) if index and number(cell) else cell.ljust(w)
+                for cell, w in zip(row, widths, strict=True)
             ).rstrip()
         )
     return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
@@ -43,7 +44,11 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
 
 def plus_minus(value: dict[str, Any] | None, scale: float = 1.0, digits: int = 2) -> str:
     """`1.52 ± 0.20`; a dash for none."""
-    return "-" if value is None else f"{scale * value['value']:.{digits}f} ± {scale * value['std']:.{digits}f}"
+    return (
+        "-"
+        if value is None
+        else f"{scale * value['value']:.{digits}f} ± {scale * value['std']:.{digits}f}"
+    )
 
 
 def section_lines(section: Section) -> list[str]:

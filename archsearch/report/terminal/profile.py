@@ -24,12 +24,14 @@ def import_text(result: dict[str, Any]) -> str:
 def cpu_lines(result: dict[str, Any]) -> list[str]:
     """How quiet the machine was, of a CPU's profile."""
     lines = [
-        f"Machine: {result['slowdown_median']:.2f} times the quiet reference (5-95 %: {result['slowdown_p5']:.2f} to "
-        f"{result['slowdown_p95']:.2f}); divided out of every repeat."
+        f"Machine: {result['slowdown_median']:.2f} times the quiet reference (5-95 %:"
+        f" {result['slowdown_p5']:.2f} to {result['slowdown_p95']:.2f}); divided out of every"
+        " repeat."
     ]
     if result["slowdown_p95"] > 1.5 * result["slowdown_p5"] or result["noisy_share"] > 0.25:
         lines.append(
-            "WARNING: this machine is busy or throttles: stop other work and run the command again, or trust the numbers less."
+            "WARNING: this machine is busy or throttles: stop other work and run the command again,"
+            " or trust the numbers less."
         )
     return lines
 
@@ -38,19 +40,25 @@ def gpu_lines(result: dict[str, Any]) -> list[str]:
     """What each sweep of a GPU measured, and whether its clock dropped."""
     lines = []
     for name, sweep in result["sweeps"].items():
-        sure = f", a step is predicted to ± {sweep['relative_std']:.1%} (std of the median pass)" if sweep["relative_std"] else ""
+        sure = (
+            f", a step is predicted to ± {sweep['relative_std']:.1%} (std of the median pass)"
+            if sweep["relative_std"]
+            else ""
+        )
         lines.append(f"{name}: {sweep['new_rows']} new rows; stopped: {sweep['stopped']}{sure}.")
     if result["throttled_share"]:
         lines.append(
-            f"WARNING: the clock dropped by more than 10 % during {result['throttled_share']:.0%} of the rows: check cooling and "
-            "power limit, then run the command again."
+            f"WARNING: the clock dropped by more than 10 % during {result['throttled_share']:.0%}"
+            " of the rows: check cooling and power limit, then run the command again."
         )
     for point in result["skipped"]:
         lines.append(f"Skipped, out of memory: {point}")
     for name, measured in result.get("rounds", {}).items():
         lines.append(f"{name}: {measured['new_rows']} rounds measured in the engine.")
         if measured["left"]:
-            lines.append(f"Left for want of time (the same command goes on): {'; '.join(measured['left'])}")
+            lines.append(
+                f"Left for want of time (the same command goes on): {'; '.join(measured['left'])}"
+            )
         lines += [f"Not measured: {case}: {words}" for case, words in measured["failed"].items()]
     return lines
 
@@ -63,14 +71,18 @@ def rounds_words(fitted: dict[str, Any]) -> str:
             told = f"{name.replace('_', ' ')} {1e3 * cost['value']:.2f} ± {1e3 * cost['std']:.2f}"
             words.append(told if name in fitted["identified"] else f"({told})")
     return (
-        f"rounds of class {fitted['class']}, {fitted['rows']} measured, median error of the law "
-        f"{fitted['median_absolute_error']:.1%}; ms, not told apart in brackets: {', '.join(words)}."
+        f"rounds of class {fitted['class']}, {fitted['rows']} measured, median error of the law"
+        f" {fitted['median_absolute_error']:.1%}; ms, not told apart in brackets:"
+        f" {', '.join(words)}."
     )
 
 
 def profile_text(result: dict[str, Any]) -> str:
     """What `profile` prints."""
-    lines = [f"Profile {result['folder']}: {result['rows']} rows, {result['new_rows']} new, {result['noisy_share']:.0%} noisy."]
+    lines = [
+        f"Profile {result['folder']}: {result['rows']} rows, {result['new_rows']} new,"
+        f" {result['noisy_share']:.0%} noisy."
+    ]
     if "sweeps" in result:
         lines += gpu_lines(result)
     else:
@@ -81,26 +93,30 @@ def profile_text(result: dict[str, Any]) -> str:
         else:
             if learnt.get("leave_one_out_median") is not None:
                 lines.append(
-                    f"{dtype}: whole passes left out one at a time: median error {learnt['leave_one_out_median']:.1%}, "
-                    f"{learnt['leave_one_out_within_12_percent']:.0%} within 12 %."
+                    f"{dtype}: whole passes left out one at a time: median error"
+                    f" {learnt['leave_one_out_median']:.1%},"
+                    f" {learnt['leave_one_out_within_12_percent']:.0%} within 12 %."
                 )
             own = learnt.get("engine_passes")
             if own:
                 rest = own["rest"]
                 lines.append(
-                    f"{dtype}: passes as {own['engine']} ran them: {own['rows']} rows, left out one at a time: median error "
-                    f"{own['leave_one_out_median']:.1%}, {own['leave_one_out_within_10_percent']:.0%} within 10 %; beside them "
-                    f"it takes {1e3 * rest.get('plain_s', 0):.2f} ms a plain step, {1e3 * rest.get('round_s', 0):.2f} ms a round "
-                    f"and {1e3 * rest.get('token_s', 0):.2f} ms a draft token (measured)."
+                    f"{dtype}: passes as {own['engine']} ran them: {own['rows']} rows, left out one"
+                    f" at a time: median error {own['leave_one_out_median']:.1%},"
+                    f" {own['leave_one_out_within_10_percent']:.0%} within 10 %; beside them it"
+                    f" takes {1e3 * rest.get('plain_s', 0):.2f} ms a plain step,"
+                    f" {1e3 * rest.get('round_s', 0):.2f} ms a round and"
+                    f" {1e3 * rest.get('token_s', 0):.2f} ms a draft token (measured)."
                 )
             fitted = learnt.get("rounds")
             if fitted:
                 lines.append(f"{dtype}: {rounds_words(fitted)}")
             for engine, parts in learnt["engines"].items():
                 lines.append(
-                    f"{dtype}: {engine} adds {1e3 * parts['plain_s']:.2f} ms per plain token, "
-                    f"{1e3 * parts['round_s']:.2f} ms per round, {1e3 * parts['token_s']:.2f} ms per draft token "
-                    f"and {1e3 * parts['layer_s']:.3f} ms per layer of it (measured)."
+                    f"{dtype}: {engine} adds {1e3 * parts['plain_s']:.2f} ms per plain token,"
+                    f" {1e3 * parts['round_s']:.2f} ms per round, {1e3 * parts['token_s']:.2f} ms"
+                    f" per draft token and {1e3 * parts['layer_s']:.3f} ms per layer of it"
+                    " (measured)."
                 )
     for dtype, check in result["checks"].items():
         rows = [
@@ -119,15 +135,27 @@ def profile_text(result: dict[str, Any]) -> str:
         lines += [
             "",
             f"Check {dtype}: shapes the profile has not seen",
-            table(rows, ("what", "architecture", "tokens", "context", "measured ms", "predicted", "± std", "error %")),
+            table(
+                rows,
+                (
+                    "what",
+                    "architecture",
+                    "tokens",
+                    "context",
+                    "measured ms",
+                    "predicted",
+                    "± std",
+                    "error %",
+                ),
+            ),
         ]
         for what in ("draft step", "verify"):
             if what in check:
                 part = check[what]
                 lines.append(
-                    f"{what}: {part['cases']} cases, median absolute error {part['median_absolute_error']:.1%}, "
-                    f"{part['within_12_percent']:.0%} within 12 %, {part['within_two_std']:.0%} within two std, "
-                    f"bias {part['bias']:+.1%}"
+                    f"{what}: {part['cases']} cases, median absolute error"
+                    f" {part['median_absolute_error']:.1%}, {part['within_12_percent']:.0%} within"
+                    f" 12 %, {part['within_two_std']:.0%} within two std, bias {part['bias']:+.1%}"
                 )
     lines += ["", f"Next: archsearch search --target T --profile {result['folder']}"]
     return "\n".join(lines)

@@ -23,7 +23,10 @@ def recipe_text(made: Mapping[str, Any]) -> str:
     first = "train.sh" if made["library"] == "archsearch" else "environments.sh"
     return "\n".join(
         (
-            f"Recipe for rank {made['rank']} of {made['run']} with {made['library']}{version}: {made['output']}",
+            (
+                f"Recipe for rank {made['rank']} of {made['run']} with {made['library']}{version}:"
+                f" {made['output']}"
+            ),
             f"{made['family']}: {made['drafter']}, gamma {made['gamma']}; target {made['target']}.",
             f"About {made['hours']:.1f} hours on these GPUs.",
             "",

@@ -21,7 +21,9 @@ def schedule_text(result: dict[str, Any], run: Path, rank: int) -> str:
                 plus_minus(point["speedup"] if point["gamma"] else best),
             )
         )
-    ranges = ", ".join(f"{first}-{last}: {gamma or 'off'}" for first, last, gamma in result["ranges"])
+    ranges = ", ".join(
+        f"{first}-{last}: {gamma or 'off'}" for first, last, gamma in result["ranges"]
+    )
     return "\n".join(
         [
             f"Draft {result['architecture']}, {result['engine']}. Latencies: {result['latency']}.",

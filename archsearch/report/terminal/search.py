@@ -42,11 +42,12 @@ def _scored_words(spaces: Sequence[Mapping[str, Any]]) -> str:
 
 
 def regret_lines(regrets: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How far the best that a sampler found lies below the exact best of its space, or of a part that was scored in full."""
+    """How far the best that a sampler found lies below the exact best of its space, or of a part
+    that was scored in full."""
     none = [regret for regret in regrets if regret["regret"] < NO_REGRET]
     lines = [
-        f"Regret: {regret['sampler']}'s best of {regret['space']} is {regret['regret']:.2%} below the exact best "
-        f"({regret['exact_speedup']:.3f}x) of {_regret_of(regret)}."
+        f"Regret: {regret['sampler']}'s best of {regret['space']} is {regret['regret']:.2%} below"
+        f" the exact best ({regret['exact_speedup']:.3f}x) of {_regret_of(regret)}."
         for regret in regrets
         if regret["regret"] >= NO_REGRET
     ]
@@ -60,14 +61,19 @@ NO_REGRET = 5e-5  # what 0.00 % would say
 
 
 def _regret_of(regret: Mapping[str, Any]) -> str:
-    return f"all {regret['shapes']:,} shapes" if regret["whole"] else f"{regret['shapes']:,} shapes, a part of them"
+    return (
+        f"all {regret['shapes']:,} shapes"
+        if regret["whole"]
+        else f"{regret['shapes']:,} shapes, a part of them"
+    )
 
 
 LEAST_ROWS = 3
 
 
 def search_text(result: dict[str, Any], *, explain: bool = False) -> str:
-    """The first screen: the answer in at most SCREEN lines of 100 columns; with `explain` all that it rests on behind it."""
+    """The first screen: the answer in at most SCREEN lines of 100 columns; with `explain` all that
+    it rests on behind it."""
     run = open_run(Path(result["run"]))
     reading = read_run(run)  # once: what is shown of a run is what its files say
     options = [Option.of(item) for item in reading.candidates]
@@ -76,9 +82,13 @@ def search_text(result: dict[str, Any], *, explain: bool = False) -> str:
     head = headline(run, reading.candidates)
     budget = result.get("training_budget")
     unit = "GPU" if run.info["device"].get("kind") == "gpu" else "CPU"
-    where = f"for {result['target']} on {result['device']}" + ("" if result.get("mix") is None else " over the mix of work")
+    where = f"for {result['target']} on {result['device']}" + (
+        "" if result.get("mix") is None else " over the mix of work"
+    )
     if any(option.weights for option in options):
-        with_climb = with_heads(with_text(head, reading.text), run, reading.families, reading.compared)
+        with_climb = with_heads(
+            with_text(head, reading.text), run, reading.families, reading.compared
+        )
         above = [with_climb.title, *with_climb.lines[:HEADLINE_LINES]]
     else:
         hours = None if budget is None else budget["gpu_hours"]
@@ -88,7 +98,11 @@ def search_text(result: dict[str, Any], *, explain: bool = False) -> str:
     warnings = [*([unprofiled] if unprofiled else []), *result["warnings"], *reading.problems]
     above += [f"WARNING: {text}." for text in warnings[:1]]
     why, command = _next_step(result, options, head.next)
-    below = [*wrapped([f"{why}:"]), *f"  {command}".splitlines(), f"More: --explain, or archsearch report {shell_path(run.path)}"]
+    below = [
+        *wrapped([f"{why}:"]),
+        *f"  {command}".splitlines(),
+        f"More: --explain, or archsearch report {shell_path(run.path)}",
+    ]
     lines = wrapped(above)
     room = SCREEN - len(lines) - len(below) - 5  # blank lines, header, rule and marks of the table
     table_lines = rows_text(options, unit, max(LEAST_ROWS, min(MOST_ROWS, room)))
@@ -101,9 +115,14 @@ SWITCH = re.compile(r"\bset ([A-Z][A-Z0-9_]+=\w+)")
 
 
 def _assumed_words(result: Mapping[str, Any], budget: Mapping[str, Any] | None, unit: str) -> str:
-    """What is predicted for, and the training that every alpha of a drafter to be trained assumes."""
+    """What is predicted for, and the training that every alpha of a drafter to be trained
+    assumes."""
     workload, mix = result["workload"], result.get("mix")
-    where = f"batch {workload['batch_size']}, context {workload['context_len']}" if mix is None else mix_words(mix)
+    where = (
+        f"batch {workload['batch_size']}, context {workload['context_len']}"
+        if mix is None
+        else mix_words(mix)
+    )
     ranks = workload["tensor_parallel"]
     devices = f", {ranks} devices" if ranks > 1 else ""
     words = f"{where[:1].upper()}{where[1:]}, {dtype_words(result)}{devices}, {result['served']}."
@@ -113,43 +132,80 @@ def _assumed_words(result: Mapping[str, Any], budget: Mapping[str, Any] | None, 
     return f"{words} Drafters to be trained are given {hours} (--training-budget)."
 
 
-def _next_step(result: Mapping[str, Any], options: Sequence[Option], steps: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """The one step that is worth most now: serving what one can have today, else the headline's first."""
+def _next_step(
+    result: Mapping[str, Any], options: Sequence[Option], steps: Sequence[tuple[str, str]]
+) -> tuple[str, str]:
+    """The one step that is worth most now: serving what one can have today, else the headline's
+    first."""
     today = first(option for option in options if option.at_hand and not option.weights)
-    if today is not None and not any(option.weights for option in options) and interval(today.gain)[1] > 1.0:
+    if (
+        today is not None
+        and not any(option.weights for option in options)
+        and interval(today.gain)[1] > 1.0
+    ):
         target = hub_name(str(result["target"]))
-        command = serve_command(today, target, str(result["engine"]), result["workload"]["tensor_parallel"])
+        command = serve_command(
+            today, target, str(result["engine"]), result["workload"]["tensor_parallel"]
+        )
         # The warning is of the first rank: what it says to set belongs into the command.
-        wanted = SWITCH.search(" ".join(result["warnings"])) if today is options[0] and command is not None else None
+        wanted = (
+            SWITCH.search(" ".join(result["warnings"]))
+            if today is options[0] and command is not None
+            else None
+        )
         if command is not None:
             return "Try it today", f"{wanted[1]} {command}" if wanted is not None else command
-    return steps[0] if steps else ("See the whole run", f"archsearch report {shell_path(Path(result['run']))}")
+    return (
+        steps[0]
+        if steps
+        else ("See the whole run", f"archsearch report {shell_path(Path(result['run']))}")
+    )
 
 
 def explained_text(result: dict[str, Any], run: Run, reading: Reading) -> str:
     """The workload, what each rung did, and the summary of the run folder."""
     workload, free, mix = result["workload"], result["free_layers"], result.get("mix")
-    where = f"batch size {workload['batch_size']}, context {workload['context_len']}" if mix is None else mix_words(mix)
+    where = (
+        f"batch size {workload['batch_size']}, context {workload['context_len']}"
+        if mix is None
+        else mix_words(mix)
+    )
     lines = [
-        f"Workload: {where}, tensor parallel {workload['tensor_parallel']}, {dtype_words(result)}, {workload['mode']} mode, "
-        f"temperature {workload['temperature']:g}, served by {result['served']}.",
+        (
+            f"Workload: {where}, tensor parallel {workload['tensor_parallel']},"
+            f" {dtype_words(result)}, {workload['mode']} mode, temperature"
+            f" {workload['temperature']:g}, served by {result['served']}."
+        ),
         *([f"  {load_words(part)}." for part in mix["parts"]] if mix is not None else []),
         f"Latency: {result['latency']}.",
         f"Acceptance prior: {result['prior']}.",
-        f"{result['trials']} trials in space {result['space']}{_scored_words(result.get('scored', []))}.",
+        (
+            f"{result['trials']} trials in space"
+            f" {result['space']}{_scored_words(result.get('scored', []))}."
+        ),
         *wrapped(regret_lines(result.get("regrets", []))),
     ]
     if free is not None:
-        lines.append(f"Free layers: {free:.1f} (so deep may a draft of rank 1's kernel times be before the host decides).")
+        lines.append(
+            f"Free layers: {free:.1f} (so deep may a draft of rank 1's kernel times be before the"
+            " host decides)."
+        )
     said = [f"WARNING: {text}." for text in result["warnings"]]
     said += [f"Note: {note}." for note in (*result.get("notes", []), *result.get("left_out", []))]
     lines += ["", *said, *([""] if said else [])]
     if len(result.get("families", [])) > 1:
-        lines += [*family_lines(result), *([f"  {result['replayed']}."] if result.get("replayed") else []), ""]
+        lines += [
+            *family_lines(result),
+            *([f"  {result['replayed']}."] if result.get("replayed") else []),
+            "",
+        ]
     if result.get("rungs"):
         lines += [*section_lines(section_rungs(reading.climb)), *_measured_lines(result), ""]
     lines += [summary_text(run, reading), ""]
-    sections = [section_why(reading.curves) if result.get("rivals") else Section(), section_mix(reading.candidates)]
+    sections = [
+        section_why(reading.curves) if result.get("rivals") else Section(),
+        section_mix(reading.candidates),
+    ]
     sections += [pareto_section(result["pareto"])] if result.get("pareto") else []
     lines += [line for section in sections for line in section_lines(section)]
     return "\n".join([*lines[:-1], *next_lines(result)])
@@ -159,7 +215,8 @@ STEPS_TOLD = 2
 
 
 def next_lines(result: dict[str, Any]) -> list[str]:
-    """The measurements that teach most per minute: what each is expected to bring, and its command."""
+    """The measurements that teach most per minute: what each is expected to bring, and its
+    command."""
     lines: list[str] = []
     for step in result.get("next", [])[:STEPS_TOLD]:
         after = f"{step['speedup']:.2f}x ± {step['std']:.2f} then becomes ± {step['std_after']:.2f}"
@@ -178,36 +235,74 @@ def family_lines(result: dict[str, Any]) -> list[str]:
         return [*found, *_untrained_rival(result["families"], result)]
     rows = [
         (
-            item["family"], str(item["rank"]), f" {item['label']}", f"{item['parameters'] / 1e6:,.0f}M", str(item["gamma"]),
-            plus_minus(item["alpha"]), plus_minus(item["tau"]),
-            plus_minus(item["speedup"]) + ("*" if item.get("assumed") else " "), "yes" if item["trains"] else "no",
+            item["family"],
+            str(item["rank"]),
+            f" {item['label']}",
+            f"{item['parameters'] / 1e6:,.0f}M",
+            str(item["gamma"]),
+            plus_minus(item["alpha"]),
+            plus_minus(item["tau"]),
+            plus_minus(item["speedup"]) + ("*" if item.get("assumed") else " "),
+            "yes" if item["trains"] else "no",
         )
         for item in result["families"]
-    ]  # fmt: skip
-    header = ("family", "rank", " best", "parameters", "gamma", "alpha", "tau", "speed-up", "to train")
+    ]
+    header = (
+        "family",
+        "rank",
+        " best",
+        "parameters",
+        "gamma",
+        "alpha",
+        "tau",
+        "speed-up",
+        "to train",
+    )
     lines = ["The best of each family:", table(rows, header)]
     assumed = [item for item in result["families"] if item.get("assumed")]
     if assumed:
-        why = "; ".join(f"{item['family']} ({item['assumed']}) by {item['speedup']['low']:.2f}x" for item in assumed)
-        lines += [f"  {line}" for line in wrap(f"* assumed, so ranked by the lower end of its interval: {why}.", 96)]
+        why = "; ".join(
+            f"{item['family']} ({item['assumed']}) by {item['speedup']['low']:.2f}x"
+            for item in assumed
+        )
+        lines += [
+            f"  {line}"
+            for line in wrap(f"* assumed, so ranked by the lower end of its interval: {why}.", 96)
+        ]
     return lines
 
 
 def _untrained_rival(families: list[dict[str, Any]], result: dict[str, Any]) -> list[str]:
-    """Where a family that needs no training may be as fast as what was trained: how to measure the two side by side."""
+    """Where a family that needs no training may be as fast as what was trained: how to measure the
+    two side by side."""
     trained = [item for item in families if item["trains"]]
     engine = str(result.get("engine") or "transformers")
     confirms = ENGINES[engine].confirms if engine in ENGINES else ()
     free = [item for item in families if not item["trains"] and item["family"] in confirms]
     if not trained or not free or "run" not in result:
         return []
-    best, rival = (max(found, key=lambda item: item["speedup"]["value"]) for found in (trained, free))
+    best, rival = (
+        max(found, key=lambda item: item["speedup"]["value"]) for found in (trained, free)
+    )
     doubt = math.hypot(best["speedup"]["std"], rival["speedup"]["std"])
-    if rival["speedup"]["value"] <= 1.0 or rival["speedup"]["value"] < best["speedup"]["value"] - doubt:
+    if (
+        rival["speedup"]["value"] <= 1.0
+        or rival["speedup"]["value"] < best["speedup"]["value"] - doubt
+    ):
         return []
-    ours = f" --rank {best['rank']}" if best["family"] == "independent" and (best["rank"] or 1) > 1 else ""
-    words = f"{rival['family']} needs no training and may be as fast; both in {engine_title(engine)}, prompt by prompt:"
-    command = f"archsearch confirm {shell_path(Path(result['run']))}{ours} --family {best['family']} --family {rival['family']}"
+    ours = (
+        f" --rank {best['rank']}"
+        if best["family"] == "independent" and (best["rank"] or 1) > 1
+        else ""
+    )
+    words = (
+        f"{rival['family']} needs no training and may be as fast; both in {engine_title(engine)},"
+        " prompt by prompt:"
+    )
+    command = (
+        f"archsearch confirm {shell_path(Path(result['run']))}{ours} --family {best['family']}"
+        f" --family {rival['family']}"
+    )
     return [f"  {words}", f"    {command}"]
 
 
@@ -215,10 +310,15 @@ def _measured_lines(result: dict[str, Any]) -> list[str]:
     """What was measured of each draft that was trained in full, and on which prompts."""
     lines = [f"Measured on {result['prompts']}:"]
     for item in result["measured"]:
-        parts = ", ".join(f"{name} {plus_minus(value)}" for name, value in item["alpha_by_category"].items() if name)
+        parts = ", ".join(
+            f"{name} {plus_minus(value)}"
+            for name, value in item["alpha_by_category"].items()
+            if name
+        )
         by_kind = f" ({parts})" if parts else ""
         lines.append(
-            f"  {item['label']}: alpha {plus_minus(item['alpha'])}{by_kind}, tau {plus_minus(item['tau'])} at gamma "
-            f"{item['gamma']}, {item['head_rows']} head rows cover {item['coverage']:.1%}"
+            f"  {item['label']}: alpha {plus_minus(item['alpha'])}{by_kind}, tau"
+            f" {plus_minus(item['tau'])} at gamma {item['gamma']}, {item['head_rows']} head rows"
+            f" cover {item['coverage']:.1%}"
         )
     return lines

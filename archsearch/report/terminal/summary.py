@@ -18,7 +18,8 @@ BEST_SHOWN: Final = 12
 
 
 def summary_text(run: Run, reading: Reading | None = None) -> str:
-    """The headline, a table of the best and what to do next; `reading`: the run's, where it was read."""
+    """The headline, a table of the best and what to do next; `reading`: the run's, where it was
+    read."""
     reading = reading or read_run(run)
     found = reading.candidates
     head = with_text(headline(run, found), reading.text)
@@ -31,7 +32,10 @@ def summary_text(run: Run, reading: Reading | None = None) -> str:
         if any(item.undecided is not None for item in found[:BEST_SHOWN]):
             notes.append("? decides nothing: confirm it again.")
         if len(found) > BEST_SHOWN:
-            notes = [f"... and {len(found) - BEST_SHOWN} more in {shell_path(run.path / 'best')}", *notes]
+            notes = [
+                f"... and {len(found) - BEST_SHOWN} more in {shell_path(run.path / 'best')}",
+                *notes,
+            ]
         lines += section_lines(Section(tables=ranks, notes=notes))
     lines += section_lines(Section("Learning curve", learning_lines(reading)))
     return "\n".join([*lines, *section_lines(Section("Next", commands=head.next))[:-1]])

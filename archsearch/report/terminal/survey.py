@@ -19,14 +19,24 @@ def survey_text(result: Mapping[str, Any]) -> str:
     refused = [f"{row['device']}: {row['error']}." for row in result["survey"] if "error" in row]
     target = result["target"]
     above = [
-        f"No GPU is here and {target} is not for this CPU. What speculation would bring on the GPUs whose kernels ship:",
+        (
+            f"No GPU is here and {target} is not for this CPU. What speculation would bring on the"
+            " GPUs whose kernels ship:"
+        ),
         _assumed(result),
     ]
     header = ("GPUs that hold it", "best", " drafter", "speed-up, 5 to 95 %")
-    lines = [*wrapped(above), "", *table(rows, header).splitlines(), ""] if rows else [*wrapped(above), ""]
+    lines = (
+        [*wrapped(above), "", *table(rows, header).splitlines(), ""]
+        if rows
+        else [*wrapped(above), ""]
+    )
     known = [row["device"] for row in result["survey"] if "error" not in row]
     lines += wrapped(refused)
-    lines += ["All of one GPU:", f"  archsearch search --target {target} --gpu {known[0] if known else 'NAME'}"]
+    lines += [
+        "All of one GPU:",
+        f"  archsearch search --target {target} --gpu {known[0] if known else 'NAME'}",
+    ]
     return "\n".join(lines)
 
 
@@ -35,7 +45,10 @@ def _assumed(result: Mapping[str, Any]) -> str:
     row = next((row for row in result["survey"] if row.get("training_budget")), None)
     if row is None:
         return "Batch 1."
-    return f"{row['engine']}; drafters to be trained are given {hours_words(row['training_budget']['gpu_hours'], 'GPU')}."
+    return (
+        f"{row['engine']}; drafters to be trained are given"
+        f" {hours_words(row['training_budget']['gpu_hours'], 'GPU')}."
+    )
 
 
 def _cells(row: Mapping[str, Any]) -> list[tuple[str, ...]]:

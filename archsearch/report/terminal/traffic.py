@@ -11,14 +11,18 @@ from archsearch.report.phrases import dtype_words
 from archsearch.report.terminal.layout import table
 
 MANY: Final = 256
-"""Requests that engines run at once at most unless told otherwise (vLLM's max_num_seqs): where memory holds fewer, it limits."""
+"""Requests that engines run at once at most unless told otherwise (vLLM's max_num_seqs): where
+memory holds fewer, it limits."""
 
 
 def traffic_text(result: Mapping[str, Any]) -> str:
     """What `traffic` prints."""
     workload = result["workload"]
     lines = [
-        f"Target {result['target']} on {result['device']}, {dtype_words(result)}, tensor parallel {workload['tensor_parallel']}.",
+        (
+            f"Target {result['target']} on {result['device']}, {dtype_words(result)}, tensor"
+            f" parallel {workload['tensor_parallel']}."
+        ),
         f"Latency: {result['latency']}.",
         *(f"Load {load_words(part)}." for part in result["load"]),
     ]
@@ -30,44 +34,73 @@ def traffic_text(result: Mapping[str, Any]) -> str:
         [
             *lines,
             "",
-            "Predicted means. running: requests that decode at once. A first token holds its prompt and its waiting.",
+            (
+                "Predicted means. running: requests that decode at once. A first token holds its"
+                " prompt and its waiting."
+            ),
         ]
     )
 
 
 def _one(entry: Mapping[str, Any], objective: str) -> list[str]:
     header = (
-        "load", "gamma", "tau", "running", "without", "ms a token", "without", "first token ms", "without", "tokens/s",
-        "without", "speed-up",
-    )  # fmt: skip
+        "load",
+        "gamma",
+        "tau",
+        "running",
+        "without",
+        "ms a token",
+        "without",
+        "first token ms",
+        "without",
+        "tokens/s",
+        "without",
+        "speed-up",
+    )
     rows = []
     for part in entry["parts"]:
         best, plain = (part["drafting"] if part["gamma"] else part["off"]), part["plain"]
-        rows.append((
-            part["name"], str(part["gamma"]) if part["gamma"] else "off", f"{part['tau']:.2f}" if part["gamma"] else "1.00",
-            f"{best['running']:.1f}", f"{plain['running']:.1f}", _ms(best["tpot_s"]), _ms(plain["tpot_s"]),
-            _ms(best["ttft_s"], 0), _ms(plain["ttft_s"], 0), f"{best['tokens_per_s']:,.0f}", f"{plain['tokens_per_s']:,.0f}",
-            f"{part['speedup']:.2f}",
-        ))  # fmt: skip
+        rows.append(
+            (
+                part["name"],
+                str(part["gamma"]) if part["gamma"] else "off",
+                f"{part['tau']:.2f}" if part["gamma"] else "1.00",
+                f"{best['running']:.1f}",
+                f"{plain['running']:.1f}",
+                _ms(best["tpot_s"]),
+                _ms(plain["tpot_s"]),
+                _ms(best["ttft_s"], 0),
+                _ms(plain["ttft_s"], 0),
+                f"{best['tokens_per_s']:,.0f}",
+                f"{plain['tokens_per_s']:,.0f}",
+                f"{part['speedup']:.2f}",
+            )
+        )
     lines = [f"{entry['draft']}, served by {entry['served']}", table(rows, header)]
     for part in entry["parts"]:
         lines += _checks(part)
     unit = UNITS[objective]
     if any(part["drafting"]["full"] or part["plain"]["full"] for part in entry["parts"]):
         lines += [_full(part) for part in entry["parts"]]
-    lines.append(f"{objective}: {entry['objective']:.4g}{unit}, {entry['plain_objective']:.4g}{unit} without the draft."
-                 if objective != "speedup" else f"Speed-up over the load: {entry['objective']:.2f}x.")  # fmt: skip
+    lines.append(
+        f"{objective}: {entry['objective']:.4g}{unit}, {entry['plain_objective']:.4g}{unit} without"
+        " the draft."
+        if objective != "speedup"
+        else f"Speed-up over the load: {entry['objective']:.2f}x."
+    )
     lines += [f"Breaks a limit: {text}." for text in entry["broken_limits"]]
     return lines + [f"Note: {note}" for note in entry["notes"]]
 
 
 def _full(part: Mapping[str, Any]) -> str:
-    """What counts where a server is full: the tokens it gives; a token's time is of as many as run."""
+    """What counts where a server is full: the tokens it gives; a token's time is of as many as
+    run."""
     best, plain = (part["drafting"] if part["gamma"] else part["off"]), part["plain"]
     given, alone = best["tokens_per_s"], plain["tokens_per_s"]
     return (
-        f"{part['name']}: throughput {given:,.0f} tokens/s with the draft, {alone:,.0f} without ({given / alone:.2f}x); "
-        f"time per token is of {best['running']:.1f} running against {plain['running']:.1f}."
+        f"{part['name']}: throughput {given:,.0f} tokens/s with the draft, {alone:,.0f} without"
+        f" ({given / alone:.2f}x); time per token is of {best['running']:.1f} running against"
+        f" {plain['running']:.1f}."
     )
 
 
@@ -75,25 +108,48 @@ def _checks(part: Mapping[str, Any]) -> list[str]:
     """The simulation beside the closed form, and from which rate on speculation should be off."""
     lines, seen = [], part["simulated"]
     if seen is not None:
-        words = [f"{name} {_run(run)}" for name, run in (("with the draft", seen["drafting"]), ("without", seen["plain"]))]
-        lines.append(f"{part['name']}: simulated ({seen['requests']} requests): {'; '.join(words)}.")
-    late = [(part["drafting"] if part["gamma"] else part["off"])["ttft_p99_s"], part["plain"]["ttft_p99_s"]]
+        words = [
+            f"{name} {_run(run)}"
+            for name, run in (("with the draft", seen["drafting"]), ("without", seen["plain"]))
+        ]
+        lines.append(
+            f"{part['name']}: simulated ({seen['requests']} requests): {'; '.join(words)}."
+        )
+    late = [
+        (part["drafting"] if part["gamma"] else part["off"])["ttft_p99_s"],
+        part["plain"]["ttft_p99_s"],
+    ]
     if None not in late:
-        lines.append(f"{part['name']}: 99 % have a first token within {_ms(late[0], 0)} ms, without the draft {_ms(late[1], 0)}.")
+        lines.append(
+            f"{part['name']}: 99 % have a first token within {_ms(late[0], 0)} ms, without the"
+            f" draft {_ms(late[1], 0)}."
+        )
     held = [part[name] for name in ("held", "held_alone")]
     if None not in held and min(held) < max(part["concurrency"] or 0, MANY):
-        lines.append(f"{part['name']}: memory holds {held[0]:,} requests at once with the draft, {held[1]:,} without.")
+        lines.append(
+            f"{part['name']}: memory holds {held[0]:,} requests at once with the draft, {held[1]:,}"
+            " without."
+        )
     for name in ("drafting", "plain"):
         if part[name]["full"]:
             who = "With the draft" if name == "drafting" else "Without the draft"
-            lines.append(f"{part['name']}: {who} the server is full at {part[name]['requests_per_s']:.3g} requests a second.")
+            lines.append(
+                f"{part['name']}: {who} the server is full at {part[name]['requests_per_s']:.3g}"
+                " requests a second."
+            )
     if part["requests_per_second"] is not None:
         rate = part["off_rate"]
         lines.append(
-            f"{part['name']}: drafting pays at every rate that the server keeps up with." if rate is None
-            else f"{part['name']}: drafting pays at no rate." if rate == 0.0
-            else f"{part['name']}: speculation should be off above {rate:.3g} requests a second."
-        )  # fmt: skip
+            f"{part['name']}: drafting pays at every rate that the server keeps up with."
+            if rate is None
+            else (
+                f"{part['name']}: drafting pays at no rate."
+                if rate == 0.0
+                else (
+                    f"{part['name']}: speculation should be off above {rate:.3g} requests a second."
+                )
+            )
+        )
     return lines
 
 

@@ -24,7 +24,10 @@ def _divergence_lines(divergence: dict[str, float] | None, alpha: dict[str, Any]
             f"Its divergence from the target there: {divergence['nats']:.2f} nats a token (from "
             f"{low:g} to {high:g} it also says alpha)."
         ]
-    text = f"Its divergence from the target there, {divergence['nats']:.2f} nats a token, says alpha {expected:.2f}"
+    text = (
+        f"Its divergence from the target there, {divergence['nats']:.2f} nats a token, says alpha"
+        f" {expected:.2f}"
+    )
     gap = logit(clamped(expected)) - logit(clamped(measured.value))
     if abs(gap) > 2.0 * math.hypot(DIVERGENCE_STD, logit_std(measured)):
         return [f"{text}: far from the measured one. Check the text and the tokenizer."]
@@ -34,21 +37,30 @@ def _divergence_lines(divergence: dict[str, float] | None, alpha: dict[str, Any]
 def train_text(result: dict[str, Any], run: Path, rank: int) -> str:
     """alpha and speed-up before and after, and how long it took."""
     before, after, training = result["before"], result["after"], result["training"]
-    categories = ", ".join(f"{name} {plus_minus(value)}" for name, value in result["alpha_by_category"].items() if name)
+    categories = ", ".join(
+        f"{name} {plus_minus(value)}" for name, value in result["alpha_by_category"].items() if name
+    )
     return "\n".join(
         [
-            f"Rank {rank}: alpha {plus_minus(before['alpha'], digits=3)} ({before['alpha']['source']}) -> "
-            f"{plus_minus(after['alpha'], digits=3)} "
-            f"(measured on held-out text{'; ' + categories if categories else ''}).",
-            f"Trained {human_time(training['seconds'])} in all, {training['tokens']:,} tokens at "
-            f"{training['tokens_per_s']:,.0f} tokens/s.",
+            (
+                f"Rank {rank}: alpha {plus_minus(before['alpha'], digits=3)}"
+                f" ({before['alpha']['source']}) -> {plus_minus(after['alpha'], digits=3)}"
+                f" (measured on held-out text{'; ' + categories if categories else ''})."
+            ),
+            (
+                f"Trained {human_time(training['seconds'])} in all, {training['tokens']:,} tokens"
+                f" at {training['tokens_per_s']:,.0f} tokens/s."
+            ),
             *_divergence_lines(training.get("divergence"), after["alpha"]),
             *(
                 [f"Ended before its budget: {training['stopped']}; more text is what helps now."]
                 if training.get("stopped")
                 else []
             ),
-            f"Modeled speed-up {plus_minus(before['speedup'])} -> {plus_minus(after['speedup'])} at gamma {after['gamma']}.",
+            (
+                f"Modeled speed-up {plus_minus(before['speedup'])} ->"
+                f" {plus_minus(after['speedup'])} at gamma {after['gamma']}."
+            ),
             *([f"Text: {result['text']['words']}"] if result.get("text") else []),
             "",
             f"Next: archsearch confirm {run} --rank {rank}",

@@ -1,8 +1,9 @@
-"""Chains of draft tokens along a text: what a head proposes after every written token, gamma tokens far, and how far it is right.
+"""Chains of draft tokens along a text: what a head proposes after every written token, gamma tokens
+far, and how far it is right.
 
-Start q of a text of n written tokens is the round that begins when token q is known (the target wrote it): it drafts the tokens
-q + 1, q + 2, .. While all before were right, the head reads the true text, so one pass along greedy text judges every chain
-exactly.
+Start q of a text of n written tokens is the round that begins when token q is known (the target
+wrote it): it drafts the tokens q + 1, q + 2, .. While all before were right, the head reads the
+true text, so one pass along greedy text judges every chain exactly.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ Head = Eagle3Head | MedusaHeads
 
 @dataclass(frozen=True, slots=True)
 class HeadBatch(Batch):
-    """A batch with what heads need besides: `written`: tokens of each text; `states` [texts, width, aux * hidden] and `next_ids`
-    [texts, width] of an EAGLE-3 head; `first`: the row of each text at which its first round begins."""
+    """A batch with what heads need besides: `written`: tokens of each text; `states` [texts, width,
+    aux * hidden] and `next_ids` [texts, width] of an EAGLE-3 head; `first`: the row of each text at
+    which its first round begins."""
 
     written: tuple[int, ...]
     first: tuple[int, ...]
@@ -35,8 +37,8 @@ class HeadBatch(Batch):
     next_ids: Tensor
 
     def chains(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """For every start whose token `step` + 1 ahead is in the text: its text, its number in the text, and the place of that
-        token in `hidden` and `greedy_ids`; [chains] each."""
+        """For every start whose token `step` + 1 ahead is in the text: its text, its number in the
+        text, and the place of that token in `hidden` and `greedy_ids`; [chains] each."""
         texts, starts, places = [], [], []
         offset = 0
         for text, count in enumerate(self.written):
@@ -48,13 +50,19 @@ class HeadBatch(Batch):
         return torch.cat(texts), torch.cat(starts), torch.cat(places)
 
     def known(self) -> Tensor:
-        """[chains of step 0]: the places in `hidden` of the states that wrote the last known token of each."""
+        """[chains of step 0]: the places in `hidden` of the states that wrote the last known token
+        of each."""
         return self.chains(0)[2] - 1
 
     def rows(self) -> Rows:
         """What an EAGLE-3 head is unrolled over."""
         assert self.states is not None
-        starts = torch.zeros(len(self.written), max(1, max(self.written) - 1), dtype=torch.long, device=self.next_ids.device)
+        starts = torch.zeros(
+            len(self.written),
+            max(1, max(self.written) - 1),
+            dtype=torch.long,
+            device=self.next_ids.device,
+        )
         for text, (first, count) in enumerate(zip(self.first, self.written, strict=True)):
             starts[text, : count - 1] = torch.arange(first, first + count - 1, device=starts.device)
         return Rows(self.states, self.next_ids, starts)
@@ -64,7 +72,11 @@ def head_batch(sequences: Sequence[CachedSequence], auxiliary: AuxiliaryStates |
     """Texts side by side, with their auxiliary states where the head reads them."""
     plain = make_batch(sequences)
     next_ids = torch.zeros_like(plain.input_ids)
-    states = None if auxiliary is None else torch.zeros(*next_ids.shape, auxiliary.width, dtype=torch.bfloat16)
+    states = (
+        None
+        if auxiliary is None
+        else torch.zeros(*next_ids.shape, auxiliary.width, dtype=torch.bfloat16)
+    )
     for text, sequence in enumerate(sequences):
         next_ids[text, : len(sequence) - 1] = sequence.token_ids[1:]
         if auxiliary is not None and states is not None:
@@ -72,9 +84,17 @@ def head_batch(sequences: Sequence[CachedSequence], auxiliary: AuxiliaryStates |
     written = tuple(int(sequence.greedy_ids.shape[0]) for sequence in sequences)
     first = tuple(sequence.prompt_tokens - 1 for sequence in sequences)
     return HeadBatch(
-        plain.input_ids, plain.positions, plain.hidden, plain.greedy_ids, plain.token_ids, plain.tokens,
-        written, first, states, next_ids,
-    )  # fmt: skip
+        plain.input_ids,
+        plain.positions,
+        plain.hidden,
+        plain.greedy_ids,
+        plain.token_ids,
+        plain.tokens,
+        written,
+        first,
+        states,
+        next_ids,
+    )
 
 
 def step_logits(head: Head, batch: HeadBatch, steps: int) -> Iterator[Tensor]:
@@ -95,10 +115,15 @@ def step_logits(head: Head, batch: HeadBatch, steps: int) -> Iterator[Tensor]:
 
 
 def chain_matches(
-    head: Head, sequences: Sequence[CachedSequence], gamma: int, auxiliary: AuxiliaryStates | None, *, batch_tokens: int = 4096
+    head: Head,
+    sequences: Sequence[CachedSequence],
+    gamma: int,
+    auxiliary: AuxiliaryStates | None,
+    *,
+    batch_tokens: int = 4096,
 ) -> list[np.ndarray]:
-    """Per text [written - 1, gamma] bool: whether draft token k of the chain from each start is the target's greedy one, given
-    that those before it are. False behind the end of the text."""
+    """Per text [written - 1, gamma] bool: whether draft token k of the chain from each start is the
+    target's greedy one, given that those before it are. False behind the end of the text."""
     found: list[np.ndarray] = []
     training = head.training
     head.eval()
@@ -111,14 +136,18 @@ def chain_matches(
             for step, logits in enumerate(step_logits(head, batch, gamma)):
                 texts, starts, places = batch.chains(step)
                 right = kept[logits.argmax(-1)] == batch.greedy_ids[places]
-                for text, start, hit in zip(texts.tolist(), starts.tolist(), right.tolist(), strict=True):
+                for text, start, hit in zip(
+                    texts.tolist(), starts.tolist(), right.tolist(), strict=True
+                ):
                     matches[text][start, step] = hit
             found += matches
     head.train(training)
     return found
 
 
-def _parts(sequences: Sequence[CachedSequence], batch_tokens: int) -> Iterator[list[CachedSequence]]:
+def _parts(
+    sequences: Sequence[CachedSequence], batch_tokens: int
+) -> Iterator[list[CachedSequence]]:
     part: list[CachedSequence] = []
     for sequence in sequences:
         longest = max(len(other) for other in (*part, sequence))
@@ -132,15 +161,20 @@ def _parts(sequences: Sequence[CachedSequence], batch_tokens: int) -> Iterator[l
 
 @dataclass(frozen=True, slots=True)
 class ChainCounts:
-    """Over many chains, by position: `judged`, those whose tokens before it were right, and `right` of these."""
+    """Over many chains, by position: `judged`, those whose tokens before it were right, and `right`
+    of these."""
 
     judged: tuple[int, ...]
     right: tuple[int, ...]
 
     @property
     def conditional(self) -> tuple[float, ...]:
-        """The chance that each draft token is right, given that those before it are; 0 where none got so far."""
-        return tuple(right / judged if judged else 0.0 for right, judged in zip(self.right, self.judged, strict=True))
+        """The chance that each draft token is right, given that those before it are; 0 where none
+        got so far."""
+        return tuple(
+            right / judged if judged else 0.0
+            for right, judged in zip(self.right, self.judged, strict=True)
+        )
 
     @property
     def alpha(self) -> float:
@@ -149,8 +183,9 @@ class ChainCounts:
 
     @property
     def tokens_a_round(self) -> float:
-        """1 + the running products of `conditional`, summed: of rounds that may begin anywhere. Real rounds begin after a token
-        that was not foreseen, in harder places, and write somewhat less (`acceptance.replay`)."""
+        """1 + the running products of `conditional`, summed: of rounds that may begin anywhere.
+        Real rounds begin after a token that was not foreseen, in harder places, and write somewhat
+        less (`acceptance.replay`)."""
         return 1.0 + float(np.cumprod(self.conditional).sum())
 
 

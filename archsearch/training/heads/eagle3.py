@@ -1,12 +1,15 @@
-"""An EAGLE-3 head: a few Llama layers that read several of the target's states and the token it wrote (arXiv 2503.01840).
+"""An EAGLE-3 head: a few Llama layers that read several of the target's states and the token it
+wrote (arXiv 2503.01840).
 
-Row i of a text has the token i + 1 and the states that the target had at token i; it proposes token i + 2, at position i. The
-first layer reads both side by side, [norm(embedding), norm(fc(states))], with a residual that is fc(states) alone; later layers
-are plain. In a round the first draft token comes from a row with the target's states; every further one from a row whose states
-are the head's own output of the row before (before the final norm), so a head must be trained on its own output: `unroll`.
-A P-EAGLE head (vLLM's `parallel_drafting`) drafts in one pass instead: its further rows read a mask token and, in place of
-states, `mask_hidden`, both alike for all rows, and see the rows before them.
-Computes what vLLM's `llama_eagle3.py` computes with `norm_before_residual` false; parameters have the names of its files.
+Row i of a text has the token i + 1 and the states that the target had at token i; it proposes token
+i + 2, at position i. The first layer reads both side by side, [norm(embedding), norm(fc(states))],
+with a residual that is fc(states) alone; later layers are plain. In a round the first draft token
+comes from a row with the target's states; every further one from a row whose states are the head's
+own output of the row before (before the final norm), so a head must be trained on its own output:
+`unroll`. A P-EAGLE head (vLLM's `parallel_drafting`) drafts in one pass instead: its further rows
+read a mask token and, in place of states, `mask_hidden`, both alike for all rows, and see the rows
+before them. Computes what vLLM's `llama_eagle3.py` computes with `norm_before_residual` false;
+parameters have the names of its files.
 """
 
 from __future__ import annotations
@@ -18,15 +21,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 
 from archsearch.models.drafts import TrimmedHead
 
 
 class Eagle3Head(nn.Module):
-    """The head of one target. `config`: its layers (LlamaConfig, with the target's vocabulary); `aux_layers`: whose inputs fc
-    reads; `embedding` [vocab, hidden] is the target's own: frozen, and no part of what is saved. `mask_token_id`: of a P-EAGLE
-    head, the token that its further rows read."""
+    """The head of one target. `config`: its layers (LlamaConfig, with the target's vocabulary);
+    `aux_layers`: whose inputs fc reads; `embedding` [vocab, hidden] is the target's own: frozen,
+    and no part of what is saved. `mask_token_id`: of a P-EAGLE head, the token that its further
+    rows read."""
 
     def __init__(
         self,
@@ -38,10 +47,18 @@ class Eagle3Head(nn.Module):
         mask_token_id: int | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.aux_layers, self.target_hidden_size = config, tuple(aux_layers), target_hidden_size
+        self.config, self.aux_layers, self.target_hidden_size = (
+            config,
+            tuple(aux_layers),
+            target_hidden_size,
+        )
         self.embedding = nn.Embedding.from_pretrained(embedding.float(), freeze=True)
-        self.fc = nn.Linear(len(self.aux_layers) * target_hidden_size, config.hidden_size, bias=False)
-        self.layers = nn.ModuleList(_Layer(config, first=place == 0) for place in range(config.num_hidden_layers))
+        self.fc = nn.Linear(
+            len(self.aux_layers) * target_hidden_size, config.hidden_size, bias=False
+        )
+        self.layers = nn.ModuleList(
+            _Layer(config, first=place == 0) for place in range(config.num_hidden_layers)
+        )
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = TrimmedHead(config.hidden_size, config.vocab_size, kept)
         self.rotary = LlamaRotaryEmbedding(config)
@@ -63,14 +80,18 @@ class Eagle3Head(nn.Module):
         return {name: tensor for name, tensor in self.state_dict().items() if name not in left_out}
 
     def unroll(self, rows: Rows, steps: int) -> Iterator[Tensor]:
-        """The head's normed outputs [texts, starts, hidden] at 1, 2, .. `steps` tokens from each of `rows.starts`.
+        """The head's normed outputs [texts, starts, hidden] at 1, 2, .. `steps` tokens from each of
+        `rows.starts`.
 
-        Step s reads the true token, as a round does whose draft tokens were right so far, and what the head itself made of the
-        step before; that of a P-EAGLE head the mask token and `mask_hidden`. Its rows are the target's rows up to the start, and
-        the start's own earlier steps.
+        Step s reads the true token, as a round does whose draft tokens were right so far, and what
+        the head itself made of the step before; that of a P-EAGLE head the mask token and
+        `mask_hidden`. Its rows are the target's rows up to the start, and the start's own earlier
+        steps.
         """
         states = self.fc(rows.states)
-        angles = self._angles(states, torch.arange(rows.states.shape[1], device=states.device)[None])
+        angles = self._angles(
+            states, torch.arange(rows.states.shape[1], device=states.device)[None]
+        )
         memory: list[_Memory] = []
         x = states
         embedded = self.embedding(rows.next_ids)
@@ -80,15 +101,27 @@ class Eagle3Head(nn.Module):
             seen = _Memory(*layer.keys_values(x, embedded, angles))
             memory.append(seen)
             every = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
-            asking = rows.starts if last else every  # the layers below must answer for every row: their output is read as keys
-            x = layer(_rows_of(x, asking), _rows_of(embedded, asking), _turned(angles, asking), seen, asking)
+            asking = (
+                rows.starts if last else every
+            )  # the layers below must answer for every row: their output is read as keys
+            x = layer(
+                _rows_of(x, asking),
+                _rows_of(embedded, asking),
+                _turned(angles, asking),
+                seen,
+                asking,
+            )
         yield self.norm(x)
         for step in range(1, steps):
             if self.mask_token_id is not None:
                 x = self.fc(self.mask_hidden).expand(*rows.starts.shape, -1)
                 embedded = self.embedding(torch.full_like(rows.starts, self.mask_token_id))
             else:
-                embedded = self.embedding(_rows_of(rows.next_ids, (rows.starts + step).clamp_max(rows.next_ids.shape[1] - 1)))
+                embedded = self.embedding(
+                    _rows_of(
+                        rows.next_ids, (rows.starts + step).clamp_max(rows.next_ids.shape[1] - 1)
+                    )
+                )
             angles = self._angles(x, rows.starts + step)
             for layer, seen in zip(layers, memory, strict=True):
                 seen.add(*layer.keys_values(x, embedded, angles))
@@ -102,8 +135,9 @@ class Eagle3Head(nn.Module):
 
 @dataclass(frozen=True)
 class Rows:
-    """Texts side by side, right-padded. `states` [texts, rows, aux * hidden]; `next_ids` [texts, rows]: the token after each
-    row's own; `starts` [texts, starts]: the rows from which rounds begin (padded with any row)."""
+    """Texts side by side, right-padded. `states` [texts, rows, aux * hidden]; `next_ids` [texts,
+    rows]: the token after each row's own; `starts` [texts, starts]: the rows from which rounds
+    begin (padded with any row)."""
 
     states: Tensor
     next_ids: Tensor
@@ -111,7 +145,8 @@ class Rows:
 
 
 class _Memory:
-    """Keys and values [texts, kv heads, rows, head_dim] of the target's rows, and of each later step for every start."""
+    """Keys and values [texts, kv heads, rows, head_dim] of the target's rows, and of each later
+    step for every start."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values
@@ -140,11 +175,21 @@ class _Layer(nn.Module):
         normed: Tensor = self.input_layernorm(x)
         return normed
 
-    def keys_values(self, x: Tensor, embedded: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def keys_values(
+        self, x: Tensor, embedded: Tensor, angles: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
         return self.self_attn.keys_values(self._normed(x, embedded), angles)
 
-    def forward(self, x: Tensor, embedded: Tensor, angles: tuple[Tensor, Tensor], seen: _Memory, starts: Tensor) -> Tensor:
-        """[texts, starts, hidden]: rows that see the target's rows up to `starts` and their own in `seen`."""
+    def forward(
+        self,
+        x: Tensor,
+        embedded: Tensor,
+        angles: tuple[Tensor, Tensor],
+        seen: _Memory,
+        starts: Tensor,
+    ) -> Tensor:
+        """[texts, starts, hidden]: rows that see the target's rows up to `starts` and their own in
+        `seen`."""
         x = x + self.self_attn(self._normed(x, embedded), angles, seen, starts)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -153,7 +198,10 @@ class _Attention(nn.Module):
     def __init__(self, config: LlamaConfig, inputs: int) -> None:
         super().__init__()
         # The config leaves two of them open for Llama's defaults.
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
+        self.heads, self.kv_heads = (
+            config.num_attention_heads,
+            config.num_key_value_heads or config.num_attention_heads,
+        )
         self.head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
         self.q_proj = nn.Linear(inputs, self.heads * self.head_dim, bias=False)
         self.k_proj = nn.Linear(inputs, self.kv_heads * self.head_dim, bias=False)
@@ -169,20 +217,32 @@ class _Attention(nn.Module):
         turned: Tensor = apply_rotary_pos_emb(keys, keys, *angles)[1]
         return turned, self._split(self.v_proj(normed), self.kv_heads)
 
-    def forward(self, normed: Tensor, angles: tuple[Tensor, Tensor], seen: _Memory, starts: Tensor) -> Tensor:
+    def forward(
+        self, normed: Tensor, angles: tuple[Tensor, Tensor], seen: _Memory, starts: Tensor
+    ) -> Tensor:
         texts, rows = normed.shape[:2]
         group = self.heads // self.kv_heads
         queries = self._split(self.q_proj(normed), self.heads)
         queries = apply_rotary_pos_emb(queries, queries, *angles)[0]
-        grouped = queries.reshape(texts, self.kv_heads, group, rows, self.head_dim) * self.head_dim**-0.5
-        scores = grouped.flatten(2, 3) @ seen.keys.transpose(-1, -2)  # [texts, kv heads, group * rows, keys]
+        grouped = (
+            queries.reshape(texts, self.kv_heads, group, rows, self.head_dim) * self.head_dim**-0.5
+        )
+        scores = grouped.flatten(2, 3) @ seen.keys.transpose(
+            -1, -2
+        )  # [texts, kv heads, group * rows, keys]
         scores = scores.view(texts, self.kv_heads, group, rows, -1)
-        later = torch.arange(seen.keys.shape[2], device=starts.device) > starts[..., None]  # [texts, rows, keys]
+        later = (
+            torch.arange(seen.keys.shape[2], device=starts.device) > starts[..., None]
+        )  # [texts, rows, keys]
         scores = scores.masked_fill(later[:, None, None], float("-inf"))
         diagonals = [(grouped * keys[:, :, None]).sum(-1, keepdim=True) for keys, _ in seen.own]
-        shares = torch.softmax(torch.cat([scores, *diagonals], -1).float(), -1).to(seen.values.dtype)
+        shares = torch.softmax(torch.cat([scores, *diagonals], -1).float(), -1).to(
+            seen.values.dtype
+        )
         known = seen.keys.shape[2]
-        answer = (shares[..., :known].flatten(2, 3) @ seen.values).view(texts, self.kv_heads, group, rows, self.head_dim)
+        answer = (shares[..., :known].flatten(2, 3) @ seen.values).view(
+            texts, self.kv_heads, group, rows, self.head_dim
+        )
         for place, (_, values) in enumerate(seen.own):
             answer = answer + shares[..., known + place, None] * values[:, :, None]
         joined = answer.flatten(1, 2).transpose(1, 2).reshape(texts, rows, -1)
@@ -201,7 +261,8 @@ def _turned(angles: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor
     return cos[0][rows], sin[0][rows]
 
 
-# ------------------------------------------------------------------------------------------------------ made from the target
+# --------------------------------------------------------------------------------------------------
+# made from the target
 
 
 def initialise_eagle3(
@@ -214,14 +275,17 @@ def initialise_eagle3(
 ) -> Eagle3Head:
     """A head that begins as the target's own last layers, where shapes allow.
 
-    fc passes on the highest of the states; layers are the target's last ones, whose q, k and v read the hidden half (the
-    embedding half begins at 0); the head has the target's rows, the final norm is copied. What does not fit (another FFN, other
-    heads) is random. `mask_token_id`: for a P-EAGLE head.
+    fc passes on the highest of the states; layers are the target's last ones, whose q, k and v read
+    the hidden half (the embedding half begins at 0); the head has the target's rows, the final norm
+    is copied. What does not fit (another FFN, other heads) is random. `mask_token_id`: for a
+    P-EAGLE head.
     """
     generator = torch.Generator().manual_seed(seed)
     body = target.base_model
     embedding = body.embed_tokens.weight.detach()
-    head = Eagle3Head(config, int(target.config.hidden_size), aux_layers, kept, embedding, mask_token_id)
+    head = Eagle3Head(
+        config, int(target.config.hidden_size), aux_layers, kept, embedding, mask_token_id
+    )
     with torch.no_grad():
         for name, parameter in head.named_parameters():
             if parameter.dim() > 1 and not name.startswith("embedding"):
@@ -241,7 +305,10 @@ def initialise_eagle3(
 
 def _take_layer(layer: _Layer, source: Any) -> None:
     for name in ("q_proj", "k_proj", "v_proj"):
-        weight, given = getattr(layer.self_attn, name).weight, getattr(source.self_attn, name).weight
+        weight, given = (
+            getattr(layer.self_attn, name).weight,
+            getattr(source.self_attn, name).weight,
+        )
         if layer.first and weight.shape == (given.shape[0], 2 * given.shape[1]):
             weight[:, : given.shape[1]] = 0
             weight[:, given.shape[1] :] = given
@@ -251,7 +318,10 @@ def _take_layer(layer: _Layer, source: Any) -> None:
     for name in ("gate_proj", "up_proj", "down_proj"):
         _take(getattr(layer.mlp, name).weight, getattr(source.mlp, name).weight)
     _take(layer.post_attention_layernorm.weight, source.post_attention_layernorm.weight)
-    _take((layer.hidden_norm if layer.first else layer.input_layernorm).weight, source.input_layernorm.weight)
+    _take(
+        (layer.hidden_norm if layer.first else layer.input_layernorm).weight,
+        source.input_layernorm.weight,
+    )
 
 
 def _take(weight: Tensor, given: Tensor) -> None:

@@ -1,9 +1,11 @@
 """Folders of heads in the formats that engines load: written, read, and checked against a target.
 
-EAGLE-3: the form that SafeAILab, SpecForge and Model-Optimizer write, which vLLM, SGLang, TensorRT-LLM, llama.cpp's converter and
-optimum-intel read. The layers whose inputs fc reads and `norm_before_residual` are always written: an engine that guesses them
-differently says nothing and accepts next to nothing. Medusa: vLLM's. Its 0.32 refuses a head of fewer rows than the vocabulary
-("weights were not initialized: token_map"), so all rows are written, those of dropped tokens as in a draft's padded head.
+EAGLE-3: the form that SafeAILab, SpecForge and Model-Optimizer write, which vLLM, SGLang,
+TensorRT-LLM, llama.cpp's converter and optimum-intel read. The layers whose inputs fc reads and
+`norm_before_residual` are always written: an engine that guesses them differently says nothing and
+accepts next to nothing. Medusa: vLLM's. Its 0.32 refuses a head of fewer rows than the vocabulary
+("weights were not initialized: token_map"), so all rows are written, those of dropped tokens as in
+a draft's padded head.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ EAGLE3_ARCHITECTURE = "LlamaForCausalLMEagle3"
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """What a head must fit of its target: `name` for messages; `fingerprint` of its weights, "" where it is not known."""
+    """What a head must fit of its target: `name` for messages; `fingerprint` of its weights, ""
+    where it is not known."""
 
     name: str
     hidden_size: int
@@ -45,16 +48,29 @@ class TargetFacts:
         return cls(name, arch.hidden_size, arch.num_hidden_layers, arch.vocab_size, fingerprint)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "hidden_size": self.hidden_size, "layers": self.layers, "vocab_size": self.vocab_size,
-                "fingerprint": self.fingerprint}  # fmt: skip
+        return {
+            "name": self.name,
+            "hidden_size": self.hidden_size,
+            "layers": self.layers,
+            "vocab_size": self.vocab_size,
+            "fingerprint": self.fingerprint,
+        }
 
 
 def eagle3_config(decoder: Architecture, target: Any) -> LlamaConfig:
-    """The transformers config of a head's layers: shape of `decoder`; eps, activation and positions of `target`."""
+    """The transformers config of a head's layers: shape of `decoder`; eps, activation and positions
+    of `target`."""
     fields = to_hf_config(decoder.replace(draft_vocab_size=None, model_type="llama"))
     fields.pop("model_type")
     fields.pop("archsearch", None)
-    for name in ("rms_norm_eps", "rope_parameters", "hidden_act", "max_position_embeddings", "bos_token_id", "eos_token_id"):
+    for name in (
+        "rms_norm_eps",
+        "rope_parameters",
+        "hidden_act",
+        "max_position_embeddings",
+        "bos_token_id",
+        "eos_token_id",
+    ):
         if getattr(target.config, name, None) is not None:
             fields[name] = getattr(target.config, name)
     fields.pop("rope_theta", None)
@@ -63,7 +79,9 @@ def eagle3_config(decoder: Architecture, target: Any) -> LlamaConfig:
     return config
 
 
-def save_eagle3(head: Eagle3Head, folder: Path, target: TargetFacts, dtype: torch.dtype = torch.float32) -> None:
+def save_eagle3(
+    head: Eagle3Head, folder: Path, target: TargetFacts, dtype: torch.dtype = torch.float32
+) -> None:
     """Write config.json and model.safetensors of an EAGLE-3 or P-EAGLE head; weights last."""
     kept = head.lm_head.draft_token_ids
     tensors = {name: tensor.detach().to(dtype) for name, tensor in head.saved().items()}
@@ -76,36 +94,68 @@ def save_eagle3(head: Eagle3Head, folder: Path, target: TargetFacts, dtype: torc
         "draft_vocab_size": len(kept),
         "torch_dtype": str(dtype).removeprefix("torch."),
         "norm_before_residual": False,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(head.aux_layers), "use_aux_hidden_state": True},
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": list(head.aux_layers),
+            "use_aux_hidden_state": True,
+        },
         "archsearch": {"target": target.to_dict()},
     }
     # Maps of a trimmed head only: vLLM has no place for those of a whole one and refuses the file.
-    maps = {} if len(kept) == head.config.vocab_size else {"d2t": (kept - ids).long(), "t2d": present}
+    maps = (
+        {} if len(kept) == head.config.vocab_size else {"d2t": (kept - ids).long(), "t2d": present}
+    )
     if head.mask_token_id is not None:
         config["ptd_token_id"] = head.mask_token_id
     _write(folder, config, tensors | maps)
 
 
 def _llama_fields(config: LlamaConfig) -> dict[str, Any]:
-    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-             "vocab_size", "rms_norm_eps", "max_position_embeddings", "hidden_act", "bos_token_id", "eos_token_id")  # fmt: skip
+    names = (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+        "rms_norm_eps",
+        "max_position_embeddings",
+        "hidden_act",
+        "bos_token_id",
+        "eos_token_id",
+    )
     fields = {name: getattr(config, name) for name in names}
     rope: dict[str, Any] = dict(config.rope_parameters or {})
     # Both places: transformers 5 reads rope_parameters, older readers the top level.
     places = {"rope_theta": rope["rope_theta"], "rope_parameters": rope}
     if rope.get("rope_type", "default") != "default":
-        places["rope_scaling"] = {name: value for name, value in rope.items() if name != "rope_theta"}
-    own = {"model_type": "llama", "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False}
+        places["rope_scaling"] = {
+            name: value for name, value in rope.items() if name != "rope_theta"
+        }
+    own = {
+        "model_type": "llama",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+    }
     return own | fields | places
 
 
 def save_medusa(
-    heads: MedusaHeads, folder: Path, target: TargetFacts, mean_state: Tensor | None = None, dtype: torch.dtype = torch.float32
+    heads: MedusaHeads,
+    folder: Path,
+    target: TargetFacts,
+    mean_state: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Write config.json and model.safetensors. `mean_state` [hidden]: mean final state, what padding rows point away from."""
+    """Write config.json and model.safetensors. `mean_state` [hidden]: mean final state, what
+    padding rows point away from."""
     kept = heads.lm_head.draft_token_ids
     blocks: Any = heads.blocks
-    tensors = {f"blocks.{j}.layers.0.weight": block.weight.detach().to(dtype) for j, block in enumerate(blocks)}
+    tensors = {
+        f"blocks.{j}.layers.0.weight": block.weight.detach().to(dtype)
+        for j, block in enumerate(blocks)
+    }
     lm_heads: Any = heads.lm_heads
     for j, own in enumerate(lm_heads):
         rows = own.weight.detach()
@@ -133,72 +183,119 @@ def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> 
 
     write_json(folder / "config.json", config)
     with atomic_path(folder / WEIGHTS_FILE) as temporary:
-        temporary.write_bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata={"format": "pt"}))
+        temporary.write_bytes(
+            save(
+                {name: tensor.contiguous() for name, tensor in tensors.items()},
+                metadata={"format": "pt"},
+            )
+        )
 
 
-# --------------------------------------------------------------------------------------------------------------------- reading
+# --------------------------------------------------------------------------------------------------
+# reading
 
 
 def read_head_config(folder: Path) -> tuple[HeadFamily, dict[str, Any]]:
-    """(family, config) of a head's folder. Raises ArchsearchError for a folder that holds something else."""
+    """(family, config) of a head's folder. Raises ArchsearchError for a folder that holds something
+    else."""
     config = read_json(folder / "config.json", "the head's config")
     family = head_family(config)
     if family is None:
-        raise ArchsearchError(f"{folder} holds no EAGLE-3, P-EAGLE or Medusa head (architectures {config.get('architectures')})")
+        raise ArchsearchError(
+            f"{folder} holds no EAGLE-3, P-EAGLE or Medusa head (architectures"
+            f" {config.get('architectures')})"
+        )
     return family, config
 
 
 def check_head(folder: Path, target: TargetFacts) -> HeadFamily:
-    """The family of the head in `folder`. Raises ArchsearchError, in one line, where it is of another target: vocabulary, width,
-    auxiliary layers, or the weights that it was trained beside."""
+    """The family of the head in `folder`. Raises ArchsearchError, in one line, where it is of
+    another target: vocabulary, width, auxiliary layers, or the weights that it was trained
+    beside."""
     family, config = read_head_config(folder)
     width = int(config.get("target_hidden_size") or config["hidden_size"])
     layers = () if family == "medusa" else aux_layers(config, folder)
     named = config.get("archsearch", {}).get("target", {})
     wrong = ""
     if int(config["vocab_size"]) != target.vocab_size:
-        wrong = f"its vocabulary has {config['vocab_size']} tokens, {target.name} has {target.vocab_size}"
+        wrong = (
+            f"its vocabulary has {config['vocab_size']} tokens, {target.name} has"
+            f" {target.vocab_size}"
+        )
     elif width != target.hidden_size:
-        wrong = f"it reads states of width {width}, those of {target.name} have {target.hidden_size}"
+        wrong = (
+            f"it reads states of width {width}, those of {target.name} have {target.hidden_size}"
+        )
     elif layers and max(layers) >= target.layers:
-        wrong = f"it reads the inputs of layers {list(layers)}, {target.name} has layers 0 to {target.layers - 1}"
-    elif target.fingerprint and named.get("fingerprint") and named["fingerprint"] != target.fingerprint:
-        wrong = f"it was trained on the states of {named.get('name')}, whose weights are not those of {target.name}"
+        wrong = (
+            f"it reads the inputs of layers {list(layers)}, {target.name} has layers 0 to"
+            f" {target.layers - 1}"
+        )
+    elif (
+        target.fingerprint
+        and named.get("fingerprint")
+        and named["fingerprint"] != target.fingerprint
+    ):
+        wrong = (
+            f"it was trained on the states of {named.get('name')}, whose weights are not those of"
+            f" {target.name}"
+        )
     if wrong:
-        raise ArchsearchError(f"the head in {folder} is not for this target: {wrong}; use a head of this target")
+        raise ArchsearchError(
+            f"the head in {folder} is not for this target: {wrong}; use a head of this target"
+        )
     return family
 
 
 def aux_layers(config: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
-    """The layers whose inputs an EAGLE-3 or P-EAGLE head reads. Raises ArchsearchError where its config does not say."""
+    """The layers whose inputs an EAGLE-3 or P-EAGLE head reads. Raises ArchsearchError where its
+    config does not say."""
     nested = config.get("eagle_config") or {}
-    ids = nested.get("eagle_aux_hidden_state_layer_ids") or config.get("eagle_aux_hidden_state_layer_ids")
+    ids = nested.get("eagle_aux_hidden_state_layer_ids") or config.get(
+        "eagle_aux_hidden_state_layer_ids"
+    )
     if not ids:
         raise ArchsearchError(
-            f"{folder / 'config.json'} does not name eagle_aux_hidden_state_layer_ids; engines would guess, and a wrong guess "
-            "accepts next to nothing: write them"
+            f"{folder / 'config.json'} does not name eagle_aux_hidden_state_layer_ids; engines"
+            " would guess, and a wrong guess accepts next to nothing: write them"
         )
     return tuple(int(layer) for layer in ids)
 
 
 def load_eagle3(folder: Path, embedding: Tensor) -> Eagle3Head:
-    """The EAGLE-3 or P-EAGLE head of a folder in the common format, in float32. `embedding` [vocab, hidden]: the target's.
+    """The EAGLE-3 or P-EAGLE head of a folder in the common format, in float32. `embedding` [vocab,
+    hidden]: the target's.
 
     Raises ArchsearchError for a head of another kind.
     """
     family, config = read_head_config(folder)
     if family == "medusa" or config.get("norm_before_residual"):
-        raise ArchsearchError(f"{folder} holds no EAGLE-3 head of the kind trained here (norm_before_residual must be false)")
+        raise ArchsearchError(
+            f"{folder} holds no EAGLE-3 head of the kind trained here (norm_before_residual must be"
+            " false)"
+        )
     tensors = _tensors(folder)
     rows = int(config.get("draft_vocab_size") or config["vocab_size"])
     kept = torch.arange(rows) + tensors.pop("d2t", torch.zeros(rows, dtype=torch.long)).long()
     tensors.pop("t2d", None)
     known = {
-        name: value for name, value in config.items() if name not in ("architectures", "archsearch", "torch_dtype", "model_type")
+        name: value
+        for name, value in config.items()
+        if name not in ("architectures", "archsearch", "torch_dtype", "model_type")
     }
     llama = LlamaConfig(**known)
-    width, mask = int(config.get("target_hidden_size") or llama.hidden_size), config.get("ptd_token_id")
-    head = Eagle3Head(llama, width, aux_layers(config, folder), kept.tolist(), embedding, None if mask is None else int(mask))
+    width, mask = (
+        int(config.get("target_hidden_size") or llama.hidden_size),
+        config.get("ptd_token_id"),
+    )
+    head = Eagle3Head(
+        llama,
+        width,
+        aux_layers(config, folder),
+        kept.tolist(),
+        embedding,
+        None if mask is None else int(mask),
+    )
     _fill(head, tensors, folder, ("embedding.weight", "lm_head.draft_token_ids"))
     return head.eval()
 
@@ -206,14 +303,25 @@ def load_eagle3(folder: Path, embedding: Tensor) -> Eagle3Head:
 def load_medusa(folder: Path) -> MedusaHeads:
     """The Medusa heads of a folder written here, in float32."""
     _, config = read_head_config(folder)
-    kept = config.get("archsearch", {}).get("draft_token_ids") or list(range(int(config["vocab_size"])))
+    kept = config.get("archsearch", {}).get("draft_token_ids") or list(
+        range(int(config["vocab_size"]))
+    )
     gamma, shared = int(config["num_heads"]), bool(config["original_lm_head"])
-    heads = MedusaHeads(int(config["hidden_size"]), int(config["vocab_size"]), gamma, kept, shared=shared)
+    heads = MedusaHeads(
+        int(config["hidden_size"]), int(config["vocab_size"]), gamma, kept, shared=shared
+    )
     tensors = _tensors(folder)
     named = {f"blocks.{j}.weight": tensors[f"blocks.{j}.layers.0.weight"] for j in range(gamma)}
     for j in range(len(heads.lm_heads)):
-        named[f"lm_heads.{j}.weight"] = tensors["lm_head.weight" if shared else f"lm_heads.{j}.weight"][kept]
-    _fill(heads, named, folder, tuple(f"lm_heads.{j}.draft_token_ids" for j in range(len(heads.lm_heads))))
+        named[f"lm_heads.{j}.weight"] = tensors[
+            "lm_head.weight" if shared else f"lm_heads.{j}.weight"
+        ][kept]
+    _fill(
+        heads,
+        named,
+        folder,
+        tuple(f"lm_heads.{j}.draft_token_ids" for j in range(len(heads.lm_heads))),
+    )
     return heads.eval()
 
 
@@ -226,11 +334,20 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     return load_file(path)
 
 
-def _fill(module: torch.nn.Module, tensors: dict[str, Tensor], folder: Path, own: tuple[str, ...]) -> None:
+def _fill(
+    module: torch.nn.Module, tensors: dict[str, Tensor], folder: Path, own: tuple[str, ...]
+) -> None:
     try:
-        missing, unexpected = module.load_state_dict({name: value.float() for name, value in tensors.items()}, strict=False)
+        missing, unexpected = module.load_state_dict(
+            {name: value.float() for name, value in tensors.items()}, strict=False
+        )
     except RuntimeError as error:
-        raise ArchsearchError(f"the weights in {folder} do not fit its config: {str(error).splitlines()[-1].strip()}") from error
+        raise ArchsearchError(
+            f"the weights in {folder} do not fit its config: {str(error).splitlines()[-1].strip()}"
+        ) from error
     absent = [name for name in missing if name not in own]
     if absent or unexpected:
-        raise ArchsearchError(f"the weights in {folder} do not fit its config: missing {absent}, unknown {list(unexpected)}")
+        raise ArchsearchError(
+            f"the weights in {folder} do not fit its config: missing {absent}, unknown"
+            f" {list(unexpected)}"
+        )

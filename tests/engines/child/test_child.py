@@ -1,4 +1,5 @@
-"""The child host: answers come back, and whatever a child does, one clear line comes out and no process stays."""
+"""The child host: answers come back, and whatever a child does, one clear line comes out and no
+process stays."""
 
 from __future__ import annotations
 
@@ -70,7 +71,10 @@ def gone(pid: int, wait_s: float = 60.0) -> bool:
             os.kill(pid, 0)
         except ProcessLookupError:
             return True
-        if Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] == "Z":
+        if (
+            Path(f"/proc/{pid}/stat").exists()
+            and Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] == "Z"
+        ):
             return True
         time.sleep(0.05)
     return False
@@ -126,10 +130,11 @@ def test_what_it_started_dies_with_it(script: Path) -> None:
 def test_a_killed_parent_leaves_nothing_behind(script: Path, tmp_path: Path) -> None:
     parent = tmp_path / "parent.py"
     parent.write_text(
-        "import sys, threading, time\nfrom pathlib import Path\nfrom archsearch.engines.child.child import Child\n"
-        f"child = Child(Path(sys.executable), Path({str(script)!r}), name='toy')\n"
-        "print(child.pid, child.ask({'do': 'grandchild'})['pid'], flush=True)\n"
-        "threading.Thread(target=child.ask, args=({'do': 'sleep'},)).start()\ntime.sleep(60)\n"
+        "import sys, threading, time\nfrom pathlib import Path\nfrom"
+        " archsearch.engines.child.child import Child\nchild = Child(Path(sys.executable),"
+        f" Path({str(script)!r}), name='toy')\nprint(child.pid, child.ask({{'do':"
+        " 'grandchild'})['pid'], flush=True)\nthreading.Thread(target=child.ask, args=({'do':"
+        " 'sleep'},)).start()\ntime.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, str(parent)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -146,8 +151,11 @@ def test_an_interpreter_that_is_not_there(script: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("engine", "package"), [("vllm", "vllm"), ("openvino", "openvino_genai")])
-def test_each_worker_finds_what_it_imports_in_another_folder(engine: str, package: str, tmp_path: Path) -> None:
-    """The script itself, by a bare interpreter: it starts, finds `loop` and its siblings, and answers in one line."""
+def test_each_worker_finds_what_it_imports_in_another_folder(
+    engine: str, package: str, tmp_path: Path
+) -> None:
+    """The script itself, by a bare interpreter: it starts, finds `loop` and its siblings, and
+    answers in one line."""
     if importlib.util.find_spec(package) is not None:
         pytest.skip(f"{package} is installed here")
     script = Path(child_module.__file__).parents[1] / engine / "worker" / f"{engine}_worker.py"
@@ -159,10 +167,24 @@ def test_each_worker_finds_what_it_imports_in_another_folder(engine: str, packag
 
 
 def test_no_file_of_a_worker_hides_another_module() -> None:
-    """A worker's folder and `loop`'s come first on its path: a file named as a module of Python or of an engine would hide it."""
+    """A worker's folder and `loop`'s come first on its path: a file named as a module of Python or
+    of an engine would hide it."""
     engines = Path(child_module.__file__).parents[1]
-    beside = [path.stem for folder in (engines / "child", *engines.glob("*/worker")) for path in folder.glob("*.py")]
+    beside = [
+        path.stem
+        for folder in (engines / "child", *engines.glob("*/worker"))
+        for path in folder.glob("*.py")
+    ]
     names = [name for name in beside if name != "__init__"]
-    packages = {"vllm", "openvino", "openvino_genai", "optimum", "torch", "transformers", "numpy", "requests"}
+    packages = {
+        "vllm",
+        "openvino",
+        "openvino_genai",
+        "optimum",
+        "torch",
+        "transformers",
+        "numpy",
+        "requests",
+    }
     assert "loop" in names and not set(names) & (sys.stdlib_module_names | packages)
     assert len(names) == len(set(names)), "tests load several workers into one process"

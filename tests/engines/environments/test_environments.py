@@ -1,4 +1,5 @@
-"""Engine environments: a finished install is found, a killed one is not, and every way to fail is one line."""
+"""Engine environments: a finished install is found, a killed one is not, and every way to fail is
+one line."""
 
 from __future__ import annotations
 
@@ -18,20 +19,38 @@ from click.testing import CliRunner
 from archsearch.cli import main
 from archsearch.engine_facts import ENGINES, EngineFacts, engines_that, has_recipe
 from archsearch.engines.environments import environment, pip, probe, recipes
-from archsearch.engines.environments.environment import MARKER, check, find_python, install, installed, overview, remove
+from archsearch.engines.environments.environment import (
+    MARKER,
+    check,
+    find_python,
+    install,
+    installed,
+    overview,
+    remove,
+)
 from archsearch.engines.environments.pip import PipWatch
 from archsearch.engines.environments.recipes import Recipe
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 
 TINY = Recipe(
-    "Tiny", "tinyengine", {"cpu": ("tinyengine==1.2.0",), "gpu": ("tinyengine==1.2.0",)}, "1.2.0", "1.1", (11, 20), "9.0",
+    "Tiny",
+    "tinyengine",
+    {"cpu": ("tinyengine==1.2.0",), "gpu": ("tinyengine==1.2.0",)},
+    "1.2.0",
+    "1.1",
+    (11, 20),
+    "9.0",
     {"cpu": 1000, "gpu": 1000},
-)  # fmt: skip
+)
 
 
 @pytest.fixture(autouse=True)
 def tiny_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENGINES, "tiny", EngineFacts(name="tiny", title="Tiny", make="x:y", recipe=f"{__name__}:TINY"))
+    monkeypatch.setitem(
+        ENGINES,
+        "tiny",
+        EngineFacts(name="tiny", title="Tiny", make="x:y", recipe=f"{__name__}:TINY"),
+    )
     for name in engines_that(has_recipe):
         monkeypatch.delenv(f"ARCHSEARCH_{name.upper()}_PYTHON", raising=False)
 
@@ -42,7 +61,9 @@ def wheel(folder: Path, name: str, version: str, code: str) -> None:
     files = {
         f"{name}.py": code,
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/WHEEL": (
+            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        ),
     }
     record = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,8 +80,16 @@ def script(path: Path, text: str) -> Path:
 
 
 def fake_python(path: Path, version: str, *, fails: str = "") -> Path:
-    """Stands for an interpreter with tinyengine: answers the import check, and `-m venv` with a copy of itself."""
-    facts = json.dumps({"version": version, "python_version": "3.11.7", "packages": {"tinyengine": version}, "seconds": 0.1})
+    """Stands for an interpreter with tinyengine: answers the import check, and `-m venv` with a
+    copy of itself."""
+    facts = json.dumps(
+        {
+            "version": version,
+            "python_version": "3.11.7",
+            "packages": {"tinyengine": version},
+            "seconds": 0.1,
+        }
+    )
     importing = f'echo "{fails}" >&2; exit 1' if fails else f"echo '{facts}'"
     return script(
         path,
@@ -73,8 +102,11 @@ esac""",
     )
 
 
-def test_install_from_nothing_and_everything_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real venv and a real pip, with packages out of a folder; the torch that is pinned lies in the other index only."""
+def test_install_from_nothing_and_everything_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real venv and a real pip, with packages out of a folder; the torch that is pinned lies in
+    the other index only."""
     wheels, index = tmp_path / "wheels", tmp_path / "index"
     wheel(wheels, "tinyengine", "1.2.0", "__version__ = '1.2.0+cpu'\nprint('engines print')")
     wheel(index / "torch", "torch", "9.0+cpu", "")
@@ -84,14 +116,22 @@ def test_install_from_nothing_and_everything_after_it(tmp_path: Path, monkeypatc
     monkeypatch.setattr(pip, "CPU_TORCH_INDEX", index.as_uri())
     monkeypatch.setattr(pip.platform, "system", lambda: "Linux")
     monkeypatch.setattr(pip.platform, "machine", lambda: "x86_64")
-    for name, value in {"CONFIG_FILE": os.devnull, "INDEX_URL": (tmp_path / "none").as_uri(), "FIND_LINKS": str(wheels)}.items():
+    for name, value in {
+        "CONFIG_FILE": os.devnull,
+        "INDEX_URL": (tmp_path / "none").as_uri(),
+        "FIND_LINKS": str(wheels),
+    }.items():
         monkeypatch.setenv(f"PIP_{name}", value)
     monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
     told: list[tuple[str, float, float]] = []
     done = install("tiny", device="cpu", progress=lambda *row: told.append(row))
     assert (done.version, done.device, done.packages) == ("1.2.0", "cpu", ("tinyengine==1.2.0",))
     assert done.seconds > 0 and done.bytes > 100_000
-    assert told[0][1] == 0 and told[-1][0] == "importing tinyengine" and all(0 <= row[1] <= row[2] for row in told)
+    assert (
+        told[0][1] == 0
+        and told[-1][0] == "importing tinyengine"
+        and all(0 <= row[1] <= row[2] for row in told)
+    )
     assert find_python("tiny") == done.python == tmp_path / "cache/engines/tiny/bin/python"
     facts = check("tiny")
     assert facts["version"] == "1.2.0" and facts["warning"] is None
@@ -100,7 +140,12 @@ def test_install_from_nothing_and_everything_after_it(tmp_path: Path, monkeypatc
     assert "No matching distribution found for torch==9.0+cpu" in log and "--extra-index-url" in log
     assert install("tiny", device="cpu") == done, "a finished environment is kept"
     row = overview()[-1]
-    assert (row["engine"], row["installed"], row["version"], row["bytes"]) == ("tiny", True, "1.2.0", done.bytes)
+    assert (row["engine"], row["installed"], row["version"], row["bytes"]) == (
+        "tiny",
+        True,
+        "1.2.0",
+        done.bytes,
+    )
     (done.python.parent.parent / MARKER).unlink()
     assert installed("tiny") is None, "without the marker it is a killed install"
     assert "stopped" in overview()[-1]["note"]
@@ -113,27 +158,34 @@ def test_a_missing_engine_names_the_command(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(recipes, "visible_gpus", lambda: [])
     with pytest.raises(MissingDataError) as caught:
         find_python("vllm")
-    assert str(caught.value) == (
-        "vLLM is not installed; run: archsearch engine install vllm (about 3.5 GB), "
+    assert (
+        str(caught.value)
+        == "vLLM is not installed; run: archsearch engine install vllm (about 3.5 GB), "
         "or name an interpreter that has it with --engine-python"
     )
     with pytest.raises(ArchsearchError, match="choose from: vllm, openvino"):
         find_python("tgi")
 
 
-def test_the_variable_comes_first_and_must_be_an_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_comes_first_and_must_be_an_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     python = fake_python(tmp_path / "env/bin/python", "1.2.0")
     monkeypatch.setenv("ARCHSEARCH_TINY_PYTHON", str(python))
     assert find_python("tiny") == python
     monkeypatch.setenv("ARCHSEARCH_TINY_PYTHON", str(tmp_path / "env"))
-    with pytest.raises(ArchsearchError, match="ARCHSEARCH_TINY_PYTHON names .*a folder; name the interpreter"):
+    with pytest.raises(
+        ArchsearchError, match="ARCHSEARCH_TINY_PYTHON names .*a folder; name the interpreter"
+    ):
         find_python("tiny")
     monkeypatch.setenv("ARCHSEARCH_TINY_PYTHON", str(tmp_path / "nothing"))
     with pytest.raises(ArchsearchError, match="no file that can be run"):
         find_python("tiny")
 
 
-@pytest.mark.parametrize(("version", "warning"), [("1.2", False), ("1.2.0rc1", False), ("1.3.1", True), ("1.1", True)])
+@pytest.mark.parametrize(
+    ("version", "warning"), [("1.2", False), ("1.2.0rc1", False), ("1.3.1", True), ("1.1", True)]
+)
 def test_another_version_is_a_warning(tmp_path: Path, version: str, warning: bool) -> None:
     facts = check("tiny", fake_python(tmp_path / "python", version))
     assert (facts["warning"] is not None) == warning
@@ -141,10 +193,17 @@ def test_another_version_is_a_warning(tmp_path: Path, version: str, warning: boo
 
 
 def test_too_old_absent_and_broken_engines(tmp_path: Path) -> None:
-    with pytest.raises(ArchsearchError, match="Tiny 1.0.9 in .* is too old, archsearch is written for 1.1 or newer"):
+    with pytest.raises(
+        ArchsearchError, match="Tiny 1.0.9 in .* is too old, archsearch is written for 1.1 or newer"
+    ):
         check("tiny", fake_python(tmp_path / "old", "1.0.9"))
     with pytest.raises(ArchsearchError, match="has no Tiny .* run: archsearch engine install tiny"):
-        check("tiny", fake_python(tmp_path / "none", "", fails="ModuleNotFoundError: No module named 'tinyengine'"))
+        check(
+            "tiny",
+            fake_python(
+                tmp_path / "none", "", fails="ModuleNotFoundError: No module named 'tinyengine'"
+            ),
+        )
     with pytest.raises(RunFailed, match="failed: ImportError: libcuda.so.1"):
         check("tiny", fake_python(tmp_path / "broken", "", fails="ImportError: libcuda.so.1"))
 
@@ -178,19 +237,25 @@ def test_pip_s_lines_become_a_growing_number(tmp_path: Path) -> None:
 
 
 def test_a_killed_install_leaves_the_lock_to_its_pip_only(tmp_path: Path) -> None:
-    """SIGKILL on archsearch: its pip may live on, and until it is gone no other install starts. Then one does."""
+    """SIGKILL on archsearch: its pip may live on, and until it is gone no other install starts.
+    Then one does."""
     pytest.importorskip("fcntl")
     python = fake_python(tmp_path / "python", "1.2.0")
-    slow = python.read_text().replace('echo "Collecting x";', f"echo $$ > {tmp_path / 'pip'}; sleep 60;")
+    slow = python.read_text().replace(
+        'echo "Collecting x";', f"echo $$ > {tmp_path / 'pip'}; sleep 60;"
+    )
     script(python, slow.removeprefix("#!/bin/sh\n"))
     code = (
-        "import sys; from pathlib import Path; from archsearch.engines.environments import environment as e; "
-        "from archsearch.engine_facts import ENGINES, EngineFacts; "
-        "ENGINES['tiny'] = EngineFacts(name='tiny', title='Tiny', make='x:y', recipe='__main__:TINY'); "
-        "TINY = e.Recipe('Tiny', 'tinyengine', {'cpu': ('x',), 'gpu': ('x',)}, '1', '1', (11, 20), '9', "
-        "{'cpu': 1, 'gpu': 1}); e.install('tiny', python=Path(sys.argv[1]), device='gpu')"
+        "import sys; from pathlib import Path; from archsearch.engines.environments import"
+        " environment as e; from archsearch.engine_facts import ENGINES, EngineFacts;"
+        " ENGINES['tiny'] = EngineFacts(name='tiny', title='Tiny', make='x:y',"
+        " recipe='__main__:TINY'); TINY = e.Recipe('Tiny', 'tinyengine', {'cpu': ('x',), 'gpu':"
+        " ('x',)}, '1', '1', (11, 20), '9', {'cpu': 1, 'gpu': 1}); e.install('tiny',"
+        " python=Path(sys.argv[1]), device='gpu')"
     )
-    archsearch = subprocess.Popen([sys.executable, "-c", code, str(python)], cwd=Path(environment.__file__).parents[3])
+    archsearch = subprocess.Popen(
+        [sys.executable, "-c", code, str(python)], cwd=Path(environment.__file__).parents[3]
+    )
     pip = 0
     try:
         deadline = time.monotonic() + 120
@@ -229,7 +294,10 @@ def test_an_import_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     assert time.monotonic() - begun < 300
     child = int((tmp_path / "pid").read_text())
     deadline = time.monotonic() + 60
-    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split(")")[1][:3]:
+    while (
+        Path(f"/proc/{child}").exists()
+        and "Z" not in Path(f"/proc/{child}/stat").read_text().split(")")[1][:3]
+    ):
         assert time.monotonic() < deadline, "what the interpreter started lives on"
         time.sleep(0.02)
 
@@ -239,8 +307,10 @@ def test_a_failing_pip_is_one_line_and_leaves_no_environment(tmp_path: Path) -> 
     with pytest.raises(RunFailed) as caught:
         install("tiny", python=python, device="gpu")
     log = tmp_path / "cache/engines/tiny-install.log"
-    assert str(caught.value) == (
-        f"pip install tinyengine==1.2.0 failed: No matching distribution found for x (the whole log: {log})"
+    assert (
+        str(caught.value)
+        == "pip install tinyengine==1.2.0 failed: No matching distribution found for x (the whole"
+        f" log: {log})"
     )
     assert "[notice] a new pip" in log.read_text()
     assert installed("tiny") is None
@@ -248,14 +318,22 @@ def test_a_failing_pip_is_one_line_and_leaves_no_environment(tmp_path: Path) -> 
         find_python("tiny")
 
 
-def test_what_is_refused_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     python = fake_python(tmp_path / "python", "1.2.0")
     monkeypatch.setattr(sys.modules[__name__], "TINY", replace(TINY, pythons=(12, 13)))
-    with pytest.raises(ArchsearchError, match="needs Python 3.12 to 3.13, .* is 3.11; name another with --python"):
+    with pytest.raises(
+        ArchsearchError, match="needs Python 3.12 to 3.13, .* is 3.11; name another with --python"
+    ):
         install("tiny", python=python, device="cpu")
     with pytest.raises(ArchsearchError, match="does not run as a Python"):
         install("tiny", python=script(tmp_path / "cat", "echo meow"), device="cpu")
-    monkeypatch.setattr(sys.modules[__name__], "TINY", replace(TINY, pythons=(11, 20), bytes={"cpu": 10**18, "gpu": 10**18}))
+    monkeypatch.setattr(
+        sys.modules[__name__],
+        "TINY",
+        replace(TINY, pythons=(11, 20), bytes={"cpu": 10**18, "gpu": 10**18}),
+    )
     with pytest.raises(ArchsearchError, match="GB are free; free space or set ARCHSEARCH_CACHE"):
         install("tiny", python=python, device="cpu")
     assert not (tmp_path / "cache/engines/tiny").exists()
@@ -264,9 +342,13 @@ def test_what_is_refused_before_anything_is_made(tmp_path: Path, monkeypatch: py
 def test_a_second_install_at_the_same_time_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     (tmp_path / "cache/engines").mkdir(parents=True)
-    code = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held'); time.sleep(60)"
+    code = (
+        "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX);"
+        " print('held'); time.sleep(60)"
+    )
     holder = subprocess.Popen(
-        [sys.executable, "-u", "-c", code, str(tmp_path / "cache/engines/.tiny.lock")], stdout=subprocess.PIPE
+        [sys.executable, "-u", "-c", code, str(tmp_path / "cache/engines/.tiny.lock")],
+        stdout=subprocess.PIPE,
     )
     try:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
@@ -279,15 +361,24 @@ def test_a_second_install_at_the_same_time_is_refused(tmp_path: Path) -> None:
 
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes, "visible_gpus", lambda: [])
-    listed = json.loads(CliRunner().invoke(main, ["engine", "list", "--json"]).stdout.splitlines()[-1])["engines"]
+    listed = json.loads(
+        CliRunner().invoke(main, ["engine", "list", "--json"]).stdout.splitlines()[-1]
+    )["engines"]
     assert [(row["engine"], row["installed"]) for row in listed[:3]] == [
-        ("transformers", True), ("vllm", False), ("openvino", False),
-    ]  # fmt: skip
+        ("transformers", True),
+        ("vllm", False),
+        ("openvino", False),
+    ]
     missing = CliRunner().invoke(main, ["engine", "check", "vllm"])
     assert missing.exit_code == 2 and "run: archsearch engine install vllm" in missing.stderr
     assert CliRunner().invoke(main, ["engine", "remove", "openvino"]).exit_code == 2
     old = fake_python(tmp_path / "python", "0.33.0")
     monkeypatch.setattr(recipes, "VLLM", replace(recipes.VLLM, module="tinyengine"))
-    checked = CliRunner().invoke(main, ["engine", "check", "vllm", "--engine-python", str(old), "--json"])
-    assert checked.exit_code == 0 and "Warning: vLLM 0.33.0 is not the tested version" in checked.stderr
+    checked = CliRunner().invoke(
+        main, ["engine", "check", "vllm", "--engine-python", str(old), "--json"]
+    )
+    assert (
+        checked.exit_code == 0
+        and "Warning: vLLM 0.33.0 is not the tested version" in checked.stderr
+    )
     assert json.loads(checked.stdout.splitlines()[-1])["version"] == "0.33.0"

@@ -1,4 +1,5 @@
-"""llama.cpp: rounds out of its stream of tokens, GGUF files in the cache, what it is not started with."""
+"""llama.cpp: rounds out of its stream of tokens, GGUF files in the cache, what it is not started
+with."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def event(tokens: list[int], at_ms: float, drafted: int = 0, **more: Any) -> dic
 
 STREAM = [
     event([5], 0.001),
-    *(event([token], 40.0, 3) for token in (6, 7, 8)),  # two of three accepted, and the target's own
+    *(
+        event([token], 40.0, 3) for token in (6, 7, 8)
+    ),  # two of three accepted, and the target's own
     event([9], 70.0, 6),  # none accepted
     *(event([token], 110.0, 8) for token in (1, 2)),  # room for two only
     event([], 110.0, 8, stop=True, stop_type="limit"),
@@ -38,9 +41,14 @@ def test_tokens_of_one_round_carry_the_same_clock() -> None:
     found = worker.stream.answer_of("p", STREAM, 0.2)
     assert found["token_ids"] == [5, 6, 7, 8, 9, 1, 2] and found["lengths"] == [3, 1, 2]
     assert found["gaps_s"] == pytest.approx([0.039999, 0.03, 0.04]) and found["decode_tokens"] == 6
-    assert found["seconds"] == pytest.approx(found["first_s"] + found["decode_seconds"]) and not found["ended"]
+    assert (
+        found["seconds"] == pytest.approx(found["first_s"] + found["decode_seconds"])
+        and not found["ended"]
+    )
     steps = worker.stream.steps_of(found, 10, 3, 7)
-    assert [step["written"] for step in steps] == [1, 3, 1, 2] and [s["target_tokens"] for s in steps] == [10, 4, 4, 3]
+    assert [step["written"] for step in steps] == [1, 3, 1, 2] and [
+        s["target_tokens"] for s in steps
+    ] == [10, 4, 4, 3]
     assert steps[0]["prefill"] and "asked" not in found
 
 
@@ -50,7 +58,11 @@ def test_rounds_that_the_limit_cut_are_not_counted() -> None:
     fields = worker.stream.answer_of("p", STREAM, 0.2)
     fields.pop("asked")
     found = engine.finished(fields, Sampling(max_new_tokens=7))
-    assert found["round_lengths"] == (3,) and found["drafted"] == 3 and found["accepted_by_position"] == (1, 1, 0)
+    assert (
+        found["round_lengths"] == (3,)
+        and found["drafted"] == 3
+        and found["accepted_by_position"] == (1, 1, 0)
+    )
     assert engine.finished(fields, Sampling(max_new_tokens=64))["round_lengths"] == (3, 1, 2)
 
 
@@ -63,7 +75,9 @@ def test_an_answer_that_breaks_off_is_a_failure(events: list[dict[str, Any]], wo
         worker.stream.answer_of("p", events, 0.1)
 
 
-@pytest.mark.parametrize(("dtype", "kind"), [("float16", "F16"), ("q8_0", "Q8_0"), ("q4_0", "Q4_0"), ("q4_1", "Q4_1")])
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [("float16", "F16"), ("q8_0", "Q8_0"), ("q4_0", "Q4_0"), ("q4_1", "Q4_1")]
+)
 def test_a_folder_is_written_once_in_each_precision(
     dtype: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,7 +89,9 @@ def test_a_folder_is_written_once_in_each_precision(
     assert kinds["blk.0.ffn_up.weight"] == kind and kinds["output_norm.weight"] == "F32"
     assert kinds["token_embd.weight"] == ("Q8_0" if kind.startswith("Q") else kind)
     assert gguf_of(tmp_path / "draft", dtype) == path and path.stat().st_mtime_ns == written
-    assert gguf_of(path, dtype) == path and [item.name for item in path.parent.iterdir()] == [path.name]
+    assert gguf_of(path, dtype) == path and [item.name for item in path.parent.iterdir()] == [
+        path.name
+    ]
 
 
 def test_what_it_is_not_started_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

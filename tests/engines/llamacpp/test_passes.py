@@ -1,4 +1,5 @@
-"""llama.cpp's passes: a server's rounds run again pass by pass, on a library that is made up; and once for real."""
+"""llama.cpp's passes: a server's rounds run again pass by pass, on a library that is made up; and
+once for real."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ with worker_modules(WORKER) as worker:  # its functions; llama.cpp itself is not
 
 
 class Library:
-    """llama.h as far as passes need it: what was decoded (rows, at, rows with logits), what was cut off the cache."""
+    """llama.h as far as passes need it: what was decoded (rows, at, rows with logits), what was cut
+    off the cache."""
 
     def __init__(self, answers: int = 0) -> None:
         self.decoded: list[tuple[int, int, int]] = []
@@ -56,7 +58,9 @@ class Library:
     def llama_batch_init(self, count: int, embeddings: int, sequences: int) -> Any:
         one = (ctypes.c_int32 * 1)()
         token, position, sizes = ((ctypes.c_int32 * count)() for _ in range(3))
-        ids = (ctypes.POINTER(ctypes.c_int32) * count)(*[ctypes.cast(one, ctypes.POINTER(ctypes.c_int32))] * count)
+        ids = (ctypes.POINTER(ctypes.c_int32) * count)(
+            *[ctypes.cast(one, ctypes.POINTER(ctypes.c_int32))] * count
+        )
         logits = (ctypes.c_int8 * count)()
         self.kept += [one, token, position, sizes, ids, logits]
 
@@ -65,7 +69,9 @@ class Library:
 
         numbers = [at(array, ctypes.c_int32) for array in (token, position, sizes)]
         rows = at(ids, ctypes.POINTER(ctypes.c_int32))
-        return worker.passes.Batch(0, numbers[0], None, numbers[1], numbers[2], rows, at(logits, ctypes.c_int8))
+        return worker.passes.Batch(
+            0, numbers[0], None, numbers[1], numbers[2], rows, at(logits, ctypes.c_int8)
+        )
 
     def llama_decode(self, context: int, batch: Any) -> int:
         heads = sum(batch.logits[row] for row in range(batch.count))
@@ -78,15 +84,22 @@ class Library:
 
 def test_a_round_is_run_again_as_the_server_runs_it() -> None:
     target, draft = Library(), Library()
-    clock = worker.passes.PassClock(*(worker.passes.Model(made, "file", 128, 3) for made in (target, draft)))
+    clock = worker.passes.PassClock(
+        *(worker.passes.Model(made, "file", 128, 3) for made in (target, draft))
+    )
     steps = [
         {"prefill": True, "context": 0.0, "gamma": 0},
         {"context": 11.0, "gamma": 3},
         {"context": 13.0, "gamma": 3},
     ]
     clock.add_to(steps, range(10))
-    # the prompt, then the verification with the head for every row; what was refused leaves the cache
-    assert target.decoded == [(11, 0, 1), (4, 11, 4), (4, 13, 4)] and target.removed == [13] and target.room == 128
+    # the prompt, then the verification with the head for every row; what was refused leaves the
+    # cache
+    assert (
+        target.decoded == [(11, 0, 1), (4, 11, 4), (4, 13, 4)]
+        and target.removed == [13]
+        and target.room == 128
+    )
     # tokens one by one, then what was verified with the head for its last row
     rounds = [[(1, at, 1), (1, at + 1, 1), (1, at + 2, 1), (4, at, 1)] for at in (11, 13)]
     assert draft.decoded == [(11, 0, 1), *rounds[0], *rounds[1]] and draft.removed == [11, 13, 13]
@@ -98,7 +111,11 @@ def test_without_a_draft_only_the_target_runs() -> None:
     target = Library()
     steps = [{"context": 600.0, "gamma": 0}]
     worker.passes.PassClock(worker.passes.Model(target, "file", 1024, 3)).add_to(steps, [5])
-    assert target.decoded == [(512, 0, 1), (88, 512, 1), (1, 600, 1)]  # prompts are read in blocks that the context takes
+    assert target.decoded == [
+        (512, 0, 1),
+        (88, 512, 1),
+        (1, 600, 1),
+    ]  # prompts are read in blocks that the context takes
     assert steps[0]["target_s"] > 0 and "draft_s" not in steps[0]
 
 
@@ -131,7 +148,9 @@ def test_a_library_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch)
         worker.passes.Model(Library(answers=1), "file", 64, 3).pass_s([1, 2], 0, True)
 
 
-def test_a_server_of_one_s_own_tells_no_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_of_one_s_own_tells_no_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = tmp_path / "llama-server"
     server.touch(0o755)
     monkeypatch.setenv(SERVER_VARIABLE, str(server))
@@ -158,4 +177,8 @@ def test_the_real_library_times_the_passes_of_the_real_server(dtype: str, tmp_pa
     assert len(rounds) > 8 and (tmp_path / "draft" / f"{dtype}.gguf").is_file()
     for step in rounds:
         assert step.draft_tokens == (4, 1, 1, 1) and len(step.draft_s) == 4
-        assert step.target_s is not None and 0 < step.target_s < 1 and all(0 < seconds < 1 for seconds in step.draft_s)
+        assert (
+            step.target_s is not None
+            and 0 < step.target_s < 1
+            and all(0 < seconds < 1 for seconds in step.draft_s)
+        )

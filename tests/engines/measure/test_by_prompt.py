@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from archsearch.engines.engine import EnginePrompt, GenerationResult, Sampling, round_statistics
-from archsearch.engines.measure.by_prompt import best_of_gammas, choice_cost, confirmations, identities
+from archsearch.engines.measure.by_prompt import (
+    best_of_gammas,
+    choice_cost,
+    confirmations,
+    identities,
+)
 from archsearch.engines.measure.results import Confirmation
 from archsearch.engines.measure.turns import Plan, Variant, run_plan
 from archsearch.errors import ArchsearchError, RunFailed
@@ -18,11 +23,16 @@ PROMPTS = [EnginePrompt(f"p{i}", (1, 2, i), "code" if i % 2 else "chat") for i i
 CALLS: list[tuple[int, str]] = []
 
 
-def confirm(make, target, draft, gammas, prompts, progress=None, **options) -> dict[int, Confirmation]:  # noqa: ANN001, ANN003
+def confirm(
+    make, target, draft, gammas, prompts, progress=None, **options
+) -> dict[int, Confirmation]:  # noqa: ANN001, ANN003
     """A draft at several gammas; what came out by gamma."""
     variants = [Variant(f"gamma {gamma}", draft or "draft", gamma) for gamma in sorted(gammas)]
     plan = Plan(target, variants, prompts, **options)
-    return {found.gamma: found for found in run_plan(lambda _: make(), plan, best_of_gammas, progress=progress).values()}
+    return {
+        found.gamma: found
+        for found in run_plan(lambda _: make(), plan, best_of_gammas, progress=progress).values()
+    }
 
 
 def compare(make, target, drafters, prompts, sampling) -> dict[str, Confirmation]:  # noqa: ANN001
@@ -32,7 +42,8 @@ def compare(make, target, drafters, prompts, sampling) -> dict[str, Confirmation
 
 
 class FakeEngine:
-    """Alone 10 ms a token. With a draft: rounds of lengths 3, 1, 2 (times 4), 12 ms a round; prefill 100 ms."""
+    """Alone 10 ms a token. With a draft: rounds of lengths 3, 1, 2 (times 4), 12 ms a round;
+    prefill 100 ms."""
 
     name = "fake"
     version = "1"
@@ -42,7 +53,9 @@ class FakeEngine:
     wrong: frozenset[str] = frozenset()
     lengths = (3, 1, 2) * 4
 
-    def start(self, target: object, draft: object, gamma: int, *, synthetic=(), schedule=()) -> None:
+    def start(
+        self, target: object, draft: object, gamma: int, *, synthetic=(), schedule=()
+    ) -> None:
         self.gamma = gamma
 
     def steps(self) -> tuple:
@@ -87,47 +100,73 @@ class FakeEngine:
 def test_figures() -> None:
     CALLS.clear()
     seen: list[tuple[str, float, float]] = []
-    results = confirm(FakeEngine, None, None, [2, 1], PROMPTS, progress=lambda *args: seen.append(args))
+    results = confirm(
+        FakeEngine, None, None, [2, 1], PROMPTS, progress=lambda *args: seen.append(args)
+    )
     assert list(results) == [1, 2]
     two = results[2]
     # Per cycle of three rounds: accepted 2 + 0 + 1, rejected 0 + 1 + 1.
-    assert two.alpha.value == pytest.approx(3 / 5) and two.alpha.std < 1e-9 and two.alpha.source == "measured"
+    assert (
+        two.alpha.value == pytest.approx(3 / 5)
+        and two.alpha.std < 1e-9
+        and two.alpha.source == "measured"
+    )
     assert two.accepted_by_position == pytest.approx((2 / 3, 1 / 3))
     assert two.tau.value == pytest.approx(2.0)
     assert two.rounds == 48 and two.prompts == 4
     # Decode window: 21 tokens in 11 rounds of 12 ms.
-    assert two.baseline_tokens_per_s == pytest.approx(100.0) and two.decode_s == pytest.approx(0.010)
+    assert two.baseline_tokens_per_s == pytest.approx(100.0) and two.decode_s == pytest.approx(
+        0.010
+    )
     assert two.tokens_per_s == pytest.approx(21 / 0.132)
-    assert two.speedup.value == pytest.approx(0.010 * 21 / 0.132) == pytest.approx(two.speedup_pooled)
+    assert (
+        two.speedup.value == pytest.approx(0.010 * 21 / 0.132) == pytest.approx(two.speedup_pooled)
+    )
     assert two.speedup_interval == pytest.approx((two.speedup.value,) * 2)
     assert two.speedup_end_to_end == pytest.approx(0.34 / 0.232)
     assert two.round_s == pytest.approx(0.012)
     assert set(two.categories) == {"chat", "code"} and two.categories["code"].prompts == 2
-    assert two.categories["chat"].alpha == pytest.approx(0.6) and two.categories["chat"].tau == pytest.approx(2.0)
+    assert two.categories["chat"].alpha == pytest.approx(0.6) and two.categories[
+        "chat"
+    ].tau == pytest.approx(2.0)
     assert two.identical_output.identical == two.identical_output.prompts == 4
     # gamma 1: of each cycle (2, 1, 2) two accepted, one rejected.
-    assert results[1].alpha.value == pytest.approx(2 / 3) and results[1].accepted_by_position == pytest.approx((2 / 3,))
-    assert seen[-1][1:] == (15, 15), 'three starts and twelve requests'
+    assert results[1].alpha.value == pytest.approx(2 / 3) and results[
+        1
+    ].accepted_by_position == pytest.approx((2 / 3,))
+    assert seen[-1][1:] == (15, 15), "three starts and twelve requests"
 
 
 def test_a_disturbed_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One prompt ran ten times slower with the draft: the median hides it, the pooled figure does not."""
+    """One prompt ran ten times slower with the draft: the median hides it, the pooled figure does
+    not."""
     usual = FakeEngine.one
 
     def one(self: FakeEngine, prompt: EnginePrompt) -> GenerationResult:
         answer = usual(self, prompt)
         slow = self.gamma and prompt.prompt_id == "p1"
-        return dataclasses.replace(answer, decode_seconds=10 * answer.decode_seconds) if slow else answer
+        return (
+            dataclasses.replace(answer, decode_seconds=10 * answer.decode_seconds)
+            if slow
+            else answer
+        )
 
     calm = confirm(FakeEngine, None, "draft", [2], PROMPTS)[2]
     monkeypatch.setattr(FakeEngine, "one", one)
     rough = confirm(FakeEngine, None, "draft", [2], PROMPTS)[2]
-    assert calm.speedup_pooled == pytest.approx(calm.speedup.value) == pytest.approx(rough.speedup.value)
+    assert (
+        calm.speedup_pooled
+        == pytest.approx(calm.speedup.value)
+        == pytest.approx(rough.speedup.value)
+    )
     assert rough.speedup_pooled < 0.85 * rough.speedup.value
 
 
-def test_the_interval_covers_both_ways_of_counting_and_a_contradiction_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three prompts gain 1.78, one long stall makes 32.5 tokens/s alone 31.2 with the draft: no interval over medians sees it."""
+def test_the_interval_covers_both_ways_of_counting_and_a_contradiction_decides_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three prompts gain 1.78, one long stall makes 32.5 tokens/s alone 31.2 with the draft: no
+    interval over medians sees it."""
     usual = FakeEngine.one
     calm = confirm(FakeEngine, None, "draft", [2], PROMPTS)[2]
     gain = calm.speedup.value
@@ -136,12 +175,16 @@ def test_the_interval_covers_both_ways_of_counting_and_a_contradiction_decides_n
         answer = usual(self, prompt)
         slow = 1.0 if not self.gamma else gain / 1.78
         if self.gamma and prompt.prompt_id == "p3":
-            slow = gain * (4 * 32.5 / 31.2 - 3 / 1.78)  # of all seconds, so that all of it is 31.2 / 32.5
+            slow = gain * (
+                4 * 32.5 / 31.2 - 3 / 1.78
+            )  # of all seconds, so that all of it is 31.2 / 32.5
         return dataclasses.replace(answer, decode_seconds=slow * answer.decode_seconds)
 
     monkeypatch.setattr(FakeEngine, "one", one)
     rough = confirm(FakeEngine, None, "draft", [2], PROMPTS)[2]
-    assert rough.speedup.value == pytest.approx(1.78) and rough.speedup_pooled == pytest.approx(31.2 / 32.5)
+    assert rough.speedup.value == pytest.approx(1.78) and rough.speedup_pooled == pytest.approx(
+        31.2 / 32.5
+    )
     low, high = rough.speedup_interval
     assert low < rough.speedup_pooled < rough.speedup.value <= high + 1e-9
     doubt = counting_doubt(rough.speedup.value, rough.speedup_pooled) or ""
@@ -149,41 +192,65 @@ def test_the_interval_covers_both_ways_of_counting_and_a_contradiction_decides_n
 
 
 def test_the_best_of_several_gammas_bears_the_cost_of_being_picked() -> None:
-    """Four gammas that all bring 1x, 24 prompts: the lower end of the best lies above 1 in 5 % of cases, not in 13 %."""
+    """Four gammas that all bring 1x, 24 prompts: the lower end of the best lies above 1 in 5 % of
+    cases, not in 13 %."""
     rng, cases = np.random.default_rng(0), 300
     above = {"as picked": 0, "with its cost": 0}
     for seed in range(cases):
         ratios = np.exp(rng.normal(0, 0.15, (1, 24)) + rng.normal(0, 0.15, (4, 24)))
         best = int(np.median(ratios, axis=1).argmax())
         cost = choice_cost(ratios, (1, 2, 3, 4), best + 1, seed)
-        draws = np.median(ratios[best][np.random.default_rng(seed).integers(0, 24, (300, 24))], axis=1)
+        draws = np.median(
+            ratios[best][np.random.default_rng(seed).integers(0, 24, (300, 24))], axis=1
+        )
         low = float(np.quantile(draws, 0.05))
         above["as picked"] += low > 1.0
         above["with its cost"] += low - cost.optimism > 1.0
     assert above["as picked"] / cases > 0.09 and above["with its cost"] / cases < 0.075
 
 
-def test_only_the_best_of_several_gammas_says_what_it_was_picked_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_best_of_several_gammas_says_what_it_was_picked_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     usual = FakeEngine.one
 
     def one(self: FakeEngine, prompt: EnginePrompt) -> GenerationResult:
         answer = usual(self, prompt)
-        better = self.gamma and self.gamma == 1 + int(prompt.prompt_id[1:]) % 2  # each gamma is good at every other prompt
-        return dataclasses.replace(answer, decode_seconds=answer.decode_seconds * (0.8 if better else 1.0))
+        better = (
+            self.gamma and self.gamma == 1 + int(prompt.prompt_id[1:]) % 2
+        )  # each gamma is good at every other prompt
+        return dataclasses.replace(
+            answer, decode_seconds=answer.decode_seconds * (0.8 if better else 1.0)
+        )
 
     monkeypatch.setattr(FakeEngine, "one", one)
     alone = {gamma: confirm(FakeEngine, None, None, [gamma], PROMPTS)[gamma] for gamma in (1, 2)}
     both = confirm(FakeEngine, None, None, [1, 2], PROMPTS)
     assert alone[2].best_of is None and both[1].best_of is None and both[1] == alone[1]
     picked = both[2]  # the better of the two
-    assert picked.best_of.gammas == (1, 2) and 0 < picked.best_of.optimism and 0 < picked.best_of.share <= 1
-    assert picked.speedup_interval[0] == pytest.approx(alone[2].speedup_interval[0] - picked.best_of.optimism)
-    assert picked.speedup_interval[1] == alone[2].speedup_interval[1] and picked.speedup == alone[2].speedup
+    assert (
+        picked.best_of.gammas == (1, 2)
+        and 0 < picked.best_of.optimism
+        and 0 < picked.best_of.share <= 1
+    )
+    assert picked.speedup_interval[0] == pytest.approx(
+        alone[2].speedup_interval[0] - picked.best_of.optimism
+    )
+    assert (
+        picked.speedup_interval[1] == alone[2].speedup_interval[1]
+        and picked.speedup == alone[2].speedup
+    )
 
 
 @pytest.mark.parametrize(
     ("median", "pooled", "why"),
-    [(1.78, 0.96, "disturbed"), (1.05, 0.97, "contradict"), (0.97, 1.04, "contradict"), (1.5, 1.4, None), (0.9, 0.8, None)],
+    [
+        (1.78, 0.96, "disturbed"),
+        (1.05, 0.97, "contradict"),
+        (0.97, 1.04, "contradict"),
+        (1.5, 1.4, None),
+        (0.9, 0.8, None),
+    ],
 )
 def test_what_decides_nothing(median: float, pooled: float, why: str | None) -> None:
     doubt = counting_doubt(median, pooled)
@@ -207,7 +274,12 @@ def test_differences_are_shown_with_the_targets_logits() -> None:
     identity = result.identical_output
     assert (identity.identical, identity.prompts) == (3, 4)
     [difference] = identity.differences
-    assert (difference.prompt_id, difference.position, difference.alone_token, difference.draft_token) == ("p2", 5, 5, 99)
+    assert (
+        difference.prompt_id,
+        difference.position,
+        difference.alone_token,
+        difference.draft_token,
+    ) == ("p2", 5, 5, 99)
     assert difference.logit_gap == pytest.approx(0.1)
     for engine, same in ((Wrong, 3), (FakeEngine, 4)):
         plan = Plan("target", [Variant("draft", "draft", 2)], PROMPTS, apart=True, starts=1)
@@ -221,7 +293,9 @@ def test_refusals() -> None:
 
     class Silent(FakeEngine):
         def one(self, prompt: EnginePrompt) -> GenerationResult:
-            return GenerationResult(prompt.prompt_id, "", (1,), 0.1, 0.1, 0.0, 0, 0, 0, (0,) * self.gamma)
+            return GenerationResult(
+                prompt.prompt_id, "", (1,), 0.1, 0.1, 0.0, 0, 0, 0, (0,) * self.gamma
+            )
 
     CALLS.clear()
     with pytest.raises(RunFailed, match="no whole round of gamma 2"):
@@ -257,21 +331,34 @@ def test_engines_that_do_not_fit_together_take_turns() -> None:
 
     Alone.wrong = frozenset({"p1"})
     kept: list[Alone] = []
-    results = confirm(lambda: kept.append(Alone()) or kept[-1], None, None, [1, 2], PROMPTS, apart=True)
+    results = confirm(
+        lambda: kept.append(Alone()) or kept[-1], None, None, [1, 2], PROMPTS, apart=True
+    )
     assert max(most) == 1 and not alive
     together = confirm(FakeEngine, None, None, [1, 2], PROMPTS)
-    assert results[2].speedup.value == pytest.approx(together[2].speedup.value) and results[2].rounds == together[2].rounds
-    assert results[2].identical_output.identical == 3  # the target alone was started again to look at the tie
+    assert (
+        results[2].speedup.value == pytest.approx(together[2].speedup.value)
+        and results[2].rounds == together[2].rounds
+    )
+    assert (
+        results[2].identical_output.identical == 3
+    )  # the target alone was started again to look at the tie
 
 
 def test_drafters_of_several_kinds_take_turns() -> None:
     CALLS.clear()
-    found = compare(FakeEngine, "target", {"head": ("a", 2), "lookup": ("b", 1)}, PROMPTS, Sampling(25))
+    found = compare(
+        FakeEngine, "target", {"head": ("a", 2), "lookup": ("b", 1)}, PROMPTS, Sampling(25)
+    )
     assert {name: result.gamma for name, result in found.items()} == {"head": 2, "lookup": 1}
-    assert found["head"].tau.value == pytest.approx(2.0) and found["lookup"].tau.value == pytest.approx(5 / 3)
+    assert found["head"].tau.value == pytest.approx(2.0) and found[
+        "lookup"
+    ].tau.value == pytest.approx(5 / 3)
     assert found["head"].identical_output.identical == found["head"].prompts == 4
     timed = [call for call in CALLS if call[1] != "stop"][3:]  # after the warm-ups
-    assert timed[:6] == [(0, "p0"), (2, "p0"), (1, "p0"), (1, "p1"), (2, "p1"), (0, "p1")], "the order is reversed"
+    assert timed[:6] == [(0, "p0"), (2, "p0"), (1, "p0"), (1, "p1"), (2, "p1"), (0, "p1")], (
+        "the order is reversed"
+    )
 
 
 def test_a_drafter_that_proposes_nothing_is_left_out() -> None:
@@ -279,7 +366,11 @@ def test_a_drafter_that_proposes_nothing_is_left_out() -> None:
         def one(self, prompt: EnginePrompt) -> GenerationResult:
             result = super().one(prompt)
             return (
-                dataclasses.replace(result, rounds=0, round_lengths=(), accepted_by_position=(0,)) if self.gamma == 1 else result
+                dataclasses.replace(result, rounds=0, round_lengths=(), accepted_by_position=(0,))
+                if self.gamma == 1
+                else result
             )
 
-    assert set(compare(Silent, "target", {"head": ("a", 2), "lookup": ("b", 1)}, PROMPTS, Sampling(25))) == {"head"}
+    assert set(
+        compare(Silent, "target", {"head": ("a", 2), "lookup": ("b", 1)}, PROMPTS, Sampling(25))
+    ) == {"head"}

@@ -13,7 +13,13 @@ from archsearch.profiles import Measurement, freeze_shape
 def row_of(case: Case, times: _Timings) -> Measurement:
     extra, std = times.extra(case[0])
     return Measurement(
-        "engine", freeze_shape({"gamma": case[0], "layers": case[1]}), "float32", "eager", "warm", (extra,), std_s=std
+        "engine",
+        freeze_shape({"gamma": case[0], "layers": case[1]}),
+        "float32",
+        "eager",
+        "warm",
+        (extra,),
+        std_s=std,
     )
 
 
@@ -22,16 +28,23 @@ def around(seconds: float) -> list[float]:
 
 
 def test_a_difference_keeps_its_sign_and_knows_its_std() -> None:
-    times = _Timings(cycles=around(9e-3), target=around(10e-3), first=around(1e-3), later=around(0.5e-3))
+    times = _Timings(
+        cycles=around(9e-3), target=around(10e-3), first=around(1e-3), later=around(0.5e-3)
+    )
     value, std = times.extra(3)
     assert value == pytest.approx(9e-3 - 10e-3 - 1e-3 - 2 * 0.5e-3)
     one_percent = 1.2533 * 0.02 / 1.349 / 5**0.5
-    assert std == pytest.approx(one_percent * (9e-3**2 + 10e-3**2 + 1e-3**2 + (2 * 0.5e-3) ** 2) ** 0.5)
+    assert std == pytest.approx(
+        one_percent * (9e-3**2 + 10e-3**2 + 1e-3**2 + (2 * 0.5e-3) ** 2) ** 0.5
+    )
 
 
 @pytest.mark.parametrize("always", [False, True])
-def test_a_disturbed_case_has_a_second_chance(always: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """The passes of one case are timed while something else runs: the difference lies far below zero."""
+def test_a_disturbed_case_has_a_second_chance(
+    always: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The passes of one case are timed while something else runs: the difference lies far below
+    zero."""
     calls: dict[Case, int] = {}
 
     def measure(case: Case, times: _Timings) -> None:

@@ -11,7 +11,12 @@ import pytest
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.engines.engine import EngineStep
-from archsearch.engines.measure.passes import ONE_REQUEST_GAMMAS, PassRequest, measure_passes, spread_drafts
+from archsearch.engines.measure.passes import (
+    ONE_REQUEST_GAMMAS,
+    PassRequest,
+    measure_passes,
+    spread_drafts,
+)
 from archsearch.errors import RunFailed
 from archsearch.estimate import Estimate
 from archsearch.latency.engine_passes import pass_of
@@ -40,8 +45,15 @@ def measured(engine: MadeUpEngine, record: Callable = lambda row: None, **option
 def test_rows_are_the_engine_s_times(schedules: bool) -> None:
     kept: list = []
     rows = measured(MadeUpEngine(schedules=schedules), slowdown=lambda: 2.0, record=kept.append)
-    assert {row.key: row for row in kept} == {row.key: row for row in rows} and {row.kind for row in rows} == {"pass", "rest"}
-    targets = {(arch, batch, tokens): row for row in rows if row.kind == "pass" for arch, batch, tokens, *_ in [pass_of(row)]}
+    assert {row.key: row for row in kept} == {row.key: row for row in rows} and {
+        row.kind for row in rows
+    } == {"pass", "rest"}
+    targets = {
+        (arch, batch, tokens): row
+        for row in rows
+        if row.kind == "pass"
+        for arch, batch, tokens, *_ in [pass_of(row)]
+    }
     assert {batch for _, batch, _ in targets} == {1, 2, 4, 8}
     for row in rows:
         assert row.slowdown == 2.0 and row.dtype == "bfloat16" and len(row.times_s) >= 5
@@ -49,7 +61,11 @@ def test_rows_are_the_engine_s_times(schedules: bool) -> None:
         if row.kind == "pass":
             arch, batch, tokens, context, cold, is_target = pass_of(row)
             law = 10e-3 + 1e-3 * batch * tokens if is_target else 1e-3 + 0.2e-3 * batch * tokens
-            assert row.median_s == pytest.approx(law / 2) and arch in (TARGET, DRAFTS[0][0], DRAFTS[1][0])
+            assert row.median_s == pytest.approx(law / 2) and arch in (
+                TARGET,
+                DRAFTS[0][0],
+                DRAFTS[1][0],
+            )
             assert is_target == (arch == TARGET) and (cold or tokens == 1) and context % 64 == 0
         else:
             gamma = sizes["gamma"]
@@ -60,7 +76,11 @@ def test_rows_are_the_engine_s_times(schedules: bool) -> None:
 def test_a_schedule_needs_one_start_a_draft() -> None:
     engine = MadeUpEngine()
     measured(engine)
-    assert [entry for entry in engine.log if entry.startswith("start")] == ["start 0", "start 5 schedule", "start 4 schedule"]
+    assert [entry for entry in engine.log if entry.startswith("start")] == [
+        "start 0",
+        "start 5 schedule",
+        "start 4 schedule",
+    ]
     engine = MadeUpEngine(schedules=False)
     measured(engine, known={None})
     starts = [entry for entry in engine.log if entry.startswith("start")]
@@ -70,7 +90,9 @@ def test_a_schedule_needs_one_start_a_draft() -> None:
 def test_whole_steps_become_what_the_engine_adds() -> None:
     def passes_s(draft: Architecture | None, step) -> Estimate:  # noqa: ANN001
         gamma = step.gamma
-        seconds = 10e-3 + 1e-3 * (gamma + 1) + (gamma * 1e-3 + 0.2e-3 * (2 * gamma + 1) if gamma else 0.0)
+        seconds = (
+            10e-3 + 1e-3 * (gamma + 1) + (gamma * 1e-3 + 0.2e-3 * (2 * gamma + 1) if gamma else 0.0)
+        )
         return Estimate(seconds, 0.05 * seconds, "modelled")
 
     rows = measured(MadeUpEngine(tells=False), passes_s=passes_s)
@@ -80,7 +102,8 @@ def test_whole_steps_become_what_the_engine_adds() -> None:
         assert row.median_s == pytest.approx((2e-3 + 0.3e-3 * gamma) if gamma else 0.5e-3)
         assert row.std_s > 0.05 * 10e-3  # what the profile's price of the passes may be off by
         assert (
-            row.sizes()["draft_layers"] == (0 if not gamma else row.sizes()["draft_layers"]) and row.sizes()["vocab_size"] == 320
+            row.sizes()["draft_layers"] == (0 if not gamma else row.sizes()["draft_layers"])
+            and row.sizes()["vocab_size"] == 320
         )
 
 
@@ -105,30 +128,49 @@ def test_drafts_are_spread_and_have_full_heads() -> None:
 
 def test_an_engine_that_catches_up_is_measured_behind_two_contexts() -> None:
     class CatchesUp(MadeUpEngine):
-        """As llama.cpp: one request at a time, and a pass of the draft over what was verified besides those that draft."""
+        """As llama.cpp: one request at a time, and a pass of the draft over what was verified
+        besides those that draft."""
 
         def steps(self) -> tuple[EngineStep, ...]:
             def caught_up(step: EngineStep) -> EngineStep:
                 if not step.gamma:
                     return step
-                more = replace(step, draft_tokens=(step.gamma + 1, *(1,) * step.gamma), draft_s=(2e-3, *(1e-3,) * step.gamma))
+                more = replace(
+                    step,
+                    draft_tokens=(step.gamma + 1, *(1,) * step.gamma),
+                    draft_s=(2e-3, *(1e-3,) * step.gamma),
+                )
                 return replace(more, seconds=step.target_s + sum(more.draft_s) + 1e-3)
 
             return tuple(map(caught_up, super().steps()))
 
     engine = CatchesUp(name="llama.cpp", schedules=False)
-    plan = {"gammas": ONE_REQUEST_GAMMAS, "contexts": (64, 256), "rounds": 20, "repeats": 1, "batches": (1,) * 4}
+    plan = {
+        "gammas": ONE_REQUEST_GAMMAS,
+        "contexts": (64, 256),
+        "rounds": 20,
+        "repeats": 1,
+        "batches": (1,) * 4,
+    }
     rows = measured(engine, **plan)
     passes = [PassShape.of(row) for row in rows if row.kind == "pass"]
     gammas = {gamma for line in ONE_REQUEST_GAMMAS[:2] for gamma in line}
-    assert {shape.tokens for shape in passes if shape.role == "target"} == {1, *(gamma + 1 for gamma in gammas)}
-    assert {shape.context for shape in passes if shape.role == "target" and shape.tokens == 1} == {64, 256}
+    assert {shape.tokens for shape in passes if shape.role == "target"} == {
+        1,
+        *(gamma + 1 for gamma in gammas),
+    }
+    assert {shape.context for shape in passes if shape.role == "target" and shape.tokens == 1} == {
+        64,
+        256,
+    }
     assert all(shape.context in (64, 256) for shape in passes)
     first = {row.sizes()["tokens"] for row in rows if row.kind == "pass" and row.cache == "cold"}
     assert first >= {gamma + 1 for gamma in gammas}
     for row in rows:
         if row.kind == "rest" and row.sizes()["gamma"]:
-            assert row.sizes()["first_tokens"] == row.sizes()["gamma"] + 1 and row.median_s == pytest.approx(1e-3)
+            assert row.sizes()["first_tokens"] == row.sizes()[
+                "gamma"
+            ] + 1 and row.median_s == pytest.approx(1e-3)
 
 
 def test_the_gammas_of_one_request_cover_one_to_eight() -> None:

@@ -1,4 +1,5 @@
-"""The machine's slowness by plain steps of the target alone: PlainSteps, and `profile_engine` with it."""
+"""The machine's slowness by plain steps of the target alone: PlainSteps, and `profile_engine` with
+it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ class SlowingEngine(MadeUpEngine):
     slow = 1.0
 
     def steps(self):  # noqa: ANN201
-        return tuple(step.__class__(**{**_fields(step), "seconds": step.seconds * self.slow}) for step in super().steps())
+        return tuple(
+            step.__class__(**{**_fields(step), "seconds": step.seconds * self.slow})
+            for step in super().steps()
+        )
 
 
 def _fields(step) -> dict:  # noqa: ANN001

@@ -1,4 +1,5 @@
-"""Whatever a server sends is an answer or a failed one, in bounded time; and its address keeps no secret."""
+"""Whatever a server sends is an answer or a failed one, in bounded time; and its address keeps no
+secret."""
 
 from __future__ import annotations
 
@@ -26,12 +27,18 @@ Send = Callable[[bytes], None]
 
 
 def good(send: Send) -> None:
-    send(HEAD + 3 * TEXT + b'data: {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 8}}\n\n' + DONE)
+    send(
+        HEAD
+        + 3 * TEXT
+        + b'data: {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 8}}\n\n'
+        + DONE
+    )
 
 
 @contextmanager
 def server(*turns: Callable[[Send], None]) -> Iterator[tuple[str, list[bytes]]]:
-    """Its address and the requests it got; request n is answered by turn n, later ones by the last."""
+    """Its address and the requests it got; request n is answered by turn n, later ones by the
+    last."""
     listening = socket.create_server(("127.0.0.1", 0))
     asked: list[bytes] = []
 
@@ -64,12 +71,26 @@ def complete(url: str, timeout_s: float = 20.0) -> Answer:
 
 
 ODD = [
-    b'{"choices": [null]}', b'{"choices": "x"}', b'{"choices": 5}', b'{"usage": []}', b"null", b"5", b"{", b"[" * 100_000,
-    b'{"usage": {"completion_tokens": "many"}}', b'{"usage": {"completion_tokens": Infinity}}', b'"\\ud800"', b"1" * 5_000,
-    b'{"usage": {"completion_tokens": -5}}', b'{"usage": {"completion_tokens": 1000000000}}', b"\xff\xfe\x00",
-    b'{"usage": {"completion_tokens": 0}}', b'{"usage": {"completion_tokens": true}}', b'{"error": {"message": "out of memory"}}',
+    b'{"choices": [null]}',
+    b'{"choices": "x"}',
+    b'{"choices": 5}',
+    b'{"usage": []}',
+    b"null",
+    b"5",
+    b"{",
+    b"[" * 100_000,
+    b'{"usage": {"completion_tokens": "many"}}',
+    b'{"usage": {"completion_tokens": Infinity}}',
+    b'"\\ud800"',
+    b"1" * 5_000,
+    b'{"usage": {"completion_tokens": -5}}',
+    b'{"usage": {"completion_tokens": 1000000000}}',
+    b"\xff\xfe\x00",
+    b'{"usage": {"completion_tokens": 0}}',
+    b'{"usage": {"completion_tokens": true}}',
+    b'{"error": {"message": "out of memory"}}',
     b'{"usage": {"completion_tokens": 8, "prompt_tokens": [1]}}',
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("chunk", ODD, ids=lambda chunk: chunk[:50].decode("latin-1"))
@@ -126,12 +147,18 @@ def test_a_dropped_connection_is_one_failed_request() -> None:
     assert (measured.requests, measured.failed, measured.output_tokens) == (6, 1, 8)
 
 
-def test_the_key_is_sent_and_secrets_in_an_address_are_refused_unprinted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_sent_and_secrets_in_an_address_are_refused_unprinted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "topsecretpw")
     with server(good) as (url, asked):
         assert not complete(url).error
     assert b"Authorization: Bearer topsecretpw" in asked[0]
-    for address in ("http://me:topsecretpw@127.0.0.1:1", "me:topsecretpw@host", "ftp://me:topsecretpw@host"):
+    for address in (
+        "http://me:topsecretpw@127.0.0.1:1",
+        "me:topsecretpw@host",
+        "ftp://me:topsecretpw@host",
+    ):
         with pytest.raises(ArchsearchError) as told:
             Connection(address, 1.0)
         assert "topsecretpw" not in str(told.value)

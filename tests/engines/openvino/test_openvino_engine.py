@@ -1,4 +1,5 @@
-"""OpenVINO GenAI: the pure parts quickly, the engine itself (slow) on tiny folders with random weights."""
+"""OpenVINO GenAI: the pure parts quickly, the engine itself (slow) on tiny folders with random
+weights."""
 
 from __future__ import annotations
 
@@ -21,18 +22,23 @@ from tests.doubles.worker_modules import worker_modules
 
 TARGET = Architecture(32, 64, 2, 4, 2, 8, 50)
 DRAFT = TARGET.replace(num_hidden_layers=1)
-PROMPTS = [EnginePrompt(f"p{i}", tuple((11 * i + j) % 49 + 1 for j in range(3 + i))) for i in range(3)]
+PROMPTS = [
+    EnginePrompt(f"p{i}", tuple((11 * i + j) % 49 + 1 for j in range(3 + i))) for i in range(3)
+]
 
 
 with worker_modules(WORKER) as worker:  # its functions; OpenVINO itself is not loaded
     pass
 
 
-# ------------------------------------------------------------------------------------------------------------ pure parts
+# --------------------------------------------------------------------------------------------------
+# pure parts
 
 
 @pytest.mark.parametrize(("dtype", "told"), [("bfloat16", True), ("float32", False)])
-def test_a_division_by_zero_in_bfloat16_is_explained(monkeypatch: pytest.MonkeyPatch, dtype: str, told: bool) -> None:
+def test_a_division_by_zero_in_bfloat16_is_explained(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, told: bool
+) -> None:
     def killed(self, *models, **options) -> None:  # noqa: ANN001
         raise RunFailed("openvino was killed by signal 8 during 'start'")
 
@@ -56,13 +62,20 @@ def test_only_rounds_that_were_asked_for_gamma_and_not_cut_are_whole() -> None:
 @pytest.mark.parametrize("limit", range(5, 14))
 def test_the_worker_s_whole_rounds_are_those_of_every_engine(limit: int, ended: bool) -> None:
     lengths = [1, 3, 1, 2, 3, 1]  # the worker's first hand-over is the prompt's own token
-    assert worker.rounds.whole_rounds(lengths, 2, limit, ended) == whole_rounds(lengths[1:], 2, limit - 1, ended)
+    assert worker.rounds.whole_rounds(lengths, 2, limit, ended) == whole_rounds(
+        lengths[1:], 2, limit - 1, ended
+    )
 
 
 def test_draft_passes_are_told_apart_or_not_told() -> None:
     # 1 token by the target (an empty entry), rounds of 3, 3, then 1 draft token for the last two
     durations = [0.0, 5.0, 1.0, 1.1, 2.0, 1.2, 1.3, 3.0]
-    assert worker.rounds.draft_passes(durations, [1, 4, 3, 2], 3, 10) == [[], [5.0, 1.0, 1.1], [2.0, 1.2, 1.3], [3.0]]
+    assert worker.rounds.draft_passes(durations, [1, 4, 3, 2], 3, 10) == [
+        [],
+        [5.0, 1.0, 1.1],
+        [2.0, 1.2, 1.3],
+        [3.0],
+    ]
     assert worker.rounds.draft_passes(durations[:-1], [1, 4, 3, 2], 3, 10) is None
     assert worker.rounds.draft_passes([*durations, 0.0], [1, 4, 3, 2], 3, 10) is None
     # a last round for the target's token alone notes an empty entry
@@ -115,11 +128,15 @@ def test_the_cache_key_follows_the_content(tmp_path: Path) -> None:
 
 def test_of_an_error_the_last_line_is_told() -> None:
     last_line = worker.openvino_errors.last_line
-    assert last_line(RuntimeError("Exception from core.cpp:1\n\n  Cannot read the model  \n")) == "Cannot read the model"
+    assert (
+        last_line(RuntimeError("Exception from core.cpp:1\n\n  Cannot read the model  \n"))
+        == "Cannot read the model"
+    )
     assert last_line(RuntimeError()) == "RuntimeError"
 
 
-# ------------------------------------------------------------------------------------- what is refused before a child starts
+# ------------------------------------------------------------------------------------- what is
+# refused before a child starts
 
 
 @pytest.fixture
@@ -151,12 +168,20 @@ def test_what_it_cannot_do_is_one_line(folders: tuple[Path, Path], tmp_path: Pat
 
 
 def test_the_hub_is_left_alone_for_folders(folders: tuple[Path, Path]) -> None:
-    assert OpenVinoEngine(EngineSettings(threads=2)).child_environment([str(folders[0])])["HF_HUB_OFFLINE"] == "1"
-    assert "HF_HUB_OFFLINE" not in OpenVinoEngine(EngineSettings()).child_environment(["someone/model"])
+    assert (
+        OpenVinoEngine(EngineSettings(threads=2)).child_environment([str(folders[0])])[
+            "HF_HUB_OFFLINE"
+        ]
+        == "1"
+    )
+    assert "HF_HUB_OFFLINE" not in OpenVinoEngine(EngineSettings()).child_environment(
+        ["someone/model"]
+    )
     assert OpenVinoEngine(EngineSettings(threads=2)).child_environment([])["OMP_NUM_THREADS"] == "2"
 
 
-# ------------------------------------------------------------------------------------------------------- the engine itself
+# --------------------------------------------------------------------------------------------------
+# the engine itself
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +194,8 @@ def python() -> Path:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of random models whose logits are far apart, without end tokens that would come up."""
+    """Folders of random models whose logits are far apart, without end tokens that would come
+    up."""
     root = tmp_path_factory.mktemp("models")
     shapes = {"target": TARGET, "draft": DRAFT, "trimmed": DRAFT.replace(draft_vocab_size=20)}
     for name, arch in shapes.items():
@@ -193,7 +219,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def settings(python: Path, **fields: Any) -> EngineSettings:
-    return EngineSettings(**{"dtype": "float32", "max_len": 256, "threads": 1, "python": python, **fields})
+    return EngineSettings(
+        **{"dtype": "float32", "max_len": 256, "threads": 1, "python": python, **fields}
+    )
 
 
 @pytest.mark.slow
@@ -216,14 +244,21 @@ def test_greedy_answers_are_the_target_s_and_counts_add_up(
     for base, result in zip(alone, helped, strict=True):
         assert base.token_ids == result.token_ids and len(result.token_ids) == 20
         assert (base.rounds, base.drafted, base.accepted) == (0, 0, 0)
-        assert result.rounds == len(result.round_lengths) > 0 and result.drafted == gamma * result.rounds
+        assert (
+            result.rounds == len(result.round_lengths) > 0
+            and result.drafted == gamma * result.rounds
+        )
         assert len(result.accepted_by_position) == gamma
         assert result.accepted + result.rounds == sum(result.round_lengths)
         assert 0 < result.decode_seconds <= result.seconds and 0 < result.first_s <= result.seconds
         assert base.decode_tokens == 19 and len(base.gaps_s) == 19 and result.decode_tokens <= 18
     assert sum(step.written for step in steps) == 60
     assert max(step.batch for step in steps) == concurrency
-    assert all(step.target_s is not None and 0 < step.target_s <= step.seconds for step in steps if not step.prefill)
+    assert all(
+        step.target_s is not None and 0 < step.target_s <= step.seconds
+        for step in steps
+        if not step.prefill
+    )
 
 
 @pytest.mark.slow
@@ -239,7 +274,14 @@ def test_the_target_as_draft_is_accepted_whole_and_steps_tell_every_pass(
     assert [step.written for step in steps] == [1, 4, 4, 4, 4, 3]
     assert [step.gamma for step in steps] == [0, 3, 3, 3, 3, 2]
     assert [len(step.draft_s) for step in steps] == [0, 3, 3, 3, 3, 2]
-    assert [step.draft_tokens for step in steps] == [(), (4, 1, 1), (2, 1, 1), (2, 1, 1), (2, 1, 1), (2, 1)]
+    assert [step.draft_tokens for step in steps] == [
+        (),
+        (4, 1, 1),
+        (2, 1, 1),
+        (2, 1, 1),
+        (2, 1, 1),
+        (2, 1),
+    ]
     assert [step.prefill for step in steps] == [True, True, False, False, False, False]
     assert [step.context for step in steps] == [0.0, 4.0, 8.0, 12.0, 16.0, 20.0]
     assert [step.target_tokens for step in steps] == [3, 4, 4, 4, 4, 3]
@@ -248,7 +290,9 @@ def test_the_target_as_draft_is_accepted_whole_and_steps_tell_every_pass(
 
 
 @pytest.mark.slow
-def test_a_text_ends_at_its_end_token_with_and_without_a_draft(python: Path, models: dict[str, Path], cache: Path) -> None:
+def test_a_text_ends_at_its_end_token_with_and_without_a_draft(
+    python: Path, models: dict[str, Path], cache: Path
+) -> None:
     whole = OpenVinoEngine(settings(python))
     whole.start(models["target"], None, 0)
     (text,) = whole.generate(PROMPTS[:1], Sampling(max_new_tokens=20))
@@ -263,7 +307,9 @@ def test_a_text_ends_at_its_end_token_with_and_without_a_draft(python: Path, mod
             for draft, gamma in ((None, 0), (models["target"], 3)):
                 engine = OpenVinoEngine(settings(python, concurrency=concurrency))
                 engine.start(models["target"], draft, gamma)
-                first, again = engine.generate([PROMPTS[0], EnginePrompt("q", PROMPTS[0].token_ids)], Sampling(20))
+                first, again = engine.generate(
+                    [PROMPTS[0], EnginePrompt("q", PROMPTS[0].token_ids)], Sampling(20)
+                )
                 assert first.token_ids == again.token_ids == expected
                 assert sum(step.written for step in engine.steps()) == 2 * len(expected)
                 (ignored,) = engine.generate(PROMPTS[:1], Sampling(20, ignore_end=True))
@@ -274,11 +320,17 @@ def test_a_text_ends_at_its_end_token_with_and_without_a_draft(python: Path, mod
 
 
 @pytest.mark.slow
-def test_sampling_repeats_with_its_seed_and_is_refused_with_a_draft(python: Path, models: dict[str, Path], cache: Path) -> None:
+def test_sampling_repeats_with_its_seed_and_is_refused_with_a_draft(
+    python: Path, models: dict[str, Path], cache: Path
+) -> None:
     engine = OpenVinoEngine(settings(python))
     engine.start(models["target"], None, 0)
-    first, again, other = (engine.generate(PROMPTS, Sampling(16, temperature=3.0, seed=seed)) for seed in (1, 1, 2))
-    assert [r.token_ids for r in first] == [r.token_ids for r in again] != [r.token_ids for r in other]
+    first, again, other = (
+        engine.generate(PROMPTS, Sampling(16, temperature=3.0, seed=seed)) for seed in (1, 1, 2)
+    )
+    assert (
+        [r.token_ids for r in first] == [r.token_ids for r in again] != [r.token_ids for r in other]
+    )
     with pytest.raises(ArchsearchError, match="max_len is 256"):
         engine.generate(PROMPTS, Sampling(300))
     engine.start(models["target"], models["draft"], 2)
@@ -297,7 +349,9 @@ def test_token_logits_are_the_target_s(python: Path, models: dict[str, Path], ca
     engine = OpenVinoEngine(settings(python))
     engine.start(models["target"], None, 0)
     for _ in range(2):
-        assert engine.token_logits(ids, [7, 2]) == pytest.approx([float(expected[7]), float(expected[2])], abs=1e-3)
+        assert engine.token_logits(ids, [7, 2]) == pytest.approx(
+            [float(expected[7]), float(expected[2])], abs=1e-3
+        )
     engine.stop()
 
 

@@ -22,14 +22,22 @@ TOKENS = 60
 LONG = Sampling(TOKENS)
 NEVER = 1000
 SHAPE = Architecture(
-    hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=8, vocab_size=50,
-)  # fmt: skip
-PROMPTS = [EnginePrompt(f"p{i}", tuple((7 * i + j * j) % 50 for j in range(4 + i))) for i in range(4)]
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    vocab_size=50,
+)
+PROMPTS = [
+    EnginePrompt(f"p{i}", tuple((7 * i + j * j) % 50 for j in range(4 + i))) for i in range(4)
+]
 
 
 def sharp(noise: float) -> torch.nn.Module:
-    """Random weights large enough for clear argmaxes, with noise; its end token is never written."""
+    """Random weights large enough for clear argmaxes, with noise; its end token is never
+    written."""
     model = build_draft(SHAPE, seed=0)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = NEVER, 0
     generator = torch.Generator().manual_seed(1)
@@ -37,7 +45,9 @@ def sharp(noise: float) -> torch.nn.Module:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(8.0)
-                parameter.add_(noise * parameter.std() * torch.randn(parameter.shape, generator=generator))
+                parameter.add_(
+                    noise * parameter.std() * torch.randn(parameter.shape, generator=generator)
+                )
     return model
 
 
@@ -62,7 +72,9 @@ def traced(prompts, answers, draft, ended) -> Trace:
         agreements.append((logits.argmax(-1) == torch.tensor(answer)).numpy())
         sure.append(logits.softmax(-1).max(-1).values.numpy())
     names = tuple(prompt.prompt_id for prompt in prompts)
-    return Trace(tuple(agreements), ("",) * len(names), names, (ended,) * len(names), confidences=tuple(sure))
+    return Trace(
+        tuple(agreements), ("",) * len(names), names, (ended,) * len(names), confidences=tuple(sure)
+    )
 
 
 def served(target, draft, gamma: int, sampling=LONG, prompts=PROMPTS):
@@ -78,7 +90,9 @@ def served(target, draft, gamma: int, sampling=LONG, prompts=PROMPTS):
 def check_rows(results, texts, trace, rule, found) -> None:
     """Every prompt's rounds, what they accept and who drafted them, as replayed."""
     for index, (result, steps) in enumerate(results):
-        own = replay_chain(trace.pick([index]), rule, found[index : index + 1], first=0, limit=TOKENS)
+        own = replay_chain(
+            trace.pick([index]), rule, found[index : index + 1], first=0, limit=TOKENS
+        )
         assert result.token_ids == texts[index].answer
         assert result.rounds == pytest.approx(own.rounds)
         for place, count in enumerate(result.accepted_by_position):
@@ -87,7 +101,9 @@ def check_rows(results, texts, trace, rule, found) -> None:
         looked_up = [step for step in steps[: result.rounds] if not step.draft_s]
         assert len(looked_up) == pytest.approx(sum(own.found))
         if not rule.least:  # what a draft adds behind a token that fails is known of no text
-            sizes = sum(n * count for counts in (own.found, own.drafted) for n, count in enumerate(counts))
+            sizes = sum(
+                n * count for counts in (own.found, own.drafted) for n, count in enumerate(counts)
+            )
             assert result.drafted == pytest.approx(sizes)
 
 
@@ -118,7 +134,8 @@ def test_a_chain_does_what_was_replayed(target, near, lookup, rule) -> None:
 
 
 def test_a_chain_ends_where_the_target_ends(target, near) -> None:
-    """An end token that the prompts hold as well: a lookup proposes it, and what would follow it."""
+    """An end token that the prompts hold as well: a lookup proposes it, and what would follow
+    it."""
     end = served(target, None, 0)[0][0].token_ids[20]
     prompts = [EnginePrompt(p.prompt_id, (*p.token_ids, end, 3, 5, end, 3)) for p in PROMPTS]
     target.generation_config.eos_token_id = end
@@ -127,7 +144,9 @@ def test_a_chain_ends_where_the_target_ends(target, near) -> None:
         texts, trace = replayable(target, near, prompts, sampling)
         ended = tuple(text.answer[-1] == end for text in texts)
         texts = [LookupText(t.prompt, t.answer, e) for t, e in zip(texts, ended, strict=True)]
-        trace = Trace(trace.agreements, trace.categories, trace.ids, ended, confidences=trace.confidences)
+        trace = Trace(
+            trace.agreements, trace.categories, trace.ids, ended, confidences=trace.confidences
+        )
         assert any(ended)
         results = served(target, Chained(near, rule, lookup), 3, sampling, prompts)
     finally:
@@ -137,23 +156,31 @@ def test_a_chain_ends_where_the_target_ends(target, near) -> None:
         assert result.token_ids == texts[index].answer
         if not result.rounds:
             continue
-        own = replay_chain(trace.pick([index]), rule, found[index : index + 1], first=0, limit=TOKENS)
+        own = replay_chain(
+            trace.pick([index]), rule, found[index : index + 1], first=0, limit=TOKENS
+        )
         assert result.rounds == pytest.approx(own.rounds)
         assert sum(result.round_lengths) / result.rounds == pytest.approx(own.tau.value)
 
 
 @pytest.mark.parametrize("least", [0.3, 0.7])
-def test_a_draft_that_stops_when_unsure_does_what_was_replayed(target, near, least, monkeypatch) -> None:
-    """In archsearch's generator, and in transformers' own without scikit-learn (with it the threshold
-    moves)."""
+def test_a_draft_that_stops_when_unsure_does_what_was_replayed(
+    target, near, least, monkeypatch
+) -> None:
+    """In archsearch's generator, and in transformers' own without scikit-learn (with it the
+    threshold moves)."""
     rule = ChainRule(0, 5, least)
     texts, trace = replayable(target, near)
     check_rows(ours := served(target, Chained(near, rule), 5), texts, trace, rule, [])
-    assert 0 < sum(result.drafted for result, _ in ours) < 5 * sum(result.rounds for result, _ in ours)
+    assert (
+        0 < sum(result.drafted for result, _ in ours) < 5 * sum(result.rounds for result, _ in ours)
+    )
     monkeypatch.setattr(candidate_generator, "is_sklearn_available", lambda: False)
     monkeypatch.setattr(engine_module, "chained", lambda *_: nullcontext([]))
     theirs = served(target, Chained(near, rule), 5)
-    assert [result.round_lengths for result, _ in theirs] == [result.round_lengths for result, _ in ours]
+    assert [result.round_lengths for result, _ in theirs] == [
+        result.round_lengths for result, _ in ours
+    ]
 
 
 def test_a_chain_may_sample(target, near) -> None:

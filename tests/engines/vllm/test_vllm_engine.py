@@ -1,4 +1,5 @@
-"""The vLLM engine: what it refuses before a process starts, and (slow, in vLLM's own environment) what it does."""
+"""The vLLM engine: what it refuses before a process starts, and (slow, in vLLM's own environment)
+what it does."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ import pytest
 import torch
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.engines.engine import EnginePrompt, EngineSettings, EngineStep, GenerationResult, Sampling
+from archsearch.engines.engine import (
+    EnginePrompt,
+    EngineSettings,
+    EngineStep,
+    GenerationResult,
+    Sampling,
+)
 from archsearch.engines.environments.environment import find_python
 from archsearch.engines.vllm.engine import VllmEngine
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
@@ -24,7 +31,12 @@ PROMPT = (5, 6, 7, 8)
 
 def _folder(path: Path, seed: int, **changes: int) -> Path:
     """A tiny LLaMA with pronounced logits, so that greedy choices have no ties."""
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     shape |= {"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 64, **changes}
     model = build_draft(Architecture(**shape), seed=seed)
     with torch.no_grad():
@@ -44,10 +56,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def _settings(**changes: object) -> EngineSettings:
-    return EngineSettings(**{"dtype": "float32", "concurrency": 2, "max_len": 256, "threads": 1, **changes})
+    return EngineSettings(
+        **{"dtype": "float32", "concurrency": 2, "max_len": 256, "threads": 1, **changes}
+    )
 
 
-# --------------------------------------------------------------------------------------------- without a vLLM
+# ---------------------------------------------------------------------------------------------
+# without a vLLM
 
 
 def test_the_hub_is_off_limits_only_for_folders(tmp_path: Path) -> None:
@@ -57,11 +72,17 @@ def test_the_hub_is_off_limits_only_for_folders(tmp_path: Path) -> None:
     assert "OMP_NUM_THREADS" not in env and "HF_HUB_OFFLINE" not in env
 
 
-def test_bad_arguments_are_refused_before_a_process_starts(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_bad_arguments_are_refused_before_a_process_starts(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
     target, draft = folders
-    engine = VllmEngine(_settings(python=tmp_path / "absent"))  # a process would fail with another message
+    engine = VllmEngine(
+        _settings(python=tmp_path / "absent")
+    )  # a process would fail with another message
     other = _folder(tmp_path / "other", 2, vocab_size=96)
-    with pytest.raises(ArchsearchError, match="the draft's vocabulary has 96 tokens, the target's 64"):
+    with pytest.raises(
+        ArchsearchError, match="the draft's vocabulary has 96 tokens, the target's 64"
+    ):
         engine.start(target, other, GAMMA)
     with pytest.raises(ArchsearchError, match="needs a model folder, not a Linear"):
         engine.start(torch.nn.Linear(1, 1), None, 0)
@@ -79,16 +100,23 @@ def test_bad_arguments_are_refused_before_a_process_starts(folders: tuple[Path, 
         engine.start(target, draft, GAMMA)
 
 
-def test_an_interpreter_without_vllm_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_without_vllm_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     python = tmp_path / "python"  # this one, without its site packages
     python.write_text(f'#!/bin/sh\nexec {shutil.which("python3") or "python3"} -I -S "$@"\n')
     python.chmod(0o755)
     script = tmp_path / "vllm_worker.py"
     from archsearch.engines.vllm import engine as vllm
 
-    script.write_text(f"import sys; sys.path.insert(0, {str(vllm.WORKER.parent)!r})\nimport vllm_worker; vllm_worker.main()\n")
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(vllm.WORKER.parent)!r})\nimport vllm_worker;"
+        " vllm_worker.main()\n"
+    )
     monkeypatch.setattr(VllmEngine, "worker", script)
-    with pytest.raises(ArchsearchError, match="there is no vLLM for .*archsearch engine install vllm"):
+    with pytest.raises(
+        ArchsearchError, match="there is no vLLM for .*archsearch engine install vllm"
+    ):
         _ = VllmEngine(_settings(python=python)).version
 
 
@@ -100,7 +128,8 @@ def test_stopping_and_steps_need_no_start() -> None:
         engine.token_logits([1], [1])
 
 
-# ------------------------------------------------------------------------------------------- in vLLM's environment
+# ------------------------------------------------------------------------------------------- in
+# vLLM's environment
 
 
 @pytest.fixture(scope="module")
@@ -122,28 +151,44 @@ def _prompts(count: int) -> list[EnginePrompt]:
     return [EnginePrompt(f"p{index}", (*PROMPT, *range(9, 9 + index))) for index in range(count)]
 
 
-def _consistent(results: list[GenerationResult], steps: tuple[EngineStep, ...], counters: dict, limit: int) -> None:
-    """Every token was handed over in a step, rounds add up, and vLLM counted no fewer than the whole rounds."""
+def _consistent(
+    results: list[GenerationResult], steps: tuple[EngineStep, ...], counters: dict, limit: int
+) -> None:
+    """Every token was handed over in a step, rounds add up, and vLLM counted no fewer than the
+    whole rounds."""
     assert sum(step.written for step in steps) == sum(len(result.token_ids) for result in results)
     for result in results:
         assert len(result.token_ids) == limit and len(result.gaps_s) >= 1
-        assert 0 < result.first_s < result.seconds and result.decode_seconds == pytest.approx(sum(result.gaps_s))
-        assert result.rounds == len(result.round_lengths) and sum(result.round_lengths) == result.accepted + result.rounds
+        assert 0 < result.first_s < result.seconds and result.decode_seconds == pytest.approx(
+            sum(result.gaps_s)
+        )
+        assert (
+            result.rounds == len(result.round_lengths)
+            and sum(result.round_lengths) == result.accepted + result.rounds
+        )
     assert counters["rounds"] >= sum(result.rounds for result in results)
     for position, counted in enumerate(counters["accepted_by_position"]):
         assert counted >= sum(result.accepted_by_position[position] for result in results)
 
 
 @pytest.mark.slow
-def test_greedy_text_with_a_draft_is_the_targets_own(engine: VllmEngine, folders: tuple[Path, Path]) -> None:
+def test_greedy_text_with_a_draft_is_the_targets_own(
+    engine: VllmEngine, folders: tuple[Path, Path]
+) -> None:
     target, draft = folders
-    prompts = [*_prompts(3), EnginePrompt("one", (9,))]  # three run at most together; a prompt of one token among them
+    prompts = [
+        *_prompts(3),
+        EnginePrompt("one", (9,)),
+    ]  # three run at most together; a prompt of one token among them
     sampling = Sampling(40, ignore_end=True)
     engine.start(target, None, 0)
     plain = engine.generate(prompts, sampling)
     steps = engine.steps()
     _consistent(plain, steps, {"rounds": 0, "accepted_by_position": []}, 40)
-    assert all(step.gamma == 0 and step.draft_s == () and step.target_s for step in steps) and max(s.batch for s in steps) == 2
+    assert (
+        all(step.gamma == 0 and step.draft_s == () and step.target_s for step in steps)
+        and max(s.batch for s in steps) == 2
+    )
     model = _hugging_face(target)
     for prompt, result in zip(prompts, plain, strict=True):
         assert list(result.token_ids) == _greedy(model, prompt.token_ids, 40)
@@ -156,17 +201,26 @@ def test_greedy_text_with_a_draft_is_the_targets_own(engine: VllmEngine, folders
     for step in engine.steps():
         assert step.target_s is not None and 0 < step.target_s + sum(step.draft_s) < step.seconds
         assert len(step.draft_s) == len(step.draft_tokens) == GAMMA
-        assert step.draft_tokens == (step.target_tokens + step.batch, *[step.batch] * (GAMMA - 1))  # the first sees it all again
+        assert step.draft_tokens == (
+            step.target_tokens + step.batch,
+            *[step.batch] * (GAMMA - 1),
+        )  # the first sees it all again
         if not step.prefill:
             assert step.gamma == GAMMA and step.target_tokens == step.batch * (GAMMA + 1)
     with torch.inference_mode():
         logits = model(torch.tensor([PROMPT])).logits[0, -1, [3, 1, 3]]
     assert engine.token_logits(PROMPT, [3, 1, 3]) == pytest.approx(logits.tolist(), abs=1e-4)
-    with pytest.raises(ArchsearchError, match=r"tokens \[64\] are not in the target's vocabulary of 64"):
+    with pytest.raises(
+        ArchsearchError, match=r"tokens \[64\] are not in the target's vocabulary of 64"
+    ):
         engine.token_logits(PROMPT, [64])
-    with pytest.raises(ArchsearchError, match="prompt 'p0' of 4 tokens and 300 new ones exceed the 256 tokens"):
+    with pytest.raises(
+        ArchsearchError, match="prompt 'p0' of 4 tokens and 300 new ones exceed the 256 tokens"
+    ):
         engine.generate(prompts, Sampling(300))
-    assert engine.generate(prompts[:1], sampling)[0].token_ids == plain[0].token_ids  # a refusal leaves it running
+    assert (
+        engine.generate(prompts[:1], sampling)[0].token_ids == plain[0].token_ids
+    )  # a refusal leaves it running
 
 
 @pytest.mark.slow
@@ -175,14 +229,20 @@ def test_a_draft_that_is_the_target_is_accepted_whole_and_the_end_is_kept(
 ) -> None:
     target, _ = folders
     text = _greedy(_hugging_face(target), PROMPT, 40)
-    end = next(token for index, token in enumerate(text) if index > 10 and text.index(token) == index)
+    end = next(
+        token for index, token in enumerate(text) if index > 10 and text.index(token) == index
+    )
     ending = tmp_path / "ending"
     shutil.copytree(target, ending)
     (ending / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
     engine.start(ending, target, GAMMA)
     [whole] = engine.generate(_prompts(1), Sampling(1 + 5 * (GAMMA + 1), ignore_end=True))
     assert whole.round_lengths == (GAMMA + 1,) * 5 and whole.accepted_by_position == (5,) * GAMMA
-    assert engine.counters == {"rounds": 5, "drafted": 5 * GAMMA, "accepted_by_position": [5] * GAMMA}
+    assert engine.counters == {
+        "rounds": 5,
+        "drafted": 5 * GAMMA,
+        "accepted_by_position": [5] * GAMMA,
+    }
     [cut] = engine.generate(_prompts(1), Sampling(40))
     assert list(cut.token_ids) == text[: text.index(end) + 1]
     assert cut.rounds == (text.index(end) - 1) // (GAMMA + 1)
@@ -190,7 +250,9 @@ def test_a_draft_that_is_the_target_is_accepted_whole_and_the_end_is_kept(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [{"concurrency": 8}], indirect=True)
-def test_synthetic_acceptance_is_what_was_asked(engine: VllmEngine, folders: tuple[Path, Path]) -> None:
+def test_synthetic_acceptance_is_what_was_asked(
+    engine: VllmEngine, folders: tuple[Path, Path]
+) -> None:
     target, draft = folders
     rates = (0.8, 0.5, 0.2)
     engine.start(target, draft, GAMMA, synthetic=rates)
@@ -214,21 +276,31 @@ def test_a_schedule_is_obeyed(engine: VllmEngine, folders: tuple[Path, Path]) ->
         assert len(steady) >= 5 and {step.gamma for step in steady} == {gamma}
         assert {step.target_tokens for step in steady} == {count * (gamma + 1)}
         if gamma == 0:
-            assert sum(result.rounds for result in results) == 0 and {len(step.draft_s) for step in steady} == {1}
+            assert sum(result.rounds for result in results) == 0 and {
+                len(step.draft_s) for step in steady
+            } == {1}
         assert all(len(result.accepted_by_position) == GAMMA for result in results)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [{"concurrency": 64}], indirect=True)
-def test_sampled_text_with_a_draft_has_the_targets_distribution(engine: VllmEngine, folders: tuple[Path, Path]) -> None:
-    """Tokens 2 and 3 come out of rounds: their distribution against the target's, at temperature 0.7."""
+def test_sampled_text_with_a_draft_has_the_targets_distribution(
+    engine: VllmEngine, folders: tuple[Path, Path]
+) -> None:
+    """Tokens 2 and 3 come out of rounds: their distribution against the target's, at temperature
+    0.7."""
     target, draft = folders
     count, temperature = 3000, 0.7
     engine.start(target, draft, GAMMA)
     prompts = [EnginePrompt(f"p{index}", PROMPT) for index in range(count)]
     results = engine.generate(prompts, Sampling(GAMMA + 2, temperature, seed=11, ignore_end=True))
-    accepted, rounds = sum(result.accepted for result in results), sum(result.rounds for result in results)
-    assert rounds == count and 0.1 < accepted / (rounds * GAMMA) < 0.9  # accepted, replaced and bonus tokens all occur
+    accepted, rounds = (
+        sum(result.accepted for result in results),
+        sum(result.rounds for result in results),
+    )
+    assert (
+        rounds == count and 0.1 < accepted / (rounds * GAMMA) < 0.9
+    )  # accepted, replaced and bonus tokens all occur
     model = _hugging_face(target)
     first = _probabilities(model, torch.tensor([PROMPT]), temperature)[0]  # [vocabulary]
     prefixes = torch.cat([torch.tensor([PROMPT]).expand(64, -1), torch.arange(64)[:, None]], 1)
@@ -236,16 +308,24 @@ def test_sampled_text_with_a_draft_has_the_targets_distribution(engine: VllmEngi
     pairs = torch.cat([prefixes.repeat_interleave(64, 0), torch.arange(64).repeat(64)[:, None]], 1)
     third_given = _probabilities(model, pairs, temperature).view(64, 64, 64)
     joint = first[:, None] * second_given
-    for index, expected in enumerate((first, joint.sum(0), (joint[..., None] * third_given).sum((0, 1)))):
-        observed = torch.bincount(torch.tensor([result.token_ids[index] for result in results]), minlength=64)
+    for index, expected in enumerate(
+        (first, joint.sum(0), (joint[..., None] * third_given).sum((0, 1)))
+    ):
+        observed = torch.bincount(
+            torch.tensor([result.token_ids[index] for result in results]), minlength=64
+        )
         assert _chi_square_deviations(observed, expected * count) < 4, f"token {index + 1}"
-    moments = torch.bincount(torch.tensor([r.token_ids[0] * 64 + r.token_ids[1] for r in results]), minlength=64 * 64)
+    moments = torch.bincount(
+        torch.tensor([r.token_ids[0] * 64 + r.token_ids[1] for r in results]), minlength=64 * 64
+    )
     assert _chi_square_deviations(moments, joint.flatten() * count) < 4, "tokens 1 and 2 together"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [{"dummy_weights": True, "dtype": "bfloat16"}], indirect=True)
-def test_dummy_weights_need_configs_only(engine: VllmEngine, folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_dummy_weights_need_configs_only(
+    engine: VllmEngine, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
     shapes = []
     for folder in folders:
         shapes.append(tmp_path / folder.name)
@@ -258,12 +338,16 @@ def test_dummy_weights_need_configs_only(engine: VllmEngine, folders: tuple[Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [{"mode": "graph"}, {"tensor_parallel": 2}], indirect=True)
-def test_other_ways_to_run_give_the_same_text(engine: VllmEngine, folders: tuple[Path, Path]) -> None:
+def test_other_ways_to_run_give_the_same_text(
+    engine: VllmEngine, folders: tuple[Path, Path]
+) -> None:
     target, draft = folders
     engine.start(target, draft, GAMMA)
     results = engine.generate(_prompts(2), Sampling(24, ignore_end=True))
     model = _hugging_face(target)
-    assert [list(result.token_ids) for result in results] == [_greedy(model, prompt.token_ids, 24) for prompt in _prompts(2)]
+    assert [list(result.token_ids) for result in results] == [
+        _greedy(model, prompt.token_ids, 24) for prompt in _prompts(2)
+    ]
     _consistent(results, engine.steps(), engine.counters, 24)
     in_process = engine.settings.tensor_parallel == 1
     assert all((step.target_s is not None) == in_process for step in engine.steps())
@@ -273,19 +357,27 @@ def test_other_ways_to_run_give_the_same_text(engine: VllmEngine, folders: tuple
 
 
 @pytest.mark.slow
-def test_what_vllm_cannot_run_ends_in_one_line_and_no_process(python: Path, folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_what_vllm_cannot_run_ends_in_one_line_and_no_process(
+    python: Path, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
     target, draft = folders
     strange = tmp_path / "strange"
     shutil.copytree(target, strange)
     config = json.loads((strange / "config.json").read_text())
-    (strange / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchForCausalLM"], "model_type": "nosuch"}))
+    (strange / "config.json").write_text(
+        json.dumps({**config, "architectures": ["NoSuchForCausalLM"], "model_type": "nosuch"})
+    )
     engine = VllmEngine(_settings(python=python))
     with pytest.raises(ArchsearchError, match="nosuch|NoSuch") as told:
         engine.start(strange, None, 0)
     assert "\n" not in str(told.value) and engine._child is None
     _longer(target, tmp_path / "long", 10**7)
-    engine = VllmEngine(_settings(python=python, concurrency=4096, max_len=10**7 - 10))  # 40 TB of keys and values
-    with pytest.raises(RunFailed, match="^vllm is out of memory: .*; lower --concurrency or --max-len") as told:
+    engine = VllmEngine(
+        _settings(python=python, concurrency=4096, max_len=10**7 - 10)
+    )  # 40 TB of keys and values
+    with pytest.raises(
+        RunFailed, match="^vllm is out of memory: .*; lower --concurrency or --max-len"
+    ) as told:
         engine.start(tmp_path / "long", None, 0)
     assert "\n" not in str(told.value) and engine._child is None
 
@@ -293,7 +385,9 @@ def test_what_vllm_cannot_run_ends_in_one_line_and_no_process(python: Path, fold
 def _longer(source: Path, folder: Path, positions: int) -> None:
     shutil.copytree(source, folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": positions}))
+    (folder / "config.json").write_text(
+        json.dumps({**config, "max_position_embeddings": positions})
+    )
 
 
 def _hugging_face(folder: Path) -> torch.nn.Module:
@@ -310,14 +404,17 @@ def _greedy(model: torch.nn.Module, prompt: tuple[int, ...], count: int) -> list
     return tokens[len(prompt) :]
 
 
-def _probabilities(model: torch.nn.Module, prefixes: torch.Tensor, temperature: float) -> torch.Tensor:
+def _probabilities(
+    model: torch.nn.Module, prefixes: torch.Tensor, temperature: float
+) -> torch.Tensor:
     """[prefixes, vocabulary]"""
     with torch.inference_mode():
         return (model(prefixes).logits[:, -1].double() / temperature).softmax(-1)
 
 
 def _chi_square_deviations(observed: torch.Tensor, expected: torch.Tensor) -> float:
-    """How many standard deviations chi-square lies above its mean; tokens expected fewer than 5 times are taken together."""
+    """How many standard deviations chi-square lies above its mean; tokens expected fewer than 5
+    times are taken together."""
     rare = expected < 5
     seen = torch.cat([observed[~rare].double(), observed[rare].sum()[None].double()])
     hoped = torch.cat([expected[~rare], expected[rare].sum()[None]])

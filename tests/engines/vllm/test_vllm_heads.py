@@ -1,4 +1,5 @@
-"""Heads trained here, in vLLM (slow, in its own environment): same text, and acceptance as foretold from cached states."""
+"""Heads trained here, in vLLM (slow, in its own environment): same text, and acceptance as foretold
+from cached states."""
 
 from __future__ import annotations
 
@@ -36,17 +37,28 @@ AUX = (2, 6, 9)  # what OpenVINO GenAI hands over
 
 def make_target(folder: Path):
     torch.manual_seed(0)
-    target = LlamaForCausalLM(LlamaConfig(
-        vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=LAYERS, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=32, bos_token_id=None, eos_token_id=None, initializer_range=0.15,
-        max_position_embeddings=256,
-    )).eval()  # fmt: skip
+    target = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=32,
+            bos_token_id=None,
+            eos_token_id=None,
+            initializer_range=0.15,
+            max_position_embeddings=256,
+        )
+    ).eval()
     target.save_pretrained(folder)
     return target
 
 
 def foretold(head, target, results, prompts, auxiliary_dir: Path, aux) -> tuple[float, ...]:  # noqa: ANN001
-    """Acceptance by position of rounds walked offline, over the very texts that the engine wrote."""
+    """Acceptance by position of rounds walked offline, over the very texts that the engine
+    wrote."""
     from archsearch.text.encode import with_states
     from archsearch.text.prompts import EncodedPrompt
 
@@ -56,7 +68,11 @@ def foretold(head, target, results, prompts, auxiliary_dir: Path, aux) -> tuple[
     if aux:
         from archsearch.text.cache import TextCache, open_folder, save_shard, target_fingerprint
 
-        fingerprint = {"target": target_fingerprint(target), "prompts": "p", "settings": {"kind": "written"}}
+        fingerprint = {
+            "target": target_fingerprint(target),
+            "prompts": "p",
+            "settings": {"kind": "written"},
+        }
         open_folder(auxiliary_dir, fingerprint, target.lm_head.weight)
         save_shard(auxiliary_dir / "shard-00000.safetensors", sequences, True)
         states = auxiliary_states(target, TextCache.load(auxiliary_dir), AUX)
@@ -66,15 +82,21 @@ def foretold(head, target, results, prompts, auxiliary_dir: Path, aux) -> tuple[
 def trained(family: str, target, cache, folder: Path):  # noqa: ANN001, ANN201
     """A head of the family, trained a little on the texts of `cache`, and saved."""
     facts = TargetFacts.of(from_hf_config(target.config.to_dict()), "tiny")
-    config = head_config(max_steps=80, batch_tokens=128, warmup_tokens=64, lr=5e-3, autocast=False, evaluations=2)
+    config = head_config(
+        max_steps=80, batch_tokens=128, warmup_tokens=64, lr=5e-3, autocast=False, evaluations=2
+    )
     if family == "medusa":
         heads = initialise_medusa(target, GAMMA, tuple(range(VOCAB)))
         train_head(heads, [cache], GAMMA, config)
         save_medusa(heads, folder, facts)
         return heads
-    decoder = from_hf_config(target.config.to_dict()).replace(num_hidden_layers=1, draft_vocab_size=VOCAB)
+    decoder = from_hf_config(target.config.to_dict()).replace(
+        num_hidden_layers=1, draft_vocab_size=VOCAB
+    )
     mask = 0 if family == "peagle" else None
-    head = initialise_eagle3(target, eagle3_config(decoder, target), AUX, tuple(range(VOCAB)), mask_token_id=mask)
+    head = initialise_eagle3(
+        target, eagle3_config(decoder, target), AUX, tuple(range(VOCAB)), mask_token_id=mask
+    )
     train_head(head, [cache], GAMMA, config, auxiliary=auxiliary_states(target, cache, AUX))
     save_eagle3(head, folder, facts)
     return head
@@ -94,7 +116,11 @@ def written(target: Path, source, gamma: int = GAMMA, **settings):  # noqa: ANN0
     engine = VllmEngine(EngineSettings(dtype="float32", max_len=96, **settings))
     engine.start(target, source, gamma if source is not None else 0)
     try:
-        found = [result for prompt in prompts for result in engine.generate([prompt], Sampling(TOKENS, ignore_end=True))]
+        found = [
+            result
+            for prompt in prompts
+            for result in engine.generate([prompt], Sampling(TOKENS, ignore_end=True))
+        ]
     finally:
         engine.stop()
     return [result.token_ids for result in found], sum(result.rounds for result in found)
@@ -102,7 +128,9 @@ def written(target: Path, source, gamma: int = GAMMA, **settings):  # noqa: ANN0
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["peagle", "pard", "dflash"])
-def test_drafters_that_fill_a_block_at_once_write_the_targets_text(tmp_path: Path, family: str) -> None:
+def test_drafters_that_fill_a_block_at_once_write_the_targets_text(
+    tmp_path: Path, family: str
+) -> None:
     """From the config.json that a search leaves for such a shape, with made-up weights."""
     engine_here("vllm")
     target = from_hf_config(make_target(tmp_path / "target").config.to_dict())
@@ -115,15 +143,26 @@ def test_drafters_that_fill_a_block_at_once_write_the_targets_text(tmp_path: Pat
 
 @pytest.mark.slow
 def test_an_export_loads_in_both_of_its_forms(tmp_path: Path) -> None:
-    """The folder as it is, and with the speculators config in the place of config.json: same texts, same rounds."""
+    """The folder as it is, and with the speculators config in the place of config.json: same texts,
+    same rounds."""
     engine_here("vllm")
     target = make_target(tmp_path / "target")
     trained("eagle3", target, write_texts(tmp_path / "text", target, 48), tmp_path / "head")
     tau = {str(GAMMA): {"value": 2.0, "std": 0.1, "source": "measured"}}
-    held = {"tau": tau, "conditional": [0.5] * GAMMA, "accepted_by_position": {str(GAMMA): [0.5, 0.3, 0.2]}}
+    held = {
+        "tau": tau,
+        "conditional": [0.5] * GAMMA,
+        "accepted_by_position": {str(GAMMA): [0.5, 0.3, 0.2]},
+    }
     record = {"text_tokens": 100, "rows": VOCAB, "vocabulary_coverage": 1.0, "heldout": held}
     target = ExportTarget(str(tmp_path / "target"))
-    source = ExportSource(tmp_path / "head", GAMMA, target=target, record=DraftRecord(training=record), family="eagle3")
+    source = ExportSource(
+        tmp_path / "head",
+        GAMMA,
+        target=target,
+        record=DraftRecord(training=record),
+        family="eagle3",
+    )
     export(source, tmp_path / "export")
     common = written(tmp_path / "target", tmp_path / "export")
     spoken = tmp_path / "spoken"
@@ -135,20 +174,27 @@ def test_an_export_loads_in_both_of_its_forms(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["eagle3", "medusa", "ngram", "peagle"])
-def test_heads_write_the_targets_text_and_accept_what_was_foretold(tmp_path: Path, family: str) -> None:
+def test_heads_write_the_targets_text_and_accept_what_was_foretold(
+    tmp_path: Path, family: str
+) -> None:
     engine_here("vllm")
     target = make_target(tmp_path / "target")
     draft, head = tmp_path / family, None
     cache = write_texts(tmp_path / "text", target, 48)
     if family != "ngram":
         head = trained(family, target, cache, draft)
-    prompts = [EnginePrompt(str(i), tuple(s.token_ids[: s.prompt_tokens].tolist())) for i, s in enumerate(cache.sequences[:6])]
+    prompts = [
+        EnginePrompt(str(i), tuple(s.token_ids[: s.prompt_tokens].tolist()))
+        for i, s in enumerate(cache.sequences[:6])
+    ]
     sampling, answers = Sampling(TOKENS), []
     for source in (None, Ngram() if family == "ngram" else draft):
         engine = VllmEngine(EngineSettings(dtype="float32", max_len=96))
         engine.start(tmp_path / "target", source, GAMMA if source is not None else 0)
         try:
-            answers.append([result for prompt in prompts for result in engine.generate([prompt], sampling)])
+            answers.append(
+                [result for prompt in prompts for result in engine.generate([prompt], sampling)]
+            )
             told = all(step.target_s is not None for step in engine.steps())
         finally:
             engine.stop()
@@ -157,6 +203,11 @@ def test_heads_write_the_targets_text_and_accept_what_was_foretold(tmp_path: Pat
     rounds = sum(result.rounds for result in answers[1])
     assert rounds
     if head is not None:
-        counted = [sum(result.accepted_by_position[k] for result in answers[1]) / rounds for k in range(GAMMA)]
-        expected = foretold(head.eval(), target, answers[1], prompts, tmp_path / "foretold", family != "medusa")
+        counted = [
+            sum(result.accepted_by_position[k] for result in answers[1]) / rounds
+            for k in range(GAMMA)
+        ]
+        expected = foretold(
+            head.eval(), target, answers[1], prompts, tmp_path / "foretold", family != "medusa"
+        )
         assert counted == pytest.approx(expected, abs=0.05) and counted[0] > 0.1

@@ -1,4 +1,5 @@
-"""The vLLM worker's own arithmetic, without vLLM: rounds, the check against counters, plain torch in place of kernels."""
+"""The vLLM worker's own arithmetic, without vLLM: rounds, the check against counters, plain torch
+in place of kernels."""
 
 from __future__ import annotations
 
@@ -22,19 +23,27 @@ def worker() -> Iterator[SimpleNamespace]:
         yield modules
 
 
-def _request(worker: SimpleNamespace, handed: list[tuple[int, int]], limit: int = 10, stopped: bool = False):
+def _request(
+    worker: SimpleNamespace, handed: list[tuple[int, int]], limit: int = 10, stopped: bool = False
+):
     """A request of (draft tokens, tokens written) by step; the last one `stopped`."""
     request = worker.counting.Request("p", 4, limit, started=1.0)
     for index, (drafts, written) in enumerate(handed):
-        request.hand_over([7] * written, drafts, False, stopped and index == len(handed) - 1, 2.0 + index)
+        request.hand_over(
+            [7] * written, drafts, False, stopped and index == len(handed) - 1, 2.0 + index
+        )
     return request
 
 
-# --------------------------------------------------------------------------------------------------- made-up weights
+# --------------------------------------------------------------------------------------------------
+# made-up weights
 
 
-def test_a_made_up_eagle_head_keeps_its_own_rows(worker: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM shares the target's head with one whose file brought none, and a made-up one has no file."""
+def test_a_made_up_eagle_head_keeps_its_own_rows(
+    worker: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM shares the target's head with one whose file brought none, and a made-up one has no
+    file."""
 
     class SupportsEagleBase:
         has_own_lm_head = False
@@ -44,16 +53,24 @@ def test_a_made_up_eagle_head_keeps_its_own_rows(worker: SimpleNamespace, monkey
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "vllm.model_executor.models.interfaces", interfaces)  # type: ignore[arg-type]
     keep = worker.made_up.keep_own_head
-    assert not keep({"family": "eagle3", "dummy_weights": False}) and not SupportsEagleBase.has_own_lm_head
-    assert not keep({"family": "dflash", "dummy_weights": True}) and not SupportsEagleBase.has_own_lm_head, "it shares by design"
+    assert (
+        not keep({"family": "eagle3", "dummy_weights": False})
+        and not SupportsEagleBase.has_own_lm_head
+    )
+    assert (
+        not keep({"family": "dflash", "dummy_weights": True})
+        and not SupportsEagleBase.has_own_lm_head
+    ), "it shares by design"
     assert keep({"family": "peagle", "dummy_weights": True}) and SupportsEagleBase.has_own_lm_head
 
 
-# ------------------------------------------------------------------------------------------------------------- rounds
+# --------------------------------------------------------------------------------------------------
+# rounds
 
 
 def test_a_round_is_whole_when_gamma_and_one_tokens_had_room(worker: SimpleNamespace) -> None:
-    # 1 by the prompt's step, then 9 to go: 4 + 2 leave 3, too few for gamma 3 + 1, though that round wrote 1 only
+    # 1 by the prompt's step, then 9 to go: 4 + 2 leave 3, too few for gamma 3 + 1, though that
+    # round wrote 1 only
     request = _request(worker, [(0, 1), (3, 4), (3, 2), (3, 1), (3, 2)])
     assert request.whole == [(3, 4), (3, 2)] and request.cut == [(3, 1), (3, 2)]
 
@@ -78,70 +95,108 @@ def test_a_result_counts_whole_rounds_and_times_all(worker: SimpleNamespace) -> 
 
 def test_rounds_of_a_schedule_draft_what_their_step_drafted(worker: SimpleNamespace) -> None:
     result = _request(worker, [(0, 1), (3, 4), (1, 2), (0, 1)], limit=100).result(3)
-    assert result["rounds"] == 2 and result["drafted"] == 4 and result["accepted_by_position"] == [2, 1, 1]
+    assert (
+        result["rounds"] == 2
+        and result["drafted"] == 4
+        and result["accepted_by_position"] == [2, 1, 1]
+    )
 
 
-# ----------------------------------------------------------------------------------------------------------- counters
+# --------------------------------------------------------------------------------------------------
+# counters
 
 
 def test_counters_that_fit_are_no_disagreement(worker: SimpleNamespace) -> None:
     request = _request(worker, [(0, 1), (3, 4), (3, 1)], limit=100)
-    assert worker.counting.disagreement([request], worker.counting.Counters(2, 6, [1, 1, 1])) is None
+    assert (
+        worker.counting.disagreement([request], worker.counting.Counters(2, 6, [1, 1, 1])) is None
+    )
 
 
-@pytest.mark.parametrize("counted", [(1, 6, [1, 1, 1]), (2, 5, [1, 1, 1]), (2, 6, [2, 1, 1]), (2, 6, [1, 1, 0])])
-def test_counters_that_do_not_fit_are_told(worker: SimpleNamespace, counted: tuple[int, int, list[int]]) -> None:
+@pytest.mark.parametrize(
+    "counted", [(1, 6, [1, 1, 1]), (2, 5, [1, 1, 1]), (2, 6, [2, 1, 1]), (2, 6, [1, 1, 0])]
+)
+def test_counters_that_do_not_fit_are_told(
+    worker: SimpleNamespace, counted: tuple[int, int, list[int]]
+) -> None:
     request = _request(worker, [(0, 1), (3, 4), (3, 1)], limit=100)
-    assert "were seen" in worker.counting.disagreement([request], worker.counting.Counters(*counted))
+    assert "were seen" in worker.counting.disagreement(
+        [request], worker.counting.Counters(*counted)
+    )
 
 
-@pytest.mark.parametrize(("accepted", "fits"), [([2, 1, 1], True), ([2, 2, 2], True), ([1, 1, 1], False), ([3, 2, 2], False)])
-def test_a_cut_round_may_have_accepted_more_than_it_wrote(worker: SimpleNamespace, accepted: list[int], fits: bool) -> None:
+@pytest.mark.parametrize(
+    ("accepted", "fits"),
+    [([2, 1, 1], True), ([2, 2, 2], True), ([1, 1, 1], False), ([3, 2, 2], False)],
+)
+def test_a_cut_round_may_have_accepted_more_than_it_wrote(
+    worker: SimpleNamespace, accepted: list[int], fits: bool
+) -> None:
     request = _request(worker, [(0, 1), (3, 4), (3, 2)], limit=7)
     assert request.cut == [(3, 2)]
-    assert (worker.counting.disagreement([request], worker.counting.Counters(2, 6, accepted)) is None) == fits
+    assert (
+        worker.counting.disagreement([request], worker.counting.Counters(2, 6, accepted)) is None
+    ) == fits
 
 
 def test_placeholders_count_as_rounds_of_the_engine_only(worker: SimpleNamespace) -> None:
     request = worker.counting.Request("p", 1, 10)
     request.hand_over([7], 3, True, False, 1.0)
-    assert not request.whole and worker.counting.disagreement([request], worker.counting.Counters(1, 3, [0, 0, 0])) is None
-
-
-def test_counters_subtract(worker: SimpleNamespace) -> None:
-    assert worker.counting.Counters(5, 10, [4, 2]).minus(worker.counting.Counters(2, 4, [1])) == worker.counting.Counters(
-        3, 6, [3, 2]
+    assert (
+        not request.whole
+        and worker.counting.disagreement([request], worker.counting.Counters(1, 3, [0, 0, 0]))
+        is None
     )
 
 
-# -------------------------------------------------------------------------------------------------------- plain torch
+def test_counters_subtract(worker: SimpleNamespace) -> None:
+    assert worker.counting.Counters(5, 10, [4, 2]).minus(
+        worker.counting.Counters(2, 4, [1])
+    ) == worker.counting.Counters(3, 6, [3, 2])
+
+
+# --------------------------------------------------------------------------------------------------
+# plain torch
 
 
 def test_values_are_repeated_for_each_draft_token(worker: SimpleNamespace) -> None:
     output = torch.full((4,), -1.0)
-    worker.cpu_build.expand_values(output, torch.tensor([0.7, 0.0, 1.3]), torch.tensor([1, 3, 4], dtype=torch.int32), 0, 1, 128)
+    worker.cpu_build.expand_values(
+        output, torch.tensor([0.7, 0.0, 1.3]), torch.tensor([1, 3, 4], dtype=torch.int32), 0, 1, 128
+    )
     assert output.tolist() == pytest.approx([0.7, 1.0, 1.0, 1.3])
 
 
 def test_requests_without_draft_tokens_are_left_out(worker: SimpleNamespace) -> None:
     output = torch.zeros(2, dtype=torch.int32)
-    worker.cpu_build.expand_values(output, torch.tensor([5, 6, 7], dtype=torch.int32), torch.tensor([1, 1, 2]), 0, 0)
+    worker.cpu_build.expand_values(
+        output, torch.tensor([5, 6, 7], dtype=torch.int32), torch.tensor([1, 1, 2]), 0, 0
+    )
     assert output.tolist() == [5, 7]
 
 
 def test_an_expansion_through_integers_is_found_out(worker: SimpleNamespace) -> None:
-    def through_integers(output: Tensor, values: Tensor, cu: Tensor, old: float, new: float) -> None:
-        worker.cpu_build.expand_values(output.to(torch.int64), values.to(torch.int64), cu, old, new)  # the copy is lost
+    def through_integers(
+        output: Tensor, values: Tensor, cu: Tensor, old: float, new: float
+    ) -> None:
+        worker.cpu_build.expand_values(
+            output.to(torch.int64), values.to(torch.int64), cu, old, new
+        )  # the copy is lost
 
     def truncated(output: Tensor, values: Tensor, cu: Tensor, old: float, new: float) -> None:
         worker.cpu_build.expand_values(output, values.to(torch.int64), cu, old, new)
 
     assert worker.cpu_build.expand_works(worker.cpu_build.expand_values)
-    assert not worker.cpu_build.expand_works(through_integers) and not worker.cpu_build.expand_works(truncated)
+    assert not worker.cpu_build.expand_works(
+        through_integers
+    ) and not worker.cpu_build.expand_works(truncated)
 
 
-def _by_chance(worker: SimpleNamespace, uniform: list[float], drafts: list[int], mine: Tensor | None = None) -> list[list[int]]:
-    """Two requests, of 2 and 1 draft tokens, rates 0.5 and 0.5; the target says 90, 91, 92 and the bonus is 80, 81."""
+def _by_chance(
+    worker: SimpleNamespace, uniform: list[float], drafts: list[int], mine: Tensor | None = None
+) -> list[list[int]]:
+    """Two requests, of 2 and 1 draft tokens, rates 0.5 and 0.5; the target says 90, 91, 92 and the
+    bonus is 80, 81."""
     output = torch.full((2, 3), -1, dtype=torch.int32)
     worker.synthetic.accept_by_chance(
         output,
@@ -164,7 +219,10 @@ def test_chance_accepts_up_to_the_first_refusal(worker: SimpleNamespace) -> None
 
 def test_chance_refuses_padding_and_leaves_others_alone(worker: SimpleNamespace) -> None:
     assert _by_chance(worker, [0.0, 0.0, 0.0], [-1, 2, 3])[0] == [90, -1, -1]
-    assert _by_chance(worker, [0.0, 0.0, 0.0], [1, 2, 3], torch.tensor([False, True])) == [[-1, -1, -1], [3, 81, -1]]
+    assert _by_chance(worker, [0.0, 0.0, 0.0], [1, 2, 3], torch.tensor([False, True])) == [
+        [-1, -1, -1],
+        [3, 81, -1],
+    ]
 
 
 def test_without_chance_the_engines_own_kernels_run(worker: SimpleNamespace) -> None:
@@ -196,44 +254,66 @@ def test_chance_accepts_at_the_asked_rates(worker: SimpleNamespace) -> None:
         assert abs(share - expected) < 4 * (expected * (1 - expected) / rounds) ** 0.5
 
 
-def test_sampling_with_a_draft_is_refused_where_the_mend_did_not_take(worker: SimpleNamespace) -> None:
+def test_sampling_with_a_draft_is_refused_where_the_mend_did_not_take(
+    worker: SimpleNamespace,
+) -> None:
     running = worker.vllm_worker.Worker()
     running.gamma, running.samples_rightly = 3, False
     with pytest.raises(worker.loop.UserError, match="uninitialised memory .* use temperature 0"):
         running.generate({"prompts": [], "max_new_tokens": 1, "temperature": 0.7, "seed": 0})
 
 
-# ----------------------------------------------------------------------------------------------------- configs, errors
+# --------------------------------------------------------------------------------------------------
+# configs, errors
 
 
 def test_absent_metrics_are_named(worker: SimpleNamespace) -> None:
     running = worker.vllm_worker.Worker()
     some = SimpleNamespace(name="vllm:spec_decode_num_drafts", value=3)
     running.llm = SimpleNamespace(get_metrics=lambda: [some])
-    with pytest.raises(worker.loop.Failed, match="does not tell vllm:spec_decode_num_draft_tokens, .*_per_pos"):
+    with pytest.raises(
+        worker.loop.Failed, match="does not tell vllm:spec_decode_num_draft_tokens, .*_per_pos"
+    ):
         running._counters()
 
 
 def test_cache_size_and_end_tokens_come_from_the_config(worker: SimpleNamespace) -> None:
     folder = worker.model_config
-    config = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128, "eos_token_id": 2}
+    config = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_size": 128,
+        "eos_token_id": 2,
+    }
     assert folder.cache_bytes_per_token([config], 2) == 2 * 2 * 2 * 32 * 2
     wide = {"text_config": {**config, "head_dim": 64, "num_hidden_layers": 3}}
     assert folder.cache_bytes_per_token([config, wide], 4) == 5 * 2 * 2 * 64 * 4
     assert folder.cache_gib([config], "bfloat16", 1, 100) == 1
-    assert folder.cache_gib([config], "bfloat16", 2**15, 100) == 3  # 2 GiB and a tenth: 100 tokens take a block of 128
-    assert folder.end_tokens(config, {}) == [2] and folder.end_tokens(config, {"eos_token_id": [3, 4]}) == [3, 4]
+    assert (
+        folder.cache_gib([config], "bfloat16", 2**15, 100) == 3
+    )  # 2 GiB and a tenth: 100 tokens take a block of 128
+    assert folder.end_tokens(config, {}) == [2] and folder.end_tokens(
+        config, {"eos_token_id": [3, 4]}
+    ) == [3, 4]
     assert folder.end_tokens({"text_config": config}, {}) == [2] and folder.end_tokens({}, {}) == []
 
 
 def test_prompts_do_not_share_a_seed(worker: SimpleNamespace) -> None:
-    seeds = {worker.vllm_worker.prompt_seed(seed, prompt) for seed in range(3) for prompt in ("a", "b", "c")}
+    seeds = {
+        worker.vllm_worker.prompt_seed(seed, prompt)
+        for seed in range(3)
+        for prompt in ("a", "b", "c")
+    }
     assert len(seeds) == 9 and all(0 <= seed < 2**31 for seed in seeds)
 
 
 def test_errors_of_vllm_become_a_line(worker: SimpleNamespace) -> None:
     loop, telling = worker.loop, worker.vllm_errors.telling
-    heading = "1 validation error for SpeculativeConfig\n  Value error, vocabularies differ. [type=value_error, input_value=1]\n"
+    heading = (
+        "1 validation error for SpeculativeConfig\n  Value error, vocabularies differ."
+        " [type=value_error, input_value=1]\n"
+    )
 
     def raising(error: Exception):
         def call(request: dict) -> dict:
@@ -246,25 +326,40 @@ def test_errors_of_vllm_become_a_line(worker: SimpleNamespace) -> None:
     with pytest.raises(ValueError):
         telling(raising(ValueError("ours")))({})
     with pytest.raises(MemoryError, match="not enough memory"):
-        telling(raising(RuntimeError("DefaultCPUAllocator: not enough memory: you tried")), starting=True)({})
+        telling(
+            raising(RuntimeError("DefaultCPUAllocator: not enough memory: you tried")),
+            starting=True,
+        )({})
     with pytest.raises(MemoryError):
-        telling(raising(ValueError("2.0 GiB KV cache is needed, which is larger than the available")), starting=True)({})
+        telling(
+            raising(ValueError("2.0 GiB KV cache is needed, which is larger than the available")),
+            starting=True,
+        )({})
 
 
-def test_an_old_or_absent_vllm_names_what_is_needed(worker: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_or_absent_vllm_names_what_is_needed(
+    worker: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop = worker.loop
     monkeypatch.setattr(worker.installed_vllm, "installed_version", lambda: "0.9.2")
     with pytest.raises(loop.UserError, match="0.9.2 is too old: 0.32 or newer is needed"):
         worker.installed_vllm.checked_version()
     for version in ("0.32.0", "0.33.1+cpu", "1.0rc1"):
-        monkeypatch.setattr(worker.installed_vllm, "installed_version", lambda version=version: version)
+        monkeypatch.setattr(
+            worker.installed_vllm, "installed_version", lambda version=version: version
+        )
         assert worker.installed_vllm.checked_version() == version
 
 
-def test_a_package_that_does_not_load_is_named(worker: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_does_not_load_is_named(
+    worker: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "brokenvision.py").write_text("raise RuntimeError('operator nms does not exist')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(worker.loop.UserError, match="brokenvision .*operator nms.*pip uninstall -y absent brokenvision"):
+    with pytest.raises(
+        worker.loop.UserError,
+        match="brokenvision .*operator nms.*pip uninstall -y absent brokenvision",
+    ):
         worker.installed_vllm.check_loads("absent", "brokenvision")
     worker.installed_vllm.check_loads("absent", "json")
 
@@ -277,34 +372,65 @@ def test_even_chances_meet_the_asked_rates_soon(worker: SimpleNamespace) -> None
     drafted = torch.arange(3).repeat(2, 1).flatten()
     counts = [0, 0, 0]
     for _ in range(rounds // 2):  # two requests of three draft tokens a call
-        uniform = chances.like(torch.rand(6, dtype=torch.float64), torch.tensor([3, 6]), conditional)
+        uniform = chances.like(
+            torch.rand(6, dtype=torch.float64), torch.tensor([3, 6]), conditional
+        )
         output = torch.full((2, 4), -1)
         worker.synthetic.accept_by_chance(
-            output, torch.tensor([3, 6]), drafted, torch.full((6,), 9), torch.tensor([8, 8]), uniform, conditional, None
+            output,
+            torch.tensor([3, 6]),
+            drafted,
+            torch.full((6,), 9),
+            torch.tensor([8, 8]),
+            uniform,
+            conditional,
+            None,
         )
         for row in output.tolist():
             accepted = next(i for i, token in enumerate(row) if token in (8, 9))
             for position in range(accepted):
                 counts[position] += 1
     # Independent draws would be off by 0.06 on average here.
-    assert all(abs(count / rounds - rate) <= 0.035 for count, rate in zip(counts, rates, strict=True))
-    first = [chances.like(torch.rand(3), torch.tensor([3]), conditional).tolist() for _ in range(2) if chances.begin(5) is None]
+    assert all(
+        abs(count / rounds - rate) <= 0.035 for count, rate in zip(counts, rates, strict=True)
+    )
+    first = [
+        chances.like(torch.rand(3), torch.tensor([3]), conditional).tolist()
+        for _ in range(2)
+        if chances.begin(5) is None
+    ]
     assert first[0] == pytest.approx(first[1])
 
 
-# ----------------------------------------------------------------------------------------------------------- families
+# --------------------------------------------------------------------------------------------------
+# families
 
 
 @pytest.mark.parametrize(
     ("ask", "expected"),
     [
-        ({"draft": "D"}, {"method": "draft_model", "model": "D", "draft_sample_method": "probabilistic"}),
-        ({"draft": "D", "family": "eagle3"}, {"method": "eagle3", "model": "D", "draft_sample_method": "probabilistic"}),
+        (
+            {"draft": "D"},
+            {"method": "draft_model", "model": "D", "draft_sample_method": "probabilistic"},
+        ),
+        (
+            {"draft": "D", "family": "eagle3"},
+            {"method": "eagle3", "model": "D", "draft_sample_method": "probabilistic"},
+        ),
         ({"draft": "D", "family": "medusa"}, {"method": "medusa", "model": "D"}),
-        ({"draft": "D", "family": "peagle"}, {"method": "eagle3", "model": "D", "parallel_drafting": True}),
-        ({"draft": "D", "family": "pard"}, {"method": "draft_model", "model": "D", "parallel_drafting": True}),
+        (
+            {"draft": "D", "family": "peagle"},
+            {"method": "eagle3", "model": "D", "parallel_drafting": True},
+        ),
+        (
+            {"draft": "D", "family": "pard"},
+            {"method": "draft_model", "model": "D", "parallel_drafting": True},
+        ),
         ({"draft": "D", "family": "dflash"}, {"method": "dflash", "model": "D"}),
-        ({"lookup": [2, 4], "family": "ngram"}, {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}),
+        (
+            {"lookup": [2, 4], "family": "ngram"},
+            {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4},
+        ),
     ],
 )
 def test_every_family_has_its_method(worker: SimpleNamespace, ask: dict, expected: dict) -> None:
@@ -314,10 +440,23 @@ def test_every_family_has_its_method(worker: SimpleNamespace, ask: dict, expecte
 
 
 def test_medusa_heads_take_no_cache(worker: SimpleNamespace) -> None:
-    config = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 128}
-    heads = {"model_type": "medusa", "hidden_size": 128, "vocab_size": 100, "num_heads": 3, "num_hidden_layers": 1}
+    config = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_size": 128,
+    }
+    heads = {
+        "model_type": "medusa",
+        "hidden_size": 128,
+        "vocab_size": 100,
+        "num_heads": 3,
+        "num_hidden_layers": 1,
+    }
     folder = worker.model_config
-    assert folder.cache_bytes_per_token([config, heads], 2) == folder.cache_bytes_per_token([config], 2)
+    assert folder.cache_bytes_per_token([config, heads], 2) == folder.cache_bytes_per_token(
+        [config], 2
+    )
 
 
 def test_a_proposal_in_one_go_is_one_pass(worker: SimpleNamespace) -> None:

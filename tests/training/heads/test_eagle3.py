@@ -27,19 +27,25 @@ def randomised(head: Eagle3Head, seed: int = 3) -> Eagle3Head:
     with torch.no_grad():
         for name, parameter in head.named_parameters():
             if not name.startswith("embedding"):
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3 + ("norm" in name))
+                parameter.copy_(
+                    torch.randn(parameter.shape, generator=generator) * 0.3 + ("norm" in name)
+                )
     return head.eval()
 
 
 class OneByOne:
-    """The head as an engine runs it: one row after the other, keys and values appended (vLLM's `llama_eagle3.py`)."""
+    """The head as an engine runs it: one row after the other, keys and values appended (vLLM's
+    `llama_eagle3.py`)."""
 
     def __init__(self, head: Eagle3Head) -> None:
         self.head = head
         self.cache = [[] for _ in head.layers]
 
-    def row(self, hidden: torch.Tensor, token: int, position: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(normed output, pre-norm output) [hidden] of a row; its keys and values stay in the cache."""
+    def row(
+        self, hidden: torch.Tensor, token: int, position: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(normed output, pre-norm output) [hidden] of a row; its keys and values stay in the
+        cache."""
         head = self.head
         embedded = head.embedding.weight[token]
         cos, sin = head.rotary(hidden[None, None], torch.tensor([[position]]))
@@ -49,14 +55,20 @@ class OneByOne:
                 normed = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(hidden)])
             else:
                 normed = layer.input_layernorm(hidden)
-            q, k, v = (p(normed).view(1, 1, -1, attention.head_dim).transpose(1, 2)
-                       for p in (attention.q_proj, attention.k_proj, attention.v_proj))  # fmt: skip
+            q, k, v = (
+                p(normed).view(1, 1, -1, attention.head_dim).transpose(1, 2)
+                for p in (attention.q_proj, attention.k_proj, attention.v_proj)
+            )
             q, k = apply_rotary_pos_emb(q, k, cos, sin)
             self.cache[place].append((k[0, :, 0], v[0, :, 0]))
-            keys, values = (torch.stack([pair[i] for pair in self.cache[place]], 1) for i in (0, 1))  # [kv heads, rows, dim]
+            keys, values = (
+                torch.stack([pair[i] for pair in self.cache[place]], 1) for i in (0, 1)
+            )  # [kv heads, rows, dim]
             group = attention.heads // attention.kv_heads
             keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
-            shares = torch.softmax((keys @ q[0, :, 0, :, None])[..., 0] * attention.head_dim**-0.5, -1)
+            shares = torch.softmax(
+                (keys @ q[0, :, 0, :, None])[..., 0] * attention.head_dim**-0.5, -1
+            )
             hidden = hidden + attention.o_proj((shares[..., None] * values).sum(1).reshape(-1))
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         return head.norm(hidden), hidden
@@ -81,15 +93,20 @@ def test_unrolled_steps_are_what_an_engine_computes_row_by_row(target, layers: i
                 place = (starts[text] == row).nonzero()
                 if not len(place):
                     continue
-                torch.testing.assert_close(steps[0][text, place[0, 0]], normed, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(
+                    steps[0][text, place[0, 0]], normed, rtol=1e-4, atol=1e-4
+                )
                 for step in (1, 2):
                     normed, fed = engine.row(fed, int(tokens[text, row + step]), row + step)
-                    torch.testing.assert_close(steps[step][text, place[0, 0]], normed, rtol=1e-4, atol=1e-4)
+                    torch.testing.assert_close(
+                        steps[step][text, place[0, 0]], normed, rtol=1e-4, atol=1e-4
+                    )
                 engine.forget(2)
 
 
 def test_the_rows_of_a_p_eagle_head_are_what_an_engine_computes_in_one_pass(target) -> None:
-    """Mask rows behind the known ones, each with the mask token and fc(mask_hidden), at the positions that follow."""
+    """Mask rows behind the known ones, each with the mask token and fc(mask_hidden), at the
+    positions that follow."""
     head = randomised(make_eagle3(target, 2, mask=5))
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(1, 7, len(AUX) * HIDDEN, generator=generator)
@@ -109,13 +126,17 @@ def test_the_rows_of_a_p_eagle_head_are_what_an_engine_computes_in_one_pass(targ
                 engine.forget(2)
 
 
-def test_a_p_eagle_folder_says_its_mask_and_loads_to_the_same_logits(target, tmp_path: Path) -> None:
+def test_a_p_eagle_folder_says_its_mask_and_loads_to_the_same_logits(
+    target, tmp_path: Path
+) -> None:
     head = randomised(make_eagle3(target, 2, mask=5))
     save_eagle3(head, tmp_path, FACTS)
     assert json.loads((tmp_path / "config.json").read_text())["ptd_token_id"] == 5
     assert check_head(tmp_path, FACTS) == "peagle"
     again = load_eagle3(tmp_path, target.get_input_embeddings().weight)
-    rows = Rows(torch.randn(1, 5, 3 * HIDDEN), torch.randint(0, VOCAB, (1, 5)), torch.tensor([[1, 2]]))
+    rows = Rows(
+        torch.randn(1, 5, 3 * HIDDEN), torch.randint(0, VOCAB, (1, 5)), torch.tensor([[1, 2]])
+    )
     with torch.no_grad():
         for ours, theirs in zip(head.unroll(rows, 3), again.unroll(rows, 3), strict=True):
             assert torch.equal(head.lm_head(ours), again.lm_head(theirs))
@@ -124,33 +145,68 @@ def test_a_p_eagle_folder_says_its_mask_and_loads_to_the_same_logits(target, tmp
 def test_a_head_begins_as_the_targets_last_layer(target) -> None:
     head = make_eagle3(target)
     last = target.model.layers[-1]
-    assert torch.equal(head.layers[0].self_attn.k_proj.weight[:, HIDDEN:], last.self_attn.k_proj.weight)
+    assert torch.equal(
+        head.layers[0].self_attn.k_proj.weight[:, HIDDEN:], last.self_attn.k_proj.weight
+    )
     assert not head.layers[0].self_attn.k_proj.weight[:, :HIDDEN].any()
     assert torch.equal(head.lm_head.weight, target.lm_head.weight[list(KEPT)])
-    assert torch.equal(head.fc(torch.arange(3.0 * HIDDEN)), torch.arange(2.0 * HIDDEN, 3.0 * HIDDEN)), "the highest state passes"
+    assert torch.equal(
+        head.fc(torch.arange(3.0 * HIDDEN)), torch.arange(2.0 * HIDDEN, 3.0 * HIDDEN)
+    ), "the highest state passes"
     assert not head.embedding.weight.requires_grad
 
 
-def test_the_folder_is_the_common_format_and_loads_to_the_same_logits(target, tmp_path: Path) -> None:
+def test_the_folder_is_the_common_format_and_loads_to_the_same_logits(
+    target, tmp_path: Path
+) -> None:
     from safetensors.torch import load_file
 
     head = randomised(make_eagle3(target))
     save_eagle3(head, tmp_path, FACTS)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLMEagle3"] and config["model_type"] == "llama"
-    assert config["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": list(AUX), "use_aux_hidden_state": True}
+    assert config["eagle_config"] == {
+        "eagle_aux_hidden_state_layer_ids": list(AUX),
+        "use_aux_hidden_state": True,
+    }
     assert config["norm_before_residual"] is False and config["tie_word_embeddings"] is False
-    assert (config["draft_vocab_size"], config["vocab_size"], config["target_hidden_size"]) == (len(KEPT), VOCAB, HIDDEN)
-    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == target.config.rope_parameters["rope_theta"]
+    assert (config["draft_vocab_size"], config["vocab_size"], config["target_hidden_size"]) == (
+        len(KEPT),
+        VOCAB,
+        HIDDEN,
+    )
+    assert (
+        config["rope_theta"]
+        == config["rope_parameters"]["rope_theta"]
+        == target.config.rope_parameters["rope_theta"]
+    )
     tensors = load_file(tmp_path / "model.safetensors")
-    layer = [f"layers.0.{name}.weight" for name in (
-        "input_layernorm", "hidden_norm", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-        "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")]  # fmt: skip
+    layer = [
+        f"layers.0.{name}.weight"
+        for name in (
+            "input_layernorm",
+            "hidden_norm",
+            "post_attention_layernorm",
+            "mlp.gate_proj",
+            "mlp.up_proj",
+            "mlp.down_proj",
+            "self_attn.q_proj",
+            "self_attn.k_proj",
+            "self_attn.v_proj",
+            "self_attn.o_proj",
+        )
+    ]
     assert set(tensors) == {"fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d", *layer}
-    assert (torch.arange(len(KEPT)) + tensors["d2t"]).tolist() == list(KEPT) and tensors["d2t"].dtype == torch.int64
-    assert tensors["t2d"].dtype == torch.bool and tensors["t2d"].nonzero().flatten().tolist() == list(KEPT)
+    assert (torch.arange(len(KEPT)) + tensors["d2t"]).tolist() == list(KEPT) and tensors[
+        "d2t"
+    ].dtype == torch.int64
+    assert tensors["t2d"].dtype == torch.bool and tensors[
+        "t2d"
+    ].nonzero().flatten().tolist() == list(KEPT)
     again = load_eagle3(tmp_path, target.get_input_embeddings().weight)
-    rows = Rows(torch.randn(1, 5, 3 * HIDDEN), torch.randint(0, VOCAB, (1, 5)), torch.tensor([[1, 2]]))
+    rows = Rows(
+        torch.randn(1, 5, 3 * HIDDEN), torch.randint(0, VOCAB, (1, 5)), torch.tensor([[1, 2]])
+    )
     with torch.no_grad():
         for ours, theirs in zip(head.unroll(rows, 2), again.unroll(rows, 2), strict=True):
             assert torch.equal(head.lm_head(ours), again.lm_head(theirs))
@@ -165,7 +221,9 @@ def test_the_folder_is_the_common_format_and_loads_to_the_same_logits(target, tm
         (TargetFacts("other", HIDDEN, LAYERS, VOCAB, "xyz"), "trained on the states of tiny"),
     ],
 )
-def test_a_head_of_another_target_is_refused(target, tmp_path: Path, facts: TargetFacts, words: str) -> None:
+def test_a_head_of_another_target_is_refused(
+    target, tmp_path: Path, facts: TargetFacts, words: str
+) -> None:
     save_eagle3(make_eagle3(target), tmp_path, FACTS)
     assert check_head(tmp_path, FACTS) == "eagle3"
     with pytest.raises(ArchsearchError, match=words) as error:
@@ -183,6 +241,8 @@ def test_folders_that_do_not_say_enough_are_refused(target, tmp_path: Path) -> N
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(MissingDataError, match="train the head first"):
         load_eagle3(tmp_path, target.get_input_embeddings().weight)
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
+    )
     with pytest.raises(ArchsearchError, match="holds no EAGLE-3, P-EAGLE or Medusa head"):
         check_head(tmp_path, FACTS)

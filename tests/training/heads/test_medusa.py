@@ -17,21 +17,33 @@ FACTS = TargetFacts("tiny", HIDDEN, LAYERS, VOCAB, "abc")
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_heads_begin_as_the_targets_and_come_back_from_their_folder(tmp_path: Path, shared: bool) -> None:
+def test_heads_begin_as_the_targets_and_come_back_from_their_folder(
+    tmp_path: Path, shared: bool
+) -> None:
     target = make_deep_target()
     heads = initialise_medusa(target, 3, KEPT, shared=shared)
     hidden = torch.randn(5, HIDDEN)
-    assert torch.equal(heads(hidden)[2], hidden) and torch.equal(heads.rows(1), target.lm_head.weight[list(KEPT)])
+    assert torch.equal(heads(hidden)[2], hidden) and torch.equal(
+        heads.rows(1), target.lm_head.weight[list(KEPT)]
+    )
     with torch.no_grad():
         for parameter in heads.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape))
     save_medusa(heads, tmp_path, FACTS)
     config = json.loads((tmp_path / "config.json").read_text())
-    assert config["model_type"] == "medusa" and config["num_heads"] == 3 and config["original_lm_head"] is shared
-    assert config["vocab_size"] == config["truncated_vocab_size"] == VOCAB, "vLLM 0.32 cannot load fewer rows"
+    assert (
+        config["model_type"] == "medusa"
+        and config["num_heads"] == 3
+        and config["original_lm_head"] is shared
+    )
+    assert config["vocab_size"] == config["truncated_vocab_size"] == VOCAB, (
+        "vLLM 0.32 cannot load fewer rows"
+    )
     again = load_medusa(tmp_path)
     for head in range(3):
-        assert torch.equal(again(hidden)[head], heads(hidden)[head]) and torch.equal(again.rows(head), heads.rows(head))
+        assert torch.equal(again(hidden)[head], heads(hidden)[head]) and torch.equal(
+            again.rows(head), heads.rows(head)
+        )
     assert check_head(tmp_path, FACTS) == "medusa"
     with pytest.raises(ArchsearchError, match="reads states of width 32"):
         check_head(tmp_path, TargetFacts("wide", 64, LAYERS, VOCAB))

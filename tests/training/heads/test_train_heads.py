@@ -1,4 +1,5 @@
-"""Training heads on a tiny target: chains counted rightly, both families learn, runs go on, and the best is kept."""
+"""Training heads on a tiny target: chains counted rightly, both families learn, runs go on, and the
+best is kept."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from archsearch.training.heads.chains import chain_matches, count_chains
 from archsearch.training.heads.eagle3 import Rows
 from archsearch.training.heads.medusa import initialise_medusa
 from archsearch.training.heads.train import HeadRun, head_config, train_head
-from tests.doubles.tiny_heads import VOCAB, make_auxiliary, make_deep_target, make_eagle3, write_texts
+from tests.doubles.tiny_heads import (
+    VOCAB,
+    make_auxiliary,
+    make_deep_target,
+    make_eagle3,
+    write_texts,
+)
 
 EVERY = tuple(range(VOCAB))
 
@@ -27,17 +34,26 @@ def world(tmp_path_factory: pytest.TempPathFactory):
 
 
 def short(**changes):
-    settings = {"max_steps": 24, "batch_tokens": 96, "warmup_tokens": 64, "lr": 5e-3, "autocast": False, "evaluations": 3}
+    settings = {
+        "max_steps": 24,
+        "batch_tokens": 96,
+        "warmup_tokens": 64,
+        "lr": 5e-3,
+        "autocast": False,
+        "evaluations": 3,
+    }
     return head_config(**{**settings, **changes})
 
 
 def test_chains_are_judged_only_inside_the_text_and_after_right_tokens() -> None:
-    #          start 0: right, wrong, (right)   start 1: right right, then the text ends   start 2: wrong
+    #     start 0: right, wrong, (right)   start 1: right right, then the text ends   start 2: wrong
     rows = np.array([[1, 0, 1], [1, 1, 0], [0, 0, 0]], dtype=bool)
     counts = count_chains([rows])
     assert counts.judged == (3, 2, 0) and counts.right == (2, 1, 0)
     assert counts.conditional == pytest.approx((2 / 3, 1 / 2, 0.0))
-    assert counts.tokens_a_round == pytest.approx(1 + 2 / 3 + 1 / 3) and counts.alpha == pytest.approx(3 / 5)
+    assert counts.tokens_a_round == pytest.approx(
+        1 + 2 / 3 + 1 / 3
+    ) and counts.alpha == pytest.approx(3 / 5)
 
 
 def test_matches_are_those_of_each_start_alone(world) -> None:
@@ -49,16 +65,30 @@ def test_matches_are_those_of_each_start_alone(world) -> None:
         written, prompt = len(sequence.written), sequence.prompt_tokens
         assert rows.shape == (written - 1, 3)
         for start in range(written - 1):
-            alone = Rows(auxiliary.of(sequence)[None].float(), sequence.token_ids[None, 1:], torch.tensor([[prompt - 1 + start]]))
+            alone = Rows(
+                auxiliary.of(sequence)[None].float(),
+                sequence.token_ids[None, 1:],
+                torch.tensor([[prompt - 1 + start]]),
+            )
             with torch.no_grad():
-                steps = [int(head.lm_head(normed)[0, 0].argmax()) for normed in head.unroll(alone, 3)]
-            expected = [start + 1 + k < written and steps[k] == int(sequence.greedy_ids[start + 1 + k]) for k in range(3)]
+                steps = [
+                    int(head.lm_head(normed)[0, 0].argmax()) for normed in head.unroll(alone, 3)
+                ]
+            expected = [
+                start + 1 + k < written and steps[k] == int(sequence.greedy_ids[start + 1 + k])
+                for k in range(3)
+            ]
             assert rows[start].tolist() == expected
     medusa = initialise_medusa(target, 2, EVERY)
     rows = chain_matches(medusa, sequences, 2, None)[0]
     first = sequences[0]
-    repeats = [int(first.greedy_ids[q]) == int(first.greedy_ids[q + 1]) for q in range(len(first.written) - 1)]
-    assert rows[:, 0].tolist() == repeats, "untrained, a head repeats the token that the target just wrote"
+    repeats = [
+        int(first.greedy_ids[q]) == int(first.greedy_ids[q + 1])
+        for q in range(len(first.written) - 1)
+    ]
+    assert rows[:, 0].tolist() == repeats, (
+        "untrained, a head repeats the token that the target just wrote"
+    )
 
 
 def make_head(target, family: str, kept=EVERY):
@@ -77,9 +107,19 @@ def test_heads_learn_and_keep_the_best(world, tmp_path: Path, family: str) -> No
     losses = [point.value for point in result.run.loss_curve]
     tail = losses[20:]  # an EAGLE-3 run changes its loss after a quarter: from there on
     assert np.mean(tail[-8:]) < 0.9 * np.mean(tail[:8])
-    assert result.best.counts.tokens_a_round == max(point.counts.tokens_a_round for point in result.curve)
+    assert result.best.counts.tokens_a_round == max(
+        point.counts.tokens_a_round for point in result.curve
+    )
     assert result.best.counts.tokens_a_round > result.curve[0].counts.tokens_a_round
-    assert seen and {"step", "tokens", "seconds", "fraction", "loss", "alpha", "tokens_per_s"} <= set(seen[-1])
+    assert seen and {
+        "step",
+        "tokens",
+        "seconds",
+        "fraction",
+        "loss",
+        "alpha",
+        "tokens_per_s",
+    } <= set(seen[-1])
     kept_out = split_heldout(cache.sequences, short().heldout_sequences)[1]
     assert count_chains(chain_matches(head, kept_out, 3, aux)) == result.best.counts
 
@@ -101,9 +141,19 @@ def test_a_stopped_run_ends_where_an_unbroken_one_ends(world, tmp_path: Path, fa
 
     broken = fresh()
     with pytest.raises(KeyboardInterrupt):
-        train_head(broken, [cache], 3, short(evaluations=1), auxiliary=aux, checkpoint_dir=tmp_path, progress=stop)
+        train_head(
+            broken,
+            [cache],
+            3,
+            short(evaluations=1),
+            auxiliary=aux,
+            checkpoint_dir=tmp_path,
+            progress=stop,
+        )
     again = fresh()
-    result = train_head(again, [cache], 3, short(evaluations=1), auxiliary=aux, checkpoint_dir=tmp_path)
+    result = train_head(
+        again, [cache], 3, short(evaluations=1), auxiliary=aux, checkpoint_dir=tmp_path
+    )
     assert [p.counts for p in result.curve] == [p.counts for p in expected.curve]
     for ours, theirs in zip(again.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -115,16 +165,29 @@ def test_single_tokens_come_first_and_chains_follow(world, monkeypatch) -> None:
     target, cache, auxiliary = world
     steps = []
     real = module.step_logits
-    monkeypatch.setattr(module, "step_logits", lambda head, batch, count: steps.append(count) or real(head, batch, count))
+    monkeypatch.setattr(
+        module,
+        "step_logits",
+        lambda head, batch, count: steps.append(count) or real(head, batch, count),
+    )
     train_head(make_eagle3(target), [cache], 3, short(evaluations=0), auxiliary=auxiliary)
     assert steps == [1] * 12 + [3] * 12, "half of the run"
     steps.clear()
-    train_head(make_eagle3(target, mask=0), [cache], 3, short(evaluations=0, max_steps=4), auxiliary=auxiliary)
-    assert steps == [3] * 4, "a head that reads nothing of its own learns whole rounds from the start"
+    train_head(
+        make_eagle3(target, mask=0),
+        [cache],
+        3,
+        short(evaluations=0, max_steps=4),
+        auxiliary=auxiliary,
+    )
+    assert steps == [3] * 4, (
+        "a head that reads nothing of its own learns whole rounds from the start"
+    )
 
 
 def test_looks_leave_a_slow_machine_time_to_train() -> None:
-    """Where seconds are given, a look waits while those so far, and what they keep on disk, took more than their part."""
+    """Where seconds are given, a look waits while those so far, and what they keep on disk, took
+    more than their part."""
     run = HeadRun.__new__(HeadRun)
     run.alphas, run.annealing, run.tokens, run.step, run.evaluated_at = [], False, 0, 20, 0.0
     run.config, run.seconds = short(max_steps=None, budget_s=100.0), 60.0
@@ -140,10 +203,34 @@ def test_what_cannot_be_trained_is_said_in_one_line(world, tmp_path: Path) -> No
     target, cache, auxiliary = world
     with pytest.raises(ArchsearchError, match="come with none"):
         train_head(make_eagle3(target), [cache], 3, short())
-    with pytest.raises(ArchsearchError, match=r"layers \[0, 1, 2\], the texts come with those of layers \[1, 3, 4\]"):
+    with pytest.raises(
+        ArchsearchError,
+        match=r"layers \[0, 1, 2\], the texts come with those of layers \[1, 3, 4\]",
+    ):
         train_head(make_eagle3(target, aux=(0, 1, 2)), [cache], 3, short(), auxiliary=auxiliary)
-    train_head(make_eagle3(target), [cache], 3, short(max_steps=2), auxiliary=auxiliary, checkpoint_dir=tmp_path)
+    train_head(
+        make_eagle3(target),
+        [cache],
+        3,
+        short(max_steps=2),
+        auxiliary=auxiliary,
+        checkpoint_dir=tmp_path,
+    )
     with pytest.raises(ArchsearchError, match="delete it or name another folder"):
-        train_head(make_eagle3(target, layers=2), [cache], 3, short(), auxiliary=auxiliary, checkpoint_dir=tmp_path)
+        train_head(
+            make_eagle3(target, layers=2),
+            [cache],
+            3,
+            short(),
+            auxiliary=auxiliary,
+            checkpoint_dir=tmp_path,
+        )
     with pytest.raises(ArchsearchError, match="delete it or name another folder"):
-        train_head(make_eagle3(target, mask=0), [cache], 3, short(), auxiliary=auxiliary, checkpoint_dir=tmp_path)
+        train_head(
+            make_eagle3(target, mask=0),
+            [cache],
+            3,
+            short(),
+            auxiliary=auxiliary,
+            checkpoint_dir=tmp_path,
+        )

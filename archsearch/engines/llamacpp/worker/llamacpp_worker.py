@@ -1,7 +1,9 @@
-"""Runs llama.cpp's server for archsearch: JSON requests on stdin, JSON answers on the original stdout.
+"""Runs llama.cpp's server for archsearch: JSON requests on stdin, JSON answers on the original
+stdout.
 
-The server comes from the package `xllamacpp` (in this very process), or is a llama-server of the user's own; both are
-spoken to over HTTP. Imports nothing of archsearch and needs nothing but Python beside the server.
+The server comes from the package `xllamacpp` (in this very process), or is a llama-server of the
+user's own; both are spoken to over HTTP. Imports nothing of archsearch and needs nothing but Python
+beside the server.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))  # where `loop` is; siblings beside the script
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2] / "child")
+)  # where `loop` is; siblings beside the script
 
 from loop import Failed, UserError, claim_stdout, serve
 from passes import Model, PassClock, library
@@ -26,7 +30,8 @@ from stream import answer_of, steps_of
 
 PACKAGE = "xllamacpp"
 SHORTEST_CONTEXT = 256
-"""Tokens that a server holds at the least: the probe of the machine's pace asks for more than a short answer."""
+"""Tokens that a server holds at the least: the probe of the machine's pace asks for more than a
+short answer."""
 START_S = 600.0
 """Longest time that a server takes to load its models."""
 MANY = 512
@@ -47,7 +52,9 @@ class Worker:
     def versions(self, request: dict[str, Any]) -> dict[str, Any]:
         own = request.get("server") or self.own or os.environ.get("ARCHSEARCH_LLAMA_SERVER")
         if own:
-            ran = subprocess.run([own, "--version"], capture_output=True, text=True, timeout=60, check=False)
+            ran = subprocess.run(
+                [own, "--version"], capture_output=True, text=True, timeout=60, check=False
+            )
             found = re.search(r"version: *(\S+)", ran.stdout + ran.stderr)
             if found is None:
                 raise UserError(f"{own} --version names no version; is it a llama-server?")
@@ -55,7 +62,9 @@ class Worker:
         try:
             return {"version": importlib.metadata.version(PACKAGE)}
         except importlib.metadata.PackageNotFoundError:
-            raise UserError(f"{sys.executable} has no {PACKAGE}; run: archsearch engine install llama.cpp") from None
+            raise UserError(
+                f"{sys.executable} has no {PACKAGE}; run: archsearch engine install llama.cpp"
+            ) from None
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
         told = self.versions(request)
@@ -70,19 +79,23 @@ class Worker:
         return told
 
     def pass_clock(self, request: dict[str, Any]) -> PassClock:
-        """What times the passes of this server's rounds: the same files, loaded again (their pages are shared)."""
+        """What times the passes of this server's rounds: the same files, loaded again (their pages
+        are shared)."""
         import xllamacpp as llama
 
         shared = next(Path(llama.__file__).parent.glob("xllamacpp*.so"), None)
         if shared is None:
-            raise UserError("passes of llama.cpp are timed on Linux only: its package has no shared object here")
+            raise UserError(
+                "passes of llama.cpp are timed on Linux only: its package has no shared object here"
+            )
         functions = library(str(shared))
         size = (self.context(request), request.get("threads") or os.cpu_count() or 1)
         draft = Model(functions, request["draft"], *size) if self.gamma else None
         return PassClock(Model(functions, request["target"], *size), draft)
 
     def context(self, request: dict[str, Any]) -> int:
-        """Tokens in the KV cache: the longest prompt with its answer, and what a last round drafts beyond it."""
+        """Tokens in the KV cache: the longest prompt with its answer, and what a last round drafts
+        beyond it."""
         return max(request["max_len"] + self.gamma + 1, SHORTEST_CONTEXT)
 
     def start_packaged(self, request: dict[str, Any]) -> None:
@@ -95,7 +108,9 @@ class Worker:
         params.endpoint_metrics, params.cache_ram_mib = True, 0
         if request["dtype"] == "float32":
             params.cache_type_k = params.cache_type_v = llama.ggml_type.GGML_TYPE_F32
-            params.flash_attn_type = llama.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED  # it rounds to 16 bits
+            params.flash_attn_type = (
+                llama.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            )  # it rounds to 16 bits
         threads = request.get("threads")
         if threads:
             params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
@@ -105,7 +120,12 @@ class Worker:
             speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
             draft = speculative.draft
             draft.cache_type_k, draft.cache_type_v = params.cache_type_k, params.cache_type_v
-            draft.mparams.path, draft.n_max, draft.n_min, draft.p_min = request["draft"], self.gamma, 0, 0.0
+            draft.mparams.path, draft.n_max, draft.n_min, draft.p_min = (
+                request["draft"],
+                self.gamma,
+                0,
+                0.0,
+            )
             if threads:
                 draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = threads
             if request["synthetic"]:
@@ -113,7 +133,9 @@ class Worker:
         try:
             self.server = llama.Server(params)
         except RuntimeError as error:
-            raise Failed(f"the server does not load the models: {str(error).strip().splitlines()[-1][:300]}") from error
+            raise Failed(
+                f"the server does not load the models: {str(error).strip().splitlines()[-1][:300]}"
+            ) from error
         host, port = self.server.listening_address.split("//")[-1].rsplit(":", 1)
         self.address = (host, int(port))
 
@@ -122,7 +144,17 @@ class Worker:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = [self.own, "--model", request["target"], "--host", "127.0.0.1", "--port", str(port), "-np", "1"]
+        command = [
+            self.own,
+            "--model",
+            request["target"],
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "-np",
+            "1",
+        ]
         command += ["-c", str(self.context(request)), "--metrics", "--cache-ram", "0"]
         exact = request["dtype"] == "float32"
         command += ["-ctk", "f32", "-ctv", "f32", "-fa", "off"] if exact else []
@@ -130,17 +162,31 @@ class Worker:
         command += ["-t", threads, "-tb", threads] if threads else []
         if self.gamma:
             command += ["--spec-type", "draft-simple", "--spec-draft-model", request["draft"]]
-            command += ["--spec-draft-n-max", str(self.gamma), "--spec-draft-n-min", "0", "--spec-draft-p-min", "0"]
+            command += [
+                "--spec-draft-n-max",
+                str(self.gamma),
+                "--spec-draft-n-min",
+                "0",
+                "--spec-draft-p-min",
+                "0",
+            ]
             command += ["-ctkd", "f32", "-ctvd", "f32"] if exact else []
             command += ["-td", threads, "-tbd", threads] if threads else []
             if request["synthetic"]:
-                command += ["--spec-synth-rates", ",".join(str(rate) for rate in request["synthetic"])]
-        self.process = subprocess.Popen(command, stdout=sys.stderr, stderr=sys.stderr, stdin=subprocess.DEVNULL)
+                command += [
+                    "--spec-synth-rates",
+                    ",".join(str(rate) for rate in request["synthetic"]),
+                ]
+        self.process = subprocess.Popen(
+            command, stdout=sys.stderr, stderr=sys.stderr, stdin=subprocess.DEVNULL
+        )
         self.address = ("127.0.0.1", port)
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise Failed(f"{self.own} ended with status {self.process.returncode} while loading")
+                raise Failed(
+                    f"{self.own} ended with status {self.process.returncode} while loading"
+                )
             try:
                 if self.ask("GET", "/health").status == 200:
                     return
@@ -168,33 +214,43 @@ class Worker:
         if response.status != 200:
             words = response.read().decode("utf-8", "replace")
             found = re.search(r'"message": *"([^"]+)"', words)
-            raise Failed(f"the server answered {response.status}: {found[1] if found else words[:200]}")
+            raise Failed(
+                f"the server answered {response.status}: {found[1] if found else words[:200]}"
+            )
         return response
 
     def generate(self, request: dict[str, Any]) -> dict[str, Any]:
         """One prompt after the other."""
         greedy = request["temperature"] <= 0
-        sampling = {"temperature": 0, "top_k": 1} if greedy else {"temperature": request["temperature"], "top_k": 0}
+        sampling = (
+            {"temperature": 0, "top_k": 1}
+            if greedy
+            else {"temperature": request["temperature"], "top_k": 0}
+        )
         results, steps = [], []
         for number, prompt in enumerate(request["prompts"]):
             started = time.perf_counter()
             response = self.complete(
                 prompt["token_ids"],
-                **sampling, top_p=1.0, min_p=0.0,
+                **sampling,
+                top_p=1.0,
+                min_p=0.0,
                 samplers=["top_k"] if greedy else ["temperature"],
                 seed=(request["seed"] * 1_000_003 + number) % 2**31,
                 n_predict=request["max_new_tokens"],
                 ignore_eos=request["ignore_end"],
                 stream=True,
                 timings_per_token=True,
-            )  # fmt: skip
+            )
             events = []
             try:
                 for line in response:
                     if line.startswith(b"data: "):
                         events.append(json.loads(line[6:]))
             except (OSError, ValueError, http.client.HTTPException) as error:
-                raise Failed(f"the server broke off in the answer to prompt {prompt['id']!r}: {error}") from error
+                raise Failed(
+                    f"the server broke off in the answer to prompt {prompt['id']!r}: {error}"
+                ) from error
             result = answer_of(prompt["id"], events, time.perf_counter() - started)
             results.append(result)
             own = steps_of(result, len(prompt["token_ids"]), self.gamma, request["max_new_tokens"])
@@ -204,11 +260,20 @@ class Worker:
         return {"results": results, "steps": steps}
 
     def logits(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Log-probabilities, which differ from logits by one number for all tokens; those outside the most likely ones have
-        the last one's."""
-        settings = {"n_predict": 1, "temperature": 0, "samplers": ["top_k"], "top_k": 1, "n_probs": MANY}
+        """Log-probabilities, which differ from logits by one number for all tokens; those outside
+        the most likely ones have the last one's."""
+        settings = {
+            "n_predict": 1,
+            "temperature": 0,
+            "samplers": ["top_k"],
+            "top_k": 1,
+            "n_probs": MANY,
+        }
         answer = json.loads(self.complete(request["token_ids"], **settings).read())
-        top = {row["id"]: row["logprob"] for row in answer["completion_probabilities"][0]["top_logprobs"]}
+        top = {
+            row["id"]: row["logprob"]
+            for row in answer["completion_probabilities"][0]["top_logprobs"]
+        }
         least = min(top.values())
         return {"logits": [top.get(token, least) for token in request["candidates"]]}
 
@@ -218,7 +283,12 @@ def main() -> None:
     answers = claim_stdout()
     worker = Worker()
     serve(
-        {"versions": worker.versions, "start": worker.start, "generate": worker.generate, "logits": worker.logits},
+        {
+            "versions": worker.versions,
+            "start": worker.start,
+            "generate": worker.generate,
+            "logits": worker.logits,
+        },
         answers,
     )
 

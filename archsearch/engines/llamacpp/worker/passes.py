@@ -1,8 +1,10 @@
-"""Passes of llama.cpp with a clock around each: the rounds that its server ran, run again by the package's own library.
+"""Passes of llama.cpp with a clock around each: the rounds that its server ran, run again by the
+package's own library.
 
-The server tells the seconds of whole rounds. The same library exports `llama_decode`, so the passes of a round are run once
-more as the server runs them, in its order and against as many cached tokens: gamma draft passes of one token, the target's
-over gamma + 1 with the head for every row, the draft's over the same gamma + 1 (`common_speculative_process`).
+The server tells the seconds of whole rounds. The same library exports `llama_decode`, so the passes
+of a round are run once more as the server runs them, in its order and against as many cached
+tokens: gamma draft passes of one token, the target's over gamma + 1 with the head for every row,
+the draft's over the same gamma + 1 (`common_speculative_process`).
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from typing import Any
 from loop import Failed
 
 PARAMETER_WORDS = 128
-"""Room for llama.h's parameter structs, which grow from build to build (about 40 words in 2026); they are passed by value."""
+"""Room for llama.h's parameter structs, which grow from build to build (about 40 words in 2026);
+they are passed by value."""
 DEFAULTS = [512, 2048, 512, 1]
-"""n_ctx, n_batch, n_ubatch, n_seq_max: the first words of llama_context_params, which say that the layout is the known one."""
+"""n_ctx, n_batch, n_ubatch, n_seq_max: the first words of llama_context_params, which say that the
+layout is the known one."""
 
 
 class Parameters(ctypes.Structure):
@@ -47,7 +51,10 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "llama_init_from_model": (ctypes.c_void_p, [ctypes.c_void_p, Parameters]),
     "llama_set_n_threads": (None, [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32]),
     "llama_get_memory": (ctypes.c_void_p, [ctypes.c_void_p]),
-    "llama_memory_seq_rm": (ctypes.c_bool, [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]),
+    "llama_memory_seq_rm": (
+        ctypes.c_bool,
+        [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32],
+    ),
     "llama_batch_init": (Batch, [ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]),
     "llama_decode": (ctypes.c_int32, [ctypes.c_void_p, Batch]),
     "llama_synchronize": (None, [ctypes.c_void_p]),
@@ -55,16 +62,23 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 def library(path: str) -> Any:
-    """The functions of SIGNATURES in the shared object at `path`. Raises Failed where it has them not, or laid out otherwise."""
+    """The functions of SIGNATURES in the shared object at `path`. Raises Failed where it has them
+    not, or laid out otherwise."""
     found = ctypes.CDLL(path)
     for name, (result, arguments) in SIGNATURES.items():
         if not hasattr(found, name):
-            raise Failed(f"{path} has no {name}, so llama.cpp's passes cannot be timed; run: archsearch engine install llama.cpp")
+            raise Failed(
+                f"{path} has no {name}, so llama.cpp's passes cannot be timed; run: archsearch"
+                " engine install llama.cpp"
+            )
         function = getattr(found, name)
         function.restype, function.argtypes = result, arguments
     words = list(found.llama_context_default_params().words[: len(DEFAULTS)])
     if words != DEFAULTS:
-        raise Failed(f"llama_context_params of {path} begins with {words}, not {DEFAULTS}: this build is not known here")
+        raise Failed(
+            f"llama_context_params of {path} begins with {words}, not {DEFAULTS}: this build is not"
+            " known here"
+        )
     return found
 
 
@@ -73,7 +87,9 @@ class Model:
 
     def __init__(self, functions: Any, path: str, room: int, threads: int) -> None:
         self.functions, self.cached = functions, 0
-        model = functions.llama_model_load_from_file(path.encode(), functions.llama_model_default_params())
+        model = functions.llama_model_load_from_file(
+            path.encode(), functions.llama_model_default_params()
+        )
         parameters = functions.llama_context_default_params()
         parameters.words[0] = room
         self.context = functions.llama_init_from_model(model, parameters) if model else None
@@ -84,7 +100,8 @@ class Model:
         self.batch = functions.llama_batch_init(DEFAULTS[2], 0, 1)
 
     def pass_s(self, token_ids: Sequence[int], at: int, every: bool) -> float:
-        """Seconds of a pass over `token_ids` behind `at` cached tokens; the head for its last row, or for `every` one."""
+        """Seconds of a pass over `token_ids` behind `at` cached tokens; the head for its last row,
+        or for `every` one."""
         if self.cached > at:
             self.functions.llama_memory_seq_rm(self.memory, 0, at, -1)
         batch = self.batch
@@ -103,10 +120,15 @@ class Model:
         return seconds
 
     def fill(self, token_ids: Sequence[int], count: int) -> None:
-        """Bring `count` tokens into the cache, repeating `token_ids`; those that are there already stay."""
+        """Bring `count` tokens into the cache, repeating `token_ids`; those that are there already
+        stay."""
         while self.cached < count:
             more = min(count - self.cached, DEFAULTS[2])
-            self.pass_s([token_ids[(self.cached + row) % len(token_ids)] for row in range(more)], self.cached, False)
+            self.pass_s(
+                [token_ids[(self.cached + row) % len(token_ids)] for row in range(more)],
+                self.cached,
+                False,
+            )
 
 
 class PassClock:
@@ -116,10 +138,11 @@ class PassClock:
         self.target, self.draft = target, draft
 
     def add_to(self, steps: Sequence[dict[str, Any]], token_ids: Sequence[int]) -> None:
-        """Fill in `target_s`, `draft_s` and `draft_tokens` of the steps behind the prompt `token_ids`.
+        """Fill in `target_s`, `draft_s` and `draft_tokens` of the steps behind the prompt
+        `token_ids`.
 
-        The draft's pass over what was verified comes first: it is the first that its weights come from memory for, and the
-        passes of one token of the next round follow it.
+        The draft's pass over what was verified comes first: it is the first that its weights come
+        from memory for, and the passes of one token of the next round follow it.
         """
         for step in steps:
             if step.get("prefill"):
@@ -129,7 +152,9 @@ class PassClock:
             singles = []
             if self.draft is not None and gamma:
                 self.draft.fill(token_ids, at)
-                singles = [self.draft.pass_s(rows[row : row + 1], at + row, True) for row in range(gamma)]
+                singles = [
+                    self.draft.pass_s(rows[row : row + 1], at + row, True) for row in range(gamma)
+                ]
             self.target.fill(token_ids, at)
             step["target_s"] = self.target.pass_s(rows, at, True)
             if singles:

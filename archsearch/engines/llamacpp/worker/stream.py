@@ -9,10 +9,12 @@ from loop import Failed
 
 
 def answer_of(prompt_id: str, events: Sequence[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """An answer: its tokens, the tokens of each round behind the first token (`lengths`), and their times.
+    """An answer: its tokens, the tokens of each round behind the first token (`lengths`), and their
+    times.
 
-    `events`: what /completion streamed with `timings_per_token`; `seconds`: of the whole request, by our clock. The server's
-    own clock (`predicted_ms`) starts with the first token and stays the same for all tokens of a round.
+    `events`: what /completion streamed with `timings_per_token`; `seconds`: of the whole request,
+    by our clock. The server's own clock (`predicted_ms`) starts with the first token and stays the
+    same for all tokens of a round.
     """
     token_ids: list[int] = []
     times: list[float] = []
@@ -21,7 +23,9 @@ def answer_of(prompt_id: str, events: Sequence[dict[str, Any]], seconds: float) 
     before = 0
     for event in events:
         if "error" in event:
-            raise Failed(f"the server broke off: {str(event['error'].get('message', event['error']))[:200]}")
+            raise Failed(
+                f"the server broke off: {str(event['error'].get('message', event['error']))[:200]}"
+            )
         tokens, timings = event.get("tokens") or [], event.get("timings") or {}
         if event.get("stop") or not tokens:
             continue
@@ -50,12 +54,23 @@ def answer_of(prompt_id: str, events: Sequence[dict[str, Any]], seconds: float) 
     }
 
 
-def steps_of(result: dict[str, Any], prompt_tokens: int, gamma: int, limit: int) -> list[dict[str, Any]]:
-    """The engine's steps: the prompt with the first token, then a round or a plain step each. Takes `asked` out of `result`."""
-    first = {"batch": 1, "written": 1, "seconds": result["first_s"], "target_tokens": prompt_tokens, "prefill": True}
+def steps_of(
+    result: dict[str, Any], prompt_tokens: int, gamma: int, limit: int
+) -> list[dict[str, Any]]:
+    """The engine's steps: the prompt with the first token, then a round or a plain step each. Takes
+    `asked` out of `result`."""
+    first = {
+        "batch": 1,
+        "written": 1,
+        "seconds": result["first_s"],
+        "target_tokens": prompt_tokens,
+        "prefill": True,
+    }
     steps = [first]
     written = 1
-    for seconds, length, drafted in zip(result["gaps_s"], result["lengths"], result.pop("asked"), strict=True):
+    for seconds, length, drafted in zip(
+        result["gaps_s"], result["lengths"], result.pop("asked"), strict=True
+    ):
         steps.append(
             {
                 "batch": 1,

@@ -22,10 +22,11 @@ EAGLE3_ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 
 
 def precision(dtype: str, capabilities: Sequence[str]) -> tuple[str, str]:
-    """(weights in the IR, INFERENCE_PRECISION_HINT) for `dtype` on a device that can do `capabilities`.
+    """(weights in the IR, INFERENCE_PRECISION_HINT) for `dtype` on a device that can do
+    `capabilities`.
 
-    float32 is float32 throughout. The 16-bit types keep weights in fp16 and compute in what the device does natively: the type
-    itself, else the other 16-bit type, else float32.
+    float32 is float32 throughout. The 16-bit types keep weights in fp16 and compute in what the
+    device does natively: the type itself, else the other 16-bit type, else float32.
     """
     if dtype == "float32":
         return "fp32", "f32"
@@ -42,7 +43,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def content_key(folder: Path, weights: str, dummy: bool) -> str:
-    """A name for what the conversion of `folder` gives: its config, its weights, their format and the converter's version."""
+    """A name for what the conversion of `folder` gives: its config, its weights, their format and
+    the converter's version."""
     digest = hashlib.blake2b(digest_size=16)
     versions = [version_of(package) for package in ("openvino", "optimum-intel")]
     digest.update(json.dumps([CONVERTER, weights, dummy, versions]).encode())
@@ -63,7 +65,8 @@ def version_of(package: str) -> str | None:
 
 
 def converted(folder: Path, cache: Path, weights: str, dummy: bool) -> Path:
-    """The IR of `folder`, made in `cache` unless it is there. It appears by rename, so what is there is whole."""
+    """The IR of `folder`, made in `cache` unless it is there. It appears by rename, so what is
+    there is whole."""
     target = cache / f"{content_key(folder, weights, dummy)}-{weights}"
     if (target / "openvino_model.xml").is_file():
         return target
@@ -72,14 +75,16 @@ def converted(folder: Path, cache: Path, weights: str, dummy: bool) -> Path:
             if importlib.util.find_spec(module) is not None:
                 continue
         raise UserError(
-            f"{sys.executable} has no {module}, which converts models for OpenVINO; run: archsearch engine install openvino"
+            f"{sys.executable} has no {module}, which converts models for OpenVINO; run: archsearch"
+            " engine install openvino"
         )
     try:
         cache.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(dir=cache, prefix=".building."))
     except OSError as error:
         raise UserError(
-            f"cannot write the cache {cache}: {error.strerror or error}; set ARCHSEARCH_CACHE to another folder"
+            f"cannot write the cache {cache}: {error.strerror or error}; set ARCHSEARCH_CACHE to"
+            " another folder"
         ) from error
     try:
         _convert(folder, work / "source", work / "ir", weights, dummy)
@@ -94,15 +99,19 @@ def converted(folder: Path, cache: Path, weights: str, dummy: bool) -> Path:
     except OSError as error:
         raise Failed(f"cannot convert {folder} for OpenVINO: {last_line(error)}") from error
     except Exception as error:
-        raise Failed(f"cannot convert {folder} for OpenVINO: {type(error).__name__}: {last_line(error)}") from error
+        raise Failed(
+            f"cannot convert {folder} for OpenVINO: {type(error).__name__}: {last_line(error)}"
+        ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return target
 
 
 def _convert(folder: Path, source: Path, ir: Path, weights: str, dummy: bool) -> None:
-    """optimum-intel's export of config and weights alone: tokenizers and generation defaults of a folder must not matter."""
-    # A torchvision built for another torch (pip picks one for optimum-intel) breaks the import; language models need none.
+    """optimum-intel's export of config and weights alone: tokenizers and generation defaults of a
+    folder must not matter."""
+    # A torchvision built for another torch (pip picks one for optimum-intel) breaks the import;
+    # language models need none.
     sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
     from optimum.exporters.openvino import main_export
     from optimum.intel import OVConfig
@@ -113,12 +122,19 @@ def _convert(folder: Path, source: Path, ir: Path, weights: str, dummy: bool) ->
         from transformers import AutoConfig, AutoModelForCausalLM
 
         torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32).save_pretrained(source)
+        AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(folder), dtype=torch.float32
+        ).save_pretrained(source)
     else:
         files = weight_files(folder)
         if not files:
-            raise UserError(f"no weights in {folder}; train the model first, or give a folder with model.safetensors")
-        indices = [file for file in folder.glob("*.index.json") if not file.name.startswith("openvino")]
+            raise UserError(
+                f"no weights in {folder}; train the model first, or give a folder with"
+                " model.safetensors"
+            )
+        indices = [
+            file for file in folder.glob("*.index.json") if not file.name.startswith("openvino")
+        ]
         if is_eagle3(folder):
             _convert_eagle3(folder, files, ir, weights)
             return
@@ -138,28 +154,37 @@ def _convert(folder: Path, source: Path, ir: Path, weights: str, dummy: bool) ->
 
 def is_eagle3(folder: Path) -> bool:
     """Whether a folder holds an EAGLE-3 head."""
-    named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
+    named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(
+        "architectures"
+    ) or [""]
     return named[0] in EAGLE3_ARCHITECTURES
 
 
 def check_layers(head: Path, target: Path) -> None:
-    """Raise UserError where an EAGLE-3 head does not read what OpenVINO GenAI hands over: the inputs of layers 2, n / 2, n - 3.
+    """Raise UserError where an EAGLE-3 head does not read what OpenVINO GenAI hands over: the
+    inputs of layers 2, n / 2, n - 3.
 
-    It takes others in C++ only (`hidden_layers_list` must be a vector of int32, which Python cannot make).
+    It takes others in C++ only (`hidden_layers_list` must be a vector of int32, which Python cannot
+    make).
     """
-    config, whole = (json.loads((folder / "config.json").read_text(encoding="utf-8")) for folder in (head, target))
+    config, whole = (
+        json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        for folder in (head, target)
+    )
     ids = list((config.get("eagle_config") or config).get("eagle_aux_hidden_state_layer_ids") or [])
     layers = int(whole["num_hidden_layers"])
     handed = [2, layers // 2, layers - 3]
     if layers < 10 or ids != handed:
         raise UserError(
-            f"OpenVINO GenAI hands the states of layers {handed} of a target of 10 layers and more to an EAGLE-3 head; this one "
-            f"has {layers} and the head reads {ids}: use --engine vllm"
+            f"OpenVINO GenAI hands the states of layers {handed} of a target of 10 layers and more"
+            f" to an EAGLE-3 head; this one has {layers} and the head reads {ids}: use --engine"
+            " vllm"
         )
 
 
 def _convert_eagle3(folder: Path, files: Sequence[Path], ir: Path, weights: str) -> None:
-    """An EAGLE-3 head through optimum-intel's class for it, loaded here: main_export would ask for packages it has no use for.
+    """An EAGLE-3 head through optimum-intel's class for it, loaded here: main_export would ask for
+    packages it has no use for.
 
     Its embedding is the target's, which OpenVINO GenAI shares: zeros stand for it.
     """
@@ -171,32 +196,58 @@ def _convert_eagle3(folder: Path, files: Sequence[Path], ir: Path, weights: str)
     from transformers import LlamaConfig
 
     kept = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config = LlamaConfig(**{name: value for name, value in kept.items() if name not in ("archsearch", "auto_map", "model_type")})
+    config = LlamaConfig(
+        **{
+            name: value
+            for name, value in kept.items()
+            if name not in ("archsearch", "auto_map", "model_type")
+        }
+    )
     # The exporter tells libraries apart by the module of a class, and knows none of its own.
-    named_class = type("LlamaEagle3ForCausalLM", (LlamaEagle3ForCausalLM,), {"__module__": LlamaConfig.__module__})
+    named_class = type(
+        "LlamaEagle3ForCausalLM", (LlamaEagle3ForCausalLM,), {"__module__": LlamaConfig.__module__}
+    )
     model = named_class(config).float().eval()
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
-    named = {f"model.{name.replace('layers.0.', 'midlayer.')}": tensor for name, tensor in tensors.items()}
-    rows, vocabulary, width = int(kept["draft_vocab_size"]), int(kept["vocab_size"]), int(kept["hidden_size"])
+    named = {
+        f"model.{name.replace('layers.0.', 'midlayer.')}": tensor
+        for name, tensor in tensors.items()
+    }
+    rows, vocabulary, width = (
+        int(kept["draft_vocab_size"]),
+        int(kept["vocab_size"]),
+        int(kept["hidden_size"]),
+    )
     named.setdefault("model.d2t", torch.zeros(rows, dtype=torch.long))
     named.setdefault("model.t2d", torch.ones(vocabulary, dtype=torch.bool))
     named.setdefault("model.embed_tokens.weight", torch.zeros(vocabulary, width))
     try:
         model.load_state_dict(named)
     except RuntimeError as error:
-        raise UserError(f"the weights in {folder} are not those of an EAGLE-3 head of one layer: {last_line(error)}") from error
-    export_from_model(model, ir, task="text-generation-with-past", stateful=True, ov_config=OVConfig(dtype=weights))
+        raise UserError(
+            f"the weights in {folder} are not those of an EAGLE-3 head of one layer:"
+            f" {last_line(error)}"
+        ) from error
+    export_from_model(
+        model,
+        ir,
+        task="text-generation-with-past",
+        stateful=True,
+        ov_config=OVConfig(dtype=weights),
+    )
 
 
 def stub_tokenizer(folder: Path) -> None:
-    """A tokenizer that answers token 0 to everything. OpenVINO GenAI insists on one, and on equal ones for target and draft; all
-    that is asked here is token ids."""
+    """A tokenizer that answers token 0 to everything. OpenVINO GenAI insists on one, and on equal
+    ones for target and draft; all that is asked here is token ids."""
     import numpy as np
     import openvino as ov
     from openvino import opset13 as op
 
     text = op.parameter([-1], ov.Type.string, name="text")
-    shape = op.concat([op.shape_of(text, output_type="i64"), op.constant(np.array([1], np.int64))], 0)
+    shape = op.concat(
+        [op.shape_of(text, output_type="i64"), op.constant(np.array([1], np.int64))], 0
+    )
     ids = op.broadcast(op.constant(np.array(0, np.int64)), shape)
     mask = op.broadcast(op.constant(np.array(1, np.int64)), shape)
     ids.output(0).set_names({"input_ids"})
@@ -216,4 +267,6 @@ def model_folder(source: str) -> Path:
 
         return Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors"]))
     except Exception as error:
-        raise UserError(f"no folder {source}, and the hub does not give it: {last_line(error)}") from error
+        raise UserError(
+            f"no folder {source}, and the hub does not give it: {last_line(error)}"
+        ) from error

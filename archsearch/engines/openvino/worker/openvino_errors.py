@@ -9,7 +9,8 @@ from loop import Failed
 
 
 def last_line(error: BaseException) -> str:
-    """The line of an error that says most: OpenVINO writes where it was thrown first and what is wrong last."""
+    """The line of an error that says most: OpenVINO writes where it was thrown first and what is
+    wrong last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:300]
 

@@ -1,6 +1,8 @@
-"""Runs OpenVINO GenAI for archsearch, in OpenVINO's own environment: JSON requests on stdin, JSON answers on the original stdout.
+"""Runs OpenVINO GenAI for archsearch, in OpenVINO's own environment: JSON requests on stdin, JSON
+answers on the original stdout.
 
-Imports nothing of archsearch. What can be told without OpenVINO stands in the files beside this one, and is tested without it.
+Imports nothing of archsearch. What can be told without OpenVINO stands in the files beside this
+one, and is tested without it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))  # where `loop` is; siblings are found beside the script
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2] / "child")
+)  # where `loop` is; siblings are found beside the script
 
 from convert import check_layers, converted, model_folder, precision, version_of
 from loop import Failed, UserError, claim_stdout, serve
@@ -39,10 +43,16 @@ def end_tokens(folder: Path) -> list[int]:
 
 
 class Request:
-    """One prompt on its way: its tokens and the steps in which they came. Times are time.perf_counter() seconds."""
+    """One prompt on its way: its tokens and the steps in which they came. Times are
+    time.perf_counter() seconds."""
 
     def __init__(self, prompt: dict[str, Any], handle: Any, admitted: float) -> None:
-        self.prompt_id, self.prompt, self.handle, self.admitted = prompt["id"], len(prompt["token_ids"]), handle, admitted
+        self.prompt_id, self.prompt, self.handle, self.admitted = (
+            prompt["id"],
+            len(prompt["token_ids"]),
+            handle,
+            admitted,
+        )
         self.token_ids: list[int] = []
         self.lengths: list[int] = []
         self.times: list[float] = []
@@ -63,7 +73,9 @@ class Worker:
     def versions(self, _: dict[str, Any]) -> dict[str, Any]:
         found = {package: version_of(package) for package in PACKAGES}
         if found["openvino-genai"] is None:
-            raise UserError(f"{sys.executable} has no openvino-genai; run: archsearch engine install openvino")
+            raise UserError(
+                f"{sys.executable} has no openvino-genai; run: archsearch engine install openvino"
+            )
         return {"version": found["openvino-genai"], "packages": found, **self.told}
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +84,9 @@ class Worker:
         import openvino_genai as genai
 
         core = ov.Core()
-        weights, hint = precision(request["dtype"], core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
+        weights, hint = precision(
+            request["dtype"], core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        )
         cache, dummy = Path(request["cache"]), request["dummy_weights"]
         target = model_folder(request["target"])
         sources = [target] if request["draft"] is None else [target, model_folder(request["draft"])]
@@ -82,8 +96,12 @@ class Worker:
         folders = [str(converted(folder, cache, weights, dummy)) for folder in sources]
         converted_s = time.perf_counter() - started
         self.lookup = int(request["lookup"][1]) if request.get("lookup") else 0
-        self.gamma, self.ends = (request["gamma"] if len(sources) == 2 or self.lookup else 0), end_tokens(target)
-        # The KV cache holds the same type as the computation: OpenVINO's own default is 8 bits, which changes the text.
+        self.gamma, self.ends = (
+            (request["gamma"] if len(sources) == 2 or self.lookup else 0),
+            end_tokens(target),
+        )
+        # The KV cache holds the same type as the computation: OpenVINO's own default is 8 bits,
+        # which changes the text.
         properties: dict[str, Any] = {"INFERENCE_PRECISION_HINT": hint, "KV_CACHE_PRECISION": hint}
         if request.get("threads"):
             properties["INFERENCE_NUM_THREADS"] = int(request["threads"])
@@ -92,7 +110,9 @@ class Worker:
         longest = self.max_len + self.gamma + 1
         scheduler.cache_size = 0
         scheduler.num_kv_blocks = self.concurrency * (longest // KV_BLOCK + 2)
-        scheduler.max_num_batched_tokens = self.concurrency * longest  # no prompt is cut into pieces
+        scheduler.max_num_batched_tokens = (
+            self.concurrency * longest
+        )  # no prompt is cut into pieces
         scheduler.max_num_seqs = max(self.concurrency, 1)
         scheduler.enable_prefix_caching = False
         helped: dict[str, Any] = {}
@@ -101,10 +121,23 @@ class Worker:
         elif self.gamma:
             helped["draft_model"] = genai.draft_model(folders[1], "CPU", **properties)
         with openvino_errors("cannot load the models"):
-            self.pipeline = genai.ContinuousBatchingPipeline(folders[0], scheduler, "CPU", {**properties, **helped})
-            self.core, self.properties, self.target_ir, self.logits_model = core, properties, folders[0], None
-            # The first steps are slow, and the draft's counters only begin to note empty steps after a first one.
-            self.single({"id": "", "token_ids": [0, 0]}, self.config(self.gamma + 3, 0.0, 0, []), self.gamma + 3, True)
+            self.pipeline = genai.ContinuousBatchingPipeline(
+                folders[0], scheduler, "CPU", {**properties, **helped}
+            )
+            self.core, self.properties, self.target_ir, self.logits_model = (
+                core,
+                properties,
+                folders[0],
+                None,
+            )
+            # The first steps are slow, and the draft's counters only begin to note empty steps
+            # after a first one.
+            self.single(
+                {"id": "", "token_ids": [0, 0]},
+                self.config(self.gamma + 3, 0.0, 0, []),
+                self.gamma + 3,
+                True,
+            )
         self.told = {
             "weights": weights,
             "inference_precision": hint,
@@ -114,7 +147,9 @@ class Worker:
         }
         return self.versions(request)
 
-    def config(self, max_new_tokens: int, temperature: float, seed: int, ends: Sequence[int]) -> Any:
+    def config(
+        self, max_new_tokens: int, temperature: float, seed: int, ends: Sequence[int]
+    ) -> Any:
         import openvino_genai as genai
 
         config = genai.GenerationConfig()
@@ -124,11 +159,17 @@ class Worker:
         if temperature > 0:
             config.temperature = temperature
         config.ignore_eos = not ends
-        # Where nothing is set the model's own end token is taken, and the draft would stop at it whatever ignore_eos says.
-        config.stop_token_ids, config.eos_token_id = set(ends or [NO_TOKEN]), (ends or [NO_TOKEN])[0]
+        # Where nothing is set the model's own end token is taken, and the draft would stop at it
+        # whatever ignore_eos says.
+        config.stop_token_ids, config.eos_token_id = (
+            set(ends or [NO_TOKEN]),
+            (ends or [NO_TOKEN])[0],
+        )
         if self.gamma:
             config.num_assistant_tokens = self.gamma
-            config.assistant_confidence_threshold = 0.0  # above 0 the draft would decide for itself when to stop
+            config.assistant_confidence_threshold = (
+                0.0  # above 0 the draft would decide for itself when to stop
+            )
         if self.lookup:
             config.max_ngram_size = self.lookup
         return config
@@ -139,15 +180,27 @@ class Worker:
         prompts, ignore_end = request["prompts"], request["ignore_end"] or not self.ends
         with openvino_errors("generation failed"):
             if self.concurrency == 1 or len(prompts) == 1:
-                pairs = [self.single(prompt, self.config(*arguments, []), limit, ignore_end) for prompt in prompts]
-                return {"results": [pair[0] for pair in pairs], "steps": [step for pair in pairs for step in pair[1]]}
-            return self.together(prompts, self.config(*arguments, [] if ignore_end else self.ends), limit)
+                pairs = [
+                    self.single(prompt, self.config(*arguments, []), limit, ignore_end)
+                    for prompt in prompts
+                ]
+                return {
+                    "results": [pair[0] for pair in pairs],
+                    "steps": [step for pair in pairs for step in pair[1]],
+                }
+            return self.together(
+                prompts, self.config(*arguments, [] if ignore_end else self.ends), limit
+            )
 
     def stopper(self) -> Any:
         """A streamer that stops a request at an end token and keeps what it saw in `written`."""
         import openvino_genai as genai
 
-        ends, go, stop = frozenset(self.ends), genai.StreamingStatus.RUNNING, genai.StreamingStatus.STOP
+        ends, go, stop = (
+            frozenset(self.ends),
+            genai.StreamingStatus.RUNNING,
+            genai.StreamingStatus.STOP,
+        )
 
         class Stopper(genai.StreamerBase):  # type: ignore[misc]
             def __init__(self) -> None:
@@ -173,10 +226,11 @@ class Worker:
     def single(
         self, prompt: dict[str, Any], config: Any, limit: int, ignore_end: bool
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """One request through `generate`, whose metrics tell the seconds of every pass of target and draft.
+        """One request through `generate`, whose metrics tell the seconds of every pass of target
+        and draft.
 
-        The engine does not know the end tokens: a draft that proposes one would stop drafting there, and gamma would not be what
-        was asked. A streamer stops the request instead.
+        The engine does not know the end tokens: a draft that proposes one would stop drafting
+        there, and gamma would not be what was asked. A streamer stops the request instead.
         """
         tensor = self.tensor(prompt["token_ids"])
         streamer = None if ignore_end else self.stopper()
@@ -188,17 +242,27 @@ class Worker:
             written = streamer.written  # a stopped answer lacks its last tokens
         if not written:
             raise Failed(
-                f"no token was written for prompt {prompt['id']!r} of {len(prompt['token_ids'])} tokens (KV cache full?)"
+                f"no token was written for prompt {prompt['id']!r} of {len(prompt['token_ids'])}"
+                " tokens (KV cache full?)"
             )
         raw = (answer.extended_perf_metrics if self.gamma else answer.perf_metrics).raw_metrics
         sizes, times = list(raw.m_batch_sizes), [time_ms / 1e3 for time_ms in raw.m_new_token_times]
-        end = 0 if ignore_end else next((n for n, token in enumerate(written, 1) if token in self.ends), 0)
+        end = (
+            0
+            if ignore_end
+            else next((n for n, token in enumerate(written, 1) if token in self.ends), 0)
+        )
         if (sum(sizes) < end if end else sum(sizes) != len(written)) or len(times) != len(sizes):
-            raise Failed(f"OpenVINO GenAI counted {sum(sizes)} tokens in {len(times)} steps but wrote {len(written)}")
+            raise Failed(
+                f"OpenVINO GenAI counted {sum(sizes)} tokens in {len(times)} steps but wrote"
+                f" {len(written)}"
+            )
         token_ids = written[:end] if end else written
         lengths = trimmed(sizes, len(token_ids))
         arrivals = times[: len(lengths)]
-        seconds -= times[-1] - arrivals[-1]  # rounds behind the end, until it was noticed, are no part of the answer
+        seconds -= (
+            times[-1] - arrivals[-1]
+        )  # rounds behind the end, until it was noticed, are no part of the answer
         result = self.result(prompt["id"], token_ids, lengths, arrivals, seconds, limit, end > 0)
         first = seconds - (arrivals[-1] - arrivals[0])
         walls = [first, *(b - a for a, b in pairs_of(arrivals))]
@@ -228,7 +292,9 @@ class Worker:
                     "target_s": targets[index] if index < len(targets) else None,
                     "draft_s": row,
                     "draft_tokens": draft_pass_tokens(len(row), index == 1, prompt_tokens, whole),
-                    "prefill": index == 0 or (index == 1 and self.gamma > 0),  # the draft reads the prompt in its first round
+                    "prefill": (
+                        index == 0 or (index == 1 and self.gamma > 0)
+                    ),  # the draft reads the prompt in its first round
                     "context": float(prompt_tokens + written_before) if index else 0.0,
                 }
             )
@@ -245,7 +311,8 @@ class Worker:
         limit: int,
         ended: bool,
     ) -> dict[str, Any]:
-        """With a draft the first hand-over ends with the first round: the draft reads the prompt in it."""
+        """With a draft the first hand-over ends with the first round: the draft reads the prompt in
+        it."""
         merged = 2 if self.gamma and len(lengths) > 1 else 1
         kept = arrivals[merged - 1 :]
         decode = kept[-1] - kept[0]
@@ -259,16 +326,22 @@ class Worker:
             "decode_tokens": len(token_ids) - sum(lengths[:merged]),
             "rounds": len(whole),
             "drafted": self.gamma * len(whole),
-            "accepted_by_position": [sum(length > position + 1 for length in whole) for position in range(self.gamma)],
+            "accepted_by_position": [
+                sum(length > position + 1 for length in whole) for position in range(self.gamma)
+            ],
             "round_lengths": whole,
             "gaps_s": [b - a for a, b in pairs_of(kept)],
         }
 
-    def together(self, prompts: Sequence[dict[str, Any]], config: Any, limit: int) -> dict[str, Any]:
-        """Many requests at once, step by step: which request wrote how many tokens in which step, and how long the step took.
+    def together(
+        self, prompts: Sequence[dict[str, Any]], config: Any, limit: int
+    ) -> dict[str, Any]:
+        """Many requests at once, step by step: which request wrote how many tokens in which step,
+        and how long the step took.
 
-        Here the engine knows the end tokens, so that a request leaves the batch at once. A draft that proposes one stops drafting
-        there; what the round writes is the same, because the target refuses the token or the text ends.
+        Here the engine knows the end tokens, so that a request leaves the batch at once. A draft
+        that proposes one stops drafting there; what the round writes is the same, because the
+        target refuses the token or the text ends.
         """
         waiting = list(prompts)
         active: list[Request] = []
@@ -279,13 +352,27 @@ class Worker:
                 prompt = waiting.pop(0)
                 self.request_number += 1
                 admitted = time.perf_counter()
-                handle = self.pipeline.add_request(self.request_number, self.tensor(prompt["token_ids"]), config)
+                handle = self.pipeline.add_request(
+                    self.request_number, self.tensor(prompt["token_ids"]), config
+                )
                 active.append(Request(prompt, handle, admitted))
             before = time.perf_counter()
             self.pipeline.step()
             after = time.perf_counter()
-            step: dict[str, Any] = {"batch": 0, "written": 0, "seconds": after - before, "gamma": 0, "target_tokens": 0}
-            step |= {"target_s": None, "draft_s": [], "draft_tokens": [], "prefill": False, "context": 0.0}
+            step: dict[str, Any] = {
+                "batch": 0,
+                "written": 0,
+                "seconds": after - before,
+                "gamma": 0,
+                "target_tokens": 0,
+            }
+            step |= {
+                "target_s": None,
+                "draft_s": [],
+                "draft_tokens": [],
+                "prefill": False,
+                "context": 0.0,
+            }
             for request in active:
                 new: list[int] = []
                 while request.handle.can_read():
@@ -306,10 +393,17 @@ class Worker:
                 request.times.append(after)
                 request.steps.append(len(steps))
             if not step["batch"]:
-                raise Failed(f"a step of {len(active)} requests wrote nothing (KV cache full?); lower --concurrency or --max-len")
+                raise Failed(
+                    f"a step of {len(active)} requests wrote nothing (KV cache full?); lower"
+                    " --concurrency or --max-len"
+                )
             step["context"] /= step["batch"]
             steps.append(step)
-            running = [request for request in active if str(request.handle.get_status()).endswith("RUNNING")]
+            running = [
+                request
+                for request in active
+                if str(request.handle.get_status()).endswith("RUNNING")
+            ]
             done += [request for request in active if request not in running]
             active = running
         results = {}
@@ -318,12 +412,19 @@ class Worker:
             ended = request.token_ids[-1] in config.stop_token_ids
             seconds = request.times[-1] - request.admitted
             results[request.prompt_id] = self.result(
-                request.prompt_id, request.token_ids, request.lengths, request.times, seconds, limit, ended
+                request.prompt_id,
+                request.token_ids,
+                request.lengths,
+                request.times,
+                seconds,
+                limit,
+                ended,
             )
         return {"results": [results[prompt["id"]] for prompt in prompts], "steps": steps}
 
     def target_seconds(self, request: Request, steps: list[dict[str, Any]]) -> None:
-        """Note the seconds of the target's passes that a finished request knows: each token has its share of its pass."""
+        """Note the seconds of the target's passes that a finished request knows: each token has its
+        share of its pass."""
         raw = request.handle.get_perf_metrics().raw_metrics
         sizes, shares = list(raw.m_batch_sizes), list(raw.token_infer_durations)
         if sum(sizes) != len(shares) or len(sizes) < len(request.steps):
@@ -334,11 +435,16 @@ class Worker:
             position += size
 
     def logits(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The target's logits after `token_ids`: one pass of the same weights at the same precision, outside the pipeline."""
+        """The target's logits after `token_ids`: one pass of the same weights at the same
+        precision, outside the pipeline."""
         import numpy as np
 
         if self.logits_model is None:
-            plain = {name: value for name, value in self.properties.items() if name != "KV_CACHE_PRECISION"}
+            plain = {
+                name: value
+                for name, value in self.properties.items()
+                if name != "KV_CACHE_PRECISION"
+            }
             self.logits_model = self.core.compile_model(
                 self.target_ir + "/openvino_model.xml",
                 "CPU",

@@ -1,1 +1,2 @@
-"""Scripts that run in the engine's interpreter, beside `engines/child/loop.py`. They import nothing of archsearch."""
+"""Scripts that run in the engine's interpreter, beside `engines/child/loop.py`. They import nothing
+of archsearch."""

@@ -9,7 +9,8 @@ from typing import Any
 
 @dataclass
 class Counters:
-    """vLLM's own counts of speculation: rounds, drafted tokens, and by position the rounds in which it was accepted."""
+    """vLLM's own counts of speculation: rounds, drafted tokens, and by position the rounds in which
+    it was accepted."""
 
     rounds: int = 0
     drafted: int = 0
@@ -26,7 +27,8 @@ class Counters:
 
 @dataclass
 class Request:
-    """One prompt on its way: what was handed over, when, and which rounds wrote it. Times are time.perf_counter() seconds."""
+    """One prompt on its way: what was handed over, when, and which rounds wrote it. Times are
+    time.perf_counter() seconds."""
 
     prompt_id: str
     prompt_tokens: int
@@ -39,23 +41,29 @@ class Request:
     cut: list[tuple[int, int]] = field(default_factory=list)
     padded: list[int] = field(default_factory=list)  # rounds of placeholders, which vLLM counts
 
-    def hand_over(self, new: Sequence[int], drafts: int, padding: bool, stopped: bool, now: float) -> None:
-        """Note the tokens of one step. `drafts`: draft tokens judged in it; `stopped`: it ended at the end of the text.
+    def hand_over(
+        self, new: Sequence[int], drafts: int, padding: bool, stopped: bool, now: float
+    ) -> None:
+        """Note the tokens of one step. `drafts`: draft tokens judged in it; `stopped`: it ended at
+        the end of the text.
 
-        A round counts as whole when drafts + 1 tokens had room: vLLM drafts gamma tokens up to the last round and cuts what it
-        writes, at max_new_tokens or after the end token.
+        A round counts as whole when drafts + 1 tokens had room: vLLM drafts gamma tokens up to the
+        last round and cuts what it writes, at max_new_tokens or after the end token.
         """
         room = self.max_new_tokens - len(self.tokens)
         if drafts and padding:
             self.padded.append(drafts)
         elif drafts:
-            (self.whole if room >= drafts + 1 and not stopped else self.cut).append((drafts, len(new)))
+            (self.whole if room >= drafts + 1 and not stopped else self.cut).append(
+                (drafts, len(new))
+            )
         self.tokens.extend(new)
         self.times.append(now)
         self.lengths.append(len(new))
 
     def result(self, gamma: int) -> dict[str, Any]:
-        """The fields of archsearch's GenerationResult but the text. `gamma`: the largest, which is how long the counts are."""
+        """The fields of archsearch's GenerationResult but the text. `gamma`: the largest, which is
+        how long the counts are."""
         assert self.started is not None and self.times
         lengths = [written for _, written in self.whole]
         return {
@@ -67,21 +75,29 @@ class Request:
             "decode_tokens": len(self.tokens) - self.lengths[0],
             "rounds": len(lengths),
             "drafted": sum(drafts for drafts, _ in self.whole),
-            "accepted_by_position": [sum(length - 1 > position for length in lengths) for position in range(gamma)],
+            "accepted_by_position": [
+                sum(length - 1 > position for length in lengths) for position in range(gamma)
+            ],
             "round_lengths": lengths,
-            "gaps_s": [later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)],
+            "gaps_s": [
+                later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)
+            ],
         }
 
 
 def disagreement(requests: Sequence[Request], counted: Counters) -> str | None:
     """What in vLLM's counters does not fit the rounds seen, in one line; None when all fits.
 
-    vLLM counts what was accepted before it cuts, so a cut round may have accepted more than it handed over, and no less.
+    vLLM counts what was accepted before it cuts, so a cut round may have accepted more than it
+    handed over, and no less.
     """
     whole = [pair for request in requests for pair in request.whole]
     cut = [pair for request in requests for pair in request.cut]
     padded = [drafts for request in requests for drafts in request.padded]
-    rounds, drafted = len(whole) + len(cut) + len(padded), sum(d for d, _ in whole) + sum(d for d, _ in cut) + sum(padded)
+    rounds, drafted = (
+        len(whole) + len(cut) + len(padded),
+        sum(d for d, _ in whole) + sum(d for d, _ in cut) + sum(padded),
+    )
     if counted.rounds != rounds:
         return f"vLLM counted {counted.rounds} rounds, {rounds} were seen"
     if counted.drafted != drafted:
@@ -91,5 +107,8 @@ def disagreement(requests: Sequence[Request], counted: Counters) -> str | None:
         high = low + sum(length - 1 <= position < drafts for drafts, length in cut)
         if not low <= accepted <= high:
             seen = str(low) if low == high else f"{low} to {high}"
-            return f"vLLM counted {accepted} rounds in which draft token {position + 1} was accepted, {seen} were seen"
+            return (
+                f"vLLM counted {accepted} rounds in which draft token {position + 1} was accepted,"
+                f" {seen} were seen"
+            )
     return None

@@ -10,15 +10,23 @@ from synthetic import greedy_by_chance, random_by_chance
 
 
 def expand_values(
-    output: Any, values: Any, cu_num_tokens: Any, replace_from: float, replace_to: float, longest: Any = None
+    output: Any,
+    values: Any,
+    cu_num_tokens: Any,
+    replace_from: float,
+    replace_to: float,
+    longest: Any = None,
 ) -> None:
-    """output [tokens] = values [batch], each repeated for its request's draft tokens; `replace_from` becomes `replace_to`.
+    """output [tokens] = values [batch], each repeated for its request's draft tokens;
+    `replace_from` becomes `replace_to`.
 
     vLLM's `expand_kernel`. `cu_num_tokens` [batch]: draft tokens up to and with each request.
     """
     import torch
 
-    counts = torch.diff(cu_num_tokens.to(torch.int64), prepend=cu_num_tokens.new_zeros(1, dtype=torch.int64))
+    counts = torch.diff(
+        cu_num_tokens.to(torch.int64), prepend=cu_num_tokens.new_zeros(1, dtype=torch.int64)
+    )
     replaced = torch.where(values == replace_from, torch.full_like(values, replace_to), values)
     output.copy_(torch.repeat_interleave(replaced, counts).to(output.dtype))
 
@@ -35,8 +43,9 @@ def expand_works(expand: Callable[..., None]) -> bool:
 def mend_cpu_build(ask: Mapping[str, Any]) -> bool:
     """Put plain torch where the CPU build falls short; True where something was replaced.
 
-    Its fallbacks for Triton kernels lack synthetic acceptance, and the one that expands temperatures may write into an
-    integer copy. Worker processes (tensor parallel) do not see the replacement.
+    Its fallbacks for Triton kernels lack synthetic acceptance, and the one that expands
+    temperatures may write into an integer copy. Worker processes (tensor parallel) do not see the
+    replacement.
     """
     synthetic = bool(ask.get("synthetic"))
     from vllm.triton_utils import HAS_TRITON
@@ -45,7 +54,10 @@ def mend_cpu_build(ask: Mapping[str, Any]) -> bool:
         return False
     if int(ask["tensor_parallel"]) > 1:
         if synthetic:
-            raise UserError("synthetic acceptance with tensor_parallel above 1 needs a GPU; use --tensor-parallel 1")
+            raise UserError(
+                "synthetic acceptance with tensor_parallel above 1 needs a GPU; use"
+                " --tensor-parallel 1"
+            )
         return False
     import vllm._custom_ops  # noqa: F401 - loads the compiled kernels the fallbacks call
     from vllm.utils import cpu_triton_utils as fallbacks
@@ -55,14 +67,19 @@ def mend_cpu_build(ask: Mapping[str, Any]) -> bool:
         fallbacks._expand_kernel_impl = expand_values
         replaced = True
     if synthetic:
-        fallbacks._rejection_greedy_sample_kernel_impl = greedy_by_chance(fallbacks._rejection_greedy_sample_kernel_impl)
-        fallbacks._rejection_random_sample_kernel_impl = random_by_chance(fallbacks._rejection_random_sample_kernel_impl)
+        fallbacks._rejection_greedy_sample_kernel_impl = greedy_by_chance(
+            fallbacks._rejection_greedy_sample_kernel_impl
+        )
+        fallbacks._rejection_random_sample_kernel_impl = random_by_chance(
+            fallbacks._rejection_random_sample_kernel_impl
+        )
         replaced = True
     return replaced
 
 
 def expands_rightly(ask: Mapping[str, Any]) -> bool:
-    """Whether temperatures arrive whole, by the way vLLM itself takes: a mend that did not take shows here."""
+    """Whether temperatures arrive whole, by the way vLLM itself takes: a mend that did not take
+    shows here."""
     import torch
     from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
 
@@ -70,5 +87,7 @@ def expands_rightly(ask: Mapping[str, Any]) -> bool:
         from vllm.utils import cpu_triton_utils as fallbacks
 
         return expand_works(fallbacks._expand_kernel_impl)
-    expanded = expand_batch_to_tokens(torch.tensor([0.5, 1.25]), torch.tensor([1, 3], dtype=torch.int32), 3, 0, 1)
+    expanded = expand_batch_to_tokens(
+        torch.tensor([0.5, 1.25]), torch.tensor([1, 3], dtype=torch.int32), 3, 0, 1
+    )
     return bool(expanded.tolist() == [0.5, 1.25, 1.25])

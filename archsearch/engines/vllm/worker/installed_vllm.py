@@ -8,7 +8,8 @@ from loop import UserError
 from vllm_errors import one_line
 
 OLDEST = (0, 32)
-"""First vLLM this was written for and checked with: dynamic and synthetic speculation, raw logits, all in one release."""
+"""First vLLM this was written for and checked with: dynamic and synthetic speculation, raw logits,
+all in one release."""
 
 
 def version_tuple(version: str) -> tuple[int, ...]:
@@ -37,15 +38,19 @@ def checked_version() -> str:
     version = installed_version()
     if version_tuple(version) < OLDEST:
         needed = ".".join(map(str, OLDEST))
-        raise UserError(f"vLLM {version} is too old: {needed} or newer is needed; run: archsearch engine install vllm")
+        raise UserError(
+            f"vLLM {version} is too old: {needed} or newer is needed; run: archsearch engine"
+            " install vllm"
+        )
     return version
 
 
 def check_loads(*packages: str) -> None:
     """Raise UserError for packages that are installed but cannot be imported.
 
-    The CPU build of vLLM asks for torchvision and torchaudio; PyPI's are built for CUDA's torch and do not load beside the CPU's.
-    transformers and vLLM's own subprocesses then fail with an error that names neither. vLLM does without them.
+    The CPU build of vLLM asks for torchvision and torchaudio; PyPI's are built for CUDA's torch and
+    do not load beside the CPU's. transformers and vLLM's own subprocesses then fail with an error
+    that names neither. vLLM does without them.
     """
     import importlib
     import importlib.util
@@ -56,6 +61,7 @@ def check_loads(*packages: str) -> None:
                 importlib.import_module(package)
             except (ImportError, OSError, RuntimeError) as error:
                 raise UserError(
-                    f"{package} of {sys.executable} does not load beside its torch ({one_line(error)}); "
-                    f"run: {sys.executable} -m pip uninstall -y {' '.join(packages)}"
+                    f"{package} of {sys.executable} does not load beside its torch"
+                    f" ({one_line(error)}); run: {sys.executable} -m pip uninstall -y"
+                    f" {' '.join(packages)}"
                 ) from error

@@ -9,10 +9,12 @@ _OWN_HEADS = ("eagle3", "peagle")
 
 
 def keep_own_head(ask: Mapping[str, Any]) -> bool:
-    """Let a made-up EAGLE head keep the rows that its config says; True where something was changed.
+    """Let a made-up EAGLE head keep the rows that its config says; True where something was
+    changed.
 
-    vLLM takes a head whose file brings no `lm_head` to share the target's, and a made-up one brings no file: a head of 8,192 rows
-    then multiplied by all 49,152 of the target's in each pass, and cut the logits.
+    vLLM takes a head whose file brings no `lm_head` to share the target's, and a made-up one brings
+    no file: a head of 8,192 rows then multiplied by all 49,152 of the target's in each pass, and
+    cut the logits.
     """
     if not ask.get("dummy_weights") or ask.get("family") not in _OWN_HEADS:
         return False
@@ -25,11 +27,11 @@ def keep_own_head(ask: Mapping[str, Any]) -> bool:
 
 
 def join_context_weights(ask: Mapping[str, Any]) -> bool:
-    """Let a made-up DFlash drafter join its layers' key and value weights where one from a file does, while they are loaded; True
-    where something was changed.
+    """Let a made-up DFlash drafter join its layers' key and value weights where one from a file
+    does, while they are loaded; True where something was changed.
 
-    vLLM does it for made-up weights in the first round only. Its CPU build has packed and freed them by then (0.32: "size
-    mismatch, got input (8), mat (8x64), vec (0)").
+    vLLM does it for made-up weights in the first round only. Its CPU build has packed and freed
+    them by then (0.32: "size mismatch, got input (8), mat (8x64), vec (0)").
     """
     if not ask.get("dummy_weights") or ask.get("family") != "dflash":
         return False

@@ -14,7 +14,8 @@ _BLOCK = 128  # tokens in a block of vLLM's cache on a CPU
 
 
 def read_json(source: str, name: str) -> dict[str, Any] | None:
-    """A JSON file of a model folder, or of a hub id as transformers finds it; None where there is none."""
+    """A JSON file of a model folder, or of a hub id as transformers finds it; None where there is
+    none."""
     path = os.path.join(source, name)
     if not os.path.isdir(source):
         from huggingface_hub import hf_hub_download
@@ -39,13 +40,15 @@ def read_config(source: str) -> dict[str, Any]:
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of a config.json; of a head in the form of speculators, that of its layers."""
+    """The language model's part of a config.json; of a head in the form of speculators, that of its
+    layers."""
     nested = (config.get(name) for name in ("text_config", "transformer_layer_config"))
     return next((part for part in nested if isinstance(part, dict)), config)
 
 
 def cache_bytes_per_token(configs: Sequence[Mapping[str, Any]], bytes_per_value: int) -> int:
-    """Bytes of keys and values of one token, all layers of all models; vLLM gives every layer a page of the widest one's size."""
+    """Bytes of keys and values of one token, all layers of all models; vLLM gives every layer a
+    page of the widest one's size."""
     layers, widest = 0, 0
     for config in configs:
         text = text_config(config)
@@ -54,14 +57,22 @@ def cache_bytes_per_token(configs: Sequence[Mapping[str, Any]], bytes_per_value:
         heads = int(text["num_attention_heads"])
         head_dim = int(text.get("head_dim") or int(text["hidden_size"]) // heads)
         layers += int(text["num_hidden_layers"])
-        widest = max(widest, 2 * int(text.get("num_key_value_heads") or heads) * head_dim * bytes_per_value)
+        widest = max(
+            widest, 2 * int(text.get("num_key_value_heads") or heads) * head_dim * bytes_per_value
+        )
     return layers * widest
 
 
 def cache_gib(configs: Sequence[Mapping[str, Any]], dtype: str, requests: int, length: int) -> int:
-    """GiB for the keys and values of `requests` texts of `length` tokens in all models, and a tenth, at least 1."""
+    """GiB for the keys and values of `requests` texts of `length` tokens in all models, and a
+    tenth, at least 1."""
     tokens = requests * math.ceil(length / _BLOCK) * _BLOCK
-    return max(1, math.ceil(1.1 * tokens * cache_bytes_per_token(configs, 4 if dtype == "float32" else 2) / 2**30))
+    return max(
+        1,
+        math.ceil(
+            1.1 * tokens * cache_bytes_per_token(configs, 4 if dtype == "float32" else 2) / 2**30
+        ),
+    )
 
 
 def end_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> list[int]:
@@ -69,7 +80,9 @@ def end_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> list
     ends = generation.get("eos_token_id")
     if ends is None:
         ends = text_config(config).get("eos_token_id", config.get("eos_token_id"))
-    return [] if ends is None else [int(end) for end in (ends if isinstance(ends, list) else [ends])]
+    return (
+        [] if ends is None else [int(end) for end in (ends if isinstance(ends, list) else [ends])]
+    )
 
 
 def has_positions(config: Mapping[str, Any]) -> bool:

@@ -8,11 +8,12 @@ from typing import Any
 
 
 class PassClock:
-    """Times the target's and the draft's passes of one step, where the model runner is in this process and on the CPU.
+    """Times the target's and the draft's passes of one step, where the model runner is in this
+    process and on the CPU.
 
-    A pass of the draft is the model's call and the choice of the draft token (head, sampling); what the loop does between
-    (inputs, attention metadata) is not in it. Drafters that propose all tokens in one go (Medusa heads, lookup) have one pass,
-    the whole proposal.
+    A pass of the draft is the model's call and the choice of the draft token (head, sampling); what
+    the loop does between (inputs, attention metadata) is not in it. Drafters that propose all
+    tokens in one go (Medusa heads, lookup) have one pass, the whole proposal.
     """
 
     def __init__(self) -> None:
@@ -26,8 +27,12 @@ class PassClock:
         self._entered = 0.0
 
     def attach(self, runner: Any) -> None:
-        """Wrap the parts of vLLM's first model runner; another runner (the second, a worker process) stays untimed."""
-        if not (hasattr(runner, "_model_forward") and hasattr(getattr(runner, "model", None), "compute_logits")):
+        """Wrap the parts of vLLM's first model runner; another runner (the second, a worker
+        process) stays untimed."""
+        if not (
+            hasattr(runner, "_model_forward")
+            and hasattr(getattr(runner, "model", None), "compute_logits")
+        ):
             return
         drafter = getattr(runner, "drafter", None)
         if drafter is not None and not hasattr(drafter, "_sample_draft_tokens"):
@@ -39,7 +44,9 @@ class PassClock:
                 return
             drafter.model.register_forward_pre_hook(self._draft_enters, with_kwargs=True)
             drafter.model.register_forward_hook(self._draft_leaves, with_kwargs=True)
-            drafter._sample_draft_tokens = self._timed(drafter._sample_draft_tokens, self._add_to_draft)
+            drafter._sample_draft_tokens = self._timed(
+                drafter._sample_draft_tokens, self._add_to_draft
+            )
         runner._model_forward = self._timed(runner._model_forward, self._add_to_target)
         runner.model.compute_logits = self._timed(runner.model.compute_logits, self._add_to_target)
         self.on = True

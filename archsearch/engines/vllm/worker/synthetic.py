@@ -1,4 +1,5 @@
-"""Synthetic acceptance in vLLM's CPU build, whose forms of the rejection kernels lack it: tokens are accepted by chance."""
+"""Synthetic acceptance in vLLM's CPU build, whose forms of the rejection kernels lack it: tokens
+are accepted by chance."""
 
 from __future__ import annotations
 
@@ -7,13 +8,23 @@ from typing import Any
 
 
 def accept_by_chance(
-    output: Any, cu_num_tokens: Any, draft_ids: Any, instead_ids: Any, bonus_ids: Any, uniform: Any, rates: Any, mine: Any
+    output: Any,
+    cu_num_tokens: Any,
+    draft_ids: Any,
+    instead_ids: Any,
+    bonus_ids: Any,
+    uniform: Any,
+    rates: Any,
+    mine: Any,
 ) -> None:
-    """vLLM's synthetic acceptance: draft token i is accepted where its uniform number is below rates[i].
+    """vLLM's synthetic acceptance: draft token i is accepted where its uniform number is below
+    rates[i].
 
-    output [batch, gamma + 1] is filled up to the first refused token, whose place takes `instead_ids` (the target's choice), or
-    with `bonus_ids` [batch] after the last. `draft_ids`, `instead_ids`, `uniform`: [tokens]; `rates` [gamma] are conditional
-    on all before being accepted. Rows that are not `mine` [batch] (None: all are) stay untouched; draft token -1 is padding.
+    output [batch, gamma + 1] is filled up to the first refused token, whose place takes
+    `instead_ids` (the target's choice), or with `bonus_ids` [batch] after the last. `draft_ids`,
+    `instead_ids`, `uniform`: [tokens]; `rates` [gamma] are conditional on all before being
+    accepted. Rows that are not `mine` [batch] (None: all are) stay untouched; draft token -1 is
+    padding.
     """
     import torch
 
@@ -36,9 +47,11 @@ def accept_by_chance(
 
 
 class EvenChances:
-    """Numbers between 0 and 1 for synthetic acceptance, spread evenly (steps of the golden ratio) and not drawn.
+    """Numbers between 0 and 1 for synthetic acceptance, spread evenly (steps of the golden ratio)
+    and not drawn.
 
-    The asked rates are met after tens of rounds, where independent draws need thousands; a round's time does not depend on it.
+    The asked rates are met after tens of rounds, where independent draws need thousands; a round's
+    time does not depend on it.
     """
 
     STEP = 0.6180339887498949
@@ -51,8 +64,8 @@ class EvenChances:
         self.place = seed * 0.7548776662466927 % 1.0
 
     def like(self, uniform: Any, cu_num_tokens: Any, rates: Any) -> Any:
-        """Conditional chances [tokens] such that one number u a round decides it: position i is accepted where u < the product of
-        rates[0..i]."""
+        """Conditional chances [tokens] such that one number u a round decides it: position i is
+        accepted where u < the product of rates[0..i]."""
         values: list[float] = []
         start, limits = 0, rates.tolist()
         for end in cu_num_tokens.tolist():
@@ -69,7 +82,8 @@ CHANCES = EvenChances()
 
 
 def greedy_by_chance(plain: Callable[..., None]) -> Callable[..., None]:
-    """`plain`, vLLM's CPU form of rejection_greedy_sample_kernel, with synthetic acceptance added."""
+    """`plain`, vLLM's CPU form of rejection_greedy_sample_kernel, with synthetic acceptance
+    added."""
 
     def sample(
         output_token_ids: Any,
@@ -112,7 +126,8 @@ def greedy_by_chance(plain: Callable[..., None]) -> Callable[..., None]:
 
 
 def random_by_chance(plain: Callable[..., None]) -> Callable[..., None]:
-    """`plain`, vLLM's CPU form of rejection_random_sample_kernel, with synthetic acceptance added."""
+    """`plain`, vLLM's CPU form of rejection_random_sample_kernel, with synthetic acceptance
+    added."""
 
     def sample(
         output_token_ids: Any,

@@ -20,14 +20,27 @@ def one_line(error: BaseException) -> str:
 def is_memory(error: BaseException) -> bool:
     """Whether it says that memory ran out."""
     text = str(error).lower()
-    words = ("out of memory", "not enough memory", "cannot allocate memory", "can't allocate memory", "no available memory")
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or any(word in text for word in words):
+    words = (
+        "out of memory",
+        "not enough memory",
+        "cannot allocate memory",
+        "can't allocate memory",
+        "no available memory",
+    )
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or any(word in text for word in words)
+    ):
         return True
     return "kv cache" in text and ("larger than" in text or "memory" in text)
 
 
-def telling(call: Callable[[Mapping[str, Any]], dict[str, Any]], *, starting: bool = False) -> Callable[..., dict[str, Any]]:
-    """`call` with vLLM's errors turned into those that the parent tells in one line; a bug of ours stays what it is.
+def telling(
+    call: Callable[[Mapping[str, Any]], dict[str, Any]], *, starting: bool = False
+) -> Callable[..., dict[str, Any]]:
+    """`call` with vLLM's errors turned into those that the parent tells in one line; a bug of ours
+    stays what it is.
 
     While `starting`, ValueError and OSError are vLLM's checks of what it was asked for.
     """
@@ -43,7 +56,12 @@ def telling(call: Callable[[Mapping[str, Any]], dict[str, Any]], *, starting: bo
                 raise MemoryError(text) from error
             if starting and isinstance(error, ValueError | OSError):
                 raise UserError(f"vLLM refuses: {text}") from error
-            if type(error).__module__.split(".")[0] in ("vllm", "pydantic_core", "pydantic", "torch"):
+            if type(error).__module__.split(".")[0] in (
+                "vllm",
+                "pydantic_core",
+                "pydantic",
+                "torch",
+            ):
                 raise Failed(f"{type(error).__name__}: {text}") from error
             raise
 

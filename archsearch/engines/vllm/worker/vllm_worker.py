@@ -1,4 +1,5 @@
-"""Runs vLLM for archsearch, inside vLLM's own environment. vLLM and torch are imported once a request needs them.
+"""Runs vLLM for archsearch, inside vLLM's own environment. vLLM and torch are imported once a
+request needs them.
 
 What can be told without vLLM stands in the files beside this one, and is tested without it.
 """
@@ -13,7 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))  # where `loop` is; siblings are found beside the script
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2] / "child")
+)  # where `loop` is; siblings are found beside the script
 
 from counting import Counters, Request, disagreement
 from cpu_build import expands_rightly, mend_cpu_build
@@ -26,11 +29,20 @@ from synthetic import CHANCES
 from vllm_errors import telling
 
 _METHODS = {
-    "independent": "draft_model", "pard": "draft_model", "eagle3": "eagle3", "peagle": "eagle3", "dflash": "dflash",
-    "medusa": "medusa", "ngram": "ngram",
-}  # fmt: skip
+    "independent": "draft_model",
+    "pard": "draft_model",
+    "eagle3": "eagle3",
+    "peagle": "eagle3",
+    "dflash": "dflash",
+    "medusa": "medusa",
+    "ngram": "ngram",
+}
 _ONE_PASS = ("pard", "peagle")  # vLLM knows of DFlash by itself
-_COUNTERS = ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens_per_pos")
+_COUNTERS = (
+    "vllm:spec_decode_num_drafts",
+    "vllm:spec_decode_num_draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens_per_pos",
+)
 
 
 class Worker:
@@ -46,7 +58,8 @@ class Worker:
         self.planned: list[Any] = []
         self.calls = 0
 
-    # ------------------------------------------------------------------------------------------------------- start
+    # ----------------------------------------------------------------------------------------------
+    # start
 
     def start(self, ask: Mapping[str, Any]) -> dict[str, Any]:
         if self.llm is not None:
@@ -58,25 +71,38 @@ class Worker:
         configs = [read_config(source) for source in (ask["target"], ask.get("draft")) if source]
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ["VLLM_NO_USAGE_STATS"] = "1"
-        length = int(ask["max_len"]) + self.gamma + 2  # a round that begins inside max_len ends inside this
+        length = (
+            int(ask["max_len"]) + self.gamma + 2
+        )  # a round that begins inside max_len ends inside this
         if on_cpu:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(cache_gib(configs, ask["dtype"], int(ask["concurrency"]), length))
+            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(
+                cache_gib(configs, ask["dtype"], int(ask["concurrency"]), length)
+            )
             check_loads("torchvision", "torchaudio")
         from vllm import LLM
         from vllm.platforms import current_platform
 
         if bool(current_platform.is_cpu()) != on_cpu:
             has = "the CPU only" if current_platform.is_cpu() else "GPUs"
-            raise UserError(f"device is {ask['device']}, but vLLM {version} of {sys.executable} is built for {has}")
+            raise UserError(
+                f"device is {ask['device']}, but vLLM {version} of {sys.executable} is built for"
+                f" {has}"
+            )
         shimmed = on_cpu and mend_cpu_build(ask)
         keep_own_head(ask)
         join_context_weights(ask)
-        positions = [int(text_config(config)["max_position_embeddings"]) for config in configs if has_positions(config)]
+        positions = [
+            int(text_config(config)["max_position_embeddings"])
+            for config in configs
+            if has_positions(config)
+        ]
         longest = min([length, *positions])
         self.room = longest - (self.gamma + 2 if drafts else 0)
         limits: dict[str, Any] = {}
-        if int(ask["concurrency"]) * (self.gamma + 2) > 2048:  # vLLM's smallest default must hold one round of every request
+        if (
+            int(ask["concurrency"]) * (self.gamma + 2) > 2048
+        ):  # vLLM's smallest default must hold one round of every request
             limits["max_num_batched_tokens"] = max(8192, int(ask["concurrency"]) * (self.gamma + 2))
         if ask.get("memory_share"):
             limits["gpu_memory_utilization"] = float(ask["memory_share"])
@@ -118,37 +144,52 @@ class Worker:
         return {"version": version, "room": self.room, "timed": self.clock.on, "shim": shimmed}
 
     def _counters(self) -> Counters:
-        metrics = {metric.name: metric for metric in self.llm.get_metrics() if metric.name in _COUNTERS}
+        metrics = {
+            metric.name: metric for metric in self.llm.get_metrics() if metric.name in _COUNTERS
+        }
         absent = [name for name in _COUNTERS if name not in metrics]
         if absent:
-            raise Failed(f"vLLM does not tell {', '.join(absent)}, so accepted tokens cannot be counted; use another version")
+            raise Failed(
+                f"vLLM does not tell {', '.join(absent)}, so accepted tokens cannot be counted; use"
+                " another version"
+            )
         rounds, drafted, accepted = (metrics[name] for name in _COUNTERS)
-        return Counters(int(rounds.value), int(drafted.value), [int(value) for value in accepted.values])
+        return Counters(
+            int(rounds.value), int(drafted.value), [int(value) for value in accepted.values]
+        )
 
     def _preemptions(self) -> int:
-        return sum(int(metric.value) for metric in self.llm.get_metrics() if metric.name == "vllm:num_preemptions")
+        return sum(
+            int(metric.value)
+            for metric in self.llm.get_metrics()
+            if metric.name == "vllm:num_preemptions"
+        )
 
-    # ---------------------------------------------------------------------------------------------------- generate
+    # ----------------------------------------------------------------------------------------------
+    # generate
 
     def generate(self, ask: Mapping[str, Any]) -> dict[str, Any]:
         temperature, limit = float(ask["temperature"]), int(ask["max_new_tokens"])
         if temperature > 0 and self.gamma and not self.samples_rightly:
             raise UserError(
-                "this build of vLLM divides logits by uninitialised memory when it samples with a draft, and the mend did not "
-                "take; use temperature 0, or another version"
+                "this build of vLLM divides logits by uninitialised memory when it samples with a"
+                " draft, and the mend did not take; use temperature 0, or another version"
             )
         for prompt in ask["prompts"]:
             if len(prompt["token_ids"]) + limit > self.room:
                 raise UserError(
-                    f"prompt {prompt['id']!r} of {len(prompt['token_ids'])} tokens and {limit} new ones exceed the {self.room} "
-                    "tokens there is room for; shorten them or raise --max-len (the models' own limit counts too)"
+                    f"prompt {prompt['id']!r} of {len(prompt['token_ids'])} tokens and {limit} new"
+                    f" ones exceed the {self.room} tokens there is room for; shorten them or raise"
+                    " --max-len (the models' own limit counts too)"
                 )
         import torch
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         CHANCES.begin(int(ask["seed"]))
-        torch.manual_seed(int(ask["seed"]))  # the draft's own sampling and synthetic acceptance take no seed of a request
+        torch.manual_seed(
+            int(ask["seed"])
+        )  # the draft's own sampling and synthetic acceptance take no seed of a request
         before, put_back = self._counters() if self.gamma else Counters(), self._preemptions()
         self.calls += 1
         requests: dict[str, Request] = {}
@@ -165,21 +206,35 @@ class Worker:
                 detokenize=False,
                 output_kind=RequestOutputKind.DELTA,
             )
-            names[self.llm.llm_engine.add_request(key, {"prompt_token_ids": list(prompt["token_ids"])}, params)] = key
+            names[
+                self.llm.llm_engine.add_request(
+                    key, {"prompt_token_ids": list(prompt["token_ids"])}, params
+                )
+            ] = key
         steps = self._run(requests, names)
         counted = self._counters().minus(before) if self.gamma else Counters()
         wrong = disagreement(list(requests.values()), counted) if self.gamma else None
         if wrong:
-            raise Failed(f"{wrong}; the counts of this run cannot be trusted, please report it with the version of vLLM")
+            raise Failed(
+                f"{wrong}; the counts of this run cannot be trusted, please report it with the"
+                " version of vLLM"
+            )
         return {
             "results": [request.result(self.gamma) for request in requests.values()],
             "steps": steps,
             "preempted": self._preemptions() - put_back,
-            "counters": {"rounds": counted.rounds, "drafted": counted.drafted, "accepted_by_position": counted.accepted},
+            "counters": {
+                "rounds": counted.rounds,
+                "drafted": counted.drafted,
+                "accepted_by_position": counted.accepted,
+            },
         }
 
-    def _run(self, requests: Mapping[str, Request], names: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Step until every request is answered. Fields of archsearch's EngineStep, one for each step that ran the target."""
+    def _run(
+        self, requests: Mapping[str, Request], names: Mapping[str, str]
+    ) -> list[dict[str, Any]]:
+        """Step until every request is answered. Fields of archsearch's EngineStep, one for each
+        step that ran the target."""
         engine = self.llm.llm_engine
         steps: list[dict[str, Any]] = []
         while engine.has_unfinished_requests():
@@ -200,7 +255,9 @@ class Worker:
                 by_key[key] = list(plan.scheduled_spec_decode_tokens.get(inner, ()))
                 if requests[key].started is None:
                     requests[key].started = started
-            prefill = any(tokens < requests[names[inner]].prompt_tokens for inner, tokens in computed.items())
+            prefill = any(
+                tokens < requests[names[inner]].prompt_tokens for inner, tokens in computed.items()
+            )
             written = 0
             for output in outputs:
                 answer = output.outputs[0]
@@ -209,7 +266,11 @@ class Worker:
                 drafts = by_key.get(output.request_id, [])
                 written += len(answer.token_ids)
                 requests[output.request_id].hand_over(
-                    list(answer.token_ids), len(drafts), bool(drafts) and drafts[0] < 0, answer.finish_reason == "stop", ended
+                    list(answer.token_ids),
+                    len(drafts),
+                    bool(drafts) and drafts[0] < 0,
+                    answer.finish_reason == "stop",
+                    ended,
                 )
             batch = len(plan.num_scheduled_tokens)
             steps.append(
@@ -228,25 +289,36 @@ class Worker:
             )
         return steps
 
-    # ------------------------------------------------------------------------------------------------------ logits
+    # ----------------------------------------------------------------------------------------------
+    # logits
 
     def logits(self, ask: Mapping[str, Any]) -> dict[str, Any]:
-        """The target's raw logits of `candidates` after `token_ids`: those of the step that processes the prompt."""
+        """The target's raw logits of `candidates` after `token_ids`: those of the step that
+        processes the prompt."""
         from vllm import SamplingParams
 
         token_ids, candidates = list(ask["token_ids"]), [int(token) for token in ask["candidates"]]
         if len(token_ids) >= self.room:
-            raise UserError(f"a text of {len(token_ids)} tokens exceeds the {self.room - 1} there is room for; raise --max-len")
+            raise UserError(
+                f"a text of {len(token_ids)} tokens exceeds the {self.room - 1} there is room for;"
+                " raise --max-len"
+            )
         engine = self.llm.llm_engine
         self.calls += 1
-        # Named tokens (logprob_token_ids) break vLLM 0.32's rejection sampler, which every step goes through when drafting is on.
-        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=-1, detokenize=False)
+        # Named tokens (logprob_token_ids) break vLLM 0.32's rejection sampler, which every step
+        # goes through when drafting is on.
+        params = SamplingParams(
+            max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=-1, detokenize=False
+        )
         engine.add_request(f"{self.calls}-logits", {"prompt_token_ids": token_ids}, params)
         found: dict[int, float] = {}
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if output.outputs[0].logprobs:
-                    found = {token: value.logprob for token, value in output.outputs[0].logprobs[0].items()}
+                    found = {
+                        token: value.logprob
+                        for token, value in output.outputs[0].logprobs[0].items()
+                    }
         unknown = [token for token in candidates if token not in found]
         if unknown:
             raise UserError(f"tokens {unknown} are not in the target's vocabulary of {len(found)}")
@@ -259,12 +331,19 @@ def prompt_seed(seed: int, prompt_id: str) -> int:
 
 
 def speculative_config(ask: Mapping[str, Any]) -> dict[str, Any]:
-    """vLLM's `speculative_config`. Drafts are sampled at the request's temperature, as in the other engines, where they can be:
-    Medusa heads and lookup know one token only, and of one pass all tokens are the most likely ones."""
+    """vLLM's `speculative_config`. Drafts are sampled at the request's temperature, as in the other
+    engines, where they can be: Medusa heads and lookup know one token only, and of one pass all
+    tokens are the most likely ones."""
     family = ask.get("family") or "independent"
-    config: dict[str, Any] = {"method": _METHODS[family], "num_speculative_tokens": int(ask["gamma"])}
+    config: dict[str, Any] = {
+        "method": _METHODS[family],
+        "num_speculative_tokens": int(ask["gamma"]),
+    }
     if ask.get("lookup"):
-        config |= {"prompt_lookup_min": int(ask["lookup"][0]), "prompt_lookup_max": int(ask["lookup"][1])}
+        config |= {
+            "prompt_lookup_min": int(ask["lookup"][0]),
+            "prompt_lookup_max": int(ask["lookup"][1]),
+        }
     else:
         # vLLM wants as many ranks as the target's
         config |= {"model": ask["draft"], "draft_tensor_parallel_size": int(ask["tensor_parallel"])}
@@ -273,9 +352,14 @@ def speculative_config(ask: Mapping[str, Any]) -> dict[str, Any]:
     if family in _ONE_PASS:
         config["parallel_drafting"] = True
     if ask.get("synthetic"):
-        config |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [float(x) for x in ask["synthetic"]]}
+        config |= {
+            "rejection_sample_method": "synthetic",
+            "synthetic_acceptance_rates": [float(x) for x in ask["synthetic"]],
+        }
     if ask.get("schedule"):
-        config["num_speculative_tokens_per_batch_size"] = [[int(number) for number in entry] for entry in ask["schedule"]]
+        config["num_speculative_tokens_per_batch_size"] = [
+            [int(number) for number in entry] for entry in ask["schedule"]
+        ]
     return config
 
 
@@ -295,7 +379,15 @@ def main() -> None:
     answers = claim_stdout()
     worker = Worker()
     handlers = {"start": telling(worker.start, starting=True), "generate": telling(worker.generate)}
-    serve({**handlers, "logits": telling(worker.logits), "versions": versions, "stop": lambda request: {}}, answers)
+    serve(
+        {
+            **handlers,
+            "logits": telling(worker.logits),
+            "versions": versions,
+            "stop": lambda request: {},
+        },
+        answers,
+    )
 
 
 if __name__ == "__main__":
