@@ -1,9 +1,9 @@
 """Acceptance over distinct tokens and epochs: one draft shape trained on ever larger parts of a
 target's text.
 
-    python benchmarks/data_curves.py train --target smollm2-135m --text KIND=RUN/text --heldout
-    KIND=RUN/heldout --work DIR python benchmarks/data_curves.py report --work DIR [DIR ...] --json
-    FILE
+    python benchmarks/data_curves.py train --target smollm2-135m --text KIND=RUN/text \\
+        --heldout KIND=RUN/heldout --work DIR
+    python benchmarks/data_curves.py report --work DIR [DIR ...] --json FILE
 
 `train` writes one file per kind of text, size of text and setting: held-out greedy acceptance of
 the running mean of the weights at geometric marks, with the tokens seen until then (written ones,

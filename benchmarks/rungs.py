@@ -1,7 +1,8 @@
 """Which rung of the acceptance ladder ranks draft shapes like their final, longer training does?
 
-    python benchmarks/rungs.py anchors --target smollm2-135m --text RUN/text --heldout RUN/heldout
-    --work runs/rungs python benchmarks/rungs.py report ... --json FILE
+    python benchmarks/rungs.py anchors --target smollm2-135m --text RUN/text \\
+        --heldout RUN/heldout --work runs/rungs
+    python benchmarks/rungs.py report ... --json FILE
 
 `anchors` trains each anchor shape alone: a stable trunk to 75 % of the tokens, then an anneal; the
 same batches in the same order for all. The first 10 to 25 % of the very same run, seen through the

@@ -1,8 +1,8 @@
 """How far may what was measured on one text speak for another? Alpha of one shape on kinds of text,
 and how alike they are.
 
-    python benchmarks/text_likeness.py measure KIND.jsonl ... --target smollm2-135m --work
-    runs/likeness python benchmarks/text_likeness.py likeness KIND.jsonl ... --work runs/likeness
+    python benchmarks/text_likeness.py measure KIND.jsonl ... --target smollm2-135m --work DIR
+    python benchmarks/text_likeness.py likeness KIND.jsonl ... --work DIR
     python benchmarks/text_likeness.py fit --work runs/likeness
 
 `measure`: of every prompt file the target writes answers, every fourth prompt held out; one shape

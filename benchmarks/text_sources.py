@@ -1,10 +1,11 @@
 """What each further source of text brings: held-out greedy acceptance of one shape on equal
 training, and seconds of writing.
 
-    python benchmarks/text_sources.py write --prompts FILE --heldout-prompts FILE --text RUN/text
-    --work DIR [--plain FILE] python benchmarks/text_sources.py train --text RUN/text --heldout
-    RUN/heldout --work DIR --only SOURCE ... python benchmarks/text_sources.py report --work DIR
-    [DIR ...] --json FILE
+    python benchmarks/text_sources.py write --prompts FILE --heldout-prompts FILE \\
+        --text RUN/text --work DIR [--plain FILE]
+    python benchmarks/text_sources.py train --text RUN/text --heldout RUN/heldout --work DIR \\
+        --only SOURCE ...
+    python benchmarks/text_sources.py report --work DIR [DIR ...] --json FILE
 
 The base is a part of a text that the target wrote for a user's prompts (the first `--base` written
 tokens of the order of data_curves.py). Every source adds about as many written tokens again:

@@ -15,6 +15,7 @@ what another one left.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -178,7 +179,7 @@ def _shape(target: str | Architecture) -> Architecture | None:
     network)."""
     if isinstance(target, Architecture):
         return target
-    if "/" in target and not Path(target).expanduser().is_dir():
+    if "/" in target and not os.path.isdir(os.path.expanduser(target)):
         return None
     try:
         return resolve_target(target).architecture

@@ -64,10 +64,13 @@ def acceptance(as_json: bool, **options: Any) -> None:
     Intervals are over prompts. N-gram lookup and suffix decoding need no model: what they draft on
     the text is replayed as vLLM would; an early exit is the target's own first layers.
 
-    \b archsearch acceptance --target smollm2-135m --draft runs/demo/best/1 --prompts mine.jsonl
-    --gpu cpu archsearch acceptance --target smollm2-135m --draft runs/demo/best/1 --temperature 0.7
-    --top-p 0.9 archsearch acceptance --target llama-65b --draft wide-796m --explain archsearch
-    acceptance --target smollm2-135m --draft ngram --prompts mine.jsonl --gpu cpu
+    \b
+    archsearch acceptance --target smollm2-135m --draft runs/demo/best/1 --prompts mine.jsonl \\
+        --gpu cpu
+    archsearch acceptance --target smollm2-135m --draft runs/demo/best/1 --temperature 0.7 \\
+        --top-p 0.9
+    archsearch acceptance --target llama-65b --draft wide-796m --explain
+    archsearch acceptance --target smollm2-135m --draft ngram --prompts mine.jsonl --gpu cpu
     """
     from archsearch.pipeline.acceptance import AcceptanceRequest, measure_acceptance
     from archsearch.report.terminal.acceptance import acceptance_text

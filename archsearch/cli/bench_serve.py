@@ -42,8 +42,9 @@ from archsearch.errors import ArchsearchError
 def bench_serve(as_json: bool, **options: Any) -> None:
     """Drive a running server with a load, with a draft and without, beside the prediction.
 
-    \b archsearch bench-serve --server-url http://127.0.0.1:8000 --baseline-url
-    http://127.0.0.1:8001 --requests-per-second 2 \\
+    \b
+    archsearch bench-serve --server-url http://127.0.0.1:8000 \\
+        --baseline-url http://127.0.0.1:8001 --requests-per-second 2 \\
         --target qwen3-32b --draft qwen3-1.7b --gpu h100 --gamma 4 --prompts my-prompts.jsonl
     archsearch bench-serve --server-url http://127.0.0.1:8000 --concurrency 16
     """

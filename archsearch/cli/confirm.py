@@ -79,13 +79,18 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
     """Run target alone and target + draft in a real engine, interleaved, and compare with the
     prediction.
 
-    \b archsearch confirm runs/demo archsearch confirm runs/demo --gamma 2 --gamma 4 --gamma 6
-    --count 40 archsearch confirm runs/demo --engine vllm archsearch confirm runs/llama --rank 2
-    --engine vllm --synthetic archsearch confirm runs/demo --engine vllm --concurrency 1
-    --concurrency 4 --concurrency 8 --schedule archsearch confirm runs/demo --engine vllm --family
-    eagle3 --family medusa --family ngram --family independent archsearch confirm runs/demo --family
-    ngram --family independent archsearch confirm runs/demo --engine vllm --server-url
-    http://gpu1:8000 --baseline-url http://gpu1:8001
+    \b
+    archsearch confirm runs/demo
+    archsearch confirm runs/demo --gamma 2 --gamma 4 --gamma 6 --count 40
+    archsearch confirm runs/demo --engine vllm
+    archsearch confirm runs/llama --rank 2 --engine vllm --synthetic
+    archsearch confirm runs/demo --engine vllm --concurrency 1 --concurrency 4 \\
+        --concurrency 8 --schedule
+    archsearch confirm runs/demo --engine vllm --family eagle3 --family medusa --family ngram \\
+        --family independent
+    archsearch confirm runs/demo --family ngram --family independent
+    archsearch confirm runs/demo --engine vllm --server-url http://gpu1:8000 \\
+        --baseline-url http://gpu1:8001
     """
     from archsearch.engine_facts import engines_that
     from archsearch.pipeline import (

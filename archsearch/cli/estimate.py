@@ -51,15 +51,20 @@ def estimate(
     """Price drafts that exist, of any family: does this draft pay, at which gamma, from which
     acceptance on, and in which engine.
 
-    \b archsearch estimate --target llama-65b --draft wide-796m --draft sheared-llama-1.3b --gpu
-    a100 --tensor-parallel 4 archsearch estimate --target qwen3-32b --draft qwen3-1.7b --gpu h100
-    --engine vllm --engine sglang --alpha 0.8 archsearch estimate --target qwen3-32b --draft
-    qwen3-1.7b --gpu h100 --engine-version vllm=0.16.0 --engine-version vllm=0.30.0 archsearch
-    estimate --target llama-3.1-8b --draft eagle3 --draft llama-3.2-1b --draft ngram --gpu h100
-    --engine vllm archsearch estimate --target smollm2-135m --draft ./my-draft --gpu cpu --alpha 0.7
-    archsearch estimate --target llama-3.1-70b --draft llama-3.2-1b --draft eagle3 --gpu h100
-    --sweep batch --plot batch.svg archsearch estimate --target llama-3.1-70b --draft llama-3.2-1b
-    --gpu h100 --workload mix.yaml --objective throughput
+    \b
+    archsearch estimate --target llama-65b --draft wide-796m --draft sheared-llama-1.3b \\
+        --gpu a100 --tensor-parallel 4
+    archsearch estimate --target qwen3-32b --draft qwen3-1.7b --gpu h100 --engine vllm \\
+        --engine sglang --alpha 0.8
+    archsearch estimate --target qwen3-32b --draft qwen3-1.7b --gpu h100 \\
+        --engine-version vllm=0.16.0 --engine-version vllm=0.30.0
+    archsearch estimate --target llama-3.1-8b --draft eagle3 --draft llama-3.2-1b \\
+        --draft ngram --gpu h100 --engine vllm
+    archsearch estimate --target smollm2-135m --draft ./my-draft --gpu cpu --alpha 0.7
+    archsearch estimate --target llama-3.1-70b --draft llama-3.2-1b --draft eagle3 --gpu h100 \\
+        --sweep batch --plot batch.svg
+    archsearch estimate --target llama-3.1-70b --draft llama-3.2-1b --gpu h100 \\
+        --workload mix.yaml --objective throughput
     """
     from archsearch.pipeline.estimate import EstimateRequest, estimate_drafts
     from archsearch.pipeline.mixes import asked_mix

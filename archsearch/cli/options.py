@@ -180,7 +180,7 @@ def priced_engine(name: str) -> str:
 
 def interpreter(text: str) -> Path:
     """An absolute path, links kept: a bare `python` would otherwise be looked for on the PATH."""
-    return Path(os.path.abspath(Path(text).expanduser()))
+    return Path(os.path.abspath(os.path.expanduser(text)))
 
 
 def named(name: str, kind: click.ParamType) -> click.ParamType:
@@ -201,10 +201,22 @@ class PromptFile(click.Path):
         return dataset_file(str(named)) if dataset_name(named) else path
 
 
-COUNT: Final = named("n", click.IntRange(min=1))
-WHOLE: Final = named("n", click.IntRange(min=0))
+class Number(click.FloatRange):
+    """A range of floats that is without NaN, which click's lets through."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number."""
+        number = super().convert(value, param, ctx)
+        if number != number:
+            self.fail(f"{value} is not a number.", param, ctx)
+        return number
+
+
+MOST: Final = 10**9  # of anything that is counted: more is a slip of the hand
+COUNT: Final = named("n", click.IntRange(min=1, max=MOST))
+WHOLE: Final = named("n", click.IntRange(min=0, max=MOST))
 GAMMA: Final = named("n", click.IntRange(min=1, max=16))
-LIMIT: Final = named("f", click.FloatRange(min=0.0, min_open=True))
+LIMIT: Final = named("f", Number(min=0.0, min_open=True, max=1e18))
 FILE: Final = named("file", click.Path(path_type=Path, dir_okay=False))
 PROMPTS: Final = named("file", PromptFile(path_type=Path, dir_okay=False))
 FOLDER: Final = named("dir", click.Path(path_type=Path, file_okay=False))
@@ -231,7 +243,11 @@ drafts_opt = opt(
     required=True,
     multiple=True,
 )
-gamma_opt = opt("--gamma", "Draft tokens a round (default: the best of 1 to 16).", COUNT)
+gamma_opt = opt(
+    "--gamma",
+    "Draft tokens a round (default: the best of 1 to 16).",
+    named("n", click.IntRange(1, 128)),
+)
 
 
 def prompts_opt(default: str) -> Spec:
@@ -291,7 +307,7 @@ training_opts = (
         "--tau",
         "Instead of --alpha: published tokens a round at --gamma, the target's own included, over"
         " all rounds.",
-        named("f", click.FloatRange(min=1)),
+        named("f", Number(min=1)),
     ),
 )
 budget_opt = opt(
@@ -352,7 +368,7 @@ def common(several_engines: bool, *acceptance: Spec) -> Decorator:
         opt(
             "--memory-fraction",
             "Of each device's memory, for weights, caches and activations.",
-            named("f", click.FloatRange(min=0.0, max=1.0, min_open=True)),
+            named("f", Number(min=0.0, max=1.0, min_open=True)),
             MEMORY_FRACTION,
         ),
         opt(
@@ -403,7 +419,7 @@ def common(several_engines: bool, *acceptance: Spec) -> Decorator:
             "--routing-skew",
             "Of a mixture of experts: experts are chosen in proportion to rank^-F; 0: evenly"
             " (default: 0.7, which servers of gpt-oss-120b imply).",
-            named("f", click.FloatRange(min=0.0)),
+            named("f", Number(min=0.0)),
         ),
     )
 

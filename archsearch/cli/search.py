@@ -146,13 +146,17 @@ def search(
     a little, the best in full, and it runs in the engine beside the target alone. The same command
     continues what was interrupted.
 
-    \b archsearch search --target smollm2-135m --gpu cpu archsearch search --target smollm2-135m
-    --gpu cpu --time-budget 45m --run runs/mine archsearch search --target llama-65b --gpu a100
-    --tensor-parallel 4 --mode graph archsearch search --target llama-3.1-8b --gpu h100 --family
-    eagle3 --family independent archsearch search --target smollm2-135m --gpu cpu --engine vllm
-    --family independent --family eagle3 --confirm 1 archsearch search --target ./my-model --gpu cpu
-    --prompts my.jsonl --time-budget 1h --confirm 2 archsearch search --target llama-3.1-8b --gpu
-    h100 --workload mix.yaml --objective throughput --max-ttft 500
+    \b
+    archsearch search --target smollm2-135m --gpu cpu
+    archsearch search --target smollm2-135m --gpu cpu --time-budget 45m --run runs/mine
+    archsearch search --target llama-65b --gpu a100 --tensor-parallel 4 --mode graph
+    archsearch search --target llama-3.1-8b --gpu h100 --family eagle3 --family independent
+    archsearch search --target smollm2-135m --gpu cpu --engine vllm --family independent \\
+        --family eagle3 --confirm 1
+    archsearch search --target ./my-model --gpu cpu --prompts my.jsonl --time-budget 1h \\
+        --confirm 2
+    archsearch search --target llama-3.1-8b --gpu h100 --workload mix.yaml \\
+        --objective throughput --max-ttft 500
     """
     from archsearch import pipeline
     from archsearch.pipeline.mixes import asked_mix

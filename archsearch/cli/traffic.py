@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import click
+
 from archsearch.cli import options as o
 from archsearch.cli.app import main
 from archsearch.cli.output import emit
@@ -32,7 +34,7 @@ from archsearch.workload import LoadRequest
     o.opt(
         "--simulate simulated",
         "Requests of the event-by-event simulation beside the closed form; 0: none.",
-        o.WHOLE,
+        o.named("n", click.IntRange(0, 10**6)),
         800,
     ),
 )
@@ -43,11 +45,13 @@ def traffic(as_json: bool, load: LoadRequest, **options: Any) -> None:
     """Drafts under a load: requests that run at once, time per token and to the first, and the rate
     above which to stop drafting.
 
-    \b archsearch traffic --target llama-3.1-70b --draft llama-3.2-1b --gpu h100
-    --requests-per-second 1 --requests-per-second 4 archsearch traffic --target llama-3.1-70b
-    --draft llama-3.2-1b --draft eagle3 --gpu h100 --trace mooncake.jsonl archsearch traffic
-    --target llama-3.1-70b --draft llama-3.2-1b --gpu h100 --workload mix.yaml --objective
-    throughput
+    \b
+    archsearch traffic --target llama-3.1-70b --draft llama-3.2-1b --gpu h100 \\
+        --requests-per-second 1 --requests-per-second 4
+    archsearch traffic --target llama-3.1-70b --draft llama-3.2-1b --draft eagle3 --gpu h100 \\
+        --trace mooncake.jsonl
+    archsearch traffic --target llama-3.1-70b --draft llama-3.2-1b --gpu h100 \\
+        --workload mix.yaml --objective throughput
     """
     from archsearch.pipeline.estimate import EstimateRequest
     from archsearch.pipeline.traffic import TrafficRequest, drafts_under_load

@@ -32,8 +32,10 @@ def worker(
     """Score and train along with a search that runs, from this or any other machine that reaches
     its storage.
 
-    \b archsearch search --target llama-3.1-8b --gpu h100 --storage postgresql+psycopg2://me@db/as
-    --run runs/a --workers 1 archsearch worker --storage postgresql+psycopg2://me@db/as --run a
+    \b
+    archsearch search --target llama-3.1-8b --gpu h100 \\
+        --storage postgresql+psycopg2://me@db/as --run runs/a --workers 1
+    archsearch worker --storage postgresql+psycopg2://me@db/as --run a
     archsearch worker --storage postgresql+psycopg2://me@db/as --run a --folder /mnt/shared/runs/a
     archsearch worker --storage runs/a/journal.log --run a
     """

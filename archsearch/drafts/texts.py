@@ -1,10 +1,10 @@
 """The texts of a run: what the target wrote for its prompts, in folders of the run.
 
-text/  greedy answers to the training prompts, with hidden states; bfloat16 if faster
-plain/       plain text with the target's states, where a file was given
-             further text, where there was time for it: `drafts.growth` says what and in which
-             folders
+text/     greedy answers to the training prompts, with hidden states; bfloat16 if faster
+plain/    plain text with the target's states, where a file was given
 heldout/  answers to the held-out prompts: one half measures acceptance, the other confirms
+
+Further text, where there was time for it: `drafts.growth` says what and in which folders.
 """
 
 from __future__ import annotations

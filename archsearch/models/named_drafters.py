@@ -4,6 +4,7 @@ folder, or a model that drafts."""
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,7 +49,7 @@ def resolve_drafter(name: str, target: TargetRef) -> NamedDrafter:
         return _placed(name, kind, place, target)
     if is_family(name):
         return _usual(name, target)
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if folder.is_dir() and (folder / "config.json").is_file():
         config = read_json(folder / "config.json", "model config")
         if isinstance(config, Mapping) and family_of_config(config):
@@ -121,7 +122,7 @@ def _placed(name: str, kind: str, place: str, target: TargetRef) -> NamedDrafter
     made = family(kind)
     if not place:
         raise ArchsearchError(f"--draft {name}: after the colon comes a folder or a hub id")
-    folder = Path(place).expanduser()
+    folder = Path(os.path.expanduser(place))
     found = (
         None if folder.is_dir() else found_as(place, target.name, target.architecture, made.family)
     )

@@ -4,6 +4,7 @@ machine."""
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,7 +53,7 @@ def resolve_target(name: str) -> TargetRef:
     Reads configs only, never weights. Raises ArchsearchError: unknown name (with the closest
     names), a folder without config.json, a hub id whose config cannot be had.
     """
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))  # an unknown ~user stays as it is
     if folder.is_dir():
         return TargetRef(folder.resolve().name, read_architecture(folder), folder=folder.resolve())
     entry = catalogue.named(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -95,7 +96,7 @@ class DraftRef:
 def find_draft(name: str) -> DraftRef:
     """The draft called `name`: a folder, a config.json, a catalogue name or a hub id. Raises
     ArchsearchError for none of them."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.is_file():
         return DraftRef(name, read_architecture(path), None, False)
     ref = resolve_target(name)

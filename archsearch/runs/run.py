@@ -1,8 +1,8 @@
 """The run folder: what was asked, by which code, and what came out.
 
-    runs/<id>/run.yaml  arguments, code, packages, device, profile hash, space, seed
-              trials.csv             one row per trial
-              journal.log            Optuna's storage (unless --storage names another)
+    runs/<id>/run.yaml      arguments, code, packages, device, profile hash, space, seed
+              trials.csv    one row per trial
+              journal.log   Optuna's storage (unless --storage names another)
               best/<rank>/  score.json, config.json, speculative_config.json; confirmed.json
               report.html
 

@@ -4,9 +4,8 @@ and what is to be made best.
     objective: throughput            # speedup, tpot, throughput or tokens_per_device
     memory_fraction: 0.9
     tensor_parallel: 4             # devices that share the target; draft_tensor_parallel: the draft
-    limits: {tpot_ms: 40, ttft_ms: 800, memory_gib: 60, parameters: 2.0e+9, training_exaflop: 50} #
-                                     of means; ttft_p99_ms: 99 % of requests, where they come at a
-                                     rate
+    limits: {tpot_ms: 40, ttft_ms: 800, memory_gib: 60, parameters: 2.0e+9, training_exaflop: 50}
+                                     # of means; ttft_p99_ms: of 99 % of requests at a rate
     parts:
       - name: chat
         weight: 70                   # share of the tokens that are served

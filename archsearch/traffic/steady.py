@@ -4,8 +4,8 @@ a fixed number in flight.
 With P seconds of prefill a request, R rounds a request and rounds of r(b) seconds while b requests
 decode:
 
-    fixed number c in flight    seconds a request = P + S r(c) / c  (every slot is refilled at once)
-    x requests per second  b = x R r(1 + b) / (1 - x P)  (Little's law; prefills take the share x P)
+    c in flight            seconds a request = P + S r(c) / c  (every slot is refilled at once)
+    x requests per second  b = x R r(1 + b) / (1 - x P)        (Little's law; prefills: share x P)
 
 S = R + 1 where prompts are read in the steps of those that decode, P being what they add to a step;
 else R.

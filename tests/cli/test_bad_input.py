@@ -294,3 +294,30 @@ def test_no_profile_of_this_cpu(world: Path, monkeypatch: pytest.MonkeyPatch) ->
     shutil.rmtree(world / "profiles")
     line = refused(*SEARCH)
     assert "no profile of cpu-" in line and "archsearch profile --gpu cpu" in line
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--gamma", "9" * 400),
+        ("--gamma", "999999999999"),
+        ("--context", "9" * 400),
+        ("--batch-size", "9" * 400),
+        ("--trained-tokens", "nan"),
+        ("--trained-tokens", "1e400"),
+        ("--max-tpot", "inf"),
+    ],
+)
+def test_numbers_beyond_all_bounds(option: str, value: str) -> None:
+    assert option in refused(*ESTIMATE, option, value)
+
+
+def test_more_simulated_requests_than_memory_holds() -> None:
+    load = ("--requests-per-second", "1", "--simulate", "999999999999")
+    assert "--simulate" in refused("traffic", *ESTIMATE[1:], *load)
+
+
+@pytest.mark.parametrize("option", ["--target", "--draft"])
+def test_the_home_of_nobody(option: str) -> None:
+    at = ESTIMATE.index(option)
+    assert "~nosuchuser/x" in refused(*ESTIMATE[: at + 1], "~nosuchuser/x", *ESTIMATE[at + 2 :])

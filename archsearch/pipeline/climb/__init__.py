@@ -4,7 +4,7 @@ halving).
     climb.py       the idea: rounds of short trainings, who is dropped after each
     belief.py      what is known of acceptance after them, and how sure that is
     budget.py      the plan of the minutes, what a training and a confirmation cost
-    families.py  heads beside drafts: short trainings, and which family gets the rest
+    families.py    heads beside drafts: short trainings, and which family gets the rest
     finalists.py   who is trained in full, and the record of it
     tables.py      columns of trials.csv, rows of the report
 
