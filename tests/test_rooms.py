@@ -20,7 +20,9 @@ PACKAGE = Path(archsearch.__file__).resolve().parent
 # on floors below its own.
 FLOORS = (
     ("errors", "estimate", "paths", "progress", "threads"),
-    ("files", "needs", "workload", "speedup", "schedule"),
+    ("files",),
+    ("records",),
+    ("needs", "workload", "speedup", "schedule"),
     ("hardware", "architecture"),
     ("drafters",),
     ("capacity", "engine_facts", "engine_rounds", "profiles"),
@@ -37,7 +39,7 @@ FLOORS = (
 )
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 GROUND = [
-    room for rooms in FLOORS[:3] for room in rooms
+    room for rooms in FLOORS[:5] for room in rooms
 ]  # what everything else stands on: explained without exception
 HEAVY = ("torch", "transformers", "optuna", "sklearn", "scipy", "pandas", "matplotlib", "numpy")
 

@@ -3,14 +3,15 @@ at."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.models.files import has_weights
+from archsearch.records import load
 from archsearch.speedup import MAX_GAMMA
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 MAX_GAMMA_REPLAYED: Final = MAX_GAMMA
+CURVE_FILE: Final = "curve.json"
 
 
 @dataclass(frozen=True)
@@ -37,23 +39,11 @@ class ShortTraining:
     wall_s: float = 0.0
     epoch_tokens: int = 0
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "architecture": self.architecture.to_dict()}
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> ShortTraining:
-        points = tuple((int(tokens), float(alpha)) for tokens, alpha in data["points"])
-        lists = {
-            name: tuple(int(value) for value in data[name]) for name in ("hits", "heldout_tokens")
-        }
-        return cls(
-            **{
-                **data,
-                **lists,
-                "points": points,
-                "architecture": Architecture.from_dict(data["architecture"]),
-            }
-        )
+def read_curve(draft_folder: Path) -> ShortTraining | None:
+    """curve.json of a draft's short training, None where there is none. Raises ArchsearchError
+    where it is broken."""
+    return load(draft_folder / CURVE_FILE, "learning curve", ShortTraining)
 
 
 def paired_logit_std(first: ShortTraining, second: ShortTraining, resamples: int = 200) -> float:

@@ -18,12 +18,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafts.records import ShortTraining, TrainedDraft, trained_draft
+from archsearch.drafts.records import (
+    CURVE_FILE,
+    ShortTraining,
+    TrainedDraft,
+    read_curve,
+    trained_draft,
+)
 from archsearch.drafts.texts import RunTexts
 from archsearch.files import read_json, write_json
 from archsearch.models.loaded import LoadedTarget
 from archsearch.models.targets import TargetRef
 from archsearch.progress import ProgressLine
+from archsearch.records import save
 from archsearch.speedup import alpha_of_divergence
 from archsearch.text.prompt_set import PromptSet
 from archsearch.training.settings import HELDOUT_SEQUENCES
@@ -85,11 +92,10 @@ class DraftTrainer:
         from archsearch.training.batches import split_heldout
 
         kept_out = split_heldout(self.texts.training().sequences, HELDOUT_SEQUENCES)[1]
-        for path in sorted((self.folder / "finalists").glob("*/curve.json")):
-            curve = ShortTraining.from_dict(read_json(path, "learning curve"))
-            if len(curve.heldout_tokens) == len(
-                kept_out
-            ):  # a run of version 0.1.0 goes on as it began
+        for path in sorted((self.folder / "finalists").glob(f"*/{CURVE_FILE}")):
+            curve = read_curve(path.parent)
+            # A run of version 0.1.0 goes on as it began.
+            if curve is not None and len(curve.heldout_tokens) == len(kept_out):
                 return kept_out
         return [*kept_out, *self.texts.choosing().sequences]
 
@@ -175,10 +181,7 @@ class DraftTrainer:
         from archsearch.training.distill import DistillConfig, distill
 
         folder = self.draft_folder(arch)
-        path = folder / "curve.json"
-        before = (
-            ShortTraining.from_dict(read_json(path, "learning curve")) if path.exists() else None
-        )
+        before = read_curve(folder)
         if before is not None and (
             before.tokens >= tokens or (limit_s is not None and before.seconds >= limit_s)
         ):
@@ -220,7 +223,7 @@ class DraftTrainer:
             time.monotonic() - start,
             result.epoch_tokens,
         )
-        write_json(path, short.to_dict())
+        save(folder / CURVE_FILE, short)
         return short
 
     def spent(self, arch: Architecture) -> tuple[int, float]:

@@ -39,6 +39,7 @@ from archsearch.pipeline.shared_work import Job
 from archsearch.pipeline.text_verdict import text_verdict
 from archsearch.pipeline.workers import can_confirm_beside, confirm_job, workers_beside
 from archsearch.progress import ProgressLine, human_time, say
+from archsearch.records import as_data
 from archsearch.runs.budgets import write_budgets
 from archsearch.runs.families import write_families
 from archsearch.runs.lock import run_lock
@@ -261,7 +262,7 @@ def outcome(
             else [step.to_dict() for step in next_steps(session, in_run(result.best, ranked))]
         ),
         "training_budget": budget_data(session.scorer.context.budget, session.budget_asked),
-        "budgets": budgets.to_dict(),
+        "budgets": as_data(budgets),
         "indistinguishable": [sorted(s.rank or 0 for s in group) for group in groups],
         "cheapest": [min(group, key=lambda score: score.parameters).rank for group in groups],
         "pareto": pareto,

@@ -144,7 +144,7 @@ def read_run(run: Run) -> Reading:
         )
         or (),
         compared=tuple(side for side in sides if side is not None),
-        budgets=read_or_tell(run.path / BUDGETS_FILE, "budgets", Budgets.from_dict, problems),
+        budgets=read_or_tell(run.path / BUDGETS_FILE, "budgets", Budgets, problems),
     )
 
 

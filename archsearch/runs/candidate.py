@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.models.files import has_weights
-from archsearch.runs.fields import read_or_raise
+from archsearch.records import from_data, load
 from archsearch.search.objective import Score
 
 if TYPE_CHECKING:
@@ -35,17 +35,6 @@ class TrainingLook:
     alpha: float
     loss: float | None = None
     epochs: float | None = None
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> TrainingLook:
-        loss, epochs = data.get("loss"), data.get("epochs")
-        return cls(
-            int(data["tokens"]),
-            float(data["seconds"]),
-            float(data["alpha"]),
-            None if loss is None else float(loss),
-            None if epochs is None else float(epochs),
-        )
 
 
 @dataclass(frozen=True)
@@ -79,7 +68,7 @@ class TrainingRecord:
         kept, distinct = data.get("kept"), data.get("distinct_tokens") or data.get("text_tokens")
         if data.get("looks") is not None:
             looks = tuple(
-                TrainingLook.from_dict(look)
+                from_data(TrainingLook, look)
                 for look in data["looks"]
                 if look.get("alpha") is not None
             )
@@ -91,7 +80,7 @@ class TrainingRecord:
             seconds,
             dict(data),
             looks,
-            TrainingLook.from_dict(kept) if kept else None,
+            from_data(TrainingLook, kept) if kept else None,
             str(data.get("stopped") or ""),
             int(distinct) if distinct else None,
         )
@@ -123,7 +112,7 @@ def _looks_of_curves(
 def read_training(folder: Path) -> TrainingRecord | None:
     """training.json of a draft folder, None where it was not trained. Raises ArchsearchError where
     it is broken."""
-    return read_or_raise(folder / TRAINING_FILE, "training record", TrainingRecord.from_dict)
+    return load(folder / TRAINING_FILE, "training record", TrainingRecord.from_dict)
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ import pytest
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters
-from archsearch.drafts.records import ShortTraining, TrainedDraft
+from archsearch.drafts.records import ShortTraining, TrainedDraft, read_curve
 from archsearch.estimate import Estimate
 from archsearch.latency.rounds import LatencyOfRounds
 from archsearch.pipeline import climb
 from archsearch.pipeline.climb.belief import Belief
+from archsearch.records import save
 from archsearch.runs.state import StateFile
 from archsearch.search import rungs
 from archsearch.search.objective import Scorer
@@ -117,7 +118,7 @@ class MadeUpTrainer:
 
     def train_short(self, arch, tokens, seed=0, label="", *, limit_s=None):
         path = self.draft_folder(arch) / "curve.json"
-        before = ShortTraining.from_dict(json.loads(path.read_text())) if path.exists() else None
+        before = read_curve(path.parent)
         if before is not None and before.tokens >= tokens:
             return before
         if self.die_after is not None and len(self.calls) >= self.die_after:
@@ -136,7 +137,7 @@ class MadeUpTrainer:
             arch, tokens, tokens / SPEED, SPEED, points, hits, (50,) * TEXTS, wall
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(short.to_dict()))
+        save(path, short)
         return short
 
     def spent(self, arch):

@@ -9,8 +9,8 @@ import pytest
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.needs import NOTHING, Needs
+from archsearch.records import load
 from archsearch.runs.budgets import BUDGETS_FILE, BudgetDrafter, BudgetRow, Budgets, write_budgets
-from archsearch.runs.fields import read_or_raise
 
 LOOKUP = BudgetDrafter(
     "ngram", "n-gram", NOTHING, 5, Estimate(0.45, 0.1, "prior"), Estimate(1.5, 0.2, "modelled")
@@ -40,7 +40,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         "h100", (BudgetRow(0.0, (FOUND, LOOKUP)), BudgetRow(10.0, (TRAINED, FOUND, LOOKUP)))
     )
     write_budgets(tmp_path, budgets)
-    assert read_or_raise(tmp_path / BUDGETS_FILE, "budgets", Budgets.from_dict) == budgets
+    assert load(tmp_path / BUDGETS_FILE, "budgets", Budgets) == budgets
 
 
 def test_a_broken_file_is_one_line(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_broken_file_is_one_line(tmp_path: Path) -> None:
         '{"device": "h100", "rows": [{"gpu_hours": 1}]}', encoding="utf-8"
     )
     with pytest.raises(
-        ArchsearchError, match="budgets.json is not what archsearch writes"
+        ArchsearchError, match=r"budgets.json .* rows\[0\].drafters: is missing"
     ) as error:
-        read_or_raise(tmp_path / BUDGETS_FILE, "budgets", Budgets.from_dict)
+        load(tmp_path / BUDGETS_FILE, "budgets", Budgets)
     assert "\n" not in str(error.value)

@@ -15,9 +15,9 @@ from typing import Final
 
 from archsearch.acceptance.estimator import AcceptanceObservation
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafts.records import ShortTraining, TrainedDraft
+from archsearch.drafts.records import TrainedDraft, read_curve
 from archsearch.drafts.trainer import DraftTrainer
-from archsearch.files import read_json, write_json
+from archsearch.files import write_json
 from archsearch.pipeline.climb.belief import Belief
 from archsearch.pipeline.climb.budget import TrainingCosts, part_of_round
 from archsearch.pipeline.climb.families import HeadRungs, short_trainings
@@ -403,11 +403,8 @@ class Climb:
         probes = [shape for shape in self.pool if shape not in rounds]
         self.pool.update(rounds)
         for shape in (*probes, *rounds):
-            path = self.trainer.draft_folder(shape) / "curve.json"
-            if path.exists():
-                self.belief.shorts[shape] = ShortTraining.from_dict(
-                    read_json(path, "learning curve")
-                )
+            if (short := read_curve(self.trainer.draft_folder(shape))) is not None:
+                self.belief.shorts[shape] = short
         self.belief.full_tokens, self.belief.full_epoch = (
             self.state.full_tokens,
             self.state.full_epoch or 0,

@@ -1,0 +1,302 @@
+"""Records: frozen dataclasses and the JSON-ready dicts of the same fields, by their type hints.
+
+    @dataclass(frozen=True)
+    class Row:
+        gamma: Count                                              # a whole number of at least 1
+        speedup: Estimate                                         # a bare number is one of std 0
+        seconds: Maybe[float] = None                              # left out of a file where None
+        stopped: Annotated[str, Stored(older=("why_stopped",))] = ""   # as older files call it
+
+    as_data(row)                        # a dict of dicts, lists, numbers and text
+    from_data(Row, data)                # the inverse
+    load(path, "rows", tuple[Row, ...])
+
+Fields may be numbers, text, Literals, paths, optional, tuples, lists, mappings, dataclasses and
+whatever has a `to_dict` and a `from_dict` of its own, which go before its fields. A field that a
+file lacks has its default, and so has one that is null where None does not belong; fields that are
+not known are passed over. What else does not fit is one line with the field's place and its value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from itertools import repeat
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from archsearch import files
+from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate, number
+
+_T = TypeVar("_T")
+# What data of another shape than expected raises while it is read; ArchsearchError is a ValueError.
+WRONG_SHAPE: Final = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stored:
+    """How a field is kept: under which `name` ("": its own) and `older` ones; `omit`: left out
+    where it equals its default; `inline`: its fields stand among those of the record around it;
+    `low` to `high`: what its number may be."""
+
+    name: str = ""
+    older: tuple[str, ...] = ()
+    omit: bool = False
+    inline: bool = False
+    low: float | None = None
+    high: float | None = None
+
+
+Maybe = Annotated[_T | None, Stored(omit=True)]
+Count = Annotated[int, Stored(low=1)]
+Whole = Annotated[int, Stored(low=0)]
+Share = Annotated[float, Stored(low=0.0, high=1.0)]
+
+
+class Misfit(ArchsearchError):
+    """A value that is not `what` its field holds; `place`: the fields down to it."""
+
+    def __init__(self, what: str, place: str = "") -> None:
+        super().__init__(f"{place}: {what}" if place else what)
+        self.what, self.place = what, place
+
+    @classmethod
+    def at(cls, place: str, error: Exception) -> Misfit:
+        """`error`, which came up in the field or the item `place`."""
+        inner = error.place if isinstance(error, cls) else ""
+        what = error.what if isinstance(error, cls) else str(error)
+        if isinstance(error, KeyError):
+            what = f"{what} is missing"
+        dot = "." if place and inner and not inner.startswith("[") else ""
+        return cls(what, f"{place}{dot}{inner}")
+
+
+class _Field(NamedTuple):
+    name: str
+    names: tuple[str, ...]
+    kind: Any
+    stored: Stored
+    default: Any
+
+
+def as_data(record: Any) -> dict[str, Any]:
+    """The fields of a record as JSON holds them."""
+    data: dict[str, Any] = {}
+    for field in _fields(type(record)):  # type: ignore[arg-type]
+        value = getattr(record, field.name)
+        if not field.stored.omit or value != field.default:
+            encoded = _encode(value)
+            data |= encoded if field.stored.inline else {field.names[0]: encoded}
+    return data
+
+
+def from_data(kind: Callable[..., _T], data: Any) -> _T:
+    """The `kind` (a dataclass, or any other type that a field may have) that `data` holds. Raises
+    ArchsearchError with the field and its value for what is none."""
+    try:
+        fields = _is_record(kind) and kind is not Estimate
+        made: _T = _of_fields(kind, data) if fields else _decode(kind, data)
+    except WRONG_SHAPE as error:
+        raise Misfit.at("", error) from error
+    return made
+
+
+def save(path: Path, record: Any) -> None:
+    """Write a record, or a sequence or mapping of them, as JSON."""
+    files.write_json(path, _encode(record))
+
+
+def load(path: Path, what: str, kind: Callable[..., _T]) -> _T | None:
+    """The `kind` (a type, or a function of the content) in the JSON file `path`, called `what`;
+    None where there is no file. ArchsearchError, one line, where it is broken."""
+    if not path.is_file():
+        return None
+    try:
+        data = files.read_json(path, what)
+        function = isinstance(kind, types.MethodType | types.FunctionType)
+        made: _T = kind(data) if function else _decode(kind, data)
+    except ArchsearchError as error:
+        if str(path) in str(error):
+            raise
+        misfit = " is not what archsearch writes" if isinstance(error, Misfit) else ""
+        raise ArchsearchError(f"{what} {path}{misfit}: {error}") from error
+    except WRONG_SHAPE as error:
+        words = f"{type(error).__name__}: {error}"
+        raise ArchsearchError(f"{what} {path} is not what archsearch writes ({words})") from error
+    return made
+
+
+def load_or_note(path: Path, what: str, kind: Callable[..., _T], problems: list[str]) -> _T | None:
+    """As `load`, but a broken file is None and one line more in `problems`."""
+    try:
+        return load(path, what, kind)
+    except ArchsearchError as error:
+        problems.append(str(error))
+        return None
+
+
+def _is_record(kind: Any) -> bool:
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
+
+
+@cache
+def _fields(kind: Any) -> tuple[_Field, ...]:
+    """The fields of a dataclass that its constructor takes."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = []
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+        stored = next((each for each in extras if isinstance(each, Stored)), Stored())
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        names = (stored.name or field.name, *stored.older)
+        if field.init:
+            found.append(_Field(field.name, names, hint, stored, default))
+    return tuple(found)
+
+
+def _encode(value: Any) -> Any:
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if _is_record(type(value)):
+        return as_data(value)
+    if isinstance(value, Mapping):
+        return {str(key): _encode(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_encode(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _of_fields(kind: Any, data: Any) -> Any:
+    values = {}
+    for field in _fields(kind):
+        name = next((name for name in field.names if name in _object(data)), field.names[0])
+        given = data if field.stored.inline else data.get(name)
+        if given is None and (name not in data or not _takes_none(field.kind)):
+            if field.default is dataclasses.MISSING:
+                raise Misfit("is missing", name)
+            continue  # the constructor's default, which a factory makes anew
+        values[field.name] = _at("" if field.stored.inline else name, field.kind, given)
+    return kind(**values)
+
+
+def _decode(kind: Any, data: Any) -> Any:
+    """A value of the type `kind` out of JSON. Raises one of WRONG_SHAPE."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is None:
+        return _decode_plain(kind, data)
+    if origin is Annotated:
+        value = _decode(args[0], data)
+        for each in args[1:]:
+            if isinstance(each, Stored) and value is not None:
+                _check_bounds(value, each)
+        return value
+    if origin in (Union, types.UnionType):
+        return None if data is None and _takes_none(kind) else _decode_any(args, data)
+    if origin is Literal:
+        if not any(data == value and type(data) is type(value) for value in args):
+            raise _misfit(f"one of {', '.join(map(str, args))}", data)
+        return data
+    if issubclass(origin, Mapping):
+        key = int if args[0] is int else partial(_decode, args[0])
+        return {key(name): _at(name, args[1], each) for name, each in _object(data).items()}
+    fixed = origin is tuple and args[-1] is not ...
+    if not isinstance(data, list | tuple) or (fixed and len(data) != len(args)):
+        raise _misfit(f"a list of {len(args)}" if fixed else "a list", data)
+    kinds = args if fixed else repeat(args[0])
+    made = (_at(f"[{n}]", each, data[n]) for n, each in zip(range(len(data)), kinds, strict=False))
+    return list(made) if origin is list else tuple(made)
+
+
+def _decode_plain(kind: Any, data: Any) -> Any:
+    if kind is Estimate and not isinstance(data, Mapping):
+        return Estimate(number(data), 0.0, "measured")
+    if hasattr(kind, "from_dict"):
+        return kind.from_dict(_object(data))
+    if _is_record(kind):
+        return _of_fields(kind, data)
+    wanted, fits = _PLAIN[kind]
+    if not fits(data):
+        raise _misfit(wanted, data)
+    return kind(data) if kind in (float, Path) else data
+
+
+def _decode_any(kinds: Sequence[Any], data: Any) -> Any:
+    """Of the first of `kinds` that fits."""
+    *others, last = [kind for kind in kinds if kind is not type(None)]
+    for kind in others:
+        try:
+            return _decode(kind, data)
+        except WRONG_SHAPE:
+            continue
+    return _decode(last, data)
+
+
+def _takes_none(kind: Any) -> bool:
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    return kind is Any or type(None) in get_args(kind)
+
+
+def _at(place: str, kind: Any, data: Any) -> Any:
+    try:
+        return _decode(kind, data)
+    except WRONG_SHAPE as error:
+        raise Misfit.at(place, error) from error
+
+
+def _object(data: Any) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        raise _misfit("an object", data)
+    return data
+
+
+def _check_bounds(value: Any, stored: Stored) -> None:
+    if stored.low is not None and value < stored.low:
+        raise _misfit(f"at least {stored.low:g}", value)
+    if stored.high is not None and value > stored.high:
+        raise _misfit(f"at most {stored.high:g}", value)
+
+
+def _misfit(wanted: str, value: Any) -> Misfit:
+    text = repr(value)
+    return Misfit(f"must be {wanted}, got {text if len(text) <= 60 else text[:40] + '...'}")
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
+_PLAIN: Final[Mapping[Any, tuple[str, Callable[[Any], bool]]]] = {
+    bool: ("true or false", lambda data: isinstance(data, bool)),
+    int: ("a whole number", lambda data: type(data) is int),
+    float: ("a finite number", _is_finite),
+    str: ("text", lambda data: isinstance(data, str)),
+    Path: ("a path", lambda data: isinstance(data, str)),
+    dict: ("an object", lambda data: isinstance(data, dict)),
+    Any: ("", lambda data: True),
+    object: ("", lambda data: True),
+}
