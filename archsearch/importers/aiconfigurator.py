@@ -13,26 +13,27 @@ made here.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
+import json
 import math
 import os
 import re
-import shutil
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from dataclasses import astuple, dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
 from archsearch.architecture.op_kinds import row_sizes
 from archsearch.architecture.ops import AllReduce, Attention, Experts, Gemm, LatentAttention
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import atomic_path, read_json, umask
+from archsearch.files import read_json, scratch_dir, write_json
 from archsearch.hardware.device import Device, load_device
 from archsearch.importers import experts
+from archsearch.importers.compact import COMPACT_ROWS, compress
 from archsearch.profiles import Measurement, Profile, freeze_shape
 from archsearch.progress import Progress, silent
 from archsearch.workload import DTYPE_BYTES, dtype_name
@@ -73,6 +74,7 @@ BAD_SHARE: Final = 0.1  # more unusable rows than this and the file is not belie
 # a product of one token slower than this times the same one of 2 to 16 tokens was disturbed ...
 SLOW_START: Final = 1.1
 SLOW_SHARE: Final = 0.5  # ... where more than this share of a table's matrices is so
+SLOW_WORDS: Final = "one token, disturbed"
 SPIKE: Final = 1.5  # an all-reduce slower than this times both neighbouring sizes was disturbed
 
 HOW: Final = (
@@ -90,13 +92,44 @@ ABSENT: Final = (
     "engine overhead",
 )
 
+SAID: Final = {
+    "licence": LICENCE,
+    "copyright": COPYRIGHT,
+    "url": SOURCE,
+    "changes": (
+        "milliseconds to seconds, sizes renamed, rows chosen as told in rows_kept and rows_ignored"
+    ),
+    "how": HOW,
+    "not_in_tables": list(ABSENT),
+}
+CACHE_STATES: Final = (
+    "GEMM rows with weights up to weights_cached_below_bytes are marked warm (six copies fit the"
+    " last-level cache together), all other rows cold; a KV cache below the size of that cache was"
+    " warm all the same"
+)
+TOLD: Final = (
+    "relative errors of a plain interpolation of the kept rows on those left out; the choice of"
+    " rows looked at both"
+)
+COUNTED: Final = (
+    "rows_available",
+    "rows_kept",
+    "rows_ignored",
+    "kernel_sources",
+    "row_relative_std",
+    "frameworks_compared",
+    "told_from_kept_rows",
+)
+
 Op = Gemm | Attention | AllReduce | Experts | LatentAttention
 Key = tuple[Op, str]  # an op and its mode
+Reader = Callable[[Path, Device, str, bool], "Table"]
 
 
 @dataclass
 class Table:
-    """Rows of one file: seconds by op and mode (the median where a shape occurs more than once)."""
+    """Rows of one file: seconds by op and mode (the median where a shape occurs more than once).
+    `read`: how many were there; `ignored`: how many were left out, by why."""
 
     path: Path
     times_s: dict[Key, float] = field(default_factory=dict)
@@ -104,6 +137,13 @@ class Table:
     ignored: dict[str, int] = field(default_factory=dict)
     kernel_sources: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
+
+    def without(self, keys: set[Key], why: str) -> Table:
+        """The table less `keys`, which are counted."""
+        if not keys:
+            return self
+        times = {key: seconds for key, seconds in self.times_s.items() if key not in keys}
+        return replace(self, times_s=times, ignored={**self.ignored, why: len(keys)})
 
 
 # --- finding the files
@@ -173,22 +213,15 @@ def _version_key(text: str) -> tuple[tuple[int, ...], bool, tuple[int, ...]]:
     )
 
 
-def _versions(folder: Path, file: str) -> list[str]:
-    """Versions under `folder` that hold `file`, oldest first."""
-    if not folder.is_dir():
-        return []
-    return sorted((path.parent.name for path in folder.glob(f"*/{file}")), key=_version_key)
-
-
 # --- reading one file
 # ------------------------------------------------------------------------------------------------
 
 
-def _read(
-    path: Path, numbers: Sequence[str], texts: Sequence[str], optional: Sequence[str] = ()
-) -> dict[str, list[Any]]:
-    """Columns of a Parquet file by name. Numbers are floats, NaN where a value is missing; an
-    `optional` column may be absent."""
+def _read(path: Path, device: Device, numbers: str, texts: str = "", optional: str = "") -> Any:
+    """Columns of a Parquet file (a DataFrame), and `version`, `device`, `latency` besides. Numbers
+    are floats, NaN where a value is missing; an `optional` one may be absent. All rows are of this
+    device."""
+    wanted, texts_ = [*numbers.split(), "latency"], [*texts.split(), "version", "device"]
     try:
         import pyarrow as pa
         import pyarrow.parquet as parquet
@@ -196,24 +229,19 @@ def _read(
         raise MissingDataError(f"reading {path.name} needs pyarrow; run {INSTALL}") from None
     try:
         names = parquet.read_schema(path).names
-        missing = [name for name in (*numbers, *texts) if name not in names]
+        missing = [name for name in (*wanted, *texts_) if name not in names]
         if missing:
             raise ArchsearchError(
                 f"kernel table {path} has no column {', '.join(missing)}; {_reinstall()}"
             )
-        present = [name for name in optional if name in names]
-        table = parquet.ParquetFile(path).read(columns=[*numbers, *texts, *present])
-        columns: dict[str, list[Any]] = {name: table.column(name).to_pylist() for name in texts}
-        for name in (*numbers, *present):
-            column = table.column(name)
-            if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        wanted += [name for name in optional.split() if name in names]
+        table = parquet.ParquetFile(path).read(columns=[*wanted, *texts_])
+        for name in wanted:
+            kind = table.column(name).type
+            if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
                 raise ArchsearchError(
-                    f"kernel table {path}: column {name} holds {column.type}, not numbers;"
-                    f" {_reinstall()}"
+                    f"kernel table {path}: column {name} holds {kind}, not numbers; {_reinstall()}"
                 )
-            columns[name] = [
-                math.nan if value is None else float(value) for value in column.to_pylist()
-            ]
     except FileNotFoundError:
         raise MissingDataError(f"kernel table not found: {path}; {_reinstall()}") from None
     except (pa.ArrowException, OSError) as error:
@@ -223,100 +251,77 @@ def _read(
         ) from error
     if not table.num_rows:
         raise ArchsearchError(f"kernel table {path} is empty; {_reinstall()}")
-    return columns
+    frame = table.to_pandas().astype(dict.fromkeys(wanted, float) | dict.fromkeys(texts_, str))
+    wrong = set(frame.device) - {device.name}
+    if wrong:
+        raise ArchsearchError(
+            f"kernel table {path} was measured on {', '.join(sorted(wrong))}, not on {device.name}"
+        )
+    return frame
 
 
 def _reinstall() -> str:
     return f"use the tables of {PACKAGE} {PACKAGE_VERSIONS[-1]}"
 
 
-def _check_identity(
-    path: Path, columns: Mapping[str, list[Any]], device: Device, mixed: bool = False
-) -> None:
-    """Every row was measured on this very device and with the framework version that the folder is
-    named after.
+def _one_version(path: Path, frame: Any) -> None:
+    """Every row was measured with the framework version that the folder is named after.
 
-    All-reduce tables may carry older versions (L40S: rows of vLLM 0.14.0 under 0.22.0);
-    `Table.versions` tells. `mixed`: rows of other versions are the reader's to leave out (B200: a
-    development version of vLLM among the experts).
+    Not asked of all-reduce tables, which may carry older ones (L40S: rows of vLLM 0.14.0 under
+    0.22.0; `Table.versions` tells), and of experts, whose reader leaves others out (B200: a
+    development version of vLLM).
     """
-    wrong = {str(name) for name in columns["device"]} - {device.name}
-    if wrong:
-        raise ArchsearchError(
-            f"kernel table {path} was measured on {', '.join(sorted(wrong))}, not on {device.name}"
-        )
-    versions = {str(version) for version in columns["version"]}
-    if (
-        not mixed
-        and path.parts[-4] != "comm"
-        and any(not version.startswith(path.parent.name) for version in versions)
-    ):
+    versions = set(frame.version)
+    if any(not version.startswith(path.parent.name) for version in versions):
         raise ArchsearchError(
             f"kernel table {path} holds rows of version {', '.join(sorted(versions))} in the folder"
             f" of version {path.parent.name}; {_reinstall()}"
         )
 
 
-def _collect(
-    path: Path, columns: Mapping[str, list[Any]], rows: Sequence[int], make: Callable[[int], Key]
-) -> Table:
-    """Seconds by (op, mode) of the wanted rows. Unusable ones are counted; too many of them and the
-    file is refused."""
-    latencies = columns["latency"]
+def _collect(path: Path, frame: Any, make: Callable[[Any], Key]) -> Table:
+    """Seconds by (op, mode) of the rows of `frame`. Unusable ones are counted; too many of them and
+    the file is refused."""
     seen: dict[Key, list[float]] = {}
     bad = 0
-    for row in rows:
-        latency = latencies[row]
+    for row in frame.itertuples(index=False):
         try:
-            if not (math.isfinite(latency) and latency > 0):
+            if not (math.isfinite(row.latency) and row.latency > 0):
                 raise ValueError("latency")
-            key = make(row)
-        except (
-            ValueError,
-            OverflowError,
-        ):  # a size that is NaN or not a whole positive number, too
+            seen.setdefault(make(row), []).append(row.latency * 1e-3)
+        except (ValueError, OverflowError):  # a size that is NaN or no whole positive number, too
             bad += 1
-            continue
-        seen.setdefault(key, []).append(latency * 1e-3)
-    if rows and bad > BAD_SHARE * len(rows):
+    if bad > BAD_SHARE * len(frame):
         raise ArchsearchError(
-            f"kernel table {path}: {bad} of {len(rows)} rows are negative, zero, NaN or have no"
+            f"kernel table {path}: {bad} of {len(frame)} rows are negative, zero, NaN or have no"
             f" whole sizes; {_reinstall()}"
         )
-    table = Table(
-        path, {key: statistics.median(times) for key, times in seen.items()}, read=len(rows)
-    )
-    repeated = sum(len(times) - 1 for times in seen.values())
-    table.ignored = {
-        name: count
-        for name, count in (("unusable", bad), ("repeated shapes (median taken)", repeated))
-        if count
-    }
-    table.versions = tuple(sorted({str(columns["version"][row]) for row in rows}))
-    table.kernel_sources = tuple(sorted({str(columns["kernel_source"][row]) for row in rows}))
-    return table
-
-
-def _whole(value: float, least: int = 1) -> int:
-    if not value >= least or value != int(value):
-        raise ValueError(f"not a whole number of at least {least}: {value}")
-    return int(value)
-
-
-def read_gemm(path: Path, device: Device, dtype: str) -> Table:
-    """Rows of a gemm_perf.parquet in one dtype: Gemm(m, n, k), mode graph."""
-    columns = _read(
-        path, ("m", "n", "k", "latency"), ("version", "device", "kernel_source", "gemm_dtype")
-    )
-    _check_identity(path, columns, device)
-    m, n, k, wanted = columns["m"], columns["n"], columns["k"], DTYPES[dtype]
-    rows = [row for row, name in enumerate(columns["gemm_dtype"]) if name in wanted]
-    table = _collect(
+    times = {key: statistics.median(found) for key, found in seen.items()}
+    repeated = sum(map(len, seen.values())) - len(seen)
+    ignored = {"unusable": bad, "repeated shapes (median taken)": repeated}
+    return Table(
         path,
-        columns,
-        rows,
-        lambda row: (Gemm(_whole(m[row]), _whole(n[row]), _whole(k[row])), "graph"),
+        times,
+        len(frame),
+        {name: count for name, count in ignored.items() if count},
+        tuple(sorted(set(frame.kernel_source))),
+        tuple(sorted(set(frame.version))),
     )
+
+
+def _whole(*values: float, least: int = 1) -> list[int]:
+    for value in values:
+        if not value >= least or value != int(value):
+            raise ValueError(f"not a whole number of at least {least}: {value}")
+    return [int(value) for value in values]
+
+
+def read_gemm(path: Path, device: Device, dtype: str, compact: bool = False) -> Table:
+    """Rows of a gemm_perf.parquet in one dtype: Gemm(m, n, k), mode graph."""
+    frame = _read(path, device, "m n k", "kernel_source gemm_dtype")
+    _one_version(path, frame)
+    rows = frame[frame.gemm_dtype.isin(DTYPES[dtype])]
+    table = _collect(path, rows, lambda row: (Gemm(*_whole(row.m, row.n, row.k)), "graph"))
     return without_slow_starts(table)
 
 
@@ -333,27 +338,15 @@ def without_slow_starts(table: Table) -> Table:
     for (op, _), seconds in table.times_s.items():
         if isinstance(op, Gemm) and op.m <= 16:
             by_matrix.setdefault((op.n, op.k), {})[op.m] = seconds
-    ratios = {
-        matrix: times[1] / statistics.median(seconds for m, seconds in times.items() if m > 1)
-        for matrix, times in by_matrix.items()
-        if 1 in times and len(times) > 1
-    }
-    slow = {matrix for matrix, ratio in ratios.items() if ratio > SLOW_START}
-    if not slow or len(slow) <= SLOW_SHARE * len(ratios):
-        return table
-    kept = {
-        (op, mode): seconds
-        for (op, mode), seconds in table.times_s.items()
-        if not (isinstance(op, Gemm) and op.m == 1 and (op.n, op.k) in slow)
-    }
-    return replace(
-        table,
-        times_s=kept,
-        ignored={**table.ignored, "one token, disturbed": len(table.times_s) - len(kept)},
-    )
+    asked = {size: times for size, times in by_matrix.items() if 1 in times and len(times) > 1}
+    slow: set[Key] = set()
+    for (n, k), times in asked.items():
+        if times[1] > SLOW_START * statistics.median(times[m] for m in times if m > 1):
+            slow.add((Gemm(1, n, k), "graph"))
+    return table if len(slow) <= SLOW_SHARE * len(asked) else table.without(slow, SLOW_WORDS)
 
 
-def static_scales(path: Path, device: Device, table: Table) -> Table:
+def static_scales(table: Table, device: Device) -> Table:
     """An fp8 GEMM table as servers of checkpoints with static scales run it.
 
     The collector lets every framework compute the scale of the activations; a static checkpoint
@@ -361,17 +354,13 @@ def static_scales(path: Path, device: Device, table: Table) -> Table:
     quantisation), and under vLLM the quantisation itself (scale_matrix_perf) is fused into the norm
     or activation before it. No GEMM gets quicker than its weights can be read.
     """
-    framework, version = path.parts[-3], path.parts[-2]
-    known = []
-    for name in STATIC_SCALES.get(framework, ()):
-        file = path.parents[3] / "quantize" / framework / version / f"{name}_perf.parquet"
-        if file.is_file():
-            known.append(_quantise_s(file, device))
-    if not known:
-        return table
-    times = {}
+    framework, version = table.path.parts[-3:-1]
+    folder = table.path.parents[3] / "quantize" / framework / version
+    files = [folder / f"{name}_perf.parquet" for name in STATIC_SCALES.get(framework, ())]
+    known = [_quantise_s(file, device) for file in files if file.is_file()]
+    times: dict[Key, float] = {}
     for (op, mode), seconds in table.times_s.items():
-        if isinstance(op, Gemm):
+        if isinstance(op, Gemm) and known:
             least = min(seconds, op.weight_elements() / device.bandwidth_bytes_per_s)
             seconds = max(least, seconds - sum(cost(op) for cost in known))
         times[op, mode] = seconds
@@ -380,172 +369,106 @@ def static_scales(path: Path, device: Device, table: Table) -> Table:
 
 def _quantise_s(file: Path, device: Device) -> Callable[[Gemm], float]:
     """Seconds by tokens and inner size, the nearest of each in the file."""
-    columns = _read(file, ("m", "k", "latency"), ("version", "device", "quant_dtype"))
-    _check_identity(file, columns, device)
-    times = {
-        (m, k): t * 1e-3
-        for m, k, t in zip(columns["m"], columns["k"], columns["latency"], strict=True)
-    }
-    tokens, sizes = sorted({m for m, _ in times}), sorted({k for _, k in times})
+    frame = _read(file, device, "m k", "quant_dtype")
+    _one_version(file, frame)
+    times = {(row.m, row.k): row.latency * 1e-3 for row in frame.itertuples()}
+    tokens, sizes = (tuple(sorted(set(frame[name]))) for name in "mk")
 
     @cache
     def nearest(value: int, these: tuple[float, ...]) -> float:
         return min(these, key=lambda known: abs(math.log(known / value)))
 
-    return lambda op: times.get((nearest(op.m, tuple(tokens)), nearest(op.k, tuple(sizes))), 0.0)
+    return lambda op: times.get((nearest(op.m, tokens), nearest(op.k, sizes)), 0.0)
 
 
-def read_attention(path: Path, device: Device, dtype: str) -> Table:
+def read_attention(path: Path, device: Device, dtype: str, compact: bool = False) -> Table:
     """Rows of a generation_ or context_attention_perf.parquet in one KV-cache dtype, mode graph.
 
     Generation: isl is 1 and step the KV length before the new token, so tokens=1, context=step.
     Context: step is 0 and isl the prompt, so tokens=isl, context=0.
     """
-    numbers = (
-        "batch_size",
-        "isl",
-        "num_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "step",
-        "latency",
-    )
-    texts = ("version", "device", "kernel_source", "attn_dtype", "kv_cache_dtype")
-    columns = _read(path, numbers, texts, ("window_size", "beam_width"))
-    _check_identity(path, columns, device)
-    wanted = DTYPES[dtype]
-    compute = wanted if dtype != "float8_e4m3fn" else (*wanted, "bfloat16")
-    beams = columns.get("beam_width", [1.0] * len(columns["latency"]))
-    rows = [
-        row
-        for row, (cached, computed) in enumerate(
-            zip(columns["kv_cache_dtype"], columns["attn_dtype"], strict=True)
+    numbers = "batch_size isl num_heads num_key_value_heads head_dim step"
+    texts = "kernel_source attn_dtype kv_cache_dtype"
+    frame = _read(path, device, numbers, texts, "window_size beam_width")
+    _one_version(path, frame)
+    cached = DTYPES[dtype]
+    computed = cached if dtype != "float8_e4m3fn" else (*cached, "bfloat16")
+    rows = frame[frame.kv_cache_dtype.isin(cached) & frame.attn_dtype.isin(computed)]
+    if "beam_width" in rows:
+        rows = rows[rows.beam_width == 1]
+
+    def make(row: Any) -> Key:
+        context, window = _whole(row.step, getattr(row, "window_size", 0.0), least=0)
+        batch, tokens, *heads = _whole(
+            row.batch_size, row.isl, row.num_heads, row.num_key_value_heads, row.head_dim
         )
-        if cached in wanted and computed in compute and beams[row] == 1
-    ]
-    windows = columns.get("window_size")
+        return Attention(batch, tokens, context, *heads, window or None), "graph"
 
-    def make(row: int) -> Key:
-        window = _whole(windows[row], 0) if windows else 0
-        heads, kv_heads, head_dim = (
-            _whole(columns[name][row]) for name in ("num_heads", "num_key_value_heads", "head_dim")
-        )
-        tokens, context = _whole(columns["isl"][row]), _whole(columns["step"][row], 0)
-        return (
-            Attention(
-                _whole(columns["batch_size"][row]),
-                tokens,
-                context,
-                heads,
-                kv_heads,
-                head_dim,
-                window or None,
-            ),
-            "graph",
-        )
-
-    return _collect(path, columns, rows, make)
+    return _collect(path, rows, make)
 
 
-def read_all_reduce(path: Path, device: Device, dtype: str) -> Table:
+def read_all_reduce(path: Path, device: Device, dtype: str, compact: bool = False) -> Table:
     """Rows of a custom_allreduce_perf.parquet: AllReduce(elements, ranks), modes graph and eager.
 
     message_size counts elements. Isolated spikes (slower than SPIKE times both neighbouring sizes)
     are left out: more data cannot take less time, so something else ran.
     """
-    numbers, texts = (
-        ("num_gpus", "message_size", "latency"),
-        ("version", "device", "kernel_source", "allreduce_dtype"),
-    )
-    columns = _read(path, numbers, texts)
-    _check_identity(path, columns, device)
-    rows = [row for row, name in enumerate(columns["allreduce_dtype"]) if name in DTYPES[dtype]]
+    frame = _read(path, device, "num_gpus message_size", "kernel_source allreduce_dtype")
 
-    def make(row: int) -> Key:
-        mode = "eager" if str(columns["kernel_source"][row]).endswith("_eager") else "graph"
-        return (
-            AllReduce(_whole(columns["message_size"][row]), _whole(columns["num_gpus"][row])),
-            mode,
-        )
+    def make(row: Any) -> Key:
+        mode = "eager" if row.kernel_source.endswith("_eager") else "graph"
+        return AllReduce(*_whole(row.message_size, row.num_gpus)), mode
 
-    table = _collect(path, columns, rows, make)
-    spikes = []
-    for ranks, mode in {
-        (op.ranks, mode) for op, mode in table.times_s if isinstance(op, AllReduce)
-    }:
-        line = sorted(
-            (op.elements, time, (op, mode))
-            for (op, its_mode), time in table.times_s.items()
-            if isinstance(op, AllReduce) and (op.ranks, its_mode) == (ranks, mode)
-        )
-        for before, here, after in zip(line, line[1:], line[2:], strict=False):
-            if here[1] > SPIKE * max(before[1], after[1]):
-                spikes.append(here[2])
-    for key in spikes:
-        del table.times_s[key]
-    if spikes:
-        table.ignored["spikes"] = len(spikes)
-    return table
+    table = _collect(path, frame[frame.allreduce_dtype.isin(DTYPES[dtype])], make)
+    lines: dict[tuple[int, str], list[tuple[int, float, Key]]] = {}
+    for (op, mode), time in table.times_s.items():
+        if isinstance(op, AllReduce):
+            lines.setdefault((op.ranks, mode), []).append((op.elements, time, (op, mode)))
+    spikes = set()
+    for line in map(sorted, lines.values()):
+        for (_, before, _), (_, here, key), (_, after, _) in zip(
+            line, line[1:], line[2:], strict=False
+        ):
+            if here > SPIKE * max(before, after):
+                spikes.add(key)
+    return table.without(spikes, "spikes")
 
 
 def read_experts(path: Path, device: Device, dtype: str, compact: bool = False) -> Table:
     """Rows of a moe_perf.parquet for a pass in `dtype`: Experts, mode graph; of unusable kernels
     none."""
-    numbers = (
-        "num_tokens",
-        "hidden_size",
-        "inter_size",
-        "topk",
-        "num_experts",
-        "moe_tp_size",
-        "moe_ep_size",
-        "latency",
-    )
-    columns = _read(
-        path, numbers, ("version", "device", "kernel_source", "moe_dtype", "distribution")
-    )
-    _check_identity(path, columns, device, mixed=True)
-    version = path.parts[-2]
-    rows = [
-        row
-        for row in experts.wanted(columns, dtype, path.parts[-3], device, compact)
-        if str(columns["version"][row]).startswith(version)
-    ]
-    formats = experts.formats_of(device, dtype, path.parts[-3])
-    table = _collect(
-        path, columns, rows, lambda row: (experts.experts_of(columns, row, formats), "graph")
-    )
+    frame = _read(path, device, experts.SIZES, "kernel_source moe_dtype distribution")
+    framework, version = path.parts[-3:-1]
+    rows = frame[experts.wanted(frame, dtype, framework, device, compact)]
+    rows = rows[rows.version.str.startswith(version)]
+    formats = experts.formats_of(device, dtype, framework)
+    table = _collect(path, rows, lambda row: (experts.experts_of(row, formats), "graph"))
     ops = {op: seconds for (op, _), seconds in table.times_s.items() if isinstance(op, Experts)}
-    if bad := experts.badly_tuned(ops, device, dtype):
-        table.ignored["kernels at a third of the bandwidth or less"] = len(bad)
-        table.times_s = {
-            key: seconds for key, seconds in table.times_s.items() if key[0] not in bad
-        }
-    return table
+    bad: set[Key] = {(op, "graph") for op in experts.badly_tuned(ops, device, dtype)}
+    return table.without(bad, "kernels at a third of the bandwidth or less")
 
 
 def read_latent(path: Path, device: Device, dtype: str, compact: bool = False) -> Table:
     """Rows of an mla_generation_ or mla_context_module_perf.parquet in one dtype of weights and
     cache: LatentAttention, graph."""
-    texts = ("version", "device", "kernel_source", "gemm_type", "kv_cache_dtype", "architecture")
-    columns = _read(path, ("batch_size", "isl", "step", "num_heads", "latency"), texts)
-    _check_identity(path, columns, device)
-    rows = experts.latent_wanted(columns, dtype, compact)
-    return _collect(path, columns, rows, lambda row: (experts.latent_of(columns, row), "graph"))
+    texts = "kernel_source gemm_type kv_cache_dtype architecture"
+    frame = _read(path, device, "batch_size isl step num_heads", texts)
+    _one_version(path, frame)
+    rows = frame[experts.latent_wanted(frame, dtype, compact)]
+    return _collect(path, rows, lambda row: (experts.latent_of(row), "graph"))
 
 
-MORE_READERS: Final[Mapping[str, tuple[str, str, Callable[[Path, Device, str, bool], Table]]]] = {
-    "experts": ("moe", "moe_perf.parquet", read_experts),
-    "latent decode": ("mla", "mla_generation_module_perf.parquet", read_latent),
-    "latent context": ("mla", "mla_context_module_perf.parquet", read_latent),
-}
-"""Tables that not every framework has; they are read where they are there."""
-READERS: Final[Mapping[str, tuple[str, str, Callable[[Path, Device, str], Table]]]] = {
+READERS: Final[Mapping[str, tuple[str, str, Reader]]] = {
     "gemm": ("gemm", "gemm_perf.parquet", read_gemm),
     "decode": ("attention", "generation_attention_perf.parquet", read_attention),
     "context": ("attention", "context_attention_perf.parquet", read_attention),
     "all_reduce": ("comm", "custom_allreduce_perf.parquet", read_all_reduce),
+    "experts": ("moe", "moe_perf.parquet", read_experts),
+    "latent decode": ("mla", "mla_generation_module_perf.parquet", read_latent),
+    "latent context": ("mla", "mla_context_module_perf.parquet", read_latent),
 }
+"""Family, file and reader by kind. Those after ALWAYS are read where they hold rows."""
+ALWAYS: Final = ("gemm", "decode", "context", "all_reduce")
 
 
 # --- from tables to a profile
@@ -560,13 +483,10 @@ def cache_state(op: Op, device: Device, dtype: str) -> str:
     rows count as cold: they hold no weights (see `HOW` for the KV cache).
     """
     size = device.last_level_cache_bytes
-    if (
-        isinstance(op, Gemm)
-        and size is not None
-        and WEIGHT_COPIES * op.weight_elements() * DTYPE_BYTES[dtype] <= size
-    ):
-        return "warm"
-    return "cold"
+    if not isinstance(op, Gemm) or size is None:
+        return "cold"
+    fits = WEIGHT_COPIES * op.weight_elements() * DTYPE_BYTES[dtype] <= size
+    return "warm" if fits else "cold"
 
 
 def _impossible(op: Op, device: Device, dtype: str, seconds: float) -> bool:
@@ -599,11 +519,8 @@ def disagreement(
         middle = statistics.median(logs)
         std = 1.4826 * statistics.median([abs(log - middle) for log in logs]) / math.sqrt(2)
         stds.append(std)
-        found[name] = {
-            "shapes": len(logs),
-            "ratio": round(math.exp(-middle), 3),
-            "relative_std": round(std, 4),
-        }
+        ratio = round(math.exp(-middle), 3)
+        found[name] = {"shapes": len(logs), "ratio": ratio, "relative_std": round(std, 4)}
     return {"relative_std": round(statistics.median(stds), 4), "against": found} if stds else {}
 
 
@@ -617,30 +534,101 @@ def _small(key: Key) -> bool:
     return isinstance(op, AllReduce) and mode == "graph" and op.elements <= 32 * 8192
 
 
-def import_tables(
-    device: Device,
-    *,
-    framework: str = "vllm",
-    data: Path | None = None,
-    dtypes: Sequence[str] = ("bfloat16",),
-    compact: bool = True,
-    progress: Progress | None = None,
-) -> Profile:
-    """The profile of `device` composed from the kernel tables; it has no folder yet.
+@dataclass
+class Source:
+    """The tables of one framework about one device, below `system`. `versions` by kind, "" for a
+    table that there is not: the newest with both GEMMs and decode attention, for all-reduce the
+    newest there is."""
 
-    `compact` keeps about 2,200 rows of a dtype from which the others can be told (provenance says
-    how well), of further dtypes those of the same shapes, and of experts and latent attention those
-    of known targets (`importers.experts`); otherwise all rows are kept, which makes a profile of
-    about 60,000. Rows have one time each: `mode` graph (eager for eager all-reduce), `cache` warm
-    for GEMMs whose six weight copies fit the last-level cache. Raises: ArchsearchError for a
-    device, framework or dtype without tables and for files that are broken or belong elsewhere.
-    """
-    from archsearch.importers.compact import (
-        COMPACT_ROWS,
-        compress,
-    )  # numpy: not on the way to --help
+    system: Path
+    device: Device
+    framework: str
+    versions: dict[str, str] = field(default_factory=dict)
 
-    names = tuple(dict.fromkeys(dtype_name(name) for name in dtypes))
+    def __post_init__(self) -> None:
+        both = [set(self._there("gemm")), set(self._there("decode"))]
+        shared = sorted(both[0] & both[1], key=_version_key)
+        if not shared:
+            folders = sorted(path.name for path in (self.system / "gemm").glob("*"))
+            have = ", ".join(name for name in folders if name in FRAMEWORKS)
+            raise ArchsearchError(
+                f"no gemm and attention tables of {self.framework} in {self.system}; "
+                + (f"pass --framework with one of {have}" if have else _reinstall())
+            )
+        for kind in READERS:
+            found = self._there(kind)
+            if kind == "all_reduce":
+                self.versions[kind] = found[-1] if found else ""
+            else:
+                self.versions[kind] = shared[-1] if shared[-1] in found else ""
+
+    def _there(self, kind: str, framework: str = "") -> list[str]:
+        """Versions of a framework that hold the file of a kind, oldest first."""
+        family, file, _ = READERS[kind]
+        folder = self.system / family / (framework or self.framework)
+        return sorted((path.parent.name for path in folder.glob(f"*/{file}")), key=_version_key)
+
+    def _table(self, kind: str, framework: str, version: str, *how: Any) -> Table:
+        family, file, reader = READERS[kind]
+        return reader(self.system / family / framework / version / file, self.device, *how)
+
+    def tables(self, dtype: str, compact: bool) -> dict[str, Table]:
+        """By kind. Raises ArchsearchError where GEMMs or decode attention have no rows in
+        `dtype`."""
+        found = {}
+        for kind, version in self.versions.items():
+            if version:
+                table = self._table(kind, self.framework, version, dtype, compact)
+                if kind == "gemm" and dtype == "float8_e4m3fn":
+                    table = static_scales(table, self.device)
+                if kind in ALWAYS or table.times_s:
+                    found[kind] = table
+        for kind in ("gemm", "decode"):
+            if not found[kind].times_s:
+                raise ArchsearchError(
+                    f"kernel table {found[kind].path} has no {dtype} rows; pass another --dtype or"
+                    " --framework"
+                )
+        return found
+
+    def others(self, kind: str, dtype: str) -> dict[str, dict[Key, float]]:
+        """Times of the other frameworks, by framework and version. A broken table of a framework
+        that nobody asked for stops nobody."""
+        found = {}
+        for other in FRAMEWORKS:
+            versions = self._there(kind, other) if other != self.framework else []
+            if versions:
+                with contextlib.suppress(ArchsearchError):
+                    table = self._table(kind, other, versions[-1], dtype, False)
+                    found[f"{other} {versions[-1]}"] = table.times_s
+        return found
+
+    def provenance(
+        self, package_version: str, dtypes: Sequence[str], compact: bool
+    ) -> dict[str, Any]:
+        """What the header of a profile of these tables says, but for its rows."""
+        size = self.device.last_level_cache_bytes
+        return {
+            "package": PACKAGE,
+            "version": package_version,
+            "framework": self.framework,
+            "framework_version": self.versions["gemm"],
+            "table_versions": {},
+            "device_name": self.device.name,
+            "system": self.system.name,
+            **SAID,
+            "weights_cached_below_bytes": None if size is None else size // WEIGHT_COPIES,
+            "cache_states": CACHE_STATES,
+            "dtypes": list(dtypes),
+            "compact": compact,
+            "told": TOLD,
+            **{name: {} for name in COUNTED},
+        }
+
+
+def _checked_dtypes(device: Device, framework: str, dtypes: Sequence[str]) -> list[str]:
+    """The dtypes by name, once the tables know framework, device and all of them."""
+    names = list(dict.fromkeys(dtype_name(name) for name in dtypes))
     if framework not in FRAMEWORKS:
         raise ArchsearchError(
             f"unknown framework {framework!r}; the tables know {', '.join(FRAMEWORKS)}"
@@ -651,207 +639,105 @@ def import_tables(
             f" {', '.join(SYSTEMS)}: use one of them, or measure here with: archsearch profile"
             f" --gpu {device.key}"
         )
+    known = [name for name in DTYPES if name in device.flops_per_s]
     for name in names:
-        if name not in DTYPES or name not in device.flops_per_s:
+        if name not in known:
             raise ArchsearchError(
-                f"no kernel tables of {device.key} in {name}; use one of"
-                f" {', '.join(_known(device))}"
+                f"no kernel tables of {device.key} in {name}; use one of {', '.join(known)}"
             )
-    root, package_version = find_tables(data)
-    system = root / SYSTEMS[device.key]
-    versions = {kind: _pick_version(system, framework, kind) for kind in READERS}
-    planned = float(sum(COMPACT_ROWS.values()) if compact else len(names))
-    report = progress or silent
-    done = 0
+    return names
 
-    stack = {PACKAGE: package_version, framework: versions["gemm"]}
+
+def import_tables(
+    device: Device,
+    *,
+    framework: str = "vllm",
+    data: Path | None = None,
+    dtypes: Sequence[str] = ("bfloat16",),
+    compact: bool = True,
+    progress: Progress = silent,
+) -> Profile:
+    """The profile of `device` composed from the kernel tables; it has no folder yet.
+
+    `compact` keeps about 2,200 rows of a dtype from which the others can be told (provenance says
+    how well), of further dtypes those of the same shapes, and of experts and latent attention those
+    of known targets (`importers.experts`); otherwise all rows are kept, which makes a profile of
+    about 60,000. Rows have one time each: `mode` graph (eager for eager all-reduce), `cache` warm
+    for GEMMs whose six weight copies fit the last-level cache. Raises: ArchsearchError for a
+    device, framework or dtype without tables and for files that are broken or belong elsewhere.
+    """
+    names = _checked_dtypes(device, framework, dtypes)
+    root, package_version = find_tables(data)
+    source = Source(root / SYSTEMS[device.key], device, framework)
+    planned = float(sum(COMPACT_ROWS.values()) if compact else len(names))
+    stack = {PACKAGE: package_version, framework: source.versions["gemm"]}
     profile = Profile(device.to_dict(), stack)
-    provenance: dict[str, Any] = {
-        "package": PACKAGE,
-        "version": package_version,
-        "framework": framework,
-        "framework_version": versions["gemm"],
-        "table_versions": {},
-        "device_name": device.name,
-        "system": SYSTEMS[device.key],
-        "licence": LICENCE,
-        "copyright": COPYRIGHT,
-        "url": SOURCE,
-        "changes": (
-            "milliseconds to seconds, sizes renamed, rows chosen as told in rows_kept and"
-            " rows_ignored"
-        ),
-        "how": HOW,
-        "not_in_tables": list(ABSENT),
-        "weights_cached_below_bytes": (
-            None if (size := device.last_level_cache_bytes) is None else size // WEIGHT_COPIES
-        ),
-        "cache_states": (
-            "GEMM rows with weights up to weights_cached_below_bytes are marked warm (six copies"
-            " fit the last-level cache together), all other rows cold; a KV cache below the size of"
-            " that cache was warm all the same"
-        ),
-        "dtypes": list(names),
-        "compact": compact,
-        "told": (
-            "relative errors of a plain interpolation of the kept rows on those left out; the"
-            " choice of rows looked at both"
-        ),
-        "rows_available": {},
-        "rows_kept": {},
-        "rows_ignored": {},
-        "kernel_sources": {},
-        "row_relative_std": {},
-        "frameworks_compared": {},
-        "told_from_kept_rows": {},
-    }
+    profile.provenance = told = source.provenance(package_version, names, compact)
     chosen: dict[str, set[Key]] = {}
+    done = 0
     for dtype in names:
-        tables: dict[str, Table] = {}
-        for kind, (family, file, reader) in READERS.items():
-            report(f"reading {kind} {dtype}", done, planned)
-            if not versions[kind]:
-                continue
-            path = system / family / framework / versions[kind] / file
-            tables[kind] = reader(path, device, dtype)
-            if kind == "gemm" and dtype == "float8_e4m3fn":
-                tables[kind] = static_scales(path, device, tables[kind])
-        tables |= _more_tables(system, framework, versions["gemm"], device, dtype, compact)
-        if not tables["gemm"].times_s or not tables["decode"].times_s:
-            lacking = "gemm" if not tables["gemm"].times_s else "decode"
-            raise ArchsearchError(
-                f"kernel table {tables[lacking].path} has no {dtype} rows; pass another --dtype or"
-                " --framework"
-            )
-        for kind, table in tables.items():
+        progress(f"reading {dtype}", done, planned)
+        for kind, table in source.tables(dtype, compact).items():
             label = kind if dtype == names[0] else f"{kind} {dtype}"
-            found = table.times_s
-            fast = [
-                key for key, seconds in found.items() if _impossible(key[0], device, dtype, seconds)
-            ]
-            times = {key: seconds for key, seconds in found.items() if key not in set(fast)}
-            if fast:
-                table.ignored["faster than the memory"] = len(fast)
-            provenance["rows_available"][label] = table.read
-            if table.ignored:
-                provenance["rows_ignored"][label] = table.ignored
-            if table.versions:
-                provenance["table_versions"][kind] = ", ".join(table.versions)
-            provenance["kernel_sources"][label] = list(table.kernel_sources)
-            if (
-                compact and kind in chosen
-            ):  # a further dtype: the shapes that were chosen for the first
+            whole = table.times_s
+            fast = {key for key in whole if _impossible(key[0], device, dtype, whole[key])}
+            table = table.without(fast, "faster than the memory")
+            times = table.times_s
+            if compact and kind in chosen:  # a further dtype: the shapes of the first
                 times = {key: seconds for key, seconds in times.items() if key in chosen[kind]}
             elif compact and kind in COMPACT_ROWS:
-                start = done
-
-                def tick(
-                    chosen: int, what: str = f"choosing {kind} rows", start: int = start
-                ) -> None:
-                    report(what, start + chosen, planned)
-
                 plain: dict[Any, float] = times  # of GEMMs and attention only
-                kept, told = compress(kind, plain, tick=tick)
+                tick = partial(_tick, progress, f"choosing {kind} rows", done, planned)
+                kept, told["told_from_kept_rows"][label] = compress(kind, plain, tick=tick)
                 times = {key: seconds for key, seconds in times.items() if key in kept}
                 done += COMPACT_ROWS[kind]
                 chosen[kind] = set(times)
-                provenance["told_from_kept_rows"][label] = told
-            provenance["rows_kept"][label] = len(times)
-            profile.add(
-                Measurement(
-                    op.kind,
-                    freeze_shape(row_sizes(op)),
-                    dtype,
-                    mode,
-                    cache_state(op, device, dtype),
-                    (seconds,),
-                )
-                for (op, mode), seconds in sorted(
-                    times.items(), key=lambda item: (item[0][1], _order(item[0][0]))
-                )
-            )
-        if dtype == names[0]:
-            for kind, table in ((kind, tables[kind]) for kind in READERS if kind in tables):
-                compared = disagreement(
-                    table.times_s, _others(system, framework, kind, device, dtype), _small
-                )
+            told["rows_available"][label], told["rows_kept"][label] = table.read, len(times)
+            told["kernel_sources"][label] = list(table.kernel_sources)
+            if table.ignored:
+                told["rows_ignored"][label] = table.ignored
+            if table.versions:
+                told["table_versions"][kind] = ", ".join(table.versions)
+            profile.add(_rows(times, device, dtype))
+            if dtype == names[0] and kind in ALWAYS:
+                compared = disagreement(whole, source.others(kind, dtype), _small)
                 if compared:
-                    name = "attention" if kind == "decode" else kind
-                    provenance["frameworks_compared"][kind] = compared["against"]
+                    told["frameworks_compared"][kind] = compared["against"]
                     if kind != "context":
-                        provenance["row_relative_std"][name] = compared["relative_std"]
-    profile.provenance = provenance
+                        name = "attention" if kind == "decode" else kind
+                        told["row_relative_std"][name] = compared["relative_std"]
     profile.origin = (
         f"composed from kernel tables of {PACKAGE} {package_version} (NVIDIA, {LICENCE};"
-        f" {FRAMEWORKS[framework]} {versions['gemm']} on {device.name}, CUDA graphs); not measured"
-        " by archsearch"
+        f" {FRAMEWORKS[framework]} {source.versions['gemm']} on {device.name}, CUDA graphs); not"
+        " measured by archsearch"
     )
     return profile
 
 
-def _more_tables(
-    system: Path, framework: str, version: str, device: Device, dtype: str, compact: bool
-) -> dict[str, Table]:
-    """The tables of MORE_READERS that there are for the framework's version, without empty ones."""
-    found = {}
-    for kind, (family, file, reader) in MORE_READERS.items():
-        path = system / family / framework / version / file
-        if path.is_file():
-            table = reader(path, device, dtype, compact)
-            if table.times_s:
-                found[kind] = table
-    return found
+def _tick(progress: Progress, what: str, before: int, planned: float, chosen: int) -> None:
+    progress(what, before + chosen, planned)
 
 
-def _known(device: Device) -> list[str]:
-    return [name for name in DTYPES if name in device.flops_per_s]
+def _rows(times: Mapping[Key, float], device: Device, dtype: str) -> list[Measurement]:
+    """Rows of a profile, by mode and sizes."""
 
-
-def _order(op: Op) -> tuple[float, ...]:
-    return tuple(
-        0 if value is None or isinstance(value, str) else value for value in asdict(op).values()
-    )
-
-
-def _pick_version(system: Path, framework: str, kind: str) -> str:
-    """The newest version with both gemm and decode attention tables; for all-reduce the newest
-    there is, "" for none."""
-    family, file, _ = READERS[kind]
-    if kind == "all_reduce":
-        found = _versions(system / family / framework, file)
-        return found[-1] if found else ""
-    both = [
-        set(_versions(system / family / framework, file))
-        for family, file, _ in (READERS["gemm"], READERS["decode"])
-    ]
-    shared = sorted(both[0] & both[1], key=_version_key)
-    if not shared:
-        have = sorted(path.name for path in (system / "gemm").glob("*") if path.name in FRAMEWORKS)
-        raise ArchsearchError(
-            f"no gemm and attention tables of {framework} in {system}; "
-            + (f"pass --framework with one of {', '.join(have)}" if have else _reinstall())
+    def order(key: Key) -> tuple[Any, ...]:
+        sizes = (
+            0 if value is None or isinstance(value, str) else value for value in astuple(key[0])
         )
-    return shared[-1] if (system / family / framework / shared[-1] / file).is_file() else ""
+        return key[1], tuple(sizes)
 
-
-def _others(
-    system: Path, framework: str, kind: str, device: Device, dtype: str
-) -> dict[str, dict[Key, float]]:
-    """Times of the other frameworks, by framework and version."""
-    family, file, reader = READERS[kind]
-    found = {}
-    for other in FRAMEWORKS:
-        versions = _versions(system / family / other, file) if other != framework else []
-        if not versions:
-            continue
-        try:
-            table = reader(system / family / other / versions[-1] / file, device, dtype)
-        except (
-            ArchsearchError
-        ):  # only compared with: a broken table of a framework that nobody asked for stops nobody
-            continue
-        found[f"{other} {versions[-1]}"] = table.times_s
-    return found
+    return [
+        Measurement(
+            op.kind,
+            freeze_shape(row_sizes(op)),
+            dtype,
+            mode,
+            cache_state(op, device, dtype),
+            (times[op, mode],),
+        )
+        for op, mode in sorted(times, key=order)
+    ]
 
 
 # --- writing
@@ -860,23 +746,15 @@ def _others(
 
 def stack_folder(profile: Profile) -> str:
     """Folder name of an imported profile: `aiconfigurator-0.12.0-vllm-0.14.0`."""
-    framework = profile.provenance["framework"]
-    version, of_framework = (profile.provenance[key] for key in ("version", "framework_version"))
-    return f"aiconfigurator-{version}-{framework}-{of_framework}"
+    names = ("version", "framework", "framework_version")
+    return "-".join(["aiconfigurator", *(profile.provenance[name] for name in names)])
 
 
 def import_profile(
-    device_name: str,
-    *,
-    framework: str = "vllm",
-    data: Path | None = None,
-    dtypes: Sequence[str] = ("bfloat16",),
-    compact: bool = True,
-    output: Path | None = None,
-    root: Path = Path("profiles"),
-    progress: Progress | None = None,
+    device_name: str, *, output: Path | None = None, root: Path = Path("profiles"), **options: Any
 ) -> Profile:
-    """Compose the profile of a device (key or alias) and write it; returns it with its folder set.
+    """Compose the profile of a device (key or alias) with the `options` of `import_tables` and
+    write it; returns it with its folder set.
 
     `output`: the folder, by default <root>/<device>/<stack> with root `profiles` in the working
     directory. It is built beside its place and renamed. Raises: as `import_tables`; ArchsearchError
@@ -885,9 +763,7 @@ def import_profile(
     device = load_device(device_name)
     if output is not None:
         _refuse_to_overwrite(output)
-    profile = import_tables(
-        device, framework=framework, data=data, dtypes=dtypes, compact=compact, progress=progress
-    )
+    profile = import_tables(device, **options)
     folder = output if output is not None else root / device.key / stack_folder(profile)
     _refuse_to_overwrite(folder)
     write_profile(profile, folder)
@@ -896,9 +772,7 @@ def import_profile(
 
 def _refuse_to_overwrite(folder: Path) -> None:
     """An imported profile may be replaced; anything else in the way is somebody's work."""
-    if folder.is_dir() and not any(folder.iterdir()):
-        return
-    if not folder.exists():
+    if not folder.exists() or folder.is_dir() and not any(folder.iterdir()):
         return
     if not (folder / "profile.json").is_file():
         raise ArchsearchError(f"{folder} exists and is not a profile; pass another --output")
@@ -917,37 +791,26 @@ def write_profile(profile: Profile, folder: Path) -> None:
 
     Raises ArchsearchError where it cannot be written.
     """
-    import json
-
-    from archsearch.files import write_json
-
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        with scratch_dir(folder) as scratch:
+            new, old = scratch / "new", scratch / "old"
+            write_json(new / "profile.json", profile.header())
+            lines = (
+                json.dumps(row.to_dict(), separators=(",", ":")) for row in profile.rows.values()
+            )
+            (new / "rows.jsonl").write_text(
+                "".join(f"{line}\n" for line in lines), encoding="utf-8"
+            )
+            if folder.exists():
+                os.replace(folder, old)
+            try:
+                os.replace(new, folder)
+            except OSError:
+                if old.exists():
+                    os.replace(old, folder)
+                raise
     except OSError as error:
-        raise ArchsearchError(
-            f"cannot write {folder}: {error.strerror or error}; choose a folder you can write to"
-        ) from error
-    old = building.with_name(building.name + ".old")
-    try:
-        write_json(building / "profile.json", profile.header())
-        with (
-            atomic_path(building / "rows.jsonl") as temporary,
-            temporary.open("w", encoding="utf-8") as handle,
-        ):
-            for row in profile.rows.values():
-                handle.write(json.dumps(row.to_dict(), separators=(",", ":")) + "\n")
-        building.chmod(0o777 & ~umask())
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(building, folder)
-    except OSError as error:
-        if old.exists() and not folder.exists():
-            os.replace(old, folder)
         raise ArchsearchError(
             f"cannot write {folder}: {error.strerror or error}; free space or choose another folder"
         ) from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
     profile.folder = folder

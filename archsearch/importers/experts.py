@@ -14,7 +14,7 @@ groups are never chosen), TensorRT-LLM's min-latency kernel (always grouped).
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ EIGHT_BIT_FRAMEWORKS: Final = ("trtllm", "sglang")
 GPT_OSS_HIDDEN: Final = 2880  # the only models whose experts are served in MXFP4 by that kernel
 GROUPED: Final = (7168, 256)  # hidden size and experts of models routed by groups
 LEAST_SHARE: Final = 0.35  # of the memory's bandwidth, in the slope of time over experts touched
+SIZES: Final = "num_tokens hidden_size inter_size topk num_experts moe_tp_size moe_ep_size"
 DRAWS: Final = 8
 MOST_DRAWN: Final = (
     128  # tokens of power-law rows: beyond, all experts are touched and only their loads differ
@@ -67,6 +68,7 @@ DEEPSEEK: Final = {
 }
 LATENT_GEMM: Final = {"bfloat16": ("bfloat16",), "float8_e4m3fn": ("fp8_block",)}
 LATENT_CACHE: Final = {"bfloat16": "bfloat16", "float8_e4m3fn": "fp8"}
+COMPACT_LENGTHS: Final = (16, 128, 512, 2048, 4096, 8192, 32768)
 COMPACT_HEADS: Final = (16, 32, 64, 128)
 
 
@@ -130,83 +132,49 @@ def formats_of(device: Device, dtype: str, framework: str) -> Mapping[str, str]:
     )
 
 
-def wanted(
-    columns: Mapping[str, Sequence[Any]], dtype: str, framework: str, device: Device, compact: bool
-) -> list[int]:
-    """The rows of a moe table that say what their labels say, for a pass in `dtype`."""
+def wanted(frame: Any, dtype: str, framework: str, device: Device, compact: bool) -> Any:
+    """The rows (a mask) of a moe table that say what their labels say, for a pass in `dtype`."""
     formats = formats_of(device, dtype, framework)
+    kept = frame.moe_dtype.isin(formats) & ~frame.kernel_source.str.contains("min_latency")
+    own = frame.moe_dtype.isin([label for label, kind in formats.items() if kind])
     hopper = str(device.compute_capability or "").startswith("9")
-    found = []
-    for row, label in enumerate(columns["moe_dtype"]):
-        if label not in formats or "min_latency" in str(columns["kernel_source"][row]):
-            continue
-        hidden, inter = columns["hidden_size"][row], columns["inter_size"][row]
-        experts, top_k = columns["num_experts"][row], columns["topk"][row]
-        if formats[label] and (hidden != GPT_OSS_HIDDEN or (framework == "sglang" and hopper)):
-            continue
-        rule = str(columns["distribution"][row])
-        if rule == "balanced" and (hidden, experts) == GROUPED and framework != "trtllm":
-            continue
-        if rule != "balanced" and columns["num_tokens"][row] > MOST_DRAWN:
-            continue
-        if compact and not _kept((hidden, inter, top_k, experts), columns, row, rule):
-            continue
-        found.append(row)
-    return found
+    kept &= ~own | ((frame.hidden_size == GPT_OSS_HIDDEN) & ~(framework == "sglang" and hopper))
+    balanced = frame.distribution == "balanced"
+    grouped = (frame.hidden_size == GROUPED[0]) & (frame.num_experts == GROUPED[1])
+    if framework != "trtllm":
+        kept &= ~(balanced & grouped)
+    kept &= balanced | (frame.num_tokens <= MOST_DRAWN)
+    return kept & _kept(frame, balanced, grouped) if compact else kept
 
 
-def _kept(
-    shape: tuple[float, ...], columns: Mapping[str, Sequence[Any]], row: int, rule: str
-) -> bool:
-    """Whether a compact profile holds the row: known targets, up to eight ranks, tokens or experts
+def _kept(frame: Any, balanced: Any, grouped: Any) -> Any:
+    """Whether a compact profile holds a row: known targets, up to eight ranks, tokens or experts
     split but not both."""
-    ranks, groups = columns["moe_tp_size"][row], columns["moe_ep_size"][row]
-    tokens = columns["num_tokens"][row]
-    known = shape in COMPACT_SHAPES and tokens in COMPACT_TOKENS
-    split = ranks in COMPACT_RANKS and groups in COMPACT_RANKS and min(ranks, groups) == 1
-    return (
-        known
-        and split
-        and rule
-        in (
-            ("balanced",)
-            if tokens > 64 and (shape[0], shape[3]) != GROUPED
-            else ("balanced", "power_law_1.2")
-        )
-    )
+    shapes = zip(frame.hidden_size, frame.inter_size, frame.topk, frame.num_experts, strict=True)
+    known = np.array([shape in COMPACT_SHAPES for shape in shapes], dtype=bool)
+    ranks, groups = frame.moe_tp_size, frame.moe_ep_size
+    split = ranks.isin(COMPACT_RANKS) & groups.isin(COMPACT_RANKS) & ((ranks == 1) | (groups == 1))
+    drawn = (frame.distribution == "power_law_1.2") & ((frame.num_tokens <= 64) | grouped)
+    return known & frame.num_tokens.isin(COMPACT_TOKENS) & split & (balanced | drawn)
 
 
-def experts_of(
-    columns: Mapping[str, Sequence[Any]], row: int, formats: Mapping[str, str]
-) -> Experts:
+def experts_of(row: Any, formats: Mapping[str, str]) -> Experts:
     """The op that a row timed; `formats` as `formats_of` says. Raises ValueError where its sizes
     make no sense."""
-    numbers = {}
-    for name in (
-        "num_tokens",
-        "hidden_size",
-        "inter_size",
-        "topk",
-        "num_experts",
-        "moe_tp_size",
-        "moe_ep_size",
-    ):
-        value = columns[name][row]
+    sizes = {name: getattr(row, name) for name in SIZES.split()}
+    for name, value in sizes.items():
         if not value >= 1 or value != int(value):
             raise ValueError(f"{name} is {value}")
-        numbers[name] = int(value)
-    ranks, experts = numbers["moe_ep_size"], numbers["num_experts"]
-    touched, pairs = touched_by_rule(
-        str(columns["distribution"][row]), experts, numbers["topk"], numbers["num_tokens"], ranks
-    )
+    tokens, hidden, inter, top_k, experts, split, ranks = map(int, sizes.values())
+    touched, pairs = touched_by_rule(row.distribution, experts, top_k, tokens, ranks)
     return Experts(
-        tokens=numbers["num_tokens"],
-        hidden=numbers["hidden_size"],
-        inter=numbers["inter_size"] // numbers["moe_tp_size"],
+        tokens=tokens,
+        hidden=hidden,
+        inter=inter // split,
         experts=experts // ranks,
         pairs=max(1, round(pairs)),
         touched=max(1.0, round(touched, 2)),
-        format=formats[str(columns["moe_dtype"][row])],
+        format=formats[row.moe_dtype],
     )
 
 
@@ -230,31 +198,23 @@ def badly_tuned(times_s: Mapping[Experts, float], device: Device, dtype: str) ->
     return bad
 
 
-def latent_of(columns: Mapping[str, Sequence[Any]], row: int) -> LatentAttention:
+def latent_of(row: Any) -> LatentAttention:
     """The block of DeepSeek-V3's attention that a row of an MLA module table timed; ValueError for
     sizes that make no sense."""
-    values = [columns[name][row] for name in ("batch_size", "isl", "step", "num_heads")]
+    values = (row.batch_size, row.isl, row.step, row.num_heads)
     if any(value != int(value) or value < 0 for value in values):
         raise ValueError(f"sizes {values}")
     batch, tokens, step, heads = map(int, values)
     return LatentAttention(batch=batch, tokens=tokens, context=step, heads=heads, **DEEPSEEK)
 
 
-def latent_wanted(columns: Mapping[str, Sequence[Any]], dtype: str, compact: bool) -> list[int]:
-    """Rows of an MLA module table of DeepSeek-V3 in `dtype`; a compact profile holds every fourth
-    power of two of its lengths."""
-    found = []
-    for row, gemm in enumerate(columns["gemm_type"]):
-        if (
-            gemm not in LATENT_GEMM.get(dtype, ())
-            or columns["kv_cache_dtype"][row] != LATENT_CACHE[dtype]
-        ):
-            continue
-        if "DeepseekV3" not in str(columns["architecture"][row]):
-            continue
-        length = max(columns["step"][row], columns["isl"][row])
-        spare = columns["num_heads"][row] not in COMPACT_HEADS or columns["batch_size"][row] > 256
-        if compact and (spare or length not in (16, 128, 512, 2048, 4096, 8192, 32768)):
-            continue
-        found.append(row)
-    return found
+def latent_wanted(frame: Any, dtype: str, compact: bool) -> Any:
+    """Rows (a mask) of an MLA module table of DeepSeek-V3 in `dtype`; a compact profile holds every
+    fourth power of two of its lengths."""
+    kept = frame.gemm_type.isin(LATENT_GEMM.get(dtype, ()))
+    kept &= frame.kv_cache_dtype == LATENT_CACHE.get(dtype)
+    kept &= frame.architecture.str.contains("DeepseekV3")
+    if compact:
+        kept &= frame.num_heads.isin(COMPACT_HEADS) & ~(frame.batch_size > 256)
+        kept &= frame[["step", "isl"]].max(axis=1).isin(COMPACT_LENGTHS)
+    return kept

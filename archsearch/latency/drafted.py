@@ -3,7 +3,7 @@ together as the engine runs it.
 
 On a GPU the engine's class for that kind of drafter decides (engine_rounds.yaml). On a CPU, where
 the engine was measured with such drafters, its law says what a round takes beside the target's pass
-(`drafted_rests`); else the parts add up, with what the engine was measured to add to a round of as
+(`added`); else the parts add up, with what the engine was measured to add to a round of as
 many draft passes. Drafters that are models: `LatencyOfRounds.round`.
 """
 

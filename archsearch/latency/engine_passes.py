@@ -11,7 +11,7 @@ times a Gaussian process over the shape for what that misses. Kernels are chosen
 tokens, so times jump (OpenVINO's pass of 2 tokens takes longer than its pass of 4): a pass that was
 itself measured, as every target's are, is answered by its row for as much as the row is surer than
 the smooth model. What a step takes beside its passes (sampling, scheduling, hand-over) is
-`RestFit`.
+`AddedFit`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from archsearch.architecture.ops import Attention, Gemm, PassOps
 from archsearch.drafters.drafter import RoundPlan
 from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
-from archsearch.latency.drafted_rests import DraftedFit
-from archsearch.latency.overhead import RestFit
+from archsearch.latency.added import AddedFit, DraftedFit
 from archsearch.latency.regression import Residual, nonnegative_fit
 from archsearch.profiles import DraftedShape, Measurement, PassShape, Profile, RestShape
 from archsearch.workload import DTYPE_BYTES
@@ -114,7 +113,7 @@ class EnginePasses:
         rests = [
             row for row in profile.select("rest", dtype, mode) if RestShape.of(row).engine == engine
         ]
-        self.rest_ = RestFit.fit(rests)
+        self.rest_ = AddedFit.fit(rests)
         drafted = [
             row
             for row in profile.select("drafted", dtype, mode)

@@ -46,6 +46,7 @@ from archsearch.engine_rounds import EngineRounds, engine_rounds
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
+from archsearch.latency.added import AddedFit, fit_overheads
 from archsearch.latency.attention import serving_attention
 from archsearch.latency.composed import (
     ComposedPass,
@@ -59,7 +60,6 @@ from archsearch.latency.engine_passes import EnginePasses, known_engines
 from archsearch.latency.fitted_passes import GROUPS, MIN_ROWS, Array, FittedPasses, asked_pass
 from archsearch.latency.measured_rounds import with_measured_rounds
 from archsearch.latency.ops import OpModel
-from archsearch.latency.overhead import OverheadFit, fit_overheads
 from archsearch.latency.round_fit import RoundFit
 from archsearch.latency.rounds import PACE_CORRELATION, LatencyOfRounds, plain_step, verified_rows
 from archsearch.latency.transfer import kernels_of
@@ -130,7 +130,7 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
             self._take_wait()
             self.rounds, self.round_fit_ = with_measured_rounds(self, profile)
 
-    def _engine_costs(self, vocab_size: int) -> OverheadFit | None:
+    def _engine_costs(self, vocab_size: int) -> AddedFit | None:
         """The engine's costs at the measured vocabulary nearest to `vocab_size`; None where the
         profile holds no rows of it."""
         sizes = [size for name, size in self._engine if name == self.engine]
@@ -333,7 +333,7 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
         )
         costs = self._engine_costs(target.vocab_size)
         if costs is not None:
-            return _sum(step, costs.plain)
+            return _sum(step, costs.plain_s())
         return (
             step
             if self.rounds is None

@@ -3,6 +3,7 @@ out."""
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 
 from archsearch.architecture.ops import Experts
@@ -49,7 +50,7 @@ def test_the_busiest_of_several_ranks() -> None:
         touched_by_rule("zipf", 8, 2, 1, 1)
 
 
-def columns(**changes: object) -> dict[str, list]:
+def columns(**changes: object) -> pd.DataFrame:
     row = {
         "num_tokens": 4.0,
         "hidden_size": 2048.0,
@@ -62,14 +63,14 @@ def columns(**changes: object) -> dict[str, list]:
         "distribution": "balanced",
         "kernel_source": "k",
     } | changes
-    return {name: [value] for name, value in row.items()}
+    return pd.DataFrame([row])
 
 
 def test_a_row_is_one_ranks_share() -> None:
-    op = experts_of(columns(), 0, formats_of(H200, "bfloat16", "vllm"))
+    op = experts_of(columns().iloc[0], formats_of(H200, "bfloat16", "vllm"))
     assert op == Experts(tokens=4, hidden=2048, inter=384, experts=128, pairs=32, touched=32.0)
     with pytest.raises(ValueError, match="topk"):
-        experts_of(columns(topk=float("nan")), 0, formats_of(H200, "bfloat16", "vllm"))
+        experts_of(columns(topk=float("nan")).iloc[0], formats_of(H200, "bfloat16", "vllm"))
 
 
 MXFP4 = {"moe_dtype": "w4a16_mxfp4", "hidden_size": 2880.0, "inter_size": 2880.0, "topk": 4.0}
@@ -108,7 +109,7 @@ MXFP4 = {"moe_dtype": "w4a16_mxfp4", "hidden_size": 2880.0, "inter_size": 2880.0
 def test_rows_that_say_what_their_labels_say(
     changes: dict, dtype: str, framework: str, kept: bool
 ) -> None:
-    assert wanted(columns(**changes), dtype, framework, H200, compact=True) == ([0] if kept else [])
+    assert list(wanted(columns(**changes), dtype, framework, H200, compact=True)) == [kept]
 
 
 def test_blackwell_multiplies_four_bits_with_eight() -> None:
@@ -133,16 +134,18 @@ def test_kernels_far_below_the_bandwidth_are_named() -> None:
 
 def test_rows_of_latent_blocks() -> None:
     row = {
-        "batch_size": [8.0],
-        "isl": [1.0],
-        "step": [4096.0],
-        "num_heads": [16.0],
-        "gemm_type": ["fp8_block"],
-        "kv_cache_dtype": ["fp8"],
-        "architecture": ["DeepseekV3ForCausalLM"],
+        "batch_size": 8.0,
+        "isl": 1.0,
+        "step": 4096.0,
+        "num_heads": 16.0,
+        "gemm_type": "fp8_block",
+        "kv_cache_dtype": "fp8",
+        "architecture": "DeepseekV3ForCausalLM",
     }
-    assert latent_wanted(row, "float8_e4m3fn", compact=True) == [0]
-    assert latent_wanted(row, "bfloat16", compact=True) == []
-    assert latent_wanted(row | {"architecture": ["KimiK25"]}, "float8_e4m3fn", compact=False) == []
-    op = latent_of(row, 0)
+    frame = pd.DataFrame([row])
+    other = frame.assign(architecture="KimiK25")
+    assert list(latent_wanted(frame, "float8_e4m3fn", compact=True)) == [True]
+    assert list(latent_wanted(frame, "bfloat16", compact=True)) == [False]
+    assert list(latent_wanted(other, "float8_e4m3fn", compact=False)) == [False]
+    op = latent_of(frame.iloc[0])
     assert (op.batch, op.tokens, op.context, op.heads, op.latent) == (8, 1, 4096, 16, 576)

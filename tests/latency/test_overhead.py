@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from archsearch.latency.overhead import OverheadFit, RestFit, fit_overheads
+from archsearch.latency.added import AddedFit, fit_overheads
 from archsearch.latency.regression import fit_differences
 from archsearch.profiles import Measurement, freeze_shape
 
@@ -48,13 +48,13 @@ def test_one_row_cut_off_at_a_microsecond_does_not_zero_the_others() -> None:
     round_s = fit.round_s(6)
     assert 4.2e-3 < round_s.value < 5.4e-3
     assert 1e-3 < round_s.std < 5e-3  # the rows disagree by that much
-    assert fit.layer_s < 1e-5 and fit.plain.value == pytest.approx(0.4e-3)
+    assert fit.layer_s < 1e-5 and fit.plain_s().value == pytest.approx(0.4e-3)
 
 
 def test_rows_that_an_older_version_cut_off_have_no_size_and_are_left_out() -> None:
     rounds = [engine_row(1, 1, 3e-3), engine_row(2, 1, 4e-3), engine_row(4, 1, 6e-3)]
     without, with_cut_off, with_small, about_nothing = (
-        OverheadFit.fit(rows)
+        AddedFit.fit(rows)
         for rows in (
             [engine_row(0, 0, 0.4e-3), *rounds],
             [engine_row(0, 0, 0.4e-3), *rounds, engine_row(7, 1, 1e-6)],
@@ -80,9 +80,9 @@ def test_a_difference_that_noise_took_below_zero_pulls_like_any_other() -> None:
         engine_row(gamma, 1, seconds, 0.5e-3)
         for gamma, seconds in ((1, 0.6e-3), (2, -0.4e-3), (4, 0.5e-3), (7, -0.3e-3))
     ]
-    fit = OverheadFit.fit([Measurement.from_dict(row.to_dict()) for row in rows])
+    fit = AddedFit.fit([Measurement.from_dict(row.to_dict()) for row in rows])
     assert fit is not None
-    assert fit.plain.value == 0.0 and fit.plain.std == pytest.approx(
+    assert fit.plain_s().value == 0.0 and fit.plain_s().std == pytest.approx(
         0.2e-3
     )  # an engine takes no less than no time
     assert 0.0 <= fit.round_s(4).value < 0.3e-3 and 0.2e-3 < fit.round_s(4).std < 1e-3
@@ -92,7 +92,7 @@ def test_rows_weigh_by_their_std() -> None:
     rows = [engine_row(0, 0, 1e-3, 1e-4)]
     rows += [engine_row(gamma, 1, 2e-3 + 1e-3 * gamma, 1e-5) for gamma in (1, 2, 4)]
     rows += [engine_row(7, 1, 30e-3, 20e-3)]  # one std above the line
-    fit = OverheadFit.fit(rows)
+    fit = AddedFit.fit(rows)
     assert fit is not None and fit.round_s(4).value == pytest.approx(6e-3, rel=0.01)
 
 
@@ -107,7 +107,7 @@ def test_a_row_far_below_zero_was_disturbed_and_is_left_out() -> None:
         and not any(row.impossible for row in good)
         and not engine_row(7, 1, -2e-3, 1e-3).impossible
     )
-    with_bad, without = OverheadFit.fit([*good, bad]), OverheadFit.fit(good)
+    with_bad, without = AddedFit.fit([*good, bad]), AddedFit.fit(good)
     assert (
         with_bad is not None and without is not None and with_bad.round_s(4) == without.round_s(4)
     )
@@ -119,12 +119,12 @@ def test_rests_are_fitted_alike() -> None:
     law = {(1, 1): 2.1e-3, (2, 4): 2.4e-3, (4, 2): 2.2e-3, (6, 8): 2.8e-3, (3, 1): 2.1e-3}
     rows += [rest_row(gamma, batch, seconds, 1e-4) for (gamma, batch), seconds in law.items()]
     rows += [rest_row(5, 1, -2e-4, 1e-3)]
-    fit = RestFit.fit([Measurement.from_dict(row.to_dict()) for row in rows])
+    fit = AddedFit.fit([Measurement.from_dict(row.to_dict()) for row in rows])
     assert fit.plain_s(3).value == pytest.approx(1.3e-3, rel=0.01)
     assert (
         fit.round_s(4, 4).value == pytest.approx(2.4e-3, rel=0.1) and fit.round_s(4, 4).std < 2e-3
     )
-    assert RestFit.fit([]).round_s(4, 4).value == 0.0
+    assert AddedFit.fit([]).round_s(4, 4).value == 0.0
 
 
 def test_a_law_whose_rows_fit_by_their_noise_has_no_misfit() -> None:

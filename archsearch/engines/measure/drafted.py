@@ -3,7 +3,7 @@ target's pass.
 
 An engine times the passes of a draft model; what it runs around a head (the states it hands over,
 the scatter of trimmed logits, a loop over heads, a search through the text) lies outside. So whole
-rounds are taken, less the target's pass, and `latency.drafted_rests` learns what they are made of.
+rounds are taken, less the target's pass, and `latency.added` learns what they are made of.
 """
 
 from __future__ import annotations
