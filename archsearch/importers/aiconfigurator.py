@@ -321,7 +321,12 @@ def read_gemm(path: Path, device: Device, dtype: str, compact: bool = False) -> 
     frame = _read(path, device, "m n k", "kernel_source gemm_dtype")
     _one_version(path, frame)
     rows = frame[frame.gemm_dtype.isin(DTYPES[dtype])]
-    table = _collect(path, rows, lambda row: (Gemm(*_whole(row.m, row.n, row.k)), "graph"))
+
+    def make(row: Any) -> Key:
+        m, n, k = _whole(row.m, row.n, row.k)
+        return Gemm(m, n, k), "graph"
+
+    table = _collect(path, rows, make)
     return without_slow_starts(table)
 
 
@@ -399,10 +404,10 @@ def read_attention(path: Path, device: Device, dtype: str, compact: bool = False
 
     def make(row: Any) -> Key:
         context, window = _whole(row.step, getattr(row, "window_size", 0.0), least=0)
-        batch, tokens, *heads = _whole(
+        batch, tokens, heads, kv_heads, size = _whole(
             row.batch_size, row.isl, row.num_heads, row.num_key_value_heads, row.head_dim
         )
-        return Attention(batch, tokens, context, *heads, window or None), "graph"
+        return Attention(batch, tokens, context, heads, kv_heads, size, window or None), "graph"
 
     return _collect(path, rows, make)
 

@@ -5,6 +5,10 @@ An engine that serves has kernels of its own, so its passes are measured in it: 
 several batch sizes, then a few drafts with random weights of shapes that span the space, each at
 other gammas for each batch size. Time does not depend on what the numbers are; where the engine
 can, acceptance is synthetic, so that the caches fill as they do in use.
+
+What an engine runs around a drafter that is no model (the states it hands over, the scatter of
+trimmed logits, a loop over heads, a search through the text) lies outside of the passes that it
+times. Of such rounds all that is not the target's pass is taken, as rows of kind `drafted`.
 """
 
 from __future__ import annotations
@@ -12,18 +16,19 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.drafters.drafter import Drafter
 from archsearch.engine_facts import ANY_ENGINE, ENGINES
-from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, Sampling
+from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, ModelSource, Sampling
+from archsearch.engines.measure.rows import made_up, row_of, synthetic
 from archsearch.errors import RunFailed
 from archsearch.estimate import Estimate
-from archsearch.profiles import EngineShape, Measurement, PassShape, RestShape, freeze_shape
+from archsearch.profiles import DraftedShape, EngineShape, Measurement, PassShape, RestShape
 from archsearch.progress import Progress, silent
 
 PassPrice = Callable[[Architecture | None, EngineStep], Estimate]
@@ -36,10 +41,82 @@ ONE_REQUEST_GAMMAS: Final = ((1, 3, 5, 8), (4, 2, 7, 6), (6, 1, 3, 2), (2, 7, 4,
 contexts in turn."""
 QUICK_GAMMAS: Final = ((1, 3, 5), (4, 2))
 """The same in about a minute."""
-RATE: Final = 0.7  # synthetic acceptance of each draft token, given those before
 CONTEXT_STEP: Final = 64
 MIN_STEPS: Final = 16
-MOST_TIMES: Final = 200  # of a row that are kept, evenly over the run
+
+
+class _Times(NamedTuple):
+    """What is timed: a row's kind, shape (of `drafted` rows without the context) and cache
+    state."""
+
+    kind: str
+    shape: Any
+    cache: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """One draft in an engine. `draft`: a model's shape, a drafter that is no model, None for the
+    target alone; `source`: what the engine loads of it; `pairs`: (batch, gamma); `tokens`: written
+    per request; `place`: at which of the contexts it begins."""
+
+    pairs: Sequence[tuple[int, int]]
+    draft: Architecture | Drafter | None = None
+    source: ModelSource | None = None
+    tokens: int = 32
+    place: int = 0
+
+    def label(self) -> str:
+        if isinstance(self.draft, Drafter):
+            return self.draft.title
+        return "target alone" if self.draft is None else self.draft.label()
+
+    def starts(self, engine: Engine) -> list[list[tuple[int, int]]]:
+        """The pairs that one start of the engine can run: all with a schedule, else those of one
+        gamma."""
+        groups: dict[int, list[tuple[int, int]]] = {}
+        for batch, gamma in self.pairs:
+            groups.setdefault(0 if engine.schedules else gamma, []).append((batch, gamma))
+        return list(groups.values())
+
+    def options(self, engine: Engine, pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        """Synthetic acceptance (of weights that are made up) and schedule of a start, where the
+        engine has them."""
+        options: dict[str, Any] = {}
+        trained = isinstance(self.draft, Drafter) and not self.draft.trains
+        if self.draft is None:
+            return options
+        if engine.synthesises and not trained:
+            options["synthetic"] = synthetic(max(gamma for _, gamma in pairs))
+        if len({gamma for _, gamma in pairs}) > 1:
+            starts = [1, *(batch + 1 for batch, _ in pairs[:-1])]
+            options["schedule"] = tuple(
+                (first, *pair) for first, pair in zip(starts, pairs, strict=True)
+            )
+        return options
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassRequest:
+    """What is to be measured in an engine.
+
+    `target`: what the engine loads, of `architecture`; `context`: tokens in the cache in mid-run,
+    or `contexts`, in turn; `rounds`: in place of a case's tokens, whole rounds of every answer.
+    `slowdown()`: how much slower than its reference the machine is now, asked before and after
+    every call. `passes_s`: seconds of a step's passes by the profile, for engines that tell whole
+    steps only; what is beyond them becomes rows of kind `engine`.
+    """
+
+    target: Any
+    architecture: Architecture
+    dtype: str
+    mode: str
+    context: int = 192
+    repeats: int = 3
+    slowdown: Callable[[], float] = lambda: 1.0
+    passes_s: PassPrice | None = None
+    contexts: Sequence[int] = ()
+    rounds: int | None = None
 
 
 @dataclass
@@ -47,152 +124,116 @@ class StepRows:
     """Collects steps of one engine into rows; times are divided by the slowdown of the machine
     while they were taken.
 
-    Times of one case add up over all drafts it was seen with; `rows` gives those of the cases that
-    are new or grew.
+    Times of one thing add up over all drafts it was seen with; `rows` gives those of the things
+    that are new or grew.
     """
 
     engine: str
-    dtype: str
-    mode: str
-    passes: dict[tuple[Any, ...], list[float]] = field(default_factory=dict)
-    rests: dict[tuple[int, int, int], list[float]] = field(default_factory=dict)
-    extras: dict[tuple[int, int, int], list[float]] = field(default_factory=dict)
-    price_stds: dict[tuple[int, int, int], float] = field(
-        default_factory=dict
-    )  # of the passes taken off `extras`
-    catches_up: bool = (
-        False  # a round has one pass of the draft more than tokens (`EngineFacts.catches_up`)
-    )
+    asked: PassRequest
+    times: dict[_Times, list[float]] = field(default_factory=dict)
+    contexts: dict[_Times, list[float]] = field(default_factory=dict)  # of `drafted` ones
+    price_stds: dict[_Times, float] = field(default_factory=dict)  # of what was taken off
     slowdowns: list[float] = field(default_factory=list)
-    grown: set[tuple[Any, ...]] = field(default_factory=set)
+    grown: set[_Times] = field(default_factory=set)
 
     def add(
         self,
         steps: Sequence[EngineStep],
         batch: int,
         gamma: int,
-        target: Architecture,
-        draft: Architecture | None,
+        draft: Architecture | Drafter | None,
         slowdown: float,
-    ) -> int:
-        """Take the steps at full `batch` that read no prompt and drafted `gamma` tokens; returns
-        how many there were."""
+    ) -> None:
+        """Take the steps at full `batch` that read no prompt and had `gamma` tokens of every
+        request judged: the last rounds of a request may be shorter."""
         self.slowdowns.append(slowdown)
-        passes = gamma + self.catches_up if gamma else 0
-        taken = 0
+        facts = ENGINES.get(self.engine, ANY_ENGINE)
+        passes = gamma + facts.catches_up if gamma else 0
         for step in steps:
-            rest_s = step.other_s
-            if step.prefill or step.batch != batch or rest_s is None or step.target_s is None:
+            full = step.batch == batch and step.target_tokens == batch * (gamma + 1)
+            if step.prefill or not full or step.gamma != gamma or step.target_s is None:
                 continue
-            if (
-                step.gamma != gamma
-                or step.target_tokens != batch * (gamma + 1)
-                or len(step.draft_s) != passes
-            ):
-                continue  # the last rounds of a request may be shorter
-            context = CONTEXT_STEP * max(1, round(step.context / CONTEXT_STEP))
-            self._pass(
-                "target",
-                target,
-                batch,
-                step.target_tokens // batch,
-                context,
-                "cold",
-                step.target_s / slowdown,
-            )
-            first = 0
-            for number, (seconds, tokens) in enumerate(
-                zip(step.draft_s, step.draft_tokens, strict=True)
-            ):
+            if isinstance(draft, Drafter):
+                shape = DraftedShape(self.engine, draft, gamma, batch, 0)
+                key = _Times("drafted", shape, "cold")
+                self._keep(key, (step.seconds - step.target_s) / slowdown)
+                self.contexts.setdefault(key, []).append(step.context)
+                continue
+            if len(step.draft_s) != passes:
+                continue
+            context = _rounded(step.context)
+            at = (batch, gamma + 1, context)
+            self._pass("target", self.asked.architecture, at, "cold", step.target_s / slowdown)
+            each = [max(1, round(tokens / batch)) for tokens in step.draft_tokens]
+            for number, (seconds, tokens) in enumerate(zip(step.draft_s, each, strict=True)):
                 assert draft is not None
-                per_sequence = max(1, round(tokens / batch))
-                first = per_sequence if number == 0 else first
                 cache = "warm" if number else "cold"
-                self._pass("draft", draft, batch, per_sequence, context, cache, seconds / slowdown)
-            self._keep(self.rests, (gamma, batch, first), rest_s / slowdown)
-            taken += 1
-        return taken
+                self._pass("draft", draft, (batch, tokens, context), cache, seconds / slowdown)
+            rest = RestShape(self.engine, gamma, batch, each[0] if each else 0)
+            assert step.other_s is not None
+            self._keep(_Times("rest", rest, "warm"), step.other_s / slowdown)
 
     def add_whole(
-        self,
-        steps: Sequence[EngineStep],
-        batch: int,
-        target: Architecture,
-        draft: Architecture | None,
-        passes_s: PassPrice,
+        self, steps: Sequence[EngineStep], draft: Architecture | None, passes_s: PassPrice
     ) -> None:
         """Steps of an engine that does not tell its passes (a GPU runs ahead of its host): what
-        they take beyond `passes_s`, the passes as the profile prices them. Batch 1 only, as the
+        they take beyond `passes_s`, the passes as the profile prices them. One request only, as the
         rows of kind `engine` are."""
         layers = draft.num_hidden_layers if draft else 0
         for step in steps:
-            if (
-                batch == 1
-                and not step.prefill
-                and step.batch == 1
-                and step.target_tokens == step.gamma + 1
-            ):
-                case, passes = (step.gamma, layers, target.vocab_size), passes_s(draft, step)
-                self._keep(self.extras, case, step.seconds - passes.value)
-                self.price_stds[case] = passes.std
+            if not step.prefill and step.batch == 1 and step.target_tokens == step.gamma + 1:
+                vocabulary = self.asked.architecture.vocab_size
+                shape = EngineShape(self.engine, step.gamma, layers, vocabulary)
+                key, passes = _Times("engine", shape, "warm"), passes_s(draft, step)
+                self._keep(key, step.seconds - passes.value)
+                self.price_stds[key] = passes.std
 
     def _pass(
         self,
-        role: str,
+        role: Any,
         arch: Architecture,
-        batch: int,
-        tokens: int,
-        context: int,
+        at: tuple[int, int, int],
         cache: str,
         seconds: float,
     ) -> None:
-        self._keep(self.passes, (role, arch, batch, tokens, context, cache), seconds)
+        self._keep(_Times("pass", PassShape(self.engine, role, arch, *at), cache), seconds)
 
-    def _keep(self, kind: dict[Any, list[float]], case: tuple[Any, ...], seconds: float) -> None:
-        kind.setdefault(case, []).append(seconds)
-        self.grown.add(case)
+    def _keep(self, key: _Times, seconds: float) -> None:
+        self.times.setdefault(key, []).append(seconds)
+        self.grown.add(key)
 
     def rows(self) -> list[Measurement]:
-        """Rows of kind `rest` and `pass`; cases seen fewer than MIN_STEPS times are left out. The
-        row that `measured_models` looks for comes last, so that a model half of whose rows were
-        written is measured again."""
+        """What is new; things seen fewer than MIN_STEPS times are left out. The row that
+        `measured_models` looks for comes last, so that a model half of whose rows were written is
+        measured again."""
         slowdown = statistics.median(self.slowdowns) if self.slowdowns else 1.0
-        rows = []
-        passes = []
-        for (role, arch, batch, tokens, context, cache), times in self.passes.items():
-            if (
-                len(times) >= MIN_STEPS
-                and (role, arch, batch, tokens, context, cache) in self.grown
-            ):
-                shape = PassShape(self.engine, role, arch, batch, tokens, context).to_dict()
-                passes.append(self._row("pass", shape, cache, times, slowdown))
-        for (gamma, batch, first), times in self.rests.items():
-            if len(times) >= MIN_STEPS and (gamma, batch, first) in self.grown:
-                shape = RestShape(self.engine, gamma, batch, first).to_dict()
-                rows.append(self._row("rest", shape, "warm", times, slowdown))
-        for (gamma, layers, vocabulary), times in self.extras.items():
-            if len(times) >= MIN_STEPS and (gamma, layers, vocabulary) in self.grown:
-                shape = EngineShape(self.engine, gamma, layers, vocabulary).to_dict()
-                row = self._row("engine", shape, "warm", times, slowdown)
-                std_s = math.hypot(row.error_s or 0.0, self.price_stds[gamma, layers, vocabulary])
-                rows.append(replace(row, std_s=std_s or None))
+        found = []
+        for key, times in self.times.items():
+            if len(times) < MIN_STEPS or key not in self.grown:
+                continue
+            shape, how = key.shape, (self.asked.dtype, self.asked.mode, key.cache)
+            if key in self.contexts:
+                shape = shape._replace(context=_rounded(statistics.fmean(self.contexts[key])))
+            row = row_of(key.kind, shape, how, times, slowdown)
+            if key in self.price_stds:
+                std_s = math.hypot(row.error_s or 0.0, self.price_stds[key])
+                row = replace(row, std_s=std_s or None)
+            found.append(row)
         self.grown.clear()
-        return [*rows, *sorted(passes, key=_marks)]
+        return sorted(found, key=lambda row: 2 * _marks(row) or row.kind == "pass")
 
-    def _row(
-        self, kind: str, shape: dict[str, Any], cache: str, times: Sequence[float], slowdown: float
-    ) -> Measurement:
-        step = -(-len(times) // MOST_TIMES)
-        return Measurement(
-            kind, freeze_shape(shape), self.dtype, self.mode, cache, tuple(times[::step]), slowdown
-        )
+
+def _rounded(context: float) -> int:
+    return CONTEXT_STEP * max(1, round(context / CONTEXT_STEP))
 
 
 def _marks(row: Measurement) -> bool:
     """Whether this row says that its model was measured: the first pass of a round, or the target
     alone, of one request."""
+    if row.kind != "pass" or row.cache != "cold":
+        return False
     shape = PassShape.of(row)
-    return row.cache == "cold" and shape.batch == 1 and (shape.role == "draft" or shape.tokens == 1)
+    return shape.batch == 1 and (shape.role == "draft" or shape.tokens == 1)
 
 
 def measured_models(
@@ -200,14 +241,10 @@ def measured_models(
 ) -> set[Architecture | None]:
     """Which of `drafts` (None: the target alone) were measured in `engine`, by `rows` of kind
     `pass` (or `engine`, where the engine tells whole steps only)."""
-    passes = [PassShape.of(row) for row in rows if row.kind == "pass" and _marks(row)]
+    passes = [PassShape.of(row) for row in rows if _marks(row)]
     found = {shape.architecture for shape in passes if shape.engine == engine}
     extras = [EngineShape.of(row) for row in rows if row.kind == "engine"]
-    whole = {
-        (shape.gamma, shape.draft_layers, shape.vocab_size)
-        for shape in extras
-        if shape.engine == engine
-    }
+    whole = {shape[1:] for shape in extras if shape.engine == engine}
     known: set[Architecture | None] = set()
     if target in found or (0, 0, target.vocab_size) in whole:
         known.add(None)
@@ -224,197 +261,99 @@ def spread_drafts(shapes: Sequence[Architecture], count: int) -> list[Architectu
     unique = list(dict.fromkeys(shape.replace(draft_vocab_size=None) for shape in shapes))
 
     def place(shape: Architecture) -> tuple[float, ...]:
-        return (
-            math.log2(shape.num_hidden_layers),
-            1.5 * math.log2(shape.hidden_size),
-            math.log2(shape.intermediate_size / shape.hidden_size),
-        )
+        wide = math.log2(shape.intermediate_size / shape.hidden_size)
+        return math.log2(shape.num_hidden_layers), 1.5 * math.log2(shape.hidden_size), wide
+
+    def nearest(shape: Architecture) -> float:
+        return min(math.dist(place(shape), place(other)) for other in chosen)
 
     chosen = [max(unique, key=lambda shape: (shape.num_hidden_layers, shape.hidden_size))]
     while len(chosen) < min(count, len(unique)):
-        chosen.append(
-            max(
-                unique,
-                key=lambda shape: min(math.dist(place(shape), place(other)) for other in chosen),
-            )
-        )
+        chosen.append(max(unique, key=nearest))
     return chosen
 
 
-@dataclass(frozen=True, kw_only=True)
-class PassRequest:
-    """What is to be measured in an engine.
+class _Trial:
+    """An engine that runs the cases of a request, and what its steps told."""
 
-    `target`: what the engine loads, of `architecture`; `drafts`: shapes with the folders of their
-    random weights. `vocabulary`: token ids of the made-up prompts lie below it. `context`: tokens
-    in the cache in mid-run; `tokens`: written per request. `slowdown()`: how much slower than its
-    reference the machine is now, asked before and after every call. `passes_s`: seconds of a step's
-    passes by the profile, for engines that tell whole steps only; what is beyond them becomes rows
-    of kind `engine`. `known`: drafts (None: the target alone) that were measured before; they keep
-    their place in `drafts`, which decides their gammas, a line of `gammas` each. `contexts`: in
-    place of `context`, in turn. `rounds`: in place of `tokens`, whole rounds of every answer.
-    """
+    def __init__(self, asked: PassRequest) -> None:
+        self.asked, self.rng = asked, random.Random(0)
+        self.collected: StepRows | None = None
 
-    target: Any
-    architecture: Architecture
-    drafts: Sequence[tuple[Architecture, Path]]
-    dtype: str
-    mode: str
-    vocabulary: int
-    context: int = 192
-    tokens: int = 32
-    repeats: int = 3
-    batches: Sequence[int] = BATCHES
-    slowdown: Callable[[], float] = lambda: 1.0
-    passes_s: PassPrice | None = None
-    known: Collection[Architecture | None] = ()
-    gammas: Sequence[Sequence[int]] = GAMMAS
-    contexts: Sequence[int] = ()
-    rounds: int | None = None
-
-
-class _PassTrial:
-    """One engine that runs the cases of a request, and what its steps told."""
-
-    def __init__(self, engine: Engine, asked: PassRequest) -> None:
-        self.engine, self.asked = engine, asked
-        self.rng = random.Random(0)
-        catches_up = ENGINES.get(engine.name, ANY_ENGINE).catches_up
-        self.collected = StepRows(engine.name, asked.dtype, asked.mode, catches_up=catches_up)
-
-    def run_model(
-        self,
-        draft: Architecture | None,
-        folder: Path | None,
-        number: int,
-        tell: Callable[[str, float], None],
-    ) -> list[Measurement]:
-        """Rows of the target with the `number`th draft (None: alone), at each batch size with its
-        gamma."""
-        lines = self.asked.gammas
-        gammas = (0,) * len(self.asked.batches) if draft is None else lines[number % len(lines)]
-        pairs = list(zip(self.asked.batches, gammas, strict=False))
-        repeats = self.asked.repeats
-        starts = _starts(self.engine, pairs)
-        for start, group in enumerate(starts):
-            largest = max(gamma for _, gamma in group)
-            self.engine.start(
-                self.asked.target, folder, largest, **_options(self.engine, draft, group)
-            )
+    def run(self, engine: Engine, case: Case, tell: Callable[[str, float], None]) -> None:
+        """Each batch size of a case with its gamma, back and forth."""
+        self.collected = self.collected or StepRows(engine.name, self.asked)
+        starts, repeats = case.starts(engine), self.asked.repeats
+        for start, pairs in enumerate(starts):
+            options = case.options(engine, pairs)
+            engine.start(self.asked.target, case.source, max(g for _, g in pairs), **options)
             for repeat in range(repeats):
-                for place, (batch, gamma) in enumerate(
-                    group if repeat % 2 == 0 else list(reversed(group))
-                ):
+                for place, (batch, gamma) in enumerate(pairs[:: -1 if repeat % 2 else 1]):
                     about = f"gamma {gamma}" if self.asked.rounds else f"batch {batch}"
-                    tell(
-                        f"{draft.label() if draft else 'target alone'}, {about}",
-                        (start + repeat / repeats) / len(starts),
-                    )
-                    self.run_case(draft, batch, gamma, number + start + place)
-            self.engine.stop()
-        return self.collected.rows()
+                    share = (start + repeat / repeats) / len(starts)
+                    tell(f"{case.label()}, {about}", share)
+                    self.call(engine, case, batch, gamma, case.place + start + place)
+            engine.stop()
 
-    def run_case(self, draft: Architecture | None, batch: int, gamma: int, place: int) -> None:
+    def call(self, engine: Engine, case: Case, batch: int, gamma: int, place: int) -> None:
         """`batch` requests at once, their steps collected. Raises RunFailed where the engine does
         not tell them."""
-        asked, engine = self.asked, self.engine
+        asked, collected = self.asked, self.collected
+        assert collected is not None
         before = asked.slowdown()
-        tokens = asked.tokens
+        tokens = case.tokens
         if asked.rounds is not None:  # one token comes with the prompt, the last rounds may be cut
-            tokens = (
-                1
-                + math.ceil(
-                    asked.rounds * math.fsum(RATE**position for position in range(gamma + 1))
-                )
-                + gamma
-            )
+            tokens = 1 + math.ceil(asked.rounds * (1.0 + math.fsum(synthetic(gamma)))) + gamma
         context = asked.contexts[place % len(asked.contexts)] if asked.contexts else asked.context
-        engine.generate(
-            self.prompts(batch, context - tokens // 2),
-            Sampling(max_new_tokens=tokens, ignore_end=True),
-        )
+        prompts = self.prompts(batch, max(8, context - tokens // 2), case)
+        engine.generate(prompts, Sampling(max_new_tokens=tokens, ignore_end=True))
         steps = engine.steps()
-        told = any(step.target_s is not None for step in steps)
-        if not steps or not (told or asked.passes_s):
+        if any(step.target_s is not None for step in steps):
+            slowdown = 0.5 * (before + asked.slowdown())
+            collected.add(steps, batch, gamma, case.draft, slowdown)
+        elif not steps or asked.passes_s is None or isinstance(case.draft, Drafter):
             raise RunFailed(
                 f"{engine.name} does not tell what its steps take, so they cannot be profiled"
             )
-        if told:
-            self.collected.add(
-                steps, batch, gamma, asked.architecture, draft, 0.5 * (before + asked.slowdown())
-            )
-        elif asked.passes_s is not None:
-            self.collected.add_whole(steps, batch, asked.architecture, draft, asked.passes_s)
+        elif batch == 1:
+            collected.add_whole(steps, case.draft, asked.passes_s)
 
-    def prompts(self, count: int, length: int) -> list[EnginePrompt]:
-        """Made-up prompts of `length` tokens."""
-        length = max(8, length)
-        most = min(1000, self.asked.vocabulary)
-        return [
-            EnginePrompt(str(i), tuple(self.rng.randrange(most) for _ in range(length)))
-            for i in range(count)
-        ]
+    def prompts(self, count: int, length: int, case: Case) -> list[EnginePrompt]:
+        """Made-up prompts; a drafter that is no model sees a text twice, so that lookup finds
+        something."""
+        times = 2 if isinstance(case.draft, Drafter) else 1
+        vocabulary = self.asked.architecture.vocab_size
+        prompts = made_up(vocabulary, length // times, count, rng=self.rng)
+        return [replace(prompt, token_ids=times * prompt.token_ids) for prompt in prompts]
+
+
+def _tell(progress: Progress, number: int, count: int, what: str, share: float) -> None:
+    """Progress of the `number`th of `count` cases, `share` of which is done."""
+    progress(what, number + share, count)
 
 
 def measure_passes(
-    make_engine: Callable[[], Engine],
+    make_engine: Callable[[Case], Engine],
     asked: PassRequest,
+    cases: Sequence[Case],
     *,
     record: Callable[[Measurement], None] = lambda row: None,
     progress: Progress = silent,
 ) -> list[Measurement]:
-    """Rows of kind `pass` and `rest` (or `engine`) from `make_engine()`'s own steps; each is given
-    to `record` as soon as its model is done. Raises RunFailed where the engine does not tell its
-    steps.
+    """Rows of kind `pass` and `rest` (or `engine`), of drafters that are no models `drafted`, from
+    an engine's own steps; each is given to `record` as soon as its case is done. Raises RunFailed
+    where the engine does not tell its steps.
     """
-    plans: list[tuple[Architecture | None, Path | None, int]] = [(None, None, 0)]
-    plans += [(arch, folder, number) for number, (arch, folder) in enumerate(asked.drafts)]
     rows: dict[Any, Measurement] = {}
-    engine = make_engine()
-    trial = _PassTrial(engine, asked)
-    try:
-        for number, (arch, folder, line) in enumerate(plans):
-            if arch in asked.known:
-                continue
-            tell = partial(_tell, progress, number, len(plans))
-            for row in trial.run_model(arch, folder, line, tell):
-                record(row)
-                rows[row.key] = row
-    finally:
-        engine.stop()
+    trial = _Trial(asked)
+    for number, case in enumerate(cases):
+        engine = make_engine(case)
+        try:
+            trial.run(engine, case, partial(_tell, progress, number, len(cases)))
+        finally:
+            engine.stop()
+        assert trial.collected is not None
+        for row in trial.collected.rows():
+            record(row)
+            rows[row.key] = row
     return list(rows.values())
-
-
-def _tell(progress: Progress, number: int, count: int, what: str, share: float) -> None:
-    """Progress of the `number`th of `count` models, `share` of which is done."""
-    progress(what, number + share, count)
-
-
-def _starts(engine: Engine, pairs: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """(batch, gamma) pairs that one start of the engine can run: all with a schedule, else those of
-    one gamma."""
-    if engine.schedules or len({gamma for _, gamma in pairs}) == 1:
-        return [list(pairs)]
-    groups: dict[int, list[tuple[int, int]]] = {}
-    for batch, gamma in pairs:
-        groups.setdefault(gamma, []).append((batch, gamma))
-    return list(groups.values())
-
-
-def _options(
-    engine: Engine, draft: Architecture | None, pairs: Sequence[tuple[int, int]]
-) -> dict[str, Any]:
-    """Synthetic acceptance and schedule of a start, where the engine has them."""
-    if draft is None:
-        return {}
-    largest = max(gamma for _, gamma in pairs)
-    options: dict[str, Any] = {}
-    if engine.synthesises:
-        options["synthetic"] = tuple(RATE ** (position + 1) for position in range(largest))
-    if len({gamma for _, gamma in pairs}) > 1:
-        ends = [batch for batch, _ in pairs]
-        options["schedule"] = tuple(
-            (1 if number == 0 else ends[number - 1] + 1, batch, gamma)
-            for number, (batch, gamma) in enumerate(pairs)
-        )
-    return options

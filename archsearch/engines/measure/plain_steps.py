@@ -9,13 +9,13 @@ feels the same, and times over it are what matters: a speed-up is a ratio to it.
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
 from collections.abc import Callable
 from typing import Final
 
-from archsearch.engines.engine import Engine, EnginePrompt, ModelSource, Sampling
+from archsearch.engines.engine import Engine, ModelSource, Sampling
+from archsearch.engines.measure.rows import made_up
 
 PROMPT_TOKENS: Final = 16
 PROBE_S: Final = 0.6  # of steps in one answer of the probe
@@ -43,9 +43,7 @@ class PlainSteps:
         otherwise: Callable[[], float] = lambda: 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        chance = random.Random(0)
-        ids = tuple(chance.randrange(min(1000, vocabulary)) for _ in range(PROMPT_TOKENS))
-        self.prompt, self.target = EnginePrompt("probe", ids), target
+        self.prompts, self.target = made_up(vocabulary, PROMPT_TOKENS), target
         self.make_engine, self.otherwise, self.clock = make_engine, otherwise, clock
         self.reference_s, self.steps = reference_s, LEAST_STEPS
         self._engine: Engine | None = None
@@ -89,6 +87,6 @@ class PlainSteps:
     def _step_s(self) -> float:
         """Seconds of a plain step, median over one short answer; 0 where they are not told."""
         assert self._engine is not None
-        self._engine.generate([self.prompt], Sampling(self.steps + 1, ignore_end=True))
+        self._engine.generate(self.prompts, Sampling(self.steps + 1, ignore_end=True))
         times = [step.seconds for step in self._engine.steps() if not step.prefill]
         return statistics.median(times) if times else 0.0

@@ -9,7 +9,6 @@ does.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.engines.engine import Engine, EnginePrompt, Sampling
+from archsearch.engines.engine import Engine, Sampling
+from archsearch.engines.measure.rows import made_up, row_of, synthetic
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.profiles import Measurement, RoundShape, freeze_shape
 from archsearch.progress import Progress, silent
@@ -25,8 +25,6 @@ from archsearch.progress import Progress, silent
 LAYERS: Final = (24, 2, 8)
 GAMMAS: Final = (6, 1)
 WIDTH: Final = 1024
-RATE: Final = 0.7  # synthetic acceptance of each draft token, given those before
-MOST_TIMES: Final = 200
 BUDGET_S: Final = 600.0
 
 
@@ -134,12 +132,11 @@ def measure_rounds(
         try:
             engine = asked.engine(dict(case.options))
             version = version or engine.version
-            if freeze_shape(_shape(asked, case, engine.name, version).to_dict()) in asked.known:
+            shape = _shape(asked, case, engine.name, version)
+            if freeze_shape(shape.to_dict()) in asked.known:
                 continue
-            row = _run(asked, case, engine, version)
-        except (
-            ArchsearchError
-        ) as error:  # this version, these switches or this memory cannot do it: others may
+            row = _run(asked, case, engine, shape)
+        except ArchsearchError as error:  # this version or these switches cannot: others may
             failed[case.label()] = str(error)
             continue
         finally:
@@ -159,42 +156,25 @@ def _shape(asked: RoundRequest, case: RoundCase, engine: str, version: str) -> R
     )
 
 
-def _run(asked: RoundRequest, case: RoundCase, engine: Engine, version: str) -> Measurement:
+def _run(asked: RoundRequest, case: RoundCase, engine: Engine, shape: RoundShape) -> Measurement:
     """The row of one case: seconds of its whole rounds (or plain steps), a warm-up apart."""
     options: dict[str, Any] = {}
     if case.draft is not None and engine.synthesises:
-        options["synthetic"] = tuple(RATE ** (position + 1) for position in range(case.gamma))
-    rng = random.Random(0)
+        options["synthetic"] = synthetic(case.gamma)
+    folder = None if case.draft is None else asked.folder_of(case.draft)
     length = max(8, asked.context - asked.tokens // 2)
-    most = min(1000, asked.architecture.vocab_size)
-    prompt = EnginePrompt("round", tuple(rng.randrange(most) for _ in range(length)))
+    prompts = made_up(asked.architecture.vocab_size, length)
     times: list[float] = []
-    engine.start(
-        asked.target,
-        None if case.draft is None else asked.folder_of(case.draft),
-        case.gamma,
-        **options,
-    )
+    engine.start(asked.target, folder, case.gamma, **options)
     try:
-        engine.generate(
-            [prompt], Sampling(max_new_tokens=min(asked.tokens, 16 + case.gamma), ignore_end=True)
-        )
+        warm_up = min(asked.tokens, 16 + case.gamma)
+        engine.generate(prompts, Sampling(max_new_tokens=warm_up, ignore_end=True))
+        sampling = Sampling(max_new_tokens=asked.tokens, ignore_end=True)
         for _ in range(asked.repeats):
-            result = engine.generate(
-                [prompt], Sampling(max_new_tokens=asked.tokens, ignore_end=True)
-            )[0]
+            result = engine.generate(prompts, sampling)[0]
             times += result.gaps_s[: max(1, result.rounds - 1)] if case.gamma else result.gaps_s
     finally:
         engine.stop()
     if not times:
         raise RunFailed(f"{engine.name} handed over no tokens in {case.label()}")
-    step = -(-len(times) // MOST_TIMES)
-    shape = _shape(asked, case, engine.name, version)
-    return Measurement(
-        "round",
-        freeze_shape(shape.to_dict()),
-        asked.dtype,
-        asked.mode,
-        "warm",
-        tuple(times[::step]),
-    )
+    return row_of("round", shape, (asked.dtype, asked.mode, "warm"), times)

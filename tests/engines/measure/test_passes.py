@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,10 @@ import pytest
 from archsearch.architecture.architecture import Architecture
 from archsearch.engines.engine import EngineStep
 from archsearch.engines.measure.passes import (
+    BATCHES,
+    GAMMAS,
     ONE_REQUEST_GAMMAS,
+    Case,
     PassRequest,
     measure_passes,
     spread_drafts,
@@ -27,18 +30,23 @@ TARGET = Architecture(64, 128, 4, 4, 2, 16, 320)
 DRAFTS = [(TARGET.replace(num_hidden_layers=layers), Path(f"draft-{layers}")) for layers in (1, 2)]
 
 
-def measured(engine: MadeUpEngine, record: Callable = lambda row: None, **options: Any) -> list:
-    asked = PassRequest(
-        target="target",
-        architecture=TARGET,
-        drafts=DRAFTS,
-        dtype="bfloat16",
-        mode="eager",
-        vocabulary=320,
-        context=64,
-        **options,
-    )
-    return measure_passes(lambda: engine, asked, record=record)
+def measured(
+    engine: MadeUpEngine,
+    record: Callable = lambda row: None,
+    *,
+    alone: bool = True,
+    gammas: Sequence[Sequence[int]] = GAMMAS,
+    batches: Sequence[int] = BATCHES,
+    **options: Any,
+) -> list:
+    cases = [Case([(batch, 0) for batch in batches])] if alone else []
+    cases += [
+        Case(list(zip(batches, gammas[number], strict=True)), draft, folder, place=number)
+        for number, (draft, folder) in enumerate(DRAFTS)
+    ]
+    values = {"dtype": "bfloat16", "mode": "eager", "context": 64, **options}
+    asked = PassRequest(target="target", architecture=TARGET, **values)
+    return measure_passes(lambda case: engine, asked, cases, record=record)
 
 
 @pytest.mark.parametrize("schedules", [True, False])
@@ -82,7 +90,7 @@ def test_a_schedule_needs_one_start_a_draft() -> None:
         "start 4 schedule",
     ]
     engine = MadeUpEngine(schedules=False)
-    measured(engine, known={None})
+    measured(engine, alone=False)
     starts = [entry for entry in engine.log if entry.startswith("start")]
     assert len(starts) == 8 and not any("schedule" in entry for entry in starts)
 
