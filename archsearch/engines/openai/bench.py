@@ -7,10 +7,10 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Final
+from typing import Final
 
 from archsearch.engines.openai.client import LOST, Answer, OpenAIServer
 from archsearch.engines.openai.connection import Lost
@@ -66,26 +66,34 @@ def drive(
     row. Whatever ends it early (Ctrl-C too), every answer that had come is in `answers`, and nobody
     waits for the others: they are hung up on.
     """
-    stopped = threading.Event()
+    stopped, ended = threading.Event(), SimpleQueue[Answer | Exception]()
     model = named_model(server)
     began = time.perf_counter()
 
-    def one(ask: Ask) -> Answer | None:
-        if stopped.is_set():
-            return None
-        return server.complete(model, ask.prompt, ask.tokens, temperature, began)
+    def one(ask: Ask) -> None:
+        try:
+            if not stopped.is_set():
+                answer = server.complete(model, ask.prompt, ask.tokens, temperature, began)
+                ended.put(answer)
+        except Lost:  # hung up on
+            pass
+        except Exception as error:
+            ended.put(error)
 
-    futures: list[Future[Answer | None]] = []
-    ended: SimpleQueue[Future[Answer | None]] = SimpleQueue()
+    def send() -> None:
+        for ask in asks:
+            wait = (ask.arrival_s or 0.0) - (time.perf_counter() - began)
+            if stopped.wait(max(0.0, wait)):
+                return
+            pool.submit(one, ask)
+
     with ThreadPoolExecutor(
         max_workers=min(in_flight or MOST_IN_FLIGHT, max(1, len(asks)))
     ) as pool:
-        sender = threading.Thread(
-            target=_send, args=(pool, asks, one, futures, ended, (began, stopped)), daemon=True
-        )
+        sender = threading.Thread(target=send, daemon=True)
         sender.start()
         try:
-            _collect(server, asks, ended, answers, kept, progress)
+            _collect(server, len(asks), ended, answers, kept, progress)
         except BaseException:
             stopped.set()
             server.hang_up()
@@ -93,17 +101,9 @@ def drive(
         finally:
             stopped.set()
             sender.join(timeout=5.0)
-            _take_the_rest(futures, answers)
-
-
-def _take_the_rest(futures: Sequence[Future[Answer | None]], answers: list[Answer]) -> None:
-    """Answers that had come, but were not taken yet, when the load ended early."""
-    taken = {id(answer) for answer in answers}
-    for future in list(futures):
-        if future.done() and not future.cancelled() and future.exception() is None:
-            answer = future.result()
-            if answer is not None and id(answer) not in taken:
-                answers.append(answer)
+            while not ended.empty():  # what had come, but was not taken yet
+                if isinstance(answer := ended.get(), Answer):
+                    answers.append(answer)
 
 
 def named_model(server: OpenAIServer) -> str:
@@ -117,56 +117,37 @@ def named_model(server: OpenAIServer) -> str:
         ) from error
 
 
-def _send(
-    pool: Any,
-    asks: Sequence[Ask],
-    one: Any,
-    futures: list[Any],
-    ended: SimpleQueue[Any],
-    clock: tuple[float, threading.Event],
-) -> None:
-    began, stopped = clock
-    for ask in asks:
-        wait = (ask.arrival_s or 0.0) - (time.perf_counter() - began)
-        if wait > 0 and stopped.wait(wait):
-            return
-        if stopped.is_set():
-            return
-        futures.append(pool.submit(one, ask))
-        futures[-1].add_done_callback(ended.put)
-
-
 def _collect(
     server: OpenAIServer,
-    asks: Sequence[Ask],
-    ended: SimpleQueue[Future[Answer | None]],
+    asked: int,
+    ended: SimpleQueue[Answer | Exception],
     answers: list[Answer],
     kept: Callable[[], None],
     progress: Progress,
 ) -> None:
     failed = 0
-    while len(answers) < len(asks):
+    while len(answers) < asked:
         try:
-            answer = ended.get(timeout=0.2).result()
+            answer = ended.get(timeout=0.2)
         except Empty:
             continue
-        if answer is None:
-            continue
+        if isinstance(answer, Exception):
+            raise answer
         answers.append(answer)
         kept()
-        progress("requests", len(answers), len(asks))
+        progress("requests", len(answers), asked)
         failed = failed + 1 if answer.error else 0
         if failed >= FAILED:
             good = sum(not each.error for each in answers)
             if answer.error.startswith(LOST):
                 why = answer.error.removeprefix(LOST)
                 raise RunFailed(
-                    f"the server at {server.url} stopped answering after {good} of {len(asks)}"
+                    f"the server at {server.url} stopped answering after {good} of {asked}"
                     f" requests ({why})"
                 )
             raise RunFailed(
-                f"the server at {server.url} refuses requests: {answer.error}; {good} of"
-                f" {len(asks)} were answered"
+                f"the server at {server.url} refuses requests: {answer.error}; {good} of {asked}"
+                " were answered"
             )
 
 

@@ -37,8 +37,8 @@ from archsearch.engines.engine import (
     round_statistics,
     whole_rounds,
 )
+from archsearch.engines.openai.client import OpenAIServer, Stream, refusal
 from archsearch.engines.openai.connection import Lost
-from archsearch.engines.vllm.client import Server, Stream, refusal
 from archsearch.engines.vllm.metrics import Counters, deal, parse_metrics
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import read_json
@@ -75,7 +75,7 @@ class VllmServerEngine:
         self.version = "a server that is not asked yet"
         self.concurrent = settings.concurrency > 1
         self.finished: list[GenerationResult] = []
-        self._server: Server | None = None
+        self._server: OpenAIServer | None = None
         self._gamma = 0
         self._scheduled = False
         self._model = ""
@@ -121,7 +121,7 @@ class VllmServerEngine:
                 f"no server is named; give its address with {option}, as in {option}"
                 " http://127.0.0.1:8000"
             )
-        server = Server(url, self.settings.timeout_s)
+        server = OpenAIServer(url, self.settings.timeout_s)
         try:
             self._meet(server)
             counters = self._counters(server)
@@ -152,7 +152,7 @@ class VllmServerEngine:
         self._gamma, self._scheduled = (0 if draft is None else gamma), bool(schedule)
         self._server = server
 
-    def _meet(self, server: Server) -> None:
+    def _meet(self, server: OpenAIServer) -> None:
         status, body = server.ask("GET", "/version")
         try:
             version = json.loads(body)["version"] if status == 200 else None
@@ -176,7 +176,7 @@ class VllmServerEngine:
             ) from error
         self.version = str(version)
 
-    def _counters(self, server: Server) -> Counters:
+    def _counters(self, server: OpenAIServer) -> Counters:
         status, body = server.ask("GET", "/metrics")
         counters = parse_metrics(body) if status == 200 else None
         if counters is None:
@@ -268,12 +268,14 @@ class VllmServerEngine:
             ) from error
         return results
 
-    def _started(self) -> Server:
+    def _started(self) -> OpenAIServer:
         if self._server is None:
             raise RuntimeError("start the engine first")
         return self._server
 
-    def _check(self, server: Server, prompts: Sequence[EnginePrompt], sampling: Sampling) -> None:
+    def _check(
+        self, server: OpenAIServer, prompts: Sequence[EnginePrompt], sampling: Sampling
+    ) -> None:
         for prompt in prompts:
             if len(prompt.token_ids) + sampling.max_new_tokens > self._max_len:
                 raise ArchsearchError(
@@ -294,7 +296,7 @@ class VllmServerEngine:
             )
 
     def _run(
-        self, server: Server, prompts: Sequence[EnginePrompt], sampling: Sampling
+        self, server: OpenAIServer, prompts: Sequence[EnginePrompt], sampling: Sampling
     ) -> list[Stream]:
         """One stream for each prompt, in their order. The first failure ends the others."""
         streams: dict[int, Stream] = {}
@@ -302,7 +304,7 @@ class VllmServerEngine:
             max_workers=max(1, min(self.settings.concurrency, len(prompts)))
         ) as pool:
             futures = {
-                pool.submit(server.stream, self._request(prompt, sampling)): index
+                pool.submit(server.tokens, self._request(prompt, sampling)): index
                 for index, prompt in enumerate(prompts)
             }
             try:
@@ -384,7 +386,7 @@ class VllmServerEngine:
             round_lengths=tuple(whole),
         )
 
-    def _settled(self, server: Server, before: Counters, written: int) -> Counters:
+    def _settled(self, server: OpenAIServer, before: Counters, written: int) -> Counters:
         """What the server counted for `written` tokens, once its metrics have caught up."""
         deadline = time.monotonic() + SETTLE_S
         while True:
@@ -405,7 +407,7 @@ class VllmServerEngine:
 
     def _results(
         self,
-        server: Server,
+        server: OpenAIServer,
         prompts: Sequence[EnginePrompt],
         streams: Sequence[Stream],
         counted: Counters,

@@ -17,7 +17,6 @@ import archsearch.engines.openai.connection as connection
 from archsearch.engines.openai.bench import Ask, drive, summary
 from archsearch.engines.openai.client import Answer, OpenAIServer
 from archsearch.engines.openai.connection import Connection, Lost
-from archsearch.engines.vllm.client import Server
 from archsearch.errors import ArchsearchError, RunFailed
 
 HEAD = b"HTTP/1.0 200 OK\r\n\r\n"
@@ -104,7 +103,7 @@ def test_an_odd_chunk_is_a_failed_request(chunk: bytes) -> None:
 def test_an_odd_chunk_of_a_vllm_server_is_one_line(chunk: bytes) -> None:
     with server(lambda send: send(HEAD + TEXT + b"data: " + chunk + b"\n\n" + DONE)) as (url, _):
         with pytest.raises((RunFailed, Lost)):
-            Server(url, 20.0).stream({"model": "m", "prompt": [1]})
+            OpenAIServer(url, 20.0).tokens({"model": "m", "prompt": [1]})
 
 
 def endless(piece: bytes) -> Callable[[Send], None]:

@@ -22,8 +22,8 @@ import pytest
 from archsearch.architecture.architecture import Architecture
 from archsearch.engines.engine import Engine, EnginePrompt, EngineSettings, Sampling
 from archsearch.engines.environments.environment import find_python
+from archsearch.engines.openai.client import refusal
 from archsearch.engines.vllm import server as server_module
-from archsearch.engines.vllm.client import refusal
 from archsearch.engines.vllm.metrics import deal, parse_metrics
 from archsearch.engines.vllm.server import VllmServerEngine
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
