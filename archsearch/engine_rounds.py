@@ -104,6 +104,7 @@ class RoundCosts:
     machine_std: float = MACHINE_STD  # of the logarithm of the host's times
     largest_graph: int | None = None  # rows of the largest CUDA graph of the target
     ungraphed_layer_s: Estimate = _ZERO  # the host's time for a layer of a pass beyond it
+    tree_step_s: Estimate | None = None  # what a step of a tree adds; None: it drafts no trees
 
     def launching(self, rows: int) -> RoundCosts:
         """The costs of a pass of the target over `rows` rows: beyond the largest graph the host
@@ -112,6 +113,16 @@ class RoundCosts:
             return self
         layer = max(self.ungraphed_layer_s, self.host_target_layer_s, key=lambda each: each.value)
         return replace(self, host_target_layer_s=layer)
+
+    def of_trees(self) -> RoundCosts:
+        """The costs of rounds that draft trees. Raises ArchsearchError where there are none."""
+        more = self.tree_step_s
+        if more is None:
+            raise ArchsearchError(f"no trees are known of this engine ({self.title})")
+        token = Estimate(
+            self.token_s.value + more.value, math.hypot(self.token_s.std, more.std), more.source
+        )
+        return replace(self, token_s=token)
 
     def certain(self) -> RoundCosts:
         """The same without any doubt: those of one machine, whose rounds are the larger of two
@@ -181,7 +192,8 @@ class EngineRounds:
 
     `eager`: the target too runs without CUDA graphs. `note`: what a reader must know about the
     version that was taken. `without_graphs`: why drafts run without graphs here, "" where they do
-    not; `remedy`: (version, options) that mend it.
+    not; `remedy`: (version, options) that mend it. `tree`: that it drafts trees where a chain is
+    priced.
     """
 
     engine: str
@@ -192,6 +204,7 @@ class EngineRounds:
     options: Mapping[str, str]
     eager: bool = False
     note: str = ""
+    tree: str = ""
     without_graphs: str = ""
     remedy: tuple[str, Mapping[str, str]] | None = None
     source: str = ""
@@ -273,6 +286,7 @@ def round_costs(name: str) -> RoundCosts:
         row_s=_ms(row.get("row")),
         row_token_s=_ms(row.get("row_token")),
         ungraphed_layer_s=_ms(row.get("ungraphed_layer")),
+        tree_step_s=_ms(row["tree_step"]) if "tree_step" in row else None,
         expands=bool(row.get("expands", False)),
         **costs,
     )
@@ -361,10 +375,6 @@ def engine_rounds(
         asked = Version(oldest)
     chosen = dict(options or {})
     for row in table["rows"]:
-        if _fits(row, asked, chosen, drafter) and drafter == "feature_head" and "tree" in row:
-            note = "; ".join(
-                filter(None, (note, f"a chain is priced, {engine} {taken} {row['tree']}"))
-            )
         if _fits(row, asked, chosen, drafter):
             return _resolved(engine, taken, row, chosen, drafter, note)
     raise ArchsearchError(
@@ -420,6 +430,9 @@ def _resolved(
         MappingProxyType(options),
         eager=eager or engine == "transformers",
         note=note,
+        tree=f"a chain is priced, {engine} {version} {row['tree']}"
+        if drafter == "feature_head" and "tree" in row
+        else "",
         without_graphs=str(row.get("why", "")),
         remedy=remedy,
         source=_table()["versions"][engine]["source"],

@@ -14,6 +14,7 @@ pass on 1 token.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -155,6 +156,53 @@ def tau_from_positions(conditional: Sequence[float]) -> float:
     """tau for acceptance that changes along the block: `conditional[i]` is the chance of position i
     + 1 given all before it."""
     return 1.0 + math.fsum(accepted_by_position(conditional))
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A draft tree as SGLang makes it: `steps` passes, the `topk` likeliest continuations of each
+    node, and `tokens` verified, the root among them. Raises ValueError for what is none."""
+
+    topk: int
+    steps: int
+    tokens: int
+
+    def __post_init__(self) -> None:
+        largest = 1 + sum(min(self.topk**depth, 10**6) for depth in range(1, self.steps + 1))
+        if not 1 <= self.topk <= 64 or not 1 <= self.steps <= 32:
+            raise ValueError("a tree has a top-k of 1 to 64 and 1 to 32 steps")
+        if not self.steps < self.tokens <= min(largest, 1024):
+            raise ValueError(
+                f"a tree of top-k {self.topk} and {self.steps} steps verifies {self.steps + 1} to"
+                f" {min(largest, 1024)} tokens, not {self.tokens}"
+            )
+
+    def tau(self, conditional: Sequence[float]) -> float:
+        """Tokens a round where the likeliest token of each depth is right with chance
+        `conditional`: 1 + the sum over nodes of the chance that all to them is right, nodes taken
+        best first. Of what the likeliest misses each further one has RUNNER_UP."""
+        heap, total, kept = [(-1.0, 0)], 0.0, 0
+        while heap and kept < self.tokens:
+            chance, depth = heapq.heappop(heap)
+            total, kept = total - chance, kept + 1
+            if depth == self.steps:
+                continue
+            left = 1.0 - conditional[depth]
+            for rank in range(self.topk):
+                found = RUNNER_UP * left if rank else conditional[depth]
+                left -= found if rank else 0.0
+                if found > 0.0:
+                    heapq.heappush(heap, (chance * found, depth + 1))
+        return total
+
+    def alpha(self, tau_value: float) -> float:
+        """The constant chance of the likeliest token that gives `tau_value`."""
+        return rising_root(lambda alpha: self.tau([alpha] * self.steps), tau_value, 0.0, 1.0)
+
+
+RUNNER_UP: Final = 0.25
+"""Fitted to tokens a round of an EAGLE-3 head of Qwen3-8B in SGLang 0.5.3: a chain of two and six
+trees (top-k 4 or 8, 2 to 8 steps, 8 to 32 tokens) agree to 3.5 % (gpustack, performance lab)."""
 
 
 def drifting_positions(alpha: Any, drift: float, gamma: int) -> list[Any]:

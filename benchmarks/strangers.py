@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from archsearch.acceptance.estimator import GivenAcceptance
+from archsearch.drafters.heads import ChainHead
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.models.named_drafters import resolve_drafter
 from archsearch.models.targets import resolve_target
-from archsearch.pipeline.estimate import EstimateRequest, estimate_drafts
+from archsearch.pipeline.estimate import EstimateRequest, estimate_drafts, tree_of
 from archsearch.pipeline.latency import choose_latency
 from archsearch.pipeline.serving import with_engine
 from archsearch.search.objective import Scorer
@@ -60,6 +61,7 @@ class Case:
     dtype: str = "bfloat16"
     host: str | None = None
     domain: str = "chat"
+    tree: str | None = None  # as `--tree`; gamma is its steps then
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,73 @@ def _qwen(gpu: str, batch: int, version: str, dtype: str = "bfloat16") -> Case:
         context=400,
         dtype=dtype,
     )
+
+
+GPUSTACK: Final = "github gpustack, docs/performance-lab/qwen3-8b/h100-latency.md (ShareGPT)"
+# (tree, batch): median gap between chunks in ms, tokens a round (mean gap over mean time per token)
+GPUSTACK_TREES: Final = {
+    ("1,2,3", 4): (7.62, 2.01),
+    ("4,2,16", 4): (8.86, 2.47),
+    ("4,4,16", 4): (9.86, 2.95),
+    ("4,8,16", 4): (12.20, 3.26),
+    ("8,4,16", 4): (10.14, 3.10),
+    ("4,4,32", 4): (10.67, 3.36),
+    ("4,4,8", 4): (9.78, 2.89),
+    ("4,4,16", 1): (8.95, 3.27),
+    ("4,4,16", 2): (9.57, 3.19),
+    ("4,4,16", 8): (10.94, 2.71),
+}
+
+
+def _gpustack() -> Iterator[Row]:
+    """Qwen3-8B on one H100: plain steps of three engines, rounds of SGLang in fp8."""
+    plain = replace(_qwen("h100", 1, "0.11.0"), source=GPUSTACK, context=350)
+    for batch, gap in ((1, 7.23), (2, 7.28), (4, 7.37), (8, 7.63)):
+        yield Row(replace(plain, batch=batch), "step", gap)
+    case = replace(plain, engine="sglang", version="0.5.3", batch=4)
+    yield Row(case, "step", 7.04)
+    yield Row(replace(case, engine="tensorrt-llm", version="1.2.0"), "step", 7.41)
+    case = replace(case, dtype="float8_e4m3fn")
+    yield Row(case, "step", 5.39)
+    for (tree, batch), (gap, tokens) in GPUSTACK_TREES.items():
+        steps = int(tree.split(",")[1])
+        asked = replace(case, batch=batch, gamma=steps, tau=tokens, tree=tree)
+        yield Row(asked, "round", gap, "sglang-sync, tree_step", group="SGLang")
+        if batch == 4:
+            gain = tokens * 5.39 / gap
+            yield Row(asked, "speedup", gain, "sglang-sync, tree_step", group="SGLang")
+    asked = replace(case, gamma=4, tree="4,4,16")
+    yield Row(asked, "gain", 5.65 / 3.75, group="nothing given")  # of Tengyunw's head
+    yield Row(asked, "gain", 5.65 / 4.45, group="nothing given")  # of AngelSlim's
+
+
+TT: Final = "github tenstorrent/tt-inference-server pull/3699 (A100; vLLM of 2026-05; gamma inferred)"
+TT_CASE: Final = Case(
+    source=TT,
+    target="llama-3.1-8b",
+    draft="llama-3.2-1b",
+    gpu="a100-40gb",
+    engine="vllm",
+    version="0.21.0",
+    gamma=5,
+    batch=1,
+    context=330,
+    tau=4.22,
+    domain="mixed",
+)
+
+
+def _tree_docs() -> Iterator[Row]:
+    """EAGLE-3 heads of Llama in SGLang of 2025, as its documentation and pull requests print."""
+    case = replace(LLAMA_SGLANG, gamma=8, tree="8,8,64")
+    known = "sglang-sync, tree_step"
+    for steps, rate, tokens in ((8, 378.57, 5.39), (5, 361.70, 4.68)):
+        asked = replace(case, gamma=steps, tree=f"8,{steps},64", version="0.4.4", tau=tokens)
+        yield Row(asked, "round", 1e3 * tokens / rate, known, group="SGLang")
+        yield Row(asked, "speedup", rate / 158, known, group="SGLang")
+    yield Row(case, "gain", 373 / 158, HEADS, group="nothing given")
+    large = replace(case, target="llama-3.3-70b", ranks=8)
+    yield Row(large, "gain", 234.5 / 88.6, HEADS, group="nothing given")
 
 
 def _specforge(batch: int) -> Case:
@@ -225,7 +294,7 @@ def _angelslim() -> Iterator[Row]:
         yield Row(case, "step", 1e3 / alone)
         for domain, (gain, tokens) in zip(("math", "code", "chat"), runs, strict=True):
             asked = replace(case, domain=domain, tau=tokens)
-            yield Row(asked, "speedup", gain)
+            yield Row(asked, "speedup", gain, "vllm-head-piecewise-sync")
             yield Row(asked, "gain", gain, group="nothing given")
 
 
@@ -290,6 +359,10 @@ ROWS: Final = (
     Row(_specforge(4), "speedup", 0.79, "sglang-sync", group="SGLang"),
     Row(LLAMA_SGLANG, "step", 1e3 / 158, group="SGLang"),
     Row(replace(LLAMA_SGLANG, target="llama-3.3-70b", ranks=8), "step", 1e3 / 88.6, group="SGLang"),
+    *_gpustack(),
+    *_tree_docs(),
+    Row(TT_CASE, "round", 32.6, group="drafts without graphs"),
+    Row(TT_CASE, "gain", 16.5 / 7.75, group="nothing given"),
     Row(GPT_OSS, "step", 2.71),
     Row(replace(GPT_OSS, batch=8), "step", 4.49),
     Row(DEEPSEEK, "step", 17.0, group="roofline"),
@@ -351,6 +424,9 @@ def predicted(row: Row) -> Answer:
         return _answer(row, asked_by_a_user(case), 1.0)
     ref = resolve_target(case.target)
     drafter = resolve_drafter(case.draft, ref).drafter
+    if case.tree is not None:
+        assert isinstance(drafter, ChainHead)
+        drafter = replace(drafter, tree=tree_of(case.tree))
     asked = WorkloadRequest(
         gpu=case.gpu,
         batch_size=case.batch,
@@ -392,8 +468,9 @@ def asked_by_a_user(case: Case) -> Estimate:
         engine_version=case.version,
         host=case.host,
     )
+    gamma = case.gamma if case.tree is None else None
     request = EstimateRequest(
-        case.target, (case.draft,), work, gamma=case.gamma, domain=case.domain
+        case.target, (case.draft,), work, gamma=gamma, domain=case.domain, tree=case.tree
     )
     (found,) = estimate_drafts(request)["drafts"]
     return Estimate.from_dict(found["speedup"])

@@ -58,6 +58,7 @@ def test_a_class_is_whole_used_and_says_where_it_comes_from(name: str) -> None:
         "row",
         "row_token",
         "expands",
+        "tree_step",
         "host_scatter",
         "ungraphed_layer",
         *COSTS,
@@ -333,7 +334,7 @@ def test_where_an_engine_drafts_trees_it_is_said() -> None:
         )
     )
     assert older is not None and chain is not None and newer is not None
-    assert "tree" in older.note and not chain.note and not newer.note
+    assert "tree" in older.tree and not chain.tree and not newer.tree
 
 
 def test_a_cache_is_of_16_bits_unless_told() -> None:

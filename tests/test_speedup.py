@@ -10,6 +10,7 @@ import pytest
 
 from archsearch import speedup as sp
 from archsearch.estimate import Estimate
+from archsearch.speedup import Tree
 
 LOG = (
     0.2723,
@@ -234,3 +235,25 @@ def test_intervals_of_what_is_known_are_points():
     ) == (2.0, 2.0)
     low, high = sp.alpha_interval(Estimate(0.0, 0.01, "measured"))
     assert low == 0.0 and 0.0 < high < 0.1
+
+
+def test_a_tree_of_one_branch_is_a_chain_and_further_branches_bring_tokens() -> None:
+    chain = [0.7, 0.6, 0.5]
+    assert Tree(1, 3, 4).tau(chain) == pytest.approx(sp.tau_from_positions(chain))
+    wide = [Tree(4, 3, tokens).tau(chain) for tokens in (4, 8, 16, 32)]
+    assert wide == sorted(wide)
+    assert wide[-1] < 4.0
+    assert Tree(4, 3, 8).alpha(Tree(4, 3, 8).tau([0.6] * 3)) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("tree", [(4, 5, 5), (0, 1, 2), (1, 3, 5), (2, 40, 50)])
+def test_what_is_no_tree_is_refused(tree: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="tree"):
+        Tree(*tree)
+
+
+def test_trees_published_of_one_head_are_within_ten_percent() -> None:
+    """Tokens a round of an EAGLE-3 head of Qwen3-8B in SGLang 0.5.3 (gpustack)."""
+    for tree, published in (((4, 2, 16), 2.47), ((4, 4, 16), 2.95), ((4, 8, 16), 3.26)):
+        made = Tree(*tree)
+        assert made.tau([0.64] * made.steps) == pytest.approx(published, rel=0.1)

@@ -31,14 +31,18 @@ from archsearch.acceptance.estimator import (
 )
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.drafters.drafter import Drafter
+from archsearch.drafters.heads import ChainHead
 from archsearch.estimate import Estimate
 from archsearch.speedup import (
+    Tree,
     accepted_by_position,
     alpha_estimate,
     alpha_from_tau,
+    clamped,
     drifting_positions,
     logit,
     logit_std,
+    sigmoid,
 )
 
 # Logit per position of P-EAGLE heads: fitted as `drifts.Drifts` fits the table's kinds to five
@@ -53,6 +57,7 @@ PARALLEL_STD: Final = 0.3
 # drafts of a Llama of 8B in vLLM (pull request 24344): .81 .91 .95 .97 .97 on code edits, .69 .83
 # .88 .90 .93 on InstructCoder: +0.65 and +0.45 a position.
 LOOKUP_DRIFT: Final = Estimate(0.5, 0.2, "prior")
+TREE_STD: Final = 0.1  # of the tokens that a tree brings: one head was published with several
 LOOKUP_STD: Final = 0.6  # logit of the first position, between texts
 SHARE_STD: Final = 0.15
 LOOKUP_TOKENS: Final = 10  # as prompt lookup drafted in the studies below
@@ -147,11 +152,35 @@ def acceptance_of(
 ) -> FamilyAcceptance:
     """What is believed of `drafter` in `context`, whose `drafter` is left to this function."""
     found = _believed(drafter, estimator, context)
+    if isinstance(drafter, ChainHead) and drafter.tree is not None:
+        found = _of_tree(drafter.tree, found.acceptance, estimator)
     return (
         found
         if isinstance(estimator, GivenAcceptance)
         else replace(found, assumed=ASSUMED.get(drafter.acceptance, ""))
     )
+
+
+def _of_tree(tree: Tree, chain: Acceptance, estimator: AcceptanceEstimator) -> FamilyAcceptance:
+    """Tokens a round of a tree whose likeliest branch accepts as `chain`; a tau that was given is
+    the tree's own."""
+    if isinstance(estimator, GivenAcceptance) and estimator.rounds is not None:
+        tau, alpha = estimator.rounds[0], tree.alpha(estimator.rounds[0])
+        given = Acceptance(Estimate(alpha, 0.0, "given"))
+        return FamilyAcceptance(given, taus={tree.steps: Estimate(tau, 0.0, "given")})
+    level, spread = logit(clamped(chain.alpha.value)), logit_std(chain.alpha)
+
+    def tau_at(stds: float) -> float:
+        moved = sigmoid(level + stds * spread)
+        return tree.tau(drifting_positions(moved, chain.drift.value, tree.steps))
+
+    low, middle, high = (tau_at(stds) for stds in (-1.645, 0.0, 1.645))
+    std = math.hypot((high - low) / 3.29, TREE_STD * (middle - 1.0))
+    found = Estimate(middle, std, chain.alpha.source)
+    if std:
+        ends = [math.hypot(end - middle, 1.645 * TREE_STD * (middle - 1.0)) for end in (low, high)]
+        found = found.between((max(1.0, middle - ends[0]), middle + ends[1]))
+    return FamilyAcceptance(chain, taus={tree.steps: found})
 
 
 def _believed(

@@ -18,7 +18,17 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@o.options("What is priced", o.target_opt, o.drafts_opt, o.gamma_opt)
+@o.options(
+    "What is priced",
+    o.target_opt,
+    o.drafts_opt,
+    o.gamma_opt,
+    o.opt(
+        "--tree",
+        "Heads draft trees, as SGLang's do by default: top-k, steps and tokens verified (4,5,8).",
+        o.Value("topk,steps,tokens"),
+    ),
+)
 @o.common(True, *o.training_opts, o.budget_opt)
 @o.load_options
 @o.options(
@@ -83,6 +93,8 @@ def estimate(
         raise ArchsearchError(
             f"--tau is of one gamma and one alpha; leave out --sweep {sweep}, or --tau"
         )
+    if sweep is not None and request.tree is not None:
+        raise ArchsearchError("--tree is priced in one condition; leave out --sweep, or --tree")
     if sweep is not None:
         return _sweep(request, as_json, (sweep, span), csv_file, plot)
     if span or csv_file or plot:

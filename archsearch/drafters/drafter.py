@@ -76,6 +76,7 @@ class RoundPlan:
     layers: int
     launched: int
     host_s: float = 0.0
+    verified: int | None = None  # tokens of a sequence that the target reads; None: gamma + 1
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self, cast
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Self, cast
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.heads import (
@@ -35,6 +35,7 @@ from archsearch.drafters.drafter import (
 )
 from archsearch.drafters.models import PARALLEL_ROWS
 from archsearch.errors import InvalidShapeError
+from archsearch.speedup import Tree
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,42 @@ class FeatureDrafter(Drafter):
 
 
 @dataclass(frozen=True)
-class Eagle(FeatureDrafter):
-    """EAGLE-1 and -2 as a chain."""
+class ChainHead(FeatureDrafter):
+    """A head that drafts token by token: a chain, or a `tree`."""
+
+    tree: Tree | None = None
+
+    def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
+        return tuple(asked) if self.tree is None else (self.tree.steps,)
+
+    def plan(self, rows: RoundRows) -> RoundPlan:
+        """Of a tree each later step runs the `topk` rows that it goes on from."""
+        tree = self.tree
+        if tree is None or tree.topk == 1:
+            return super().plan(rows)
+        chain = super().plan(rows)
+        wide = super().plan(replace(rows, batch=rows.batch * tree.topk))
+        return replace(chain, step=wide.step, verified=tree.tokens)
+
+    def label(self) -> str:
+        if self.tree is None:
+            return super().label()
+        return f"{super().label()} tree {self.tree.topk},{self.tree.steps},{self.tree.tokens}"
+
+    def to_dict(self) -> dict[str, Any]:
+        tree = self.tree
+        own = super().to_dict() | {"tree": None if tree is None else asdict(tree)}
+        return {name: value for name, value in own.items() if name != "tree" or value}
+
+    @classmethod
+    def from_fields(cls, architecture: Architecture, data: Mapping[str, Any]) -> Self:
+        made = super().from_fields(architecture, {**data, "tree": None})
+        return replace(made, tree=Tree(**data["tree"])) if data.get("tree") else made
+
+
+@dataclass(frozen=True)
+class Eagle(ChainHead):
+    """EAGLE-1 and -2."""
 
     family: ClassVar[Family] = "eagle"
     title: ClassVar[str] = "EAGLE-1 head"
@@ -158,8 +193,8 @@ class Eagle(FeatureDrafter):
 
 
 @dataclass(frozen=True)
-class Eagle3(FeatureDrafter):
-    """EAGLE-3 as a chain."""
+class Eagle3(ChainHead):
+    """EAGLE-3."""
 
     family: ClassVar[Family] = "eagle3"
     title: ClassVar[str] = "EAGLE-3 head"
@@ -173,7 +208,7 @@ class Eagle3(FeatureDrafter):
 
 
 @dataclass(frozen=True)
-class Mtp(FeatureDrafter):
+class Mtp(ChainHead):
     """The layer that a target was trained with to predict a token further, used again for each
     step."""
 

@@ -41,6 +41,8 @@ def drafter_round(
     """
     rows = rows_of(latency, workload, gamma)
     plan = drafter.plan(rows)
+    if plan.verified is not None:
+        verify_s = latency.verify_s(target, workload, plan.verified - 1)
     verify = verify_s or latency.verify_s(target, workload, gamma)
     measured = latency.drafted_s(drafter, rows, plan) if latency.rounds is None else None
 
@@ -120,7 +122,8 @@ def _drafting(
             latency.facts.scattered_head and drafter.has_layers and drafter.architecture.trimmed
         )
         sizes = (launched, workload.batch_size, plan.layers, layers, reduces)
-        return round_time(rounds.costs, Passes(verify, first, later, *sizes, scattered=scattered))
+        costs = rounds.costs if plan.verified is None else rounds.costs.of_trees()
+        return round_time(costs, Passes(verify, first, later, *sizes, scattered=scattered))
     value, std = first.value + plan.steps * later.value, first.std + plan.steps * later.std
     value += launched * plan.layers * latency.added_layer_s(target)
     return summed(

@@ -15,6 +15,7 @@ from archsearch.acceptance.training import guessed_head, recorded_tokens, traine
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.published_drafters import published_as
 from archsearch.drafters.drafter import Drafter, RoundKind
+from archsearch.drafters.heads import ChainHead
 from archsearch.engine_facts import engine_facts, shared_by
 from archsearch.errors import ArchsearchError
 from archsearch.latency.drafted import running
@@ -28,6 +29,7 @@ from archsearch.pipeline.rounds_explained import difference, engine_data, free_l
 from archsearch.pipeline.serving import engine_requests, served_words
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import groups_of
+from archsearch.speedup import Tree
 from archsearch.traffic.mix import Mix, mix_of
 from archsearch.traffic.mix_scorer import MixScorer
 from archsearch.workload import Workload, WorkloadRequest
@@ -45,7 +47,7 @@ class EstimateRequest:
     each pair is priced in each. `mix`: what scores are over, with `asked` of its heaviest part
     (`pipeline.mixes.asked_mix`); None: over the workload of `asked` alone. `training_budget_s`:
     device-seconds that alphas of drafters assume which nobody has published (None: the device's
-    default).
+    default). `tree`: `topk,steps,tokens` of the tree that heads draft; None: a chain.
     """
 
     target: str
@@ -61,6 +63,31 @@ class EstimateRequest:
     engine_versions: tuple[str, ...] = ()
     mix: Mix | None = None
     training_budget_s: float | None = None
+    tree: str | None = None
+
+
+def tree_of(text: str) -> Tree:
+    """`4,5,8`: top-k, steps and tokens of a draft tree. Raises ArchsearchError for what is none."""
+    try:
+        topk, steps, tokens = (int(part) for part in text.split(","))
+        return Tree(topk, steps, tokens)
+    except ValueError as error:
+        why = f": {error}" if "tree" in str(error) else ""
+        raise ArchsearchError(
+            f"a tree is top-k, steps, tokens verified, as in 4,5,8, not {text!r}{why}"
+        ) from error
+
+
+def _as_trees(named: Sequence[NamedDrafter], text: str) -> list[NamedDrafter]:
+    """The drafters drafting trees; ArchsearchError for one that cannot."""
+    for each in named:
+        if not isinstance(each.drafter, ChainHead):
+            raise ArchsearchError(
+                f"{each.name}: only heads that draft token by token (eagle, eagle3, mtp) draft"
+                " trees; leave out --tree"
+            )
+    tree = tree_of(text)
+    return [replace(each, drafter=replace(each.drafter, tree=tree)) for each in named]
 
 
 @dataclass(frozen=True)
@@ -136,7 +163,7 @@ def _with_prompts(item: Priced) -> dict[str, Any] | None:
     draft, as many requests in flight as the batch has, prompts that with half an answer fill its
     context. None on a CPU, and where such requests cannot be priced."""
     work = item.scorer.workload
-    if item.source.device.kind == "cpu":
+    if item.source.device.kind == "cpu" or getattr(item.score.proposer, "tree", None):
         return None
     part = {"concurrency": work.batch_size, "output_tokens": ANSWER}
     part["prompt_tokens"] = max(1, work.context_len - ANSWER // 2)
@@ -164,6 +191,13 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], dict[str, Any]
     """Each draft in each engine, best first, and what was asked of them in words and numbers.
     Raises as `estimate_drafts`."""
     ref = served_target(resolve_target(request.target), request.asked)
+    if request.tree is not None:
+        if request.gamma is not None or request.mix is not None:
+            raise ArchsearchError(
+                "--tree says its steps and is priced at one batch size; leave out"
+                f" {'--gamma' if request.mix is None else '--workload'}"
+            )
+        request = replace(request, gamma=tree_of(request.tree).steps)
     published = None if request.tau is None else GivenAcceptance.of_tau(request.tau, request.gamma)
     if published is not None:
         if request.alpha != "prior":
@@ -178,6 +212,8 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], dict[str, Any]
     priced: list[Priced] = []
     workloads: dict[str, Workload] = {}
     named = [resolve_drafter(name, ref) for name in request.drafts]
+    if request.tree is not None:
+        named = _as_trees(named, request.tree)
     for asked in _requests(request, named):
         lone = (
             asked

@@ -49,6 +49,8 @@ def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score
     if rounds is None:
         return []
     facts, found = engine_facts(rounds.engine), [rounds.note] if rounds.note else []
+    if rounds.tree and not any(getattr(score.proposer, "tree", None) for _, _, score in priced):
+        found.append(rounds.tree)
     families = dict.fromkeys(score.family for _, _, score in priced)
     found += [words for family in families if (words := facts.doubt(family, source.version))]
     drafts = [item for item in priced if item[2].proposer.rounds == rounds.drafter]
