@@ -159,7 +159,9 @@ def _gpustack() -> Iterator[Row]:
     yield Row(asked, "gain", 5.65 / 4.45, group="nothing given")  # of AngelSlim's
 
 
-TT: Final = "github tenstorrent/tt-inference-server pull/3699 (A100; vLLM of 2026-05; gamma inferred)"
+TT: Final = (
+    "github tenstorrent/tt-inference-server pull/3699 (A100; vLLM of 2026-05; gamma inferred)"
+)
 TT_CASE: Final = Case(
     source=TT,
     target="llama-3.1-8b",
