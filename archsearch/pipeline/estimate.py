@@ -80,14 +80,15 @@ def tree_of(text: str) -> Tree:
 
 def _as_trees(named: Sequence[NamedDrafter], text: str) -> list[NamedDrafter]:
     """The drafters drafting trees; ArchsearchError for one that cannot."""
+    tree, found = tree_of(text), []
     for each in named:
         if not isinstance(each.drafter, ChainHead):
             raise ArchsearchError(
                 f"{each.name}: only heads that draft token by token (eagle, eagle3, mtp) draft"
                 " trees; leave out --tree"
             )
-    tree = tree_of(text)
-    return [replace(each, drafter=replace(each.drafter, tree=tree)) for each in named]
+        found.append(replace(each, drafter=replace(each.drafter, tree=tree)))
+    return found
 
 
 @dataclass(frozen=True)
