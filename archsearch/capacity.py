@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import kv_cache_bytes, weight_bytes
@@ -87,7 +89,7 @@ def shard(arch: Architecture, ranks: int) -> Architecture:
         return arch
     heads = shard_size(arch.num_attention_heads, ranks, "num_attention_heads")
     ffn = -(-arch.intermediate_size // ranks)
-    if arch.moe_layers < arch.num_hidden_layers:
+    if not arch.num_experts or arch.moe_layers < arch.num_hidden_layers:
         ffn = shard_size(arch.intermediate_size, ranks, "intermediate_size")
     kv_heads = shard_kv_heads(arch.num_key_value_heads, ranks)
     layout = expert_layout(arch, ranks) if arch.num_experts else ExpertLayout()
@@ -158,9 +160,6 @@ def memory_plan(
     activations = activation_bytes(target, workload) if device.kind == "gpu" else 0
     usable = usable_bytes(device, workload.memory_fraction)
     room = usable - use.weight_bytes - activations
-    per_request = memory_bytes(
-        target, draft, replace(one, context_len=max(1, workload.context_len))
-    ).kv_bytes
     shapes = [
         arch
         for arch in (target, draft.architecture if isinstance(draft, Drafter) else draft)
@@ -179,11 +178,24 @@ def memory_plan(
         token_bytes=use.target_kv_bytes,
         draft_token_bytes=use.draft_kv_bytes,
         cached_tokens=max(0, int(room // max(use.kv_bytes, 1))),
-        requests=max(0, int(room // max(per_request, 1))),
+        requests=held_requests(target, draft, workload, device),
         longest=_largest(min(arch.max_position_embeddings for arch in shapes), fits_at)
         if room > 0
         else 0,
     )
+
+
+def held_requests(
+    target: Architecture, draft: Draft | None, workload: Workload, device: Device
+) -> Any:
+    """How many requests of the workload's context fit at once beside weights and activations; of
+    each draft of a grid an array."""
+    one = replace(workload, batch_size=1, context_len=max(1, workload.context_len))
+    use = memory_bytes(target, draft, one)
+    activations = activation_bytes(target, workload) if device.kind == "gpu" else 0
+    room = usable_bytes(device, workload.memory_fraction) - use.weight_bytes - activations
+    held = np.maximum(0, room // np.maximum(use.kv_bytes, 1)).astype(np.int64)
+    return held if np.ndim(held) else int(held)
 
 
 def usable_bytes(device: Device, usable_fraction: float = USABLE_FRACTION) -> float:

@@ -46,11 +46,11 @@ import numpy as np
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.catalogue import load
-from archsearch.architecture.ops import AllReduce
+from archsearch.architecture.ops import AllReduce, Part
 from archsearch.capacity import max_batch_size
 from archsearch.engine_rounds import plain_costs
 from archsearch.hardware.device import load_device
-from archsearch.latency.composed import ComposedPass, Part, constants, sync_waits
+from archsearch.latency.composed import ComposedPass, constants, sync_waits
 from archsearch.profiles import Measurement
 from archsearch.workload import Workload
 
@@ -224,7 +224,8 @@ def server_terms(passes: ComposedPass, row: Row) -> Terms:
     reduces = sum(
         count
         for op, count in (
-            passes.layer_counts(arch, decode, ranks) + passes.head_counts(arch, decode, ranks)
+            passes.pass_ops(arch, decode, ranks).in_layers
+            + passes.pass_ops(arch, decode, ranks).outside
         ).items()
         if isinstance(op, AllReduce)
     )

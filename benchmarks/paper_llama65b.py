@@ -27,6 +27,7 @@ from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.catalogue import load
 from archsearch.architecture.counts import parameters
+from archsearch.architecture.ops import Part
 from archsearch.hardware.device import load_device
 from archsearch.latency.model import LatencyModel
 from archsearch.profiles import Profile, find_profile
@@ -58,8 +59,6 @@ def times(model: LatencyModel, workload: Workload) -> dict[str, Any]:
         "drafts": {},
     }
     if model.composed_ is not None:
-        from archsearch.latency.composed import Part
-
         terms = model.composed_.terms(
             target, [Part(1, 1, workload.context_len)], workload.tensor_parallel
         )

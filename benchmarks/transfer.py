@@ -29,10 +29,10 @@ import numpy as np
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.catalogue import load
-from archsearch.architecture.ops import Attention, Gemm, Op
+from archsearch.architecture.ops import Attention, Gemm, Op, Part
 from archsearch.engine_rounds import engine_rounds
 from archsearch.hardware.device import Device, load_device
-from archsearch.latency.composed import ComposedPass, Part
+from archsearch.latency.composed import ComposedPass
 from archsearch.latency.datasheet import datasheet_s
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.ops import OpModel, op_of

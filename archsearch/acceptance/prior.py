@@ -49,6 +49,7 @@ from archsearch.acceptance.terms import (
     tokens_of,
 )
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.grid import ShapeGrid
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.speedup import alpha_from_tau, logit, sigmoid, tau
@@ -128,8 +129,8 @@ def trimmed_alpha(alpha: float, coverage: float) -> float:
     return min(after_trimming(alpha, coverage), coverage)
 
 
-def after_trimming(alpha: Any, coverage: float) -> Any:
-    """The rule of `trimmed_alpha` before its limit, for a number or an array."""
+def after_trimming(alpha: Any, coverage: Any) -> Any:
+    """The rule of `trimmed_alpha` before its limit."""
     return alpha * (1.0 - (1.0 - coverage) * alpha**3)
 
 
@@ -329,6 +330,18 @@ class PriorAcceptance:
         prior.observations_, prior._kept = observations, True
         prior.source_ = "modelled" if prior.observations_ else "prior"
         return prior
+
+    def alphas(self, grid: ShapeGrid, context: AcceptanceContext) -> tuple[Any, float]:
+        """(alpha of every independent draft of a grid, as `predict` has it of one; the drift along
+        the block)."""
+        self.about(context.target)
+        terms = self._terms(grid, context)
+        slope = dict(zip(self.names_, self.coefficients_.tolist(), strict=True))
+        level = sum(slope.get(name, 0.0) * value for name, value in terms.items())
+        full = 1.0 / (1.0 + np.exp(-level))
+        heads = [grid.at((0, 0, 0, head)) for head in range(grid.shape[-1])]
+        coverage = np.array([self._coverage(arch, context)[0] for arch in heads])
+        return np.minimum(after_trimming(full, coverage), coverage), INDEPENDENT_DRIFT.mean
 
     def predict(self, architecture: Architecture, context: AcceptanceContext) -> Acceptance:
         """alpha with its absolute std (about 0.6 logit before `fit`), and the drift along the

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -185,31 +184,31 @@ def prior_of(name: str) -> Term:
 # --------------------------------------------------------------------------------------------------
 
 
-def size_terms(body: float, target_body: float) -> dict[str, float]:
+def size_terms(body: Any, target_body: float) -> dict[str, Any]:
     """`size` and `target_size` of a body of parameters relative to the target's."""
-    ratio = min(body / target_body, 1.0)
+    ratio = np.minimum(body / target_body, 1.0)
     return {
-        "size": math.log10(ratio / REFERENCE_RATIO),
+        "size": np.log10(ratio / REFERENCE_RATIO),
         "target_size": math.log10(target_body / REFERENCE_TARGET),
     }
 
 
-def width_terms(hidden: float, target_hidden: float) -> dict[str, float]:
+def width_terms(hidden: Any, target_hidden: float) -> dict[str, Any]:
     """`narrow` and `overwide` of a hidden size beside the target's."""
-    ratio = math.log(hidden / target_hidden)
-    return {"narrow": max(0.0, -ratio), "overwide": max(0.0, ratio)}
+    ratio = np.log(hidden / target_hidden)
+    return {"narrow": np.maximum(0.0, -ratio), "overwide": np.maximum(0.0, ratio)}
 
 
-def depth_terms(layers: int, drafter: str) -> dict[str, float]:
+def depth_terms(layers: Any, drafter: str) -> dict[str, Any]:
     """What layers say: of drafts of their own, of drafters that see the target's cache, and of
     block drafters."""
     if drafter in ("independent", "kv"):
-        return {"depth": math.log(layers / REFERENCE_LAYERS), "single_layer": float(layers == 1)}
-    return {"block_depth": math.log(layers / BLOCK_LAYERS)} if drafter == "block" else {}
+        return {"depth": np.log(layers / REFERENCE_LAYERS), "single_layer": 1.0 * (layers < 2)}
+    return {"block_depth": np.log(layers / BLOCK_LAYERS)} if drafter == "block" else {}
 
 
 def while_young(terms: Mapping[str, Any], learning: Learning) -> dict[str, Any]:
-    """Terms (numbers or arrays) of an independent draft. Of one cut from its target: all that size
+    """Terms of an independent draft. Of one cut from its target: all that size
     and depth say from REFERENCE_TOKENS on, less before (`CAPACITY_LEARNT`), of a single layer
     nothing at first."""
     if learning.init != "target_layers":
@@ -221,9 +220,12 @@ def while_young(terms: Mapping[str, Any], learning: Learning) -> dict[str, Any]:
     return {name: value * shares.get(name, 1.0) for name, value in terms.items()}
 
 
-def attention_terms(heads: int, kv_heads: int) -> dict[str, float]:
+def attention_terms(heads: Any, kv_heads: Any) -> dict[str, Any]:
     """`grouped` and `single_kv_head`."""
-    return {"grouped": float(kv_heads < heads), "single_kv_head": float(kv_heads == 1 < heads)}
+    return {
+        "grouped": 1.0 * (kv_heads < heads),
+        "single_kv_head": 1.0 * (kv_heads < 2) * (heads > 1),
+    }
 
 
 def domain_terms(domain: str) -> dict[str, float]:
@@ -283,9 +285,9 @@ def learning_of(arch: Architecture, context: AcceptanceContext, tokens: Any) -> 
     return Learning("target_layers", 0.0, tokens)
 
 
-def shape_terms(arch: Architecture, context: AcceptanceContext) -> dict[str, float]:
-    """Regressor of every term that is not 0, for a shape in a context. Raises ArchsearchError on an
-    unknown domain, drafter or training."""
+def shape_terms(arch: Architecture, context: AcceptanceContext) -> dict[str, Any]:
+    """Regressor of every term that is not 0, for a shape in a context; of a grid arrays. Raises
+    ArchsearchError on an unknown domain, drafter or training."""
     for what, value, known in (
         ("domain", context.domain, sorted(DOMAINS)),
         ("kind of drafter", context.drafter, DRAFTERS),
@@ -314,24 +316,23 @@ def shape_terms(arch: Architecture, context: AcceptanceContext) -> dict[str, flo
     learning = learning_of(arch, context, tokens)
     result |= while_young(_body_terms(arch, context.target), learning)
     result |= learning.terms(body_parameters(arch), target_body(context.target), behind)
-    sliding, cut, far = 0.0, 0.0, 0.0
-    near = min(context.context_len, WINDOW_CONTEXT)
-    if "S" in arch.window_pattern:
-        for window in arch.windows():
-            if window:
-                sliding = 1.0
-                cut += max(0.0, math.log2(max(near, 1) / window))
-                far += (
-                    max(0.0, math.log2(context.context_len / max(near, window, 1)))
-                    if context.context_len
-                    else 0.0
-                )
+    sliding, cut, far = arch.num_hidden_layers * 0, 0.0, 0.0
+    length, near = context.context_len, min(context.context_len, WINDOW_CONTEXT)
+    for window, count in arch.layers_by_window().items():
+        if window:
+            sliding = sliding + count
+            cut = cut + count * max(0.0, math.log2(max(near, 1) / window))
+            if length:
+                far = far + count * max(0.0, math.log2(length / max(near, window, 1)))
     layers = arch.num_hidden_layers
-    return result | {"cut_by_window": cut / layers, "cut_far": far / layers, "window": sliding}
+    return result | {
+        "cut_by_window": cut / layers,
+        "cut_far": far / layers,
+        "window": 1.0 * (sliding > 0),
+    }
 
 
-@lru_cache(maxsize=4096)
-def _body_terms(arch: Architecture, target: Architecture | None) -> Mapping[str, float]:
+def _body_terms(arch: Architecture, target: Architecture | None) -> Mapping[str, Any]:
     return {
         **size_terms(body_parameters(arch), target_body(target)),
         **width_terms(arch.hidden_size, target.hidden_size if target else arch.hidden_size),

@@ -7,10 +7,11 @@ drafts are Architectures.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from archsearch.architecture.attention import attention_kind, layer_windows
+from archsearch.architecture.attention import attention_kind, counted_windows, layer_windows
 from archsearch.architecture.hf_fields import MOST, MOST_LAYERS, check_types, is_whole, short
 from archsearch.errors import InvalidShapeError
 from archsearch.workload import WEIGHT_BYTES
@@ -230,6 +231,10 @@ class Architecture:
     def windows(self) -> list[int | None]:
         """The sliding window of each layer, None for full attention."""
         return layer_windows(self.window_pattern, self.sliding_window, self.num_hidden_layers)
+
+    def layers_by_window(self) -> Mapping[int | None, int]:
+        """How many layers have each window, None for full attention."""
+        return counted_windows(self.window_pattern, self.sliding_window, self.num_hidden_layers)
 
     def replace(self, **changes: Any) -> Architecture:
         """The same shape with some fields changed. Raises InvalidShapeError for what no model can

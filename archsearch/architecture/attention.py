@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from functools import lru_cache
+
 from archsearch.errors import InvalidShapeError
 
 
@@ -32,3 +36,11 @@ def layer_windows(
         sliding_window if window_pattern[i % len(window_pattern)] == "S" else None
         for i in range(num_layers)
     ]
+
+
+@lru_cache(maxsize=4096)
+def counted_windows(
+    window_pattern: str, sliding_window: int | None, num_layers: int
+) -> Mapping[int | None, int]:
+    """How many layers have each window of `layer_windows`."""
+    return Counter(layer_windows(window_pattern, sliding_window, num_layers))

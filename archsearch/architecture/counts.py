@@ -76,7 +76,7 @@ def embedding_params(arch: Architecture) -> int:
 
 def head_params(arch: Architecture) -> int:
     """The language-model head where it holds weights of its own (0 when tied)."""
-    return 0 if arch.tie_word_embeddings else arch.head_rows * arch.hidden_size
+    return (1 - arch.tie_word_embeddings) * arch.head_rows * arch.hidden_size
 
 
 def parameters(arch: Architecture) -> int:
@@ -149,7 +149,7 @@ def kv_cache_bytes(
 ) -> int:
     """Bytes of KV cache for `batch_size` sequences of `context_len` tokens; sliding layers keep
     their window only."""
-    tokens = sum(min(context_len, window) if window else context_len for window in arch.windows())
+    tokens = cached_tokens(arch, context_len)
     return batch_size * tokens * arch.kv_numbers * dtype_bytes
 
 
@@ -157,5 +157,12 @@ def flops_per_token(arch: Architecture, context_len: int) -> int:
     """FLOPs of a forward pass per new token: 2 per weight plus attention over the context."""
     idle = parameters(arch) - active_parameters(arch)
     weights = body_parameters(arch) - idle + arch.head_rows * arch.hidden_size
-    keys = sum(min(context_len, window) if window else context_len for window in arch.windows())
-    return 2 * weights + 4 * keys * arch.q_size
+    return 2 * weights + 4 * cached_tokens(arch, context_len) * arch.q_size
+
+
+def cached_tokens(arch: Architecture, context_len: int) -> int:
+    """Tokens of a sequence that all layers keep together, each at most its window."""
+    return sum(
+        count * min(context_len, window or context_len)
+        for window, count in arch.layers_by_window().items()
+    )

@@ -8,8 +8,8 @@ to add up; the two cannot drift apart.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.experts import ROUTING_SKEW, busiest_rank, expert_layout
@@ -172,6 +172,21 @@ class LatentAttention:
         return 2 * self.batch * self.tokens * self.weight_elements() + self.attention_flops()
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Sequences of one kind in a step: `batch` of them, `tokens` new ones each against `context`
+    cached.
+
+    `logits`: tokens per sequence whose logits are computed (a prefill needs the last one only);
+    None means all.
+    """
+
+    batch: int
+    tokens: int
+    context: int
+    logits: int | None = None
+
+
 Op = Gemm | Attention | Elementwise | AllReduce | Experts | LatentAttention
 
 
@@ -188,6 +203,11 @@ class PassOps:
     outside: Counter[Op]
     layers: int
     ranks: int = 1
+
+    @property
+    def of_grid(self) -> bool:
+        """Whether sizes and counts are arrays (`architecture.grid`)."""
+        return not isinstance(self.layers, int)
 
     def all_reduces(self) -> int:
         """How often the ranks wait for one another."""
@@ -366,12 +386,11 @@ def _expert_ops(arch: Architecture, m: int, ranks: int, fused: bool) -> list[Op]
     return [Gemm(m, arch.num_experts, arch.hidden_size), experts, *shared]
 
 
-@lru_cache(maxsize=4096)
 def layer_groups(arch: Architecture) -> tuple[tuple[Architecture, int | None, int], ...]:
     """Layers that run the same: (an architecture of such layers, their window, how many). Of a
     model with experts the first `first_dense_layers` have none."""
     if not arch.num_experts or not arch.first_dense_layers:
-        return tuple((arch, window, count) for window, count in Counter(arch.windows()).items())
+        return tuple((arch, window, count) for window, count in arch.layers_by_window().items())
     plain = arch.without_experts()
     kinds = Counter(
         (plain if layer < arch.first_dense_layers else arch, window)
@@ -410,6 +429,40 @@ def sample_op(arch: Architecture, *, batch: int, tokens: int) -> Elementwise:
     return Elementwise("sample", batch * tokens * arch.head_rows, arch.head_rows)
 
 
+def model_pass(
+    arch: Architecture,
+    parts: Sequence[Part],
+    *,
+    ranks: int = 1,
+    fused: bool = False,
+    choose: bool = True,
+) -> PassOps:
+    """What one step of a whole model over all `parts` runs, `choose`: with the choice of the next
+    tokens. GEMMs, norms and all-reduces run once over the tokens of all parts, attention for
+    each."""
+    total = sum(part.batch * part.tokens for part in parts)
+    wanted = sum(
+        part.batch * (part.tokens if part.logits is None else part.logits) for part in parts
+    )
+    in_layers: Counter[Op] = Counter()
+    for layer, window, layers in layer_groups(arch):
+        for op in layer_ops(
+            layer, batch=total, tokens=1, context=0, window=window, ranks=ranks, fused=fused
+        ):
+            if isinstance(op, Attention | LatentAttention):
+                for part in parts:
+                    own = replace(op, batch=part.batch, tokens=part.tokens, context=part.context)
+                    in_layers[own] += layers
+            else:
+                in_layers[op] += layers
+    outside: Counter[Op] = Counter(
+        head_ops(arch, batch=1, tokens=total, ranks=ranks, head_tokens=wanted)
+    )
+    if choose:
+        outside[sample_op(arch, batch=1, tokens=wanted)] += 1
+    return PassOps(in_layers, outside, arch.num_hidden_layers, ranks)
+
+
 def forward_ops(
     arch: Architecture,
     *,
@@ -420,18 +473,6 @@ def forward_ops(
     fused: bool = False,
 ) -> Counter[Op]:
     """Every op of one forward pass with how often it runs."""
-    counts: Counter[Op] = Counter()
-    for layer, window, layers in layer_groups(arch):
-        for op in layer_ops(
-            layer,
-            batch=batch,
-            tokens=tokens,
-            context=context,
-            window=window,
-            ranks=ranks,
-            fused=fused,
-        ):
-            counts[op] += layers
-    for op in head_ops(arch, batch=batch, tokens=tokens, ranks=ranks):
-        counts[op] += 1
-    return counts
+    part = Part(batch, tokens, context)
+    ops = model_pass(arch, [part], ranks=ranks, fused=fused, choose=False)
+    return ops.in_layers + ops.outside

@@ -3,7 +3,6 @@ target's own first layers."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -11,7 +10,7 @@ from typing import ClassVar, Self
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import kv_cache_bytes, parameters, weight_bytes
-from archsearch.architecture.ops import Op, PassOps, head_ops, layer_groups, layer_ops, sample_op
+from archsearch.architecture.ops import Part, PassOps, model_pass
 from archsearch.architecture.published_drafters import PublishedDrafter
 from archsearch.drafters.drafter import (
     Choice,
@@ -81,7 +80,7 @@ class Independent(OwnModel):
         instead."""
         layers = self.architecture.num_hidden_layers
         first, step = (
-            model_pass(self.architecture, rows, tokens, 1) for tokens in (rows.gamma + 2, 1)
+            _whole_pass(self.architecture, rows, tokens, 1) for tokens in (rows.gamma + 2, 1)
         )
         return RoundPlan(first, step, rows.gamma - 1, rows.batch * rows.gamma, layers, rows.gamma)
 
@@ -111,7 +110,7 @@ class Pard(OwnModel):
     def plan(self, rows: RoundRows) -> RoundPlan:
         """One pass of 2 gamma + 1 tokens a sequence, gamma rows of logits (vLLM,
         parallel_drafting)."""
-        whole = model_pass(self.architecture, rows, 2 * rows.gamma + 1, rows.gamma)
+        whole = _whole_pass(self.architecture, rows, 2 * rows.gamma + 1, rows.gamma)
         return RoundPlan(
             whole, None, 0, rows.batch * rows.gamma, self.architecture.num_hidden_layers, 1
         )
@@ -168,26 +167,11 @@ class EarlyExit(Drafter):
         return f"exit after layer {self.architecture.num_hidden_layers} of {self.target_layers}"
 
 
-def model_pass(model: Architecture, rows: RoundRows, tokens: int, logits: int) -> PassOps:
+def _whole_pass(model: Architecture, rows: RoundRows, tokens: int, logits: int) -> PassOps:
     """A pass of a whole model over `tokens` rows a sequence, the logits of `logits` of them and the
     choice of tokens included."""
-    layers: Counter[Op] = Counter()
-    for layer, window, count in layer_groups(model):
-        ops = layer_ops(
-            layer,
-            batch=rows.batch,
-            tokens=tokens,
-            context=rows.context,
-            window=window,
-            ranks=rows.ranks,
-            fused=rows.fused,
-        )
-        layers.update({op: n * count for op, n in Counter(ops).items()})
-    outside: Counter[Op] = Counter(
-        head_ops(model, batch=rows.batch, tokens=tokens, ranks=rows.ranks, head_tokens=logits)
-    )
-    outside[sample_op(model, batch=rows.batch, tokens=logits)] += 1
-    return PassOps(layers, outside, model.num_hidden_layers, rows.ranks)
+    part = Part(rows.batch, tokens, rows.context, logits)
+    return model_pass(model, [part], ranks=rows.ranks, fused=rows.fused)
 
 
 def _needed(decoder: Architecture | None, title: str) -> Architecture:

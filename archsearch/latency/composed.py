@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Self
@@ -25,21 +23,19 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import (
     AllReduce,
     Attention,
-    Elementwise,
     Experts,
     Gemm,
     LatentAttention,
     Op,
+    Part,
     PassOps,
-    head_ops,
-    layer_groups,
-    layer_ops,
-    sample_op,
+    model_pass,
 )
 from archsearch.engine_rounds import EngineRounds
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
 from archsearch.latency.attention import UnpackedQueries, unpacks
+from archsearch.latency.grid_ops import priced
 from archsearch.latency.ops import OpModel
 from archsearch.latency.transfer import CarriedOps
 from archsearch.profiles import Profile
@@ -54,21 +50,6 @@ FUSES_ON: Final = (
 )  # compute capabilities on which engines have one kernel for an all-reduce and the norm after it
 Ops = OpModel | CarriedOps | UnpackedQueries
 GROUPS: Final = ("gemm", "attention", "experts", "elementwise", "all_reduce", "head", "step")
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Sequences of one kind in a step: `batch` of them, `tokens` new ones each against `context`
-    cached.
-
-    `logits`: tokens per sequence whose logits are computed (a prefill needs the last one only);
-    None means all.
-    """
-
-    batch: int
-    tokens: int
-    context: int
-    logits: int | None = None
 
 
 @cache
@@ -194,9 +175,11 @@ class ComposedPass:
             dict.fromkeys(op for ops in passes for op in ops.outside),
         )
 
-    def layer_counts(self, arch: Architecture, parts: Sequence[Part], ranks: int) -> Counter[Op]:
-        """Ops of all layers. GEMMs, norms and all-reduces run once over the tokens of all parts,
-        attention runs for each part."""
+    def pass_ops(
+        self, arch: Architecture, parts: Sequence[Part], ranks: int = 1, *, choose: bool = True
+    ) -> PassOps:
+        """What one step of `arch` over all `parts` runs; `choose`: with the choice of the next
+        tokens."""
         total = sum(part.batch * part.tokens for part in parts)
         if (
             arch.num_experts
@@ -207,41 +190,7 @@ class ComposedPass:
             arch = arch.replace(
                 routing_skew=0.0
             )  # tokens of one text choose evenly (`experts.ROUTING_SKEW`)
-        counts: Counter[Op] = Counter()
-        fused = self.mode == "graph"
-        for layer, window, layers in layer_groups(arch):
-            for op in layer_ops(
-                layer, batch=total, tokens=1, context=0, window=window, ranks=ranks, fused=fused
-            ):
-                if isinstance(op, Attention | LatentAttention):
-                    for part in parts:
-                        counts[
-                            replace(op, batch=part.batch, tokens=part.tokens, context=part.context)
-                        ] += layers
-                else:
-                    counts[op] += layers
-        return counts
-
-    def head_counts(self, arch: Architecture, parts: Sequence[Part], ranks: int) -> Counter[Op]:
-        """Ops outside the layers, the choice of the next tokens included."""
-        total = sum(part.batch * part.tokens for part in parts)
-        wanted = sum(
-            part.batch * (part.tokens if part.logits is None else part.logits) for part in parts
-        )
-        counts: Counter[Op] = Counter(
-            head_ops(arch, batch=1, tokens=total, ranks=ranks, head_tokens=wanted)
-        )
-        counts[sample_op(arch, batch=1, tokens=wanted)] += 1
-        return counts
-
-    def pass_ops(self, arch: Architecture, parts: Sequence[Part], ranks: int = 1) -> PassOps:
-        """What one step of `arch` over all `parts` runs."""
-        return PassOps(
-            self.layer_counts(arch, parts, ranks),
-            self.head_counts(arch, parts, ranks),
-            arch.num_hidden_layers,
-            ranks,
-        )
+        return model_pass(arch, parts, ranks=ranks, fused=self.mode == "graph", choose=choose)
 
     def terms(
         self, arch: Architecture, parts: Sequence[Part], ranks: int = 1
@@ -252,34 +201,23 @@ class ComposedPass:
     def step_s(
         self, arch: Architecture, parts: Sequence[Part], ranks: int = 1, *, choose: bool = True
     ) -> Estimate:
-        """Seconds of one step of `arch` over all `parts`; `choose`: with the choice of the next
-        tokens."""
-        ops = self.pass_ops(arch, parts, ranks)
-        if choose:
-            return self.ops_s(ops)
-        outside = Counter(
-            {
-                op: n
-                for op, n in ops.outside.items()
-                if not (isinstance(op, Elementwise) and op.name == "sample")
-            }
-        )
-        return self.ops_s(PassOps(ops.in_layers, outside, ops.layers, ops.ranks))
+        """Seconds of one step of `arch` over all `parts`."""
+        return self.ops_s(self.pass_ops(arch, parts, ranks, choose=choose))
 
-    def ops_terms(self, ops: PassOps) -> dict[str, tuple[float, float]]:
+    def ops_terms(self, ops: PassOps) -> dict[str, tuple[Any, Any]]:
         """Seconds and std by GROUPS; their sum is the pass. Under eager mode the host is in `step`
-        as far as it is not hidden."""
-        self._prepare(ops.in_layers, ops.outside)
-        sums: dict[str, list[tuple[float, float]]] = {name: [] for name in GROUPS}
+        as far as it is not hidden. Of a grid's pass arrays, without std."""
+        answer = _of_grid if ops.of_grid else _of_one
+        if not ops.of_grid:
+            self._prepare(ops.in_layers, ops.outside)
+        sums: dict[str, list[tuple[Any, Any]]] = {name: [] for name in GROUPS}
         for op, count in ops.in_layers.items():
-            seconds, std = self.op_s(op)
+            seconds, std = answer(self._model_of(op), op)
             sums["attention" if isinstance(op, LatentAttention) else op.kind].append(
                 (count * seconds, std)
             )
         for op, count in ops.outside.items():
-            seconds, std = self._rest.op_s(
-                op, True
-            )  # 8-bit checkpoints keep embedding and head in 16 bits
+            seconds, std = answer(self._rest, op)  # 8-bit checkpoints keep embedding and head in 16
             sums["head"].append((count * seconds, std))
         result = {name: _add(items) for name, items in sums.items() if name != "step"}
         result["step"] = (
@@ -298,17 +236,20 @@ class ComposedPass:
         whole = self._constants["graph"]["relative_std"] * value if self.mode == "graph" else 0.0
         return Estimate(value, math.hypot(whole, *(std for _, std in terms)), "modelled")
 
-    def _graph_step(self, ops: PassOps) -> tuple[float, float]:
+    def grid_s(self, grid: Architecture, part: Part, ranks: int) -> Any:
+        """Seconds of one pass of each shape of a grid."""
+        return sum(
+            value for value, _ in self.ops_terms(self.pass_ops(grid, [part], ranks)).values()
+        )
+
+    def _graph_step(self, ops: PassOps) -> tuple[Any, Any]:
         known = self._constants["graph"]
         waits = sync_waits(ops.all_reduces(), ops.ranks)
         value = known["pass_s"] + ops.layers * known["layer_s"] + self.wait.value * waits
-        return value, math.hypot(
-            known["pass_std_s"], ops.layers * known["layer_std_s"], self.wait.std * waits
-        )
+        stds = (known["pass_std_s"], ops.layers * known["layer_std_s"], self.wait.std * waits)
+        return value, sum(std**2 for std in stds) ** 0.5
 
-    def _eager_step(
-        self, ops: PassOps, device: dict[str, tuple[float, float]]
-    ) -> tuple[float, float]:
+    def _eager_step(self, ops: PassOps, device: dict[str, tuple[Any, Any]]) -> tuple[Any, Any]:
         """What the host takes beyond the device, layers and the rest apart."""
         known = self._constants["eager"]
         reduce_s = sum(
@@ -322,16 +263,29 @@ class ComposedPass:
             device[name][0]
             for name in ("gemm", "attention", "experts", "elementwise", "all_reduce")
         )
-        beyond = max(0.0, host_layers - on_layers) + max(0.0, host_rest - device["head"][0])
-        return beyond, known["relative_std"] * (host_layers + host_rest) if beyond > 0 else 0.0
+        beyond = np.maximum(0.0, host_layers - on_layers)
+        beyond = beyond + np.maximum(0.0, host_rest - device["head"][0])
+        return beyond, known["relative_std"] * (host_layers + host_rest) * (beyond > 0)
 
-    def _eager_reduce_s(self, op: AllReduce) -> float:
+    def _eager_reduce_s(self, op: AllReduce) -> Any:
         """An all-reduce launched by the host: measured where the table has eager rows, else a
         constant."""
         rows = self._eager_reduce.get(op.ranks)
         if rows is None:
             return float(self._constants["eager"]["all_reduce_s"])
-        return math.exp(float(np.interp(math.log(op.elements), rows[0], rows[1])))
+        return np.exp(np.interp(np.log(op.elements), rows[0], rows[1]))
+
+
+def _of_one(table: Ops, op: Op) -> tuple[float, float]:
+    return table.op_s(op, True)
+
+
+def _of_grid(table: Ops, op: Op) -> tuple[Any, float]:
+    def price(ops: Sequence[Op]) -> Any:
+        table.prepare(ops, True)
+        return [table.op_s(each, True)[0] for each in ops]
+
+    return priced(op, price), 0.0
 
 
 def all_reduce_wait(rounds: EngineRounds | None, compute_capability: str | None) -> Estimate:
@@ -352,18 +306,18 @@ def all_reduce_wait(rounds: EngineRounds | None, compute_capability: str | None)
 
 
 def sync_waits(all_reduces: Any, ranks: int) -> Any:
-    """How often a pass pays for ranks that wait for the slowest: all-reduces x (1 - 1 / ranks); of
-    an array an array."""
+    """How often a pass pays for ranks that wait for the slowest: all-reduces x (1 - 1 / ranks)."""
     return all_reduces * (1.0 - 1.0 / ranks)
 
 
-def _add(items: list[tuple[float, float]]) -> tuple[float, float]:
+def _add(items: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     """Sum and std of (seconds, relative std): part of each error is the table's and does not
     average out."""
     together = sum(value * std for value, std in items)
-    apart = math.sqrt(sum((value * std) ** 2 for value, std in items))
-    return sum(value for value, _ in items), math.sqrt(
-        SHARED * together**2 + (1.0 - SHARED) * apart**2
+    apart = sum((value * std) ** 2 for value, std in items)
+    return (
+        sum(value for value, _ in items),
+        (SHARED * together**2 + (1.0 - SHARED) * apart) ** 0.5,
     )
 
 

@@ -8,6 +8,7 @@ profiles without whole passes have `archsearch.latency.composed` instead.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,17 +17,11 @@ from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
-from archsearch.architecture.ops import (
-    Elementwise,
-    Gemm,
-    PassOps,
-    head_ops,
-    layer_groups,
-    layer_ops,
-)
+from archsearch.architecture.grid import ShapeGrid
+from archsearch.architecture.ops import Elementwise, Op, Part, PassOps, head_ops, model_pass
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
-from archsearch.latency.composed import Part
+from archsearch.latency.grid_ops import Pass, priced
 from archsearch.latency.ops import OpModel, steady
 from archsearch.latency.regression import Residual, nonnegative_fit
 from archsearch.profiles import ForwardShape, Measurement, Profile
@@ -73,78 +68,67 @@ class FittedPasses:
     dtype_bytes: int
     ops: OpModel
     outliers_: list[Measurement]
-    _parts: dict[tuple[Any, ...], tuple[Array, Array]]
+    _parts: dict[tuple[Any, ...], tuple[list[Any], list[Any]]]
 
     # -- what a pass is made of
     # ----------------------------------------------------------------------------------------------
 
-    def _group_seconds(self, arch: Architecture, part: Part) -> tuple[Array, Array]:
+    def _group_seconds(self, arch: Architecture, part: Part) -> tuple[list[Any], list[Any]]:
         """Warm and cold seconds of each of GROUPS for a pass on one device, before coefficients;
         "pass", "layers" and "scatter" are counts."""
-        key, batch, tokens = (arch, part), part.batch, part.tokens
+        key = (arch, part)
         found = self._parts.get(key)
         if found is not None:
             return found
-        head = head_ops(arch, batch=batch, tokens=tokens, head_tokens=part.logits)
-        fused = self.mode == "graph"
-        layers = [
-            (
-                count,
-                layer_ops(
-                    layer,
-                    batch=batch,
-                    tokens=tokens,
-                    context=part.context,
-                    window=window,
-                    fused=fused,
-                ),
-            )
-            for layer, window, count in layer_groups(arch)
-        ]
-        both = []
-        for cold in (False, True):
-            self.ops.prepare(
-                [*head, *(op for _, ops in layers for op in ops)], cold
-            )  # together: much quicker on a GPU
-            sums = dict.fromkeys(GROUPS, 0.0)
-            sums["pass"], sums["layers"] = 1.0, float(arch.num_hidden_layers)
-            sums["scatter"] = float(batch * tokens) if arch.trimmed else 0.0
-            for op in head:
-                sums["head" if isinstance(op, Gemm) else "elementwise"] += self.ops.op_s(op, cold)[
-                    0
-                ]
-            for count, ops in layers:
-                for op in ops:
-                    group = GROUP_OF.get(op.kind, "elementwise")
-                    sums[group] += count * self.ops.op_s(op, cold)[0]
-            both.append(np.array([sums[name] for name in GROUPS]))
-        if len(self._parts) > 200_000:
-            self._parts.clear()
-        self._parts[key] = (both[0], both[1])
-        return both[0], both[1]
+        ops = model_pass(arch, [part], fused=self.mode == "graph", choose=False)
+        scattered = part.batch * part.tokens * arch.trimmed
+        warm, cold = (self._groups(ops, out_of_cache, scattered) for out_of_cache in (False, True))
+        if not ops.of_grid:
+            if len(self._parts) > 200_000:
+                self._parts.clear()
+            self._parts[key] = (warm, cold)
+        return warm, cold
 
-    def _features(self, arch: Architecture, part: Part, cold: bool, cache: CacheFit) -> Array:
+    def _groups(self, ops: PassOps, cold: bool, scattered: Any = 0.0) -> list[Any]:
+        """Seconds of each of GROUPS. The choice of tokens is the engine's, not the pass's."""
+
+        def price(each: Sequence[Op]) -> list[float]:
+            self.ops.prepare(each, cold)
+            return [self.ops.op_s(op, cold)[0] for op in each]
+
+        if not ops.of_grid:
+            self.ops.prepare([*ops.outside, *ops.in_layers], cold)  # together: much quicker
+        sums: dict[str, Any] = dict.fromkeys(GROUPS, 0.0)
+        sums |= {"pass": 1.0, "layers": ops.layers, "scatter": scattered}
+        for counts, gemm in ((ops.outside, "head"), (ops.in_layers, "gemm")):
+            for op, count in counts.items():
+                if isinstance(op, Elementwise) and op.name == "sample":
+                    continue
+                group = GROUP_OF.get(op.kind, "elementwise")
+                group = gemm if group == "gemm" else group
+                seconds = priced(op, price) if ops.of_grid else self.ops.op_s(op, cold)[0]
+                sums[group] = sums[group] + count * seconds
+        return list(sums.values())
+
+    def _features(self, arch: Architecture, part: Part, cold: bool, cache: CacheFit) -> list[Any]:
         warm_s, cold_s = self._group_seconds(arch, part)
         if cold:
             return cold_s
-        share = cache.cold_share(weight_bytes_per_pass(arch, self.dtype_bytes))
-        return warm_s + share * (cold_s - warm_s)
-
-    def _inputs(self, arch: Architecture, part: Part, cold: bool) -> Array:
-        return np.array(
-            [
-                math.log(arch.hidden_size),
-                math.log(arch.intermediate_size),
-                math.log(arch.num_hidden_layers),
-                0.5 * math.log(arch.q_size),
-                0.5 * math.log(arch.kv_size),
-                0.5 * math.log(arch.head_rows),
-                math.log(weight_bytes_per_pass(arch, self.dtype_bytes)),
-                2.0 * math.log(part.batch * part.tokens),
-                0.5 * math.log(part.context + 64),
-                1.0 if cold else 0.0,
-            ]
+        return _between(
+            warm_s, cold_s, cache.cold_share(weight_bytes_per_pass(arch, self.dtype_bytes))
         )
+
+    def _inputs(self, arch: Architecture) -> list[Any]:
+        """What of a pass is its shape's, as the process sees it; the rest are `_place`."""
+        return [
+            np.log(arch.hidden_size),
+            np.log(arch.intermediate_size),
+            np.log(arch.num_hidden_layers),
+            0.5 * np.log(arch.q_size),
+            0.5 * np.log(arch.kv_size),
+            0.5 * np.log(arch.head_rows),
+            np.log(weight_bytes_per_pass(arch, self.dtype_bytes)),
+        ]
 
     # -- fitting
     # ----------------------------------------------------------------------------------------------
@@ -183,7 +167,7 @@ class FittedPasses:
         log_ratio = self._log_ratio(rows, passes, times)  # [passes]
         inputs = np.array(
             [
-                self._inputs(*asked_pass(p), row.cache == "cold")
+                [*self._inputs(p.architecture), *_place(asked_pass(p)[1], row.cache == "cold")]
                 for p, row in zip(passes, rows, strict=True)
             ]
         )  # [passes, 10]
@@ -242,7 +226,7 @@ class FittedPasses:
         """Features [GROUPS] of one layer out of a cold stack: a pass without head, embedding and
         per-pass cost."""
         arch, part = asked_pass(pass_)
-        one = self._group_seconds(arch.replace(num_hidden_layers=1), part)[1].copy()
+        one = np.array(self._group_seconds(arch.replace(num_hidden_layers=1), part)[1])
         ends = head_ops(arch, batch=part.batch, tokens=part.tokens)
         head = sum(self.ops.op_s(op, True)[0] for op in ends if isinstance(op, Elementwise))
         for name, value in (("pass", 0.0), ("head", 0.0), ("scatter", 0.0)):
@@ -252,37 +236,42 @@ class FittedPasses:
 
     def _device_s(self, arch: Architecture, part: Part, cold: bool) -> Estimate:
         """A pass as the rows were measured."""
-        base = float(self._features(arch, part, cold, self.cache_) @ self._coefficients)
-        mean, std = self._residual.predict(self._inputs(arch, part, cold))
-        value = base * math.exp(mean)
+        mean, std = self._residual.predict(np.array([*self._inputs(arch), *_place(part, cold)]))
+        value = self._base_s(self._features(arch, part, cold, self.cache_)) * math.exp(mean)
         return Estimate(value, std * value, "modelled")
 
-    def _fitted_ops_s(self, ops: PassOps, cold: bool) -> Estimate:
-        """A pass by the coefficients of whole models: their groups from its ops, as
-        `_group_seconds` has them of a model.
+    def _base_s(self, features: list[Any]) -> Any:
+        """Seconds by the coefficients alone."""
+        return sum(
+            c * feature for c, feature in zip(self._coefficients.tolist(), features, strict=True)
+        )
 
-        The choice of tokens is the engine's there, not the pass's.
-        """
-        both = []
-        for out_of_cache in (False, True):
-            sums = dict.fromkeys(GROUPS, 0.0)
-            sums["pass"], sums["layers"] = 1.0, float(ops.layers)
-            for counts, gemm in ((ops.in_layers, "gemm"), (ops.outside, "head")):
-                for op, count in counts.items():
-                    if isinstance(op, Elementwise) and op.name == "sample":
-                        continue
-                    group = GROUP_OF.get(op.kind, "elementwise")
-                    group = gemm if group == "gemm" else group
-                    sums[group] += count * self.ops.op_s(op, out_of_cache)[0]
-            both.append(np.array([sums[name] for name in GROUPS]))
-        warm_s, cold_s = both
+    def _grid_device_s(self, grid: ShapeGrid, passes: Sequence[Pass]) -> list[Any]:
+        """`_device_s` of each pass of each shape of a grid, without std."""
+        places = np.array([_place(part, cold) for part, cold in passes])
+        factors = np.exp(self._residual.means(self._inputs(grid), places))
+        return [
+            self._base_s(self._features(grid, part, cold, self.cache_)) * factors[..., i]
+            for i, (part, cold) in enumerate(passes)
+        ]
+
+    def _fitted_ops_s(self, ops: PassOps, cold: bool) -> Estimate:
+        """A pass of any network by the coefficients of whole models."""
         share = (
             1.0
             if cold
             else self.cache_.cold_share(max(1, ops.weight_elements()) * self.dtype_bytes)
         )
-        value = float((warm_s + share * (cold_s - warm_s)) @ self._coefficients)
+        value = self._base_s(_between(self._groups(ops, False), self._groups(ops, True), share))
         return Estimate(value, value * math.sqrt(float(np.mean(self.loo_**2))), "modelled")
+
+
+def _between(warm: list[Any], cold: list[Any], share: Any) -> list[Any]:
+    return [low + share * (high - low) for low, high in zip(warm, cold, strict=True)]
+
+
+def _place(part: Part, cold: bool) -> tuple[float, float, float]:
+    return 2.0 * math.log(part.batch * part.tokens), 0.5 * math.log(part.context + 64), float(cold)
 
 
 def asked_pass(shape: ForwardShape) -> tuple[Architecture, Part]:

@@ -24,19 +24,21 @@ to: its passes are composed of their ops and of stated constants (`archsearch.la
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.grid import ShapeGrid
 from archsearch.architecture.ops import (
     AllReduce,
+    Elementwise,
+    Op,
+    Part,
     PassOps,
-    head_ops,
-    layer_ops,
+    model_pass,
     sample_op,
 )
 from archsearch.capacity import shard
@@ -50,24 +52,26 @@ from archsearch.latency.added import AddedFit, fit_overheads
 from archsearch.latency.attention import serving_attention
 from archsearch.latency.composed import (
     ComposedPass,
-    Part,
     all_reduce_wait,
     composable,
     constants,
     sync_waits,
 )
+from archsearch.latency.draft_passes import DraftPasses
+from archsearch.latency.engine_grid import engine_grid_s
 from archsearch.latency.engine_passes import EnginePasses, known_engines
-from archsearch.latency.fitted_passes import GROUPS, MIN_ROWS, Array, FittedPasses, asked_pass
+from archsearch.latency.fitted_passes import GROUPS, MIN_ROWS, FittedPasses, asked_pass
+from archsearch.latency.grid_ops import Pass, priced
 from archsearch.latency.measured_rounds import with_measured_rounds
 from archsearch.latency.ops import OpModel
 from archsearch.latency.round_fit import RoundFit
-from archsearch.latency.rounds import PACE_CORRELATION, LatencyOfRounds, plain_step, verified_rows
+from archsearch.latency.rounds import PACE_CORRELATION, verified_rows
 from archsearch.latency.transfer import kernels_of
 from archsearch.profiles import ForwardShape, Measurement, Profile
 from archsearch.workload import DTYPE_BYTES, Workload
 
 
-class LatencyModel(FittedPasses, LatencyOfRounds):
+class LatencyModel(FittedPasses, DraftPasses):
     """Latency of forward passes from a Profile, for one dtype and mode; with `engine`, what that
     engine adds (see `round`).
 
@@ -98,7 +102,7 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
         self.dtype = dtype
         self.mode = mode
         self.dtype_bytes = DTYPE_BYTES[dtype]
-        self._parts: dict[tuple[Any, ...], tuple[Array, Array]] = {}
+        self._parts: dict[tuple[Any, ...], tuple[list[Any], list[Any]]] = {}
         self._passes: dict[tuple[Any, ...], Estimate] = {}
         self.outliers_: list[Measurement] = []
         self.composed_: ComposedPass | None = None
@@ -175,7 +179,7 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
             shard(arch, ranks), part, cold
         )  # fitted on one device, so asked at what one rank runs
         if ranks > 1:
-            step = _sum(step, self._between_ranks(arch, part, ranks))
+            step = _sum(step, Estimate(*self._between_ranks(arch, part, ranks), "modelled"))
         if self._chooses:
             step = _sum(step, self._choice(arch, part))
         if self._attention_std:
@@ -209,34 +213,32 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
             return self.composed_.step_s(arch, [part], choose=False)
         return self._device_s(arch, part, cold)
 
-    def _between_ranks(self, arch: Architecture, part: Part, ranks: int) -> Estimate:
-        """The all-reduces of a pass, and in a graph how long ranks wait for one another (as in
-        composed passes).
+    def _between_ranks(self, arch: Architecture, part: Part, ranks: int) -> tuple[Any, Any]:
+        """Seconds and std of the all-reduces of a pass, and in a graph how long ranks wait for one
+        another (as in composed passes).
 
         Their errors are the table's and so add up. Raises MissingDataError on a CPU.
         """
-        ops = (
-            layer_ops(
-                arch, batch=part.batch, tokens=part.tokens, context=0, window=None, ranks=ranks
-            )
-            * arch.num_hidden_layers
-        )
-        ops += head_ops(
-            arch, batch=part.batch, tokens=part.tokens, ranks=ranks, head_tokens=part.logits
-        )
-        reduces = Counter(op for op in ops if isinstance(op, AllReduce))
+        ops = model_pass(arch, [part], ranks=ranks)
         value, std = 0.0, 0.0
-        for op, count in reduces.items():
-            seconds, relative = self.ops.op_s(op, True)
-            if self.mode == "eager" and self.ops.source(op) != "measured":  # the host launches each
-                seconds = max(seconds, float(constants()["eager"]["all_reduce_s"]))
-            value, std = value + count * seconds, std + count * seconds * relative
+        for op, count in (*ops.in_layers.items(), *ops.outside.items()):
+            if isinstance(op, AllReduce):
+                seconds = priced(op, self._reduces_s) if ops.of_grid else self._reduces_s([op])[0]
+                value = value + count * seconds
+                std = std if ops.of_grid else std + count * seconds * self.ops.op_s(op, True)[1]
         if self.mode != "graph":
-            return Estimate(value, std, "modelled")
-        waits = sync_waits(sum(reduces.values()), ranks)
-        return Estimate(
-            value + self.wait.value * waits, math.hypot(std, self.wait.std * waits), "modelled"
-        )
+            return value, std
+        waits = sync_waits(ops.all_reduces(), ranks)
+        return value + self.wait.value * waits, (std**2 + (self.wait.std * waits) ** 2) ** 0.5
+
+    def _reduces_s(self, ops: Sequence[Op]) -> list[float]:
+        """Seconds of all-reduces; in eager mode the host launches each."""
+        self.ops.prepare(ops, True)
+        launch = float(constants()["eager"]["all_reduce_s"]) if self.mode == "eager" else 0.0
+        return [
+            max(self.ops.op_s(op, True)[0], launch if self.ops.source(op) != "measured" else 0.0)
+            for op in ops
+        ]
 
     def _other_attention(self, arch: Architecture, part: Part, cold: bool) -> Estimate:
         """No time, but how unsure the attention of a pass is where the engine does not run the
@@ -247,9 +249,27 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
 
     def _choice(self, arch: Architecture, part: Part) -> Estimate:
         """Choosing a token after each position of a pass whose logits are computed."""
-        wanted = part.tokens if part.logits is None else part.logits
-        seconds, relative = self.ops.op_s(sample_op(arch, batch=part.batch, tokens=wanted), True)
+        seconds, relative = self.ops.op_s(_choice_op(arch, part), True)
         return Estimate(seconds, relative * seconds, "modelled")
+
+    def grid_s(self, grid: ShapeGrid, passes: Sequence[Pass], ranks: int) -> list[Any]:
+        """Seconds of each pass of each shape of a grid, as `forward_s` has them of one, without
+        std."""
+        if self.engine_ is not None:
+            return engine_grid_s(self.engine_, grid, passes)
+        if self.composed_ is not None:
+            return [self.composed_.grid_s(grid, part, ranks) for part, _ in passes]
+
+        def choice_s(ops: Sequence[Op]) -> list[float]:
+            return [self.ops.op_s(op, True)[0] for op in ops]
+
+        found = self._grid_device_s(shard(grid, ranks), passes)  # type: ignore[arg-type]
+        for i, (part, _) in enumerate(passes):
+            if ranks > 1:
+                found[i] = found[i] + self._between_ranks(grid, part, ranks)[0]
+            if self._chooses:
+                found[i] = found[i] + priced(_choice_op(grid, part), choice_s)
+        return found
 
     def ops_s(self, ops: PassOps, cold: bool = True) -> Estimate:
         """Seconds of one pass given by its ops: what is not a whole model, such as a head on a
@@ -324,21 +344,12 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
                 is_target=True,
             )
             return _sum(step, own.plain_s(workload.batch_size))
-        step = self.forward_s(
-            target,
-            batch=workload.batch_size,
-            tokens=1,
-            context=workload.context_len,
-            ranks=workload.tensor_parallel,
-        )
         costs = self._engine_costs(target.vocab_size)
-        if costs is not None:
-            return _sum(step, costs.plain_s())
-        return (
-            step
-            if self.rounds is None
-            else plain_step(self.rounds, step, target.num_hidden_layers, workload.batch_size)
-        )
+        if costs is None:
+            return super().decode_s(target, workload)
+        size, ranks = workload.batch_size, workload.tensor_parallel
+        step = self.forward_s(target, batch=size, context=workload.context_len, ranks=ranks)
+        return _sum(step, costs.plain_s())
 
     def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """One target pass over gamma + 1 tokens per sequence."""
@@ -351,13 +362,15 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
                 cold=True,
                 is_target=True,
             )
-        batch, tokens = verified_rows(self.rounds, workload.batch_size, gamma)
-        context, ranks = workload.context_len, workload.tensor_parallel
-        found = self.forward_s(target, batch=batch, tokens=tokens, context=context, ranks=ranks)
-        if self.composed_ is None or tokens == 1:
+        found = super().verify_s(target, workload, gamma)
+        if self.composed_ is None or not gamma:
             return found
         # More tokens take no less. Tables of two kernels may say so: DeepSeek-V3's attention on a
         # B200, for one token and four.
+        batch, tokens = verified_rows(self.rounds, workload.batch_size, gamma)
+        if tokens == 1:
+            return found
+        context, ranks = workload.context_len, workload.tensor_parallel
         one = self.forward_s(target, batch=batch, tokens=1, context=context, ranks=ranks)
         return found if found.value >= one.value else Estimate(one.value, found.std, found.source)
 
@@ -370,58 +383,18 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
             else super().first_tokens(gamma)
         )
 
-    def draft_passes(
-        self, draft: Architecture, workload: Workload, gamma: int
-    ) -> tuple[Estimate, Estimate]:
-        """(the first pass of a round, with its weights out of the cache; each later one, in a
-        loop)."""
-        batch, context = workload.batch_size, workload.context_len
-        draft = self.facts.served_draft(draft)
-        ranks = self.facts.ranks_of_draft(workload)
-        if self.engine_ is not None:
-            first = self.engine_.forward_s(
-                draft, batch=batch, tokens=self.first_tokens(gamma), context=context, cold=True
-            )
-            return first, self.engine_.forward_s(draft, batch=batch, context=context)
-        tokens = self.first_tokens(gamma)
-        first = self.forward_s(
-            draft, batch=batch, tokens=tokens, context=context, ranks=ranks, cold=True, logits=1
-        )
-        if self.facts.draft_passes(gamma) == 1:
-            return first, first
-        return first, self.forward_s(draft, batch=batch, context=context, ranks=ranks, logits=1)
+    @property
+    def draft_logits(self) -> int | None:  # type: ignore[override]
+        """One token per sequence needs logits; an engine's own passes say nothing of them."""
+        return None if self.engine_ is not None else 1
 
-    def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """The draft's time for gamma tokens, and what the engine adds to each of its layers (what
-        it adds to a token whatever the draft is in `added_s`)."""
-        costs = self._engine_costs(draft.vocab_size)
-        extra = gamma * draft.num_hidden_layers * costs.layer_s if costs else 0.0
-        first, later = self.draft_passes(draft, workload, gamma)
-        more = self.facts.draft_passes(gamma) - 1
-        if more <= 0:
-            return Estimate(first.value + extra, first.std, first.source)
-        value = first.value + more * later.value + extra
-        return Estimate(value, first.std + more * later.std, first.source)
-
-    def idle_draft_s(self, draft: Architecture, workload: Workload) -> Estimate:
-        """What a draft costs in a round that drafts nothing, per round: vLLM keeps its cache in
-        step with a pass without the head (of two tokens per sequence), other engines leave it
-        alone."""
-        if not self.facts.idle_pass:
-            return Estimate(0.0, 0.0, "modelled")
-        headless = draft.replace(draft_vocab_size=1)
-        batch, context = workload.batch_size, workload.context_len
-        if self.engine_ is not None:
-            return self.engine_.forward_s(
-                headless, batch=batch, tokens=2, context=context, cold=True
-            )
-        return self.forward_s(
-            headless,
-            batch=batch,
-            tokens=2,
-            context=context,
-            ranks=self.facts.ranks_of_draft(workload),
-            cold=True,
+    def draft_pass_s(self, draft: Architecture, asked: Pass, ranks: int) -> Estimate:
+        """Seconds of one pass of a draft, as the engine was measured where it was."""
+        if self.engine_ is None:
+            return super().draft_pass_s(draft, asked, ranks)
+        part, cold = asked
+        return self.engine_.forward_s(
+            draft, batch=part.batch, tokens=part.tokens, context=part.context, cold=cold
         )
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
@@ -499,6 +472,11 @@ class LatencyModel(FittedPasses, LatencyOfRounds):
             "leave_one_out_median": float(np.median(errors)),
             "leave_one_out_within_12_percent": float(np.mean(errors <= 0.12)),
         }
+
+
+def _choice_op(arch: Architecture, part: Part) -> Elementwise:
+    wanted = part.tokens if part.logits is None else part.logits
+    return sample_op(arch, batch=part.batch, tokens=wanted)
 
 
 def _sum(step: Estimate, extra: Estimate) -> Estimate:

@@ -7,8 +7,11 @@ thousands of rough ones (GPU kernels).
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,6 +152,26 @@ class Residual:
         mean = float(covariance @ self.weights)
         variance = self.amplitude - float(covariance @ self.inverse @ covariance)
         return mean, float(np.sqrt(max(variance, 0.0) + self.noise))
+
+    def means(self, first: Sequence[Any], last: Array) -> Array:
+        """Means at points of which the first inputs, `first`, are arrays that broadcast, and the
+        others are each of `last` [places, inputs]: [..., places].
+
+        The exponential of each input is taken once for each of its own values.
+        """
+
+        def near(column: int, values: Any) -> Array:
+            at = np.asarray(values, dtype=float)[..., None] / self.scales[column]
+            return np.asarray(np.exp(-0.5 * (self.inputs[:, column] - at) ** 2))
+
+        alike: dict[tuple[int, ...], Array] = {}  # by shape: the fewest numbers are multiplied
+        for column, values in enumerate(first):
+            alike[np.shape(values)] = alike.get(np.shape(values), 1.0) * near(column, values)
+        kernel = math.prod(sorted(alike.values(), key=np.size))
+        places = self.amplitude * self.weights * np.ones((len(last), 1))
+        for column, values in enumerate(last.T, start=len(first)):
+            places = places * near(column, values)
+        return np.asarray(kernel @ places.T)
 
     def leave_one_out(self, log_ratio: Array) -> Array:
         """Errors of log(measured / predicted) when each row is left out (Rasmussen and Williams,

@@ -73,7 +73,8 @@ class Ranking:
         bodies, depths = gains.shape[:2]
         flat = gains.reshape(bodies, depths, -1)
         inner, most = flat.argmax(-1), flat.max(-1)  # [bodies, depths]
-        hidden = self.grid.grid.hidden_size[scores.start : scores.start + bodies]
+        sizes = np.asarray(self.grid.grid.hidden_size).ravel()
+        hidden = sizes[scores.start : scores.start + bodies]
         for width in np.unique(hidden):
             rows = np.flatnonzero(hidden == width)
             for depth, row in enumerate(most[rows].argmax(0)):
@@ -121,7 +122,7 @@ class Ranking:
         return kept
 
     def _slides(self, window: int) -> int:
-        return self.grid.grid.windows[window].pattern.count("S")
+        return self.grid.grid.windows_of[window].pattern.count("S")
 
 
 def exact_grid(space: SearchSpace, scorer: Scorer, most: int = EXACT_POINTS) -> SpaceGrid | None:

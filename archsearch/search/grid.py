@@ -17,11 +17,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from archsearch.acceptance.grid import alphas, can_predict
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.grid import BODY_FIELDS, Array, Head, Ints, ShapeGrid, Window
+from archsearch.architecture.grid import BODY_FIELDS, Array, Head, ShapeGrid, Window
 from archsearch.drafters.models import Independent
-from archsearch.latency.grid import GridLatency, can_price
+from archsearch.latency.grid import GridLatency
 from archsearch.search.objective import Scorer
 from archsearch.search.space import InvalidShape, SearchSpace
 from archsearch.speedup import accepted_by_position, drifting_positions
@@ -43,7 +42,7 @@ class SpaceGrid:
 
     grid: ShapeGrid
     points: int
-    bodies: Ints
+    bodies: NDArray[np.int64]
     windows: tuple[int, ...]
     heads: tuple[tuple[int, int], ...]
 
@@ -66,10 +65,14 @@ def can_score(space: SearchSpace, scorer: Scorer) -> bool:
         scorer, "known_families", {}
     ):
         return False
-    knows = "over_grid" in vars(
-        type(scorer)
-    )  # a kind of scorer that scores otherwise says how it scores a grid
-    return knows and can_price(scorer.latency) and can_predict(scorer.acceptance)
+    return all(
+        hasattr(one, name)
+        for one, name in (
+            (scorer, "over_grid"),
+            (scorer.latency, "grid_s"),
+            (scorer.acceptance, "alphas"),
+        )
+    )
 
 
 def grid_of(space: SearchSpace, target: Architecture) -> SpaceGrid | None:
@@ -90,12 +93,12 @@ def grid_of(space: SearchSpace, target: Architecture) -> SpaceGrid | None:
     if not found:
         return None
     sizes = dict(zip(BODY_FIELDS, np.array(list(found), dtype=np.int64).T, strict=True))
-    grid = ShapeGrid(
+    grid = ShapeGrid.of(
         next(iter(found.values()))[1],
-        **sizes,
-        layers=tuple(int(value) for value in dimensions["num_hidden_layers"].choices),
-        windows=tuple(window for _, window in windows),
-        heads=tuple(head for _, head in heads),
+        sizes,
+        [int(value) for value in dimensions["num_hidden_layers"].choices],
+        [window for _, window in windows],
+        [head for _, head in heads],
     )
     bodies = np.array([body for body, _ in found.values()])
     return SpaceGrid(
@@ -197,7 +200,7 @@ class GridScorer:
 
     def chunks(self) -> Iterator[GridScores]:
         """Scores of all shapes, some bodies at a time."""
-        bodies = len(self.grid.hidden_size)
+        bodies = self.grid.shape[0]
         size = max(1, CHUNK // math.prod(self.grid.shape[1:]))
         for start in range(0, bodies, size):
             yield self.scores(slice(start, min(start + size, bodies)))
@@ -205,7 +208,8 @@ class GridScorer:
     def scores(self, bodies: slice) -> GridScores:
         """Scores of the shapes of some bodies."""
         scorer, some = self.scorer, self.grid.part(bodies)
-        alpha, drift = alphas(scorer.acceptance, some, scorer.context)
+        acceptance: Any = scorer.acceptance
+        alpha, drift = acceptance.alphas(some, scorer.context)
         reach = accepted_by_position(drifting_positions(alpha, drift, max(scorer.gammas)))
         tokens = dict(enumerate(itertools.accumulate(reach, initial=1.0)))
         decode_s = scorer.decode_s.value
@@ -231,12 +235,7 @@ class GridScorer:
 
 def feasible(scorer: Scorer, grid: ShapeGrid) -> NDArray[np.bool_]:
     """Within max_parameters and max_memory."""
-    limits, work = scorer.limits, scorer.workload
-    count: Any = grid.parameters()
     fits = np.ones(grid.shape, dtype=bool)
-    if limits.max_parameters is not None:
-        fits &= count / limits.max_parameters - 1.0 <= 0.0
-    if limits.max_memory_bytes is not None:
-        cache = grid.kv_cache_bytes(work.context_len, work.dtype_bytes, work.batch_size)
-        fits &= (count * work.dtype_bytes + cache) / limits.max_memory_bytes - 1.0 <= 0.0
+    for over in Scorer.constraints(scorer, grid).values():
+        fits &= over <= 0.0
     return fits

@@ -15,7 +15,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from archsearch.architecture.counts import body_parameters
+from archsearch.architecture.counts import (
+    body_parameters,
+    kv_bytes_per_token,
+    parameters,
+    weight_bytes_per_pass,
+)
 from archsearch.architecture.grid import ShapeGrid
 from archsearch.errors import ArchsearchError
 from archsearch.search.grid import GridScores, Place, SpaceGrid
@@ -51,31 +56,26 @@ GOALS: Final[Mapping[str, Goal]] = {
     ),
     "training_cost": Goal(
         lambda s, _: _training_flops(s),
-        lambda g, s, _: 6.0 * g.weight_bytes_per_pass(1),
+        lambda g, s, _: 6.0 * weight_bytes_per_pass(g, 1),
         "FLOPs/token",
         "FLOPs of training on one token: 6 per weight of layers and head (arXiv 2001.08361); 0 for"
         " what is not trained",
     ),
     "parameters": Goal(
         lambda s, _: float(s.parameters),
-        lambda g, s, _: g.parameters(),
+        lambda g, s, _: parameters(g),
         "",
         "parameters of the draft",
     ),
     "kv_bytes": Goal(
         lambda s, _: float(s.kv_bytes_per_token),
-        lambda g, s, scorer: g.kv_bytes_per_token(scorer.workload.dtype_bytes),
+        lambda g, s, scorer: kv_bytes_per_token(g, scorer.workload.dtype_bytes),
         "B/token",
         "bytes of the draft's KV cache for one token",
     ),
     "memory": Goal(
         lambda s, scorer: float(draft_bytes(s.drafter or s.architecture, scorer.workload)),
-        lambda g, s, scorer: (
-            g.parameters() * scorer.workload.dtype_bytes
-            + g.kv_cache_bytes(
-                scorer.workload.context_len, scorer.workload.dtype_bytes, scorer.workload.batch_size
-            )
-        ),
+        lambda g, s, scorer: draft_bytes(g, scorer.workload),
         "B",
         "the draft's weights and KV caches",
     ),

@@ -11,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from archsearch.acceptance.grid import alphas
+from archsearch.architecture.counts import kv_cache_bytes, parameters
 from archsearch.architecture.grid import Array, ShapeGrid
-from archsearch.latency.grid import GridLatency, prompt_seconds
+from archsearch.latency.grid import GridLatency
 from archsearch.search.grid import GridScores, feasible
-from archsearch.traffic.held import held_by_grid
+from archsearch.traffic.held import held_by
 from archsearch.traffic.mix import LoadPart
 from archsearch.traffic.mix_scorer import MixScorer
 from archsearch.traffic.served import (
@@ -56,7 +56,7 @@ class _PartGrid:
         latency, target = scorer.latency, scorer.target
         workload = replace(scorer.workload, context_len=part.context)
         alone = scorer.held_alone(part)
-        self.held = held_by_grid(latency.facts, target, scorer.device, workload, grid)  # type: ignore[attr-defined]
+        self.held = held_by(latency.facts, target, scorer.device, workload, grid)  # type: ignore[attr-defined]
         fewest = MOST_RUNNING if self.held is None else int(self.held.min())
         self.load = Load.of(part, (fewest, alone), latency.largest_batch)
         self.at = np.array(self.load.sizes, dtype=float)
@@ -67,8 +67,7 @@ class _PartGrid:
         self.alone_s = prefill_s(
             latency, target, None, busy_workload(workload, part, self.load), new
         )
-        ranks = latency.facts.ranks_of_draft(workload)  # type: ignore[attr-defined]
-        self.prompts = prompt_seconds(latency, self.rounds[0].grid, ranks, new)
+        self.new = new
         plain = Service(
             self.at,
             self.decode,
@@ -89,8 +88,8 @@ class _PartGrid:
         def flat(values: Any) -> Array:
             return np.broadcast_to(np.asarray(values, dtype=float), some.shape).reshape(size)
 
-        alpha, drift = alphas(scorer.acceptance, some, context_of(scorer, self.part))
-        prefill = self.alone_s + flat(self.prompts(bodies))
+        alpha, drift = scorer.acceptance.alphas(some, context_of(scorer, self.part))  # type: ignore[attr-defined]
+        prefill = self.alone_s + flat(self.rounds[0].prompt_s(bodies, self.new))
         held: Any = (
             MOST_RUNNING if self.held is None else np.maximum(self.held[bodies].reshape(size), 1)
         )
@@ -150,7 +149,7 @@ class MixGridScorer:
 
     def chunks(self) -> Iterator[GridScores]:
         """Scores of all shapes, some bodies at a time."""
-        bodies = len(self.grid.hidden_size)
+        bodies = self.grid.shape[0]
         most = max(len(part.at) for part in self.parts)
         size = max(1, CHUNK // (most * math.prod(self.grid.shape[1:])))
         for start in range(0, bodies, size):
@@ -206,7 +205,7 @@ class MixGridScorer:
         """Within the limits of the space and of the mix."""
         scorer, limits = self.scorer, self.scorer.mix.limits
         fits, size = feasible(scorer, some), scorer.workload.dtype_bytes
-        count: Any = some.parameters()
+        count: Any = parameters(some)
         for part, each in zip(self.parts, found, strict=True):
             point = each.best
             if limits.tpot_ms is not None:
@@ -220,7 +219,7 @@ class MixGridScorer:
             if limits.memory_gib is not None:
                 running = np.maximum(1, np.rint(point.running)).reshape(some.shape)
                 used = (
-                    count * size + some.kv_cache_bytes(part.part.context, size) * running
+                    count * size + kv_cache_bytes(some, part.part.context, size) * running
                 ) / 2**30
                 fits &= used / limits.memory_gib - 1.0 <= 0.0
         if limits.parameters is not None:

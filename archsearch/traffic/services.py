@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.ops import Part
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.registry import as_drafter
-from archsearch.latency.composed import Part
 from archsearch.latency.drafted import rows_of
 from archsearch.traffic.steady import MOST_RUNNING, RoundTokens, Service
 from archsearch.traffic.times import RoundTimes, ladder, round_times

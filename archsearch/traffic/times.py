@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.ops import PassOps
+from archsearch.architecture.ops import Part, PassOps
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.registry import as_drafter
 from archsearch.engine_rounds import EngineRounds
-from archsearch.latency.composed import Part
 from archsearch.latency.drafted import rows_of
 from archsearch.latency.rounds import verified_rows
 from archsearch.workload import Workload

@@ -10,11 +10,11 @@ import pytest
 
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op
+from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op, Part
 from archsearch.engine_rounds import engine_rounds
 from archsearch.hardware.device import load_device
 from archsearch.latency import composed
-from archsearch.latency.composed import Part, constants
+from archsearch.latency.composed import constants
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.profiles import Measurement, Profile, find_profile, freeze_shape
@@ -148,7 +148,7 @@ def test_tensor_parallel_pays_for_all_reduces_and_waiting(
     )
     apart = [model.forward_s(TINY, ranks=4).value for model in (newer, older, newer)]
     assert apart[1] - apart[0] == pytest.approx(less) and apart[0] == apart[2]
-    counts = passes.head_counts(TINY, parts, 4)
+    counts = passes.pass_ops(TINY, parts, 4).outside
     assert counts[AllReduce(2 * 512, 4)] == 1 and counts[AllReduce(2 * 32000 // 2, 4)] == 1
 
 
@@ -156,13 +156,14 @@ def test_a_step_with_a_prefill_in_it_runs_its_gemms_once(
     build: Callable[..., LatencyModel],
 ) -> None:
     passes = build().composed_
-    counts = passes.layer_counts(TINY, [Part(1, 1000, 0, 1), Part(7, 1, 99)], 1)
+    counts = passes.pass_ops(TINY, [Part(1, 1000, 0, 1), Part(7, 1, 99)]).in_layers
     assert counts[Gemm(1007, 1024, 512)] == 6
     assert (
         counts[Attention(1, 1000, 0, 8, 4, 64)] == 6 and counts[Attention(7, 1, 99, 8, 4, 64)] == 6
     )
     assert (
-        passes.head_counts(TINY, [Part(1, 1000, 0, 1), Part(7, 1, 99)], 1)[Gemm(8, 32000, 512)] == 1
+        passes.pass_ops(TINY, [Part(1, 1000, 0, 1), Part(7, 1, 99)]).outside[Gemm(8, 32000, 512)]
+        == 1
     )
     both = passes.step_s(TINY, [Part(1, 1000, 0, 1), Part(7, 1, 99)]).value
     apart = (

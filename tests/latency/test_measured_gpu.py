@@ -23,6 +23,7 @@ from archsearch.architecture.ops import (
     AllReduce,
     Elementwise,
     Op,
+    Part,
     forward_ops,
     layer_ops,
     sample_op,
@@ -30,7 +31,7 @@ from archsearch.architecture.ops import (
 from archsearch.capacity import shard
 from archsearch.errors import MissingDataError
 from archsearch.hardware.device import load_device
-from archsearch.latency.composed import Part, constants
+from archsearch.latency.composed import constants
 from archsearch.latency.model import LatencyModel
 from archsearch.paths import data_dir
 from archsearch.pipeline import sample_space

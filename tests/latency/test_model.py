@@ -11,10 +11,8 @@ import pytest
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
 from archsearch.architecture.heads import first_pass_ops
-from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm
+from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Part, model_pass
 from archsearch.architecture.published_heads import usual_head
-from archsearch.drafters.drafter import RoundRows
-from archsearch.drafters.models import model_pass
 from archsearch.errors import MissingDataError
 from archsearch.latency.model import LatencyModel
 from archsearch.pipeline import sample_space
@@ -276,8 +274,7 @@ def test_a_list_of_ops_is_priced_by_the_coefficients_of_whole_models(model: Late
     A whole model given by its ops comes out as the model does, up to what is learnt of whole
     shapes; an EAGLE-3 head between a draft of one layer and one of four.
     """
-    rows = RoundRows(1, 96, 3, fused=False)
-    whole = model.ops_s(model_pass(TARGET, rows, 4, 4))
+    whole = model.ops_s(model_pass(TARGET, [Part(1, 4, 96)]))
     assert whole.value == pytest.approx(
         model.forward_s(TARGET, tokens=4, context=96, cold=True).value, rel=0.05
     )

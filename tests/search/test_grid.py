@@ -22,6 +22,7 @@ from archsearch.acceptance.estimator import (
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import parameters
 from archsearch.engine_rounds import engine_rounds
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
@@ -282,7 +283,7 @@ def test_limits_hold_and_ranking_counts(cpu: Profile) -> None:
     assert grid is not None
     ranking = rank_all(scorer, grid, 10)
     assert 0 < ranking.feasible < ranking.scored == ranking.size
-    assert all(grid.grid.parameters()[b, d, 0, h] <= 20_000_000 for _, (b, d, _, h) in ranking.best)
+    assert all(parameters(grid.grid.at(place)) <= 20_000_000 for _, place in ranking.best)
 
 
 def test_what_has_no_formulas_over_arrays_is_searched_as_before(
