@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import numpy as np
-
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import kv_cache_bytes, weight_bytes
 from archsearch.architecture.experts import ExpertLayout, expert_layout
@@ -190,6 +188,8 @@ def held_requests(
 ) -> Any:
     """How many requests of the workload's context fit at once beside weights and activations; of
     each draft of a grid an array."""
+    import numpy as np
+
     one = replace(workload, batch_size=1, context_len=max(1, workload.context_len))
     use = memory_bytes(target, draft, one)
     activations = activation_bytes(target, workload) if device.kind == "gpu" else 0

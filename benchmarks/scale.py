@@ -32,7 +32,7 @@ from archsearch.latency.model import LatencyModel
 from archsearch.paths import data_dir
 from archsearch.profiles import Profile
 from archsearch.search.exact import exact_grid, rank_all
-from archsearch.search.grid import GridScorer, grid_of
+from archsearch.search.grid import grid_of
 from archsearch.search.objective import Scorer
 from archsearch.search.samplers import Sampler
 from archsearch.search.space import SearchSpace, load_space
@@ -87,7 +87,7 @@ def exact(arguments: argparse.Namespace) -> dict[str, Any]:
     ranking = rank_all(scorer, grid, 300)
     seconds, elapsed = time.process_time() - before, time.perf_counter() - wall
     rng, worst, alone = np.random.default_rng(0), 0.0, time.process_time()
-    sample = GridScorer(scorer, grid.grid).scores(slice(0, len(grid.grid.hidden_size)))
+    sample = scorer.grid_scores(grid.grid, 0)
     alone = time.process_time()
     for flat in rng.integers(0, sample.speedup.size, 200):
         score = scorer(grid.grid.at(sample.place(int(flat))))
@@ -204,7 +204,7 @@ def mixed(arguments: argparse.Namespace) -> dict[str, Any]:
         own, before = MixScorer(scorer, mix, load_device(arguments.gpu)), time.process_time()
         grid = exact_grid(space, own)
         assert grid is not None
-        chunks = list(own.over_grid(grid.grid).chunks())
+        chunks = list(own.over_grid(grid.grid))
         seconds, worst, alone = time.process_time() - before, 0.0, time.process_time()
         rng = np.random.default_rng(0)
         for scores in rng.choice(np.arange(len(chunks)), 12):

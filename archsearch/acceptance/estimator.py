@@ -12,11 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, Self, get_args
 
-import numpy as np
-
 from archsearch import speedup
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.grid import ShapeGrid
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.needs import TrainingBudget
@@ -192,10 +189,10 @@ class GivenAcceptance:
             raise ArchsearchError(f"alpha must lie between 0 and 1, got {self.alpha}")
         return Acceptance(Estimate(self.alpha, self.std, "given"))
 
-    def alphas(self, grid: ShapeGrid, context: AcceptanceContext) -> tuple[Any, float]:
+    def alphas(self, grid: Architecture, context: AcceptanceContext) -> tuple[Any, float]:
         """The same over a grid, and no drift."""
         known = self.predict(grid, context)
-        return np.full((1, 1, 1, 1), known.alpha.value), known.drift.value
+        return known.alpha.value, known.drift.value
 
     def difference_std(
         self, first: Architecture, second: Architecture, context: AcceptanceContext

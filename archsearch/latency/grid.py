@@ -16,7 +16,6 @@ import numpy as np
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import Array, ShapeGrid
-from archsearch.architecture.ops import Part
 from archsearch.engine_rounds import RoundCosts
 from archsearch.estimate import Estimate
 from archsearch.latency.rounds import Passes, _extra, _nothing_drafted, host_time
@@ -54,12 +53,12 @@ class GridLatency:
         self._verified = {gamma: latency.verify_s(target, workload, gamma) for gamma in self.gammas}
         self._decode_s = latency.decode_s(target, workload).value
 
-    def rounds(self, bodies: slice) -> Iterator[GridRound]:
-        """Rounds of the drafts of some bodies, by gamma."""
-        latency, some = self.latency, self.grid.part(bodies)
+    def rounds(self) -> Iterator[GridRound]:
+        """Rounds by gamma."""
+        latency = self.latency
         passes = list(dict.fromkeys(each for both in self._asked.values() for each in both))
-        seconds = dict(zip(passes, latency.grid_s(some, passes, self.ranks), strict=True))
-        layers = some.num_hidden_layers
+        seconds = dict(zip(passes, latency.grid_s(self.grid, passes, self.ranks), strict=True))
+        layers = self.grid.num_hidden_layers
         for gamma in self.gammas:
             first, later = (seconds[each] for each in self._asked[gamma])
             more = latency.facts.draft_passes(gamma) - 1
@@ -67,20 +66,19 @@ class GridLatency:
             if latency.rounds is not None:
                 whole = self._launched(gamma, first, later, draft, layers)
             else:
-                draft = draft + gamma * layers * latency.added_layer_s(some)
+                draft = draft + gamma * layers * latency.added_layer_s(self.grid)
                 added = latency.added_s(self.target, self.workload, gamma).value
                 whole = draft + self._verified[gamma].value + added
             yield GridRound(gamma, np.asarray(draft), np.asarray(whole))
 
-    def idle(self, bodies: slice) -> Any:
-        """`LatencyOfRounds.idle_s` of the drafts of some bodies: what they cost a step that drafts
-        nothing."""
+    def idle(self) -> Any:
+        """`LatencyOfRounds.idle_s`: what the drafts cost a step that drafts nothing."""
         latency, facts = self.latency, self.latency.facts
         if latency.rounds is not None and facts.idle_round:
             return _extra(latency.rounds.costs, _nothing_drafted(self.workload)).value
         if not facts.idle_pass:
             return 0.0
-        headless = self.grid.part(bodies).replace(draft_vocab_size=1)
+        headless = self.grid.replace(draft_vocab_size=1)
         (idle,) = latency.grid_s(headless, [latency.idle_pass(self.workload)], self.ranks)
         if latency.rounds is None:
             return idle
@@ -91,14 +89,6 @@ class GridLatency:
         layers = headless.num_hidden_layers
         longer = self._launched(1, idle, idle, idle, layers, (costs, verify)) - self._decode_s
         return np.where(longer <= idle, idle, longer)
-
-    def prompt_s(self, bodies: slice, tokens: int) -> Any:
-        """Seconds in which each draft reads a prompt of `tokens` tokens (`traffic.services`)."""
-        if tokens < 1:
-            return 0.0
-        cold = getattr(self.latency, "engine_", None) is not None
-        asked = [(Part(1, tokens, 0), cold)]
-        return self.latency.grid_s(self.grid.part(bodies), asked, self.ranks)[0]
 
     def _launched(
         self,

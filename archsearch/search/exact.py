@@ -19,10 +19,11 @@ from typing import Final
 import numpy as np
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.grid import Array
 from archsearch.drafters.drafter import Draft
 from archsearch.errors import InvalidShapeError
-from archsearch.search.grid import Array, GridScores, Place, SpaceGrid, can_score, grid_of
-from archsearch.search.objective import Score, Scorer
+from archsearch.search.grid import SpaceGrid, can_score, grid_of
+from archsearch.search.objective import GridScores, Place, Score, Scorer
 from archsearch.search.samplers import Indices
 from archsearch.search.space import InvalidShape, SearchSpace
 
@@ -142,7 +143,7 @@ def rank_all(
     """Score every shape of the grid; the best `most` are kept. `progress` is called with (scored,
     all, best speed-up)."""
     ranking = Ranking(grid, 4 * most + 64)  # some differ by windows that change nothing
-    for scores in scorer.over_grid(grid.grid).chunks():
+    for scores in scorer.over_grid(grid.grid):
         ranking.add(scores)
         if progress is not None:
             progress(ranking.scored, ranking.size, ranking.best[0][0] if ranking.best else 0.0)

@@ -1,16 +1,14 @@
 """A whole space of independent drafts scored at once: the speed-up of every shape at its best
 gamma.
 
-`grid_of` makes the space a `ShapeGrid`: its valid, distinct shapes as a product. `GridScorer`
-scores it in chunks, with the numbers of `Scorer` (to 1e-9) but without their std; who is written
-down is scored by `Scorer` as well.
+`grid_of` makes the space a `ShapeGrid`: its valid, distinct shapes as a product, which
+`Scorer.over_grid` scores.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,20 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.grid import BODY_FIELDS, Array, Head, ShapeGrid, Window
+from archsearch.architecture.grid import BODY_FIELDS, Head, ShapeGrid, Window
 from archsearch.drafters.models import Independent
-from archsearch.latency.grid import GridLatency
-from archsearch.search.objective import Scorer
+from archsearch.search.objective import Place, Scorer
 from archsearch.search.space import InvalidShape, SearchSpace
-from archsearch.speedup import accepted_by_position, drifting_positions
 
-CHUNK: Final = (
-    1 << 17
-)  # shapes that are scored together: their arrays stay in the processor's cache
 BODY: Final = ("hidden_size", "ffn_ratio", "num_key_value_heads", "kv_group_size", "head_dim")
 ORDER: Final = ("num_hidden_layers", *BODY, "draft_vocab_size", "window", "tie_word_embeddings")
-Place = tuple[int, int, int, int]
-"""Where a shape stands: body, depth, window, head."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +51,7 @@ class SpaceGrid:
 
 
 def can_score(space: SearchSpace, scorer: Scorer) -> bool:
-    """Whether `GridScorer` knows all formulas of such a search."""
+    """Whether all formulas of such a search know arrays."""
     if space.family != Independent.family or Independent.family in getattr(
         scorer, "known_families", {}
     ):
@@ -156,86 +147,3 @@ def _dimension(space: SearchSpace, target: Architecture, name: str) -> Sequence[
     return next(
         dimension.choices for dimension in space.dimensions(target) if dimension.name == name
     )
-
-
-@dataclass(frozen=True)
-class GridScores:
-    """What a score says, of shapes as one array each, [bodies, layers, windows, heads]; `start`:
-    the first body's number.
-
-    `feasible`: within the scorer's limits; `worth`: what they are ranked by, None: the speed-up.
-    Seconds; `tau` tokens a round.
-    """
-
-    start: int
-    speedup: Array
-    gamma: NDArray[np.int8]
-    alpha: Array
-    tau: Array
-    draft_s: Array
-    round_s: Array
-    feasible: NDArray[np.bool_]
-    worth: Array | None = None
-
-    @property
-    def ranked_by(self) -> Array:
-        """`Score.worth` of each."""
-        return self.speedup if self.worth is None else self.worth
-
-    def place(self, flat: int) -> Place:
-        """Where the shape at a place of the flattened arrays stands in the grid."""
-        body, depth, window, head = (int(i) for i in np.unravel_index(flat, self.speedup.shape))
-        return self.start + body, depth, window, head
-
-
-class GridScorer:
-    """Scores all shapes of a grid with `scorer`'s latency, acceptance, gammas and limits. Raises
-    TypeError where `can_score` says no."""
-
-    def __init__(self, scorer: Scorer, grid: ShapeGrid) -> None:
-        self.scorer, self.grid = scorer, grid
-        self.latency = GridLatency(
-            scorer.latency, scorer.target, grid, scorer.workload, scorer.gammas
-        )
-
-    def chunks(self) -> Iterator[GridScores]:
-        """Scores of all shapes, some bodies at a time."""
-        bodies = self.grid.shape[0]
-        size = max(1, CHUNK // math.prod(self.grid.shape[1:]))
-        for start in range(0, bodies, size):
-            yield self.scores(slice(start, min(start + size, bodies)))
-
-    def scores(self, bodies: slice) -> GridScores:
-        """Scores of the shapes of some bodies."""
-        scorer, some = self.scorer, self.grid.part(bodies)
-        acceptance: Any = scorer.acceptance
-        alpha, drift = acceptance.alphas(some, scorer.context)
-        reach = accepted_by_position(drifting_positions(alpha, drift, max(scorer.gammas)))
-        tokens = dict(enumerate(itertools.accumulate(reach, initial=1.0)))
-        decode_s = scorer.decode_s.value
-        gain = np.full(some.shape, -np.inf)
-        gamma, best = (
-            np.zeros(some.shape, dtype=np.int8),
-            {name: np.zeros(some.shape) for name in ("tau", "draft_s", "round_s")},
-        )
-        for time in self.latency.rounds(bodies):
-            found = tokens[time.gamma] * decode_s / time.round_s
-            better = found > gain
-            for array, value in (
-                (gain, found),
-                (gamma, time.gamma),
-                (best["tau"], tokens[time.gamma]),
-                (best["draft_s"], time.draft_s),
-                (best["round_s"], time.round_s),
-            ):
-                np.copyto(array, value, where=better, casting="unsafe")
-        whole = np.broadcast_to(alpha, some.shape)
-        return GridScores(bodies.start, gain, gamma, whole, **best, feasible=feasible(scorer, some))
-
-
-def feasible(scorer: Scorer, grid: ShapeGrid) -> NDArray[np.bool_]:
-    """Within max_parameters and max_memory."""
-    fits = np.ones(grid.shape, dtype=bool)
-    for over in Scorer.constraints(scorer, grid).values():
-        fits &= over <= 0.0
-    return fits

@@ -38,6 +38,11 @@ class PartScore:
         return cls(**{**data, "ttft_s": math.inf if data["ttft_s"] is None else data["ttft_s"]})
 
 
+def gain_of(objective: str, value: Any, plain: Any) -> Any:
+    """With the draft over without; larger is better."""
+    return plain / value if objective == "tpot" else value / plain
+
+
 @dataclass(frozen=True, slots=True)
 class MixScore:
     """The objective over a mix: its `value` with the draft and without (`plain`), and each part.
@@ -52,7 +57,7 @@ class MixScore:
     @property
     def gain(self) -> float:
         """With the draft over without; larger is better."""
-        return self.plain / self.value if self.objective == "tpot" else self.value / self.plain
+        return float(gain_of(self.objective, self.value, self.plain))
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -8,10 +8,14 @@ times are asked once per gamma); `score` is the same for one draft.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from archsearch import speedup as speculation
 from archsearch.acceptance.estimator import (
@@ -21,21 +25,19 @@ from archsearch.acceptance.estimator import (
 )
 from archsearch.acceptance.families import FamilyAcceptance, acceptance_of, gap_std
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.grid import Array, ShapeGrid
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import as_drafter, read_drafter
 from archsearch.engine_rounds import EngineRounds
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.estimate import Estimate, number
+from archsearch.latency.grid import GridLatency
 from archsearch.latency.rounds import Bound, RoundTime
 from archsearch.needs import NOTHING, Needs
 from archsearch.search.mixed import MixScore
 from archsearch.search.space import Limits
 from archsearch.workload import Workload
-
-if TYPE_CHECKING:
-    from archsearch.architecture.grid import ShapeGrid
-    from archsearch.search.grid import GridScores
 
 
 class Latency(Protocol):
@@ -258,12 +260,35 @@ LATER: Final = (
 """Fields that score.json of earlier versions does not have."""
 
 
-class ManyScores(Protocol):
-    """Scores of all shapes of a grid."""
+CHUNK: Final = 1 << 17
+"""Numbers that are scored together: their arrays stay in the processor's cache."""
+Place = tuple[int, int, int, int]
+"""Where a shape stands in a grid: body, depth, window, head."""
 
-    def chunks(self) -> Iterator[GridScores]:
-        """Some bodies at a time."""
-        ...
+
+@dataclass(frozen=True)
+class GridScores:
+    """What a score says, of shapes as one array each, [bodies, layers, windows, heads]; `start`:
+    the first body's number.
+
+    `feasible`: within the scorer's limits; `ranked_by`: `Score.worth` of each. Seconds; `tau`
+    tokens a round.
+    """
+
+    start: int
+    speedup: Array
+    ranked_by: Array
+    gamma: Array
+    alpha: Array
+    tau: Array
+    draft_s: Array
+    round_s: Array
+    feasible: NDArray[np.bool_]
+
+    def place(self, flat: int) -> Place:
+        """Where the shape at a place of the flattened arrays stands in the grid."""
+        body, depth, window, head = (int(i) for i in np.unravel_index(flat, self.speedup.shape))
+        return self.start + body, depth, window, head
 
 
 class Scorer:
@@ -366,12 +391,44 @@ class Scorer:
             known,
         )
 
-    def over_grid(self, grid: ShapeGrid) -> ManyScores:
-        """What scores all shapes of a grid as this one does one by one; TypeError where
-        `grid.can_score` says no."""
-        from archsearch.search.grid import GridScorer
+    def over_grid(self, grid: ShapeGrid) -> Iterator[GridScores]:
+        """Scores of all shapes of a grid, as of one but without std, some bodies at a time."""
+        size = max(1, CHUNK // (self.grid_numbers * math.prod(grid.shape[1:])))
+        for start in range(0, grid.shape[0], size):
+            yield self.grid_scores(grid.part(slice(start, start + size)), start)
 
-        return GridScorer(self, grid)
+    @property
+    def grid_numbers(self) -> int:
+        """Numbers that a shape of a grid takes while it is scored."""
+        return 1
+
+    def grid_scores(self, grid: ShapeGrid, start: int) -> GridScores:
+        """Scores of all shapes of a part of a grid that starts at the body `start`."""
+        acceptance: Any = self.acceptance
+        alpha, drift = acceptance.alphas(grid, self.context)
+        positions = speculation.drifting_positions(alpha, drift, max(self.gammas))
+        reach = speculation.accepted_by_position(positions)
+        tokens = list(itertools.accumulate(reach, initial=1.0))
+        best = [np.full(grid.shape, -np.inf), *(np.zeros(grid.shape) for _ in range(4))]
+        latency = GridLatency(self.latency, self.target, grid, self.workload, self.gammas)
+        for time in latency.rounds():
+            tau = tokens[time.gamma]
+            found = tau * self.decode_s.value / time.round_s
+            better = found > best[0]
+            values = (found, time.gamma, tau, time.draft_s, time.round_s)
+            for array, value in zip(best, values, strict=True):
+                np.copyto(array, value, where=better)
+        gain, gamma, tau, draft_s, round_s = best
+        whole, fits = np.broadcast_to(alpha, grid.shape), self._within(self.constraints(grid), grid)
+        return GridScores(start, gain, gain, gamma, whole, tau, draft_s, round_s, fits)
+
+    @staticmethod
+    def _within(constraints: Mapping[str, Any], grid: ShapeGrid) -> NDArray[np.bool_]:
+        """Which shapes of a grid are over none of `constraints`."""
+        fits = np.ones(grid.shape, dtype=bool)
+        for over in constraints.values():
+            fits &= over <= 0.0
+        return fits
 
     def at_context(self, context_len: int) -> Scorer:
         """The same scorer with another number of tokens in the KV cache."""
@@ -521,9 +578,9 @@ class Scorer:
         )  # a round that is no longer than a plain step pays at any alpha
         return Estimate(decode + beyond / share, round_s.std / share, round_s.source)
 
-    def constraints(self, draft: Draft) -> dict[str, float]:
+    def constraints(self, draft: Draft) -> dict[str, Any]:
         """How far the draft is over each limit, relative to it; feasible where all are <= 0
-        (Optuna's convention)."""
+        (Optuna's convention). Of a grid arrays."""
         result = {}
         if self.limits.max_parameters is not None:
             result["max_parameters"] = (

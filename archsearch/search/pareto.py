@@ -23,8 +23,8 @@ from archsearch.architecture.counts import (
 )
 from archsearch.architecture.grid import ShapeGrid
 from archsearch.errors import ArchsearchError
-from archsearch.search.grid import GridScores, Place, SpaceGrid
-from archsearch.search.objective import Score, Scorer, draft_bytes
+from archsearch.search.grid import SpaceGrid
+from archsearch.search.objective import GridScores, Place, Score, Scorer, draft_bytes
 
 Array = NDArray[np.float64]
 
@@ -153,7 +153,7 @@ def pareto_places(
     """The exact set of a space that was scored in full, fastest first; `most` of them, where it is
     larger the fastest."""
     costs, places = np.zeros((0, len(goals))), np.zeros((0, 4), dtype=np.int64)
-    for scores in scorer.over_grid(grid.grid).chunks():
+    for scores in scorer.over_grid(grid.grid):
         some = grid.grid.part(slice(scores.start, scores.start + len(scores.speedup)))
         columns = [
             np.broadcast_to(

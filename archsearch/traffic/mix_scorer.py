@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from archsearch import speedup as speculation
 from archsearch.acceptance.estimator import (
     AcceptanceContext,
@@ -24,13 +26,14 @@ from archsearch.acceptance.families import FamilyAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import ShapeGrid
 from archsearch.drafters.drafter import Draft, Drafter
+from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import as_drafter
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
-from archsearch.search.mixed import MixScore, PartScore
-from archsearch.search.objective import Latency, ManyScores, Score, Scorer
+from archsearch.search.mixed import MixScore, PartScore, gain_of
+from archsearch.search.objective import GridScores, Latency, Score, Scorer
 from archsearch.traffic.held import held_by
 from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.traffic.served import (
@@ -41,7 +44,6 @@ from archsearch.traffic.served import (
     objective_of,
     overs,
     serve_part,
-    training_exaflop,
     training_tokens,
 )
 from archsearch.traffic.steady import MOST_RUNNING, RoundTokens
@@ -222,10 +224,54 @@ class MixScorer(Scorer):
         left = max(0.0, up - math.log(each.drafting.tpot_s / each.off.tpot_s))
         return left / speculation.QUANTILE_95 / 2.0, 0.0, left
 
-    def over_grid(self, grid: ShapeGrid) -> ManyScores:
-        from archsearch.traffic.mix_grid import MixGridScorer
+    # -- a grid of drafts
+    # ----------------------------------------------------------------------------------------------
 
-        return MixGridScorer(self, grid)
+    @property
+    def grid_numbers(self) -> int:
+        most = self.latency.largest_batch
+        return max(
+            len(Load.of(part, (held, held), most).sizes) for part, held in self._held_alone.items()
+        )
+
+    def grid_scores(self, grid: ShapeGrid, start: int) -> GridScores:
+        drafter, ranks = Independent(grid), self.workload.tensor_parallel
+        held = [self._held(drafter, part) for part in self.mix.parts]
+        served = [
+            serve_part(
+                self,
+                drafter,
+                part,
+                (None if mine is None else np.maximum(mine, 1), self._held_alone[part]),
+                with_rates=False,
+            )
+            for part, mine in zip(self.mix.parts, held, strict=True)
+        ]
+        limits = {each.name: each.over for each in self._overs(drafter, served)}
+        fits = self._within(super().constraints(grid) | limits, grid)
+        for mine in held:
+            fits &= True if mine is None else mine >= 1
+        main = served[self.mix.parts.index(self.main)]
+        row = int(np.abs(main.times.at - self.workload.batch_size).argmin())
+        gamma = np.broadcast_to(main.gamma_drafting, grid.shape)
+        column = np.searchsorted(main.times.gammas, gamma)[None]
+        draft_s, round_s = (
+            np.take_along_axis(times[row], column, 0)[0]
+            for times in (main.times.draft, main.times.round)
+        )
+        asked = self.mix.objective
+        value, plain = (objective_of(served, asked, ranks, plain=alone) for alone in (False, True))
+        return GridScores(
+            start,
+            objective_of(served, "speedup", ranks),
+            gain_of(asked, value, plain),
+            gamma,
+            main.alpha,
+            main.tau,
+            draft_s,
+            round_s,
+            fits,
+        )
 
     def held_alone(self, part: LoadPart) -> int | None:
         """Requests of a part that memory holds without a draft."""
@@ -236,15 +282,9 @@ class MixScorer(Scorer):
 
     def constraints(self, draft: Draft) -> dict[str, float]:
         found, drafter, limits = super().constraints(draft), as_drafter(draft), self.mix.limits
-        if limits.tpot_ms is limits.ttft_ms is limits.ttft_p99_ms is limits.memory_gib is None:
-            if limits.parameters is not None:
-                found["parameters"] = drafter.parameters() / limits.parameters - 1.0
-            if limits.training_exaflop is not None:
-                tokens = training_tokens(self.context, drafter.parameters())
-                cost = training_exaflop(drafter.parameters(), tokens) if drafter.trains else 0.0
-                found["training"] = cost / limits.training_exaflop - 1.0
-            return found
-        return found | {each.name: each.over for each in self._overs(drafter, self.served(drafter))}
+        times = (limits.tpot_ms, limits.ttft_ms, limits.ttft_p99_ms, limits.memory_gib)
+        served = [] if all(each is None for each in times) else self.served(drafter)
+        return found | {each.name: float(each.over) for each in self._overs(drafter, served)}
 
     def _overs(self, drafter: Drafter, served: Sequence[ServedPart]) -> list[Any]:
         return overs(

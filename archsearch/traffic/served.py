@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from archsearch.acceptance.estimator import AcceptanceContext
 from archsearch.acceptance.families import FamilyAcceptance, acceptance_of
 from archsearch.acceptance.terms import usual_tokens
+from archsearch.architecture.grid import ShapeGrid
 from archsearch.drafters.drafter import Drafter
 from archsearch.errors import ArchsearchError
 from archsearch.search.objective import Scorer
@@ -27,6 +31,7 @@ from archsearch.traffic.steady import (
     Service,
     Steady,
     at_rate,
+    chosen,
     crossing_rate,
     in_flight,
 )
@@ -38,31 +43,37 @@ MOST_PRICED: Final = 512
 
 @dataclass(frozen=True)
 class ServedPart:
-    """One part of a load. `gamma` 0: without a draft it is faster. `off`: with the draft loaded and
-    idle. `off_rate`: requests a second above which a token takes no longer without drafting (only
-    where a rate was asked; 0: never pays, None: always). `times`: its rounds by batch size;
-    `gamma_drafting`: the best gamma that drafts."""
+    """One part of a load, of one drafter or (arrays) of each of a grid. `gamma` 0: without a draft
+    it is faster. `off`: with the draft loaded and idle. `off_rate`: requests a second above which a
+    token takes no longer without drafting (only where a rate was asked; 0: never pays, None:
+    always). `times`: its rounds by batch size; `gamma_drafting`: the best gamma that drafts;
+    `servers`: by gamma, 0: without a draft."""
 
     part: LoadPart
-    gamma: int
+    gamma: Any
     drafting: Steady
     plain: Steady
     off: Steady
-    tau: float
-    alpha: float
+    tau: Any
+    alpha: Any
     context: int
-    services: tuple[Service, Service]  # drafting at the best gamma that drafts, plain
+    servers: Mapping[int, Service]
     off_rate: float | None
     times: RoundTimes
-    gamma_drafting: int
+    gamma_drafting: Any
+
+    @property
+    def services(self) -> tuple[Service, Service]:
+        """Drafting at the best gamma that drafts, and without a draft."""
+        return self.servers[self.gamma_drafting], self.servers[0]
 
     @property
     def best(self) -> Steady:
         """What a server with the draft loaded does at its best: drafting, or not."""
-        return self.drafting if self.gamma else self.off
+        return self.drafting.where(np.greater(self.gamma, 0), self.off)
 
     @property
-    def speedup(self) -> float:
+    def speedup(self) -> Any:
         """Seconds per output token without the draft over those with it."""
         return self.plain.tpot_s / self.best.tpot_s
 
@@ -103,8 +114,8 @@ class Load:
     rate: bool
 
     @classmethod
-    def of(cls, part: LoadPart, held: Sequence[int | None], largest_batch: int | None) -> Load:
-        limits = [MOST_RUNNING if most is None else most for most in held]
+    def of(cls, part: LoadPart, held: Sequence[Any], largest_batch: int | None) -> Load:
+        limits = [MOST_RUNNING if most is None else int(np.min(most)) for most in held]
         largest = min(MOST_PRICED, max(limits[1], 1), largest_batch or MOST_PRICED)
         if part.concurrency is not None:
             largest = max(1, min(largest, part.concurrency))
@@ -142,7 +153,7 @@ def serve_part(
     scorer: Scorer,
     drafter: Drafter,
     part: LoadPart,
-    held: Sequence[int | None] = (None, None),
+    held: Sequence[Any] = (None, None),
     *,
     tokens_of: TokensOf | None = None,
     with_rates: bool = True,
@@ -156,9 +167,8 @@ def serve_part(
     load = Load.of(part, held, scorer.latency.largest_batch)
     load.check(part)
     workload = replace(scorer.workload, context_len=part.context)
-    known = believed(scorer, drafter, part)
-    share = known.share.value if known.share is not None else 1.0
-    drafter, acceptance = drafter.with_share(share), known.acceptance
+    alpha, drift, share = _accepted(scorer, drafter, part)
+    drafter = drafter.with_share(share)
     times = times_over_batches(
         scorer.latency, scorer.target, drafter, workload, scorer.gammas, sizes=load.sizes
     )
@@ -172,39 +182,51 @@ def serve_part(
     def loaded(service: Service) -> Service:
         return replace(service, shares_steps=shares, output_cv2=part.output.cv2)
 
-    plain = loaded(plain_service(times, alone_s, written, load.held[1]))
-    servers = {}
-    for gamma in times.gammas:
-        tokens = RoundTokens.of(acceptance.alpha.value, acceptance.drift.value, gamma, share)
-        counted = tokens if tokens_of is None else tokens_of(gamma)
-        if counted is not None:
-            servers[gamma] = loaded(
-                drafting_service(times, gamma, counted, both_s, written, load.held[0])
-            )
-    idle = loaded(drafting_service(times, 0, RoundTokens(), both_s, written, load.held[0]))
-    points = {gamma: steady(server, part) for gamma, server in servers.items()}
-    best = min(points, key=lambda gamma: _cost(points[gamma]))
-    off, asked = (
-        steady(idle, part),
-        len(scorer.gammas) == 1,
-    )  # one gamma that was asked for is priced
+    plain = loaded(plain_service(times, alone_s, written, held[1]))
+    idle = loaded(drafting_service(times, 0, RoundTokens(), both_s, written, held[0]))
+    most = RoundTokens.of(alpha, drift, max(times.gammas), share)
+    servers, off = {}, steady(idle, part)
+    best, tau, gamma = None, 1.0, 0
+    for each in times.gammas:
+        tokens = RoundTokens(most.reach[:each]) if tokens_of is None else tokens_of(each)
+        if tokens is None:
+            continue
+        servers[each] = loaded(drafting_service(times, each, tokens, both_s, written, held[0]))
+        point = steady(servers[each], part)
+        better = np.bool_(True) if best is None else _better(point, best)
+        best = point if best is None else point.where(better, best)
+        gamma, tau = chosen(better, each, gamma), chosen(better, tokens.tau, tau)
+    assert best is not None
     rate = None
     if with_rates and part.requests_per_second is not None:
         rate = crossing_rate(plain, list(servers.values()))
+    drafts = _better(best, off) | (len(scorer.gammas) == 1)  # one that was asked for is priced
     return ServedPart(
         part=part,
-        gamma=best if asked or _cost(points[best]) < _cost(off) else 0,
-        drafting=points[best],
+        gamma=chosen(drafts, gamma, 0),
+        drafting=best,
         plain=steady(plain, part),
         off=off,
-        tau=servers[best].tokens.tau,
-        alpha=acceptance.alpha.value,
+        tau=tau,
+        alpha=alpha,
         context=part.context,
-        services=(servers[best], plain),
+        servers={**servers, 0: plain},
         off_rate=rate,
         times=times,
-        gamma_drafting=best,
+        gamma_drafting=gamma,
     )
+
+
+def _accepted(scorer: Scorer, drafter: Drafter, part: LoadPart) -> tuple[Any, float, float]:
+    """alpha under a part (of each draft of a grid), its drift, and the share of rounds that
+    draft."""
+    if isinstance(drafter.architecture, ShapeGrid):
+        estimator: Any = scorer.acceptance
+        alpha, drift = estimator.alphas(drafter.architecture, context_of(scorer, part))
+        return np.broadcast_to(alpha, drafter.architecture.shape), drift, 1.0
+    known = believed(scorer, drafter, part)
+    share = known.share.value if known.share is not None else 1.0
+    return known.acceptance.alpha.value, known.acceptance.drift.value, share
 
 
 def new_tokens(part: LoadPart) -> int:
@@ -222,10 +244,11 @@ def shares_steps(latency: Any) -> bool:
     return not (latency.rounds is not None and latency.rounds.costs.expands)
 
 
-def _cost(steady: Steady) -> tuple[bool, float]:
-    """What is to be small: a server that keeps up before one that does not, then seconds per
-    token."""
-    return steady.full, steady.tpot_s if not steady.full else -steady.tokens_per_s
+def _better(first: Steady, second: Steady) -> NDArray[np.bool_]:
+    """Whether `first` is the better server: one that keeps up before one that does not, then by
+    seconds per token, or tokens per second of two that do not."""
+    cost, other = (np.where(each.full, -each.tokens_per_s, each.tpot_s) for each in (first, second))
+    return np.asarray(np.where(np.equal(first.full, second.full), cost < other, second.full))
 
 
 def steady(server: Service, part: LoadPart) -> Steady:
@@ -256,81 +279,80 @@ def believed(scorer: Scorer, drafter: Drafter, part: LoadPart) -> FamilyAcceptan
 
 def objective_of(
     parts: Sequence[ServedPart], objective: Objective, ranks: int, *, plain: bool = False
-) -> float:
+) -> Any:
     """The objective over a mix: larger is better but for `tpot` (seconds). Weights are shares of
     the tokens served."""
     points = [(each.part.weight, each.plain if plain else each.best) for each in parts]
-    tpot = math.fsum(weight * point.tpot_s for weight, point in points)
+    tpot = sum(weight * point.tpot_s for weight, point in points)
     if objective == "tpot":
         return tpot
     if objective == "speedup":
-        return math.fsum(each.part.weight * each.plain.tpot_s for each in parts) / tpot
-    throughput = 1.0 / math.fsum(weight / point.tokens_per_s for weight, point in points)
+        return sum(each.part.weight * each.plain.tpot_s for each in parts) / tpot
+    throughput = 1.0 / sum(weight / point.tokens_per_s for weight, point in points)
     return throughput / ranks if objective == "tokens_per_device" else throughput
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """A limit and how far a drafter is over it, relative to it: kept where `over` is at most 0."""
+    """A limit of the mix, of one of its `part`s or ("") of the drafter, and what the drafter (each
+    of a grid) needs. `said` and `most`: both in words."""
 
+    part: str
     name: str
-    over: float
-    words: str
+    value: Any
+    limit: float
+    said: str
+    most: str
+
+    @property
+    def over(self) -> Any:
+        """How far it is beyond the limit, relative to it: kept where this is at most 0."""
+        return np.minimum(self.value / self.limit - 1.0, MOST_OVER)
+
+    @property
+    def words(self) -> str:
+        """Of one drafter."""
+        said = "no end of waiting" if math.isinf(self.value) else self.said.format(self.value)
+        words = f"{said}{self.most.format(self.limit)}"
+        return f"{self.part}: {words}" if self.part else words
 
 
 MOST_OVER: Final = 1e9  # where waiting has no end
 
 
 def overs(
-    parts: Sequence[ServedPart], mix: Mix, drafter: Drafter, workload: Workload, tokens: float
+    parts: Sequence[ServedPart], mix: Mix, drafter: Drafter, workload: Workload, tokens: Any
 ) -> list[Over]:
     """Each limit of the mix with how far the drafter is over it."""
-    limits, found = mix.limits, []
+    limits, most = mix.limits, ", at most {:g}"
+    rows: list[tuple[str, str, Any, float | None, str, str]] = []
     for each in parts:
-        point, name = each.best, each.part.name
-        if limits.tpot_ms is not None:
-            words = f"{name}: {1e3 * point.tpot_s:.1f} ms a token, at most {limits.tpot_ms:g}"
-            found.append(Over(f"{name} tpot", 1e3 * point.tpot_s / limits.tpot_ms - 1.0, words))
-        if limits.ttft_ms is not None:
-            first = (
-                "no end of waiting"
-                if math.isinf(point.ttft_s)
-                else f"{1e3 * point.ttft_s:.0f} ms to the first token in the mean"
-            )
-            over = min(1e3 * point.ttft_s / limits.ttft_ms - 1.0, MOST_OVER)
-            found.append(
-                Over(f"{name} ttft", over, f"{name}: {first} (mean), at most {limits.ttft_ms:g}")
-            )
-        if limits.ttft_p99_ms is not None and point.ttft_p99_s is not None:
-            first = (
-                "no end of waiting"
-                if point.full
-                else f"99 % within {1e3 * point.ttft_p99_s:.0f} ms to the first token"
-            )
-            over = min(1e3 * point.ttft_p99_s / limits.ttft_p99_ms - 1.0, MOST_OVER)
-            found.append(
-                Over(
-                    f"{name} ttft 99 %", over, f"{name}: {first}, at most {limits.ttft_p99_ms:g} ms"
-                )
-            )
-        if limits.memory_gib is not None:
-            used = (
-                drafter.bytes(workload.dtype_bytes, max(1, round(point.running)), each.context)
-                / 2**30
-            )
-            words = f"{name}: the draft takes {used:.1f} GiB, at most {limits.memory_gib:g}"
-            found.append(Over(f"{name} memory", used / limits.memory_gib - 1.0, words))
-    if limits.parameters is not None:
-        words = (
-            f"{drafter.parameters() / 1e6:,.0f}M parameters, at most"
-            f" {limits.parameters / 1e6:,.0f}M"
-        )
-        found.append(Over("parameters", drafter.parameters() / limits.parameters - 1.0, words))
-    if limits.training_exaflop is not None:
-        cost = training_exaflop(drafter.parameters(), tokens) if drafter.trains else 0.0
-        words = f"training takes {cost:,.3g} exaFLOP, at most {limits.training_exaflop:g}"
-        found.append(Over("training", cost / limits.training_exaflop - 1.0, words))
-    return found
+        point, part = each.best, each.part.name
+        mean = "{:.0f} ms to the first token in the mean"
+        late = "99 % within {:.0f} ms to the first token"
+        rows += [
+            (part, "tpot", 1e3 * point.tpot_s, limits.tpot_ms, "{:.1f} ms a token", most),
+            (part, "ttft", 1e3 * point.ttft_s, limits.ttft_ms, mean, f" (mean){most}"),
+        ]
+        if point.ttft_p99_s is not None:
+            value = 1e3 * point.ttft_p99_s
+            rows.append((part, "ttft 99 %", value, limits.ttft_p99_ms, late, f"{most} ms"))
+        running = np.maximum(1, np.rint(point.running))
+        used = drafter.bytes(workload.dtype_bytes, running, each.context) / 2**30
+        rows.append((part, "memory", used, limits.memory_gib, "the draft takes {:.1f} GiB", most))
+    count = drafter.parameters()
+    allowed = None if limits.parameters is None else limits.parameters / 1e6
+    rows.append(
+        ("", "parameters", count / 1e6, allowed, "{:,.0f}M parameters", ", at most {:,.0f}M")
+    )
+    cost, said = training_exaflop(count, tokens), "training takes {:,.3g} exaFLOP"
+    cost = cost if drafter.trains else 0.0
+    rows.append(("", "training", cost, limits.training_exaflop, said, most))
+    return [
+        Over(part, f"{part} {name}".strip(), value, limit, said, words)
+        for part, name, value, limit, said, words in rows
+        if limit is not None
+    ]
 
 
 def training_tokens(context: AcceptanceContext, parameters: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.grid import ShapeGrid
 from archsearch.architecture.ops import Part
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.registry import as_drafter
@@ -25,7 +26,7 @@ LARGEST: Final = 512  # batch sizes are priced up to this one
 
 def prefill_s(
     latency: Any, target: Architecture, draft: Draft | None, workload: Workload, prompt_tokens: int
-) -> float:
+) -> Any:
     """Seconds that a prompt adds: the target's pass over it, and the draft's, which keeps a cache
     of its own.
 
@@ -72,17 +73,19 @@ def _chunk_s(
     )
 
 
-def _pass_s(latency: Any, arch: Architecture, tokens: int, cached: int, ranks: int) -> float:
-    if getattr(latency, "engine_", None) is not None:
-        found = latency.engine_.forward_s(arch, batch=1, tokens=tokens, context=cached, cold=True)
-    elif hasattr(latency, "forward_s"):
-        found = latency.forward_s(arch, batch=1, tokens=tokens, context=cached, ranks=ranks)
-    else:  # a latency that knows rounds only
-        found = latency.verify_s(arch, Workload(1, cached, ranks), tokens - 1)
-    return float(found.value)
+def _pass_s(latency: Any, arch: Architecture, tokens: int, cached: int, ranks: int) -> Any:
+    own = getattr(latency, "engine_", None)
+    if isinstance(arch, ShapeGrid):
+        return latency.grid_s(arch, [(Part(1, tokens, cached), own is not None)], ranks)[0]
+    if own is not None:
+        return own.forward_s(arch, batch=1, tokens=tokens, context=cached, cold=True).value
+    if hasattr(latency, "forward_s"):
+        return latency.forward_s(arch, batch=1, tokens=tokens, context=cached, ranks=ranks).value
+    # a latency that knows rounds only
+    return latency.verify_s(arch, Workload(1, cached, ranks), tokens - 1).value
 
 
-def _draft_prefill_s(latency: Any, drafter: Drafter, workload: Workload, tokens: int) -> float:
+def _draft_prefill_s(latency: Any, drafter: Drafter, workload: Workload, tokens: int) -> Any:
     ranks = latency.facts.ranks_of_draft(workload)
     if drafter.model is not None:
         return _pass_s(latency, latency.facts.served_draft(drafter.model), tokens, 0, ranks)
@@ -122,7 +125,7 @@ def times_over_batches(
 
 
 def plain_service(
-    times: RoundTimes, prefill: float, output_tokens: float, held: int | None = None
+    times: RoundTimes, prefill: float, output_tokens: float, held: Any = None
 ) -> Service:
     """The server without a draft."""
     most = held if held is not None else MOST_RUNNING
@@ -133,13 +136,13 @@ def drafting_service(
     times: RoundTimes,
     gamma: int,
     tokens: RoundTokens,
-    prefill: float,
+    prefill: Any,
     output_tokens: float,
-    held: int | None = None,
+    held: Any = None,
 ) -> Service:
     """The server that drafts `gamma` tokens a round; 0: with the draft loaded and idle."""
     if gamma == 0:
-        rounds = times.decode + times.idle
+        rounds = (times.decode + times.idle.T).T
     else:
         rounds = times.round[:, times.gammas.index(gamma)]
     most = held if held is not None else MOST_RUNNING

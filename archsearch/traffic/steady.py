@@ -90,8 +90,9 @@ class RoundTokens:
 @dataclass(frozen=True)
 class Service:
     """What a server does for a request. `at`: batch sizes, ascending; `round_s`: seconds of a round
-    at each, [sizes] or [sizes, drafts]; `prefill_s`: seconds that a request's prompt adds;
-    `output_tokens`: mean; `held`: most requests that memory holds; both of all or [drafts]."""
+    at each, [sizes] or [sizes, ...] of many drafts; `prefill_s`: seconds that a request's prompt
+    adds; `output_tokens`: mean; `held`: most requests that memory holds; both of all or of each
+    draft."""
 
     at: Array
     round_s: Array
@@ -147,8 +148,8 @@ class Service:
 
 
 def _taken(seconds: Array, rows: Any) -> Array:
-    """A row of each draft's column [sizes, drafts], or the rows of the only column."""
-    return seconds[rows, np.arange(seconds.shape[1])] if seconds.ndim > 1 else seconds[rows]
+    """A row of each draft's column [sizes, ...], or the rows of the only column."""
+    return np.take_along_axis(seconds, rows[None], 0)[0] if seconds.ndim > 1 else seconds[rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +168,10 @@ class Steady:
     full: Any = False
     ttft_p99_s: Any = None
 
-    def where(self, which: NDArray[np.bool_], other: Steady) -> Steady:
+    def where(self, which: Any, other: Steady) -> Steady:
         """This where `which` says so, else the other."""
         pairs = [(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
-        return Steady(
-            *(None if mine is None else _number(np.where(which, mine, its)) for mine, its in pairs)
-        )
+        return Steady(*(None if mine is None else chosen(which, mine, its) for mine, its in pairs))
 
 
 def in_flight(service: Service, concurrency: Any) -> Steady:
@@ -292,6 +291,11 @@ def _steady(
 def _number(value: Any) -> Any:
     """An array as it is; a number as Python's own, which JSON knows."""
     return value if np.ndim(value) else np.asarray(value).item()
+
+
+def chosen(which: Any, one: Any, other: Any) -> Any:
+    """`one` where `which` says so, else the other."""
+    return _number(np.where(which, one, other))
 
 
 def crossing_rate(plain: Service, drafting: Sequence[Service]) -> float | None:

@@ -16,11 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.grid import ShapeGrid
 from archsearch.architecture.ops import Part, PassOps
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.registry import as_drafter
 from archsearch.engine_rounds import EngineRounds
 from archsearch.latency.drafted import rows_of
+from archsearch.latency.grid import GridLatency
 from archsearch.latency.rounds import verified_rows
 from archsearch.workload import Workload
 
@@ -106,6 +108,8 @@ def round_times(
     """The times under each of `workloads`, which stand at `at`. A drafter that cannot draft some of
     `gammas` is asked for the rest; all kernels are priced together."""
     drafter = as_drafter(draft)
+    if isinstance(drafter.model, ShapeGrid):
+        return _grid_times(latency, target, drafter.model, workloads, at, gammas)
     able = drafter.gammas(tuple(gammas))
     _prepare(latency, target, drafter, workloads, able)
     asked = drafter.model or drafter
@@ -137,6 +141,39 @@ def round_times(
         source=source,
         host_bound=np.asarray(bounds, dtype=bool),
         **arrays,
+    )
+
+
+def _grid_times(
+    latency: Any,
+    target: Architecture,
+    grid: ShapeGrid,
+    workloads: Sequence[Workload],
+    at: Sequence[int],
+    gammas: Sequence[int],
+) -> RoundTimes:
+    """Without std: `idle` is [conditions, *shapes], `draft` and `round` [conditions, gammas,
+    *shapes]."""
+    priced = [GridLatency(latency, target, grid, workload, gammas) for workload in workloads]
+    rounds = [list(each.rounds()) for each in priced]
+
+    def whole(values: Any) -> Array:
+        return np.broadcast_to(np.asarray(values, dtype=float), grid.shape)
+
+    nothing = np.zeros((len(at), len(gammas)))
+    return RoundTimes(
+        at=np.asarray(at, dtype=float),
+        gammas=tuple(gammas),
+        decode=np.array([latency.decode_s(target, workload).value for workload in workloads]),
+        decode_std=nothing[:, 0],
+        idle=np.stack([whole(each.idle()) for each in priced]),
+        draft=np.stack([[whole(time.draft_s) for time in each] for each in rounds]),
+        verify=nothing,
+        verify_std=nothing,
+        round=np.stack([[whole(time.round_s) for time in each] for each in rounds]),
+        round_std=nothing,
+        source="modelled",
+        host_bound=nothing > 0.0,
     )
 
 

@@ -33,7 +33,7 @@ from archsearch.paths import data_dir
 from archsearch.pipeline import sample_space
 from archsearch.profiles import Profile
 from archsearch.search.exact import exact_grid, rank_all, rank_alone
-from archsearch.search.grid import GridScorer, SpaceGrid, can_score, grid_of
+from archsearch.search.grid import SpaceGrid, can_score, grid_of
 from archsearch.search.objective import Latency, Scorer
 from archsearch.search.space import Limits, SearchSpace, list_spaces, load_space
 from archsearch.search.study import How, search
@@ -60,7 +60,7 @@ def scorer_of(
 def compare(scorer: Scorer, grid: SpaceGrid, space: SearchSpace, some: int = 40) -> None:
     """A sample of the grid's shapes, one by one, at the best gamma and at each alone."""
     rng = random.Random(0)
-    scored = list(GridScorer(scorer, grid.grid).chunks())
+    scored = list(scorer.over_grid(grid.grid))
     places = [
         (scores, rng.randrange(scores.speedup.size)) for scores in rng.choices(scored, k=some)
     ]

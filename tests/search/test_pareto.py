@@ -16,7 +16,6 @@ from archsearch.hardware.device import load_device
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.report.pareto import pareto_chart, pareto_section
 from archsearch.search.exact import exact_grid
-from archsearch.search.grid import GridScorer
 from archsearch.search.objective import Scorer
 from archsearch.search.pareto import GOALS, check_goals, pareto, pareto_places, undominated
 from archsearch.search.space import SearchSpace
@@ -47,9 +46,7 @@ def test_the_set_of_a_whole_space_is_exact(small_space: SearchSpace) -> None:
     assert grid is not None
     found = [grid.grid.at(place) for place in pareto_places(scorer, grid, goals)]
     grid_scores = [
-        score
-        for scores in GridScorer(scorer, grid.grid).chunks()
-        for score in np.ravel(scores.speedup)
+        score for scores in scorer.over_grid(grid.grid) for score in np.ravel(scores.speedup)
     ]
     assert len(grid_scores) == grid.grid.size
     shapes = [shape for shape in space.enumerate(TARGET) if isinstance(shape, Architecture)]

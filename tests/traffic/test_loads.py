@@ -260,7 +260,7 @@ def test_objectives_over_a_mix_by_hand() -> None:
 def test_off_pays_what_the_loaded_draft_costs() -> None:
     mix = mix_of({"parts": [{**PART, "concurrency": 512}]}, "w")
     (part,) = served(mix, row=1e-3, off=5e-3)
-    assert part.gamma == 0 and part.best is part.off and part.speedup < 1.0
+    assert part.gamma == 0 and part.best == part.off and part.speedup < 1.0
 
 
 def test_limits_are_named() -> None:

@@ -177,7 +177,7 @@ def test_all_at_once_says_what_one_by_one_does(number: int) -> None:
     grid = exact_grid(space(), own)
     assert grid is not None
     rng = random.Random(number)
-    chunks = list(own.over_grid(grid.grid).chunks())
+    chunks = list(own.over_grid(grid.grid))
     assert sum(scores.speedup.size for scores in chunks) == grid.grid.size
     compared = 0
     for scores in rng.choices(chunks, k=12):
