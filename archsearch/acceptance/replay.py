@@ -16,7 +16,7 @@ whatever happened before, and a round that starts at s writes 1 + k tokens with 
 a[s+k-1] (1 - a[s+k]). The chance that some round starts at each token follows by one pass over the
 text, and with it the expected number of rounds. Greedy text is the case a = 0 or 1.
 
-Which rounds count, as `archsearch.engines.engine.whole_rounds` counts them: a text cut at a length
+Which rounds count, as `engines.child.answers.whole_rounds` counts them: a text cut at a length
 n counts the rounds that could have written gamma + 1 tokens before n (so the cut does not look like
 a rejection, and a short round near the end is not preferred to a long one); a text that ended by
 itself counts all but the round that wrote its end token.

@@ -8,7 +8,7 @@ import pytest
 from archsearch import speedup
 from archsearch.acceptance.measured import Trace
 from archsearch.acceptance.replay import best_gamma, expected_rounds, replay_tau
-from archsearch.engines.engine import whole_rounds
+from archsearch.engines.child.answers import whole_rounds
 from archsearch.errors import ArchsearchError
 
 

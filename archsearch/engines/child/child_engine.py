@@ -75,10 +75,6 @@ class ChildEngine:
         """The models in the form that the worker loads, target first."""
         return list(sources)
 
-    def finished(self, fields: Mapping[str, Any], sampling: Sampling) -> Mapping[str, Any]:
-        """The fields of a GenerationResult (but its text) out of an answer of the worker."""
-        return fields
-
     def told(self, what: str, answer: Mapping[str, Any]) -> None:
         """Keep what else the worker answered to `what` (start or generate)."""
 
@@ -169,9 +165,9 @@ class ChildEngine:
         )
         self._steps = tuple(EngineStep(**_tuples(fields)) for fields in answer["steps"])
         self.told("generate", answer)
-        found = [self.finished(fields, sampling) for fields in answer["results"]]
         return [
-            GenerationResult(**{**_tuples(fields), "text": self._text(fields)}) for fields in found
+            GenerationResult(**{**_tuples(fields), "text": self._text(fields)})
+            for fields in answer["results"]
         ]
 
     def token_logits(self, token_ids: Sequence[int], candidates: Sequence[int]) -> list[float]:

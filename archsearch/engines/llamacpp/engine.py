@@ -6,18 +6,12 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.engines.child.child_engine import ChildEngine
-from archsearch.engines.engine import (
-    EngineSettings,
-    ModelSource,
-    Sampling,
-    round_statistics,
-    whole_rounds,
-)
+from archsearch.engines.engine import EngineSettings, ModelSource
 from archsearch.errors import ArchsearchError
 from archsearch.files import scratch_dir
 from archsearch.models.gguf_file import GGUF_KINDS, write_gguf
@@ -103,20 +97,6 @@ class LlamaCppEngine(ChildEngine):
     def _interpreter(self) -> Path:
         """A llama-server of the user's own needs nothing but Python beside it."""
         return Path(sys.executable) if os.environ.get(SERVER_VARIABLE) else super()._interpreter()
-
-    def finished(self, fields: Mapping[str, Any], sampling: Sampling) -> dict[str, Any]:
-        """Counts over whole rounds, out of the tokens that each round wrote."""
-        lengths = list(fields["lengths"])
-        result = {name: value for name, value in fields.items() if name not in ("lengths", "ended")}
-        if not self.gamma:
-            return result
-        whole = whole_rounds(lengths, self.gamma, sampling.max_new_tokens - 1, fields["ended"])
-        return result | {
-            "rounds": len(whole),
-            "drafted": self.gamma * len(whole),
-            "accepted_by_position": round_statistics(whole, self.gamma),
-            "round_lengths": tuple(whole),
-        }
 
 
 def gguf_of(

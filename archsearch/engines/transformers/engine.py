@@ -30,6 +30,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from archsearch.acceptance.lookup import Ngram, Reader
 from archsearch.engine_facts import engine_facts
+from archsearch.engines.child.answers import answer_of, drafting_rounds
 from archsearch.engines.engine import (
     Chained,
     EnginePrompt,
@@ -41,9 +42,6 @@ from archsearch.engines.engine import (
     Sampling,
     check_family,
     check_start,
-    drafting_rounds,
-    round_statistics,
-    whole_rounds,
 )
 from archsearch.engines.transformers.chain import ChainGenerator, chained
 from archsearch.errors import ArchsearchError
@@ -332,42 +330,28 @@ class TransformersEngine:
         token_ids = tuple(output[0, input_ids.shape[1] :].tolist())
         times, lengths = clock.times[1:], clock.lengths[1:]  # the first is the prompt
         room, ended = sampling.max_new_tokens, _ended(token_ids, config)
-        whole: list[int] = []
         drafted = [self.gamma] * len(lengths)
+        whole = drafting_rounds(lengths, drafted, room, ended)
         if self.lookup is not None:
             drafted = [
                 rows - 1 - (number == 0) * (len(prompt.token_ids) - 1)
                 for number, rows in enumerate(passes.rows)
             ]
-            judged = drafting_rounds(lengths, drafted, room, ended)
-            whole, proposed = [length for _, length in judged], sum(drafts for drafts, _ in judged)
-        else:
-            whole = whole_rounds(lengths, self.gamma, room, ended) if self.gamma else []
-            if made:
-                drafted = made[0].drafted
-                made[0].write(output)
-            proposed = sum(drafted[: len(whole)])
+            whole = drafting_rounds(lengths, drafted, room, ended)
+        elif made:  # a chain: what was proposed, in the rounds that had room for its longest
+            drafted = made[0].drafted
+            made[0].write(output)
+            whole = [(drafts, n) for drafts, (_, n) in zip(drafted, whole, strict=False)]
         self._steps += _steps_of(
             passes.passes, [started, *times], lengths, drafted, len(prompt.token_ids)
         )
-        return GenerationResult(
-            prompt_id=prompt.prompt_id,
-            text=(
-                ""
-                if self.tokenizer is None
-                else str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
-            ),
-            token_ids=token_ids,
-            seconds=seconds,
-            first_s=times[0] - started,
-            decode_seconds=times[-1] - times[0],
-            decode_tokens=len(token_ids) - lengths[0],
-            rounds=len(whole),
-            drafted=proposed,
-            accepted_by_position=round_statistics(whole, self.gamma) if self.gamma else (),
-            round_lengths=tuple(whole),
-            gaps_s=tuple(b - a for a, b in pairwise(times)),
+        text = ""
+        if self.tokenizer is not None:
+            text = str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        fields = answer_of(
+            prompt.prompt_id, token_ids, seconds, (times, lengths), whole, self.gamma
         )
+        return GenerationResult(text=text, **fields)
 
     def _processors(
         self, sampling: Sampling, config: GenerationConfig, prompt: EnginePrompt

@@ -22,10 +22,10 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from archsearch.engines.child.answers import answer_of, round_statistics, whole_rounds
 from archsearch.engines.engine import (
     EnginePrompt,
     EngineSettings,
@@ -34,8 +34,6 @@ from archsearch.engines.engine import (
     ModelSource,
     Sampling,
     check_start,
-    round_statistics,
-    whole_rounds,
 )
 from archsearch.engines.openai.client import OpenAIServer, Stream, refusal
 from archsearch.engines.openai.connection import Lost
@@ -348,43 +346,22 @@ class VllmServerEngine:
                 f"the server answered with token {max(token_ids)}, the target's vocabulary ends at"
                 f" {self._vocab_size - 1}; it serves another model ({self._model})"
             )
-        lengths = [len(chunk) for chunk in stream.chunks]
-        result = GenerationResult(
-            prompt_id=prompt.prompt_id,
-            text=(
-                stream.text
-                if self.tokenizer is None
-                else str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
-            ),
-            token_ids=token_ids,
-            seconds=stream.times[-1] - stream.started,
-            first_s=stream.times[0] - stream.started,
-            decode_seconds=stream.times[-1] - stream.times[0],
-            decode_tokens=len(token_ids) - lengths[0],
-            gaps_s=tuple(b - a for a, b in pairwise(stream.times)),
-        )
-        if not self._gamma or not self._chunks_may_be_rounds(lengths):
-            return result
-        room = (
-            sampling.max_new_tokens - lengths[0]
-        )  # the first chunk is the prompt's own token, no round
-        return self._counted(
-            result, whole_rounds(lengths[1:], self._gamma, room, stream.finish == "stop")
-        )
+        text, lengths = stream.text, [len(chunk) for chunk in stream.chunks]
+        if self.tokenizer is not None:
+            text = str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        whole: list[tuple[int, int]] = []
+        gamma = self._gamma if self._gamma and self._chunks_may_be_rounds(lengths) else 0
+        if gamma:
+            # the first chunk is the prompt's own token, no round
+            room, ended = sampling.max_new_tokens - lengths[0], stream.finish == "stop"
+            rounds = whole_rounds(lengths[1:], gamma, room, ended)
+            whole = [(gamma, length) for length in rounds]
+        seconds, handed = stream.times[-1] - stream.started, (stream.times, lengths)
+        fields = answer_of(prompt.prompt_id, token_ids, seconds, handed, whole, gamma)
+        return GenerationResult(text=text, **fields)
 
     def _chunks_may_be_rounds(self, lengths: Sequence[int]) -> bool:
         return lengths[0] == 1 and max(lengths) <= self._gamma + 1
-
-    def _counted(
-        self, result: GenerationResult, whole: Sequence[int], drafted: int | None = None
-    ) -> GenerationResult:
-        return replace(
-            result,
-            rounds=len(whole),
-            drafted=self._gamma * len(whole) if drafted is None else drafted,
-            accepted_by_position=round_statistics(whole, self._gamma),
-            round_lengths=tuple(whole),
-        )
 
     def _settled(self, server: OpenAIServer, before: Counters, written: int) -> Counters:
         """What the server counted for `written` tokens, once its metrics have caught up."""
@@ -444,6 +421,12 @@ class VllmServerEngine:
             lengths += [position + 2] * (accepted - after)
         dealt = deal(lengths, [result.decode_tokens for result in results])
         return [
-            replace(self._counted(result, share, round(mean * len(share))), round_lengths=())
+            replace(
+                result,
+                rounds=len(share),
+                drafted=round(mean * len(share)),
+                accepted_by_position=round_statistics(share, self._gamma),
+                round_lengths=(),
+            )
             for result, share in zip(results, dealt, strict=True)
         ]

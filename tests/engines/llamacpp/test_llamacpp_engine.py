@@ -10,7 +10,7 @@ import gguf
 import pytest
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.engines.engine import EngineSettings, Sampling
+from archsearch.engines.engine import EngineSettings
 from archsearch.engines.llamacpp.engine import SERVER_VARIABLE, WORKER, LlamaCppEngine, gguf_of
 from archsearch.errors import ArchsearchError
 from archsearch.models.drafts import build_draft, save_draft
@@ -38,32 +38,25 @@ STREAM = [
 
 
 def test_tokens_of_one_round_carry_the_same_clock() -> None:
-    found = worker.stream.answer_of("p", STREAM, 0.2)
-    assert found["token_ids"] == [5, 6, 7, 8, 9, 1, 2] and found["lengths"] == [3, 1, 2]
+    found, *rounds = worker.stream.streamed("p", STREAM, 0.2, 3, 7)
+    assert found["token_ids"] == (5, 6, 7, 8, 9, 1, 2) and rounds[0] == [3, 1, 2]
     assert found["gaps_s"] == pytest.approx([0.039999, 0.03, 0.04]) and found["decode_tokens"] == 6
-    assert (
-        found["seconds"] == pytest.approx(found["first_s"] + found["decode_seconds"])
-        and not found["ended"]
-    )
-    steps = worker.stream.steps_of(found, 10, 3, 7)
+    assert found["seconds"] == pytest.approx(found["first_s"] + found["decode_seconds"])
+    steps = worker.stream.steps_of(found, tuple(rounds), 10, 3)
     assert [step["written"] for step in steps] == [1, 3, 1, 2] and [
         s["target_tokens"] for s in steps
     ] == [10, 4, 4, 3]
-    assert steps[0]["prefill"] and "asked" not in found
+    assert steps[0]["prefill"]
 
 
 def test_rounds_that_the_limit_cut_are_not_counted() -> None:
-    engine = LlamaCppEngine(EngineSettings(dtype="float16"))
-    engine.gamma = 3
-    fields = worker.stream.answer_of("p", STREAM, 0.2)
-    fields.pop("asked")
-    found = engine.finished(fields, Sampling(max_new_tokens=7))
+    found = worker.stream.streamed("p", STREAM, 0.2, 3, 7)[0]
     assert (
         found["round_lengths"] == (3,)
         and found["drafted"] == 3
         and found["accepted_by_position"] == (1, 1, 0)
     )
-    assert engine.finished(fields, Sampling(max_new_tokens=64))["round_lengths"] == (3, 1, 2)
+    assert worker.stream.streamed("p", STREAM, 0.2, 3, 64)[0]["round_lengths"] == (3, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +65,7 @@ def test_rounds_that_the_limit_cut_are_not_counted() -> None:
 )
 def test_an_answer_that_breaks_off_is_a_failure(events: list[dict[str, Any]], words: str) -> None:
     with pytest.raises(Exception, match=words):
-        worker.stream.answer_of("p", events, 0.1)
+        worker.stream.streamed("p", events, 0.1, 3, 7)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from archsearch.engines.engine import EnginePrompt, GenerationResult, Sampling, round_statistics
+from archsearch.engines.child.answers import round_statistics
+from archsearch.engines.engine import EnginePrompt, GenerationResult, Sampling
 from archsearch.engines.measure.by_prompt import (
     best_of_gammas,
     choice_cost,

@@ -13,7 +13,7 @@ import torch
 
 import archsearch.engines.openvino.engine as openvino_module
 from archsearch.architecture.architecture import Architecture
-from archsearch.engines.engine import Engine, EnginePrompt, EngineSettings, Sampling, whole_rounds
+from archsearch.engines.engine import Engine, EnginePrompt, EngineSettings, Sampling
 from archsearch.engines.environments.environment import find_python
 from archsearch.engines.openvino.engine import WORKER, OpenVinoEngine
 from archsearch.errors import ArchsearchError, RunFailed
@@ -53,18 +53,16 @@ def test_the_last_token_is_never_drafted() -> None:
 
 
 def test_only_rounds_that_were_asked_for_gamma_and_not_cut_are_whole() -> None:
-    assert worker.rounds.whole_rounds([1, 4, 2, 1, 2], 3, 10, ended=False) == [4, 2]
-    assert worker.rounds.whole_rounds([1, 4, 2], 3, 64, ended=True) == [4]
-    assert worker.rounds.whole_rounds([1], 3, 64, ended=False) == []
+    def lengths(handed: list[int], limit: int, ended: bool) -> list[int]:
+        asked = worker.openvino_worker.Worker()
+        asked.gamma = 3
+        arrivals = [float(number) for number in range(len(handed))]
+        answer = asked.result("p", [0] * sum(handed), handed, arrivals, 9.0, limit, ended)
+        return list(answer["round_lengths"])
 
-
-@pytest.mark.parametrize("ended", [True, False])
-@pytest.mark.parametrize("limit", range(5, 14))
-def test_the_worker_s_whole_rounds_are_those_of_every_engine(limit: int, ended: bool) -> None:
-    lengths = [1, 3, 1, 2, 3, 1]  # the worker's first hand-over is the prompt's own token
-    assert worker.rounds.whole_rounds(lengths, 2, limit, ended) == whole_rounds(
-        lengths[1:], 2, limit - 1, ended
-    )
+    assert lengths([1, 4, 2, 1, 2], 10, ended=False) == [4, 2]
+    assert lengths([1, 4, 2], 64, ended=True) == [4]
+    assert lengths([1], 64, ended=False) == []
 
 
 def test_draft_passes_are_told_apart_or_not_told() -> None:

@@ -11,14 +11,12 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 
 from archsearch.acceptance.lookup import LookupText, Ngram, replay
 from archsearch.architecture.architecture import Architecture
+from archsearch.engines.child.answers import drafting_rounds, round_statistics, whole_rounds
 from archsearch.engines.engine import (
     Engine,
     EnginePrompt,
     ExitAfter,
     Sampling,
-    drafting_rounds,
-    round_statistics,
-    whole_rounds,
 )
 from archsearch.engines.measure.by_prompt import identities
 from archsearch.engines.measure.turns import Plan, Variant, run_plan

@@ -86,11 +86,11 @@ def test_the_round_with_the_end_token_is_cut(worker: SimpleNamespace) -> None:
 
 def test_a_result_counts_whole_rounds_and_times_all(worker: SimpleNamespace) -> None:
     result = _request(worker, [(0, 1), (3, 4), (3, 1), (3, 2), (3, 2)]).result(3)
-    assert result["round_lengths"] == [4, 1, 2] and result["rounds"] == 3 and result["drafted"] == 9
-    assert result["accepted_by_position"] == [2, 1, 1]
+    assert result["round_lengths"] == (4, 1, 2) and result["rounds"] == 3 and result["drafted"] == 9
+    assert result["accepted_by_position"] == (2, 1, 1)
     assert len(result["token_ids"]) == 10 and result["decode_tokens"] == 9
     assert (result["seconds"], result["first_s"], result["decode_seconds"]) == (5.0, 1.0, 4.0)
-    assert result["gaps_s"] == [1.0] * 4
+    assert result["gaps_s"] == (1.0,) * 4
 
 
 def test_rounds_of_a_schedule_draft_what_their_step_drafted(worker: SimpleNamespace) -> None:
@@ -98,7 +98,7 @@ def test_rounds_of_a_schedule_draft_what_their_step_drafted(worker: SimpleNamesp
     assert (
         result["rounds"] == 2
         and result["drafted"] == 4
-        and result["accepted_by_position"] == [2, 1, 1]
+        and result["accepted_by_position"] == (2, 1, 1)
     )
 
 

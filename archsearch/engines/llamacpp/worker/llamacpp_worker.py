@@ -26,7 +26,7 @@ sys.path.insert(
 
 from loop import Failed, UserError, claim_stdout, serve
 from passes import Model, PassClock, library
-from stream import answer_of, steps_of
+from stream import steps_of, streamed
 
 PACKAGE = "xllamacpp"
 SHORTEST_CONTEXT = 256
@@ -251,9 +251,10 @@ class Worker:
                 raise Failed(
                     f"the server broke off in the answer to prompt {prompt['id']!r}: {error}"
                 ) from error
-            result = answer_of(prompt["id"], events, time.perf_counter() - started)
+            seconds, limit = time.perf_counter() - started, request["max_new_tokens"]
+            result, *rounds = streamed(prompt["id"], events, seconds, self.gamma, limit)
             results.append(result)
-            own = steps_of(result, len(prompt["token_ids"]), self.gamma, request["max_new_tokens"])
+            own = steps_of(result, tuple(rounds), len(prompt["token_ids"]), self.gamma)
             if self.clock is not None:
                 self.clock.add_to(own, prompt["token_ids"])
             steps += own

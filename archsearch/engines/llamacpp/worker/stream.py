@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from answers import answer_of, whole_rounds
 from loop import Failed
 
 
-def answer_of(prompt_id: str, events: Sequence[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """An answer: its tokens, the tokens of each round behind the first token (`lengths`), and their
-    times.
+def streamed(
+    prompt_id: str, events: Sequence[dict[str, Any]], seconds: float, gamma: int, limit: int
+) -> tuple[dict[str, Any], list[int], list[int]]:
+    """An answer of at most `limit` tokens; tokens written and drafted in each round behind the
+    first token.
 
     `events`: what /completion streamed with `timings_per_token`; `seconds`: of the whole request,
     by our clock. The server's own clock (`predicted_ms`) starts with the first token and stays the
@@ -39,38 +42,25 @@ def answer_of(prompt_id: str, events: Sequence[dict[str, Any]], seconds: float) 
         token_ids += tokens
     if not token_ids:
         raise Failed(f"no token was written for prompt {prompt_id!r}")
-    decode = times[-1] - times[0]
-    return {
-        "prompt_id": prompt_id,
-        "token_ids": token_ids,
-        "seconds": max(seconds, decode),
-        "first_s": max(seconds - decode, 1e-9),
-        "decode_seconds": decode,
-        "decode_tokens": len(token_ids) - lengths[0],
-        "gaps_s": [b - a for a, b in zip(times[:-1], times[1:], strict=True)],
-        "lengths": lengths[1:],
-        "ended": events[-1].get("stop_type") == "eos",
-        "asked": drafted[1:],
-    }
+    ended = events[-1].get("stop_type") == "eos"
+    whole = [(gamma, length) for length in whole_rounds(lengths[1:], gamma, limit - 1, ended)]
+    least = times[-1] - times[0] + 1e-9
+    answer = answer_of(prompt_id, token_ids, max(seconds, least), (times, lengths), whole, gamma)
+    return answer, lengths[1:], drafted[1:]
 
 
 def steps_of(
-    result: dict[str, Any], prompt_tokens: int, gamma: int, limit: int
+    result: dict[str, Any],
+    rounds: tuple[Sequence[int], Sequence[int]],
+    prompt_tokens: int,
+    gamma: int,
 ) -> list[dict[str, Any]]:
-    """The engine's steps: the prompt with the first token, then a round or a plain step each. Takes
-    `asked` out of `result`."""
-    first = {
-        "batch": 1,
-        "written": 1,
-        "seconds": result["first_s"],
-        "target_tokens": prompt_tokens,
-        "prefill": True,
-    }
-    steps = [first]
+    """The engine's steps: the prompt with the first token, then a round or a plain step each.
+    `rounds`: tokens written and drafted in each."""
+    first = {"written": 1, "seconds": result["first_s"], "target_tokens": prompt_tokens}
+    steps: list[dict[str, Any]] = [{"batch": 1, "prefill": True, **first}]
     written = 1
-    for seconds, length, drafted in zip(
-        result["gaps_s"], result["lengths"], result.pop("asked"), strict=True
-    ):
+    for seconds, length, drafted in zip(result["gaps_s"], *rounds, strict=True):
         steps.append(
             {
                 "batch": 1,

@@ -20,10 +20,11 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parents[2] / "child")
 )  # where `loop` is; siblings are found beside the script
 
+from answers import answer_of, pairs_of, whole_rounds
 from convert import check_layers, converted, model_folder, precision, version_of
 from loop import Failed, UserError, claim_stdout, serve
 from openvino_errors import openvino_errors
-from rounds import asked, draft_pass_tokens, draft_passes, pairs_of, trimmed, whole_rounds
+from rounds import asked, draft_pass_tokens, draft_passes, trimmed
 
 PACKAGES = ("openvino-genai", "openvino", "optimum-intel", "transformers", "torch")
 NO_TOKEN = 2**31 - 1
@@ -314,24 +315,10 @@ class Worker:
         """With a draft the first hand-over ends with the first round: the draft reads the prompt in
         it."""
         merged = 2 if self.gamma and len(lengths) > 1 else 1
-        kept = arrivals[merged - 1 :]
-        decode = kept[-1] - kept[0]
-        whole = whole_rounds(lengths, self.gamma, limit, ended) if self.gamma else []
-        return {
-            "prompt_id": prompt_id,
-            "token_ids": token_ids,
-            "seconds": seconds,
-            "first_s": seconds - decode,
-            "decode_seconds": decode,
-            "decode_tokens": len(token_ids) - sum(lengths[:merged]),
-            "rounds": len(whole),
-            "drafted": self.gamma * len(whole),
-            "accepted_by_position": [
-                sum(length > position + 1 for length in whole) for position in range(self.gamma)
-            ],
-            "round_lengths": whole,
-            "gaps_s": [b - a for a, b in pairs_of(kept)],
-        }
+        rounds = whole_rounds(lengths[1:], self.gamma, limit - lengths[0], ended)
+        whole = [(self.gamma, length) for length in rounds]
+        handed = (arrivals[merged - 1 :], [sum(lengths[:merged]), *lengths[merged:]])
+        return answer_of(prompt_id, token_ids, seconds, handed, whole, self.gamma)
 
     def together(
         self, prompts: Sequence[dict[str, Any]], config: Any, limit: int

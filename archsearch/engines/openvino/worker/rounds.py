@@ -11,22 +11,6 @@ def asked(written: int, gamma: int, max_new_tokens: int) -> int:
     return max(0, min(gamma, max_new_tokens - written - 1))
 
 
-def whole_rounds(lengths: Sequence[int], gamma: int, max_new_tokens: int, ended: bool) -> list[int]:
-    """The rounds that were asked for gamma tokens and not cut by the end of the text.
-
-    `lengths`: tokens of each hand-over. The first is the target's own token after the prompt, no
-    round.
-    """
-    whole: list[int] = []
-    written = lengths[0] if lengths else 0
-    last = len(lengths) - 1
-    for index, length in enumerate(lengths[1:], 1):
-        if asked(written, gamma, max_new_tokens) == gamma and not (ended and index == last):
-            whole.append(length)
-        written += length
-    return whole
-
-
 def draft_passes(
     durations: Sequence[float], lengths: Sequence[int], gamma: int, max_new_tokens: int
 ) -> list[list[float]] | None:
@@ -66,8 +50,3 @@ def trimmed(lengths: Sequence[int], total: int) -> list[int]:
         kept.append(min(length, left))
         left -= kept[-1]
     return kept
-
-
-def pairs_of(values: Sequence[float]) -> list[tuple[float, float]]:
-    """Neighbours: (first, second), (second, third), ..."""
-    return list(zip(values[:-1], values[1:], strict=True))

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from answers import answer_of
+
 
 @dataclass
 class Counters:
@@ -62,27 +64,10 @@ class Request:
         self.lengths.append(len(new))
 
     def result(self, gamma: int) -> dict[str, Any]:
-        """The fields of archsearch's GenerationResult but the text. `gamma`: the largest, which is
-        how long the counts are."""
+        """The fields of archsearch's GenerationResult but the text. `gamma`: the largest."""
         assert self.started is not None and self.times
-        lengths = [written for _, written in self.whole]
-        return {
-            "prompt_id": self.prompt_id,
-            "token_ids": self.tokens,
-            "seconds": self.times[-1] - self.started,
-            "first_s": self.times[0] - self.started,
-            "decode_seconds": self.times[-1] - self.times[0],
-            "decode_tokens": len(self.tokens) - self.lengths[0],
-            "rounds": len(lengths),
-            "drafted": sum(drafts for drafts, _ in self.whole),
-            "accepted_by_position": [
-                sum(length - 1 > position for length in lengths) for position in range(gamma)
-            ],
-            "round_lengths": lengths,
-            "gaps_s": [
-                later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)
-            ],
-        }
+        seconds, handed = self.times[-1] - self.started, (self.times, self.lengths)
+        return answer_of(self.prompt_id, self.tokens, seconds, handed, self.whole, gamma)
 
 
 def disagreement(requests: Sequence[Request], counted: Counters) -> str | None:
@@ -94,10 +79,7 @@ def disagreement(requests: Sequence[Request], counted: Counters) -> str | None:
     whole = [pair for request in requests for pair in request.whole]
     cut = [pair for request in requests for pair in request.cut]
     padded = [drafts for request in requests for drafts in request.padded]
-    rounds, drafted = (
-        len(whole) + len(cut) + len(padded),
-        sum(d for d, _ in whole) + sum(d for d, _ in cut) + sum(padded),
-    )
+    rounds, drafted = len(whole + cut) + len(padded), sum(d for d, _ in whole + cut) + sum(padded)
     if counted.rounds != rounds:
         return f"vLLM counted {counted.rounds} rounds, {rounds} were seen"
     if counted.drafted != drafted:
