@@ -35,6 +35,8 @@ THROTTLE_REASONS: Final = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
+_SM_CLOCK: Final = 1  # NVML_CLOCK_SM
+_MEMORY_CLOCK: Final = 2
 _DEFAULT_CACHE: Final = 32 * 2**20
 _DEFAULT_MEMORY: Final = 8 * 2**30
 _DEFAULT_HZ: Final = 2.5e9
@@ -243,49 +245,97 @@ def identify_cpu(threads: int | None = None, root: Path = Path("/")) -> Device:
     )
 
 
-def _nvml() -> tuple[Any, str | None]:
-    """(pynvml, None) with NVML initialised, or (None, one line that says what is missing and what
-    to do)."""
-    try:
-        import pynvml
-    except ImportError:
-        return None, "the Python package nvidia-ml-py is not installed; pip install nvidia-ml-py"
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        words = {
-            getattr(
-                pynvml, "NVML_ERROR_LIBRARY_NOT_FOUND", 12
-            ): "no NVIDIA driver is installed here (libnvidia-ml is missing)",
-            getattr(pynvml, "NVML_ERROR_DRIVER_NOT_LOADED", 9): (
-                "the NVIDIA driver is installed but not loaded; "
-                "load it (modprobe nvidia) or restart the machine"
-            ),
-            getattr(pynvml, "NVML_ERROR_LIB_RM_VERSION_MISMATCH", 18): (
-                "the NVIDIA library and the loaded driver have different "
-                "versions (it was updated while running); restart the machine"
-            ),
-            getattr(pynvml, "NVML_ERROR_NO_PERMISSION", 4): (
-                "this user may not talk to the NVIDIA driver; check the rights of "
-                "/dev/nvidia* or how the container was started (--gpus all)"
-            ),
-        }
-        return None, words.get(
-            getattr(error, "value", None), f"the NVIDIA driver does not answer ({error})"
-        )
-    return pynvml, None
+_NVML_WORDS: Final = {  # by nvmlReturn_t
+    12: "no NVIDIA driver is installed here (libnvidia-ml is missing)",
+    9: (
+        "the NVIDIA driver is installed but not loaded; load it (modprobe nvidia) or restart the"
+        " machine"
+    ),
+    18: (
+        "the NVIDIA library and the loaded driver have different versions (it was updated while"
+        " running); restart the machine"
+    ),
+    4: (
+        "this user may not talk to the NVIDIA driver; check the rights of /dev/nvidia* or how the"
+        " container was started (--gpus all)"
+    ),
+}
+
+
+class _Nvml:
+    """NVML while it is open. `problem`: one line that says what is missing and what to do; None
+    where it answers."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        try:
+            import pynvml
+        except ImportError:
+            self.problem = (
+                "the Python package nvidia-ml-py is not installed; pip install nvidia-ml-py"
+            )
+            return
+        self.library: Any = pynvml
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            self.problem = _NVML_WORDS.get(
+                getattr(error, "value", None) or 0, f"the NVIDIA driver does not answer ({error})"
+            )
+
+    def __enter__(self) -> _Nvml:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.problem is None:
+            self.library.nvmlShutdown()
+
+    def __call__(self, name: str, *arguments: Any) -> Any:
+        """The answer of `nvml<name>`; texts decoded."""
+        return _text(getattr(self.library, f"nvml{name}")(*arguments))
+
+    def told(self, name: str, *arguments: Any) -> Any:
+        """The same; None where this driver, card or slice does not know it."""
+        try:
+            return self(name, *arguments)
+        except (AttributeError, self.library.NVMLError):
+            return None
+
+    def handle(self, gpu: VisibleGpu) -> Any:
+        found = self.told("DeviceGetHandleByUUID", gpu.uuid) if gpu.uuid else None
+        return self("DeviceGetHandleByIndex", gpu.index) if found is None else found
+
+    def describe(self, handle: Any, index: int, driver: str) -> VisibleGpu:
+        memory = int(self("DeviceGetMemoryInfo", handle).total)
+        uuid = self.told("DeviceGetUUID", handle) or ""
+        return VisibleGpu(index, self("DeviceGetName", handle), memory, driver, uuid)
+
+    def slices(self, handle: Any, whole: VisibleGpu) -> list[VisibleGpu]:
+        """The card, or in MIG mode its slices; itself, marked so, where it has not been cut yet."""
+        mode = self.told("DeviceGetMigMode", handle)
+        if not mode or not mode[0]:
+            return [whole]
+        found = []
+        for number in range(self.told("DeviceGetMaxMigDeviceCount", handle) or 0):
+            part = self.told("DeviceGetMigDeviceHandleByIndex", handle, number)
+            if part is not None:
+                cut = self.describe(part, whole.index, whole.driver)
+                profile = cut.name.partition(" MIG ")[2] or f"{cut.memory_bytes / 2**30:.0f} GiB"
+                found.append(dataclasses.replace(cut, mig=profile))
+        return found or [dataclasses.replace(whole, mig="not cut into slices")]
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def gpu_problem() -> str | None:
     """Why no GPU can be seen, in one line with what to do; None where NVML works and shows at least
     one."""
-    nvml, problem = _nvml()
-    if nvml is None:
-        return problem
-    try:
-        count = nvml.nvmlDeviceGetCount()
-    finally:
-        nvml.nvmlShutdown()
+    with _Nvml() as nvml:
+        if nvml.problem is not None:
+            return nvml.problem
+        count = nvml("DeviceGetCount")
     if not count:
         return "the NVIDIA driver shows no GPU"
     if not visible_gpus():
@@ -300,60 +350,17 @@ def visible_gpus() -> list[VisibleGpu]:
 
     A GPU in MIG mode is replaced by its slices: CUDA runs on one of those, never on the whole card.
     """
-    nvml, _ = _nvml()
-    if nvml is None:
-        return []
-    try:
-        driver = _text(nvml.nvmlSystemGetDriverVersion())
+    with _Nvml() as nvml:
+        if nvml.problem is not None:
+            return []
+        driver = nvml("SystemGetDriverVersion")
         gpus: list[VisibleGpu] = []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            whole = _describe(nvml, handle, index, driver)
-            gpus += _slices(nvml, handle, whole) if _mig_enabled(nvml, handle) else [whole]
-    finally:
-        nvml.nvmlShutdown()
+        for index in range(nvml("DeviceGetCount")):
+            handle = nvml("DeviceGetHandleByIndex", index)
+            gpus += nvml.slices(handle, nvml.describe(handle, index, driver))
     return _left_visible(
         gpus, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
     )
-
-
-def _asked(nvml: Any, function: str, *arguments: Any) -> Any:
-    """The answer of an NVML query, None where this driver, card or slice does not know it."""
-    query = getattr(nvml, function, None)
-    try:
-        return None if query is None else query(*arguments)
-    except nvml.NVMLError:
-        return None
-
-
-def _describe(nvml: Any, handle: Any, index: int, driver: str) -> VisibleGpu:
-    memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    return VisibleGpu(
-        index,
-        _text(nvml.nvmlDeviceGetName(handle)),
-        memory,
-        driver,
-        _text(_asked(nvml, "nvmlDeviceGetUUID", handle) or ""),
-    )
-
-
-def _mig_enabled(nvml: Any, handle: Any) -> bool:
-    mode = _asked(nvml, "nvmlDeviceGetMigMode", handle)
-    return bool(mode) and bool(mode[0])
-
-
-def _slices(nvml: Any, handle: Any, whole: VisibleGpu) -> list[VisibleGpu]:
-    """The MIG slices of a card; the card itself, marked as in MIG mode, where it has not been cut
-    yet."""
-    found = []
-    for number in range(_asked(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
-        part = _asked(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
-        if part is None:
-            continue
-        slice_ = _describe(nvml, part, whole.index, whole.driver)
-        profile = slice_.name.partition(" MIG ")[2] or f"{slice_.memory_bytes / 2**30:.0f} GiB"
-        found.append(dataclasses.replace(slice_, mig=profile))
-    return found or [dataclasses.replace(whole, mig="not cut into slices")]
 
 
 def _left_visible(
@@ -393,66 +400,50 @@ def gpu_state(gpu: VisibleGpu) -> GpuState:
     does: ask before CUDA is started here, and every process listed is another one. Raises
     MissingDataError where NVML is not there.
     """
-    nvml, problem = _nvml()
-    if nvml is None:
-        raise MissingDataError(f"cannot read the state of {gpu.name}: {problem}")
-    try:
-        handle = _asked(nvml, "nvmlDeviceGetHandleByUUID", gpu.uuid) if gpu.uuid else None
-        handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index) if handle is None else handle
-        clocks = [
-            _asked(nvml, function, handle, kind)
-            for function in ("nvmlDeviceGetClockInfo", "nvmlDeviceGetMaxClockInfo")
-            for kind in (1, 2)  # NVML_CLOCK_SM, NVML_CLOCK_MEM; MHz
-        ]
-        limit = _asked(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
-        draw = _asked(nvml, "nvmlDeviceGetPowerUsage", handle)
-        mask = _asked(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
+    with _Nvml() as nvml:
+        if nvml.problem is not None:
+            raise MissingDataError(f"cannot read the state of {gpu.name}: {nvml.problem}")
+        handle = nvml.handle(gpu)
+
+        def told(name: str, *arguments: Any) -> Any:
+            return nvml.told(f"DeviceGet{name}", handle, *arguments)
+
+        limit, draw = told("EnforcedPowerLimit"), told("PowerUsage")
+        mask = told("CurrentClocksEventReasons")
         if mask is None:  # its name before driver 535
-            mask = _asked(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-        rates = _asked(nvml, "nvmlDeviceGetUtilizationRates", handle)
-        memory = _asked(nvml, "nvmlDeviceGetMemoryInfo", handle)
+            mask = told("CurrentClocksThrottleReasons")
+        rates, memory = told("UtilizationRates"), told("MemoryInfo")
         others = []
-        for process in _asked(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or []:
+        for process in told("ComputeRunningProcesses") or []:
             if process.pid != os.getpid():
-                name = _text(_asked(nvml, "nvmlSystemGetProcessName", process.pid) or "unknown")
-                others.append(
-                    GpuProcess(process.pid, name, int(getattr(process, "usedGpuMemory", None) or 0))
-                )
+                name = nvml.told("SystemGetProcessName", process.pid) or "unknown"
+                used = int(getattr(process, "usedGpuMemory", None) or 0)
+                others.append(GpuProcess(process.pid, name, used))
+        reasons = (words for bit, words in THROTTLE_REASONS.items() if (mask or 0) & bit)
         return GpuState(
             gpu=gpu,
-            memory_used_bytes=(
-                int(memory.used) if memory is not None and hasattr(memory, "used") else None
-            ),
-            sm_clock_mhz=clocks[0],
-            memory_clock_mhz=clocks[1],
-            max_sm_clock_mhz=clocks[2],
-            max_memory_clock_mhz=clocks[3],
+            memory_used_bytes=int(memory.used) if hasattr(memory, "used") else None,
+            sm_clock_mhz=told("ClockInfo", _SM_CLOCK),
+            memory_clock_mhz=told("ClockInfo", _MEMORY_CLOCK),
+            max_sm_clock_mhz=told("MaxClockInfo", _SM_CLOCK),
+            max_memory_clock_mhz=told("MaxClockInfo", _MEMORY_CLOCK),
             power_limit_w=None if limit is None else limit / 1000,
             power_draw_w=None if draw is None else draw / 1000,
-            temperature_c=_asked(
-                nvml, "nvmlDeviceGetTemperature", handle, 0
-            ),  # NVML_TEMPERATURE_GPU
-            throttle_reasons=tuple(
-                words for bit, words in THROTTLE_REASONS.items() if (mask or 0) & bit
-            ),
+            temperature_c=told("Temperature", 0),  # NVML_TEMPERATURE_GPU
+            throttle_reasons=tuple(reasons),
             utilisation=None if rates is None else rates.gpu / 100,
             processes=tuple(others),
         )
-    finally:
-        nvml.nvmlShutdown()
 
 
 def sm_clock_reader(gpu: VisibleGpu) -> Callable[[], float | None]:
     """A callable that reads the SM clock (MHz) in well under a millisecond; None where NVML does
     not tell."""
-    nvml, _ = (
-        _nvml()
-    )  # stays initialised as long as the process: readings come between measurements
-    if nvml is None:
+    nvml = _Nvml()  # stays open as long as the process: readings come between measurements
+    if nvml.problem is not None:
         return lambda: None
-    handle = _asked(nvml, "nvmlDeviceGetHandleByUUID", gpu.uuid) if gpu.uuid else None
-    handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index) if handle is None else handle
-    return lambda: _asked(nvml, "nvmlDeviceGetClockInfo", handle, 1)
+    handle = nvml.handle(gpu)
+    return lambda: nvml.told("DeviceGetClockInfo", handle, _SM_CLOCK)
 
 
 def idle_gpu(
@@ -490,10 +481,6 @@ def idle_gpu(
         f"{device.name} is busy: {words}; a profile taken beside other work is wrong: stop it, or"
         " pass --allow-busy"
     )
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def matches(device: Device, gpu: VisibleGpu) -> bool:

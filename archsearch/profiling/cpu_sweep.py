@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,18 +22,20 @@ import torch
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
 from archsearch.architecture.ops import Attention, Elementwise, Gemm, Op, forward_ops, layer_ops
-from archsearch.profiles import ForwardShape, Measurement, Profile, freeze_shape
+from archsearch.profiles import ForwardShape, Measurement, Profile
 from archsearch.profiling import layers
 from archsearch.profiling.points import (
     Bench,
     Point,
     draft_features,
+    interleaved,
     measure_or_skip,
-    prepare_eager,
     spread,
+    stack_point,
+    together,
     unmeasured,
 )
-from archsearch.profiling.timer import Probe, Timer, WeightPool
+from archsearch.profiling.timer import Probe, Timer
 from archsearch.progress import Progress
 from archsearch.workload import DTYPE_BYTES
 
@@ -136,14 +139,10 @@ def plan(
             forwards.append(
                 Point("forward", "warm", arch=arch, batch=batch, context=context, tokens=2)
             )
-    stacks = []
-    for arch in spread(drafts, draft_features, 14)[2:]:
-        size = weight_bytes_per_pass(
-            arch.replace(draft_vocab_size=1, num_hidden_layers=1), DTYPE_BYTES[dtype]
-        )
-        many = max(2, min(48, math.ceil((160 << 20) / size)))
-        full = arch.replace(num_hidden_layers=many, window_pattern="L", sliding_window=None)
-        stacks.append(Point("layer", "cold", arch=full, batch=batch, context=rng.choice(CONTEXTS)))
+    stacks = [
+        stack_point(arch, dtype, (160 << 20, 2), batch, 1, rng.choice(CONTEXTS))
+        for arch in spread(drafts, draft_features, 14)[2:]
+    ]
     whole = []
     if target is not None and weight_bytes_per_pass(target, DTYPE_BYTES[dtype]) * 2 < min(
         FORWARD_MODEL_LIMIT_BYTES, memory_bytes / 2
@@ -162,101 +161,26 @@ def plan(
                 (5, 1024),
             )
         ]
-    return _interleave(gemms, attentions, small, whole, forwards, stacks)
-
-
-def _interleave(*groups: list[Point]) -> list[Point]:
-    """Merge so that every prefix holds the same share of each group."""
-    keyed = [
-        ((i + 0.5) / len(group), number, point)
-        for number, group in enumerate(groups)
-        for i, point in enumerate(group)
-    ]
+    groups = (gemms, attentions, small, whole, forwards, stacks)
     # A draft and the target may share a GEMM: planned once.
-    return list(dict.fromkeys(point for _, _, point in sorted(keyed, key=lambda item: item[:2])))
+    return list(dict.fromkeys(interleaved(*groups)))
 
 
-class CpuBench:
-    """Turns points into measurements on this CPU: pools of weights, the probe, and the timer that
-    uses it."""
-
-    mode = "eager"
+class CpuBench(Bench):
+    """Turns points into measurements on this CPU."""
 
     def __init__(self, profile: Profile, last_level_cache_bytes: int) -> None:
-        self.profile = profile
-        self.skipped: list[str] = []
-        self.cold_bytes = max(96 << 20, 4 * last_level_cache_bytes)
-        self._pools: dict[str, WeightPool] = {}
-        self._timers: dict[str, Timer] = {}
-        self.flush = layers.cache_flusher(self.cold_bytes)
+        super().__init__(profile, "eager", max(96 << 20, 4 * last_level_cache_bytes))
 
-    def timer(self, dtype: str) -> Timer:
-        """The timer of a dtype. Its probe's reference speed is taken once and kept in the profile,
-        so that all rows share it."""
-        if dtype not in self._timers:
-            probe = Probe(self.pool(dtype))
-            if dtype not in self.profile.probe_reference_s:
-                for _ in range(100):
-                    probe()
-                self.profile.probe_reference_s[dtype] = probe.reference_s()
-                if self.profile.folder is not None:
-                    self.profile.save_header()
-            self._timers[dtype] = Timer(probe, self.profile.probe_reference_s[dtype])
-        return self._timers[dtype]
+    def new_timer(self, dtype: str) -> Timer:
+        probe = Probe(self.pool(dtype))
 
-    @property
-    def slowdowns(self) -> list[float]:
-        """Every slowdown seen so far, over all dtypes."""
-        return [slowdown for timer in self._timers.values() for slowdown in timer.slowdowns]
+        def reference_s() -> float:
+            for _ in range(100):
+                probe()
+            return probe.reference_s()
 
-    def pool(self, dtype: str) -> WeightPool:
-        if dtype not in self._pools:
-            self._pools[dtype] = WeightPool(self.cold_bytes + (32 << 20), getattr(torch, dtype))
-        return self._pools[dtype]
-
-    def measure_again_if_noisy(
-        self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None
-    ) -> Measurement:
-        """`measure`, up to three times while something disturbs it; the steadiest counts."""
-        best = self.measure(point, dtype, model_cache)
-        for _ in range(2):
-            if not best.grossly_noisy:
-                break
-            best = min(
-                best,
-                self.measure(point, dtype, model_cache),
-                key=lambda row: row.iqr_s / row.median_s,
-            )
-        return best
-
-    def measure(
-        self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None
-    ) -> Measurement:
-        """Time one point. `model_cache` keeps the last whole model so that its several points share
-        it."""
-        ready = prepare_eager(
-            point,
-            self.pool(dtype),
-            self.cold_bytes,
-            self.flush,
-            {} if model_cache is None else model_cache,
-        )
-        timing = self.timer(dtype).time(
-            ready.run, before=ready.before, budget_s=ready.budget_s, calls=ready.calls
-        )
-        times = tuple(t / ready.per for t in timing.times_s)
-        return Measurement(
-            point.kind,
-            freeze_shape(point.shape()),
-            dtype,
-            "eager",
-            point.cache,
-            times,
-            timing.slowdown,
-        )
-
-    def release(self) -> None:
-        """Nothing is kept between points."""
+        return Timer(probe, self.reference_s(dtype, reference_s))
 
 
 def sweep(
@@ -281,7 +205,7 @@ def sweep(
         for dtype, todo in points.items():
             spent += budget_s * shares[dtype] / total
             model_cache: dict[Architecture, Any] = {}
-            pending = _keep_models_together(unmeasured(bench, todo, dtype))
+            pending = list(chain(*together(unmeasured(bench, todo, dtype))))
             for number, point in enumerate(pending):
                 elapsed = time.perf_counter() - start
                 if elapsed > spent:
@@ -290,22 +214,6 @@ def sweep(
                     progress(f"{dtype} {point.kind} {number + 1}/{len(pending)}", elapsed, budget_s)
                 new += measure_or_skip(bench, point, dtype, model_cache) is not None
     return new
-
-
-def _keep_models_together(points: list[Point]) -> list[Point]:
-    """Points of one whole model stand together, at the place of the first: building a model costs
-    more than timing it."""
-    by_model: dict[Architecture, list[Point]] = {}
-    for point in points:
-        if point.kind == "forward" and point.arch is not None:
-            by_model.setdefault(point.arch, []).append(point)
-    result: list[Point] = []
-    for point in points:
-        if point.kind != "forward" or point.arch is None:
-            result.append(point)
-        elif point.arch in by_model:
-            result += by_model.pop(point.arch)
-    return result
 
 
 def check_points(

@@ -18,7 +18,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import torch
@@ -28,12 +28,12 @@ from archsearch.architecture.ops import Attention
 from archsearch.errors import ArchsearchError
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import GpuState, VisibleGpu, gpu_state, idle_gpu, sm_clock_reader
-from archsearch.profiles import THROTTLED_DROP, Measurement, Profile, freeze_shape
+from archsearch.profiles import THROTTLED_DROP, Measurement, Profile
 from archsearch.profiling import kernels, layers
 from archsearch.profiling.fused import Fused, attention_kernel, fused_for, graph_backends
 from archsearch.profiling.kernels import Run
-from archsearch.profiling.points import Point, Prepared, prepare_eager
-from archsearch.profiling.timer import MAX_REPEATS, MIN_REPEATS, Timing, WeightPool
+from archsearch.profiling.points import Bench, Point, Prepared
+from archsearch.profiling.timer import MAX_REPEATS, MIN_REPEATS, Timing
 from archsearch.workload import MODES, dtype_name
 
 COLD_L2_MULTIPLE: Final = 4
@@ -178,64 +178,42 @@ class GpuTimer:
         return Timing(times, slowdown)
 
 
-@dataclass(frozen=True)
-class GraphPrepared:
-    """A point made ready for a CUDA graph: what one graph captures, and by how many calls its time
-    is divided."""
-
-    calls: Sequence[Run]
-    before: Run | None = None
-    budget_s: float = 0.05
-    per: int = 1
-
-
 def prepare_graph(
-    point: Point,
-    pool: WeightPool,
-    cold_bytes: int,
-    flush: Run,
-    model_cache: dict[Architecture, Any],
-    fused: Fused,
-) -> GraphPrepared:
-    """`point` as serving engines run it. `model_cache` keeps the last whole model.
+    point: Point, bench: CudaBench, dtype: str, model_cache: dict[Architecture, Any]
+) -> Prepared:
+    """`point` as serving engines run it, captured as a CUDA graph. `model_cache` keeps the last
+    whole model.
 
     A warm op runs on one set of operands, a cold one on copies that together hold `cold_bytes`. A
     warm pass is replayed in a row, a cold one after `flush` has emptied the L2. Raises ValueError
     for a model that graph mode has no layers for.
     """
+    capture, pool, fused = bench.runner.capture, bench.pool(dtype), bench.fused_of(dtype)
     if point.op is not None:
-        calls = kernels.graph_calls(
-            point.op, pool, cold_bytes if point.cache == "cold" else 1, fused
-        )
-        return GraphPrepared(calls, per=len(calls))
+        size = bench.cold_bytes if point.cache == "cold" else 1
+        calls = kernels.graph_calls(point.op, pool, size, fused)
+        return Prepared(capture(calls), per=len(calls))
     assert point.arch is not None
     if not layers.lean_supported(point.arch):
         raise ValueError(f"no graph-mode model for {point.arch.label()}")
+    room = {"batch": point.batch, "capacity": point.context + point.tokens}
     if point.kind == "layer":
         bare = point.arch.replace(vocab_size=64, draft_vocab_size=None, tie_word_embeddings=True)
-        stack = layers.LeanDecoder.random(bare, pool, fused)
-        run = layers.LeanRun(
-            stack, batch=point.batch, capacity=point.context + point.tokens, pool=pool
-        )
-        return GraphPrepared(
-            [run.layer_step(point.tokens, point.context)], None, 0.1, point.arch.num_hidden_layers
-        )
+        stack = layers.LeanRun(layers.LeanDecoder.random(bare, pool, fused), pool=pool, **room)
+        run = capture([stack.layer_step(point.tokens, point.context)])
+        return Prepared(run, None, 0.1, None, point.arch.num_hidden_layers)
     if point.arch not in model_cache:
         model_cache.clear()
         model_cache[point.arch] = layers.LeanDecoder.random(point.arch, pool, fused)
-    run = layers.LeanRun(
-        model_cache[point.arch], batch=point.batch, capacity=point.context + point.tokens, pool=pool
-    )
-    step = run.step(point.tokens, point.context)
-    return GraphPrepared([step], flush if point.cache == "cold" else None, 0.1)
+    whole = layers.LeanRun(model_cache[point.arch], pool=pool, **room)
+    run = capture([whole.step(point.tokens, point.context)])
+    return Prepared(run, bench.flush if point.cache == "cold" else None, 0.1)
 
 
-class CudaBench:
-    """Turns points into measurements on one GPU in one mode; see the module's words. The same
-    protocol as `CpuBench`.
+class CudaBench(Bench):
+    """Turns points into measurements on one GPU in one mode; see the module's words.
 
-    `skipped`: points that did not fit the GPU's memory. `fused` by dtype says (`compiled`) whether
-    the small kernels are one launch each, as in engines.
+    `fused` by dtype says (`compiled`) whether the small kernels are one launch each, as in engines.
     """
 
     def __init__(
@@ -251,57 +229,36 @@ class CudaBench:
     ) -> None:
         if mode not in MODES:
             raise ArchsearchError(f"unknown mode {mode!r}; use one of {', '.join(MODES)}")
-        self.profile, self.mode, self.device = profile, mode, device
         self.runner: Runner = CudaRunner(0, mode) if runner is None else runner
-        self.state = state
         cache = last_level_cache_bytes or device.last_level_cache_bytes or (64 << 20)
-        self.cold_bytes = COLD_L2_MULTIPLE * cache
-        self.skipped: list[str] = []
+        super().__init__(profile, mode, COLD_L2_MULTIPLE * cache, self.runner.device)
+        self.device, self.state = device, state
         self._clock_mhz = clock_mhz
         self._clocks: list[float] = []
-        self._pools: dict[str, WeightPool] = {}
-        self._timers: dict[str, GpuTimer] = {}
         self.fused: dict[str, Fused] = {}
-        one = layers.cache_flusher(self.cold_bytes, self.runner.device)
+        one = self.flush
         rounds = max(1, round(FLUSH_S * device.bandwidth_bytes_per_s / self.cold_bytes))
 
         def flush() -> None:
             for _ in range(rounds):
                 one()
 
-        self.flush: Run = flush
+        self.flush = flush
 
-    def pool(self, dtype: str) -> WeightPool:
-        """Random numbers on the GPU, a little more than `cold_bytes`."""
-        if dtype not in self._pools:
-            self._pools[dtype] = WeightPool(
-                self.cold_bytes + (32 << 20), getattr(torch, dtype), str(self.runner.device)
-            )
-        return self._pools[dtype]
+    def new_timer(self, dtype: str) -> GpuTimer:
+        run = self._probe_run(dtype)
 
-    def timer(self, dtype: str) -> GpuTimer:
-        """The timer of a dtype. Its probe's reference speed is taken once, on a warm GPU, and kept
-        in the profile."""
-        if dtype not in self._timers:
-            key = dtype if self.mode == "graph" else f"{dtype} eager"
-            run = self._probe_run(dtype)
+        def probe() -> float:
+            return self.runner.seconds(run, 4, None) / 4
 
-            def probe() -> float:
-                return self.runner.seconds(run, 4, None) / 4
-
+        def reference_s() -> float:
             end = time.perf_counter() + 1.0
-            while (
-                time.perf_counter() < end and key not in self.profile.probe_reference_s
-            ):  # clocks rise within the first second
+            while time.perf_counter() < end:  # clocks rise within the first second
                 probe()
-            if key not in self.profile.probe_reference_s:
-                self.profile.probe_reference_s[key] = statistics.quantiles(
-                    [probe() for _ in range(100)], n=4
-                )[0]
-                if self.profile.folder is not None:
-                    self.profile.save_header()
-            self._timers[dtype] = GpuTimer(self.runner, probe, self.profile.probe_reference_s[key])
-        return self._timers[dtype]
+            return statistics.quantiles([probe() for _ in range(100)], n=4)[0]
+
+        key = dtype if self.mode == "graph" else f"{dtype} eager"
+        return GpuTimer(self.runner, probe, self.reference_s(key, reference_s))
 
     def _probe_run(self, dtype: str) -> Run:
         """A fixed GEMM on weights from memory, and in eager mode small kernels beside it that feel
@@ -321,56 +278,22 @@ class CudaBench:
 
         return run
 
-    @property
-    def slowdowns(self) -> list[float]:
-        """Every slowdown seen so far, over all dtypes."""
-        return [slowdown for timer in self._timers.values() for slowdown in timer.slowdowns]
-
     def release(self) -> None:
-        """Give back the memory that earlier points left reserved."""
         self.runner.release()
 
-    def measure(
-        self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None
-    ) -> Measurement:
-        """Time one point. `model_cache` keeps the last whole model so that its several points share
-        it.
+    def prepare(self, point: Point, dtype: str, model_cache: dict[Architecture, Any]) -> Prepared:
+        if self.mode == "eager":
+            return super().prepare(point, dtype, model_cache)
+        return prepare_graph(point, self, dtype, model_cache)
 
-        Raises torch.OutOfMemoryError where the point does not fit; `sweep` lists it and goes on.
-        """
-        cache = {} if model_cache is None else model_cache
-        pool = self.pool(dtype)
-        ready: Prepared
-        if self.mode == "graph":
-            graph = prepare_graph(
-                point, pool, self.cold_bytes, self.flush, cache, self._fused(dtype)
-            )
-            ready = Prepared(
-                self.runner.capture(graph.calls), graph.before, graph.budget_s, None, graph.per
-            )
-        else:
-            ready = prepare_eager(point, pool, self.cold_bytes, self.flush, cache)
-        timing = self.timer(dtype).time(
-            ready.run, before=ready.before, budget_s=ready.budget_s, calls=ready.calls
-        )
-        times = tuple(t / ready.per for t in timing.times_s)
-        row = Measurement(
-            point.kind,
-            freeze_shape(point.shape()),
-            dtype,
-            self.mode,
-            point.cache,
-            times,
-            timing.slowdown,
-        )
-        named = (
-            attention_kernel(point.op, self.mode, pool.flat)
-            if isinstance(point.op, Attention)
-            else ""
-        )
-        return replace(row, throttled=self._throttled(timing.slowdown), kernel=named)
+    def finished(self, row: Measurement, point: Point, dtype: str) -> Measurement:
+        named = ""
+        if isinstance(point.op, Attention):
+            named = attention_kernel(point.op, self.mode, self.pool(dtype).flat)
+        return replace(row, throttled=self._throttled(row.slowdown), kernel=named)
 
-    def _fused(self, dtype: str) -> Fused:
+    def fused_of(self, dtype: str) -> Fused:
+        """The small kernels of a dtype."""
         if dtype not in self.fused:
             half = torch.bfloat16 if dtype == FP8 else getattr(torch, dtype)
             self.fused[dtype] = fused_for(self.runner.device, half)
@@ -385,19 +308,6 @@ class CudaBench:
         if len(self._clocks) < REFERENCE_CLOCKS:
             self._clocks.append(clock)
         return clock < (1 - THROTTLED_DROP) * statistics.median(self._clocks)
-
-    def measure_again_if_noisy(
-        self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None
-    ) -> Measurement:
-        """`measure`, up to three times while something disturbs it; the steadiest counts, an
-        unthrottled one before others."""
-        best = self.measure(point, dtype, model_cache)
-        for _ in range(2):
-            if not best.grossly_noisy and not best.throttled:
-                break
-            again = self.measure(point, dtype, model_cache)
-            best = min(best, again, key=lambda row: (row.throttled, row.iqr_s / row.median_s))
-        return best
 
     def provenance(self) -> dict[str, Any]:
         """How the rows were made, for the profile's header: driver, clocks, limits, kernels."""

@@ -45,8 +45,11 @@ from archsearch.profiling.points import (
     Bench,
     Point,
     draft_features,
+    interleaved,
     measure_or_skip,
     spread,
+    stack_point,
+    together,
     unmeasured,
 )
 from archsearch.progress import Progress
@@ -60,6 +63,8 @@ GPU_BATCHES: Final = (1, 8, 32)
 GPU_CONTEXTS: Final = (128, 512, 2048, 8192)
 GPU_VERIFY_TOKENS: Final = tuple(range(2, 18))
 GPU_MODEL_LIMIT_BYTES: Final = 16 << 30
+STACK: Final = (512 << 20, 3)
+"""A stack of layers holds more than any L2, and three layers at least."""
 ERROR_TARGET: Final = 0.05
 GPU_BUDGET_S: Final = 300.0
 BATCH: Final = 16
@@ -269,7 +274,7 @@ def _whole_points(
                 Point("forward", "warm", arch=arch, batch=batch, context=context, tokens=2)
             )
         if number % 3 == 1:
-            groups.append([_stack(arch, dtype, batch, 1, context)])
+            groups.append([stack_point(arch, dtype, STACK, batch, 1, context)])
     extra: list[list[Point]] = []
     target = None if target is None else shard(target, asked.ranks)  # what one device runs of it
     if target is not None and (mode == "eager" or lean_supported(target)):
@@ -279,7 +284,7 @@ def _whole_points(
             < limit
         ):
             extra += [
-                [_stack(target, dtype, batches[0], tokens, contexts[1 % len(contexts)])]
+                [stack_point(target, dtype, STACK, batches[0], tokens, contexts[1 % len(contexts)])]
                 for tokens in (1, 5, 9, 17)
             ]
         if weight_bytes_per_pass(target, size) < limit:
@@ -294,20 +299,7 @@ def _whole_points(
                 for batch, tokens, context in cases
             ]
             extra[:0] = [passes[start : start + 3] for start in range(0, len(passes), 3)]
-    keyed = [
-        ((i + 0.5) / len(part), group) for part in (groups, extra) for i, group in enumerate(part)
-    ]
-    return [point for _, group in sorted(keyed, key=lambda item: item[0]) for point in group]
-
-
-def _stack(arch: Architecture, dtype: str, batch: int, tokens: int, context: int) -> Point:
-    """A stack of layers of `arch` that together hold more than any L2, three at least."""
-    size = weight_bytes_per_pass(
-        arch.replace(draft_vocab_size=1, num_hidden_layers=1), DTYPE_BYTES[dtype]
-    )
-    many = max(3, min(48, math.ceil((512 << 20) / size)))
-    full = arch.replace(num_hidden_layers=many, window_pattern="L", sliding_window=None)
-    return Point("layer", "cold", arch=full, batch=batch, tokens=tokens, context=context)
+    return [point for group in interleaved(groups, extra) for point in group]
 
 
 def op_features(op: Op) -> list[float]:
@@ -535,21 +527,9 @@ def adaptive_sweep(
 
 
 def _mixed(points: Sequence[Point], wholes: Sequence[Point]) -> list[Point]:
-    """`wholes` spread evenly among `points`; those of one model stay together, since building it
-    costs more than timing it."""
-    if not wholes:
-        return list(points)
-    groups: list[list[Point]] = []
-    for point in wholes:
-        if groups and groups[-1][0].arch == point.arch and groups[-1][0].kind == point.kind:
-            groups[-1].append(point)
-        else:
-            groups.append([point])
-    keyed: list[tuple[float, int, list[Point]]] = [
-        ((i + 0.5) / len(points), 0, [point]) for i, point in enumerate(points)
-    ]
-    keyed += [((i + 0.5) / len(groups), 1, group) for i, group in enumerate(groups)]
-    return [point for _, _, group in sorted(keyed, key=lambda item: item[:2]) for point in group]
+    """`wholes` spread evenly among `points`; those of one model stay together."""
+    groups = interleaved([[point] for point in points], together(wholes, ("forward", "layer")))
+    return [point for group in groups for point in group]
 
 
 def fp8_needs(wanted: Needs) -> Needs:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -21,7 +21,9 @@ from archsearch.architecture.ops import Op
 from archsearch.profiles import ForwardShape, Measurement, Profile, freeze_shape
 from archsearch.profiling import kernels, layers
 from archsearch.profiling.timer import WeightPool
+from archsearch.workload import DTYPE_BYTES
 
+T = TypeVar("T")
 SHORTAGES: Final = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 
 
@@ -72,6 +74,39 @@ def spread(
         taken.append(int(distance.argmax()))
         distance = torch.minimum(distance, (vectors - vectors[taken[-1]]).square().sum(1))
     return [items[i] for i in taken]
+
+
+def interleaved(*groups: Sequence[T]) -> list[T]:
+    """Merged so that every prefix holds the same share of each group."""
+    keyed = [
+        ((i + 0.5) / len(group), number, item)
+        for number, group in enumerate(groups)
+        for i, item in enumerate(group)
+    ]
+    return [item for _, _, item in sorted(keyed, key=lambda entry: entry[:2])]
+
+
+def together(points: Iterable[Point], kinds: Sequence[str] = ("forward",)) -> list[list[Point]]:
+    """Points of one whole model in one group, at the place of the first: building a model costs
+    more than timing it."""
+    groups: dict[Any, list[Point]] = {}
+    for number, point in enumerate(points):
+        key = (point.kind, point.arch) if point.kind in kinds else number
+        groups.setdefault(key, []).append(point)
+    return list(groups.values())
+
+
+def stack_point(
+    arch: Architecture, dtype: str, least: tuple[int, int], batch: int, tokens: int, context: int
+) -> Point:
+    """A stack of so many layers of `arch` that they hold more than the last-level cache. `least`:
+    bytes and layers."""
+    size = weight_bytes_per_pass(
+        arch.replace(draft_vocab_size=1, num_hidden_layers=1), DTYPE_BYTES[dtype]
+    )
+    many = max(least[1], min(48, math.ceil(least[0] / size)))
+    full = arch.replace(num_hidden_layers=many, window_pattern="L", sliding_window=None)
+    return Point("layer", "cold", arch=full, batch=batch, tokens=tokens, context=context)
 
 
 def draft_features(arch: Architecture) -> list[float]:
@@ -135,42 +170,93 @@ def prepare_eager(
     )
 
 
-class Bench(Protocol):
-    """Turns points into measurements on one device in one mode. `skipped`: what did not fit its
-    memory."""
+class Bench:
+    """Turns points into measurements on one device in one mode: pools of weights, the probe, and
+    the timer that uses it. `skipped`: what did not fit the memory.
 
-    profile: Profile
-    skipped: list[str]
-    flush: kernels.Run
+    A subclass makes the timer, and says what else it does with a point and its row.
+    """
+
+    def __init__(
+        self, profile: Profile, mode: str, cold_bytes: int, device: torch.device | str = "cpu"
+    ) -> None:
+        self.profile, self.mode, self.cold_bytes = profile, mode, cold_bytes
+        self.skipped: list[str] = []
+        self._on = device
+        self._pools: dict[str, WeightPool] = {}
+        self._timers: dict[str, Any] = {}
+        self.flush: kernels.Run = layers.cache_flusher(cold_bytes, device)
+
+    def new_timer(self, dtype: str) -> Any:
+        """What times callables: `time(run, before=, budget_s=, calls=) -> Timing`, `probe()`,
+        `reference_s`, `slowdowns`."""
+        raise NotImplementedError
+
+    def prepare(self, point: Point, dtype: str, model_cache: dict[Architecture, Any]) -> Prepared:
+        """`point` ready to be timed."""
+        return prepare_eager(point, self.pool(dtype), self.cold_bytes, self.flush, model_cache)
+
+    def finished(self, row: Measurement, point: Point, dtype: str) -> Measurement:
+        """`row` with what else is known of it."""
+        return row
+
+    def release(self) -> None:
+        """Give back memory that earlier points left reserved."""
+
+    def timer(self, dtype: str) -> Any:
+        """The timer of a dtype."""
+        if dtype not in self._timers:
+            self._timers[dtype] = self.new_timer(dtype)
+        return self._timers[dtype]
+
+    def reference_s(self, key: str, measure: Callable[[], float]) -> float:
+        """The reference speed of a probe: measured once and kept in the profile, so that all rows
+        share it."""
+        known = self.profile.probe_reference_s
+        if key not in known:
+            known[key] = measure()
+            if self.profile.folder is not None:
+                self.profile.save_header()
+        return known[key]
 
     @property
-    def mode(self) -> str:
-        """`eager` or `graph`."""
+    def slowdowns(self) -> list[float]:
+        """Every slowdown seen so far, over all dtypes."""
+        return [slowdown for timer in self._timers.values() for slowdown in timer.slowdowns]
+
+    def pool(self, dtype: str) -> WeightPool:
+        """Random numbers on the device, a little more than `cold_bytes`."""
+        if dtype not in self._pools:
+            size = self.cold_bytes + (32 << 20)
+            self._pools[dtype] = WeightPool(size, getattr(torch, dtype), str(self._on))
+        return self._pools[dtype]
 
     def measure(
         self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None
     ) -> Measurement:
         """Time one point. `model_cache` keeps the last whole model so that its several points share
-        it."""
+        it. Raises torch.OutOfMemoryError where the point does not fit."""
+        ready = self.prepare(point, dtype, {} if model_cache is None else model_cache)
+        timing = self.timer(dtype).time(
+            ready.run, before=ready.before, budget_s=ready.budget_s, calls=ready.calls
+        )
+        times = tuple(t / ready.per for t in timing.times_s)
+        shape = freeze_shape(point.shape())
+        row = Measurement(point.kind, shape, dtype, self.mode, point.cache, times, timing.slowdown)
+        return self.finished(row, point, dtype)
 
     def measure_again_if_noisy(
         self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None
     ) -> Measurement:
-        """`measure`, a few times while something disturbs it; the steadiest counts."""
-
-    def timer(self, dtype: str) -> Any:
-        """What times callables: `time(run, before=, budget_s=, calls=) -> Timing`, `probe()`,
-        `reference_s`, `slowdowns`."""
-
-    def pool(self, dtype: str) -> WeightPool:
-        """Random numbers on the device, larger than its cache."""
-
-    def release(self) -> None:
-        """Give back memory that earlier points left reserved."""
-
-    @property
-    def slowdowns(self) -> list[float]:
-        """Every slowdown seen so far."""
+        """`measure`, up to three times while something disturbs it; the steadiest counts, an
+        unthrottled one before others."""
+        best = self.measure(point, dtype, model_cache)
+        for _ in range(2):
+            if not best.grossly_noisy and not best.throttled:
+                break
+            again = self.measure(point, dtype, model_cache)
+            best = min(best, again, key=lambda row: (row.throttled, row.iqr_s / row.median_s))
+        return best
 
 
 def row_key(point: Point, dtype: str, mode: str) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from itertools import chain
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from archsearch.pipeline import sample_space
 from archsearch.profiles import Measurement, Profile, freeze_shape
 from archsearch.profiling import cpu_sweep as sweeps
 from archsearch.profiling.cpu_sweep import check_points, measure_points, plan, sweep
-from archsearch.profiling.points import Point, spread
+from archsearch.profiling.points import Point, interleaved, spread, together
 from archsearch.search.space import load_space
 from tests.doubles.world import TINY, tiny_drafts, write_profile
 
@@ -106,7 +107,7 @@ def test_interleave_keeps_order_within_a_group() -> None:
     def group(kind: str, count: int) -> list[Point]:
         return [Point(kind, "warm", context=i) for i in range(count)]
 
-    merged = sweeps._interleave(group("a", 8), group("b", 4), [], group("c", 2))
+    merged = interleaved(group("a", 8), group("b", 4), [], group("c", 2))
     assert len(merged) == 14
     for kind in "abc":
         order = [point.context for point in merged if point.kind == kind]
@@ -115,10 +116,10 @@ def test_interleave_keeps_order_within_a_group() -> None:
 
 
 def test_models_stand_together_at_the_place_of_their_first_point(points: list[Point]) -> None:
-    together = sweeps._keep_models_together(points)
-    assert len(together) == len(points) and set(together) == set(points)
+    kept = list(chain(*together(points)))
+    assert len(kept) == len(points) and set(kept) == set(points)
     seen: list[Architecture] = []
-    for point in together:
+    for point in kept:
         if point.kind == "forward" and (not seen or seen[-1] != point.arch):
             assert point.arch not in seen
             seen.append(point.arch)

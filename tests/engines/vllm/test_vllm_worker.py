@@ -227,16 +227,16 @@ def test_chance_refuses_padding_and_leaves_others_alone(worker: SimpleNamespace)
 
 def test_without_chance_the_engines_own_kernels_run(worker: SimpleNamespace) -> None:
     seen: list[tuple[object, ...]] = []
-    worker.synthetic.greedy_by_chance(lambda *args: seen.append(args))(*range(7))
-    worker.synthetic.random_by_chance(lambda *args: seen.append(args))(*range(11))
-    assert seen == [(*range(7), None, None, False), (*range(11), None, False, False)]
+    for names, count in ((worker.synthetic.GREEDY, 7), (worker.synthetic.RANDOM, 11)):
+        worker.synthetic.by_chance(lambda *args: seen.append(args), names)(*range(count))
+    assert seen == [tuple(range(7)), tuple(range(11))]
 
 
 def test_chance_accepts_at_the_asked_rates(worker: SimpleNamespace) -> None:
     rounds, rates = 4000, torch.tensor([0.8, 0.5, 0.25])  # conditional
     generator = torch.Generator().manual_seed(1)
     output = torch.full((rounds, 4), -1, dtype=torch.int32)
-    worker.synthetic.greedy_by_chance(lambda *args: None)(
+    worker.synthetic.by_chance(lambda *args: None, worker.synthetic.GREEDY)(
         output,
         torch.arange(3, 3 * rounds + 1, 3),
         torch.arange(3 * rounds),

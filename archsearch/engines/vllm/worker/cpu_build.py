@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from loop import UserError
-from synthetic import greedy_by_chance, random_by_chance
+from synthetic import GREEDY, RANDOM, by_chance
 
 
 def expand_values(
@@ -67,12 +67,9 @@ def mend_cpu_build(ask: Mapping[str, Any]) -> bool:
         fallbacks._expand_kernel_impl = expand_values
         replaced = True
     if synthetic:
-        fallbacks._rejection_greedy_sample_kernel_impl = greedy_by_chance(
-            fallbacks._rejection_greedy_sample_kernel_impl
-        )
-        fallbacks._rejection_random_sample_kernel_impl = random_by_chance(
-            fallbacks._rejection_random_sample_kernel_impl
-        )
+        for kind, names in (("greedy", GREEDY), ("random", RANDOM)):
+            name = f"_rejection_{kind}_sample_kernel_impl"
+            setattr(fallbacks, name, by_chance(getattr(fallbacks, name), names))
         replaced = True
     return replaced
 

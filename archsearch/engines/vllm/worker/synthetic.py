@@ -81,97 +81,39 @@ class EvenChances:
 CHANCES = EvenChances()
 
 
-def greedy_by_chance(plain: Callable[..., None]) -> Callable[..., None]:
-    """`plain`, vLLM's CPU form of rejection_greedy_sample_kernel, with synthetic acceptance
+GREEDY = (
+    "output_token_ids cu_num_draft_tokens draft_token_ids target_argmax bonus_token_ids is_greedy"
+    " max_spec_len uniform_probs synthetic_conditional_rates SYNTHETIC_MODE"
+)
+"""The arguments of rejection_greedy_sample_kernel, in order."""
+RANDOM = (
+    "output_token_ids cu_num_draft_tokens draft_token_ids draft_probs target_probs bonus_token_ids"
+    " recovered_token_ids uniform_probs is_greedy max_spec_len vocab_size"
+    " synthetic_conditional_rates NO_DRAFT_PROBS SYNTHETIC_MODE"
+)
+"""Those of rejection_random_sample_kernel."""
+
+
+def by_chance(plain: Callable[..., None], names: str) -> Callable[..., None]:
+    """`plain`, vLLM's CPU form of the kernel with the arguments `names`, with synthetic acceptance
     added."""
 
-    def sample(
-        output_token_ids: Any,
-        cu_num_draft_tokens: Any,
-        draft_token_ids: Any,
-        target_argmax: Any,
-        bonus_token_ids: Any,
-        is_greedy: Any,
-        max_spec_len: int,
-        uniform_probs: Any = None,
-        synthetic_conditional_rates: Any = None,
-        SYNTHETIC_MODE: bool = False,
-    ) -> None:
-        if SYNTHETIC_MODE:
-            accept_by_chance(
-                output_token_ids,
-                cu_num_draft_tokens,
-                draft_token_ids,
-                target_argmax,
-                bonus_token_ids,
-                CHANCES.like(uniform_probs, cu_num_draft_tokens, synthetic_conditional_rates),
-                synthetic_conditional_rates,
-                is_greedy,
-            )
-        else:
-            plain(
-                output_token_ids,
-                cu_num_draft_tokens,
-                draft_token_ids,
-                target_argmax,
-                bonus_token_ids,
-                is_greedy,
-                max_spec_len,
-                uniform_probs,
-                synthetic_conditional_rates,
-                SYNTHETIC_MODE,
-            )
-
-    return sample
-
-
-def random_by_chance(plain: Callable[..., None]) -> Callable[..., None]:
-    """`plain`, vLLM's CPU form of rejection_random_sample_kernel, with synthetic acceptance
-    added."""
-
-    def sample(
-        output_token_ids: Any,
-        cu_num_draft_tokens: Any,
-        draft_token_ids: Any,
-        draft_probs: Any,
-        target_probs: Any,
-        bonus_token_ids: Any,
-        recovered_token_ids: Any,
-        uniform_probs: Any,
-        is_greedy: Any,
-        max_spec_len: int,
-        vocab_size: int,
-        synthetic_conditional_rates: Any = None,
-        NO_DRAFT_PROBS: bool = False,
-        SYNTHETIC_MODE: bool = False,
-    ) -> None:
-        if SYNTHETIC_MODE:
-            accept_by_chance(
-                output_token_ids,
-                cu_num_draft_tokens,
-                draft_token_ids,
-                recovered_token_ids,
-                bonus_token_ids,
-                CHANCES.like(uniform_probs, cu_num_draft_tokens, synthetic_conditional_rates),
-                synthetic_conditional_rates,
-                ~is_greedy,
-            )
-        else:
-            plain(
-                output_token_ids,
-                cu_num_draft_tokens,
-                draft_token_ids,
-                draft_probs,
-                target_probs,
-                bonus_token_ids,
-                recovered_token_ids,
-                uniform_probs,
-                is_greedy,
-                max_spec_len,
-                vocab_size,
-                synthetic_conditional_rates,
-                NO_DRAFT_PROBS,
-                SYNTHETIC_MODE,
-            )
+    def sample(*args: Any, **kwargs: Any) -> None:
+        given = {**dict(zip(names.split(), args)), **kwargs}  # noqa: B905 - the last have defaults
+        if not given.get("SYNTHETIC_MODE"):
+            plain(*args, **kwargs)
+            return
+        greedy, rates = given["is_greedy"], given["synthetic_conditional_rates"]
+        drafted = given["cu_num_draft_tokens"]
+        accept_by_chance(
+            given["output_token_ids"],
+            drafted,
+            given["draft_token_ids"],
+            given["target_argmax" if names == GREEDY else "recovered_token_ids"],
+            given["bonus_token_ids"],
+            CHANCES.like(given["uniform_probs"], drafted, rates),
+            rates,
+            greedy if names == GREEDY else ~greedy,
+        )
 
     return sample
