@@ -73,7 +73,7 @@ def export(
                 "a head is exported for all engines that run it; leave --for and"
                 " --allow-untrained out"
             )
-        from archsearch.pipeline.heads import export_family
+        from archsearch.pipeline.export import export_family
 
         made = export_family(run, family, output, gamma=gamma, schedule=schedule)
         words = (

@@ -72,7 +72,8 @@ def train(run: Path, rank: int, budget: float, family: str, as_json: bool, **of_
         result = train_rank(run, rank, budget)
         emit(result, train_text(result, run, rank), as_json)
         return
-    from archsearch.pipeline.heads import head_plan, train_family
+    from archsearch.pipeline.heads import head_plan
+    from archsearch.pipeline.train import train_family
     from archsearch.report.terminal.heads import head_text
 
     result = train_family(run, head_plan(family, **of_head, run=run), budget)

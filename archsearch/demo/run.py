@@ -31,8 +31,9 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
     """
     from archsearch import pipeline
     from archsearch.models.targets import resolve_target
-    from archsearch.pipeline.family_results import compare_families
-    from archsearch.pipeline.heads import head_plan, train_family
+    from archsearch.pipeline.family_table import compare_families
+    from archsearch.pipeline.heads import head_plan
+    from archsearch.pipeline.train import train_family
     from archsearch.runs.run import open_run
     from archsearch.search.space import load_space
 

@@ -5,11 +5,12 @@ profile -> search -> finalists (train, measure) -> confirm -> export. Feedback b
 through files.
 """
 
-from archsearch.pipeline.candidates import export_rank, train_rank, write_best, write_report
+from archsearch.pipeline.candidates import write_best, write_report
 from archsearch.pipeline.confirm_load import LoadRequest, confirm_load
 from archsearch.pipeline.confirm_prompts import check_tokenizer, confirm_rank
 from archsearch.pipeline.engine_choice import EngineChoice
 from archsearch.pipeline.estimate import estimate_drafts
+from archsearch.pipeline.export import export_rank
 from archsearch.pipeline.latency import (
     LatencySource,
     acceptance_for,
@@ -28,6 +29,7 @@ from archsearch.pipeline.session import (
     check_weights,
     default_space,
 )
+from archsearch.pipeline.train import train_rank
 
 __all__ = [
     "EngineChoice",

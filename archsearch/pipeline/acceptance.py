@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,14 +21,15 @@ from archsearch.files import ensure_writable_dir, read_json, write_json
 from archsearch.models.files import has_tokenizer, has_weights
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.paths import cache_dir
-from archsearch.pipeline.acceptance_untrained import (
+from archsearch.pipeline.latency import LatencySource, choose_latency, served_target
+from archsearch.pipeline.untrained import (
     Untrained,
     lookup_speedups,
     replayed,
     untrained,
     with_exits,
+    with_gains,
 )
-from archsearch.pipeline.latency import LatencySource, choose_latency, served_target
 from archsearch.progress import ProgressLine
 from archsearch.search.objective import Scorer
 from archsearch.speedup import alpha_estimate, clamped, logit
@@ -75,6 +76,21 @@ class AcceptanceRequest:
     trained_tokens: float | None = None
     tau: float | None = None
     gamma: int | None = None
+
+    @property
+    def prices(self) -> bool:
+        """Whether a speed-up is modelled besides."""
+        return self.asked.gpu is not None or self.asked.profile is not None
+
+    def said(self) -> dict[str, Any]:
+        """What every answer repeats."""
+        return {
+            "target": self.target,
+            "draft": self.draft,
+            "prompts_file": None if self.prompts is None else str(self.prompts),
+            "temperature": self.asked.temperature,
+            "top_p": self.top_p,
+        }
 
 
 @dataclass(frozen=True)
@@ -151,22 +167,17 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
         training=request.training
         or (training_of(draft.ref, target)[0] if draft.ref is not None else "target"),
     )
-    result: dict[str, Any] = {
-        "target": request.target,
-        "draft": request.draft,
-        "prompts_file": str(request.prompts) if request.prompts is not None else None,
+    result: dict[str, Any] = request.said() | {
         "architecture": draft.architecture.to_dict(),
         "shape": draft.architecture.label(),
         "domain": request.domain,
         "training": request.training,
         "trained_tokens": _trained_tokens(request, draft),
-        "temperature": request.asked.temperature,
-        "top_p": request.top_p,
     }
     if measures:
         trace, notes, context_len = record(request, target, draft)
         priced = None
-        if request.asked.gpu is not None or request.asked.profile is not None:
+        if request.prices:
             served = served_target(target, request.asked).architecture
             priced = choose_latency(replace(request.asked, context_len=context_len), served)
         result |= {
@@ -215,20 +226,14 @@ def measure_untrained(
         raise ArchsearchError("early exit is measured on greedy text; leave --temperature out")
     prompts, source = _prompts(request)
     texts, end_ids, more = written_text(request, target, load_tokenizer(target), prompts)
-    lengths = [s.prompt_tokens + int(s.greedy_ids.shape[0]) / 2 for s in texts.sequences]
-    context_len = round(sum(lengths) / len(lengths))
+    context_len = _mean_context(texts)
     scorer = None
-    if request.asked.gpu is not None or request.asked.profile is not None:
+    if request.prices:
         served = served_target(target, request.asked).architecture
         priced, workload = choose_latency(replace(request.asked, context_len=context_len), served)
         scorer = Scorer(served, workload, priced.latency, GivenAcceptance(0.5))
-    result: dict[str, Any] = {
-        "target": request.target,
-        "draft": request.draft,
-        "prompts_file": str(request.prompts) if request.prompts is not None else None,
+    result: dict[str, Any] = request.said() | {
         "family": kind.family,
-        "temperature": request.asked.temperature,
-        "top_p": request.top_p,
         "dtype": request.dtype,
         "context_len": context_len,
         "notes": [f"prompts: {source}", *more],
@@ -250,11 +255,7 @@ def measure_untrained(
         figures = {layer: summary(trace) for layer, trace in traces.items()}
         result |= with_exits(figures, target.architecture, scorer)
     if scorer is not None:
-        result |= {
-            "latency": priced.words,
-            "device": priced.device.key,
-            "latency_dtype": priced.dtype,
-        }
+        result |= _priced_by(priced)
     return result
 
 
@@ -305,8 +306,13 @@ def record(
             )
         else:
             trace = measured.agreement_trace(model, texts, end_ids=end_ids, report=report)
+    return trace, notes, _mean_context(texts)
+
+
+def _mean_context(texts: TextCache) -> int:
+    """Tokens in the KV cache in the middle of an answer."""
     lengths = [s.prompt_tokens + int(s.greedy_ids.shape[0]) / 2 for s in texts.sequences]
-    return trace, notes, round(sum(lengths) / len(lengths))
+    return round(sum(lengths) / len(lengths))
 
 
 def _check_tokens(tokenizer: Any, target: TargetRef, draft: TargetRef) -> list[str]:
@@ -429,71 +435,48 @@ def _files_of(folder: Path | None) -> list[list[Any]]:
 
 
 def summary(trace: Trace, max_gamma: int = MAX_GAMMA) -> dict[str, Any]:
-    """The figures of a trace, as they stand in the JSON file."""
-    from archsearch.acceptance import measured
-
-    alpha = measured.alpha_resampled(trace)
-    taus, intervals, positions = _taus(trace, max_gamma)
-    agreed = sum(int(a.sum()) for a in trace.agreements) / max(1, trace.tokens)
-    names = [name for name in dict.fromkeys(trace.categories) if name]
-    return {
-        "alpha": alpha.estimate().to_dict(),
-        "prompts": len(trace.agreements),
-        "tokens": trace.tokens,
-        "argmax_agreement": agreed,
-        "tau": {str(gamma): value.to_dict() for gamma, value in taus.items()},
-        "accepted_by_position": list(positions),
-        "intervals": {
-            "alpha": {_percent(level): alpha.interval(level) for level in LEVELS},
-            "tau": intervals,
-        },
-        "by_category": {name: _category(trace.of_category(name), max_gamma) for name in names},
-    }
-
-
-def _taus(
-    trace: Trace, max_gamma: int
-) -> tuple[dict[int, Estimate], dict[str, Any], tuple[float, ...]]:
+    """The figures of a trace, as they stand in the JSON file. Raises ArchsearchError where no text
+    is long enough for a round."""
     from archsearch.acceptance.replay import replay_tau
 
-    taus: dict[int, Estimate] = {}
-    intervals: dict[str, Any] = {}
-    positions: tuple[float, ...] = ()
+    figures, positions = _figures(trace, max_gamma)
+    if not figures["tau"]:
+        replay_tau(trace, 1)  # says why
+    agreed = sum(int(a.sum()) for a in trace.agreements) / max(1, trace.tokens)
+    names = [name for name in dict.fromkeys(trace.categories) if name]
+    return figures | {
+        "argmax_agreement": agreed,
+        "accepted_by_position": list(positions),
+        "by_category": {name: _figures(trace.of_category(name), max_gamma)[0] for name in names},
+    }
+
+
+def _figures(trace: Trace, max_gamma: int) -> tuple[dict[str, Any], tuple[float, ...]]:
+    """alpha and tau by gamma, as far as texts are long enough for its rounds, with their intervals;
+    acceptance by position."""
+    from archsearch.acceptance.measured import alpha_resampled
+    from archsearch.acceptance.replay import replay_tau
+
+    alpha, found = alpha_resampled(trace), {}
     for gamma in range(1, max_gamma + 1):
         try:
-            outcome = replay_tau(trace, gamma)
-        except ArchsearchError:  # no text is long enough for a round of this gamma
-            if gamma == 1:
-                raise
+            found[str(gamma)] = replay_tau(trace, gamma)
+        except ArchsearchError:
             break
-        taus[gamma] = outcome.estimate()
-        intervals[str(gamma)] = {_percent(level): outcome.interval(level) for level in LEVELS}
-        positions = outcome.accepted_by_position
-    return taus, intervals, positions
 
+    def intervals(of: Callable[[float], Any]) -> dict[str, Any]:
+        return {f"{100 * level:.0f}": of(level) for level in LEVELS}
 
-def _category(trace: Trace, max_gamma: int) -> dict[str, Any]:
-    from archsearch.acceptance import measured
-
-    alpha = measured.alpha_resampled(trace)
-    try:
-        taus, intervals, _ = _taus(trace, max_gamma)
-    except ArchsearchError:
-        taus, intervals = {}, {}
     return {
         "alpha": alpha.estimate().to_dict(),
         "prompts": len(trace.agreements),
         "tokens": trace.tokens,
-        "tau": {str(gamma): value.to_dict() for gamma, value in taus.items()},
+        "tau": {gamma: each.estimate().to_dict() for gamma, each in found.items()},
         "intervals": {
-            "alpha": {_percent(level): alpha.interval(level) for level in LEVELS},
-            "tau": intervals,
+            "alpha": intervals(alpha.interval),
+            "tau": {gamma: intervals(each.interval) for gamma, each in found.items()},
         },
-    }
-
-
-def _percent(level: float) -> str:
-    return f"{100 * level:.0f}"
+    }, found[max(found, key=int)].accepted_by_position if found else ()
 
 
 def speedups(
@@ -505,34 +488,21 @@ def speedups(
 ) -> dict[str, Any]:
     """Modelled speed-up at each gamma with the measured tau, the best gamma, and the best gamma of
     each category."""
-    scorer = Scorer(
-        target, workload, source.latency, GivenAcceptance(float(result["alpha"]["value"]))
-    )
+    alpha = GivenAcceptance(float(result["alpha"]["value"]))
+    scorer = Scorer(target, workload, source.latency, alpha)
 
-    def at_each(part: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-        alpha = Estimate.from_dict(part["alpha"])
-        taus = {int(gamma): Estimate.from_dict(value) for gamma, value in part["tau"].items()}
-        gains = {
-            gamma: scorer.measured(draft, alpha, taus, gammas=[gamma]).speedup for gamma in taus
-        }
-        best = max(gains, key=lambda gamma: gains[gamma].value)
-        return {str(gamma): gain.to_dict() for gamma, gain in gains.items()}, (
-            best if gains[best].value > 1.0 else 0
-        )
+    def gain(part: Mapping[str, Any], gamma: int, tau: Estimate) -> Estimate:
+        own = Estimate.from_dict(part["alpha"])
+        return scorer.measured(draft, own, {gamma: tau}, gammas=[gamma]).speedup
 
-    gains, best = at_each(result)
-    categories: dict[str, Any] = {}
-    for name, part in result["by_category"].items():
-        categories[name] = dict(part)
-        if part["tau"]:
-            categories[name]["speedup"], categories[name]["best_gamma"] = at_each(part)
+    return with_gains(result, gain) | _priced_by(source)
+
+
+def _priced_by(source: LatencySource) -> dict[str, Any]:
     return {
-        "speedup": gains,
-        "best_gamma": best,
         "latency": source.words,
         "device": source.device.key,
         "latency_dtype": source.dtype,
-        "by_category": categories,
     }
 
 

@@ -29,7 +29,6 @@ from archsearch.estimate import Estimate
 from archsearch.files import write_json
 from archsearch.models.drafters import head_family_of
 from archsearch.models.files import has_weights
-from archsearch.pipeline.acceptance_untrained import Untrained, exit_shape
 from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.confirm_prompts import check_tokenizer, confirming_prompts, outcome_row
 from archsearch.pipeline.engine_choice import (
@@ -39,9 +38,10 @@ from archsearch.pipeline.engine_choice import (
     engine_target,
     serving_scorer,
 )
-from archsearch.pipeline.family_results import head_score, lookup_in, replayed, texts_at_hand
-from archsearch.pipeline.heads import served_gamma
+from archsearch.pipeline.heads import head_score, served_gamma
+from archsearch.pipeline.lookups import lookup_in, replayed, texts_at_hand
 from archsearch.pipeline.session import SearchSession, check_weights
+from archsearch.pipeline.untrained import Untrained, exit_shape
 from archsearch.progress import ProgressLine
 from archsearch.runs.run import open_run
 from archsearch.search.objective import Score, Scorer

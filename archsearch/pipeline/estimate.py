@@ -22,11 +22,11 @@ from archsearch.latency.drafted import running
 from archsearch.models.named_drafters import NamedDrafter, resolve_drafter
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.needs import Needs, TrainingBudget
-from archsearch.pipeline.budget import budget_data, budget_s, with_budget
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, served_target
 from archsearch.pipeline.mixes import check_flight
 from archsearch.pipeline.rounds_explained import difference, engine_data, free_layers, warnings_of
 from archsearch.pipeline.serving import engine_requests, served_words
+from archsearch.pipeline.training_budget import budget_data, budget_s, with_budget
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import groups_of
 from archsearch.speedup import Tree

@@ -41,7 +41,7 @@ class LocalProcesses:
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         said = tempfile.TemporaryFile()
         process = subprocess.Popen(
-            [sys.executable, "-m", "archsearch.cli", *command],
+            _worker(command),
             stdout=subprocess.DEVNULL,
             stderr=said,
             env={**os.environ, **environment},
@@ -53,11 +53,10 @@ class LocalProcesses:
         for process, _ in self._started:
             process.terminate()
         for process, said in self._started:
-            if process.wait() > 0:  # not by this terminate: it had given up before
-                said.seek(0)
-                lines = said.read().decode(errors="replace").strip().splitlines()
-                words.append(lines[-1] if lines else f"exit status {process.returncode}")
-            said.close()
+            with said:
+                if process.wait() > 0:  # not by this terminate: it had given up before
+                    said.seek(0)
+                    words.append(_last_line(said.read(), process.returncode))
         self._started = []
         return words
 
@@ -102,11 +101,9 @@ class RayTasks:
         self._tasks.append(remote.remote(list(command), own))
 
     def stop(self) -> list[str]:
-        ready, waiting = (
-            self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0)
-            if self._tasks
-            else ([], [])
-        )
+        if not self._tasks:
+            return []
+        ready, waiting = self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0)
         for task in waiting:
             self._ray.cancel(task, force=True)
         self._tasks = []
@@ -116,14 +113,21 @@ class RayTasks:
 def _run_worker(command: list[str], environment: dict[str, str]) -> str:
     """On a node of the cluster: one worker to its end; what it said last where it gave up."""
     done = subprocess.run(
-        [sys.executable, "-m", "archsearch.cli", *command],
+        _worker(command),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        text=True,
         env={**os.environ, **environment},
     )
-    lines = done.stderr.strip().splitlines()
-    return "" if done.returncode == 0 else lines[-1] if lines else f"exit status {done.returncode}"
+    return _last_line(done.stderr, done.returncode) if done.returncode else ""
+
+
+def _worker(command: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "archsearch.cli", *command]
+
+
+def _last_line(said: bytes, status: int) -> str:
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"exit status {status}"
 
 
 def make_executor(name: ExecutorName, gpu: bool) -> Executor:

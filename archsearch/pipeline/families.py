@@ -139,24 +139,26 @@ def best_of_each(ranked: Sequence[Score]) -> list[Score]:
     return list(first.values())
 
 
+def family_row(score: Score) -> dict[str, Any]:
+    """A drafter that stands for its family as data, for --json and the terminal."""
+    return {
+        "family": score.family,
+        "rank": score.rank,
+        "label": score.proposer.label(),
+        "parameters": score.parameters,
+        "gamma": score.gamma,
+        "alpha": score.alpha.to_dict(),
+        "tau": score.tau.to_dict(),
+        "speedup": score.speedup.to_dict(),
+        "trains": score.proposer.trains if score.needs is None else score.needs.kind == "training",
+        "assumed": score.assumed,
+    }
+
+
 def family_rows(ranked: Sequence[Score]) -> list[dict[str, Any]]:
-    """The best of each family as data, for --json and the terminal."""
+    """The best of each family, with what it takes to have it."""
     return [
-        {
-            "family": score.family,
-            "rank": score.rank,
-            "label": score.proposer.label(),
-            "parameters": score.parameters,
-            "gamma": score.gamma,
-            "alpha": score.alpha.to_dict(),
-            "tau": score.tau.to_dict(),
-            "speedup": score.speedup.to_dict(),
-            "trains": (
-                score.proposer.trains if score.needs is None else score.needs.kind == "training"
-            ),
-            "assumed": score.assumed,
-            "needs": None if score.needs is None else score.needs.to_dict(),
-        }
+        {**family_row(score), "needs": None if score.needs is None else score.needs.to_dict()}
         for score in best_of_each(ranked)
     ]
 

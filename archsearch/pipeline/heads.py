@@ -1,11 +1,14 @@
-"""Heads of a run: trained on its texts, exported. What they do in an engine is in
-`confirm_families`."""
+"""Heads of a run: what is trained of each family, how they score, how they are served."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from archsearch.drafters.drafter import Drafter
+from archsearch.drafters.registry import family as family_class
 from archsearch.drafts.heads import (
     HEAD_LAYERS,
     HeadPlan,
@@ -15,21 +18,24 @@ from archsearch.drafts.heads import (
     load_head,
     trained_heads,
 )
-from archsearch.engine_facts import engine_facts
-from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.export import DraftRecord, ExportSource, ExportTarget, check_engines, export
-from archsearch.export.engines import DEFAULT_ENGINES
-from archsearch.models.drafters import head_family_of
-from archsearch.pipeline.candidates import serving_ranks, write_report
-from archsearch.pipeline.family_results import compare_families
-from archsearch.pipeline.session import SearchSession, check_weights
-from archsearch.runs.families import FAMILIES_FILE, gamma_of_family
-from archsearch.runs.run import open_run
-from archsearch.runs.schedule_file import SCHEDULE_FILE, read_schedule
-from archsearch.schedule import GammaSchedule, largest_gamma
-from archsearch.search.rungs import TEXT_SHARE_ALONE
+from archsearch.drafts.trainer import DraftTrainer
+from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
+from archsearch.models.drafters import HEAD_FAMILIES, HeadFamily, head_family_of
+from archsearch.models.named_drafters import resolve_drafter
+from archsearch.pipeline.climb.race import HeadRungs
+from archsearch.pipeline.session import SearchSession
+from archsearch.runs.families import gamma_of_family
+from archsearch.search.objective import Score, Scorer
+from archsearch.speedup import tau_estimate
 
 USUAL_GAMMA: Final = 3
+HEAD_GAMMA: Final = 5
+"""The longest round that a search trains heads for."""
+HOPED: Final = 0.8
+"""Acceptance of a head that turned out well, by which the round that it is trained for is chosen: a
+head runs shorter rounds than it was trained for, and accepts little in longer ones. Trained here:
+.70 to .75 after 300 seconds (docs/families.md)."""
 
 
 def head_plan(
@@ -63,135 +69,73 @@ def head_plan(
     return HeadPlan(known, gamma or USUAL_GAMMA, head_rows, layers or HEAD_LAYERS[known], ids)
 
 
-def train_family(path: Path, plan: HeadPlan, budget_s: float) -> dict[str, Any]:
-    """Train a head of a run for `budget_s` seconds more, on the texts that its drafts learn from;
-    continues its checkpoint.
+def head_rungs(session: SearchSession, trainer: DraftTrainer) -> HeadRungs | None:
+    """The heads among the candidates of a search; None where none was asked for."""
+    asked = session.request.families
+    families: list[HeadFamily] = [name for name in HEAD_FAMILIES if name in asked]
+    if not families:
+        return None
+    heads, seed = HeadTrainer(trainer), session.request.seed
 
-    Where the run has no text yet, the target writes it first, within its usual share of the budget.
-    """
-    session = SearchSession.reopen(path)
-    check_weights(session.target)
-    trainer = session.trainer()
-    heads = HeadTrainer(trainer)
-    heads.check(plan)
-    try:
-        trainer.texts.training()
-    except MissingDataError:
-        trainer.texts.write_training(TEXT_SHARE_ALONE * budget_s)
-        budget_s *= 1 - TEXT_SHARE_ALONE
-    spent = _spent(path, plan)
-    trained = heads.train(plan, spent + budget_s, session.request.seed)
-    if (
-        path / FAMILIES_FILE
-    ).is_file():  # what the run knew of its families, with the head as it is now
-        compare_families(path)
-    write_report(session.run, session)
-    return described(path, trained)
+    def train(plan: HeadPlan, seconds: float) -> TrainedHead:
+        folder = head_folder(session.run.path, plan.family)
+        if plan.family in trained_heads(session.run.path):
+            known = load_head(folder)
+            if known.plan == plan and float(known.record["seconds"]) >= seconds - 1.0:
+                return known
+        return heads.train(plan, seconds, seed)
+
+    gammas = {family: gamma_to_train(session, family) for family in families}
+    return HeadRungs(gammas, train, lambda head, taus: head_score(session, head, taus))
 
 
-def _spent(path: Path, plan: HeadPlan) -> float:
-    """Seconds that the run's head of this family was trained for. ArchsearchError where it is
-    another head than `plan`."""
-    if plan.family not in trained_heads(path):
-        return 0.0
-    before = load_head(head_folder(path, plan.family))
-    if before.plan != plan:
-        raise ArchsearchError(
-            f"{before.folder} holds another head (gamma {before.plan.gamma}, {before.plan.layers}"
-            f" layers, {before.record['rows']} tokens, auxiliary layers"
-            f" {list(before.plan.aux_layers) or 'the usual'}); name the same, or delete it"
-        )
-    return float(before.record["seconds"])
+def gamma_to_train(session: SearchSession, family: HeadFamily) -> int:
+    """Draft tokens a round that a head of this search is trained for: those of the run's head,
+    where there is one; else what is best for the family's usual head on this device and load, if it
+    turns out well (HOPED)."""
+    if family in trained_heads(session.run.path):
+        return load_head(head_folder(session.run.path, family)).plan.gamma
+    drafter = _as_trained(session, family)
+    asked = [gamma for gamma in session.scorer.gammas if gamma <= HEAD_GAMMA] or [
+        min(session.scorer.gammas)
+    ]
+    hoped = Estimate(HOPED, 0.0, "given")
+    taus = {gamma: tau_estimate(hoped, gamma) for gamma in drafter.gammas(asked)}
+    return session.scorer.measured(drafter, hoped, taus).gamma
+
+
+def _as_trained(session: SearchSession, name: HeadFamily) -> Drafter:
+    """The family's usual drafter, with the layers and rows that a head trained here has."""
+    kind, target = family_class(name), session.scorer.target
+    usual = kind.usual(target)
+    if not kind.has_layers:
+        return usual
+    plan = HeadPlan.usual(name, 1)
+    rows = plan.head_rows(target.vocab_size)
+    return kind.of(
+        target, usual.architecture.replace(num_hidden_layers=plan.layers, draft_vocab_size=rows), {}
+    )
+
+
+def head_score(
+    session: SearchSession,
+    head: TrainedHead,
+    taus: Mapping[int, Estimate] | None = None,
+    scorer: Scorer | None = None,
+) -> Score:
+    """The score of a trained head by what was measured of it, or at other `taus`; by another scorer
+    than the session's."""
+    drafter: Drafter = resolve_drafter(str(head.folder), session.target).drafter
+    measured = {gamma: each.estimate() for gamma, each in head.replays.items()}
+    first = head.conditional[0]
+    std = math.sqrt(
+        first * (1.0 - first) / max(float(head.record["heldout"].get("chains", 0) or 1000), 1.0)
+    )
+    known = dict(taus) if taus is not None else measured
+    return (scorer or session.scorer).measured(drafter, Estimate(first, std, "measured"), known)
 
 
 def served_gamma(path: Path, head: TrainedHead) -> int:
     """Draft tokens a round that a run's head is served with unless something else is asked: what
     the run's last table of families found best, else all that it was trained for."""
     return min(gamma_of_family(path, head.plan.family) or head.plan.gamma, head.plan.gamma)
-
-
-def described(path: Path, trained: TrainedHead) -> dict[str, Any]:
-    """A head as plain data, for --json and the report."""
-    keys = (
-        "plan",
-        "rows",
-        "seconds",
-        "tokens",
-        "tokens_per_s",
-        "auxiliary_s",
-        "vocabulary_coverage",
-        "heldout",
-        "best",
-    )
-    record = {key: trained.record[key] for key in keys}
-    return {
-        "run": str(path),
-        "family": trained.plan.family,
-        "gamma": trained.plan.gamma,
-        "folder": str(trained.folder),
-        **record,
-    }
-
-
-def export_family(
-    path: Path, name: str, output: Path, *, gamma: int | None = None, schedule: Path | None = None
-) -> dict[str, Any]:
-    """Export a trained head of a run, ready to serve beside its target. `schedule`: gamma by batch
-    size; without one the head's own schedule.json, where no `gamma` is asked for.
-
-    Raises ArchsearchError for a gamma that the head was not trained for.
-    """
-    from archsearch.training.heads.folder import TargetFacts, check_head
-
-    family = head_family_of(name)
-    run = open_run(path)
-    if family not in trained_heads(path):
-        raise MissingDataError(
-            f"{path} has no trained {family} head; train it first: archsearch train {path} --family"
-            f" {family}"
-        )
-    trained = load_head(head_folder(path, family))
-    from archsearch.models.targets import resolve_target
-
-    ref = resolve_target(run.arguments["target"])
-    check_head(trained.folder, TargetFacts.of(ref.architecture, ref.name))
-    wanted = gamma or served_gamma(path, trained)
-    if wanted > trained.plan.gamma:
-        raise ArchsearchError(
-            f"the head was trained for {trained.plan.gamma} draft tokens a round and accepts little"
-            f" beyond; got gamma {wanted}"
-        )
-    target = str(ref.folder or ref.hub_id or ref.name)
-    planned = (
-        read_schedule(schedule or trained.folder / SCHEDULE_FILE).ranges
-        if gamma is None or schedule
-        else ()
-    )
-    if planned and (why := engine_facts("vllm").unscheduled_words(family)):
-        if schedule is not None:
-            raise ArchsearchError(f"{why}; leave --schedule out")
-        planned = ()
-    if largest_gamma(planned, 0) > trained.plan.gamma:
-        raise ArchsearchError(
-            f"the schedule drafts up to {largest_gamma(planned, 0)} tokens, the head was trained"
-            f" for {wanted}"
-        )
-    source = ExportSource(
-        trained.folder,
-        wanted,
-        GammaSchedule(planned),
-        ExportTarget(target),
-        DraftRecord(training=trained.record, provenance={"run": run.info}),
-        dtype=str(run.info["profile"].get("dtype") or "bfloat16"),
-        tensor_parallel=serving_ranks(run),
-        family=family,
-    )
-    made = export(source, output)
-    engines = list(check_engines(DEFAULT_ENGINES, family))
-    return {
-        "run": str(path),
-        "family": family,
-        "gamma": wanted,
-        "output": str(made),
-        "engines": engines,
-    }

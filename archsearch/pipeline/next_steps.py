@@ -26,7 +26,8 @@ from archsearch.errors import ArchsearchError
 from archsearch.hardware.identify import visible_gpus
 from archsearch.latency.model import LatencyModel
 from archsearch.models.targets import TargetRef, resolve_target
-from archsearch.pipeline.climb.budget import FIRST_GUESS_SPEED, confirm_seconds
+from archsearch.pipeline.climb.plan import confirm_seconds
+from archsearch.pipeline.climb.trainings import FIRST_GUESS_SPEED
 from archsearch.pipeline.confirm_load import LoadRequest
 from archsearch.pipeline.session import WORKLOAD_FILE, SearchSession
 from archsearch.report.phrases import shell_path

@@ -4,56 +4,49 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+from archsearch.acceptance.known import known_observations
 from archsearch.drafts.records import TrainedDraft
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.models.drafters import HEAD_FAMILIES
 from archsearch.needs import Needs
-from archsearch.pipeline.budget import budget_data
-from archsearch.pipeline.budgets import what_budgets_buy
+from archsearch.pipeline import climb
 from archsearch.pipeline.candidates import write_best, write_report
+from archsearch.pipeline.climb.belief import Belief
 from archsearch.pipeline.confirm_families import FamilyRequest, confirm_families
 from archsearch.pipeline.confirm_prompts import confirm_rank
 from archsearch.pipeline.engine_choice import EngineChoice
 from archsearch.pipeline.existing import EXISTING, alternatives, within_budget
 from archsearch.pipeline.families import INDEPENDENT, best_of_each, family_rows, trials_of
-from archsearch.pipeline.family_results import (
-    climbing_share,
-    family_results,
-    head_rungs,
-    train_heads,
-    with_replays,
-)
-from archsearch.pipeline.finalists import finalist_notes, train_finalists
+from archsearch.pipeline.family_table import write_family_table
+from archsearch.pipeline.heads import head_rungs
 from archsearch.pipeline.hopeless import hopeless
+from archsearch.pipeline.lookups import with_replays
 from archsearch.pipeline.next_steps import next_steps
 from archsearch.pipeline.pareto import write_pareto
 from archsearch.pipeline.rounds_explained import engine_data, free_layers, warnings_of
 from archsearch.pipeline.session import SearchRequest, SearchSession
-from archsearch.pipeline.shared_work import Job
+from archsearch.pipeline.shared_work import Job, SharedWork
 from archsearch.pipeline.text_verdict import text_verdict
+from archsearch.pipeline.training_budget import budget_data, what_budgets_buy
 from archsearch.pipeline.workers import can_confirm_beside, confirm_job, workers_beside
 from archsearch.progress import ProgressLine, human_time, say
 from archsearch.records import as_data
 from archsearch.runs.budgets import write_budgets
-from archsearch.runs.families import write_families
 from archsearch.runs.lock import run_lock
 from archsearch.runs.run import RUNGS_FILE
 from archsearch.runs.state import StateFile
 from archsearch.search import study
 from archsearch.search.objective import Score
 from archsearch.search.ranking import led_by_need
-from archsearch.search.rungs import TEXT_SHARE_ALONE
+from archsearch.search.rungs import Plan
 from archsearch.search.space import SearchSpace
 from archsearch.search.why import rivals
-
-if TYPE_CHECKING:
-    from archsearch.pipeline.climb import Climb
 
 
 def search(request: SearchRequest, *, anyway: bool = False) -> dict[str, Any]:
@@ -61,9 +54,9 @@ def search(request: SearchRequest, *, anyway: bool = False) -> dict[str, Any]:
     everything into the run folder.
 
     With `confirm` the target writes its text first, so that the search knows how much of it a
-    trimmed head covers. Then either the prior's best `finalists` are trained, or, with `climb`,
-    those that short trainings leave (`pipeline.climb`). Where nothing that would be trained can be
-    expected to pay, it only ranks, and says why as `refused`, unless `anyway`.
+    trimmed head covers. Then those are trained in full that short trainings leave, or, without a
+    `climb`, the prior's best `finalists` (`pipeline.climb`). Where nothing that would be trained
+    can be expected to pay, it only ranks, and says why as `refused`, unless `anyway`.
     """
     start = time.monotonic()
     session = SearchSession.start(request)
@@ -72,60 +65,86 @@ def search(request: SearchRequest, *, anyway: bool = False) -> dict[str, Any]:
             return rank_only(session)
         if not anyway and (why := hopeless(session)):
             return rank_only(session) | {"refused": why}
-        return climb_search(session, start) if request.climb else finalist_search(session)
+        return train_and_confirm(session, start)
 
 
 def rank_only(session: SearchSession) -> dict[str, Any]:
     """The ranking by what is known beforehand; nothing is trained."""
-    replays = with_replays(session)
+    session, replays = with_replays(session)
     with workers_beside(session):
         result = score_spaces(session)
     session.run.write_trials(result.trials)
-    return outcome(session, result, write_ranked(session, [], result.best), []) | {
-        "replayed": replays
-    }
+    session = replace(session, besides=tuple(alternatives(session)))
+    ranked = write_ranked(session, [], result.best)
+    return outcome(session, result, ranked, []) | {"replayed": replays}
 
 
-def finalist_search(session: SearchSession) -> dict[str, Any]:
-    """Text, ranking, full training of the prior's best, confirmation; the time budget is for text
-    and training."""
-    start, whole = time.monotonic(), session.request.time_budget_s
-    session.request = request = beside_heads(session.request)
+def train_and_confirm(session: SearchSession, start: float) -> dict[str, Any]:
+    """Text, rung 0, trainings by the plan of `climb`, confirmation; `start`: when the command
+    began (monotonic seconds)."""
+    request, run = session.request, session.run
+    file = StateFile(run.path / RUNGS_FILE, request.time_budget_s, start, climbs=request.climb)
+    state = file.state
+    plan = climb.make_plan(session, file)
+    say(climb.plan_text(plan))
+    if plan.stay:
+        state.notes = [f"rung 0 only: {plan.stay}"]
+        file.save()
+        return rank_only(session) | {"rungs": [], "notes": state.notes, "plan": as_data(plan)}
     trainer = session.trainer()
-    trainer.texts.write_training_once(TEXT_SHARE_ALONE * request.time_budget_s)
-    session.scorer = session.scorer.with_coverage(trainer.texts.coverage())
+    climb.write_texts(trainer, file, plan)
+    coverage = trainer.texts.coverage()
+    session = session.with_scorer(session.scorer.with_coverage(coverage))
+    known = known_observations(request.target, asked=session.asked_text, exclude=run.path)
+    file.note(f"prior: {session.prior_words}")
     with workers_beside(session) as shared:
+        begin = time.monotonic()
         result = score_spaces(session)
-        session.run.write_trials(result.trials)
-        trained = train_finalists(session, trainer, result.best, shared)
-    ranked = write_ranked(session, trained, result.best)
-    text = text_result(session, trainer, ranked, trained)
-    confirmed = [
-        confirm_rank(session, rank, trainer=trainer)
-        for rank in range(1, min(request.confirm, len(trained)) + 1)
-    ]
-    notes = (finalist_notes(session) if trained else []) + train_heads(
-        session, trainer, trained, start + whole
-    )
-    families = family_table(session, trainer, trained)  # before the report, which shows them
-    return outcome(session, result, ranked, confirmed) | families | {"notes": notes, "text": text}
-
-
-def beside_heads(request: SearchRequest) -> SearchRequest:
-    """The request with the minutes that independent drafts have beside the heads that were asked
-    for."""
-    return replace(request, time_budget_s=climbing_share(request.families) * request.time_budget_s)
-
-
-def family_table(
-    session: SearchSession, trainer: DraftTrainer, trained: Sequence[TrainedDraft]
-) -> dict[str, Any]:
-    """The best of each family on the run's text, as part of a result and as families.json."""
-    if not trained:
-        return {}
-    rows = [result.to_dict() for result in family_results(session, trainer, trained)]
-    write_families(session.run.path, rows)
-    return {"families": rows}
+        state.steps.setdefault("search", time.monotonic() - begin)
+        ascent = climb.Climb(
+            session.space,
+            plan,
+            climb.Trainings(trainer, file, request.seed, shared),
+            Belief(session.scorer, known),
+            {score.architecture: None for score in result.best},
+            max(1, request.confirm),
+            request.finalists,
+            head_rungs(session, trainer),
+        )
+        trained = ascent.climb()
+        run.write_trials(climb.trial_rows(result.trials, state))
+        session = replace(session, besides=tuple(alternatives(session)))
+        others = ascent.standings() if plan.climbs else result.best
+        ranked = write_ranked(session, trained, others)
+        text = text_result(session, trainer, ranked, trained)
+        # Before the engine, which runs each family at the gamma that this table names.
+        families = write_family_table(session, trainer, trained) if trained else []
+        head = best_head([row.score.family for row in families], request.engine)
+        beside = climb.COMPARISON_COST if head and plan.compares else 0.0
+        confirming = Confirming(session, trainer, file, plan)
+        count = min(request.confirm, len(trained))
+        confirmed = confirming.ranks(count, shared, later=beside)
+    if head and confirmed:
+        confirming.best_head(head)
+    data = outcome(session, result, ranked, confirmed)
+    if families:
+        data["families"] = [row.to_dict() for row in families]
+    file.save()
+    seconds = file.elapsed_s()
+    say(f"all of it took {human_time(seconds)} of {human_time(request.time_budget_s)}")
+    return data | {
+        "rungs": climb.summary(state),
+        "heads": [as_data(entry) for entry in state.heads],
+        "notes": state.notes,
+        "plan": as_data(plan),
+        "seconds": seconds,
+        "steps": state.steps,
+        "prompts": trainer.prompts.source,
+        "measured": [
+            climb.measured_row(ascent.measured(draft), draft, coverage) for draft in trained
+        ],
+        "text": text,
+    }
 
 
 def text_result(
@@ -136,28 +155,23 @@ def text_result(
 ) -> dict[str, Any] | None:
     """The verdict on the run's text by its best trained draft; None where none was trained."""
     drafts = {draft.architecture: draft for draft in trained}
-    best = next(
-        (drafts[score.architecture] for score in ranked if score.architecture in drafts), None
-    )
-    return None if best is None else text_verdict(session, trainer, best).to_dict()
+    best = next((score for score in ranked if score.architecture in drafts), None)
+    if best is None:
+        return None
+    return text_verdict(session, trainer, drafts[best.architecture]).to_dict()
 
 
 def write_ranked(
     session: SearchSession, trained: Sequence[TrainedDraft], ranked: Sequence[Score]
 ) -> list[Score]:
-    """best/ of the run: trained drafts by what was measured of them, then the best of the rest; as
-    many as were asked for."""
-    besides = [each for each in alternatives(session) if within_budget(session, each.score)]
-    session.contexts = {(each.score.proposer, each.score.needs): each.context for each in besides}
+    """best/ of the run: trained drafts by what was measured of them, then the best of the rest and
+    of the drafters besides; as many as were asked for."""
+    besides = [each.score for each in session.besides if within_budget(session, each.score)]
     measured, rest = with_measured(session, trained, ranked)
-    rest = sorted([*rest, *(each.score for each in besides)], key=lambda score: -score.ranked_by)
+    rest = sorted([*rest, *besides], key=lambda score: -score.ranked_by)
     everything = [*measured, *rest]
     chosen = everything[: max(session.request.top, len(trained))]
-    have = [
-        each.score
-        for each in besides
-        if each.score.needs is not None and each.score.needs.kind == "exists"
-    ]
+    have = [score for score in besides if score.needs is not None and score.needs.kind == "exists"]
     for score in [*best_of_each(everything), *have[:EXISTING]]:  # however far behind
         chosen += [] if score in chosen else [score]
     others = sorted(
@@ -281,135 +295,77 @@ def in_run(scored: Sequence[Score], ranked: Sequence[Score]) -> list[Score]:
     return sorted(both, key=lambda score: -score.ranked_by)
 
 
-def best_head(families: Sequence[Mapping[str, Any]], engine: str) -> str:
-    """The family of the head that stands best and that archsearch runs in `engine`; "" for none."""
+def best_head(families: Sequence[str], engine: str) -> str:
+    """The first of `families`, best first, that is of heads and that archsearch runs in `engine`;
+    "" for none."""
     runs = engine_facts(engine).confirms
-    return next(
-        (
-            row["family"]
-            for row in families
-            if row["family"] in HEAD_FAMILIES and row["family"] in runs
-        ),
-        "",
-    )
+    return next((name for name in families if name in HEAD_FAMILIES and name in runs), "")
 
 
-def compare_best(ascent: Climb, head: str) -> None:
-    """Run the best head beside the best draft, where the plan has time for that; else a note says
-    with which command."""
-    from archsearch.pipeline import climb
+@dataclass(frozen=True)
+class Confirming:
+    """The last step of a search that trained: the best in the engine, each on as many prompts as
+    the time that is left allows."""
 
-    session, file, plan = ascent.session, ascent.file, ascent.plan
-    if not plan.compares:
-        file.note(
-            f"confirmed was the best independent draft; the {head} head beside it: archsearch"
-            f" confirm {session.run.path} --engine {session.request.engine} --family {head}"
-            f" --family {INDEPENDENT}"
-        )
-        return
-    if file.state.compared:
-        return
-    begin = time.monotonic()
-    prompts = climb.affordable_prompts(session, file, plan, climb.COMPARISON_COST)
-    try:
-        confirm_families(
-            session, FamilyRequest((head, INDEPENDENT), count=prompts, exact=4), EngineChoice()
-        )
-    except ArchsearchError as error:  # no reason to lose a search
-        file.note(f"the {head} head was not run beside the draft: {error}")
-    file.state.compared = True
-    file.step("the best head beside the draft", time.monotonic() - begin)
-    file.save()
+    session: SearchSession
+    trainer: DraftTrainer
+    file: StateFile
+    plan: Plan
 
+    def prompts(self, drafts: float) -> int:
+        """Prompts for each of so many that are still to be confirmed."""
+        return climb.affordable_prompts(self.session, self.file, self.plan, drafts)
 
-def confirm_trained(ascent: Climb, count: int, later: float = 0.0) -> list[dict[str, Any]]:
-    """The first `count` ranks in the engine, each on as many prompts as the time that is left
-    allows; those of several GPUs at once. What was confirmed before a kill is not again. `later`:
-    confirmations that follow and need time too."""
-    from archsearch.pipeline import climb
+    def ranks(
+        self, count: int, shared: SharedWork | None = None, later: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """The first `count` ranks; those of several GPUs at once. What was confirmed before a kill
+        is not again. `later`: confirmations that follow and need time too."""
+        session, file, run = self.session, self.file, self.session.run
+        done, begin = file.state.confirmed, time.monotonic()
 
-    session, file, run = ascent.session, ascent.file, ascent.session.run
-    state, begin = file.state, time.monotonic()
+        def missing() -> list[int]:
+            ranks = range(1, count + 1)
+            return [rank for rank in ranks if rank not in done or run.confirmed(rank) is None]
 
-    def missing() -> list[int]:
-        return [
-            rank
-            for rank in range(1, count + 1)
-            if rank not in state.confirmed or run.confirmed(rank) is None
-        ]
+        if shared is not None and len(missing()) > 1 and can_confirm_beside(session):
+            prompts = self.prompts(len(missing()) + later)
+            jobs = [
+                Job("confirm", run.score(rank).architecture, rank=rank, prompts=prompts)
+                for rank in missing()
+            ]
+            shared.finish(jobs, lambda job: confirm_job(session, job, self.trainer))
+            done += [job.rank for job in jobs if job.rank not in done]
+            file.save()
+        for rank in missing():
+            prompts = self.prompts(count - rank + 1 + later)
+            confirm_rank(session, rank, trainer=self.trainer, prompt_count=prompts)
+            done += [] if rank in done else [rank]
+            file.save()
+        file.step("confirm", time.monotonic() - begin)
+        return [found for found in map(run.confirmed, range(1, count + 1)) if found is not None]
 
-    if ascent.shared is not None and len(missing()) > 1 and can_confirm_beside(session):
-        prompts = climb.affordable_prompts(session, file, ascent.plan, len(missing()) + later)
-        jobs = [
-            Job("confirm", run.score(rank).architecture, rank=rank, prompts=prompts)
-            for rank in missing()
-        ]
-        ascent.shared.finish(jobs, lambda job: confirm_job(session, job, ascent.trainer))
-        state.confirmed += [job.rank for job in jobs if job.rank not in state.confirmed]
-        file.save()
-    for rank in missing():
-        prompts = climb.affordable_prompts(session, file, ascent.plan, count - rank + 1 + later)
-        confirm_rank(session, rank, trainer=ascent.trainer, prompt_count=prompts)
-        state.confirmed += [] if rank in state.confirmed else [rank]
-        file.save()
-    file.step("confirm", time.monotonic() - begin)
-    return [found for found in map(run.confirmed, range(1, count + 1)) if found is not None]
-
-
-def climb_search(session: SearchSession, start: float) -> dict[str, Any]:
-    """The search that climbs: text, rung 0, short trainings, full training, confirmation, all
-    inside the time budget."""
-    from archsearch.acceptance.known import known_observations
-    from archsearch.pipeline import climb
-
-    request, run = session.request, session.run
-    file = StateFile(run.path / RUNGS_FILE, request.time_budget_s, start)
-    state = file.state
-    plan = climb.make_plan(session, file)
-    say(climb.plan_text(plan))
-    if plan.stay:
-        state.notes = [f"rung 0 only: {plan.stay}"]
-        file.save()
-        return rank_only(session) | {"rungs": [], "notes": state.notes, "plan": plan.to_dict()}
-    trainer = session.trainer()
-    climb.write_texts(trainer, file, plan)
-    coverage = trainer.texts.coverage()
-    session.scorer = session.scorer.with_coverage(coverage)
-    known = known_observations(request.target, asked=session.asked_text, exclude=run.path)
-    file.note(f"prior: {session.prior_words}")
-    with workers_beside(session) as shared:
+    def best_head(self, head: str) -> None:
+        """Run the best head beside the best draft, once, where the plan has time for that; else a
+        note says with which command."""
+        session, file = self.session, self.file
+        if not self.plan.compares:
+            file.note(
+                f"confirmed was the best independent draft; the {head} head beside it: archsearch"
+                f" confirm {session.run.path} --engine {session.request.engine} --family {head}"
+                f" --family {INDEPENDENT}"
+            )
+            return
+        if file.state.compared:
+            return
         begin = time.monotonic()
-        result = score_spaces(session)
-        state.steps.setdefault("search", time.monotonic() - begin)
-        ascent = climb.start_climb(
-            session, file, plan, trainer, result.best, known, head_rungs(session, trainer)
-        )
-        ascent.shared = shared
-        trained = ascent.climb()
-        run.write_trials(climb.trial_rows(result.trials, state))
-        ranked = write_ranked(session, trained, ascent.standings())
-        text = text_result(session, trainer, ranked, trained)
-        families = family_table(
-            session, trainer, trained
-        )  # before the engine, which runs each at the gamma that it tells
-        head = best_head(families.get("families", []), request.engine)
-        beside = climb.COMPARISON_COST if head and plan.compares else 0.0
-        confirmed = confirm_trained(ascent, min(request.confirm, len(trained)), beside)
-    if head and confirmed:
-        compare_best(ascent, head)
-    data = outcome(session, result, ranked, confirmed) | families
-    file.save()
-    seconds = file.elapsed_s()
-    say(f"all of it took {human_time(seconds)} of {human_time(request.time_budget_s)}")
-    measured = [climb.measured_row(session, draft, coverage) for draft in trained]
-    return data | {
-        "rungs": climb.summary(state),
-        "heads": [entry.to_dict() for entry in state.heads],
-        "notes": state.notes,
-        "plan": plan.to_dict(),
-        "seconds": seconds,
-        "steps": state.steps,
-        "prompts": trainer.prompts.source,
-        "measured": measured,
-        "text": text,
-    }
+        prompts = self.prompts(climb.COMPARISON_COST)
+        try:
+            confirm_families(
+                session, FamilyRequest((head, INDEPENDENT), count=prompts, exact=4), EngineChoice()
+            )
+        except ArchsearchError as error:  # no reason to lose a search
+            file.note(f"the {head} head was not run beside the draft: {error}")
+        file.state.compared = True
+        file.step("the best head beside the draft", time.monotonic() - begin)
+        file.save()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from archsearch.acceptance import registry
 from archsearch.acceptance.estimator import AcceptanceContext
 from archsearch.acceptance.known import AskedText
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafters.drafter import Drafter, RoundKind
+from archsearch.drafters.drafter import RoundKind
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import EngineFacts, engine_facts, runnable_engine
 from archsearch.engines.environments.environment import find_python
@@ -22,9 +22,8 @@ from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.models.files import has_weights
 from archsearch.models.targets import TargetRef, resolve_target
-from archsearch.needs import Needs
-from archsearch.pipeline.budget import budget_s, with_budget
 from archsearch.pipeline.executors import ExecutorName
+from archsearch.pipeline.existing import Alternative, context_of
 from archsearch.pipeline.families import (
     FamilySpaces,
     choose_families,
@@ -35,6 +34,7 @@ from archsearch.pipeline.families import (
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, served_target
 from archsearch.pipeline.mixes import check_flight, read_back
 from archsearch.pipeline.serving import with_engine
+from archsearch.pipeline.training_budget import budget_s, with_budget
 from archsearch.runs.run import Run, create_run, open_run, resume_run
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import groups_of
@@ -148,49 +148,50 @@ class SearchRequest:
         if self.storage:
             open_storage(self.storage)
 
+    @property
+    def continues(self) -> bool:
+        """Whether the folder that was named holds a run already."""
+        return self.run is not None and (self.run / "run.yaml").exists()
+
     def settled(self) -> SearchRequest:
         """The same request with what nobody said: the run's domain and largest gamma where it
         continues one; else the domain `narrow` where prompts of one kind decide (the user's, or the
         ones that drafts are trained on), `chat` where not."""
-        if self.run is not None and (self.run / "run.yaml").exists():
-            before = open_run(self.run).arguments
-            gamma = before.get("max_gamma") if self.max_gamma == MAX_GAMMA else None
-            return replace(
-                self,
-                domain=self.domain or str(before.get("domain") or "narrow"),
-                max_gamma=int(gamma) if gamma else self.max_gamma,
-            )
+        narrow = self.prompts is not None or self.confirm > 0
+        before: Mapping[str, Any] = {}
+        if self.run is not None and self.continues:
+            before, narrow = open_run(self.run).arguments, True
+        gamma = before.get("max_gamma") if self.max_gamma == MAX_GAMMA else None
         return replace(
             self,
-            domain=self.domain
-            or ("narrow" if self.prompts is not None or self.confirm else "chat"),
+            domain=self.domain or str(before.get("domain") or ("narrow" if narrow else "chat")),
+            max_gamma=int(gamma) if gamma else self.max_gamma,
         )
+
+    def chosen(self) -> SearchRequest:
+        """`settled`, with families by their own names and an engine that runs them; raises
+        ArchsearchError for what is wrong with files, storage and workers, before a run folder is
+        made."""
+        settled = self.settled()
+        self.check_files()
+        self.check_sharing()
+        settled = replace(settled, families=named_families(self.families))
+        return replace(settled, asked=with_engine(settled.asked, settled.kind))
 
     def arguments(self) -> dict[str, Any]:
         """What run.yaml keeps and a continued run must repeat: one flat table, under the names of
         the options."""
-        free = ("run", "profile", "climb", "workers", "executor", "pareto")
-        asked = {
-            ("context" if name == "context_len" else name): value
-            for name, value in asdict(self.asked).items()
-        }
-        flat = {
-            name: getattr(self, name) for name in self.__dataclass_fields__ if name != "asked"
-        } | asked
+        said = asdict(self.asked).items()
+        asked = {"context" if name == "context_len" else name: value for name, value in said}
+        flat = vars(self) | asked
+        for name in ("asked", "mix", "run", "profile", "climb", "workers", "executor", "pareto"):
+            del flat[name]  # what is told otherwise, and what a continued run may change
         flat["storage"] = without_password(self.storage)
         flat["workload"] = None if self.mix is None else json.dumps(self.mix.to_dict())
-        del flat["mix"]
-        flat["families"] = " ".join(self.families) or None
-        flat["engine_options"] = " ".join(self.asked.engine_options) or None
-        return {
-            name: (
-                value
-                if isinstance(value, int | float | str | bool) or value is None
-                else str(value)
-            )
-            for name, value in flat.items()
-            if name not in free
-        }
+        for name in ("families", "engine_options"):
+            flat[name] = " ".join(flat[name]) or None
+        plain = (int, float, str, bool, type(None))
+        return {name: v if isinstance(v, plain) else str(v) for name, v in flat.items()}
 
     @classmethod
     def decide(
@@ -250,24 +251,69 @@ class SearchRequest:
         return cls(**{**own, "asked": asked, **changes})
 
 
-@dataclass
+@dataclass(frozen=True)
+class _Chosen:
+    """What is settled for a request before anything is scored. `longest`: tokens in the KV cache
+    at the end of an answer."""
+
+    target: TargetRef
+    source: LatencySource
+    workload: Workload
+    families: FamilySpaces
+    limits: Limits
+    longest: int
+
+    @classmethod
+    def of(cls, request: SearchRequest) -> _Chosen:
+        """Resolve names and load the profile. Raises ArchsearchError for what cannot be."""
+        mix, asked = request.mix, request.asked
+        target = served_target(resolve_target(request.target), asked)
+        engine = engine_facts(request.engine)
+        if request.confirm:
+            runnable_engine(request.engine)
+            check_weights(target)
+            if not engine.in_process:
+                find_python(engine.name)
+        lone = asked if mix is None else replace(asked, batch_size=1, context_len=mix.longest)
+        source, workload = choose_latency(lone, target.architecture, request.kind)
+        longest = asked.context_len + request.answer_tokens if mix is None else mix.longest
+        held = workload
+        if mix is not None:  # how much of a load fits is the mix's to say
+            held = replace(workload, context_len=1)
+            check_flight(mix, engine, source.device)
+            held_alone(mix, target.architecture, workload, source.latency, source.device)
+        families = request.spaces(
+            engine, source.version, target, engine.ranks_of_draft(workload), longest
+        )
+        limits = memory_limits(families.spaces[0], target.architecture, held, source.device)
+        return cls(target, source, workload, families, limits, longest)
+
+
+@dataclass(frozen=True)
 class SearchSession:
-    """A search in progress or reopened: everything later steps (train, confirm, report) need, built
-    from the request."""
+    """A search in progress or reopened: what was asked (`request`), what was chosen for it
+    (`target`, `source`, `families`) and what scores by what is known (`scorer`). A step that learns
+    hands on another one. `besides`: drafters other than those of the spaces."""
 
     request: SearchRequest
     target: TargetRef
     source: LatencySource
-    space: SearchSpace
+    families: FamilySpaces
     scorer: Scorer
     run: Run
     prior_words: str = ""
     asked_text: AskedText = AskedText()
-    families: FamilySpaces = FamilySpaces(())
     budget_asked: bool = False
-    contexts: Mapping[tuple[Drafter, Needs | None], AcceptanceContext] = field(default_factory=dict)
-    """In which acceptance was asked about drafters besides those of the spaces
-    (`pipeline.existing`)."""
+    besides: tuple[Alternative, ...] = ()
+
+    def with_scorer(self, scorer: Scorer) -> SearchSession:
+        """The same search, scored by what is known now."""
+        return replace(self, scorer=scorer)
+
+    @property
+    def space(self) -> SearchSpace:
+        """Of the first family."""
+        return self.families.spaces[0]
 
     def groups(self, scores: Sequence[Score]) -> list[list[Score]]:
         """Which of `scores` cannot be told apart, best first."""
@@ -279,124 +325,43 @@ class SearchSession:
 
     def context_of(self, score: Score) -> AcceptanceContext:
         """Where acceptance was asked for of a score."""
-        from archsearch.pipeline.existing import context_of
-
-        known = self.contexts.get((score.proposer, score.needs))
-        return context_of(self.scorer.context, score, self.target) if known is None else known
+        for each in self.besides:
+            if (each.score.proposer, each.score.needs) == (score.proposer, score.needs):
+                return each.context
+        return context_of(self.scorer.context, score, self.target)
 
     @classmethod
-    def start(cls, request: SearchRequest, run: Run | None = None) -> SearchSession:
-        """Resolve names, load the profile and open or create the run folder: everything that can be
-        wrong, before any work.
-
-        `run`: an opened run to go on with, whatever profile it was searched with.
-        """
-        request = request.settled()
-        if run is None:
-            request.check_files()
-            request.check_sharing()
-            request = replace(request, families=named_families(request.families))
-            request = replace(request, asked=with_engine(request.asked, request.kind))
-        target = served_target(resolve_target(request.target), request.asked)
-        engine = engine_facts(request.engine)
-        if request.confirm:
-            runnable_engine(request.engine)
-            check_weights(target)
-            if not engine.in_process:
-                find_python(engine.name)
-        mix, asked = request.mix, request.asked
-        lone = asked if mix is None else replace(asked, batch_size=1, context_len=mix.longest)
-        source, workload = choose_latency(lone, target.architecture, request.kind)
-        reach = asked.context_len + request.answer_tokens if mix is None else mix.longest
-        if mix is not None:
-            check_flight(mix, engine, source.device)
-            held_alone(
-                mix, target.architecture, workload, source.latency, source.device
-            )  # says so where nothing fits
-        searched = request.spaces(
-            engine, source.version, target, engine.ranks_of_draft(workload), reach
-        )
-        space = searched.spaces[0]
-        held = (
-            workload if mix is None else replace(workload, context_len=1)
-        )  # how much of a load fits is the mix's to say
-        limits = memory_limits(space, target.architecture, held, source.device)
-        asked_budget = request.training_budget_s
-        if run is None:
-            spent = (
-                request.time_budget_s if request.confirm and source.device.kind == "cpu" else None
-            )
-            request = replace(
-                request, training_budget_s=budget_s(asked_budget or spent, source.device)
-            )
+    def start(cls, request: SearchRequest) -> SearchSession:
+        """Choose what was left open and open or create the run folder: everything that can be
+        wrong, before any work."""
+        request = request.chosen()
+        chosen = _Chosen.of(request)
+        device, asked_budget = chosen.source.device, request.training_budget_s
+        spent = request.time_budget_s if request.confirm and device.kind == "cpu" else None
+        request = replace(request, training_budget_s=budget_s(asked_budget or spent, device))
         arguments = request.arguments()
         described: dict[str, Any] = {
-            "space": space.to_dict(),
+            "space": chosen.families.spaces[0].to_dict(),
             "seed": request.seed,
-            "profile": source.profile,
+            "profile": chosen.source.profile,
         }
-        reopened = run is not None
-        if run is not None:
-            pass
-        elif request.run is not None and (request.run / "run.yaml").exists():
+        if request.continues:
+            assert request.run is not None
             run = resume_run(request.run, arguments, **described)
         else:
             ensure_writable_dir(request.run or Path("runs"))
             run = create_run(
-                Path("runs"),
-                arguments,
-                device=source.device.to_dict(),
-                path=request.run,
-                **described,
+                Path("runs"), arguments, device=device.to_dict(), path=request.run, **described
             )
-            if mix is not None:
-                write_json(run.path / WORKLOAD_FILE, mix.to_dict())
-        asked_text = (
-            AskedText(load_sketch(run.path), request.domain)
-            if reopened
-            else _asked_text(request, run)
-        )
-        acceptance, prior_words = acceptance_for(
-            request.alpha,
-            request.target,
-            asked=asked_text,
-            temperature=request.temperature,
-            state=run.path / PRIOR_FILE,
-        )
-        scorer = Scorer(
-            target.architecture,
-            workload,
-            source.latency,
-            acceptance,
-            max_gamma=request.max_gamma,
-            domain=request.domain,
-            limits=limits,
-        )
-        # A window that does not reach the end of an answer costs alpha there, also where it holds
-        # the context.
-        scorer = scorer.with_acceptance(acceptance, replace(scorer.context, context_len=reach))
-        if request.training_budget_s is not None:  # runs of earlier versions knew none
-            scorer = with_budget(
-                scorer, target.architecture, source.device, request.training_budget_s
-            )
-        if mix is not None:
-            scorer = MixScorer(scorer, mix, source.device)
-        return cls(
-            request,
-            target,
-            source,
-            space,
-            scorer,
-            run,
-            prior_words,
-            asked_text,
-            searched,
-            asked_budget is not None,
-        )
+            if request.mix is not None:
+                write_json(run.path / WORKLOAD_FILE, request.mix.to_dict())
+        text = _asked_text(request, run)
+        return cls._scoring(request, chosen, run, text, asked_budget is not None)
 
     @classmethod
     def reopen(cls, path: Path) -> SearchSession:
-        """The session of an existing run folder, with the arguments it was made with."""
+        """The session of an existing run folder, with the arguments it was made with, whatever
+        profile it was searched with."""
         run = open_run(path)
         profile = run.info["profile"]
         folder = profile.get("folder")
@@ -408,7 +373,59 @@ class SearchSession:
             mode=profile.get("mode", request.asked.mode),
             profile=named,
         )
-        return cls.start(replace(request, asked=asked), run)
+        request = replace(request, asked=asked).settled()
+        text = AskedText(load_sketch(run.path), request.domain)
+        budgeted = request.training_budget_s is not None
+        return cls._scoring(request, _Chosen.of(request), run, text, budgeted)
+
+    @classmethod
+    def _scoring(
+        cls,
+        request: SearchRequest,
+        chosen: _Chosen,
+        run: Run,
+        asked_text: AskedText,
+        budget_asked: bool,
+    ) -> SearchSession:
+        """The session with its scorer, by the prior that the run keeps."""
+        target, source = chosen.target, chosen.source
+        acceptance, prior_words = acceptance_for(
+            request.alpha,
+            request.target,
+            asked=asked_text,
+            temperature=request.temperature,
+            state=run.path / PRIOR_FILE,
+        )
+        scorer = Scorer(
+            target.architecture,
+            chosen.workload,
+            source.latency,
+            acceptance,
+            max_gamma=request.max_gamma,
+            domain=request.domain,
+            limits=chosen.limits,
+        )
+        # A window that does not reach the end of an answer costs alpha there, also where it holds
+        # the context.
+        context = replace(scorer.context, context_len=chosen.longest)
+        scorer = scorer.with_acceptance(acceptance, context)
+        if request.training_budget_s is not None:  # runs of earlier versions knew none
+            scorer = with_budget(
+                scorer, target.architecture, source.device, request.training_budget_s
+            )
+        if request.mix is not None:
+            scorer = MixScorer(scorer, request.mix, source.device)
+        return cls(
+            request,
+            target,
+            source,
+            chosen.families,
+            scorer,
+            run,
+            prior_words,
+            asked_text,
+            budget_asked,
+        )
 
     def earlier(self) -> dict[str, Any] | None:
         """What earlier runs moved (`acceptance.earlier.Earlier.to_dict`); None where none did, or
@@ -428,8 +445,8 @@ class SearchSession:
         mix = {} if self.request.mix is None else {"mix": self.request.mix.to_dict()}
         return {**known, "device": self.source.device.key, **how, **mix}
 
-    def trainer(self) -> DraftTrainer:
-        """Where this run's drafts are trained."""
+    def trainer(self, threads: int | None = None) -> DraftTrainer:
+        """Where this run's drafts are trained, on `threads` (default: the profile's)."""
         least = int(self.run.info.get("heldout_least", 0))
         prompts = load_prompt_set(self.request.prompts, self.request.heldout, least)
         return DraftTrainer(
@@ -439,7 +456,7 @@ class SearchSession:
             self.run.path,
             answer_tokens=self.request.answer_tokens,
             plain_text=self.request.text,
-            threads=self.source.threads,
+            threads=threads or self.source.threads,
             device=_training_device(self.source.device.kind),
         )
 

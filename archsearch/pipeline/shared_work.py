@@ -1,7 +1,7 @@
-"""Trainings and confirmations of a search that several processes share: each is claimed like a
-trial (`search.claims`).
+"""Trainings and confirmations of a search that several processes share, as tasks in its storage
+(`search.claims`).
 
-Who searches posts what is to be done next; whoever has joined claims a job, does it in the run's
+Who searches posts what is to be done next; whoever has joined takes a job, does it in the run's
 folder, which all must reach, and says so. The folder is the truth: what lies there finished is not
 done again, whatever a storage says. While the search lives it holds a claim of its own, so that its
 helpers know when there is nothing more to wait for.
@@ -15,19 +15,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import ShortTraining, TrainedDraft
-from archsearch.search.claims import Claims, Task
+from archsearch.records import as_data, from_data
+from archsearch.search.claims import Claims
 from archsearch.search.storage import open_storage, storage_errors
-
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
 
 JobKind = Literal["short", "full", "confirm"]
 JOBS: Final = "archsearch-jobs-{name}-{digest}"  # the study
-POSTED: Final = "jobs"  # its user attribute: what is to be done now
 SEARCH: Final = "search"  # the claim of the process that posts
 TRAINING_GRACE_S: Final = 60.0  # a training holds its process more than scoring does
 POLL_S: Final = 0.5
@@ -37,7 +34,13 @@ class Trainer(Protocol):
     """What does trainings; `archsearch.drafts.trainer` has the real one."""
 
     def train_short(
-        self, arch: Architecture, tokens: int, seed: int = 0, label: str = ""
+        self,
+        arch: Architecture,
+        tokens: int,
+        seed: int = 0,
+        label: str = "",
+        *,
+        limit_s: float | None = None,
     ) -> ShortTraining: ...
 
     def train(
@@ -72,14 +75,6 @@ class Job:
         ).hexdigest()[:12]
         return f"{self.kind}-{shape}-{self.tokens}-{self.seed}-{self.rank}-{self.prompts}"
 
-    def to_dict(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**own, "shape": self.shape.to_dict()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Job:
-        return cls(**{**data, "shape": Architecture.from_dict(data["shape"])})
-
 
 def train_job(job: Job, trainer: Trainer) -> float:
     """Do a training; the last alpha of its curve, or the draft's."""
@@ -113,32 +108,24 @@ class SharedWork:
     def held(self) -> Iterator[None]:
         """Say that the search lives, until the block ends. What a killed one posted is taken
         back."""
-        self.study.set_user_attr(POSTED, [])
+        self.claims.withdraw()
         with self.claims.hold(SEARCH):
             yield
 
     def finish(self, jobs: Sequence[Job], do: Callable[[Job], float]) -> None:
-        """Post the jobs and do them together with whoever has joined; returns when all are done."""
-        self.study.set_user_attr(POSTED, [job.to_dict() for job in jobs])
-        self.claims.finish([self._task(job, do) for job in jobs])
-        self.study.set_user_attr(POSTED, [])
+        """Do the jobs together with whoever has joined; returns when all are done."""
+        tasks = {job.key: {"job": as_data(job)} for job in jobs}
+        self.claims.finish(tasks, lambda told: do(from_data(Job, told["job"])))
 
     def help_along(self, do: Mapping[JobKind, Callable[[Job], float]]) -> int:
         """Do posted jobs of the kinds in `do` for as long as the search lives; how many were done
         here."""
         while True:
-            posted = [Job.from_dict(row) for row in self.study.user_attrs.get(POSTED, [])]
-            mine = [job for job in posted if job.kind in do]
-            self.claims.finish([self._task(job, do[job.kind]) for job in mine])
+            while self.claims.work(
+                lambda told: do[told["job"]["kind"]](from_data(Job, told["job"])),
+                lambda told: told["job"]["kind"] in do,
+            ):
+                pass
             if not self.claims.is_held(SEARCH):
                 return self.claims.done
             time.sleep(POLL_S)
-
-    def _task(self, job: Job, do: Callable[[Job], float]) -> Task:
-        return Task(job.key, lambda: _finished(do(job)), {"job": job.to_dict()})
-
-
-def _finished(value: float) -> FrozenTrial:
-    from optuna.trial import create_trial
-
-    return create_trial(value=float(value))

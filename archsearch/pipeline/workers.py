@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,11 +28,11 @@ from archsearch.pipeline.executors import make_executor
 from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
 from archsearch.pipeline.shared_work import Job, JobKind, SharedWork, train_job
 from archsearch.progress import say
+from archsearch.records import as_data, from_data
 from archsearch.runs.run import open_run
 from archsearch.search.identity import identity_of, study_name
 from archsearch.search.storage import open_storage, storage_errors, without_password
 from archsearch.search.study import STUDY, SearchResult
-from archsearch.text.prompt_set import load_prompt_set
 
 ANNOUNCED: Final = "archsearch-run-{name}"
 MOST_WORKERS: Final = 256
@@ -46,6 +46,46 @@ def studies_of(session: SearchSession) -> list[str]:
     ]
 
 
+@dataclass(frozen=True)
+class Announced:
+    """What a worker needs to join: user attributes of a study. `prior`: what scores begin with;
+    `coverage`: of the user's text; `studies`: those of the search, alike on every machine that
+    scores alike; `created`, `home`: which run it is; `folder`: where it trains, None where it only
+    ranks, `files`: what it trains on."""
+
+    arguments: dict[str, Any]
+    prior: dict[str, Any] | None
+    coverage: tuple[tuple[int, float], ...] | None
+    profile: Path | None
+    studies: tuple[str, ...]
+    created: str
+    home: str
+    folder: Path | None = None
+    files: Mapping[str, Path | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, session: SearchSession) -> Announced:
+        request, folder, created = (
+            session.request,
+            session.run.path.resolve(),
+            session.run.info["created"],
+        )
+        prior, coverage = session.run.path / PRIOR_FILE, session.scorer.context.coverage
+        profile, trains = request.asked.profile, request.confirm > 0
+        files = {"prompts": request.prompts, "heldout": request.heldout, "text": request.text}
+        return cls(
+            request.arguments(),
+            read_json(prior, "prior of the run") if prior.exists() else None,
+            None if coverage is None else tuple(coverage.points),
+            profile and profile.resolve(),
+            tuple(studies_of(session)),
+            created,
+            f"{folder} {created}",
+            folder if trains else None,
+            {name: path and path.resolve() for name, path in files.items()} if trains else {},
+        )
+
+
 def announce(session: SearchSession, storage: str) -> str:
     """Write down what a worker needs to join; the name under which it is found.
 
@@ -53,22 +93,7 @@ def announce(session: SearchSession, storage: str) -> str:
     """
     import optuna
 
-    name = session.run.path.name
-    prior, coverage, profile = (
-        session.run.path / PRIOR_FILE,
-        session.scorer.context.coverage,
-        session.request.asked.profile,
-    )
-    told: dict[str, Any] = {
-        "arguments": session.request.arguments(),
-        "prior": read_json(prior, "prior of the run") if prior.exists() else None,
-        "coverage": None if coverage is None else [list(point) for point in coverage.points],
-        "profile": None if profile is None else str(profile.resolve()),
-        "studies": studies_of(session),
-        "created": session.run.info["created"],
-        "home": f"{session.run.path.resolve()} {session.run.info['created']}",
-        **_work_of(session),
-    }
+    name, told = session.run.path.name, Announced.of(session)
     with storage_errors(storage):
         study = optuna.create_study(
             storage=open_storage(storage),
@@ -78,32 +103,18 @@ def announce(session: SearchSession, storage: str) -> str:
         before = study.user_attrs.get("studies")
         # The same run may ask on with another question: it ranked before it had text, and now
         # trains.
-        mine = study.user_attrs.get("home") == told["home"]
-        if before is not None and not mine and not set(before) & set(told["studies"]):
+        mine = study.user_attrs.get("home") == told.home
+        if before is not None and not mine and not set(before) & set(told.studies):
             raise ArchsearchError(
                 f"the storage holds another search called {name} (another space, target, workload"
                 " or profile); choose another --run or --storage"
             )
-        for key, value in told.items():
+        for key, value in as_data(told).items():
             study.set_user_attr(key, value)
     return name
 
 
-def _work_of(session: SearchSession) -> dict[str, Any]:
-    """Where the trainings of a search happen; nothing where it only ranks."""
-    request = session.request
-    if not request.confirm:
-        return {"folder": None}
-    files = {"prompts": request.prompts, "heldout": request.heldout, "text": request.text}
-    return {
-        "folder": str(session.run.path.resolve()),
-        "files": {
-            name: None if path is None else str(path.resolve()) for name, path in files.items()
-        },
-    }
-
-
-def announced(storage: str, name: str) -> dict[str, Any]:
+def announced(storage: str, name: str) -> Announced:
     """What was announced under a name; ArchsearchError names those there are."""
     import optuna
 
@@ -112,23 +123,20 @@ def announced(storage: str, name: str) -> dict[str, Any]:
             f"--run {name!r} is the name of a run folder, not a path: its last part"
         )
     with storage_errors(storage):
-        opened = open_storage(storage)
-        known = {
-            summary.study_name: summary.user_attrs
-            for summary in optuna.get_all_study_summaries(opened)
-        }
-    found = known.get(ANNOUNCED.format(name=name))
-    if found is None or "studies" not in found:
-        prefix = ANNOUNCED.format(name="")
-        names = (
-            ", ".join(sorted(key.removeprefix(prefix) for key in known if key.startswith(prefix)))
-            or "none"
-        )
+        summaries = optuna.get_all_study_summaries(open_storage(storage))
+    prefix = ANNOUNCED.format(name="")
+    known = {
+        each.study_name.removeprefix(prefix): each.user_attrs
+        for each in summaries
+        if each.study_name.startswith(prefix)
+    }
+    if "studies" not in known.get(name, {}):
         raise ArchsearchError(
-            f"no search called {name} is announced in {without_password(storage)} (there: {names});"
-            " start it with: archsearch search ... --storage URL --workers 1"
+            f"no search called {name} is announced in {without_password(storage)} (there:"
+            f" {', '.join(sorted(known)) or 'none'}); start it with: archsearch search ..."
+            " --storage URL --workers 1"
         )
-    return found
+    return from_data(Announced, known[name])
 
 
 def join(
@@ -145,7 +153,7 @@ def join(
     told = announced(storage, name)
     with tempfile.TemporaryDirectory(prefix="archsearch-worker-") as base:
         session = _session(told, storage, Path(base) / name, profile)
-        if studies_of(session) != told["studies"]:
+        if tuple(studies_of(session)) != told.studies:
             raise ArchsearchError(
                 f"this machine scores otherwise than the one that began {name}: another profile"
                 f" ({session.source.words}), or another version of archsearch; pass the same"
@@ -165,15 +173,15 @@ def join(
     }
 
 
-def _shared_folder(told: dict[str, Any], folder: Path | None) -> Path | None:
+def _shared_folder(told: Announced, folder: Path | None) -> Path | None:
     """The search's run folder as this machine sees it; None where it trains nothing, or where
     nobody named a folder and the search's own is not to be seen from here."""
-    if told.get("folder") is None:
+    if told.folder is None:
         return None
-    path = folder or Path(told["folder"])
+    path = folder or told.folder
     if not (path / "run.yaml").is_file() and folder is None:
         return None
-    if open_run(path).info["created"] != told["created"]:
+    if open_run(path).info["created"] != told.created:
         raise ArchsearchError(
             f"{path} is another run than the one that was announced; name its folder with --folder"
         )
@@ -181,23 +189,20 @@ def _shared_folder(told: dict[str, Any], folder: Path | None) -> Path | None:
 
 
 def _train_along(
-    told: dict[str, Any], storage: str, session: SearchSession, folder: Path, name: str
+    told: Announced, storage: str, session: SearchSession, folder: Path, name: str
 ) -> int:
     """Claim trainings of the search, and confirmations where this is the device that it is for; how
     many jobs were done."""
-    files = {name: None if path is None else Path(path) for name, path in told["files"].items()}
-    least = int(open_run(folder).info.get("heldout_least", 0))
-    asked = int(os.environ.get("OMP_NUM_THREADS") or 0)
-    known = session.source.threads
-    trainer = DraftTrainer(
-        session.target,
-        session.source.dtype,
-        load_prompt_set(files["prompts"], files["heldout"], least),
-        folder,
-        answer_tokens=session.request.answer_tokens,
-        plain_text=files["text"],
-        threads=min(known, asked) if known and asked else known,
+    asked, cores = int(os.environ.get("OMP_NUM_THREADS") or 0), session.source.threads
+    files = told.files
+    request = replace(
+        session.request,
+        prompts=files.get("prompts"),
+        heldout=files.get("heldout"),
+        text=files.get("text"),
     )
+    there = replace(session, request=request, run=open_run(folder))
+    trainer = there.trainer(min(cores, asked) if cores and asked else cores)
 
     def train(job: Job) -> float:
         trainer.texts.reread()  # more may have been written since the last one
@@ -206,8 +211,7 @@ def _train_along(
     able: dict[JobKind, Callable[[Job], float]] = {"short": train, "full": train}
     if can_confirm_beside(session):
         able["confirm"] = lambda job: confirm_job(SearchSession.reopen(folder), job, trainer)
-    work = SharedWork(storage, name, told["created"])
-    return work.help_along(able)
+    return SharedWork(storage, name, told.created).help_along(able)
 
 
 def confirm_job(session: SearchSession, job: Job, trainer: DraftTrainer) -> float:
@@ -234,13 +238,10 @@ def can_confirm_beside(session: SearchSession) -> bool:
     return True
 
 
-def _session(
-    told: dict[str, Any], storage: str, folder: Path, profile: Path | None
-) -> SearchSession:
-    known = told["profile"]
-    named = profile or (Path(known) if known is not None and Path(known).is_dir() else None)
+def _session(told: Announced, storage: str, folder: Path, profile: Path | None) -> SearchSession:
+    named = profile or (told.profile if told.profile and told.profile.is_dir() else None)
     request = SearchRequest.from_arguments(
-        told["arguments"],
+        told.arguments,
         confirm=0,
         run=folder,
         storage=storage,
@@ -249,14 +250,13 @@ def _session(
         heldout=None,
         text=None,
     )
-    if told["prior"] is not None:
+    if told.prior is not None:
         folder.mkdir(parents=True)
-        write_json(folder / PRIOR_FILE, told["prior"])
+        write_json(folder / PRIOR_FILE, told.prior)
     session = SearchSession.start(replace(request, asked=replace(request.asked, profile=named)))
-    if told["coverage"] is not None:
-        points = tuple((int(rows), float(share)) for rows, share in told["coverage"])
-        session.scorer = session.scorer.with_coverage(VocabularyCoverage(points))
-    return session
+    if told.coverage is None:
+        return session
+    return session.with_scorer(session.scorer.with_coverage(VocabularyCoverage(told.coverage)))
 
 
 @contextmanager

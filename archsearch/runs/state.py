@@ -1,7 +1,7 @@
-"""rungs.json: the state of a climb. What is planned, what every round trains, what came of it, the
-finalists, the time spent.
+"""rungs.json: the state of a search that trains. What is planned, what every round trains, what
+came of it, the finalists, the time spent.
 
-`ClimbState` is the file as values; `StateFile` writes it before every next step, so that a climb
+`ClimbState` is the file as values; `StateFile` writes it before every next step, so that a search
 that was killed goes on.
 """
 
@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.files import write_json
 from archsearch.models.drafters import HeadFamily
 from archsearch.progress import say
-from archsearch.runs.fields import read_or_raise
+from archsearch.records import Maybe, Stored, from_data, load, save
 from archsearch.search.objective import Score
 from archsearch.search.rungs import Plan, Round
 
 FORMAT: Final = 1
 
 Fate = Literal["kept", "pruned", "dropped", "trained"]
+LEFT_OUT: Final = Stored(omit=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class RungRow:
     """What one rung (and round) said of one shape, and what became of it.
 
     `tokens`, `seconds`: of its training so far, 0 at rung 0; `measured`: None without a short
-    training; `predicted_alpha`: of a finalist, what was believed before its full training.
+    training; `predicted_alpha`: of a finalist, before its full training.
     """
 
     rung: int
@@ -57,31 +57,12 @@ class RungRow:
     score: Estimate
     state: Fate
     why: str
-    predicted_alpha: Estimate | None = None
+    predicted_alpha: Maybe[Estimate] = None
 
     @property
     def key(self) -> tuple[int, int, Architecture]:
         """A row with the same key takes the place of this one."""
         return self.rung, self.round, self.shape
-
-    def to_dict(self) -> dict[str, Any]:
-        row: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        row |= {
-            "shape": self.shape.to_dict(),
-            "measured": None if self.measured is None else asdict(self.measured),
-        }
-        row |= {name: row[name].to_dict() for name in ("alpha", "tau", "score")}
-        predicted = row.pop("predicted_alpha")
-        return row if predicted is None else row | {"predicted_alpha": predicted.to_dict()}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        values = {**data, "shape": Architecture.from_dict(data["shape"])}
-        values["measured"] = None if data["measured"] is None else Look(**data["measured"])
-        for name in ("alpha", "tau", "score", "predicted_alpha"):
-            if name in data:
-                values[name] = Estimate.from_dict(data[name])
-        return cls(**values)
 
 
 @dataclass
@@ -98,27 +79,9 @@ class RoundEntry:
     gains: tuple[float, ...]
     expected_gain: float
     contenders: int
-    seconds: float | None = None
+    seconds: Maybe[float] = None
     done: bool = False
     end: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        entry: dict[str, Any] = {
-            "round": self.round,
-            "tokens": self.tokens,
-            "shapes": [shape.to_dict() for shape in self.shapes],
-            "gains": list(self.gains),
-            "expected_gain": self.expected_gain,
-            "contenders": self.contenders,
-        }
-        if self.seconds is not None:
-            entry["seconds"] = self.seconds
-        return entry | {"done": True, "end": self.end} if self.done else entry
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        shapes = tuple(Architecture.from_dict(shape) for shape in data["shapes"])
-        return cls(**{**data, "shapes": shapes, "gains": tuple(data["gains"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +94,7 @@ class Longer:
 
 @dataclass(frozen=True, slots=True)
 class TextEntry:
-    """Text that was written between short and full trainings, until `ends_at_s` of the climb's
+    """Text that was written between short and full trainings, until `ends_at_s` of the search's
     clock: tokens of one pass over all text `before` and `after`, None while it is written."""
 
     ends_at_s: float
@@ -141,80 +104,38 @@ class TextEntry:
 
 @dataclass
 class FinalistsEntry:
-    """Who is trained in full, until `ends_at_s` of the climb's clock.
+    """Who is trained in full, until `ends_at_s` of the search's clock.
 
     `predicted`: their scores before; `tokens`: that all of them reach, None for a single one or
     before the speed is known; `longer`: None before all have been trained alike; `foreseen`: tokens
     that each would end at as the best one, at the speed measured by then. `writing`: text being
-    written for them, `texts`: what was.
+    written for them, `texts`: what was. (Version 0.1.0 had shares of time instead: not read.)
     """
 
     shapes: tuple[Architecture, ...]
     ends_at_s: float
     predicted: tuple[Score, ...]
-    tokens: int | None = None
+    tokens: Maybe[int] = None
     longer: Longer | None = None
-    foreseen: tuple[int, ...] | None = None
-    writing: TextEntry | None = None
-    texts: tuple[TextEntry, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        entry: dict[str, Any] = {
-            "shapes": [shape.to_dict() for shape in self.shapes],
-            "ends_at_s": self.ends_at_s,
-            "predicted": [score.to_dict() for score in self.predicted],
-            "longer": None if self.longer is None else asdict(self.longer),
-        }
-        optional = {
-            "tokens": self.tokens,
-            "foreseen": None if self.foreseen is None else list(self.foreseen),
-            "writing": None if self.writing is None else asdict(self.writing),
-            "texts": [asdict(text) for text in self.texts] or None,
-        }
-        return entry | {name: value for name, value in optional.items() if value is not None}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Version 0.1.0 wrote `seconds` and `longer_s` (shares of time) where `tokens` and `longer`
-        stand now: not read."""
-        longer = data.get("longer")
-        return cls(
-            tuple(Architecture.from_dict(shape) for shape in data["shapes"]),
-            float(data["ends_at_s"]),
-            tuple(Score.from_dict(score) for score in data["predicted"]),
-            data.get("tokens"),
-            None if longer is None else Longer(**longer),
-            tuple(data["foreseen"]) if "foreseen" in data else None,
-            TextEntry(**data["writing"]) if data.get("writing") else None,
-            tuple(TextEntry(**text) for text in data.get("texts", ())),
-        )
+    foreseen: Maybe[tuple[int, ...]] = None
+    writing: Maybe[TextEntry] = None
+    texts: Annotated[tuple[TextEntry, ...], LEFT_OUT] = ()
 
 
 @dataclass
 class HeadEntry:
-    """A head among the families of a climb: `measured` speed-up where it stands after `tokens` and
-    `seconds` of training, `foreseen` after a full one (as believed after its short training)."""
+    """A head among the families of a search: `measured` speed-up where it stands after `tokens` and
+    `seconds` of training, `foreseen` after a full one (predicted after its short training); None
+    before a training, and without a short one."""
 
     family: HeadFamily
     gamma: int
-    seconds: float
-    tokens: int
-    measured: Estimate
-    foreseen: Estimate
-    state: Fate
+    seconds: float = 0.0
+    tokens: int = 0
+    measured: Estimate | None = None
+    foreseen: Estimate | None = None
+    state: Fate = "kept"
     why: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            **vars(self),
-            "measured": self.measured.to_dict(),
-            "foreseen": self.foreseen.to_dict(),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        places = {name: Estimate.from_dict(data[name]) for name in ("measured", "foreseen")}
-        return cls(**{**data, **places})
 
 
 @dataclass
@@ -236,13 +157,13 @@ class PriorRung:
 
 @dataclass
 class ClimbState:
-    """All of rungs.json. `elapsed_s`: wall seconds of the climb in all processes; `steps`: seconds
+    """All of rungs.json. `elapsed_s`: wall seconds of the search in all processes; `steps`: seconds
     by step.
 
-    `rung_s`, `rung_end_s`: time of the short trainings, and when on the climb's clock it ends;
+    `rung_s`, `rung_end_s`: time of the short trainings, and when on the search's clock it ends;
     `full_tokens`: of a full training, `full_epoch`: of one pass over its text; `schedule`: rounds
-    as planned at the measured speed; `confirmed`: ranks; `heads`, `race`: of a climb with other
-    families than independent drafts, `compared`: the best head ran beside the best draft. None, or
+    as planned at the measured speed; `confirmed`: ranks; `heads`, `race`: where other families than
+    independent drafts are trained, `compared`: the best head ran beside the best draft. None, or
     empty: not decided yet.
     """
 
@@ -254,16 +175,17 @@ class ClimbState:
     notes: list[str] = field(default_factory=list)
     rungs: list[RungRow] = field(default_factory=list)
     steps: dict[str, float] = field(default_factory=dict)
-    rung0: PriorRung | None = None
-    rung_s: float | None = None
-    rung_end_s: float | None = None
-    full_tokens: int | None = None
-    full_epoch: int | None = None
-    schedule: list[Round] = field(default_factory=list)
-    confirmed: list[int] = field(default_factory=list)
-    heads: list[HeadEntry] = field(default_factory=list)
-    race: Race | None = None
-    compared: bool = False
+    rung0: Maybe[PriorRung] = None
+    rung_s: Maybe[float] = None
+    rung_end_s: Maybe[float] = None
+    full_tokens: Maybe[int] = None
+    full_epoch: Maybe[int] = None
+    schedule: Annotated[list[Round], LEFT_OUT] = field(default_factory=list)
+    confirmed: Annotated[list[int], LEFT_OUT] = field(default_factory=list)
+    heads: Annotated[list[HeadEntry], LEFT_OUT] = field(default_factory=list)
+    race: Maybe[Race] = None
+    compared: Annotated[bool, LEFT_OUT] = False
+    format: int = FORMAT
 
     def record(self, row: RungRow) -> None:
         """A row of what was learnt: one per rung, round and shape, the last one stands."""
@@ -276,11 +198,13 @@ class ClimbState:
     def round(self, number: int) -> RoundEntry | None:
         return next((entry for entry in self.rounds if entry.round == number), None)
 
-    def with_budget(self, budget_s: float) -> ClimbState:
-        """Another budget, or a plan that trained nothing: a new plan. What was written and trained
-        is used again."""
-        stayed = self.plan is not None and self.plan.stay != ""
-        if budget_s == self.budget_s and not stayed:
+    def planned_for(self, budget_s: float, climbs: bool) -> ClimbState:
+        """With another budget, rounds of short trainings that were not asked for, or a plan that
+        trained nothing: a new plan. What was written and trained is used again."""
+        plan = self.plan
+        stayed = plan is not None and plan.stay != ""
+        same = plan is None or plan.climbs == climbs
+        if budget_s == self.budget_s and same and not stayed:
             return self
         begun = bool(
             self.steps or self.rounds or self.heads
@@ -295,69 +219,21 @@ class ClimbState:
             heads=[replace(entry, state="kept", why="") for entry in self.heads],
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        data: dict[str, Any] = {
-            "format": FORMAT,
-            "budget_s": self.budget_s,
-            "elapsed_s": self.elapsed_s,
-            "plan": None if self.plan is None else self.plan.to_dict(),
-            "rounds": [entry.to_dict() for entry in self.rounds],
-            "finalists": None if self.finalists is None else self.finalists.to_dict(),
-            "notes": list(self.notes),
-            "rungs": [row.to_dict() for row in self.rungs],
-            "steps": dict(self.steps),
-        }
-        optional = {
-            "rung0": None if self.rung0 is None else asdict(self.rung0),
-            "rung_s": self.rung_s,
-            "rung_end_s": self.rung_end_s,
-            "full_tokens": self.full_tokens,
-            "full_epoch": self.full_epoch,
-            "schedule": [asdict(step) for step in self.schedule] or None,
-            "confirmed": list(self.confirmed) or None,
-            "heads": [entry.to_dict() for entry in self.heads] or None,
-            "race": None if self.race is None else asdict(self.race),
-            "compared": self.compared or None,
-        }
-        return data | {name: value for name, value in optional.items() if value is not None}
-
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """KeyError, TypeError or ValueError for what is no state of a climb; ArchsearchError for
-        another format."""
+        """ArchsearchError for what is no state of a search, or of another format."""
         if data.get("format") != FORMAT:
             raise ArchsearchError(
                 "it was written by another version of archsearch; use another --run"
             )
-        made: dict[str, Callable[[Any], Any]] = {
-            "plan": lambda value: Plan(**value),
-            "finalists": FinalistsEntry.from_dict,
-            "rung0": lambda value: PriorRung(**value),
-            "race": lambda value: Race(**value),
-        }
-        lists: dict[str, Callable[[Any], Any]] = {
-            "rounds": RoundEntry.from_dict,
-            "rungs": RungRow.from_dict,
-            "schedule": lambda value: Round(**value),
-            "heads": HeadEntry.from_dict,
-        }
-        values = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
-        values |= {
-            name: make(values[name]) for name, make in made.items() if values.get(name) is not None
-        }
-        values |= {
-            name: [make(item) for item in values[name]]
-            for name, make in lists.items()
-            if name in values
-        }
-        return cls(**values)
+        return from_data(cls, data)
 
 
 class StateFile:
-    """rungs.json being written: the state that it holds, and the climb's clock.
+    """rungs.json being written: the state that it holds, and the search's clock.
 
-    `start`: of this process's part, on `clock`. Raises ArchsearchError where the file is broken or
-    of another format.
+    `start`: of this process's part, on `clock`; `climbs`: with rounds of short trainings. Raises
+    ArchsearchError where the file is broken or of another format.
     """
 
     def __init__(
@@ -366,11 +242,12 @@ class StateFile:
         budget_s: float,
         start: float,
         *,
+        climbs: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path, self.clock, self._start = path, clock, start
-        found = read_or_raise(path, "state of the climb", ClimbState.from_dict)
-        self.state = ClimbState(budget_s) if found is None else found.with_budget(budget_s)
+        found = load(path, "state of the climb", ClimbState)
+        self.state = found.planned_for(budget_s, climbs) if found else ClimbState(budget_s)
         self._before = self.state.elapsed_s
 
     def elapsed_s(self) -> float:
@@ -379,7 +256,7 @@ class StateFile:
 
     def save(self) -> None:
         self.state.elapsed_s = self.elapsed_s()
-        write_json(self.path, self.state.to_dict())
+        save(self.path, self.state)
 
     def step(self, name: str, seconds: float) -> None:
         """Note how long a step took; of a step that was interrupted, the sum."""

@@ -1,12 +1,10 @@
-"""Work on the trials of a study that several processes share: each claims a trial, does it, and
-says that it is alive.
+"""Work that several processes share, handed out by Optuna's storage: a task is a waiting trial, and
+whoever makes it run does it, which a storage lets one process do.
 
-A claim is a running trial with the key of what it is about. Two processes may claim the same at
-once: the claim with the lower number stands, which all see alike, for a storage numbers trials one
-after the other. A claim carries a counter that its process raises while it works; where it stands
-still for `GRACE_S` by the clock of who watches (so clocks need not agree), the process is taken for
-dead, its claim is closed, and somebody else does the work. So a trial is done once, whoever is
-killed when. Any storage of Optuna's will do: a journal file, a database, its gRPC proxy.
+Who runs a task raises its counter; where that stands still for `GRACE_S` by the clock of who
+watches (so clocks need not agree), the process is taken for dead, its trial fails, and the task is
+posted anew. So a task is done once, whoever is killed when. Any storage of Optuna's will do: a
+journal file, a database, its gRPC proxy. (Optuna's own heartbeats are for databases only.)
 """
 
 from __future__ import annotations
@@ -17,133 +15,106 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from optuna.study import Study
-    from optuna.trial import FrozenTrial
+    from optuna.trial import FrozenTrial, TrialState
 
 BEAT_S: Final = 2.0
 GRACE_S: Final = 20.0
 KEY, WORKER, ALIVE, CLOSED = "key", "worker", "alive", "closed"
-"""User attributes of a trial: what it is about, who does it, the counter, and why a claim was
-closed without a result."""
+"""User attributes of a trial: which task it is, who does it, the counter, and why it was closed
+without a result."""
 
-
-@dataclass(frozen=True)
-class Task:
-    """One trial to do. `key`: tells it from all others of its study; `do`: the finished trial,
-    without number; `attrs`: what the claim says of it from the start."""
-
-    key: str
-    do: Callable[[], FrozenTrial]
-    attrs: Mapping[str, Any]
-
-
-def worker_name() -> str:
-    """`host-pid-xxxx`: of this process, and of no other."""
-    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
+Told = Mapping[str, Any]
+"""What a task says of itself: user attributes of its trial."""
 
 
 class Claims:
-    """The trials of a study as tasks that one of several processes does. `done` counts what this
-    one did."""
+    """The tasks of a study. One process posts them (`finish`), any may `work` at them. `done`: how
+    many this one did; `name`: of this process, and of no other."""
 
     def __init__(
-        self,
-        study: Study,
-        *,
-        grace_s: float = GRACE_S,
-        beat_s: float = BEAT_S,
-        name: str | None = None,
+        self, study: Study, *, grace_s: float = GRACE_S, beat_s: float = BEAT_S, name: str = ""
     ) -> None:
         import optuna
 
-        self.study, self.grace_s, self.beat_s, self.name = (
-            study,
-            grace_s,
-            beat_s,
-            name or worker_name(),
-        )
+        self.study, self.grace_s, self.beat_s = study, grace_s, beat_s
+        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
         self.done = 0
         self._storage = optuna.storages.get_storage(study._storage)
         self._seen: dict[int, tuple[int, float]] = {}
         self._random = random.Random(self.name)
 
-    def finish(self, tasks: Iterable[Task]) -> dict[str, FrozenTrial]:
-        """Do all tasks together with whoever else does; the finished trial of each key. Returns
-        when all are done."""
-        wanted = {task.key: task for task in tasks}
-        while True:
-            finished, claimed = self._read(wanted)
-            free = [
-                task for key, task in wanted.items() if key not in finished and key not in claimed
-            ]
-            if len(finished) == len(wanted):
-                return finished
-            if free:  # any of them: others that look at the same list seldom take the same
-                self._try(self._random.choice(free))
-            else:  # others are at the rest
-                self._close_dead(claimed)
-                time.sleep(min(self.beat_s, 0.2))
+    def finish(self, tasks: Mapping[str, Told], do: Callable[[Told], float]) -> None:
+        """Have all tasks (by key) done, by this process and whoever else works; what is done by
+        then is not done again. What still waits when this ends with an error is taken back."""
+        try:
+            while self.post(tasks):
+                if not self.work(do):  # others are at the rest
+                    self._close_dead(self._trials("RUNNING"))
+                    time.sleep(min(self.beat_s, 0.2))
+        finally:
+            self.withdraw()
 
-    def _read(
-        self, wanted: Mapping[str, Any]
-    ) -> tuple[dict[str, FrozenTrial], dict[str, FrozenTrial]]:
-        """Finished trials and standing claims by key; of several finished ones the first."""
+    def post(self, tasks: Mapping[str, Told]) -> bool:
+        """Post those tasks that nobody does, has done or waits for; whether any is not done."""
+        states = {str(t.user_attrs.get(KEY)): t.state.name for t in self._trials("COMPLETE")}
+        states |= {str(t.user_attrs[KEY]): t.state.name for t in self._trials("WAITING", "RUNNING")}
+        for key in tasks.keys() - states.keys():
+            self._add("WAITING", key, tasks[key])
+        return any(states.get(key) != "COMPLETE" for key in tasks)
+
+    def withdraw(self) -> None:
+        """Take back what waits."""
+        for trial in self._trials("WAITING"):
+            self._close(trial, "taken back")
+
+    def work(
+        self, do: Callable[[Told], float], can: Callable[[Told], bool] = lambda told: True
+    ) -> bool:
+        """Do one of the tasks that wait, of those that `can` be done here; False where there is
+        none."""
+        from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
-        finished: dict[str, FrozenTrial] = {}
-        claimed: dict[str, FrozenTrial] = {}
-        for trial in sorted(self.study.get_trials(deepcopy=False), key=lambda trial: trial.number):
-            key = str(trial.user_attrs.get(KEY))
-            if key not in wanted:
-                continue
-            if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
-                finished.setdefault(key, trial)
-            elif trial.state == TrialState.RUNNING:
-                claimed.setdefault(key, trial)
-        return finished, claimed
+        waiting = [trial for trial in self._trials("WAITING") if can(trial.user_attrs)]
+        self._random.shuffle(waiting)  # others that look at the same list seldom take the same
+        for trial in waiting:
+            with suppress(UpdateFinishedTrialError):  # done by another, or taken back
+                if self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):
+                    self._do(trial, do)
+                    return True
+        return False
 
-    def _try(self, task: Task) -> None:
-        """Claim the task and do it, unless somebody was quicker."""
-        from optuna.trial import TrialState, create_trial
+    def _do(self, trial: FrozenTrial, do: Callable[[Told], float]) -> None:
+        from optuna.exceptions import UpdateFinishedTrialError
+        from optuna.trial import TrialState
 
-        attrs = {**task.attrs, KEY: task.key, WORKER: self.name, ALIVE: 0}
-        template = create_trial(state=TrialState.RUNNING, user_attrs=attrs)
-        mine = self._storage.create_new_trial(self.study._study_id, template)
-        finished, claimed = self._read({task.key: None})
-        standing = claimed.get(task.key)
-        if finished or standing is None or standing._trial_id != mine:
-            self._close(mine, "somebody else was quicker")
-            return
         try:
-            with _Beat(self._storage, mine, self.beat_s):
-                result = task.do()
+            with self._alive(trial._trial_id):
+                value = float(do(trial.user_attrs))
         except BaseException as error:  # given back at once, Ctrl-C and a full disk included
-            with suppress(Exception):  # the work's own error is the one that is told
-                self._close(mine, f"{type(error).__name__} in {self.name}")
+            with suppress(Exception):  # the work's own error is the one that is raised
+                self._close(trial, f"{type(error).__name__} in {self.name}")
             raise
-        self._tell(mine, result)
+        with suppress(UpdateFinishedTrialError):  # taken for dead: it is somebody else's now
+            self._storage.set_trial_state_values(trial._trial_id, TrialState.COMPLETE, [value])
+            self.done += 1
 
     @contextmanager
     def hold(self, key: str) -> Iterator[None]:
-        """A claim that is no task: says that this process is at `key` until the block ends. Earlier
-        ones are closed."""
-        from optuna.trial import TrialState, create_trial
-
+        """A running trial that is no task: says that this process is at `key` until the block
+        ends. Earlier ones are closed."""
         earlier = self._holders(key)
-        attrs = {KEY: key, WORKER: self.name, ALIVE: 0}
-        mine = self._storage.create_new_trial(
-            self.study._study_id, create_trial(state=TrialState.RUNNING, user_attrs=attrs)
-        )
+        mine = self._add("RUNNING", key, {})
         for trial in earlier:
-            self._close(trial._trial_id, f"{self.name} goes on")
+            self._close(trial, f"{self.name} goes on")
         try:
-            with _Beat(self._storage, mine, self.beat_s):
+            with self._alive(mine):
                 yield
         finally:
             with suppress(Exception):
@@ -151,80 +122,69 @@ class Claims:
 
     def is_held(self, key: str) -> bool:
         """Whether a process holds `key`, and its counter has moved within `grace_s`."""
-        holders = self._holders(key)
-        self._close_dead({str(trial.number): trial for trial in holders})
-        return bool(holders) and bool(self._holders(key))
+        self._close_dead(self._holders(key))
+        return bool(self._holders(key))
 
     def _holders(self, key: str) -> list[FrozenTrial]:
+        return [trial for trial in self._trials("RUNNING") if trial.user_attrs.get(KEY) == key]
+
+    def _trials(self, *states: str) -> list[FrozenTrial]:
         from optuna.trial import TrialState
 
-        trials = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return [trial for trial in trials if trial.user_attrs.get(KEY) == key]
+        wanted: tuple[TrialState, ...] = tuple(TrialState[name] for name in states)
+        return self.study.get_trials(deepcopy=False, states=wanted)
 
-    def _tell(self, trial_id: int, result: FrozenTrial) -> None:
-        from optuna.exceptions import UpdateFinishedTrialError
+    def _add(self, state: str, key: str, told: Told) -> int:
+        from optuna.trial import TrialState, create_trial
 
-        try:
-            for name, value in result.user_attrs.items():
-                self._storage.set_trial_user_attr(trial_id, name, value)
-            for name, value in result.system_attrs.items():
-                self._storage.set_trial_system_attr(trial_id, name, value)
-            self._storage.set_trial_state_values(trial_id, result.state, result.values)
-            self.done += 1
-        except (
-            UpdateFinishedTrialError
-        ):  # this process was taken for dead, and the work is somebody else's now
-            pass
+        attrs = {**told, KEY: key, ALIVE: 0}
+        trial = create_trial(state=TrialState[state], user_attrs=attrs)
+        return self._storage.create_new_trial(self.study._study_id, trial)
 
-    def _close(self, trial_id: int, why: str) -> None:
+    def _close(self, trial: FrozenTrial | int, why: str) -> None:
         from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
-        try:
-            self._storage.set_trial_user_attr(trial_id, CLOSED, why)
-            self._storage.set_trial_state_values(trial_id, TrialState.FAIL)
-        except UpdateFinishedTrialError:
-            pass
+        number = trial if isinstance(trial, int) else trial._trial_id
+        with suppress(UpdateFinishedTrialError):
+            self._storage.set_trial_user_attr(number, CLOSED, why)
+            self._storage.set_trial_state_values(number, TrialState.FAIL)
 
-    def _close_dead(self, claimed: Mapping[str, FrozenTrial]) -> None:
-        """Close the claims whose counters have stood still for too long."""
+    def _close_dead(self, running: list[FrozenTrial]) -> None:
+        """Close what runs and whose counter has stood still for too long."""
         now = time.monotonic()
-        for trial in claimed.values():
+        for trial in running:
             counter = int(trial.user_attrs.get(ALIVE, 0))
             before, since = self._seen.get(trial._trial_id, (-1, now))
             if counter != before:
                 self._seen[trial._trial_id] = (counter, now)
             elif now - since > self.grace_s:
-                self._close(
-                    trial._trial_id, f"{trial.user_attrs.get(WORKER, 'its worker')} is gone"
-                )
+                self._close(trial, f"{trial.user_attrs.get(WORKER, 'its worker')} is gone")
 
-
-class _Beat:
-    """Raises a claim's counter while its work is done; a storage that fails is noticed by the
-    work's own writing."""
-
-    def __init__(self, storage: Any, trial_id: int, every_s: float) -> None:
-        self._storage, self._trial_id, self._every_s = storage, trial_id, every_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
+    @contextmanager
+    def _alive(self, trial_id: int) -> Iterator[None]:
+        """Raises a trial's counter until the block ends; a storage that fails is noticed by the
+        work's own writing."""
         from optuna.exceptions import UpdateFinishedTrialError
 
-        count = 0
-        while not self._stop.wait(self._every_s):
-            count += 1
-            try:
-                self._storage.set_trial_user_attr(self._trial_id, ALIVE, count)
-            except UpdateFinishedTrialError:  # this process was taken for dead
-                return
-            except Exception:  # noqa: BLE001 - a storage that does not answer now may answer at the next beat
-                continue
+        stop = threading.Event()
 
-    def __enter__(self) -> None:
-        self._thread.start()
+        def beat() -> None:
+            count = 0
+            while not stop.wait(self.beat_s):
+                count += 1
+                try:
+                    self._storage.set_trial_user_attr(trial_id, ALIVE, count)
+                except UpdateFinishedTrialError:  # this process was taken for dead
+                    return
+                except Exception:  # noqa: BLE001 - one that does not answer now may at the next beat
+                    continue
 
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+        self._storage.set_trial_user_attr(trial_id, WORKER, self.name)
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()

@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 import numpy as np
+
+from archsearch.records import Stored
 
 # Shares of the whole time budget. What a step does not use goes to those after it.
 TEXT_SHARE: Final = 0.25
@@ -56,7 +58,7 @@ _LEADERS: Final = 10
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is done with `budget_s` seconds. `stay`: why the search stays at rung 0; "" where it
-    climbs.
+    trains.
 
     `text_s` ends at that many seconds after the start; `rung_s` and `finalist_s` are what the plan
     promises before anything was measured. `compares`: in the end the best head runs beside the best
@@ -70,15 +72,19 @@ class Plan:
     confirm_s: float
     confirm_prompts: int
     stay: str = ""
-    compares: bool = False
+    compares: Annotated[bool, Stored(omit=True)] = False
 
-    def to_dict(self) -> dict[str, Any]:
-        data = asdict(self)
-        return (
-            data
-            if self.compares
-            else {name: value for name, value in data.items() if name != "compares"}
-        )
+    @property
+    def climbs(self) -> bool:
+        """Whether short trainings choose whom to train in full."""
+        return self.rung_s > 0.0
+
+
+def without_rounds(budget_s: float, prompts: int) -> Plan:
+    """A plan of no rounds: the prior's best are trained in full, for what the text leaves of the
+    budget; confirming them on `prompts` prompts comes on top."""
+    text_s = TEXT_SHARE_ALONE * budget_s
+    return Plan(budget_s, text_s, 0.0, budget_s - text_s, 0.0, prompts)
 
 
 def divide(
@@ -286,6 +292,15 @@ def halving(seconds: float, tokens_per_s: float, overhead_s: float) -> list[Roun
         if first >= (FIRST_TOKENS if places > 3 else LEAST_TOKENS):
             return [Round(size, first * 2**number) for number, size in enumerate(sizes)]
     return []
+
+
+def part_of_round(schedule: Sequence[Round], number: int) -> float:
+    """The share of round `number` (from 1) in what it and those after it cost."""
+    costs, before = [], 0
+    for step in schedule:
+        costs.append(step.places * (step.tokens - before))
+        before = step.tokens
+    return costs[number - 1] / sum(costs[number - 1 :])
 
 
 def finalist_count(draws: np.ndarray, loss_per_e_fold: float, most: int = 3) -> int:

@@ -17,7 +17,7 @@ from archsearch.cli import main
 from archsearch.errors import ArchsearchError
 from archsearch.models.load import load_target
 from archsearch.models.targets import resolve_target
-from archsearch.pipeline.acceptance_untrained import Untrained, untrained
+from archsearch.pipeline.untrained import Untrained, untrained
 from archsearch.text.cache import TextCache
 from tests.doubles.world import TINY, make_model_folder, make_prompts
 

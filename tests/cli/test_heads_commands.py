@@ -6,9 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -17,12 +15,12 @@ from archsearch import engine_facts
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.drafters.lookup import NGram
 from archsearch.engines import registry
-from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.pipeline import SearchSession, family_results
+from archsearch.pipeline import SearchSession, heads
 from archsearch.pipeline.confirm_families import order_of
 from archsearch.pipeline.families import FamilySpaces
-from archsearch.pipeline.family_results import compare_families, with_replays
+from archsearch.pipeline.family_table import compare_families
+from archsearch.pipeline.lookups import with_replays
 from archsearch.report.terminal.search import _untrained_rival, family_lines
 from archsearch.search.space import load_space
 from archsearch.speedup import tau_estimate
@@ -212,11 +210,11 @@ def test_heads_are_trained_for_the_round_that_would_be_best_if_they_turn_out_wel
     with_heads: Path,
 ) -> None:
     session = SearchSession.reopen(Path("runs/a"))
-    assert family_results.gamma_to_train(session, "eagle3") == 2, "the run has a head: it goes on"
+    assert heads.gamma_to_train(session, "eagle3") == 2, "the run has a head: it goes on"
     shutil.rmtree(with_heads / "runs/a/heads/eagle3")
-    wanted = family_results.gamma_to_train(session, "eagle3")
-    head = family_results._as_trained(session, "eagle3")
-    hoped = Estimate(family_results.HOPED, 0.0, "given")
+    wanted = heads.gamma_to_train(session, "eagle3")
+    head = heads._as_trained(session, "eagle3")
+    hoped = Estimate(heads.HOPED, 0.0, "given")
     gains = {
         gamma: session.scorer.measured(head, hoped, {gamma: tau_estimate(hoped, gamma)})
         for gamma in range(1, 6)
@@ -226,50 +224,17 @@ def test_heads_are_trained_for_the_round_that_would_be_best_if_they_turn_out_wel
 
 def test_a_search_replays_lookup_on_the_text_of_its_run(with_heads: Path) -> None:
     session = SearchSession.reopen(Path("runs/a"))
-    assert with_replays(session) == "", "its run looks at independent drafts only"
-    session.families = FamilySpaces((load_space("ngram"),))
-    assert with_replays(session) == "", "alpha was given, which holds for every family"
-    session.scorer = session.scorer.with_acceptance(PriorAcceptance())
+    assert with_replays(session)[1] == "", "its run looks at independent drafts only"
+    session = dataclasses.replace(session, families=FamilySpaces((load_space("ngram"),)))
+    assert with_replays(session)[1] == "", "alpha was given, which holds for every family"
+    session = session.with_scorer(session.scorer.with_acceptance(PriorAcceptance()))
     believed = session.scorer(NGram.usual(session.scorer.target))
-    words = with_replays(session)
+    session, words = with_replays(session)
     assert words.startswith("ngram replayed on ") and words.endswith(" of your text")
     counted = session.scorer(NGram.usual(session.scorer.target))
     assert believed.assumed
     assert not counted.assumed and counted.tau.source == "measured"
     assert counted.proposer.drafts_share != believed.proposer.drafts_share
-
-
-def test_heads_that_were_asked_for_are_trained_as_long_as_the_best_draft(
-    with_heads: Path, monkeypatch
-) -> None:
-    """At most what is left of the minutes, each its part; what goes wrong costs no search."""
-    session = SearchSession.reopen(Path("runs/a"))
-    session.request = dataclasses.replace(
-        session.request, families=("independent", "eagle3", "medusa")
-    )
-    asked: list[tuple[str, float]] = []
-
-    class Trainer:
-        def __init__(self, trainer: object) -> None: ...
-
-        def train(self, plan, budget_s: float, seed: int) -> None:
-            asked.append((plan.family, budget_s))
-            if plan.family == "medusa":
-                raise ArchsearchError("no room")
-
-    best = SimpleNamespace(folder=with_heads)
-    (with_heads / "training.json").write_text('{"seconds": 90.0}')
-    monkeypatch.setattr(family_results, "HeadTrainer", Trainer)
-    monkeypatch.setattr(family_results, "trained_heads", lambda run: [])
-    monkeypatch.setattr(family_results, "_best", lambda session, trained: best)
-    notes = family_results.train_heads(session, None, [best], time.monotonic() + 100.0)
-    assert [name for name, _ in asked] == ["eagle3", "medusa"] and notes == [
-        "no medusa head: no room"
-    ]
-    assert asked[0][1] == pytest.approx(50.0, abs=1.0) and asked[1][1] == pytest.approx(
-        90.0, abs=1.0
-    )
-    assert family_results.climbing_share(session.request.families) == pytest.approx(1 / 1.6)
 
 
 def test_another_plan_for_the_same_head_is_refused(with_heads: Path) -> None:

@@ -19,8 +19,9 @@ from archsearch.cli import main
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.search import score_spaces
 from archsearch.pipeline.session import SearchSession
-from archsearch.pipeline.shared_work import POSTED, Job, SharedWork
+from archsearch.pipeline.shared_work import Job, SharedWork
 from archsearch.pipeline.workers import announce, announced, join
+from archsearch.records import as_data
 from archsearch.search.study import Scored
 from archsearch.workload import WorkloadRequest
 from tests.cli.commands import call, last_json, refused
@@ -89,11 +90,12 @@ def test_a_worker_joins_and_its_scores_are_the_searchs(tmp_path: Path) -> None:
     assert (
         last_json(call("worker", "--storage", storage, "--run", "a", "--json"))["scored_here"] == 0
     )
-    before = announced(storage, "a")[
-        "studies"
-    ]  # by shape alone; with text the same run asks on, and is no other search
-    session.scorer = session.scorer.with_coverage(VocabularyCoverage(((8192, 0.9), (128256, 1.0))))
-    assert announce(session, storage) == "a" and announced(storage, "a")["studies"] != before
+    before = announced(
+        storage, "a"
+    ).studies  # by shape alone; with text the same run asks on, and is no other search
+    covered = VocabularyCoverage(((8192, 0.9), (128256, 1.0)))
+    session = session.with_scorer(session.scorer.with_coverage(covered))
+    assert announce(session, storage) == "a" and announced(storage, "a").studies != before
 
 
 def test_a_worker_trains_along_in_the_runs_folder(world: Path) -> None:
@@ -107,7 +109,7 @@ def test_a_worker_trains_along_in_the_runs_folder(world: Path) -> None:
     session = SearchSession.start(known)
     trainer = session.trainer()
     trainer.texts.write_training_once(2.0)
-    session.scorer = session.scorer.with_coverage(trainer.texts.coverage())
+    session = session.with_scorer(session.scorer.with_coverage(trainer.texts.coverage()))
     storage = str(session.run.storage_file.resolve())
     name = announce(session, storage)
     ranked = score_spaces(session).best
@@ -115,10 +117,8 @@ def test_a_worker_trains_along_in_the_runs_folder(world: Path) -> None:
     work = SharedWork(storage, name, session.run.info["created"])
     joined: list[dict[str, object]] = []
     with work.held():
-        work.study.set_user_attr(
-            POSTED,
-            [job.to_dict() for job in [*jobs, Job("confirm", ranked[0].architecture, rank=1)]],
-        )
+        posted = [*jobs, Job("confirm", ranked[0].architecture, rank=1)]
+        work.claims.post({job.key: {"job": as_data(job)} for job in posted})
         thread = threading.Thread(target=lambda: joined.append(join(storage, name, score_spaces)))
         thread.start()
         while (

@@ -222,7 +222,7 @@ def test_search_confirms_in_the_engine_of_the_search(
     with_ranks: Path, made_up: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ARCHSEARCH_VLLM_PYTHON", sys.executable)
-    monkeypatch.setattr("archsearch.pipeline.family_results.LEAST_HEAD_S", 1.0)
+    monkeypatch.setattr("archsearch.pipeline.climb.race.LEAST_HEAD_S", 1.0)
     named = [
         word for family in ("independent", "eagle3", "medusa") for word in ("--family", family)
     ]

@@ -8,7 +8,6 @@ import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -192,20 +191,16 @@ def clock() -> Clock:
 PLAN = rungs.divide(1800.0, 0.0, prompt_s=5.0, fixed_s=10.0, prompts=24)
 
 
-def make(
-    folder: Path, clock: Clock, plan: rungs.Plan = PLAN, alpha: str = "prior", **trainer
-) -> climb.Climb:
+def make(folder: Path, clock: Clock, plan: rungs.Plan = PLAN, **trainer) -> climb.Climb:
     """A climb over every shape of SPACE, as a process that starts now."""
     scorer = Scorer(
         TARGET, Workload(context_len=160), Latency(), PriorAcceptance(), domain="narrow"
     )
-    request = SimpleNamespace(seed=0, confirm=1, finalists=3, alpha=alpha)
-    session = SimpleNamespace(scorer=scorer, space=SPACE, request=request)
-    file = StateFile(folder / "rungs.json", plan.budget_s, clock.now, clock=clock.monotonic)
-    pool = dict.fromkeys(SPACE.enumerate(TARGET))
-    return climb.Climb(
-        session, MadeUpTrainer(folder, clock, **trainer), file, plan, Belief(scorer, []), pool=pool
-    )
+    path, times = folder / "rungs.json", {"clock": clock.monotonic, "climbs": plan.climbs}
+    file = StateFile(path, plan.budget_s, clock.now, **times)
+    ranked = sorted(SPACE.enumerate(TARGET), key=lambda shape: -scorer(shape).speedup.value)
+    trainings = climb.Trainings(MadeUpTrainer(folder, clock, **trainer), file)
+    return climb.Climb(SPACE, plan, trainings, Belief(scorer, []), dict.fromkeys(ranked))
 
 
 def by_law(tokens: float) -> dict[Architecture, float]:
@@ -294,28 +289,30 @@ def test_a_killed_climb_trains_nothing_twice(tmp_path: Path, clock: Clock, die_a
         dying.climb()
     again = make(tmp_path / "a", clock)
     drafts = again.climb()
-    calls = [*dying.trainer.calls, *again.trainer.calls]
+    calls = [*dying.trainings.trainer.calls, *again.trainings.trainer.calls]
     assert len(set(calls)) == len(calls)  # no shape to the same tokens twice
-    assert [arch for arch, _ in calls] == [arch for arch, _ in whole.trainer.calls]
-    assert drafts[0].architecture == whole.trainer.full[0][0]
+    assert [arch for arch, _ in calls] == [arch for arch, _ in whole.trainings.trainer.calls]
+    assert drafts[0].architecture == whole.trainings.trainer.full[0][0]
     # Once more: everything is there, nothing is trained.
     done = make(tmp_path / "a", clock)
     before = clock.now
     assert done.climb()[0].architecture == drafts[0].architecture
-    assert not done.trainer.calls and clock.now == before
+    assert not done.trainings.trainer.calls and clock.now == before
 
 
 def test_a_larger_budget_goes_on_from_there(tmp_path: Path, clock: Clock) -> None:
     small = make(tmp_path, clock)
     small.climb()
-    trained = {arch for arch, _ in small.trainer.calls}
+    trained = {arch for arch, _ in small.trainings.trainer.calls}
     plan = rungs.divide(7200.0, 0.0, prompt_s=5.0, fixed_s=10.0, prompts=24)
     more = make(tmp_path, clock, plan)
     drafts = more.climb()
     assert more.file.elapsed_s() < 7200
-    assert not {(arch, tokens) for arch, tokens in more.trainer.calls} & set(small.trainer.calls)
-    assert trained and max(seconds for _, seconds in more.trainer.full) > max(
-        seconds for _, seconds in small.trainer.full
+    assert not {(arch, tokens) for arch, tokens in more.trainings.trainer.calls} & set(
+        small.trainings.trainer.calls
+    )
+    assert trained and max(seconds for _, seconds in more.trainings.trainer.full) > max(
+        seconds for _, seconds in small.trainings.trainer.full
     )
     assert drafts
 
@@ -401,7 +398,7 @@ def test_writing_that_was_killed_goes_on(
         dying.file.save()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(dying.trainer, "grow", die)
+    monkeypatch.setattr(dying.trainings.trainer, "grow", die)
     with pytest.raises(KeyboardInterrupt):
         dying.climb()
     assert dying.state.finalists.writing is not None
@@ -409,9 +406,9 @@ def test_writing_that_was_killed_goes_on(
     left = again.state.finalists.writing.ends_at_s - again.file.elapsed_s()
     before = clock.now
     grown = []
-    whole = again.trainer.grow
+    whole = again.trainings.trainer.grow
     monkeypatch.setattr(
-        again.trainer, "grow", lambda seconds: (grown.append(seconds), whole(seconds))
+        again.trainings.trainer, "grow", lambda seconds: (grown.append(seconds), whole(seconds))
     )
     again.climb()
     assert grown[0] == pytest.approx(left, abs=1.0) and clock.now > before

@@ -16,7 +16,7 @@ from archsearch.drafts.heads import HeadPlan
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.pipeline import climb
-from archsearch.pipeline.climb.families import HEAD_RUNG
+from archsearch.pipeline.climb.race import HEAD_RUNG
 from archsearch.pipeline.confirm_families import FamilyRequest
 from archsearch.runs.state import ClimbState, StateFile
 from archsearch.search import rungs
@@ -99,7 +99,7 @@ def test_a_good_head_has_the_minutes_and_a_bad_one_is_dropped(tmp_path: Path, cl
     assert medusa.state == "pruned" and "cannot win" in medusa.why
     assert heads.spent["medusa"] == pytest.approx(HEAD_RUNG * state.rung_s)
     assert eagle3.state == "trained" and state.race.winner == "eagle3" and drafts
-    best = max(seconds for shape, seconds in made.trainer.full)
+    best = max(seconds for shape, seconds in made.trainings.trainer.full)
     assert state.race.seconds == pytest.approx(best, rel=0.2)  # compared at equal minutes
     assert heads.spent["eagle3"] > 1.8 * state.race.seconds
     assert "families after" in " ".join(state.notes) and "went to eagle3" in " ".join(state.notes)
@@ -120,7 +120,7 @@ def test_where_the_draft_stands_best_it_goes_on(tmp_path: Path, clock: Clock) ->
         assert state.race.winner == "independent" and entry.seconds == pytest.approx(
             state.race.seconds, rel=0.05
         )
-        assert made.trainer.full[-1][1] > 1.5 * state.race.seconds
+        assert made.trainings.trainer.full[-1][1] > 1.5 * state.race.seconds
     assert made.measured(drafts[0]).speedup.value > entry.measured.value
 
 
@@ -178,33 +178,47 @@ def test_the_best_head_runs_beside_the_best_draft_where_there_is_time(
     monkeypatch.setattr(search, "confirm_families", confirm)
     monkeypatch.setattr(climb, "affordable_prompts", lambda *args: 6)
 
-    def ascent(compares: bool) -> SimpleNamespace:
+    def confirming(compares: bool) -> search.Confirming:
         session = SimpleNamespace(
             run=SimpleNamespace(path=tmp_path), request=SimpleNamespace(engine="vllm")
         )
         file = StateFile(tmp_path / f"rungs-{len(asked)}-{compares}.json", 60.0, 0.0)
-        return SimpleNamespace(session=session, plan=replace(PLAN, compares=compares), file=file)
+        return search.Confirming(session, None, file, replace(PLAN, compares=compares))
 
-    rows = [{"family": name} for name in ("ngram", "peagle", "independent", "eagle3")]
-    assert (
-        search.best_head(rows, "vllm") == "peagle" and search.best_head(rows, "transformers") == ""
-    )
-    assert search.best_head(rows, "openvino") == "eagle3", (
+    names = ("ngram", "peagle", "independent", "eagle3")
+    assert search.best_head(names, "vllm") == "peagle"
+    assert search.best_head(names, "transformers") == ""
+    assert search.best_head(names, "openvino") == "eagle3", (
         "the best of those that the engine is started with"
     )
-    first = ascent(True)
-    search.compare_best(first, "peagle")
-    search.compare_best(first, "peagle")
-    assert [request.families for request in asked] == [("peagle", "independent")] and asked[
-        0
-    ].count == 6
+    first = confirming(True)
+    first.best_head("peagle")
+    first.best_head("peagle")
+    assert [request.families for request in asked] == [("peagle", "independent")]
+    assert asked[0].count == 6
     assert ClimbState.from_dict(json.loads(first.file.path.read_text())).compared
-    second = ascent(True)
-    search.compare_best(second, "peagle")
+    second = confirming(True)
+    second.best_head("peagle")
     assert "vLLM stopped" in second.file.state.notes[0]
-    third = ascent(False)
-    search.compare_best(third, "peagle")
+    third = confirming(False)
+    third.best_head("peagle")
     assert "--family peagle --family independent" in third.file.state.notes[0] and len(asked) == 2
+
+
+@pytest.mark.parametrize("level", [2.0, 0.1])
+def test_without_rounds_heads_have_the_minutes_of_the_best_draft_and_the_best_has_the_rest(
+    tmp_path: Path, clock: Clock, level: float
+) -> None:
+    heads = MadeUpHeads(clock, {"eagle3": level, "medusa": -2.0}, fails=("medusa",))
+    made = make(tmp_path, clock, rungs.without_rounds(1200.0, 24))
+    made.heads = heads.of(made.scorer)
+    drafts = made.climb()
+    eagle3, medusa = saved(tmp_path).heads
+    race = saved(tmp_path).race
+    assert eagle3.state == "trained" and medusa.state == "dropped" and drafts
+    assert heads.calls[0] == ("eagle3", race.seconds) and race.winner
+    assert (eagle3.seconds > race.seconds) == (race.winner == "eagle3") == (level > 1.0)
+    assert clock.now - 100.0 == pytest.approx(made.plan.finalist_s, rel=0.02)
 
 
 def test_a_head_that_has_hardly_seen_anything_is_not_dropped(
@@ -212,8 +226,8 @@ def test_a_head_that_has_hardly_seen_anything_is_not_dropped(
 ) -> None:
     """On a slow machine a short training ends while the learning rate still rises; what it says
     then is nothing."""
-    families = importlib.import_module("archsearch.pipeline.climb.families")
-    monkeypatch.setattr(families, "LEAST_JUDGED", 10**9)
+    race = importlib.import_module("archsearch.pipeline.climb.race")
+    monkeypatch.setattr(race, "LEAST_JUDGED", 10**9)
     made = with_heads(tmp_path, clock, MadeUpHeads(clock, {"medusa": -2.5}))
     made.climb()
     entry = saved(tmp_path).heads[0]

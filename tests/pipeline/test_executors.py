@@ -105,7 +105,7 @@ def test_only_trainings_want_a_gpu(
             workers=1,
         )
     )
-    session.request = replace(session.request, confirm=confirm)
+    session = replace(session, request=replace(session.request, confirm=confirm))
     with workers.workers_beside(session):
         assert asked == [wanted]
 

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,8 +20,9 @@ import pytest
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline import workers
-from archsearch.pipeline.finalists import train_alike
+from archsearch.pipeline.climb.trainings import train_alike
 from archsearch.pipeline.shared_work import SEARCH, Job, SharedWork
+from archsearch.records import as_data, from_data
 from archsearch.runs.run import create_run
 from tests.doubles.world import TINY
 
@@ -48,7 +50,7 @@ def slowly(done: list[tuple[Architecture, int]]) -> Callable[[Job], float]:
 
 def test_a_job_is_read_back_as_it_was_written() -> None:
     job = Job("full", SHAPES[0], 4000, 1, 12.5)
-    assert Job.from_dict(job.to_dict()) == job and Job.from_dict(job.to_dict()).key == job.key
+    assert from_data(Job, as_data(job)) == job and from_data(Job, as_data(job)).key == job.key
     assert len({job.key for job in [*jobs(10), *jobs(20), job]}) == 2 * len(SHAPES) + 1
     assert Job("full", SHAPES[0], 4000, 1, 99.0).key == job.key, (
         "the seconds it may take are not what it is"
@@ -80,7 +82,8 @@ def test_kinds_that_a_helper_cannot_do_are_left_to_others(tmp_path: Path) -> Non
     search, helper = work(tmp_path), work(tmp_path)
     done: list[tuple[Architecture, int]] = []
     with search.held():
-        search.study.set_user_attr("jobs", [Job("confirm", SHAPES[0], rank=1, prompts=4).to_dict()])
+        job = Job("confirm", SHAPES[0], rank=1, prompts=4)
+        search.claims.post({job.key: {"job": as_data(job)}})
         thread = threading.Thread(target=helper.help_along, args=({"short": slowly(done)},))
         thread.start()
         time.sleep(0.3)
@@ -180,14 +183,15 @@ def test_finalists_are_trained_together_and_measured_once_more(tmp_path: Path) -
 
 def test_a_worker_trains_in_the_folder_of_that_run_only(tmp_path: Path) -> None:
     run = create_run(tmp_path, {"target": "t"}, space={}, seed=0, path=tmp_path / "a")
-    told = {"folder": str(tmp_path / "a"), "created": run.info["created"]}
-    assert workers._shared_folder(told, None) == tmp_path / "a"
-    assert workers._shared_folder({**told, "folder": "/nowhere/a"}, None) is None
-    assert (
-        workers._shared_folder({**told, "folder": "/nowhere/a"}, tmp_path / "a") == tmp_path / "a"
+    told = workers.Announced(
+        {}, None, None, None, (), run.info["created"], "", folder=tmp_path / "a"
     )
-    assert workers._shared_folder({"folder": None}, tmp_path / "a") is None
+    assert workers._shared_folder(told, None) == tmp_path / "a"
+    elsewhere = replace(told, folder=Path("/nowhere/a"))
+    assert workers._shared_folder(elsewhere, None) is None
+    assert workers._shared_folder(elsewhere, tmp_path / "a") == tmp_path / "a"
+    assert workers._shared_folder(replace(told, folder=None), tmp_path / "a") is None
     with pytest.raises(ArchsearchError, match="another run than the one that was announced"):
-        workers._shared_folder({**told, "created": "another day"}, None)
+        workers._shared_folder(replace(told, created="another day"), None)
     with pytest.raises(ArchsearchError, match="does not exist"):
         workers._shared_folder(told, tmp_path / "b")

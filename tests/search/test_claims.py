@@ -13,13 +13,12 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import optuna
 import pytest
 
-from archsearch.search.claims import Claims, Task
+from archsearch.search.claims import Claims
 from archsearch.search.objective import Scorer
 from archsearch.search.space import SearchSpace
 from archsearch.search.storage import open_storage
@@ -28,25 +27,33 @@ from tests.doubles.postgres import postgres_server
 
 WORKER = textwrap.dedent("""
     import os, sys, time, optuna
-    from optuna.trial import create_trial
-    from archsearch.search.claims import Claims, Task
+    from archsearch.search.claims import Claims
     from archsearch.search.storage import open_storage
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage, count, pace, grace = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
     study = optuna.create_study(storage=open_storage(storage), study_name="s", load_if_exists=True, direction="maximize")
-    def do(number):
+    def do(told):
         time.sleep(pace)
-        return create_trial(value=float(number), user_attrs={"result": number})
-    tasks = [Task(str(n), lambda n=n: do(n), {"origin": "test"}) for n in range(count)]
+        return told["number"]
     claims = Claims(study, grace_s=grace, beat_s=0.2)
     open(os.path.join(sys.argv[5], str(os.getpid())), "w").close()
-    claims.finish(tasks)
+    if sys.argv[6] == "posts":
+        with claims.hold("search"):
+            claims.finish({str(n): {"number": n} for n in range(count)}, do)
+            claims._add("WAITING", "end", {})
+    else:
+        while not [t for t in claims._trials("WAITING") if t.user_attrs["key"] == "end"]:
+            if not claims.work(do, lambda told: told["key"] != "end"):
+                time.sleep(0.1)
     print(claims.done)
     """)
 
 
-def start(storage: str, count: int, pace: float, ready: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", WORKER, storage, str(count), str(pace), "4.0", str(ready)]
+def start(
+    storage: str, count: int, pace: float, ready: Path, role: str = "helps"
+) -> subprocess.Popen[str]:
+    numbers = (str(count), str(pace), "4.0")
+    command = [sys.executable, "-c", WORKER, storage, *numbers, str(ready), role]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -62,10 +69,11 @@ def storm(
     ready: Path,
     most: int = MOST_KILLS,
 ) -> tuple[int, int]:
-    """`workers` processes at `count` trials, one of those at work killed as soon as one is, and
-    every `every_s` seconds from then on, and started again; (kills, kills that met a worker with a
-    claim)."""
-    running = [start(storage, count, pace, ready) for _ in range(workers)]
+    """`workers` processes at `count` tasks, one of which posts them; one of those at work killed as
+    soon as one is, and every `every_s` seconds from then on, and started again; (kills, kills that
+    met a worker with a task)."""
+    running = {start(storage, count, pace, ready): "helps" for _ in range(workers - 1)}
+    running[start(storage, count, pace, ready, "posts")] = "posts"
     rng, kills, last = random.Random(0), 0, -math.inf
     while any(process.poll() is None for process in running):
         time.sleep(0.05)
@@ -78,8 +86,8 @@ def storm(
             victim = rng.choice(alive)
             os.kill(victim.pid, signal.SIGKILL)
             victim.communicate()
-            running.remove(victim)
-            running.append(start(storage, count, pace, ready))
+            role = running.pop(victim)
+            running[start(storage, count, pace, ready, role)] = role
             kills, last = kills + 1, time.monotonic()
     for process in running:
         out, errors = process.communicate()
@@ -90,7 +98,7 @@ def storm(
     assert sorted(float(trial.value or 0.0) for trial in complete) == [
         float(n) for n in range(count)
     ], "lost or counted twice"
-    done = {trial.user_attrs["key"] for trial in complete}
+    done = {trial.user_attrs["key"] for trial in complete} | {"search", "end"}
     assert not [trial for trial in trials if trial.user_attrs["key"] not in done], "not taken over"
     if "://" in storage:
         study._storage.remove_session()
@@ -101,27 +109,45 @@ def storm(
 
 def test_one_process_does_all_and_a_second_finds_nothing_to_do(tmp_path: Path) -> None:
     study = optuna.create_study(storage=open_storage(tmp_path / "j.log"), study_name="s")
-    tasks = [Task(str(n), partial(optuna.trial.create_trial, value=float(n)), {}) for n in range(5)]
+    tasks = {str(n): {"number": n} for n in range(5)}
     first, second = Claims(study), Claims(study)
-    assert {key: trial.value for key, trial in first.finish(tasks).items()} == {
-        str(n): float(n) for n in range(5)
-    }
-    assert len(second.finish(tasks)) == 5 and (first.done, second.done) == (5, 0)
+    for claims in (first, second):
+        claims.finish(tasks, lambda told: told["number"])
+    assert (first.done, second.done) == (5, 0)
+    assert sorted(trial.value for trial in study.trials) == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-def test_the_lower_claim_stands_and_a_dead_one_is_taken_over(tmp_path: Path) -> None:
+def test_a_task_is_given_to_one_process_only(tmp_path: Path) -> None:
+    """Two that saw the same task wait: the storage lets the first have it."""
+    done: list[str] = []
+    studies = [
+        optuna.create_study(
+            storage=open_storage(tmp_path / "j.log"), study_name="s", load_if_exists=True
+        )
+        for _ in range(2)
+    ]
+    one, other = (Claims(study) for study in studies)
+    one.post({"a": {}})
+    seen = other._trials("WAITING")
+    assert one.work(lambda told: len(done.append("one") or done))
+    other._trials = lambda *states: seen  # type: ignore[method-assign]
+    assert not other.work(lambda told: len(done.append("other") or done)) and done == ["one"]
+
+
+def test_a_dead_claim_is_taken_over_and_what_waits_is_taken_back(tmp_path: Path) -> None:
     study = optuna.create_study(storage=open_storage(tmp_path / "j.log"), study_name="s")
     running = optuna.trial.create_trial(
         state=optuna.trial.TrialState.RUNNING, user_attrs={"key": "a", "worker": "dead", "alive": 3}
     )
     study.add_trial(running)
     claims = Claims(study, grace_s=0.5, beat_s=0.1)
-    task = Task("a", lambda: optuna.trial.create_trial(value=1.0), {})
-    claims._try(task)  # somebody is at it
-    assert study.trials[1].user_attrs["closed"] == "somebody else was quicker" and claims.done == 0
-    assert claims.finish([task])["a"].number == 2
+    claims.finish({"a": {}}, lambda told: 1.0)
     assert study.trials[0].user_attrs["closed"] == "dead is gone"
-    assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL", "COMPLETE"]
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
+    claims.post({"b": {}, "a": {}})
+    claims.withdraw()
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE", "FAIL"]
+    assert study.trials[2].user_attrs["closed"] == "taken back"
 
 
 def test_processes_that_ask_one_study_score_no_shape_twice(

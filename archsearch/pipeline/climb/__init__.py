@@ -1,39 +1,40 @@
-"""The climb: from the prior over short trainings to finalists, inside a time budget (successive
-halving).
+"""A search that trains, inside a time budget: from the prior over short trainings to finalists
+(successive halving), or, by a plan without rounds, the prior's best at once.
 
-    climb.py       the idea: rounds of short trainings, who is dropped after each
-    belief.py      what is known of acceptance after them, and how sure that is
-    budget.py      the plan of the minutes, what a training and a confirmation cost
-    families.py    heads beside drafts: short trainings, and which family gets the rest
-    finalists.py   who is trained in full, and the record of it
-    tables.py      columns of trials.csv, rows of the report
+    plan.py       the minutes of every step, and the text that comes first
+    climb.py      the order of the steps: who is trained, who is dropped
+    belief.py     what is known of acceptance after them, and how sure that is
+    trainings.py  drafts trained short and in full, what that takes
+    race.py       heads beside drafts: which family gets the rest
+    tables.py     columns of trials.csv, rows of the report
 
 `archsearch.search.rungs` decides (numbers in, choices out), `archsearch.drafts.trainer` trains,
 `archsearch.runs.state` remembers.
 """
 
-from archsearch.pipeline.climb.budget import (
+from archsearch.pipeline.climb.climb import Climb
+from archsearch.pipeline.climb.plan import (
     COMPARISON_COST,
     affordable_prompts,
     confirm_seconds,
     make_plan,
     plan_text,
-    work,
+    write_texts,
 )
-from archsearch.pipeline.climb.climb import Climb, start_climb, write_texts
-from archsearch.pipeline.climb.families import HeadRungs
+from archsearch.pipeline.climb.race import HeadRungs
 from archsearch.pipeline.climb.tables import measured_row, summary, trial_rows
+from archsearch.pipeline.climb.trainings import Trainings, work
 
 __all__ = [
     "COMPARISON_COST",
     "Climb",
     "HeadRungs",
+    "Trainings",
     "affordable_prompts",
     "confirm_seconds",
     "make_plan",
     "measured_row",
     "plan_text",
-    "start_climb",
     "summary",
     "trial_rows",
     "work",

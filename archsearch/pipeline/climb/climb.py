@@ -1,5 +1,5 @@
 """The climb itself: rounds of short trainings, each on fewer shapes for longer, then the full
-training of the best.
+training of the best; a plan without rounds trains the prior's best.
 
 Everything decided or learnt is in the run folder's rungs.json before the next step begins, and
 every training has its own checkpoint: a climb that was killed goes on where it stopped, and no
@@ -10,48 +10,59 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from archsearch.acceptance.estimator import AcceptanceObservation
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import TrainedDraft, read_curve
-from archsearch.drafts.trainer import DraftTrainer
-from archsearch.files import write_json
-from archsearch.pipeline.climb.belief import Belief
-from archsearch.pipeline.climb.budget import TrainingCosts, part_of_round
-from archsearch.pipeline.climb.families import HeadRungs, short_trainings
-from archsearch.pipeline.climb.finalists import train_in_full
-from archsearch.pipeline.climb.minutes import split_minutes
-from archsearch.pipeline.session import SearchSession
-from archsearch.pipeline.shared_work import Job, SharedWork, train_job
+from archsearch.drafts.trainer import choose_finalists
+from archsearch.files import read_json
+from archsearch.pipeline.climb import race
+from archsearch.pipeline.climb.belief import Belief, slope
+from archsearch.pipeline.climb.trainings import Trainings
 from archsearch.progress import human_time, say
-from archsearch.runs.state import ClimbState, Fate, Look, PriorRung, RoundEntry, RungRow, StateFile
+from archsearch.runs.state import (
+    ClimbState,
+    Fate,
+    FinalistsEntry,
+    Look,
+    PriorRung,
+    RoundEntry,
+    RungRow,
+)
 from archsearch.search import rungs
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.rungs import Plan, Round
-from archsearch.search.space import InvalidShape
+from archsearch.search.space import InvalidShape, SearchSpace
 from archsearch.training.data_plan import Split
 
 POOL: Final = 48  # candidates that a choice is made among
 LEAST_PICK: Final = 0.0005  # ln(speed-up): a shape that promises less is not trained to be compared
 LEAST_FINALIST_SHARE: Final = 0.05  # of the budget: with less left, a full training is none
+PROBE_TOKENS: Final = 4_000  # to learn how fast each draft trains; they count as its first tokens
+PROBE_SHARE: Final = 0.05  # of the time for full trainings, at most, for each of these
 
 
 @dataclass
 class Climb:
-    """A climb in progress. `pool`: all shapes that are looked at; `out`: those that cannot win, and
-    why; `shared`: where others train along."""
+    """A search that trains, in progress. `space`: of the independent drafts, `pool`: all shapes of
+    it that are looked at, best first; `out`: those that cannot win, and why; `wanted`, `most`: how
+    many finalists at least and at most; `heads`: where other families are asked for."""
 
-    session: SearchSession
-    trainer: DraftTrainer
-    file: StateFile
+    space: SearchSpace
     plan: Plan
+    trainings: Trainings
     belief: Belief
-    pool: dict[Architecture, None] = field(default_factory=dict)
+    pool: dict[Architecture, None]
+    wanted: int = 1
+    most: int = 3
+    heads: race.HeadRungs | None = None
     out: dict[Architecture, str] = field(default_factory=dict)
-    heads: HeadRungs | None = None
-    shared: SharedWork | None = None
+
+    def __post_init__(self) -> None:
+        self.belief.shorts = self.trainings.shorts
+        self.file, self.judge = self.trainings.file, self.belief.scorer
 
     @property
     def state(self) -> ClimbState:
@@ -62,29 +73,58 @@ class Climb:
         """Scores by what is believed now."""
         return self.belief.scorer
 
-    @property
-    def costs(self) -> TrainingCosts:
-        return TrainingCosts(self.belief.shorts)
-
     def climb(self) -> list[TrainedDraft]:
-        """Rounds of short trainings, then the finalists; in the order of training."""
+        """Rounds of short trainings, or none of them, then the finalists and the heads that are
+        left; in the order of training."""
+        if self.plan.climbs:
+            self._short_trainings()
+        else:
+            self._begin_without_rounds()
+        left_s = self.left_s()
+        if self.state.finalists is None and left_s < LEAST_FINALIST_SHARE * self.plan.budget_s:
+            self.file.note(
+                f"no draft was trained in full: {human_time(left_s)} were left of"
+                f" {human_time(self.plan.budget_s)}; give a larger --time-budget to go on from here"
+            )
+            self.file.save()
+            return []
+        entry = self.state.finalists or self._choose_finalists()
+        if not self.plan.climbs and entry.foreseen is None:
+            for shape in entry.shapes:
+                limit_s = PROBE_SHARE * self.plan.finalist_s
+                self.trainings.short(shape, PROBE_TOKENS, f"{shape.label()}: speed", limit_s)
+        drafts = self.trainings.finalists(entry, self.judge)
+        if self.heads is not None:
+            drafts = race.race(self.heads, self.trainings, drafts, self.measured, self.left_s)
+        self._record(entry, drafts)
+        if self.plan.climbs:
+            context = replace(self.scorer.context, temperature=0.0)
+            self.belief.learn(
+                [
+                    AcceptanceObservation(draft.architecture, draft.alpha, context)
+                    for draft in drafts
+                ]
+            )
+        return drafts
+
+    def _short_trainings(self) -> None:
         self.belief.learn()
         first = self.contenders()
-        self._record_prior(first)
+        self._record_prior(first, "could still win")
         say(f"rung 0: {len(self.pool)} shapes scored by the prior, {len(first)} could still win")
         self._recall()
         if self.state.finalists is None:
             self.rounds(first)
-            short_trainings(self)
-            if self.left_s() < LEAST_FINALIST_SHARE * self.plan.budget_s:
-                self.file.note(
-                    f"no draft was trained in full: {human_time(self.left_s())} were left of"
-                    f" {human_time(self.plan.budget_s)}; give a larger --time-budget to go on from"
-                    " here"
-                )
-                self.file.save()
-                return []
-        return train_in_full(self)
+            if self.heads is not None:
+                race.short_trainings(self.heads, self.file, self.left_s, self.standings()[0])
+
+    def _begin_without_rounds(self) -> None:
+        """The time for full trainings begins now."""
+        if self.state.rung_end_s is None:
+            self.state.rung_end_s = self.file.elapsed_s()
+            self.file.save()
+        if self.heads is not None:
+            race.enter_untrained(self.heads, self.file)
 
     def rounds(self, first: Sequence[Score]) -> None:
         """Successive halving over short trainings, until one is left, the seconds are gone or
@@ -97,11 +137,9 @@ class Climb:
             self.file.note("rung 1: left out, the time is spent")
             return
         rung_s = self._rung_time(rest)
-        if (
-            not self.state.rounds
-        ):  # the prior's best first: the machine's speed decides how many more can be
+        if not self.state.rounds:  # the machine's speed decides how many more can be
             label = "the prior's best, to learn the machine's speed"
-            self._train_short(first[0].architecture, rungs.FIRST_TOKENS, label, limit_s=rung_s / 6)
+            self._train_short(first[0].architecture, rungs.FIRST_TOKENS, label, rung_s / 6)
         if not self.belief.shorts:
             return
         if self.belief.full_tokens is None:
@@ -116,7 +154,7 @@ class Climb:
         words = ", then ".join(f"{step.places} shapes to {step.tokens} tokens" for step in schedule)
         say(
             f"rung 1: short trainings, about {human_time(rung_s)}: {words}"
-            f" ({self.costs.mean_speed(first):.0f} tokens/s measured)"
+            f" ({self.trainings.mean_speed(first):.0f} tokens/s measured)"
         )
         for number, step in enumerate(schedule, start=1):
             if not self.round(number, step, len(schedule)):
@@ -132,16 +170,10 @@ class Climb:
         if entry is None:
             return False
         start = self.file.clock()
-        if self.shared is not None:
-            seed = self.session.request.seed
-            jobs = [Job("short", shape, entry.tokens, seed) for shape in entry.shapes]
-            self.shared.finish(jobs, lambda job: train_job(job, self.trainer))
-        for place, shape in enumerate(
-            entry.shapes, start=1
-        ):  # what others have trained is read, not done again
-            self._train_short(
-                shape, entry.tokens, f"round {number}/{of}, shape {place}/{len(entry.shapes)}"
-            )
+        self.trainings.shorts_together(entry.shapes, entry.tokens)
+        for place, shape in enumerate(entry.shapes, start=1):
+            label = f"round {number}/{of}, shape {place}/{len(entry.shapes)}"
+            self._train_short(shape, entry.tokens, label)
         self.belief.learn()
         entry.seconds = (entry.seconds or 0.0) + self.file.clock() - start
         self._judge(entry)
@@ -188,12 +220,11 @@ class Climb:
     def expand_neighbourhood(self, leaders: int = 5) -> None:
         """Take the neighbours of the best into the pool: what was learnt may have moved the best to
         where rung 0 did not look."""
-        space, target = self.session.space, self.scorer.target
+        space, target = self.space, self.scorer.target
         for score in self.standings()[:leaders]:
             shape = score.architecture
-            window = shape.window_pattern + (
-                str(shape.sliding_window) if "S" in shape.window_pattern else ""
-            )
+            slides = "S" in shape.window_pattern
+            window = shape.window_pattern + (str(shape.sliding_window) if slides else "")
             same = (
                 "num_hidden_layers",
                 "hidden_size",
@@ -216,13 +247,17 @@ class Climb:
 
     def measured(self, draft: TrainedDraft) -> Score:
         """The score of a trained draft, by what was measured of it."""
-        return self.session.scorer.measured(draft.architecture, draft.alpha, draft.tau)
+        return self.judge.measured(draft.architecture, draft.alpha, draft.tau)
 
     # -- time
     # ----------------------------------------------------------------------------------------------
 
     def left_s(self) -> float:
         """Seconds left for training."""
+        if not self.plan.climbs:
+            assert self.state.rung_end_s is not None
+            end_s = self.state.rung_end_s + self.plan.finalist_s
+            return max(0.0, end_s - self.file.elapsed_s())
         return rungs.training_s(self.plan.budget_s, self.file.elapsed_s(), self.plan.confirm_s)
 
     def aim(self, seconds: float) -> Split:
@@ -231,7 +266,7 @@ class Climb:
         middle = sorted(self.belief.shorts.values(), key=lambda short: short.tokens_per_s)[
             len(self.belief.shorts) // 2
         ]
-        split = split_minutes(self, middle.architecture, seconds)
+        split = self.trainings.split_minutes(middle.architecture, seconds)
         self.belief.full_tokens = self.state.full_tokens = max(
             rungs.FIRST_TOKENS, int(split.tokens)
         )
@@ -265,7 +300,7 @@ class Climb:
                 max(0.0, self._rung_left_s()) + probe_s
             )  # the first round need not train the first shape again
             self.state.schedule = rungs.halving(
-                seconds, self.costs.mean_speed(first), self.costs.overhead_s()
+                seconds, self.trainings.mean_speed(first), self.trainings.overhead_s()
             )
             self.file.save()
         return self.state.schedule
@@ -289,8 +324,8 @@ class Climb:
             )
             self.file.note(f"rung 1 ends after round {number - 1}: {why}")
             return None
-        share = left * part_of_round(self.state.schedule, number)
-        costs = [self.costs.cost_s(score.architecture, step.tokens) for score in scores]
+        share = left * rungs.part_of_round(self.state.schedule, number)
+        costs = [self.trainings.cost_s(score.architecture, step.tokens) for score in scores]
         # The first round also asks where the prior is least sure: the best of each depth has a
         # place.
         depths = {
@@ -324,11 +359,7 @@ class Climb:
         self, shape: Architecture, tokens: int, label: str, limit_s: float | None = None
     ) -> None:
         self.pool.setdefault(shape)
-        seed = self.session.request.seed
-        self.belief.shorts[shape] = self.trainer.train_short(
-            shape, tokens, seed, label, limit_s=limit_s
-        )
-        self.file.save()
+        self.trainings.short(shape, tokens, label, limit_s)
 
     def _judge(self, entry: RoundEntry) -> None:
         """Who of the round cannot win any more, and why."""
@@ -364,6 +395,66 @@ class Climb:
             fate: Fate = "pruned" if shape in self.out else "kept"
             self.state.record(self.row(1, number, score, fate, self.out.get(shape, "")))
 
+    # -- finalists
+    # ----------------------------------------------------------------------------------------------
+
+    def _choose_finalists(self) -> FinalistsEntry:
+        """Written down before they are trained."""
+        budget_s = self.left_s() * race.draft_share(self.state.heads)
+        chosen = self._promising(budget_s) if self.plan.climbs else self._best_by_prior()
+        entry = FinalistsEntry(
+            tuple(score.architecture for score in chosen),
+            ends_at_s=self.file.elapsed_s() + budget_s,
+            predicted=tuple(chosen),
+        )
+        self.state.finalists = entry
+        self.file.save()
+        return entry
+
+    def _promising(self, budget_s: float) -> list[Score]:
+        """As many as promise the best end: each one more shares the time."""
+        belief = self.belief
+        if belief.shorts:
+            self.aim(budget_s)  # by the speeds that are known now
+        belief.learn()
+        scores = self.contenders() or self.standings()
+        if self.state.rounds:  # what was measured goes before what is only predicted
+            scores = [score for score in scores if score.architecture in belief.shorts] or scores
+        most = max(self.wanted, min(3, self.most))
+        loss = slope(scores[0]) * belief.end_slope()
+        count = rungs.finalist_count(belief.draws(scores[: 2 * most]), loss, most)
+        return scores[: max(self.wanted, count)]
+
+    def _best_by_prior(self) -> list[Score]:
+        chosen = choose_finalists([self.judge(shape) for shape in self.pool], self.most)
+        self._record_prior(chosen, "the best, and the best of other depths")
+        return chosen
+
+    def _record(self, entry: FinalistsEntry, drafts: Sequence[TrainedDraft]) -> None:
+        """What the finalists reached, in rungs.json; the last row of every short training that led
+        to no full one says so."""
+        predicted = {score.architecture: score.alpha for score in entry.predicted}
+        for draft in drafts:
+            row = self.row(2, 0, self.measured(draft), "trained", "measured on held-out text")
+            training = read_json(draft.folder / "training.json", "training record")
+            self.state.record(
+                replace(
+                    row,
+                    tokens=training["tokens"],
+                    seconds=training["seconds"],
+                    measured=None,
+                    predicted_alpha=predicted[draft.architecture],
+                )
+            )
+        rows = self.state.rungs
+        last = {row.shape: row.round for row in sorted(rows, key=lambda row: row.round)}
+        why = "not chosen for the next round or the finalists"
+        for number, row in enumerate(rows):
+            left = row.rung == 1 and row.state == "kept" and row.shape not in entry.shapes
+            if left and row.round == last[row.shape]:
+                rows[number] = replace(row, state="dropped", why=why)
+        self.file.save()
+
     # -- what is written down
     # ----------------------------------------------------------------------------------------------
 
@@ -387,12 +478,12 @@ class Climb:
             why=why,
         )
 
-    def _record_prior(self, contenders: Sequence[Score]) -> None:
+    def _record_prior(self, first: Sequence[Score], why: str) -> None:
         if any(row.rung == 0 for row in self.state.rungs):
             return
-        for score in contenders:
-            self.state.record(self.row(0, 0, score, "kept", "could still win"))
-        self.state.rung0 = PriorRung(len(self.pool), len(contenders))
+        for score in first:
+            self.state.record(self.row(0, 0, score, "kept", why))
+        self.state.rung0 = PriorRung(len(self.pool), len(first))
         self.file.save()
 
     def _recall(self) -> None:
@@ -403,7 +494,7 @@ class Climb:
         probes = [shape for shape in self.pool if shape not in rounds]
         self.pool.update(rounds)
         for shape in (*probes, *rounds):
-            if (short := read_curve(self.trainer.draft_folder(shape))) is not None:
+            if (short := read_curve(self.trainings.trainer.draft_folder(shape))) is not None:
                 self.belief.shorts[shape] = short
         self.belief.full_tokens, self.belief.full_epoch = (
             self.state.full_tokens,
@@ -414,35 +505,3 @@ class Climb:
 def _order(score: Score) -> tuple[float, int]:
     """Best first; of equals the smaller one."""
     return -score.speedup.value, score.parameters
-
-
-def start_climb(
-    session: SearchSession,
-    file: StateFile,
-    plan: Plan,
-    trainer: DraftTrainer,
-    ranked: Sequence[Score],
-    known: list[AcceptanceObservation],
-    heads: HeadRungs | None = None,
-) -> Climb:
-    """A climb over the shapes that rung 0 scored, and over other families where there are
-    `heads`."""
-    pool = {score.architecture: None for score in ranked}
-    belief = Belief(session.scorer, known)
-    return Climb(session, trainer, file, plan, belief, pool=pool, heads=heads)
-
-
-def write_texts(trainer: DraftTrainer, file: StateFile, plan: Plan) -> None:
-    """Held-out text, then the training text, then further answers, until the plan's share is
-    used."""
-    start = file.clock()
-    trainer.texts.heldout(0.5 * plan.text_s)
-    trainer.texts.write_training_once(max(plan.text_s - file.elapsed_s(), 0.1 * plan.text_s))
-    more = trainer.folder / "more_done.json"
-    if not more.exists():
-        left = plan.text_s - file.elapsed_s()
-        found = trainer.texts.grow(left if left > 0.1 * plan.text_s else 0.0)
-        write_json(more, {"tokens": sum(found.values()), "by_source": found})
-    file.step("text", file.clock() - start)
-    tokens = sum(cache.written_tokens for cache in trainer.texts.all_training())
-    say(f"text: {tokens} tokens to train on, {trainer.texts.heldout().written_tokens} held out")

@@ -9,19 +9,17 @@ from typing import Any, Final
 from archsearch.acceptance.estimator import VocabularyCoverage
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import TrainedDraft
-from archsearch.pipeline.session import SearchSession
+from archsearch.records import as_data
 from archsearch.runs.state import ClimbState, RungRow
+from archsearch.search.objective import Score
 
 _SHAPE: Final = tuple(Architecture.__dataclass_fields__)
 _WHAT: Final = ("prior", "short training", "full training")
 
 
-def measured_row(
-    session: SearchSession, draft: TrainedDraft, coverage: VocabularyCoverage
-) -> dict[str, Any]:
+def measured_row(score: Score, draft: TrainedDraft, coverage: VocabularyCoverage) -> dict[str, Any]:
     """What a prompt file decides, measured on its held-out answers: alpha (by category), tau,
-    gamma, coverage of the head."""
-    score = session.scorer.measured(draft.architecture, draft.alpha, draft.tau)
+    gamma, coverage of the head. `score`: the draft's, by what was measured."""
     return {
         "label": draft.architecture.label(),
         "shape": draft.architecture.to_dict(),
@@ -136,5 +134,5 @@ def _rung_entry(
         "score": best.score.to_dict(),
         "alpha": best.alpha.to_dict(),
         "dropped": dropped,
-        "records": [record.to_dict() for record in records],
+        "records": [as_data(record) for record in records],
     }

@@ -4,14 +4,15 @@ replayed on the target's text; the target's own first layers, beside it."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.acceptance.lookup import LookupReplay, LookupText, Ngram, Suffix, replay, texts_of
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafters import lookup as priced
 from archsearch.drafters.drafter import Drafter
+from archsearch.drafters.lookup import NGram
+from archsearch.drafters.lookup import Suffix as SuffixDrafter
 from archsearch.drafters.models import EarlyExit
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
@@ -114,36 +115,34 @@ def lookup_speedups(
 ) -> dict[str, Any]:
     """Modelled speed-up at each gamma with the replayed tau, and the best gamma (0: it does not
     pay)."""
-    shape: Drafter
-    shape = (
-        priced.NGram(scorer.target, *drafter.numbers)
-        if drafter.family == "ngram"
-        else priced.Suffix(scorer.target)
-    )
+    target = scorer.target
+    ngram = drafter.family == "ngram"
+    shape: Drafter = NGram(target, *drafter.numbers) if ngram else SuffixDrafter(target)
 
-    def at_each(part: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-        gains = {}
-        for gamma, tau in part["tau"].items():
-            alpha = Estimate(part["alpha_drafted"][gamma], 0.0, "measured")
-            known = shape.with_share(part["drafts_share"][gamma]["value"])
-            gains[gamma] = scorer.measured(
-                known, alpha, {int(gamma): Estimate.from_dict(tau)}, gammas=[int(gamma)]
-            ).speedup
-        best = max(gains, key=lambda gamma: gains[gamma].value)
-        return {gamma: gain.to_dict() for gamma, gain in gains.items()}, (
-            int(best) if gains[best].value > 1.0 else 0
-        )
+    def gain(part: Mapping[str, Any], gamma: int, tau: Estimate) -> Estimate:
+        alpha = Estimate(part["alpha_drafted"][str(gamma)], 0.0, "measured")
+        known = shape.with_share(part["drafts_share"][str(gamma)]["value"])
+        return scorer.measured(known, alpha, {gamma: tau}, gammas=[gamma]).speedup
 
-    return _with_gains(result, at_each)
+    return with_gains(result, gain)
 
 
-def _with_gains(result: Mapping[str, Any], at_each: Any) -> dict[str, Any]:
-    gains, best = at_each(result)
-    categories = {name: dict(part) for name, part in result["by_category"].items()}
-    for part in categories.values():
-        if part["tau"]:
-            part["speedup"], part["best_gamma"] = at_each(part)
-    return {"speedup": gains, "best_gamma": best, "by_category": categories}
+def with_gains(
+    result: Mapping[str, Any], gain: Callable[[Mapping[str, Any], int, Estimate], Estimate]
+) -> dict[str, Any]:
+    """The modelled speed-up at each gamma of the figures `result` and of each of its categories,
+    and the best gamma (0: none pays). `gain`: of figures, at a gamma and its tau."""
+
+    def priced(part: Mapping[str, Any]) -> dict[str, Any]:
+        taus = {int(gamma): Estimate.from_dict(tau) for gamma, tau in part["tau"].items()}
+        gains = {gamma: gain(part, gamma, tau) for gamma, tau in taus.items()}
+        best = max(gains, key=lambda gamma: gains[gamma].value, default=0)
+        pays = bool(gains) and gains[best].value > 1.0
+        speedups = {str(gamma): each.to_dict() for gamma, each in gains.items()}
+        return {"speedup": speedups, "best_gamma": best if pays else 0} if gains else {}
+
+    categories = {name: {**part, **priced(part)} for name, part in result["by_category"].items()}
+    return priced(result) | {"by_category": categories}
 
 
 def exit_shape(target: Architecture, layer: int) -> EarlyExit:

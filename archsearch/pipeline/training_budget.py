@@ -1,16 +1,19 @@
-"""What each training budget buys: the best drafter of each family beside what exists."""
+"""The training budget that every alpha of a drafter that is to be trained assumes, and what other
+budgets would buy: the best drafter of each family beside what exists."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
-from archsearch.needs import Needs
-from archsearch.pipeline.existing import alternatives
+from archsearch.hardware.device import Device
+from archsearch.latency.training_cost import training_budget
+from archsearch.needs import Needs, TrainingBudget
 from archsearch.runs.budgets import BudgetDrafter, BudgetRow, Budgets
-from archsearch.search.objective import Score
+from archsearch.search.objective import Score, Scorer
 
 if TYPE_CHECKING:
     from archsearch.pipeline.session import SearchSession
@@ -19,6 +22,37 @@ GPU_HOURS: Final = (1.0, 10.0, 100.0, 1000.0)
 CPU_HOURS: Final = (0.5, 2.0, 8.0, 24.0)
 CANDIDATES: Final = 24
 """Shapes of a family that are scored again for each budget: the best of each width and depth."""
+GPU_BUDGET_S: Final = 24 * 3600.0
+"""A day of one GPU. DSpark's head for an 8B took 15.5 GPU-hours, FastDraft's draft fewer than 192,
+EAGLE's head for a 70B 96 to 192."""
+CPU_BUDGET_S: Final = 30 * 60.0
+"""Half an hour of this processor, as a climb has it."""
+
+
+def budget_s(asked: float | None, device: Device) -> float:
+    """Device-seconds that were asked for, else what is usual on the device."""
+    return asked or (CPU_BUDGET_S if device.kind == "cpu" else GPU_BUDGET_S)
+
+
+def with_budget(scorer: Scorer, target: Architecture, device: Device, seconds: float) -> Scorer:
+    """The scorer whose alphas assume a training of so many device-seconds."""
+    budget = training_budget(scorer.latency, target, device, scorer.workload, seconds / 3600.0)
+    return scorer.with_acceptance(scorer.acceptance, replace(scorer.context, budget=budget))
+
+
+def budget_data(budget: TrainingBudget | None, asked: bool) -> dict[str, Any] | None:
+    """A budget for --json: device-hours, whether they were asked for (else a default), and what a
+    token costs; None for none."""
+    if budget is None:
+        return None
+    return {
+        "gpu_hours": budget.hours,
+        "asked": asked,
+        "text_hours_per_token": budget.text_hours_per_token,
+        "teacher_hours_per_token": budget.teacher_hours_per_token,
+        "hours_per_parameter_token": budget.hours_per_parameter_token,
+        "source": budget.source,
+    }
 
 
 def what_budgets_buy(
@@ -30,12 +64,12 @@ def what_budgets_buy(
     best first, of which shapes that are to be trained are scored again under each budget.
     """
     budget, device = session.scorer.context.budget, session.source.device
-    besides = [each.score for each in alternatives(session)]
+    besides = [each.score for each in session.besides]
     there = [
         score for score in ranked if _kind(score) == "exists" and score.alpha.source == "measured"
     ]
     there += [score for score in besides if _kind(score) == "exists"]
-    there += _best_of_each(score for score in (*ranked, *scored) if _kind(score) == "nothing")
+    there += _best_by_family(score for score in (*ranked, *scored) if _kind(score) == "nothing")
     rows = [_row(0.0, there)]
     if budget is None:
         return Budgets(device.key, tuple(rows))
@@ -54,7 +88,7 @@ def what_budgets_buy(
             for score in besides
             if score.needs is not None and 0 < score.needs.gpu_hours <= hours
         ]
-        rows.append(_row(hours, [*there, *made, *_best_of_each(found)]))
+        rows.append(_row(hours, [*there, *made, *_best_by_family(found)]))
     return Budgets(device.key, tuple(rows))
 
 
@@ -62,7 +96,7 @@ def _kind(score: Score) -> str:
     return "" if score.needs is None else score.needs.kind
 
 
-def _best_of_each(scores: Iterator[Score] | Sequence[Score]) -> list[Score]:
+def _best_by_family(scores: Iterable[Score]) -> list[Score]:
     found: dict[str, Score] = {}
     for score in scores:
         if score.family not in found or score.ranked_by > found[score.family].ranked_by:

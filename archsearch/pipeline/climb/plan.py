@@ -1,27 +1,24 @@
-"""Minutes: the plan of a climb, what a training costs at the speed that was measured, what a
-confirmation costs."""
+"""The plan of the minutes of a search that trains, what a confirmation takes, and the texts that
+come first."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.counts import body_parameters
-from archsearch.drafts.records import ShortTraining
+from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts
+from archsearch.files import write_json
 from archsearch.models.drafters import HEAD_FAMILIES
 from archsearch.pipeline.latency import machine_slowdown
 from archsearch.pipeline.session import SearchSession
-from archsearch.progress import human_time
+from archsearch.progress import human_time, say
 from archsearch.runs.state import StateFile
 from archsearch.search import rungs
-from archsearch.search.objective import Score
-from archsearch.search.rungs import Plan, Round
+from archsearch.search.rungs import Plan
 
 EXACT_TOKENS: Final = 4 * 32 * 2  # what the exactness check in float32 generates
 FLOAT32_COST: Final = 2.0  # of a target step, beside the run's dtype
@@ -29,74 +26,25 @@ TYPICAL_SPEEDUP: Final = 1.5  # of the half of a confirmation that runs with a d
 COMPARISON_COST: Final = (
     2.0  # a head and a draft beside the target alone, in confirmations of one draft
 )
-FIRST_GUESS_SPEED: Final = 2000.0  # training tokens/s before anything was trained
 LOOKS: Final = 3  # at the speed of a machine that seems busy
 BETWEEN_LOOKS_S: Final = 2.0
-
-
-@dataclass(frozen=True)
-class TrainingCosts:
-    """What training takes, by what `shorts` took so far (a view: it grows with the climb)."""
-
-    shorts: Mapping[Architecture, ShortTraining]
-
-    def speed(self, shape: Architecture) -> float:
-        """Training tokens/s of a shape: its own, or from those trained so far in proportion to
-        their work per token."""
-        if shape in self.shorts:
-            return self.shorts[shape].tokens_per_s
-        if not self.shorts:
-            return FIRST_GUESS_SPEED
-        rates = [short.tokens_per_s * work(arch) for arch, short in self.shorts.items()]
-        return float(np.median(rates)) / work(shape)
-
-    def mean_speed(self, scores: Sequence[Score]) -> float:
-        """Tokens/s over shapes that are likely to be chosen (harmonic mean: equal tokens for
-        all)."""
-        speeds = [self.speed(score.architecture) for score in scores[: rungs.MOST_PLACES]]
-        return len(speeds) / sum(1.0 / value for value in speeds)
-
-    def overhead_s(self) -> float:
-        """Seconds per shape and round that are no training steps: building the draft, looking at
-        alpha."""
-        steps = [
-            short.wall_s - short.tokens / short.tokens_per_s
-            for short in self.shorts.values()
-            if short.wall_s > 0
-        ]
-        return max(0.0, float(np.median(steps))) if steps else 0.0
-
-    def cost_s(self, shape: Architecture, tokens: int) -> float:
-        """Seconds to bring a shape to `tokens`."""
-        done = self.shorts[shape].tokens if shape in self.shorts else 0
-        return max(0, tokens - done) / self.speed(shape) + (
-            self.overhead_s() if done < tokens else 0.0
-        )
-
-
-def work(shape: Architecture) -> float:
-    """What a training token costs, in parameters: the layers and the head's rows (the embedding is
-    a lookup)."""
-    return body_parameters(shape) + shape.head_rows * shape.hidden_size + 1e6
-
-
-def part_of_round(schedule: Sequence[Round], number: int) -> float:
-    """The share of round `number` (from 1) in what it and those after it cost."""
-    costs, before = [], 0
-    for step in schedule:
-        costs.append(step.places * (step.tokens - before))
-        before = step.tokens
-    return costs[number - 1] / sum(costs[number - 1 :])
-
-
-# --- the plan and the confirmation
-# ------------------------------------------------------------------------------------
 
 
 def make_plan(session: SearchSession, file: StateFile) -> Plan:
     """The plan of rungs.json, or a new one."""
     if file.state.plan is not None:
         return file.state.plan
+    request = session.request
+    file.state.plan = (
+        _plan_of_rounds(session, file)
+        if request.climb
+        else rungs.without_rounds(request.time_budget_s, request.confirm_prompts)
+    )
+    file.save()
+    return file.state.plan
+
+
+def _plan_of_rounds(session: SearchSession, file: StateFile) -> Plan:
     request = session.request
     tokens = confirming_tokens(session)
     prompts = min(request.confirm_prompts, len(tokens))
@@ -112,8 +60,6 @@ def make_plan(session: SearchSession, file: StateFile) -> Plan:
     if set(request.families) & set(HEAD_FAMILIES) & set(engine_facts(request.engine).confirms):
         beside = divided(max(1, request.confirm) + COMPARISON_COST)
         plan = plan if beside.stay else replace(beside, compares=True)
-    file.state.plan = plan
-    file.save()
     return plan
 
 
@@ -134,13 +80,37 @@ def plan_text(plan: Plan) -> str:
     """What is done with the minutes, one line."""
     if plan.stay:
         return f"plan for {human_time(plan.budget_s)}: rung 0 only: {plan.stay}"
-    return (
+    words = (
         f"plan for {human_time(plan.budget_s)}: the target writes text {human_time(plan.text_s)},"
-        " the prior scores all shapes, short trainings of those that could win"
+        " the prior scores all shapes"
+    )
+    if not plan.climbs:
+        return (
+            f"{words}, full training of its best {human_time(plan.finalist_s)}; then confirmation"
+        )
+    return (
+        f"{words}, short trainings of those that could win"
         f" {human_time(plan.rung_s)}, full training of the best {human_time(plan.finalist_s)},"
         f" confirmation on {plan.confirm_prompts} prompts {human_time(plan.confirm_s)}"
         + (", the best head beside the best draft included" if plan.compares else "")
     )
+
+
+def write_texts(trainer: DraftTrainer, file: StateFile, plan: Plan) -> None:
+    """Held-out text, then the training text, then, in a climb, further answers, until the plan's
+    share is used."""
+    start = file.clock()
+    trainer.texts.heldout(0.5 * plan.text_s if plan.climbs else None)
+    left = plan.text_s - file.elapsed_s() if plan.climbs else plan.text_s
+    trainer.texts.write_training_once(max(left, 0.1 * plan.text_s))
+    more = trainer.folder / "more_done.json"
+    if plan.climbs and not more.exists():
+        left = plan.text_s - file.elapsed_s()
+        found = trainer.texts.grow(left if left > 0.1 * plan.text_s else 0.0)
+        write_json(more, {"tokens": sum(found.values()), "by_source": found})
+    file.step("text", file.clock() - start)
+    tokens = sum(cache.written_tokens for cache in trainer.texts.all_training())
+    say(f"text: {tokens} tokens to train on, {trainer.texts.heldout().written_tokens} held out")
 
 
 def confirm_seconds(
@@ -177,12 +147,11 @@ def confirming_tokens(session: SearchSession) -> list[int]:
 def affordable_prompts(session: SearchSession, file: StateFile, plan: Plan, drafts: float) -> int:
     """Prompts to confirm each of `drafts` on in the time that is left; never more than planned
     twice over, never below 4. The best head beside the best draft is COMPARISON_COST of them."""
+    wanted = session.request.confirm_prompts
+    if not plan.climbs:
+        return wanted
     per_prompt, fixed = confirm_seconds(session, float(np.mean(confirming_tokens(session))))
     left = (1.0 - rungs.MARGIN_SHARE / 2) * plan.budget_s - file.elapsed_s()
-    fitting = (
-        (left / drafts - fixed) / per_prompt if per_prompt > 0 else session.request.confirm_prompts
-    )
-    return max(
-        min(4, plan.confirm_prompts),
-        min(int(fitting), session.request.confirm_prompts, 2 * plan.confirm_prompts),
-    )
+    fitting = (left / drafts - fixed) / per_prompt if per_prompt > 0 else wanted
+    most = min(int(fitting), wanted, 2 * plan.confirm_prompts)
+    return max(min(4, plan.confirm_prompts), most)

@@ -1,6 +1,6 @@
 import json
 
-from archsearch.demo import prompts
+from benchmarks import demo_prompts as prompts
 
 
 def test_committed_files_are_what_the_generator_writes(tmp_path):

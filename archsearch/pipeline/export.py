@@ -1,0 +1,263 @@
+"""`archsearch export`: one ranked candidate of a run, or a head of a family, as engines load it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from archsearch.drafts.heads import head_folder, load_head, trained_heads
+from archsearch.drafts.records import load_trained
+from archsearch.engine_facts import engine_facts
+from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.export import (
+    DEFAULT_ENGINES,
+    DraftRecord,
+    ExportSource,
+    ExportTarget,
+    FullHead,
+    check_engines,
+    export,
+    padded_head_cost,
+)
+from archsearch.files import read_json
+from archsearch.models.drafters import head_family_of
+from archsearch.models.files import has_tokenizer
+from archsearch.models.targets import TargetRef, resolve_target
+from archsearch.pipeline.candidates import serving_ranks
+from archsearch.pipeline.families import check_independent
+from archsearch.pipeline.heads import served_gamma
+from archsearch.pipeline.session import SearchSession
+from archsearch.runs.candidate import Candidate
+from archsearch.runs.run import Run, open_run
+from archsearch.runs.schedule_file import SCHEDULE_FILE, read_schedule
+from archsearch.schedule import GammaSchedule, gamma_at, largest_gamma
+
+
+def export_rank(
+    path: Path,
+    rank: int,
+    output: Path,
+    *,
+    engines: Sequence[str] = DEFAULT_ENGINES,
+    gamma: int | None = None,
+    schedule: Path | None = None,
+    allow_untrained: bool = False,
+) -> dict[str, Any]:
+    """Export a candidate for `engines`; says what engines pay that compute the padded head.
+
+    `schedule`: a JSON file with gamma by batch size (default: the rank's own schedule.json, where
+    there is one). `gamma`: draft tokens a round for engines without a schedule (default: the
+    schedule's at the batch size that the run was asked for, else the confirmed one, else the
+    score's). An untrained candidate is refused unless `allow_untrained`, which exports its shape.
+    """
+    engines = check_engines(engines)
+    run = open_run(path)
+    candidate = run.candidate(rank)
+    check_independent(candidate.score, "exporting", path)
+    if not candidate.has_weights and not allow_untrained:
+        raise MissingDataError(
+            f"rank {rank} of {path} has no weights; train it first: archsearch train {path} --rank"
+            f" {rank} (or export its shape: --allow-untrained)"
+        )
+    if schedule is not None and not schedule.is_file():
+        raise ArchsearchError(f"gamma schedule not found: {schedule}")
+    planned = read_schedule(schedule or candidate.folder / SCHEDULE_FILE)
+    record = _draft_record(run, candidate)
+    scheduled = gamma_at(planned.ranges, int(run.arguments.get("batch_size") or 1))
+    gamma = (
+        gamma or scheduled or int((record.confirmed or {}).get("gamma") or candidate.score.gamma)
+    )
+    dtype = str(run.info["profile"].get("dtype") or record.confirmed_dtype or "bfloat16")
+    full_head = _full_head(run, candidate, gamma, scheduled=bool(planned.ranges))
+    written = export(
+        ExportSource(
+            candidate.folder,
+            gamma,
+            schedule=planned,
+            target=_export_target(
+                run, candidate, gguf=any(engine_facts(name).gguf for name in engines)
+            ),
+            record=record,
+            full_head=full_head,
+            dtype=dtype,
+            tensor_parallel=serving_ranks(run),
+        ),
+        output,
+        engines,
+        allow_untrained=allow_untrained,
+    )
+    note = _head_note(candidate, dtype, full_head)
+    if not candidate.has_weights:
+        note = (
+            f"It holds a shape without weights; to train it: archsearch train {path} --rank {rank}."
+            f" {note}"
+        )
+    return {
+        "output": str(written),
+        "gamma": gamma,
+        "rank": rank,
+        "engines": list(engines),
+        "schedule": [list(entry) for entry in planned.ranges],
+        "trained": candidate.has_weights,
+        "note": note,
+        "padded_speedup": full_head.speedup if full_head is not None else None,
+        "better_gamma": (
+            full_head.better_gamma[0]
+            if full_head is not None and full_head.better_gamma is not None
+            else None
+        ),
+    }
+
+
+def _draft_record(run: Run, candidate: Candidate) -> DraftRecord:
+    """What the files of the run say of a candidate."""
+    training = candidate.training() if candidate.has_weights else None
+    confirmed = run.confirmed(candidate.rank)
+    loads = sorted(candidate.folder.glob("load-*.json"))
+    return DraftRecord(
+        score=candidate.score.to_dict(),
+        confirmed=confirmed,
+        training=training.to_dict() if training is not None else None,
+        loads=tuple(read_json(path, "run under load") for path in loads),
+        provenance={"run": run.info, "rank": candidate.rank, "confirmed": confirmed},
+    )
+
+
+def _full_head(run: Run, candidate: Candidate, gamma: int, *, scheduled: bool) -> FullHead | None:
+    """What engines get that compute the full head of a trained draft; None where its head is full,
+    or it has no weights.
+
+    The padding rows never win, so acceptance is the trimmed head's; only the time changes.
+    `scheduled`: gamma goes by batch size, so no other one is proposed. Raises ArchsearchError for a
+    gamma that was not measured on held-out text.
+    """
+    if not candidate.architecture.trimmed or not candidate.has_weights:
+        return None
+    scorer = SearchSession.reopen(run.path).scorer
+    known = load_trained(candidate.architecture, candidate.folder)
+    if gamma not in known.tau:
+        raise ArchsearchError(
+            f"gamma {gamma} was not measured on held-out text (1 to {max(known.tau)}); use a"
+            " smaller one"
+        )
+    full = candidate.architecture.replace(draft_vocab_size=None)
+    here, best = (
+        scorer.measured(full, known.alpha, known.tau, gammas=gammas) for gammas in ([gamma], None)
+    )
+    better = (best.gamma, best.speedup.value) if best.gamma != gamma and not scheduled else None
+    return FullHead(here.speedup.value, better)
+
+
+def _head_note(candidate: Candidate, dtype: str, full_head: FullHead | None) -> str:
+    """One sentence about what a trimmed head costs engines that compute it in full."""
+    arch = candidate.architecture
+    if not arch.trimmed:
+        return "The head holds the full vocabulary."
+    predicted, advice = "", ""
+    if full_head is not None:
+        own = candidate.score.speedup.value
+        predicted = f" (predicted speed-up {full_head.speedup:.2f} instead of {own:.2f})"
+        if full_head.better_gamma is not None:
+            gamma, speedup = full_head.better_gamma
+            advice = (
+                f" For those engines gamma {gamma} is better (predicted {speedup:.2f}): --gamma"
+                f" {gamma}."
+            )
+    return (
+        f"The head proposes {arch.head_rows:,} of {arch.vocab_size:,} tokens. Engines that need a"
+        f" full head load the padded one and read {padded_head_cost(arch, dtype).ratio:.1f} times"
+        f" the weights per draft token{predicted}; archsearch.models.load_draft keeps it"
+        f" trimmed.{advice}"
+    )
+
+
+def _export_target(run: Run, candidate: Candidate, *, gguf: bool) -> ExportTarget:
+    """The run's target. `gguf`: an engine takes the target's own GGUF."""
+    ref = resolve_target(run.arguments["target"])
+    return ExportTarget(
+        str(ref.folder or ref.hub_id or ref.name),
+        None if has_tokenizer(candidate.folder) else _target_tokenizer(ref),
+        _target_gguf(ref) if gguf else None,
+    )
+
+
+def _target_tokenizer(ref: TargetRef) -> Any:
+    """The target's tokenizer, None where it cannot be had: engines then take the target's own."""
+    from archsearch.models.load import load_tokenizer
+
+    try:
+        return load_tokenizer(ref)
+    except MissingDataError:
+        return None
+
+
+def _target_gguf(ref: TargetRef) -> Path | None:
+    """The target's own GGUF, where it comes in one."""
+    from archsearch.models.gguf import packaged_gguf
+
+    return packaged_gguf(ref.name, ref.weights) if ref.folder is None and ref.weights else None
+
+
+def export_family(
+    path: Path, name: str, output: Path, *, gamma: int | None = None, schedule: Path | None = None
+) -> dict[str, Any]:
+    """Export a trained head of a run, ready to serve beside its target. `schedule`: gamma by batch
+    size; without one the head's own schedule.json, where no `gamma` is asked for.
+
+    Raises ArchsearchError for a gamma that the head was not trained for.
+    """
+    from archsearch.training.heads.folder import TargetFacts, check_head
+
+    family = head_family_of(name)
+    run = open_run(path)
+    if family not in trained_heads(path):
+        raise MissingDataError(
+            f"{path} has no trained {family} head; train it first: archsearch train {path} --family"
+            f" {family}"
+        )
+    trained = load_head(head_folder(path, family))
+    from archsearch.models.targets import resolve_target
+
+    ref = resolve_target(run.arguments["target"])
+    check_head(trained.folder, TargetFacts.of(ref.architecture, ref.name))
+    wanted = gamma or served_gamma(path, trained)
+    if wanted > trained.plan.gamma:
+        raise ArchsearchError(
+            f"the head was trained for {trained.plan.gamma} draft tokens a round and accepts little"
+            f" beyond; got gamma {wanted}"
+        )
+    target = str(ref.folder or ref.hub_id or ref.name)
+    planned = (
+        read_schedule(schedule or trained.folder / SCHEDULE_FILE).ranges
+        if gamma is None or schedule
+        else ()
+    )
+    if planned and (why := engine_facts("vllm").unscheduled_words(family)):
+        if schedule is not None:
+            raise ArchsearchError(f"{why}; leave --schedule out")
+        planned = ()
+    if largest_gamma(planned, 0) > trained.plan.gamma:
+        raise ArchsearchError(
+            f"the schedule drafts up to {largest_gamma(planned, 0)} tokens, the head was trained"
+            f" for {wanted}"
+        )
+    source = ExportSource(
+        trained.folder,
+        wanted,
+        GammaSchedule(planned),
+        ExportTarget(target),
+        DraftRecord(training=trained.record, provenance={"run": run.info}),
+        dtype=str(run.info["profile"].get("dtype") or "bfloat16"),
+        tensor_parallel=serving_ranks(run),
+        family=family,
+    )
+    made = export(source, output)
+    engines = list(check_engines(DEFAULT_ENGINES, family))
+    return {
+        "run": str(path),
+        "family": family,
+        "gamma": wanted,
+        "output": str(made),
+        "engines": engines,
+    }
