@@ -77,10 +77,36 @@ class AcceptanceRequest:
     tau: float | None = None
     gamma: int | None = None
 
-    @property
-    def prices(self) -> bool:
-        """Whether a speed-up is modelled besides."""
-        return self.asked.gpu is not None or self.asked.profile is not None
+    def check(self) -> None:
+        """Raise ArchsearchError for options that contradict each other, before anything is
+        loaded."""
+        from archsearch.acceptance.estimator import DOMAINS
+        from archsearch.acceptance.measured import check_sampling
+
+        if self.tau is not None:
+            GivenAcceptance.of_tau(self.tau, self.gamma)
+        elif self.gamma is not None:
+            raise ArchsearchError("--gamma is of --tau: all of 1 to 8 are measured")
+        check_sampling(self.asked.temperature, self.top_p)
+        if self.domain and self.domain not in DOMAINS:
+            raise ArchsearchError(
+                f"unknown domain {self.domain!r}; use one of {', '.join(DOMAINS)}"
+            )
+        if self.max_prompts < 1 or self.answer_tokens < 2:
+            raise ArchsearchError(
+                f"needs at least 1 prompt and 2 answer tokens, got {self.max_prompts} and"
+                f" {self.answer_tokens}"
+            )
+        if self.output is not None:
+            ensure_writable_dir(self.output.parent)
+
+    def priced(
+        self, served: Architecture, context_len: int
+    ) -> tuple[LatencySource, Workload] | None:
+        """What prices speed-ups, at the context that the texts have; None where nobody asked."""
+        if self.asked.gpu is None and self.asked.profile is None:
+            return None
+        return choose_latency(replace(self.asked, context_len=context_len), served)
 
     def said(self) -> dict[str, Any]:
         """What every answer repeats."""
@@ -132,35 +158,25 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
     ArchsearchError: a target or draft without weights, tokenizers that differ, prompts that are too
     short, answers too short for a single round.
     """
-    from archsearch.acceptance import measured
-    from archsearch.acceptance.estimator import DOMAINS
-
-    published = None if request.tau is None else GivenAcceptance.of_tau(request.tau, request.gamma)
-    if published is None and request.gamma is not None:
-        raise ArchsearchError("--gamma is of --tau: all of 1 to 8 are measured")
-    measured.check_sampling(request.asked.temperature, request.top_p)
-    if request.domain and request.domain not in DOMAINS:
-        raise ArchsearchError(f"unknown domain {request.domain!r}; use one of {', '.join(DOMAINS)}")
-    if request.max_prompts < 1 or request.answer_tokens < 2:
-        raise ArchsearchError(
-            f"needs at least 1 prompt and 2 answer tokens, got {request.max_prompts} and"
-            f" {request.answer_tokens}"
-        )
-    if request.output is not None:
-        ensure_writable_dir(request.output.parent)
-    target = resolve_target(request.target)
-    kind = untrained(request.draft)
-    if kind is not None and published is not None:
+    request.check()
+    target, kind = resolve_target(request.target), untrained(request.draft)
+    if kind is not None and request.tau is not None:
         raise ArchsearchError(
             f"--tau of {request.draft}: archsearch estimate --tau prices it over all rounds"
         )
-    if kind is not None:
-        figures = measure_untrained(request, target, kind)
-        if request.output is not None:
-            write_json(request.output, figures)
-        return figures
+    result = (
+        measure_draft(request, target) if kind is None else measure_untrained(request, target, kind)
+    )
+    if request.output is not None:
+        write_json(request.output, result)
+    return result
+
+
+def measure_draft(request: AcceptanceRequest, target: TargetRef) -> dict[str, Any]:
+    """What a draft model does on the text that the target writes for the prompts, or what is
+    published of it; with `explain` also the prior's terms."""
     draft = find_draft(request.draft)
-    measures = published is None and (draft.at_hand or not request.explain)
+    measures = request.tau is None and (draft.at_hand or not request.explain)
     request = replace(
         request,
         domain=request.domain or ("narrow" if measures else "chat"),
@@ -176,10 +192,8 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
     }
     if measures:
         trace, notes, context_len = record(request, target, draft)
-        priced = None
-        if request.prices:
-            served = served_target(target, request.asked).architecture
-            priced = choose_latency(replace(request.asked, context_len=context_len), served)
+        served = served_target(target, request.asked).architecture
+        priced = request.priced(served, context_len)
         result |= {
             "dtype": request.dtype,
             "context_len": context_len,
@@ -190,18 +204,16 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
             result |= speedups(result, served, draft.architecture, *priced)
         if request.trace is not None:
             trace.save(request.trace)
-    if published is not None:
+    if request.tau is not None:
         from archsearch.acceptance.published import READING_STD
 
-        alpha = alpha_estimate(logit(clamped(published.alpha)), READING_STD, "given")
+        level = logit(clamped(GivenAcceptance.of_tau(request.tau, request.gamma).alpha))
         result |= {
-            "alpha": alpha.to_dict(),
+            "alpha": alpha_estimate(level, READING_STD, "given").to_dict(),
             "published": {"tau": request.tau, "gamma": request.gamma},
         }
-    if request.explain or published is not None:
+    if request.explain or request.tau is not None:
         result["explanation"] = explanation(request, target, draft)
-    if request.output is not None:
-        write_json(request.output, result)
     return result
 
 
@@ -227,11 +239,9 @@ def measure_untrained(
     prompts, source = _prompts(request)
     texts, end_ids, more = written_text(request, target, load_tokenizer(target), prompts)
     context_len = _mean_context(texts)
-    scorer = None
-    if request.prices:
-        served = served_target(target, request.asked).architecture
-        priced, workload = choose_latency(replace(request.asked, context_len=context_len), served)
-        scorer = Scorer(served, workload, priced.latency, GivenAcceptance(0.5))
+    served = served_target(target, request.asked).architecture
+    priced = request.priced(served, context_len)
+    scorer = priced and Scorer(served, priced[1], priced[0].latency, GivenAcceptance(0.5))
     result: dict[str, Any] = request.said() | {
         "family": kind.family,
         "dtype": request.dtype,
@@ -254,9 +264,7 @@ def measure_untrained(
             )
         figures = {layer: summary(trace) for layer, trace in traces.items()}
         result |= with_exits(figures, target.architecture, scorer)
-    if scorer is not None:
-        result |= _priced_by(priced)
-    return result
+    return result if priced is None else result | _priced_by(priced[0])
 
 
 # --------------------------------------------------------------------------------------------------

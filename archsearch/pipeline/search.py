@@ -42,7 +42,7 @@ from archsearch.runs.lock import run_lock
 from archsearch.runs.run import RUNGS_FILE
 from archsearch.runs.state import StateFile
 from archsearch.search import study
-from archsearch.search.objective import Score
+from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import led_by_need
 from archsearch.search.rungs import Plan
 from archsearch.search.space import SearchSpace
@@ -116,7 +116,7 @@ def train_and_confirm(session: SearchSession, start: float) -> dict[str, Any]:
         session = replace(session, besides=tuple(alternatives(session)))
         others = ascent.standings() if plan.climbs else result.best
         ranked = write_ranked(session, trained, others)
-        text = text_result(session, trainer, ranked, trained)
+        text = text_result(session.scorer, trainer, ranked, trained)
         # Before the engine, which runs each family at the gamma that this table names.
         families = write_family_table(session, trainer, trained) if trained else []
         head = best_head([row.score.family for row in families], request.engine)
@@ -148,7 +148,7 @@ def train_and_confirm(session: SearchSession, start: float) -> dict[str, Any]:
 
 
 def text_result(
-    session: SearchSession,
+    scorer: Scorer,
     trainer: DraftTrainer,
     ranked: Sequence[Score],
     trained: Sequence[TrainedDraft],
@@ -158,7 +158,7 @@ def text_result(
     best = next((score for score in ranked if score.architecture in drafts), None)
     if best is None:
         return None
-    return text_verdict(session, trainer, drafts[best.architecture]).to_dict()
+    return text_verdict(scorer, trainer, drafts[best.architecture]).to_dict()
 
 
 def write_ranked(
@@ -167,7 +167,7 @@ def write_ranked(
     """best/ of the run: trained drafts by what was measured of them, then the best of the rest and
     of the drafters besides; as many as were asked for."""
     besides = [each.score for each in session.besides if within_budget(session, each.score)]
-    measured, rest = with_measured(session, trained, ranked)
+    measured, rest = with_measured(session.scorer, trained, ranked)
     rest = sorted([*rest, *besides], key=lambda score: -score.ranked_by)
     everything = [*measured, *rest]
     chosen = everything[: max(session.request.top, len(trained))]
@@ -217,16 +217,19 @@ def _study_of(session: SearchSession, space: SearchSpace, line: ProgressLine) ->
 
 
 def with_measured(
-    session: SearchSession, trained: Sequence[TrainedDraft], ranked: Sequence[Score]
+    scorer: Scorer, trained: Sequence[TrainedDraft], ranked: Sequence[Score]
 ) -> tuple[list[Score], list[Score]]:
     """The measured scores of trained drafts, best first, and the predicted ones of the rest."""
-    measured = []
-    for draft in trained:
-        score = session.scorer.measured(draft.architecture, draft.alpha, draft.tau)
-        measured.append(replace(score, needs=Needs("exists", str(draft.folder))))
-    measured.sort(key=lambda score: -score.worth)
+    measured = [
+        replace(
+            scorer.measured(draft.architecture, draft.alpha, draft.tau),
+            needs=Needs("exists", str(draft.folder)),
+        )
+        for draft in trained
+    ]
     shapes = {score.architecture for score in measured}
-    return measured, [score for score in ranked if score.architecture not in shapes]
+    rest = [score for score in ranked if score.architecture not in shapes]
+    return sorted(measured, key=lambda score: -score.worth), rest
 
 
 def outcome(
@@ -237,7 +240,9 @@ def outcome(
 ) -> dict[str, Any]:
     """What `search` returns; writes the report."""
     pareto = write_pareto(session, result.best) if session.request.pareto else None
-    budgets = what_budgets_buy(session, ranked, result.best)
+    besides = [each.score for each in session.besides]
+    device = session.source.device
+    budgets = what_budgets_buy(session.scorer, device, ranked, result.best, besides)
     write_budgets(session.run.path, budgets)  # before the report, which draws it
     report = write_report(session.run, session)
     groups = session.groups(ranked)

@@ -11,7 +11,6 @@ from archsearch.drafts.records import TrainedDraft
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.files import read_json, write_json
-from archsearch.pipeline.session import SearchSession
 from archsearch.runs.candidate import TRAINING_FILE, TrainingRecord
 from archsearch.runs.text_verdict import TEXT_VERDICT_FILE, TextStand, TextVerdict
 from archsearch.speedup import alpha_estimate, clamped, logit, logit_std, tau_estimate
@@ -21,13 +20,13 @@ if TYPE_CHECKING:
     from archsearch.search.objective import Scorer
 
 TIMES_MORE: Final = 10  # prompts that are asked about, as a multiple of those there are
-LEAST_UNLEARNT: Final = 0.01  # of alpha: what training on must promise to be told
+LEAST_UNLEARNT: Final = 0.01  # of alpha: what training on must promise to be said
 NARROW_ABOVE: Final = (
     0.10  # of alpha: how far a category must lie above all to be worth a draft of its own
 )
 
 
-def text_verdict(session: SearchSession, trainer: DraftTrainer, draft: TrainedDraft) -> TextVerdict:
+def text_verdict(scorer: Scorer, trainer: DraftTrainer, draft: TrainedDraft) -> TextVerdict:
     """The verdict on the text that `draft` learnt; kept in the run folder for the report."""
     from archsearch.text.faults import answer_faults, prompt_faults
 
@@ -38,9 +37,9 @@ def text_verdict(session: SearchSession, trainer: DraftTrainer, draft: TrainedDr
         len(answers),
         record.distinct_tokens or 0,
         draft.alpha,
-        session.scorer.measured(draft.architecture, draft.alpha, draft.tau).speedup,
+        scorer.measured(draft.architecture, draft.alpha, draft.tau).speedup,
     )
-    learnt, more = foretold(session.scorer, draft, record, stand)
+    learnt, more = predicted(scorer, draft, record, stand)
     name, alpha = narrowest(draft)
     verdict = TextVerdict(
         draft.architecture.label(),
@@ -55,11 +54,11 @@ def text_verdict(session: SearchSession, trainer: DraftTrainer, draft: TrainedDr
             *answer_faults(answers),
         ),
     )
-    write_json(session.run.path / TEXT_VERDICT_FILE, verdict.to_dict())
+    write_json(trainer.folder / TEXT_VERDICT_FILE, verdict.to_dict())
     return verdict
 
 
-def foretold(
+def predicted(
     scorer: Scorer, draft: TrainedDraft, record: TrainingRecord, now: TextStand
 ) -> tuple[TextStand | None, TextStand | None]:
     """(what the text would bring learnt in full, None where it is; what TIMES_MORE the prompts

@@ -49,7 +49,7 @@ def train_rank(path: Path, rank: int, budget_s: float) -> dict[str, Any]:
     )
     copy_draft(draft.folder, session.run.best_dir(rank))
     set_gamma(session.run.best_dir(rank), renewed.gamma)
-    text = text_verdict(session, trainer, draft)
+    text = text_verdict(session.scorer, trainer, draft)
     write_report(session.run, session)
     return {
         "text": text.to_dict(),

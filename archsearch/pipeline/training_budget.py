@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
@@ -14,9 +14,6 @@ from archsearch.latency.training_cost import training_budget
 from archsearch.needs import Needs, TrainingBudget
 from archsearch.runs.budgets import BudgetDrafter, BudgetRow, Budgets
 from archsearch.search.objective import Score, Scorer
-
-if TYPE_CHECKING:
-    from archsearch.pipeline.session import SearchSession
 
 GPU_HOURS: Final = (1.0, 10.0, 100.0, 1000.0)
 CPU_HOURS: Final = (0.5, 2.0, 8.0, 24.0)
@@ -56,15 +53,19 @@ def budget_data(budget: TrainingBudget | None, asked: bool) -> dict[str, Any] | 
 
 
 def what_budgets_buy(
-    session: SearchSession, ranked: Sequence[Score], scored: Sequence[Score]
+    scorer: Scorer,
+    device: Device,
+    ranked: Sequence[Score],
+    scored: Sequence[Score],
+    besides: Sequence[Score],
 ) -> Budgets:
     """The drafters that 0 and more device-hours buy.
 
     `ranked`: the ranking, of which those that exist count; `scored`: all that the search scored,
-    best first, of which shapes that are to be trained are scored again under each budget.
+    best first, of which shapes that are to be trained are scored again under each budget;
+    `besides`: drafters other than those of its spaces.
     """
-    budget, device = session.scorer.context.budget, session.source.device
-    besides = [each.score for each in session.besides]
+    budget = scorer.context.budget
     there = [
         score for score in ranked if _kind(score) == "exists" and score.alpha.source == "measured"
     ]
@@ -75,12 +76,12 @@ def what_budgets_buy(
         return Budgets(device.key, tuple(rows))
     shapes = _candidates([score for score in scored if _kind(score) == "training"])
     for hours in CPU_HOURS if device.kind == "cpu" else GPU_HOURS:
-        context = replace(session.scorer.context, budget=replace(budget, hours=hours))
-        scorer = session.scorer.with_acceptance(session.scorer.acceptance, context)
+        context = replace(scorer.context, budget=replace(budget, hours=hours))
+        bought = scorer.with_acceptance(scorer.acceptance, context)
         found = []
         for score in shapes:
             try:
-                found.append(scorer(score.proposer))
+                found.append(bought(score.proposer))
             except ArchsearchError:
                 continue
         made = [

@@ -62,11 +62,12 @@ class Claims:
 
     def post(self, tasks: Mapping[str, Told]) -> bool:
         """Post those tasks that nobody does, has done or waits for; whether any is not done."""
-        states = {str(t.user_attrs.get(KEY)): t.state.name for t in self._trials("COMPLETE")}
-        states |= {str(t.user_attrs[KEY]): t.state.name for t in self._trials("WAITING", "RUNNING")}
-        for key in tasks.keys() - states.keys():
+        # In this order: what is done between the two is in both.
+        live = {trial.user_attrs.get(KEY) for trial in self._trials("WAITING", "RUNNING")}
+        done = {trial.user_attrs.get(KEY) for trial in self._trials("COMPLETE")}
+        for key in tasks.keys() - live - done:
             self._add("WAITING", key, tasks[key])
-        return any(states.get(key) != "COMPLETE" for key in tasks)
+        return not tasks.keys() <= done
 
     def withdraw(self) -> None:
         """Take back what waits."""

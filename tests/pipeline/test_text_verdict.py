@@ -21,7 +21,7 @@ from archsearch.files import read_json, write_json
 from archsearch.hardware.device import devices
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.pipeline.search import text_result
-from archsearch.pipeline.text_verdict import foretold, narrowest, rounded, speedup_at, text_verdict
+from archsearch.pipeline.text_verdict import narrowest, predicted, rounded, speedup_at, text_verdict
 from archsearch.report.headline import Headline, with_text
 from archsearch.runs.candidate import TrainingRecord
 from archsearch.runs.text_verdict import TEXT_VERDICT_FILE, TextStand, TextVerdict
@@ -85,7 +85,7 @@ def stand(alpha: float, speedup: float, prompts: int = 317, tokens: int = 24_000
 
 
 def test_ten_times_the_prompts_by_the_curve_of_one_training(scorer: Scorer) -> None:
-    learnt, more = foretold(
+    learnt, more = predicted(
         scorer, draft(), record(stopped="held-out acceptance no longer rises"), stand(0.30, 1.09)
     )
     assert learnt is None and more is not None and more.prompts == 3000
@@ -97,12 +97,12 @@ def test_ten_times_the_prompts_by_the_curve_of_one_training(scorer: Scorer) -> N
 
 
 def test_a_text_that_was_not_learnt_in_full_says_what_it_still_holds(scorer: Scorer) -> None:
-    learnt, _ = foretold(scorer, draft(epochs=1.0), record(), stand(0.25, 1.0))
+    learnt, _ = predicted(scorer, draft(epochs=1.0), record(), stand(0.25, 1.0))
     assert learnt is not None and learnt.prompts == 317 and learnt.alpha.value > 0.27
-    again, _ = foretold(scorer, draft(epochs=30.0), record(), stand(0.30, 1.0))
+    again, _ = predicted(scorer, draft(epochs=30.0), record(), stand(0.30, 1.0))
     assert again is None or again.alpha.value < 0.33  # next to nothing is left
     nothing = TrainedDraft(DRAFT, Path("x"), measured(0.3), {}, draft().tau, ())
-    assert foretold(scorer, nothing, record(), stand(0.30, 1.0)) == (None, None)
+    assert predicted(scorer, nothing, record(), stand(0.30, 1.0)) == (None, None)
 
 
 def test_the_speedup_at_another_alpha(scorer: Scorer) -> None:
@@ -164,11 +164,12 @@ def test_the_verdict_is_kept_with_the_run_and_names_what_is_wrong(
     circles = torch.tensor([1, 2, *([5, 6, 7] * 20)])
     answers = [CachedSequence(circles, 2, torch.zeros(60, 4), circles[2:], "", "")] * 12
     texts = SimpleNamespace(training=lambda: SimpleNamespace(sequences=answers))
-    trainer = SimpleNamespace(texts=texts, prompts=PromptSet(prompts[:15], prompts[15:], "made up"))
-    session = SimpleNamespace(scorer=scorer, run=SimpleNamespace(path=tmp_path))
+    trainer = SimpleNamespace(
+        folder=tmp_path, texts=texts, prompts=PromptSet(prompts[:15], prompts[15:], "made up")
+    )
     trained = replace(draft(), folder=tmp_path)
     write_json(tmp_path / "training.json", record().to_dict())
-    verdict = text_verdict(session, trainer, trained)
+    verdict = text_verdict(scorer, trainer, trained)
     assert (verdict.now.prompts, verdict.asked, verdict.now.distinct_tokens) == (12, 15, 24_000)
     assert (
         "from 12 of 15 prompts" in verdict.words()
@@ -181,9 +182,9 @@ def test_the_verdict_is_kept_with_the_run_and_names_what_is_wrong(
     )
     kept = TextVerdict.from_dict(read_json(tmp_path / TEXT_VERDICT_FILE, "verdict"))
     assert kept == verdict
-    result = text_result(session, trainer, [verdict_score(scorer)], [trained])
+    result = text_result(scorer, trainer, [verdict_score(scorer)], [trained])
     assert result is not None and result["words"] == verdict.words()
-    assert text_result(session, trainer, [verdict_score(scorer)], []) is None
+    assert text_result(scorer, trainer, [verdict_score(scorer)], []) is None
 
 
 def verdict_score(scorer: Scorer) -> Score:

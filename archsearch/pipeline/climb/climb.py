@@ -119,8 +119,8 @@ class Climb:
                 race.short_trainings(self.heads, self.file, self.left_s, self.standings()[0])
 
     def _begin_without_rounds(self) -> None:
-        """The time for full trainings begins now."""
-        if self.state.rung_end_s is None:
+        """The time for full trainings begins now, unless it has."""
+        if self.state.finalists is None or self.state.rung_end_s is None:
             self.state.rung_end_s = self.file.elapsed_s()
             self.file.save()
         if self.heads is not None:
@@ -263,13 +263,10 @@ class Climb:
     def aim(self, seconds: float) -> Split:
         """What a full training in `seconds` is foreseen to see, with the text that is worth writing
         before it: what curves are carried on to."""
-        middle = sorted(self.belief.shorts.values(), key=lambda short: short.tokens_per_s)[
-            len(self.belief.shorts) // 2
-        ]
-        split = self.trainings.split_minutes(middle.architecture, seconds)
-        self.belief.full_tokens = self.state.full_tokens = max(
-            rungs.FIRST_TOKENS, int(split.tokens)
-        )
+        by_speed = sorted(self.belief.shorts.values(), key=lambda short: short.tokens_per_s)
+        split = self.trainings.split_minutes(by_speed[len(by_speed) // 2].architecture, seconds)
+        tokens = max(rungs.FIRST_TOKENS, int(split.tokens))
+        self.belief.full_tokens = self.state.full_tokens = tokens
         self.belief.full_epoch = self.state.full_epoch = int(split.epoch_tokens)
         self.file.save()
         return split
@@ -291,17 +288,11 @@ class Climb:
     def _schedule(self, first: Sequence[Score]) -> list[Round]:
         """The rounds, as planned at the speed that was measured; written down once."""
         if not self.state.schedule:
-            probe_s = (
-                0.0
-                if self.state.rounds
-                else sum(short.wall_s for short in self.belief.shorts.values())
-            )
-            seconds = (
-                max(0.0, self._rung_left_s()) + probe_s
-            )  # the first round need not train the first shape again
-            self.state.schedule = rungs.halving(
-                seconds, self.trainings.mean_speed(first), self.trainings.overhead_s()
-            )
+            seconds = max(0.0, self._rung_left_s())
+            if not self.state.rounds:  # the first need not train the first shape again
+                seconds += sum(short.wall_s for short in self.belief.shorts.values())
+            speed = self.trainings.mean_speed(first)
+            self.state.schedule = rungs.halving(seconds, speed, self.trainings.overhead_s())
             self.file.save()
         return self.state.schedule
 
