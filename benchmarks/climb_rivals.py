@@ -22,7 +22,7 @@ from archsearch.architecture.counts import body_parameters
 from archsearch.drafts.records import TrainedDraft, load_trained
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engines.engine import EnginePrompt, Sampling
-from archsearch.engines.measure.by_prompt import best_of_gammas
+from archsearch.engines.measure.figures import best_of_gammas
 from archsearch.engines.measure.turns import Plan, Variant, run_plan
 from archsearch.engines.transformers.engine import TransformersEngine
 from archsearch.files import read_json, write_json

@@ -43,8 +43,8 @@ from archsearch.engines.engine import (
     GenerationResult,
     Sampling,
 )
+from archsearch.engines.measure.figures import token_s, under_load
 from archsearch.engines.measure.turns import Plan, Variant, full_steps, run_plan
-from archsearch.engines.measure.under_load import load_results, token_s
 from archsearch.engines.registry import make_engine
 from archsearch.estimate import Estimate
 from archsearch.models.drafts import save_tokenizer
@@ -271,7 +271,7 @@ def run_group(cases: Sequence[Case], how: Measuring) -> list[Row]:
         [number],
         how.repeats,
     )
-    found = run_plan(make, plan, load_results, look=token_s, progress=progress)
+    found = run_plan(make, plan, under_load, look=token_s, progress=progress)
     alone = found[plan.alone.name, number]
     rows = []
     for case in cases:

@@ -57,7 +57,7 @@ IMPORTED: Final = (  # once, before the forks
     "archsearch.pipeline.search",
     "archsearch.training.distill",
     "archsearch.engines.transformers.engine",
-    "archsearch.pipeline.confirm_prompts",
+    "archsearch.pipeline.confirm",
     "optuna",
     "sklearn.ensemble",
 )

@@ -21,8 +21,7 @@ from archsearch.engines.measure.plain_steps import PlainSteps
 from archsearch.engines.registry import make_engine
 from archsearch.latency.model import LatencyModel
 from archsearch.models.targets import resolve_target
-from archsearch.pipeline.engine_choice import engine_target
-from archsearch.pipeline.stand_ins import random_draft
+from archsearch.pipeline.in_engine import engine_target, random_draft
 from archsearch.profiles import Profile
 from archsearch.workload import Workload
 

@@ -42,8 +42,8 @@ from archsearch.engines.vllm.engine import WORKER, VllmEngine
 from archsearch.latency.model import LatencyModel
 from archsearch.models.load import weights_source
 from archsearch.models.targets import resolve_target
+from archsearch.pipeline.in_engine import random_draft
 from archsearch.pipeline.latency import choose_latency
-from archsearch.pipeline.stand_ins import random_draft
 from archsearch.search.objective import Scorer
 from archsearch.traffic.lengths import Lengths
 from archsearch.traffic.mix import LoadPart

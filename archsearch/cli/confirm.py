@@ -100,8 +100,9 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
         confirm_load,
         confirm_rank,
     )
-    from archsearch.report.terminal.confirm import confirm_text
-    from archsearch.report.terminal.load import load_text
+    from archsearch.pipeline.side_by_side import FamilyRequest, confirm_families, with_gamma
+    from archsearch.records import as_data
+    from archsearch.report.terminal.confirm import confirm_text, families_text, load_text
     from archsearch.runs.lock import run_lock
 
     click.get_current_context().with_resource(run_lock(run, "archsearch confirm"))
@@ -114,33 +115,23 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
     if choice.server_url and choice.name is None:
         choice = replace(choice, name=engines_that(lambda row: row.server)[0])
     session = SearchSession.reopen(run)
-    families = options.pop("families")
-    if families:
-        if options["synthetic"] or options["concurrencies"] or options["schedule"]:
-            raise ArchsearchError(
-                "--family compares trained drafters one request at a time; leave --synthetic,"
-                " --concurrency and --schedule out"
-            )
-        from archsearch.pipeline.confirm_families import FamilyRequest, confirm_families, with_gamma
-        from archsearch.report.terminal.heads import families_text
-
-        request = FamilyRequest(families, rank=rank, count=count, prompts=options["prompts"])
-        compared = confirm_families(session, with_gamma(request, options["gammas"]), choice)
-        emit(compared, families_text(compared, run), as_json)
-        return
-    if options["synthetic"] or options["concurrencies"] or options["schedule"]:
-        options["concurrencies"] = options["concurrencies"] or (
-            (1, 2, 4, 8) if options["schedule"] else (1,)
+    families, gammas, prompts = options.pop("families"), options["gammas"], options["prompts"]
+    loaded = options["synthetic"] or options["concurrencies"] or options["schedule"]
+    if families and loaded:
+        raise ArchsearchError(
+            "--family compares trained drafters one request at a time; leave --synthetic,"
+            " --concurrency and --schedule out"
         )
-        loaded = confirm_load(session, LoadRequest(rank, **options), choice)
-        emit(loaded.to_dict(), load_text(loaded, run, rank), as_json)
-        return
-    result = confirm_rank(
-        session,
-        rank,
-        gammas=options["gammas"],
-        prompt_count=count,
-        prompts=options["prompts"],
-        choice=choice,
-    )
-    emit(result, confirm_text(result, run, rank), as_json)
+    if families:
+        request = FamilyRequest(families, rank=rank, count=count, prompts=prompts)
+        compared = confirm_families(session, with_gamma(request, gammas), choice)
+        emit(as_data(compared), families_text(compared, run), as_json)
+    elif loaded:
+        usual = (1, 2, 4, 8) if options["schedule"] else (1,)
+        options["concurrencies"] = options["concurrencies"] or usual
+        record = confirm_load(session, LoadRequest(rank, **options), choice)
+        emit(as_data(record), load_text(record, run, rank), as_json)
+    else:
+        asked = {"gammas": gammas, "prompt_count": count, "prompts": prompts, "choice": choice}
+        result = confirm_rank(session, rank, **asked)
+        emit(result, confirm_text(result, run, rank), as_json)

@@ -6,11 +6,10 @@ through files.
 """
 
 from archsearch.pipeline.candidates import write_best, write_report
-from archsearch.pipeline.confirm_load import LoadRequest, confirm_load
-from archsearch.pipeline.confirm_prompts import check_tokenizer, confirm_rank
-from archsearch.pipeline.engine_choice import EngineChoice
+from archsearch.pipeline.confirm import LoadRequest, check_tokenizer, confirm_load, confirm_rank
 from archsearch.pipeline.estimate import estimate_drafts
 from archsearch.pipeline.export import export_rank
+from archsearch.pipeline.in_engine import EngineChoice
 from archsearch.pipeline.latency import (
     LatencySource,
     acceptance_for,

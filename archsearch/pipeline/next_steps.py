@@ -28,7 +28,7 @@ from archsearch.latency.model import LatencyModel
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.climb.plan import confirm_seconds
 from archsearch.pipeline.climb.trainings import FIRST_GUESS_SPEED
-from archsearch.pipeline.confirm_load import LoadRequest
+from archsearch.pipeline.confirm import LoadRequest
 from archsearch.pipeline.session import WORKLOAD_FILE, SearchSession
 from archsearch.report.phrases import shell_path
 from archsearch.search import rungs

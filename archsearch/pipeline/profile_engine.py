@@ -38,9 +38,8 @@ from archsearch.export.drafters import drafter_config
 from archsearch.files import write_json
 from archsearch.hardware.device import Device
 from archsearch.latency.model import LatencyModel
-from archsearch.pipeline.engine_choice import engine_target
+from archsearch.pipeline.in_engine import can_run, engine_target, random_draft, write_shape
 from archsearch.pipeline.profile_request import ProfileRequest
-from archsearch.pipeline.stand_ins import can_run, random_draft, write_shape
 from archsearch.profiles import DraftedShape, Profile
 from archsearch.progress import ProgressLine
 from archsearch.workload import DTYPE_BYTES, Workload

@@ -14,8 +14,8 @@ from archsearch.engines.engine import Engine, EngineSettings
 from archsearch.engines.registry import make_engine
 from archsearch.errors import ArchsearchError
 from archsearch.hardware.device import Device
+from archsearch.pipeline.in_engine import write_shape
 from archsearch.pipeline.profile_request import ProfileRequest
-from archsearch.pipeline.stand_ins import write_shape
 from archsearch.profiles import Profile
 from archsearch.progress import ProgressLine
 

@@ -20,7 +20,7 @@ from archsearch.export.schedule import schedule_words
 from archsearch.files import write_json
 from archsearch.hardware.device import Device
 from archsearch.models.files import has_weights
-from archsearch.pipeline.engine_choice import serving_scorer
+from archsearch.pipeline.in_engine import serving_scorer
 from archsearch.pipeline.serving import check_batch
 from archsearch.pipeline.session import SearchSession
 from archsearch.runs.schedule_file import SCHEDULE_FILE, schedule_to_dict, write_schedule

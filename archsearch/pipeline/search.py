@@ -18,20 +18,20 @@ from archsearch.needs import Needs
 from archsearch.pipeline import climb
 from archsearch.pipeline.candidates import write_best, write_report
 from archsearch.pipeline.climb.belief import Belief
-from archsearch.pipeline.confirm_families import FamilyRequest, confirm_families
-from archsearch.pipeline.confirm_prompts import confirm_rank
-from archsearch.pipeline.engine_choice import EngineChoice
+from archsearch.pipeline.confirm import confirm_rank
 from archsearch.pipeline.existing import EXISTING, alternatives, within_budget
 from archsearch.pipeline.families import INDEPENDENT, best_of_each, family_rows, trials_of
 from archsearch.pipeline.family_table import write_family_table
 from archsearch.pipeline.heads import head_rungs
 from archsearch.pipeline.hopeless import hopeless
+from archsearch.pipeline.in_engine import EngineChoice
 from archsearch.pipeline.lookups import with_replays
 from archsearch.pipeline.next_steps import next_steps
 from archsearch.pipeline.pareto import write_pareto
 from archsearch.pipeline.rounds_explained import engine_data, free_layers, warnings_of
 from archsearch.pipeline.session import SearchRequest, SearchSession
 from archsearch.pipeline.shared_work import Job, SharedWork
+from archsearch.pipeline.side_by_side import FamilyRequest, confirm_families
 from archsearch.pipeline.text_verdict import text_verdict
 from archsearch.pipeline.training_budget import budget_data, what_budgets_buy
 from archsearch.pipeline.workers import can_confirm_beside, confirm_job, workers_beside

@@ -216,7 +216,7 @@ def _train_along(
 
 def confirm_job(session: SearchSession, job: Job, trainer: DraftTrainer) -> float:
     """Run a rank of the search in the engine; its measured speed-up."""
-    from archsearch.pipeline.confirm_prompts import confirm_rank
+    from archsearch.pipeline.confirm import confirm_rank
 
     return float(
         confirm_rank(session, job.rank, trainer=trainer, prompt_count=job.prompts)["speedup"][

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final, NamedTuple
 
+from archsearch.engines.measure.results import Difference
 from archsearch.estimate import Estimate
 from archsearch.report.phrases import (
     MANTISSA_BITS,
@@ -14,22 +14,11 @@ from archsearch.report.phrases import (
     unprofiled_words,
 )
 from archsearch.report.reading import Shown
-from archsearch.report.section import Cell, Section, Table, text_cell, value_cell
-from archsearch.runs.confirmed import Confirmed
-from archsearch.runs.fields import as_estimate
+from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
+from archsearch.runs.confirmed import Confirmed, ConfirmedGamma
 from archsearch.runs.terms import REST
-from archsearch.search.objective import Score
 from archsearch.speedup import accepted_by_position
 
-
-def _overhead(score: Score) -> Estimate | None:
-    """What the engine adds to a round, from the score's own numbers: tpot * tau = draft + verify +
-    overhead."""
-    rest = score.tpot_s.value * score.tau.value - score.draft_s.value - score.verify_s.value
-    return Estimate(rest, 0.0, score.verify_s.source) if rest > 1e-7 else None
-
-
-_MEASURED_TERMS: Final = {"draft": "draft_s", "verify": "verify_s", "overhead": "rest_s"}
 _ERRORS: Final = (
     "Relative error: predicted / measured - 1. In std: (predicted - measured) / both standard"
     " deviations added in squares. "
@@ -43,80 +32,45 @@ _BRINGS: Final = (
     " prediction too high; they add up to the error. Rest: the speed-up is a median over prompts,"
     " which medians of terms do not give exactly."
 )
+_GAPS: Final = (
+    "Logit gap: the target's logit of the token it chose alone, minus that of the token chosen with"
+    " the draft, in one pass over the common text. A gap of a few rounding steps of the number"
+    " format is a tie that passes of 1 and of gamma + 1 tokens break differently; a large gap would"
+    " be an error."
+)
 
 
-_DECODE: Final = "target alone, ms/token (decode)"
-_DRAFT: Final = "draft, ms for all gamma tokens"
-_VERIFY: Final = "verify, ms"
-_OVERHEAD: Final = "overhead of the engine, ms"
-_TAU: Final = "tau, tokens per round"
-_SPEEDUP: Final = "speed-up, x"
-_POOLED: Final = "speed-up, x, all tokens over all seconds"
-_BROUGHT_BY: Final = {
-    "decode_s": _DECODE,
-    "draft_s": _DRAFT,
-    "verify_s": _VERIFY,
-    "overhead_s": _OVERHEAD,
-    "tau": _TAU,
-}
+class _Term(NamedTuple):
+    """A row of the table of terms; `brings`: its name in `error_by_term`."""
 
+    name: str
+    predicted: Estimate | None
+    measured: Estimate | None
+    scale: float = 1e3
+    digits: int = 2
+    brings: str = ""
 
-def _terms_note(confirmed: Confirmed) -> str:
-    """What the columns of the term table are, true of what this engine told."""
-    data = confirmed.record
-    told = [name for name, key in _MEASURED_TERMS.items() if _timed(data, key) is not None]
-    untold = [name for name in _MEASURED_TERMS if name not in told]
-    if not told:
-        times = (
-            "The engine times whole rounds, so draft, verify and overhead have no measured value of"
-            " their own. "
-        )
-    else:
-        times = (
-            f"The engine timed the parts of its rounds: measured {', '.join(told)} are medians over"
-            " whole rounds. "
-        )
-        times += "Overhead is what is neither draft nor verify. " if "overhead" in told else ""
-        times += f"It did not tell {', '.join(untold)}. " if untold else ""
-    return (
-        _ERRORS
-        + times
-        + _WINDOW
-        + (_BRINGS + slowdown_words(data.get("slowdown")) if _shares(confirmed) else "")
-    )
-
-
-def _timed(data: Mapping[str, Any], name: str) -> Estimate | None:
-    """A measured time in seconds, None where the engine did not tell it."""
-    value = data.get(name)
-    return (
-        Estimate(float(value), 0.0, "measured")
-        if value is not None and math.isfinite(value)
-        else None
-    )
-
-
-def _shares(confirmed: Confirmed) -> dict[str, float]:
-    """What each term brings to the error of the speed-up; {} where the engine did not tell every
-    term."""
-    terms, error = confirmed.error_by_term, confirmed.relative_error
-    return terms.shares(error) if terms and error is not None else {}
+    def cells(self) -> list[Cell | str]:
+        expected, seen = self.predicted, self.measured
+        error, sigmas = "", ""
+        if expected is not None and seen is not None and seen.value:
+            error = f"{expected.value / seen.value - 1:+.1%}"
+            spread = math.hypot(expected.std, seen.std)
+            if expected.std and spread:
+                sigmas = f"{(expected.value - seen.value) / spread:+.1f}"
+        values = (value_cell(each, self.digits, self.scale) for each in (expected, seen))
+        return [text_cell(self.name), *values, error, sigmas]
 
 
 def section_confirmed(item: Shown) -> Section:
     """What was predicted beside what the engine measured, term by term."""
-    assert item.confirmed is not None
-    confirmed, data = item.confirmed, item.confirmed.record
+    confirmed = item.confirmed
+    assert confirmed is not None
     gains = (
-        f"gamma {confirmed.gamma}, {confirmed.engine} {confirmed.engine_version},"
-        f" {data.get('dtype', '')}"
+        f"gamma {confirmed.gamma}, {confirmed.engine} {confirmed.engine_version}, {confirmed.dtype}"
     )
-    counted = ", ".join(
-        f"{data[key]:,} {key}"
-        for key in ("prompts", "tokens", "rounds")
-        if isinstance(data.get(key), int)
-    )
-    label = item.score.label()
+    counts = ((name, getattr(confirmed, name)) for name in ("prompts", "tokens", "rounds"))
+    counted = ", ".join(f"{count:,} {name}" for name, count in counts if count is not None)
     doubts = []
     if item.stale:
         doubts.append(
@@ -127,222 +81,229 @@ def section_confirmed(item: Shown) -> Section:
         doubts.append(
             f"Not decided: {confirmed.undecided}. Confirm it again with nothing else running."
         )
-    if unprofiled_words(data):
-        doubts.append(unprofiled_words(data))
+    if words := unprofiled_words(confirmed.record):
+        doubts.append(words)
     notes = [_terms_note(confirmed)]
-    if data.get("prompts_seen"):
-        notes.insert(0, f"Not on unseen prompts: {data['prompts_seen']}.")
-    if data.get("slowdown") is not None:
-        slower = f"{data['slowdown']:.2f} times slower than the profile's reference"
+    if confirmed.prompts_seen:
+        notes.insert(0, f"Not on unseen prompts: {confirmed.prompts_seen}.")
+    if confirmed.slowdown is not None:
+        notes.append(pace_words(confirmed.slowdown))
+    if confirmed.speedup_end_to_end is not None:
         notes.append(
-            f"The machine ran {slower}, which predicted times are for; a speed-up does not feel it."
+            f"With prefill the measured speed-up is {confirmed.speedup_end_to_end:.2f}x, pooled."
         )
-    if data.get("speedup_pooled") is not None:
-        notes.append(
-            f"With prefill the measured speed-up is {data['speedup_end_to_end']:.2f}x, pooled."
-        )
-    parts = [_positions(item, confirmed)]
-    categories = data.get("categories") or {}
-    if categories:
-        rows: list[list[Cell | str]] = [
-            [
-                text_cell(name),
-                str(row["prompts"]),
-                f"{row['alpha']:.2f}",
-                f"{row['tau']:.2f}",
-                f"{row['speedup']:.2f}x",
-            ]
-            for name, row in categories.items()
-        ]
-        header = ("category", "prompts", "alpha", "tau, tokens", "speed-up, median")
-        parts.append(Section("By category of prompts, measured", tables=[Table(header, rows)]))
-    if confirmed.other_gammas:
-        rows = [
-            [
-                str(row.gamma),
-                value_cell(row.speedup, 2, unit="x"),
-                _pooled(row),
-                f"{row.predicted_speedup.value:.2f}x",
-                f"{row.relative_error:+.1%}",
-                value_cell(row.tau),
-                f"{row.tokens_per_s:.1f}",
-            ]
-            for row in sorted([confirmed, *confirmed.other_gammas], key=lambda row: row.gamma)
-            if row.relative_error is not None and row.predicted_speedup is not None
-        ]
-        measures = (
-            "gamma",
-            "measured speed-up",
-            "pooled",
-            "predicted",
-            "relative error",
-            "tau measured, tokens",
-            "tokens/s measured",
-        )
-        parts.append(Section("Other gammas, same prompts", tables=[Table(measures, rows)]))
     return Section(
         f"Predicted beside measured: rank {item.rank}",
-        [f"{label}; {gains}; {counted}."],
+        [f"{item.score.label()}; {gains}; {counted}."],
         [_term_table(confirmed)],
         notes=notes,
         doubts=doubts,
-        parts=[*parts, _identity_part(data)],
+        parts=[
+            _positions(item, confirmed),
+            _categories(confirmed),
+            _gammas(confirmed),
+            _identity_part(confirmed),
+        ],
     )
 
 
-def _pooled(row: Confirmed) -> str:
+def pace_words(slowdown: float) -> str:
+    """How slow the machine was."""
     return (
-        "-"
-        if row.pooled is None
-        else f"{row.pooled:.2f}x" + ("; not decided" if row.undecided is not None else "")
+        f"The machine ran {slowdown:.2f} times slower than the profile's reference, which predicted"
+        " times are for; a speed-up does not feel it."
     )
+
+
+def _terms_note(confirmed: Confirmed) -> str:
+    """What the columns of the term table are, true of what this engine reported."""
+    times = {"draft": "draft_s", "verify": "verify_s", "overhead": "rest_s"}
+    told = [name for name, field in times.items() if getattr(confirmed, field) is not None]
+    untold = [name for name in times if name not in told]
+    if not told:
+        words = (
+            "The engine times whole rounds, so draft, verify and overhead have no measured value of"
+            " their own. "
+        )
+    else:
+        words = (
+            f"The engine timed the parts of its rounds: measured {', '.join(told)} are medians over"
+            " whole rounds. "
+        )
+        words += "Overhead is what is neither draft nor verify. " if "overhead" in told else ""
+        words += f"It did not tell {', '.join(untold)}. " if untold else ""
+    brings = _BRINGS + slowdown_words(confirmed.slowdown) if _shares(confirmed) else ""
+    return _ERRORS + words + _WINDOW + brings
+
+
+def _shares(confirmed: Confirmed) -> dict[str, float]:
+    """What each term brings to the error of the speed-up; {} where the engine did not report every
+    term."""
+    terms, error = confirmed.error_by_term, confirmed.relative_error
+    return terms.shares(error) if terms and error is not None else {}
+
+
+def _seen(value: float | None) -> Estimate | None:
+    return None if value is None else Estimate(value, 0.0, "measured")
+
+
+def _terms(confirmed: Confirmed) -> list[_Term]:
+    score, gain, terms = confirmed.predicted, confirmed.speedup, []
+    expected = _modelled(confirmed.predicted_speedup)
+    if score is not None:
+        overhead, whole = confirmed.overhead_s, confirmed.predicted_round_s
+        if overhead is None:  # of the score's own numbers: tpot * tau = draft + verify + overhead
+            rest = score.tpot_s.value * score.tau.value - score.draft_s.value - score.verify_s.value
+            overhead = Estimate(rest, 0.0, score.verify_s.source) if rest > 1e-7 else None
+        parts = [score.draft_s, score.verify_s, *([overhead] if overhead else [])]
+        spread = math.hypot(*(part.std for part in parts))
+        total = Estimate(whole, spread, score.verify_s.source) if whole is not None else None
+        expected = score.speedup
+        terms = [
+            _Term(
+                "target alone, ms/token (decode)",
+                score.decode_s,
+                _seen(confirmed.decode_s),
+                brings="decode_s",
+            ),
+            _Term(
+                "draft, ms for all gamma tokens",
+                score.draft_s,
+                _seen(confirmed.draft_s),
+                brings="draft_s",
+            ),
+            _Term("verify, ms", score.verify_s, _seen(confirmed.verify_s), brings="verify_s"),
+            _Term(
+                "overhead of the engine, ms", overhead, _seen(confirmed.rest_s), brings="overhead_s"
+            ),
+            _Term("round, ms (draft + verify + overhead)", total, _seen(confirmed.round_s)),
+            _Term("alpha", score.alpha, confirmed.alpha, 1.0, 3),
+            _Term("tau, tokens per round", score.tau, confirmed.tau, 1.0, brings="tau"),
+        ]
+    if expected is not None:
+        terms.append(_Term("speed-up, x", expected, gain, 1.0, brings="all"))
+    if confirmed.pooled is not None:
+        pooled = _seen(confirmed.pooled)
+        terms.append(_Term("speed-up, x, all tokens over all seconds", None, pooled, 1.0))
+    if confirmed.predicted_at_measured_tau is not None:
+        times_only = _modelled(confirmed.predicted_at_measured_tau)
+        terms.append(_Term("speed-up, x, with the tau the engine counted", times_only, gain, 1.0))
+    return terms
+
+
+def _modelled(value: float | None) -> Estimate | None:
+    return None if value is None else Estimate(value, 0.0, "modelled")
 
 
 def _term_table(confirmed: Confirmed) -> Table:
-    data, predicted = confirmed.record, confirmed.predicted
-    terms: list[tuple[str, Estimate | None, Estimate | None, float, int]] = []
     shares = _shares(confirmed)
-    if predicted is not None:
-        overhead = (
-            as_estimate(data["overhead_s"])
-            if data.get("overhead_s") is not None
-            else _overhead(predicted)
-        )
-        total = data.get("predicted_round_s")
-        parts = [predicted.draft_s, predicted.verify_s, *([overhead] if overhead else [])]
-        spread = math.hypot(*(part.std for part in parts))
-        whole = Estimate(total, spread, predicted.verify_s.source) if total is not None else None
-        terms += [
-            (_DECODE, predicted.decode_s, _timed(data, "decode_s"), 1e3, 2),
-            (_DRAFT, predicted.draft_s, _timed(data, "draft_s"), 1e3, 2),
-            (_VERIFY, predicted.verify_s, _timed(data, "verify_s"), 1e3, 2),
-            (_OVERHEAD, overhead, _timed(data, "rest_s"), 1e3, 2),
-            ("round, ms (draft + verify + overhead)", whole, _timed(data, "round_s"), 1e3, 2),
-            ("alpha", predicted.alpha, confirmed.alpha, 1.0, 3),
-            (_TAU, predicted.tau, confirmed.tau, 1.0, 2),
-        ]
-    gain = confirmed.speedup
-    if predicted is not None:
-        terms.append((_SPEEDUP, predicted.speedup, gain, 1.0, 2))
-    elif confirmed.predicted_speedup is not None:
-        bare = Estimate(confirmed.predicted_speedup.value, 0.0, "modelled")
-        terms.append((_SPEEDUP, bare, gain, 1.0, 2))
-    if confirmed.pooled is not None:
-        terms.append((_POOLED, None, Estimate(confirmed.pooled, 0.0, "measured"), 1.0, 2))
-    if data.get("predicted_at_measured_tau") is not None:
-        times_only = Estimate(data["predicted_at_measured_tau"], 0.0, "modelled")
-        terms.append(("speed-up, x, with the tau the engine counted", times_only, gain, 1.0, 2))
+    brought = {**shares, "all": math.fsum(shares.values())}
     rows: list[list[Cell | str]] = []
-    for name, expected, seen, scale, digits in terms:
-        error, sigmas = "", ""
-        if expected is not None and seen is not None and seen.value:
-            error = f"{expected.value / seen.value - 1:+.1%}"
-            spread = math.hypot(expected.std, seen.std)
-            sigmas = (
-                f"{(expected.value - seen.value) / spread:+.1f}" if expected.std and spread else ""
-            )
-        rows.append(
-            [
-                text_cell(name),
-                value_cell(expected, digits, scale),
-                value_cell(seen, digits, scale),
-                error,
-                sigmas,
-            ]
-        )
-    if shares:
-        brought = {
-            _BROUGHT_BY[name]: share for name, share in shares.items() if name in _BROUGHT_BY
-        }
-        brought[_SPEEDUP] = math.fsum(shares.values())
-        for row, term in zip(rows, terms, strict=True):
-            row.append(f"{brought[term[0]]:+.1%}" if term[0] in brought else "")
-        rows.insert(
-            [term[0] for term in terms].index(_SPEEDUP),
-            [text_cell("rest"), "", "", "", "", f"{shares[REST]:+.1%}"],
-        )
+    for term in _terms(confirmed):
+        if shares and term.brings == "all":
+            rows.append([text_cell("rest"), "", "", "", "", f"{shares[REST]:+.1%}"])
+        part = f"{brought[term.brings]:+.1%}" if term.brings in brought else ""
+        rows.append([*term.cells(), *([part] if shares else [])])
     rates = f"{confirmed.baseline_tokens_per_s:.1f}, {confirmed.tokens_per_s:.1f}"
-    last: list[Cell | str] = [
-        text_cell("tokens/s: target alone, with draft"),
-        "",
-        Cell(rates, "measured"),
-        "",
-        "",
-    ]
-    rows.append([*last, ""] if shares else last)
-    header = (
-        "term",
-        "predicted",
-        "measured",
-        "relative error",
-        "in std",
-        *(["part of the speed-up's error"] if shares else []),
-    )
-    return Table(header, rows)
+    name = text_cell("tokens/s: target alone, with draft")
+    rows.append([name, "", Cell(rates, "measured"), *([""] * (3 if shares else 2))])
+    header = "term | predicted | measured | relative error | in std"
+    return Table(columns(header + (" | part of the speed-up's error" if shares else "")), rows)
 
 
 def _positions(item: Shown, confirmed: Confirmed) -> Section:
     measured, alpha = confirmed.accepted_by_position, confirmed.alpha.value
     if not measured:
         return Section()
-    closed = accepted_by_position([alpha] * len(measured))
+    found = {"measured in the engine": measured}
+    if len(item.replayed) == len(measured):
+        found["replay of held-out text"] = item.replayed
+    closed = tuple(accepted_by_position([alpha] * len(measured)))
+    found[f"closed form, alpha^i with alpha {alpha:.3f}"] = closed
     header = ["acceptance by position", *(str(i) for i in range(1, len(measured) + 1))]
     rows: list[list[Cell | str]] = [
-        [text_cell("measured in the engine"), *(f"{share:.3f}" for share in measured)]
+        [text_cell(name), *(f"{share:.3f}" for share in shares)] for name, shares in found.items()
     ]
-    if len(item.replayed) == len(measured):
-        rows.append(
-            [text_cell("replay of held-out text"), *(f"{share:.3f}" for share in item.replayed)]
-        )
-    rows.append(
-        [
-            text_cell(f"closed form, alpha^i with alpha {alpha:.3f}"),
-            *(f"{share:.3f}" for share in closed),
-        ]
-    )
     note = "Share of rounds in which position i was accepted (all before it were too)."
-    return Section(
-        "Acceptance by position in the block", tables=[Table(header, rows)], notes=[note]
+    title = "Acceptance by position in the block"
+    return Section(title, tables=[Table(header, rows)], notes=[note])
+
+
+def _categories(confirmed: Confirmed) -> Section:
+    if not confirmed.categories:
+        return Section()
+    rows: list[list[Cell | str]] = [
+        [
+            text_cell(name),
+            str(row.prompts),
+            f"{row.alpha:.2f}",
+            f"{row.tau:.2f}",
+            f"{row.speedup:.2f}x",
+        ]
+        for name, row in confirmed.categories.items()
+    ]
+    header = columns("category | prompts | alpha | tau, tokens | speed-up, median")
+    return Section("By category of prompts, measured", tables=[Table(header, rows)])
+
+
+def _gammas(confirmed: Confirmed) -> Section:
+    if not confirmed.other_gammas:
+        return Section()
+    all_rows: list[ConfirmedGamma] = [confirmed, *confirmed.other_gammas]
+    rows: list[list[Cell | str]] = [
+        [
+            str(row.gamma),
+            value_cell(row.speedup, 2, unit="x"),
+            _pooled(row),
+            f"{row.predicted_speedup:.2f}x",
+            f"{row.relative_error:+.1%}",
+            value_cell(row.tau),
+            f"{row.tokens_per_s:.1f}",
+        ]
+        for row in sorted(all_rows, key=lambda row: row.gamma)
+        if row.relative_error is not None and row.predicted_speedup is not None
+    ]
+    header = columns(
+        "gamma | measured speed-up | pooled | predicted | relative error | tau measured, tokens"
+        " | tokens/s measured"
     )
+    return Section("Other gammas, same prompts", tables=[Table(header, rows)])
 
 
-_GAPS: Final = (
-    "Logit gap: the target's logit of the token it chose alone, minus that of the token chosen with"
-    " the draft, in one pass over the common text. A gap of a few rounding steps of the number"
-    " format is a tie that passes of 1 and of gamma + 1 tokens break differently; a large gap would"
-    " be an error."
-)
+def _pooled(row: ConfirmedGamma) -> str:
+    if row.pooled is None:
+        return "-"
+    return f"{row.pooled:.2f}x" + ("; not decided" if row.undecided is not None else "")
 
 
-def _identity_part(data: Mapping[str, Any]) -> Section:
-    identity = data.get("identical_output")
-    title, words = "Is the output the target's own?", [identity_words(data)]
-    differences = identity.get("differences") if isinstance(identity, Mapping) else None
+def _identity_part(confirmed: Confirmed) -> Section:
+    words, differences = [identity_words(confirmed.record)], confirmed.identical_output.differences
+    tables = []
     if differences:
-        bits = MANTISSA_BITS.get(str(data.get("dtype")))
-        rows: list[list[Cell | str]] = []
-        for row in differences:
-            gap, logit_alone = row.get("logit_gap"), row.get("alone_logit")
-            steps = ""
-            if gap is not None and bits and logit_alone:
-                steps = f"{abs(gap) / 2.0 ** (math.floor(math.log2(abs(logit_alone))) - bits):.1f}"
-            rows.append(
-                [
-                    text_cell(row["prompt_id"]),
-                    str(row["position"]),
-                    str(row["alone_token"]),
-                    str(row["draft_token"]),
-                    "-" if gap is None else f"{gap:+.4f}",
-                    steps,
-                ]
-            )
-        header = (
-            "prompt",
-            "first different token",
-            "token alone",
-            "token with draft",
-            "logit gap",
-            "in rounding steps",
+        rows: list[list[Cell | str]] = [
+            [
+                text_cell(row.prompt_id),
+                str(row.position),
+                str(row.alone_token),
+                str(row.draft_token),
+                "-" if row.logit_gap is None else f"{row.logit_gap:+.4f}",
+                _rounding_steps(row, confirmed.dtype),
+            ]
+            for row in differences
+        ]
+        header = columns(
+            "prompt | first different token | token alone | token with draft | logit gap"
+            " | in rounding steps"
         )
-        return Section(title, words, [Table(header, rows)], notes=[_GAPS])
-    return Section(title, words)
+        tables.append(Table(header, rows))
+    title = "Is the output the target's own?"
+    return Section(title, words, tables, notes=[_GAPS] if tables else [])
+
+
+def _rounding_steps(row: Difference, dtype: str) -> str:
+    """The gap of two logits in steps between neighbouring numbers of the dtype."""
+    bits = MANTISSA_BITS.get(dtype)
+    if row.logit_gap is None or not bits or not row.alone_logit:
+        return ""
+    step = 2.0 ** (math.floor(math.log2(abs(row.alone_logit))) - bits)
+    return f"{abs(row.logit_gap) / step:.1f}"

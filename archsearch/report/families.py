@@ -16,29 +16,15 @@ from archsearch.progress import human_time
 from archsearch.report.charts import SERIES, Chart, Series, bounds
 from archsearch.report.headline import Headline
 from archsearch.report.phrases import shell_path
-from archsearch.report.section import Cell, Section, Table, text_cell, value_cell
+from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.families import EngineComparison, FamilyRow
 from archsearch.runs.run import Run
 
 INDEPENDENT: Final = Independent.family
-_FOUND: Final = (
-    "family",
-    "best",
-    "training",
-    "gamma",
-    "tokens a round, held-out",
-    "speed-up, predicted",
-)
+_FOUND: Final = "family | best | training | gamma | tokens a round, held-out | speed-up, predicted"
 _COMPARED: Final = (
-    "drafter",
-    "gamma",
-    "tokens a round, predicted",
-    "measured",
-    "speed-up, predicted",
-    "measured",
-    "tokens/s",
-    "round, ms",
-    "same text",
+    "drafter | gamma | tokens a round, predicted | measured | speed-up, predicted | measured"
+    " | tokens/s | round, ms | same text"
 )
 
 
@@ -47,7 +33,8 @@ def section_families(rows: Sequence[FamilyRow], compared: Sequence[EngineCompari
     neither."""
     parts = [found_section(rows)] if len(rows) > 1 else []
     return Section(
-        "Families of drafters", parts=[*parts, *(_compared(item) for item in compared if item.rows)]
+        "Families of drafters",
+        parts=[*parts, *(_compared(item) for item in compared if item.rivals)],
     )
 
 
@@ -99,7 +86,7 @@ def _beside(run: Run, path: str, family: str) -> tuple[str, str]:
 def _measured_words(item: EngineComparison, family: str) -> str:
     """What an engine measured of a head and of the draft beside it; "" where one of them did not
     run."""
-    found = {row.family: row for row in item.rows}
+    found = {row.family: row for row in item.rivals}
     if family not in found or INDEPENDENT not in found:
         return ""
     one, other = found[family], found[INDEPENDENT]
@@ -134,7 +121,9 @@ def found_section(rows: Sequence[FamilyRow]) -> Section:
     )
     note = words + (states if any(row.states_s >= 1.0 for row in rows) else "")
     own = [f"{title_of(row.family)}: {row.note}." for row in rows if row.note]
-    return Section("The best of each family", tables=[Table(_FOUND, cells, 0)], notes=[note, *own])
+    return Section(
+        "The best of each family", tables=[Table(columns(_FOUND), cells, 0)], notes=[note, *own]
+    )
 
 
 def _training(row: FamilyRow) -> Cell:
@@ -149,62 +138,56 @@ def _compared(item: EngineComparison) -> Section:
     engine = engine_title(item.engine)
     cells: list[list[Cell | str]] = [
         [
-            text_cell(title_of(row.family), row.warning),
+            text_cell(title_of(row.family), row.warning or ""),
             str(row.gamma),
-            value_cell(row.foretold_tau),
+            value_cell(row.predicted_tau),
             value_cell(row.tau),
-            value_cell(row.foretold, 2, unit="x"),
+            value_cell(row.predicted, 2, unit="x"),
             value_cell(row.speedup, 2, unit="x"),
             f"{row.tokens_per_s:.1f}",
-            f"{1e3 * row.round_s:.1f}",
-            "-" if row.identical is None else f"{row.identical[0]} of {row.identical[1]}",
+            f"{1e3 * (row.round_s or 0.0):.1f}",
+            "-" if (same := row.identical_output_float32) is None else same.words(" of "),
         ]
-        for row in item.rows
+        for row in item.rivals
     ]
-    alone = "" if item.alone is None else f" Alone {item.alone:.1f} tokens/s."
+    alone = item.baseline_tokens_per_s
+    rate = "" if alone is None else f" Alone {alone:.1f} tokens/s."
     note = (
-        f"{item.prompts} prompts in {engine}, {item.dtype}, each with every drafter in turn.{alone}"
+        f"{item.prompts} prompts in {engine}, {item.dtype}, each with every drafter in turn.{rate}"
         f" {order_words(item)}"
     )
-    chart = _chart(item, engine)
     return Section(
         f"Side by side in {engine}",
-        tables=[Table(_COMPARED, cells)],
-        charts=[chart] if chart is not None else [],
+        tables=[Table(columns(_COMPARED), cells)],
+        charts=_charts(item, engine),
         notes=[note.strip()],
     )
 
 
 def order_words(item: EngineComparison) -> str:
     """Whether they came out in the order foretold."""
-    if item.swapped is None:
+    if item.order is None:
         return ""
-    if not item.swapped:
-        return "They came out in the order foretold."
     pairs = (
-        f"{title_of(one)} and {title_of(other)} came out the other way round than foretold, "
-        f"{'inside' if inside else 'outside'} their error bars."
-        for one, other, inside in item.swapped
+        f"{' and '.join(map(title_of, swap.pair))} came out the other way round than foretold, "
+        f"{'inside' if swap.inside else 'outside'} their error bars."
+        for swap in item.order.swapped
     )
-    return " ".join(pairs)
+    return " ".join(pairs) or "They came out in the order foretold."
 
 
-def _chart(item: EngineComparison, engine: str) -> Chart | None:
-    """A pair of bars a drafter: foretold and measured."""
-    told = [row for row in item.rows if row.foretold is not None]
+def _charts(item: EngineComparison, engine: str) -> list[Chart]:
+    """A pair of bars a drafter: predicted and measured; [] where nothing was predicted."""
+    found = [(row, row.predicted) for row in item.rivals]
+    told = [(row, predicted) for row, predicted in found if predicted is not None]
     if not told:
-        return None
-    names = tuple(title_of(row.family) for row in told)
+        return []
+    names = tuple(title_of(row.family) for row, _ in told)
     series = (
-        _bars(
-            "predicted",
-            names,
-            [row.foretold for row in told if row.foretold is not None],
-            SERIES[4],
-        ),
-        _bars(f"measured in {engine}", names, [row.speedup for row in told], SERIES[0]),
+        _bars("predicted", names, [predicted for _, predicted in told], SERIES[4]),
+        _bars(f"measured in {engine}", names, [row.speedup for row, _ in told], SERIES[0]),
     )
-    return Chart(
+    chart = Chart(
         f"families-{item.engine}",
         f"Families side by side in {engine}",
         "Speed-up over the target alone, foretold from profile and held-out text, and measured;"
@@ -215,6 +198,7 @@ def _chart(item: EngineComparison, engine: str) -> Chart | None:
         y_from_zero=True,
         level=1.0,
     )
+    return [chart]
 
 
 def _bars(name: str, names: tuple[str, ...], found: Sequence[Estimate], colour: str) -> Series:

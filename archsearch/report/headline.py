@@ -287,7 +287,7 @@ def _confirmed_headline(
     expected, error = confirmed.predicted_speedup, confirmed.relative_error
     if expected is not None and error is not None and lead.undecided is None:
         how = "high" if error > 0 else "low"
-        lines.append(f"Predicted: {expected.value:.2f}x, {abs(error):.0%} too {how}.")
+        lines.append(f"Predicted: {expected:.2f}x, {abs(error):.0%} too {how}.")
     lines += _served_lines(run, lead)
     lines += [words] if (words := unprofiled_words(data)) else []
     if data.get("prompts_seen"):

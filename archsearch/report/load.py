@@ -11,59 +11,12 @@ from archsearch.engine_facts import engine_title
 from archsearch.report.charts import MARK, SERIES, Chart, Series
 from archsearch.report.phrases import slowdown_words
 from archsearch.report.reading import Shown
-from archsearch.report.section import Cell, Section, Table, text_cell, value_cell
+from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.load import LoadRecord, LoadRow, ScheduleRun
 from archsearch.runs.terms import REST
 from archsearch.schedule import ranges_words
 
 SCHEDULE: Final = "schedule"  # the name of the variant that follows the schedule
-_TERM_HEADS: Final = {
-    "decode_s": "target alone",
-    "draft_s": "draft",
-    "verify_s": "verify",
-    "overhead_s": "overhead",
-    "tau": "tau",
-    REST: "rest",
-}
-
-
-def section_load(item: Shown, load: LoadRecord) -> Section:
-    """Tables and a plot of load-<engine>.json of one candidate."""
-    facts = [
-        item.score.label(),
-        load.dtype,
-        f"context {load.context}" if load.context is not None else "",
-        f"{load.repeats} repeats, interleaved" if load.repeats is not None else "",
-    ]
-    doubts = [acceptance_words(load)]
-    if load.is_stale(item.score.alpha):
-        doubts.append(
-            "Alpha on held-out text has changed since; the predictions here are from before."
-        )
-    parts = []
-    if any(row.error_by_term and row.relative_error is not None for row in load.rows):
-        title = "What each term brings to the error of the speed-up"
-        parts.append(
-            Section(
-                title,
-                tables=[_terms_table(load)],
-                notes=[_TERM_NOTE + slowdown_words(load.slowdown)],
-            )
-        )
-    if load.schedule is not None:
-        parts.append(_schedule_part(load.schedule))
-    notes = [_TABLE + (_SYNTHETIC_BAND if load.synthetic else "") + _error_words(load)]
-    return Section(
-        f"Under load in {engine_title(load.engine)} {load.engine_version}: rank {item.rank}",
-        ["; ".join(fact for fact in facts if fact) + "."],
-        [_speedup_table(load)],
-        [_load_chart(item, load)],
-        [*notes, *([f"Predicted from: {load.latency}."] if load.latency else [])],
-        doubts,
-        parts=parts,
-    )
-
-
 _TABLE: Final = (
     "In flight: requests served together. Measured: median over repeats of the ratio to the target"
     " alone in the same repeat, 5-95 % of the bootstrap below it. Predicted: ± one standard"
@@ -80,13 +33,43 @@ _TERM_NOTE: Final = (
     " full batch, draft: all passes of a round, overhead: what is neither draft nor verify. Rest:"
     " the speed-up is a median of ratios, which medians of terms do not give exactly."
 )
+_VERDICT: Final = (
+    "Best other: the fastest of off (1.0) and every fixed gamma that was run. Not shown to be"
+    " worse: not slower by more than two standard deviations of the difference; a smaller loss"
+    " would not be seen."
+)
+
+
+def section_load(item: Shown, load: LoadRecord) -> Section:
+    """Tables and a plot of load-<engine>.json of one candidate."""
+    facts = [
+        item.score.label(),
+        load.dtype,
+        f"context {load.context}" if load.context is not None else "",
+        f"{load.repeats} repeats, interleaved" if load.repeats is not None else "",
+    ]
+    doubts = [acceptance_words(load)]
+    if load.is_stale(item.score.alpha):
+        doubts.append(
+            "Alpha on held-out text has changed since; the predictions here are from before."
+        )
+    notes = [_TABLE + (_SYNTHETIC_BAND if load.synthetic else "") + _error_words(load)]
+    return Section(
+        f"Under load in {engine_title(load.engine)} {load.engine_version}: rank {item.rank}",
+        ["; ".join(fact for fact in facts if fact) + "."],
+        [_speedup_table(load)],
+        [_load_chart(item, load)],
+        [*notes, *([f"Predicted from: {load.latency}."] if load.latency else [])],
+        doubts,
+        parts=[_terms_part(load), _schedule_part(load.schedule)],
+    )
 
 
 def acceptance_words(load: LoadRecord) -> str:
     """One sentence or two: whether acceptance was synthetic, and what that leaves unproved."""
     if not load.synthetic:
         return "Acceptance was real: the target checked the tokens of the trained draft."
-    rates = ", ".join(f"{share:.2f}" for share in load.asked_acceptance_by_position)
+    rates = ", ".join(f"{share:.2f}" for share in load.asked_acceptance_by_position or ())
     by_position = f" ({rates} by position)" if rates else ""
     return (
         "Acceptance was synthetic: draft tokens were accepted by chance at the predicted"
@@ -97,107 +80,91 @@ def acceptance_words(load: LoadRecord) -> str:
 
 
 def _error_words(load: LoadRecord) -> str:
-    summary = load.summary
-    if not summary.get("cases") or "median_absolute_error" not in summary:
+    found = load.summary
+    if not found.cases or found.median_absolute_error is None:
         return ""
-    shares = [
-        f"{summary[name]:.0%} within {limit} %"
-        for name, limit in (("within_5_percent", 5), ("within_10_percent", 10))
-        if name in summary
-    ]
-    cases = f"{summary['cases']:.0f} cases" if summary["cases"] != 1 else "1 case"
-    return (
-        f"{cases}: median absolute error {summary['median_absolute_error']:.1%}"
-        + "".join(f", {share}" for share in shares)
-        + "."
-    )
+    cases = f"{found.cases} cases" if found.cases != 1 else "1 case"
+    words = f"{cases}: median absolute error {found.median_absolute_error:.1%}"
+    for share, limit in ((found.within_5_percent, 5), (found.within_10_percent, 10)):
+        words += "" if share is None else f", {share:.0%} within {limit} %"
+    return words + "."
 
 
 def _speedup_table(load: LoadRecord) -> Table:
-    rows: list[list[Cell | str]] = []
-    for row in load.rows:
-        seen = row.speedup
-        measured = Cell(f"{seen.value:.2f}x", f"{row.interval[0]:.2f}x to {row.interval[1]:.2f}x")
-        rows.append(
-            [
-                text_cell(row.variant),
-                str(row.concurrency),
-                _gamma(row.gamma),
-                value_cell(row.predicted_speedup, 2, unit="x"),
-                measured,
-                _percent(row.relative_error),
-                _percent(row.relative_error_at_measured_tau),
-                f"{row.measured.tau:.2f}" if row.gamma else "-",
-                f"{row.baseline_tokens_per_s:.1f}",
-                f"{row.measured.tokens_per_s:.1f}",
-            ]
-        )
-    header = (
-        "served with",
-        "in flight",
-        "gamma",
-        "speed-up, predicted",
-        "measured",
-        "error",
-        "with counted tau",
-        "tau, tokens",
-        "tokens/s alone",
-        "with draft",
+    rows: list[list[Cell | str]] = [
+        [
+            text_cell(row.variant),
+            str(row.concurrency),
+            _gamma(row.gamma),
+            value_cell(row.predicted_speedup, 2, unit="x"),
+            Cell(f"{row.speedup.value:.2f}x", "{:.2f}x to {:.2f}x".format(*row.interval)),
+            _percent(row.relative_error),
+            _percent(row.relative_error_at_measured_tau),
+            f"{row.tau:.2f}" if row.gamma else "-",
+            f"{row.baseline_tokens_per_s:.1f}",
+            f"{row.tokens_per_s:.1f}",
+        ]
+        for row in load.rows
+    ]
+    header = columns(
+        "served with | in flight | gamma | speed-up, predicted | measured | error"
+        " | with counted tau | tau, tokens | tokens/s alone | with draft"
     )
     return Table(header, rows)
 
 
-def _terms_table(load: LoadRecord) -> Table:
+def _terms_part(load: LoadRecord) -> Section:
+    """What each term brings; nothing where no row has its terms."""
     rows: list[list[Cell | str]] = []
     for row in load.rows:
         if row.error_by_term is None or row.relative_error is None:
             continue
-        terms = row.error_by_term
+        terms, cells = row.error_by_term, [text_cell(row.variant), Cell(str(row.concurrency))]
         shares = terms.shares(row.relative_error)
-        cells: list[Cell | str] = [text_cell(row.variant), str(row.concurrency)]
-        for name in _TERM_HEADS:
-            if name == REST:
-                continue
-            predicted, measured = getattr(terms.predicted, name), getattr(terms.measured, name)
-            scale, unit = 1.0 if name == "tau" else 1e3, "" if name == "tau" else " ms"
-            digits = 2 if name == "tau" else 1
-            pair = f"{scale * predicted:.{digits}f}, {scale * measured:.{digits}f}{unit}"
-            cells.append(Cell(_percent(shares[name]), pair))
+        for name in ("decode_s", "draft_s", "verify_s", "overhead_s", "tau"):
+            pair = getattr(terms.predicted, name), getattr(terms.measured, name)
+            below = (
+                "{:.2f}, {:.2f}".format(*pair)
+                if name == "tau"
+                else "{:.1f}, {:.1f} ms".format(*(1e3 * each for each in pair))
+            )
+            cells.append(Cell(_percent(shares[name]), below))
         rows.append([*cells, _percent(shares[REST]), _percent(row.relative_error)])
-    header = ("served with", "in flight", *_TERM_HEADS.values(), "error of the speed-up")
-    return Table(header, rows)
+    if not rows:
+        return Section()
+    header = columns(
+        "served with | in flight | target alone | draft | verify | overhead | tau | rest"
+        " | error of the speed-up"
+    )
+    return Section(
+        "What each term brings to the error of the speed-up",
+        tables=[Table(header, rows)],
+        notes=[_TERM_NOTE + slowdown_words(load.slowdown)],
+    )
 
 
-def _schedule_part(schedule: ScheduleRun) -> Section:
+def _schedule_part(schedule: ScheduleRun | None) -> Section:
+    if schedule is None:
+        return Section()
     title = "Gamma by batch size against a fixed gamma"
     words = [f"Schedule that was run: {ranges_words(schedule.ranges)}."] if schedule.ranges else []
-    if schedule.verdict:
-        rows: list[list[Cell | str]] = [
-            [
-                str(row.concurrency),
-                _gamma(row.gamma),
-                value_cell(row.speedup, 2, unit="x"),
-                text_cell(row.best_other),
-                value_cell(row.best_other_speedup, 2, unit="x"),
-                text_cell("yes" if row.holds else "NO"),
-            ]
-            for row in schedule.verdict
+    rows: list[list[Cell | str]] = [
+        [
+            str(row.concurrency),
+            _gamma(row.gamma),
+            value_cell(row.speedup, 2, unit="x"),
+            text_cell(row.best_other),
+            value_cell(row.best_other_speedup, 2, unit="x"),
+            text_cell("yes" if row.holds else "NO"),
         ]
-        header = (
-            "in flight",
-            "gamma of the schedule",
-            "speed-up, schedule",
-            "best other",
-            "speed-up, best other",
-            "not shown to be worse",
-        )
-        note = (
-            "Best other: the fastest of off (1.0) and every fixed gamma that was run. Not shown to"
-            " be worse: not slower by more than two standard deviations of the difference; a"
-            " smaller loss would not be seen."
-        )
-        return Section(title, words, [Table(header, rows)], notes=[note])
-    return Section(title, words)
+        for row in schedule.verdict
+    ]
+    header = columns(
+        "in flight | gamma of the schedule | speed-up, schedule | best other"
+        " | speed-up, best other | not shown to be worse"
+    )
+    tables = [Table(header, rows)] if rows else []
+    return Section(title, words, tables, notes=[_VERDICT] if rows else [])
 
 
 def _gamma(gamma: int) -> str:
@@ -210,27 +177,28 @@ def _percent(value: float | None) -> str:
 
 def _load_chart(item: Shown, load: LoadRecord) -> Chart:
     series: list[Series] = []
-    names = [name for name in load.variants if name != SCHEDULE]
-    names += [name for name in load.variants if name == SCHEDULE]
+    names = sorted(load.variants, key=lambda name: name == SCHEDULE)
     for number, name in enumerate(names):
-        colour = MARK if name == SCHEDULE else SERIES[number % len(SERIES)]
+        follows = name == SCHEDULE
+        colour = MARK if follows else SERIES[number % len(SERIES)]
         rows = sorted(
             (row for row in load.rows if row.variant == name), key=lambda row: row.concurrency
         )
         # side by side, so that intervals at one concurrency do not hide each other
         shift = 2.0 ** (0.09 * (number - (len(names) - 1) / 2))
-        if name != SCHEDULE:  # its prediction is that of the gamma it runs
+        if not follows:  # its prediction is that of the gamma it runs
             series += _predicted(name, rows, colour)
+        gains = tuple(row.speedup.value for row in rows)
         series.append(
             Series(
                 name,
                 tuple(shift * row.concurrency for row in rows),
-                tuple(row.speedup.value for row in rows),
-                "line" if name == SCHEDULE else "points",
+                gains,
+                "line" if follows else "points",
                 colour,
-                tuple(min(row.interval[0], row.speedup.value) for row in rows),
-                tuple(max(row.interval[1], row.speedup.value) for row in rows),
-                symbol="diamond" if name == SCHEDULE else "circle",
+                tuple(map(min, (row.interval[0] for row in rows), gains)),
+                tuple(map(max, (row.interval[1] for row in rows), gains)),
+                symbol="diamond" if follows else "circle",
                 notes=tuple(
                     f"{name}, {row.concurrency} in flight<br>{row.speedup.value:.2f}x measured"
                     for row in rows
@@ -244,9 +212,8 @@ def _load_chart(item: Shown, load: LoadRecord) -> Chart:
         + (" Diamonds: the schedule." if SCHEDULE in names else "")
         + " Dashed at 1.0: no gain."
     )
-    key = re.sub(r"[^A-Za-z0-9-]", "-", f"load-{item.rank}-{load.engine}")
     return Chart(
-        key,
+        re.sub(r"[^A-Za-z0-9-]", "-", f"load-{item.rank}-{load.engine}"),
         "Speed-up against requests in flight",
         caption,
         "requests in flight",
@@ -255,7 +222,7 @@ def _load_chart(item: Shown, load: LoadRecord) -> Chart:
         x_scale="log2",
         y_from_zero=True,
         level=1.0,
-        ticks=tuple(map(float, sorted(load.concurrencies))),
+        ticks=tuple(map(float, load.concurrencies)),
     )
 
 

@@ -266,7 +266,7 @@ def _gammas_chart(rank: int, confirmed: Confirmed) -> Chart:
     gammas = tuple(float(row.gamma) for row in rows)
     seen = [row.speedup for row in rows]
     expected = [
-        (float(row.gamma), row.predicted_speedup.value)
+        (float(row.gamma), row.predicted_speedup)
         for row in rows
         if row.predicted_speedup is not None
     ]

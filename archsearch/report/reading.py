@@ -124,7 +124,7 @@ def read_run(run: Run) -> Reading:
         read_or_tell(path, "training record", TrainingRecord.from_dict, problems) for path in paths
     ]
     sides = [
-        read_or_tell(path, "comparison of families", EngineComparison.from_dict, problems)
+        read_or_tell(path, "comparison of families", EngineComparison, problems)
         for path in sorted(run.path.glob(COMPARISON_FILES))
     ]
     return Reading(
@@ -133,7 +133,7 @@ def read_run(run: Run) -> Reading:
         climb=read_or_tell(run.path / RUNGS_FILE, "state of the climb", _climb, problems) or {},
         problems=problems,
         text=read_or_tell(
-            run.path / TEXT_VERDICT_FILE, "verdict on the text", TextVerdict.from_dict, problems
+            run.path / TEXT_VERDICT_FILE, "verdict on the text", TextVerdict, problems
         ),
         curves=read_or_tell(run.path / CURVES_FILE, "curves", Curves.from_dict, problems),
         comparison=read_or_tell(
@@ -159,16 +159,12 @@ def _candidate(run: Run, rank: int, problems: list[str]) -> Shown | None:
     if score is None:
         return None
     score = replace(score, rank=rank)
-    confirmed = read_or_tell(
-        folder / "confirmed.json", "confirmation", Confirmed.from_dict, problems
-    )
+    confirmed = read_or_tell(folder / "confirmed.json", "confirmation", Confirmed, problems)
     by_engine = sorted(folder.glob("confirmed-*.json"))
-    others = [
-        read_or_tell(path, "confirmation", Confirmed.from_dict, problems) for path in by_engine
-    ]
+    others = [read_or_tell(path, "confirmation", Confirmed, problems) for path in by_engine]
     main = confirmed.engine if confirmed is not None else None
     loads = [
-        read_or_tell(path, "measurement under load", LoadRecord.from_dict, problems)
+        read_or_tell(path, "measurement under load", LoadRecord, problems)
         for path in sorted(folder.glob(LOAD_FILES))
     ]
     return Shown(

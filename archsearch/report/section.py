@@ -37,6 +37,11 @@ def value_cell(
     return Cell(f"{scale * estimate.value:.{digits}f}{unit}{spread}", estimate.source)
 
 
+def columns(text: str) -> tuple[str, ...]:
+    """The header of a table: `"draft | gamma | alpha"`."""
+    return tuple(text.split(" | "))
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows under a header; `lead`: the row to stress; `brief`: the columns that a terminal has room

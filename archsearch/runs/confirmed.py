@@ -1,102 +1,99 @@
-"""confirmed.json: what a real engine did with a candidate, prompt by prompt, and whether that
-decides anything."""
+"""confirmed.json: what a real engine did with a candidate, prompt by prompt, beside its prediction,
+and whether that decides anything."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Self
 
-from archsearch.estimate import Estimate, number
-from archsearch.runs.fields import as_estimate, optional_number
-from archsearch.runs.terms import TermErrors, optional_terms
+from archsearch.engines.measure.results import ByPrompt
+from archsearch.estimate import Estimate
+from archsearch.records import Maybe, as_data, from_data
+from archsearch.runs.terms import TermErrors
 from archsearch.search.objective import Score
-from archsearch.speedup import counting_doubt
-
-CONFIRMED_FIELDS: Final = (
-    "engine",
-    "engine_version",
-    "prompts",
-    "gamma",
-    "alpha",
-    "accepted_by_position",
-    "tau",
-    "baseline_tokens_per_s",
-    "tokens_per_s",
-    "speedup",
-    "predicted_speedup",
-    "relative_error",
-    "identical_output",
-)
+from archsearch.speedup import DISTURBED_GAP, counting_doubt
 
 
 @dataclass(frozen=True)
-class Confirmed:
-    """The confirmation of one gamma.
+class Exact:
+    """How many answers in float32 are the target's own, and alpha of these runs."""
 
-    `speedup`: median over prompts; `pooled`: all tokens over all seconds, None in files that lack
-    it; `undecided`: why it decides nothing, None where it does (a file of before that field is
-    judged by its own figures). `predicted`: the score that stood beside it, None where the file
-    lacks it; `interval`: 5-95 % of the speed-up, of a normal distribution where the file lacks it;
-    `error_by_term`: None where the engine did not tell every term; `other_gammas`: the others that
-    ran. `record`: the whole file.
-    """
+    prompts: int
+    identical: int
+    alpha: Maybe[float] = None
 
-    engine: str
-    engine_version: str
-    gamma: int
-    alpha: Estimate
-    tau: Estimate
-    accepted_by_position: tuple[float, ...]
-    baseline_tokens_per_s: float
-    tokens_per_s: float
-    speedup: Estimate
-    interval: tuple[float, float]
-    pooled: float | None
-    undecided: str | None
-    predicted: Score | None
-    predicted_speedup: Estimate | None
+    def words(self, of: str = "/") -> str:
+        """`7/8`."""
+        return f"{self.identical}{of}{self.prompts}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged(ByPrompt):
+    """A drafter at one gamma, prompt by prompt, beside its prediction. `undecided`: why it decides
+    nothing, None where it does (a file of before that field is judged by its own figures);
+    `disturbed`: the machine was; `relative_error`: predicted / measured - 1."""
+
+    predicted_speedup: float | None
     relative_error: float | None
-    error_by_term: TermErrors | None
-    other_gammas: tuple[Confirmed, ...]
-    record: dict[str, Any] = field(repr=False, compare=False)
+    disturbed: bool = False
+    undecided: str | None = None
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Confirmed:
-        """KeyError for a missing field, ValueError or TypeError for what is no number."""
-        missing = [name for name in CONFIRMED_FIELDS if name not in data]
-        if missing:
-            raise KeyError(", ".join(missing))
-        predicted = None if data.get("predicted") is None else Score.from_dict(data["predicted"])
-        speedup, pooled = as_estimate(data["speedup"]), optional_number(data.get("speedup_pooled"))
-        known = (
-            data["undecided"]
-            if "undecided" in data
-            else pooled and counting_doubt(speedup.value, pooled)
-        )
-        spread, expected = 1.645 * speedup.std, data["predicted_speedup"]
-        low, high = data.get("speedup_interval") or (speedup.value - spread, speedup.value + spread)
+    def of(cls, found: ByPrompt, predicted: float | None, /, **more: Any) -> Self:
+        """`found` beside the speed-up that was predicted, with fields of the class besides."""
+        value, pooled = found.speedup.value, found.speedup_pooled or found.speedup.value
+        own = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
         return cls(
-            str(data["engine"]),
-            str(data["engine_version"]),
-            int(data["gamma"]),
-            as_estimate(data["alpha"]),
-            as_estimate(data["tau"]),
-            tuple(number(share) for share in data["accepted_by_position"] or ()),
-            number(data["baseline_tokens_per_s"]),
-            number(data["tokens_per_s"]),
-            speedup,
-            (number(low), number(high)),
-            pooled,
-            str(known) if known else None,
-            predicted,
-            None if expected is None else as_estimate(expected),
-            optional_number(data["relative_error"]),
-            optional_terms(data.get("error_by_term")),
-            tuple(cls.from_dict(row) for row in data.get("other_gammas") or ()),
-            dict(data),
+            **own,
+            predicted_speedup=predicted,
+            relative_error=None if predicted is None else predicted / value - 1.0,
+            disturbed=abs(pooled / value - 1.0) > DISTURBED_GAP,
+            undecided=counting_doubt(value, pooled),
+            **more,
         )
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Raises one of WRONG_SHAPE."""
+        row = from_data(cls, data)
+        if "undecided" in data or not row.speedup_pooled:
+            return row
+        doubt = counting_doubt(row.speedup.value, row.speedup_pooled)
+        return dataclasses.replace(row, undecided=doubt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfirmedGamma(Judged):
+    """One gamma of confirmed.json. `predicted`: the score that stood beside it, with the tau of
+    held-out text; `..._at_measured_tau`: with the one that the engine counted, which leaves the
+    error of the times; `predicted_round_s` holds `overhead_s`, what the engine adds; `context`:
+    tokens in the KV cache in mid-answer; `slowdown`: of the machine against the profile, taken out
+    of the measured times of `error_by_term`; `latency`: where predicted times come from."""
+
+    predicted: Score | None = None
+    predicted_at_measured_tau: float | None = None
+    relative_error_at_measured_tau: float | None = None
+    predicted_round_s: float | None = None
+    overhead_s: Estimate | None = None
+    error_by_term: TermErrors | None = None
+    context: int | None = None
+    slowdown: float | None = None
+    dtype: str = ""
+    latency: str = ""
+    profile_first: str | None = None
+
+    @property
+    def pooled(self) -> float | None:
+        """All tokens over all seconds."""
+        return self.speedup_pooled
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """It as JSON."""
+        return as_data(self)
 
     def is_stale(self, alpha: Estimate) -> bool:
         """Whether the draft's alpha on held-out text is another than the one this confirmation
@@ -107,6 +104,25 @@ class Confirmed:
             return False
         return not math.isclose(self.predicted.alpha.value, alpha.value, rel_tol=1e-9)
 
-    def to_dict(self) -> dict[str, Any]:
-        """confirmed.json as it was read."""
-        return dict(self.record)
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmed(ConfirmedGamma):
+    """confirmed.json: its best gamma, and the `other_gammas` that ran. `prompts_seen`: why the
+    prompts are not unseen ones; `kept_earlier`: which earlier confirmation keeps its place."""
+
+    rank: int | None = None
+    prompts_seen: str | None = None
+    architecture: str = ""
+    identical_output_float32: Exact | None = None
+    identical_output_unchecked: str | None = None
+    other_gammas: tuple[ConfirmedGamma, ...] = ()
+    seconds: float = 0.0
+    kept_earlier: Maybe[str] = None
+
+
+CONFIRMED_FIELDS: Final = tuple(
+    field.name
+    for field in dataclasses.fields(Confirmed)
+    if field.default is field.default_factory is dataclasses.MISSING
+)
+"""What every confirmed.json holds."""

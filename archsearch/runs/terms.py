@@ -30,7 +30,7 @@ class TermErrors:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TermErrors:
         """KeyError for a missing term, ValueError or TypeError for what is no number."""
-        parts = ("predicted", "measured", "log_error")
+        parts = [part.name for part in fields(cls)]
         return cls(
             *(RoundTerms(**{name: number(data[name][part]) for name in TERMS}) for part in parts)
         )
@@ -55,8 +55,3 @@ class TermErrors:
         logs[REST] = total - math.fsum(logs.values())
         factor = relative_error / total if abs(total) > 1e-9 else 1.0
         return {name: factor * value for name, value in logs.items()}
-
-
-def optional_terms(data: Mapping[str, Any] | None) -> TermErrors | None:
-    """`error_by_term` of a file; None where the engine did not tell every term."""
-    return None if data is None else TermErrors.from_dict(data)

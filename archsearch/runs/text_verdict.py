@@ -3,11 +3,11 @@ what is wrong with it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from archsearch.estimate import Estimate
+from archsearch.records import as_data
 
 TEXT_VERDICT_FILE: Final = "text_verdict.json"
 LITTLE: Final = 0.02  # of the speed-up: what more text must bring to be asked for
@@ -23,18 +23,9 @@ class TextStand:
     alpha: Estimate
     speedup: Estimate
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "prompts": self.prompts,
-            "distinct_tokens": self.distinct_tokens,
-            "alpha": self.alpha.to_dict(),
-            "speedup": self.speedup.to_dict(),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        alpha, speedup = Estimate.from_dict(data["alpha"]), Estimate.from_dict(data["speedup"])
-        return cls(int(data["prompts"]), int(data["distinct_tokens"]), alpha, speedup)
+    def words(self) -> str:
+        """`0.30 ± 0.02 (1.09x)`"""
+        return f"{self.alpha.value:.2f} ± {self.alpha.std:.2f} ({self.speedup.value:.2f}x)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +51,12 @@ class TextVerdict:
     def words(self) -> str:
         """`24k distinct tokens from 317 prompts: alpha 0.30 ± 0.02 (1.09x). 3,000 prompts like
         these would bring about ...`"""
-        now = self.now
-        prompts = (
-            f"{now.prompts:,} prompts"
-            if now.prompts >= self.asked
-            else f"{now.prompts:,} of {self.asked:,} prompts"
-        )
-        tokens = (
-            f"{now.distinct_tokens / 1000:.0f}k"
-            if now.distinct_tokens >= 2000
-            else f"{now.distinct_tokens}"
-        )
-        text = (
-            f"{tokens} distinct tokens from {prompts}: alpha {_alpha(now.alpha)}"
-            f" ({now.speedup.value:.2f}x)"
-        )
+        now, count = self.now, self.now.distinct_tokens
+        of_all = "" if now.prompts >= self.asked else f" of {self.asked:,}"
+        tokens = f"{count / 1000:.0f}k" if count >= 2000 else f"{count}"
+        text = f"{tokens} distinct tokens from {now.prompts:,}{of_all} prompts: alpha {now.words()}"
         if self.learnt is not None:
-            text += (
-                f"; learnt in full, this text would bring about {_alpha(self.learnt.alpha)}"
-                f" ({self.learnt.speedup.value:.2f}x)"
-            )
+            text += f"; learnt in full, this text would bring about {self.learnt.words()}"
         text += f". {self._more_words()}"
         if self.narrow and self.narrow_alpha is not None:
             text += (
@@ -103,42 +80,8 @@ class TextVerdict:
             )
         what = f"{more.prompts:,} prompts like these"
         if self._brings() <= LITTLE:
-            return (
-                f"More would bring little: {what} about {_alpha(more.alpha)}"
-                f" ({more.speedup.value:.2f}x)"
-            )
-        return f"{what} would bring about {_alpha(more.alpha)} ({more.speedup.value:.2f}x)"
+            return f"More would bring little: {what} about {more.words()}"
+        return f"{what} would bring about {more.words()}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "label": self.label,
-            "asked": self.asked,
-            "now": self.now.to_dict(),
-            "learnt": None if self.learnt is None else self.learnt.to_dict(),
-            "more": None if self.more is None else self.more.to_dict(),
-            "narrow": self.narrow,
-            "narrow_alpha": None if self.narrow_alpha is None else self.narrow_alpha.to_dict(),
-            "faults": list(self.faults),
-            "words": self.words(),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        def stand(name: str) -> TextStand | None:
-            return TextStand.from_dict(data[name]) if data.get(name) else None
-
-        alpha = data.get("narrow_alpha")
-        return cls(
-            str(data["label"]),
-            int(data["asked"]),
-            TextStand.from_dict(data["now"]),
-            stand("learnt"),
-            stand("more"),
-            str(data.get("narrow") or ""),
-            Estimate.from_dict(alpha) if alpha else None,
-            tuple(str(fault) for fault in data.get("faults") or ()),
-        )
-
-
-def _alpha(alpha: Estimate) -> str:
-    return f"{alpha.value:.2f} ± {alpha.std:.2f}"
+        return as_data(self) | {"words": self.words()}

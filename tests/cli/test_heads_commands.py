@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -17,10 +19,11 @@ from archsearch.drafters.lookup import NGram
 from archsearch.engines import registry
 from archsearch.estimate import Estimate
 from archsearch.pipeline import SearchSession, heads
-from archsearch.pipeline.confirm_families import order_of
 from archsearch.pipeline.families import FamilySpaces
 from archsearch.pipeline.family_table import compare_families
 from archsearch.pipeline.lookups import with_replays
+from archsearch.pipeline.side_by_side import order_of
+from archsearch.records import as_data
 from archsearch.report.terminal.search import _untrained_rival, family_lines
 from archsearch.search.space import load_space
 from archsearch.speedup import tau_estimate
@@ -467,34 +470,22 @@ def test_a_family_that_needs_no_training_and_may_be_as_fast_is_told_of() -> None
 
 
 def test_an_order_that_is_wrong_is_told_with_whether_error_bars_allow_it() -> None:
-    def row(family: str, predicted: float, measured: float, std: float = 0.02) -> dict[str, object]:
-        speedup = {"value": measured, "std": std, "source": "measured"}
-        return {
-            "family": family,
-            "predicted_speedup": predicted,
-            "predicted_std": 0.05,
-            "speedup": speedup,
-        }
+    def row(family: str, predicted: float, measured: float) -> Any:
+        return SimpleNamespace(
+            family=family,
+            predicted=Estimate(predicted, 0.05, "modelled"),
+            speedup=Estimate(measured, 0.02, "measured"),
+        )
 
     assert order_of([row("eagle3", 2.0, 2.1)]) is None, "one drafter has no order"
-    right = order_of(
-        [
-            row("eagle3", 2.0, 1.9),
-            row("medusa", 1.5, 1.6),
-            {"family": "ngram", "note": "proposed nothing"},
-        ]
-    )
-    assert right == {
-        "predicted": ["eagle3", "medusa"],
-        "measured": ["eagle3", "medusa"],
-        "swapped": [],
-    }
-    near = order_of([row("eagle3", 2.0, 1.90), row("medusa", 1.98, 2.1)])
-    assert near is not None and near["swapped"] == [{"pair": ["eagle3", "medusa"], "inside": True}]
-    wrong = order_of([row("eagle3", 2.0, 1.5), row("medusa", 1.5, 2.0)])
-    assert wrong is not None and wrong["swapped"] == [
-        {"pair": ["eagle3", "medusa"], "inside": False}
-    ]
+    unknown = SimpleNamespace(family="ngram", predicted=None, speedup=None)
+    right: Any = order_of([row("eagle3", 2.0, 1.9), row("medusa", 1.5, 1.6), cast(Any, unknown)])
+    both = ["eagle3", "medusa"]
+    assert as_data(right) == {"predicted": both, "measured": both, "swapped": []}
+    near: Any = order_of([row("eagle3", 2.0, 1.90), row("medusa", 1.98, 2.1)])
+    assert as_data(near)["swapped"] == [{"pair": both, "inside": True}]
+    wrong: Any = order_of([row("eagle3", 2.0, 1.5), row("medusa", 1.5, 2.0)])
+    assert as_data(wrong)["swapped"] == [{"pair": both, "inside": False}]
 
 
 def test_comparisons_that_cannot_be_are_refused(with_heads: Path) -> None:

@@ -17,7 +17,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.export.engines import Setup, check_engines, serving
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.roofline import RooflineLatency
-from archsearch.pipeline.engine_choice import EngineChoice, check_choice
+from archsearch.pipeline.in_engine import EngineChoice, check_choice
 from archsearch.workload import Workload
 from tests.doubles.toy_engine import ROW
 

@@ -17,7 +17,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.pipeline import climb
 from archsearch.pipeline.climb.race import HEAD_RUNG
-from archsearch.pipeline.confirm_families import FamilyRequest
+from archsearch.pipeline.side_by_side import FamilyRequest
 from archsearch.runs.state import ClimbState, StateFile
 from archsearch.search import rungs
 from archsearch.speedup import sigmoid, tau

@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pytest
 
 from archsearch.engine_facts import engine_facts
 from archsearch.engines import registry
-from archsearch.engines.measure.results import LoadResult
+from archsearch.engines.measure.results import UnderLoad
 from archsearch.engines.measure.turns import Variant
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.estimate import Estimate
@@ -30,28 +29,27 @@ from archsearch.pipeline import (
     ProfileRequest,
     SearchRequest,
     SearchSession,
+    confirm,
     confirm_load,
     confirm_rank,
+    in_engine,
     schedule_rank,
     search,
 )
-from archsearch.pipeline.comparison import error_summary
-from archsearch.pipeline.engine_choice import serving_scorer
+from archsearch.pipeline.in_engine import serving_scorer
 from archsearch.pipeline.profile_engine import profile_engine
 from archsearch.profiles import Profile
+from archsearch.records import as_data, from_data
 from archsearch.report import summary_text
 from archsearch.report.terminal.confirm import confirm_text
-from archsearch.runs.load import LoadRecord
+from archsearch.runs import confirmed
+from archsearch.runs.load import ErrorSummary, LoadRecord
 from archsearch.search.space import load_space
 from archsearch.speedup import MAX_GAMMA, accepted_by_position
 from archsearch.workload import WorkloadRequest
 from tests.doubles.made_up_engine import MadeUpEngine
 from tests.doubles.world import TINY, give_weights, make_world, tiny_drafts
 
-LOAD_MODULE = import_module(
-    "archsearch.pipeline.confirm_load"
-)  # the package exports its function by the same name
-PROMPTS_MODULE = import_module("archsearch.pipeline.confirm_prompts")
 HERE = EngineChoice("vllm", Path(sys.executable))
 SERVER = {"server_url": "http://a", "baseline_url": "http://b"}
 SHORT = LoadRequest(concurrencies=(1, 3, 6), synthetic=True, repeats=9, tokens=96)
@@ -146,11 +144,11 @@ def test_an_untrained_candidate_is_predicted_as_the_engine_runs_it(
 ) -> None:
     """Profile and confirmation speak of the same seconds: units, batches, context, the draft's
     first pass."""
-    monkeypatch.setattr(LOAD_MODULE, "machine_slowdown", lambda source: 1.0)
-    data = confirm_load(session, SHORT, HERE).to_dict()
+    monkeypatch.setattr(in_engine, "machine_slowdown", lambda source: 1.0)
+    data = as_data(confirm_load(session, SHORT, HERE))
     assert data["slowdown"] == 1.0 and data["alpha"]["value"] == pytest.approx(0.8)
     assert json.loads(json.dumps(data)) == read("runs/a/best/1/load-vllm.json")
-    assert json.loads(json.dumps(LoadRecord.from_dict(data).to_dict())) == read(
+    assert json.loads(json.dumps(as_data(from_data(LoadRecord, data)))) == read(
         "runs/a/best/1/load-vllm.json"
     )
     assert (
@@ -211,7 +209,7 @@ def test_a_trained_candidate_is_run_with_its_own_acceptance(
     session: SearchSession, made: Made
 ) -> None:
     request = LoadRequest(2, gammas=(2, 4), concurrencies=(1, 2), repeats=3, tokens=96)
-    data = confirm_load(session, request, HERE).to_dict()
+    data = as_data(confirm_load(session, request, HERE))
     assert not data["synthetic"] and data["asked_acceptance_by_position"] is None
     assert [(row["gamma"], row["concurrency"]) for row in data["rows"]] == [
         (2, 1),
@@ -260,9 +258,10 @@ def test_no_more_requests_are_in_flight_than_was_said(
 def test_a_schedule_is_run_against_off_and_every_fixed_gamma(
     session: SearchSession, made: Made
 ) -> None:
-    data = confirm_load(
+    record = confirm_load(
         session, replace(SHORT, concurrencies=(2, 4), schedule=True, repeats=5, tokens=400), HERE
-    ).to_dict()
+    )
+    data = as_data(record)
     found = data["schedule"]
     assert (
         found["ranges"][0][0] == 1 and found["ranges"][-1][1] == 4
@@ -279,7 +278,7 @@ def test_a_schedule_that_is_off_is_predicted_with_the_idle_pass(
 ) -> None:
     scorer, _ = serving_scorer(session, "vllm")
     arch, alone = session.run.score(1).architecture, 11.5e-3
-    result = LoadResult(
+    result = UnderLoad(
         variant="schedule",
         concurrency=1,
         gamma=0,
@@ -291,28 +290,14 @@ def test_a_schedule_that_is_off_is_predicted_with_the_idle_pass(
     rows = {("schedule", 1): result, ("alone", 1): replace(result, variant="alone", speedup=None)}
     off = Variant("schedule", "draft", 3, schedule=((1, 1, 0), (2, 4, 3)))
     score = session.run.score(1)
-    case = LOAD_MODULE._Case(
-        session,
-        SHORT,
-        HERE,
-        "vllm",
-        score,
-        session.run.best_dir(1),
-        scorer,
-        "",
-        score.alpha,
-        {},
-        {},
-        True,
-        {},
-    )
-    row = LOAD_MODULE._load_row(case, LOAD_MODULE._Measured(rows, 64, 1.0), off, 1)
+    known = confirm._Acceptance(score.alpha, {}, {}, synthetic=True)
+    row = confirm._load_row(scorer.at_context(64), arch, known, off, rows, 1.0)
     idle = scorer.at_context(64).latency.idle_draft_s(arch, scorer.workload).value
     decode = scorer.at_context(64).decode_s.value
     assert 0 < idle < decode and row.predicted_speedup.value == pytest.approx(
         decode / (decode + idle)
     )
-    assert error_summary([row]) == {"cases": 0}  # no draft tokens: no case of the prediction
+    assert ErrorSummary.of([row]) == ErrorSummary(0)  # no draft tokens: no case of the prediction
 
 
 @pytest.mark.parametrize(
@@ -436,7 +421,7 @@ def test_random_drafts_are_made_once(session: SearchSession, made: Made) -> None
 def test_confirm_by_prompt_in_an_engine_of_its_own(
     session: SearchSession, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PROMPTS_MODULE, "machine_slowdown", lambda source: 1.25)
+    monkeypatch.setattr(in_engine, "machine_slowdown", lambda source: 1.25)
     data = confirm_rank(session, 2, gammas=(2, 3), prompt_count=6, choice=HERE)
     assert json.loads(json.dumps(data)) == read("runs/a/best/2/confirmed.json")
     assert (
@@ -513,7 +498,7 @@ def test_what_decides_nothing_does_not_replace_what_decides(
     files = ("confirmed.json", "confirmed-vllm.json")
 
     def run_again(undecided: str | None) -> dict[str, Any]:
-        monkeypatch.setattr(PROMPTS_MODULE, "counting_doubt", lambda median, pooled: undecided)
+        monkeypatch.setattr(confirmed, "counting_doubt", lambda median, pooled: undecided)
         return confirm_rank(session, 2, gammas=(2,), prompt_count=4, choice=HERE)
 
     beside = Path("runs/a/best/2/undecided-vllm.json")

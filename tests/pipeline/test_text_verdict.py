@@ -22,6 +22,7 @@ from archsearch.hardware.device import devices
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.pipeline.search import text_result
 from archsearch.pipeline.text_verdict import narrowest, predicted, rounded, speedup_at, text_verdict
+from archsearch.records import from_data
 from archsearch.report.headline import Headline, with_text
 from archsearch.runs.candidate import TrainingRecord
 from archsearch.runs.text_verdict import TEXT_VERDICT_FILE, TextStand, TextVerdict
@@ -127,7 +128,7 @@ def test_the_words() -> None:
         and "learnt in full, this text would bring about 0.33" in narrow.words()
     )
     assert narrow.words().endswith("; or narrow the domain: 'maths' alone has alpha 0.62.")
-    assert TextVerdict.from_dict(json.loads(json.dumps(narrow.to_dict()))) == narrow
+    assert from_data(TextVerdict, json.loads(json.dumps(narrow.to_dict()))) == narrow
     full = TextVerdict("2x576", 317, now, more=stand(0.305, 1.10, 3000))
     assert (
         "More would bring little: 3,000 prompts like these about 0.30" in full.words()
@@ -180,7 +181,7 @@ def test_the_verdict_is_kept_with_the_run_and_names_what_is_wrong(
     assert few.startswith("only 20 prompts") and repeats.startswith(
         "the target repeats itself in 12 of 12"
     )
-    kept = TextVerdict.from_dict(read_json(tmp_path / TEXT_VERDICT_FILE, "verdict"))
+    kept = from_data(TextVerdict, read_json(tmp_path / TEXT_VERDICT_FILE, "verdict"))
     assert kept == verdict
     result = text_result(scorer, trainer, [verdict_score(scorer)], [trained])
     assert result is not None and result["words"] == verdict.words()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
+from archsearch.engines.measure.results import Identity
 from archsearch.estimate import Estimate
 from archsearch.report.families import with_heads
 from archsearch.report.headline import Headline
-from archsearch.runs.families import ComparedRow, EngineComparison, FamilyRow
+from archsearch.runs.families import EngineComparison, FamilyRow, Rival
 from archsearch.runs.run import Run
 
 
@@ -31,9 +32,28 @@ def row(family: str, speedup: float) -> FamilyRow:
     )
 
 
-def ran(family: str, speedup: float) -> ComparedRow:
-    gain, tau = Estimate(speedup, 0.2, "measured"), Estimate(2.0, 0.1, "measured")
-    return ComparedRow(family, 3, tau, gain, 50.0, 0.04, None, None, None, "")
+def ran(engine: str, prompts: int, **speedups: float) -> EngineComparison:
+    tau = Estimate(2.0, 0.1, "measured")
+    rows = tuple(
+        Rival(
+            family=family,
+            engine=engine,
+            engine_version="1",
+            prompts=prompts,
+            gamma=3,
+            alpha=tau,
+            accepted_by_position=(),
+            tau=tau,
+            baseline_tokens_per_s=30.0,
+            tokens_per_s=50.0,
+            speedup=Estimate(speedup, 0.2, "measured"),
+            predicted_speedup=None,
+            relative_error=None,
+            identical_output=Identity(prompts, prompts),
+        )
+        for family, speedup in speedups.items()
+    )
+    return EngineComparison(engine=engine, dtype="float32", prompts=prompts, rows=rows)
 
 
 @pytest.mark.parametrize("head", [1.5, 2.5])
@@ -46,13 +66,8 @@ def test_the_best_head_is_named_once_and_what_engines_measured_follows(head: flo
         None,
     )
     rows = [row("independent", 2.0), row("eagle3", head)]
-    engines = [
-        EngineComparison(
-            "vllm", "bfloat16", 8, 30.0, (ran("eagle3", 1.63), ran("independent", 1.92)), None
-        ),
-        EngineComparison("openvino", "float32", 5, 9.0, (ran("medusa", 1.2),), None),
-    ]
-    found = with_heads(before, run, rows, cast(Any, engines))
+    engines = [ran("vllm", 8, eagle3=1.63, independent=1.92), ran("openvino", 5, medusa=1.2)]
+    found = with_heads(before, run, rows, engines)
     (line,) = found.lines[1:]
     assert (
         line.count("The best head: EAGLE-3") == 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from archsearch.estimate import Estimate
+from archsearch.speedup import RoundTerms
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,40 +63,79 @@ class BestOf:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Confirmation:
-    """What one drafter at one gamma did, prompt by prompt, beside the target alone. Figures that
-    have a default are not in every file of an older version.
+class Measured:
+    """One way to serve beside the target alone. Figures that have a default are not in every file
+    of an older version.
 
-    `alpha`: accepted / (accepted + rejected), std by bootstrap over prompts.
-    `accepted_by_position`: share of rounds in which position i was accepted (unconditional). `tau`:
-    tokens per round, bonus included, whole rounds only.
+    `speedup`: its std and 5-95 % `speedup_interval` by bootstrap; None for the target alone.
+    `accepted_by_position`: share of whole rounds in which position i was accepted (unconditional).
+    `draft_s`, `rest_s`: median seconds of all passes of the draft in a round, and of what is
+    neither that nor the target's pass; None where the engine does not report them.
+    """
+
+    engine_version: str = ""
+    gamma: int
+    tokens_per_s: float
+    accepted_by_position: tuple[float, ...] = ()
+    speedup: Estimate | None = None
+    speedup_interval: tuple[float, float] | None = None
+    draft_s: float | None = None
+    rest_s: float | None = None
+
+    @property
+    def gain(self) -> Estimate:
+        """The speed-up of what is not the target alone."""
+        assert self.speedup is not None
+        return self.speedup
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """5-95 % of the speed-up; of a normal distribution where the file lacks it."""
+        spread = 1.645 * self.gain.std
+        return self.speedup_interval or (self.gain.value - spread, self.gain.value + spread)
+
+    def round_terms(
+        self, tau: float, decode_s: float | None, target_s: float | None
+    ) -> RoundTerms | None:
+        """What a round is made of, seconds (`decode_s`: of a plain step, `target_s`: of the
+        target's pass); None where the engine reports no part of it, or nothing was accepted or
+        timed."""
+        if self.draft_s is None or target_s is None or self.rest_s is None:
+            return None
+        if not decode_s or tau <= 0:
+            return None
+        return RoundTerms(tau, decode_s, self.draft_s, target_s, self.rest_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByPrompt(Measured):
+    """What one drafter at one gamma did, prompt by prompt.
+
+    `alpha`: accepted / (accepted + rejected), std by bootstrap over prompts. `tau`: tokens per
+    round, bonus included, whole rounds only.
     `speedup`: median over prompts of (time per token alone / with the drafter), both after the
-    first tokens arrived, std by bootstrap; `speedup_pooled`: all tokens over all seconds, the same
-    window; `speedup_end_to_end`: pooled with prefill. `speedup_interval` covers both ways of
-    counting: the same draws of prompts give a median and a pooled speed-up each, and it reaches
-    from the lower 5 % quantile of the two to the higher 95 %. `best_of`: only for the best of
-    several gammas; its interval's lower end bears the optimism of the choice.
+    first tokens arrived; `speedup_pooled`: all tokens over all seconds, the same window;
+    `speedup_end_to_end`: pooled with prefill. `speedup_interval` covers both ways of counting: the
+    same draws of prompts give a median and a pooled speed-up each, and it reaches from the lower
+    5 % quantile of the two to the higher 95 %. `best_of`: only for the best of several gammas; its
+    interval's lower end bears the optimism of the choice.
     `tokens_per_s`, `baseline_tokens_per_s`: pooled over the decode window; `decode_s`: median
-    seconds a token alone; `round_s`: median seconds a round. `draft_s`, `verify_s`, `rest_s`:
-    median seconds of all passes of the draft in a whole round, of the target's pass, and of what is
-    neither; None where the engine does not report them. `tokens_per_step`: tokens a pass of the
-    target after a request's first, whether it verified drafts or not, and `drafting_share`: whole
-    rounds among those passes; both matter for drafters that do not always propose.
+    seconds a token alone; `round_s`: median seconds a round; `verify_s`: of the target's pass in a
+    whole round. `tokens_per_step`: tokens a pass of the target after a request's first, whether it
+    verified drafts or not, and `drafting_share`: whole rounds among those passes; both matter for
+    drafters that do not always propose.
     """
 
     engine: str
-    engine_version: str
-    gamma: int
+    engine_version: str = field()
     prompts: int
     tokens: int | None = None
     rounds: int | None = None
     alpha: Estimate
-    accepted_by_position: tuple[float, ...]
+    accepted_by_position: tuple[float, ...] = field()
     tau: Estimate
     baseline_tokens_per_s: float
-    tokens_per_s: float
-    speedup: Estimate
-    speedup_interval: tuple[float, float] | None = None
+    speedup: Estimate = field()
     speedup_pooled: float | None = None
     speedup_end_to_end: float | None = None
     decode_s: float | None = None
@@ -103,50 +143,35 @@ class Confirmation:
     identical_output: Identity
     categories: dict[str, CategoryResult] = field(default_factory=dict)
     per_prompt_speedup: tuple[float, ...] = ()
-    draft_s: float | None = None
     verify_s: float | None = None
-    rest_s: float | None = None
     best_of: BestOf | None = None
     tokens_per_step: float | None = None
     drafting_share: float | None = None
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """5-95 % of the speed-up; of a normal distribution where the file lacks it."""
-        spread = 1.645 * self.speedup.std
-        low, high = self.speedup.value - spread, self.speedup.value + spread
-        return self.speedup_interval or (low, high)
+    def terms(self) -> RoundTerms | None:
+        """Its `round_terms`."""
+        return self.round_terms(self.tau.value, self.decode_s, self.verify_s)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadResult:
+class UnderLoad(Measured):
     """One variant at one concurrency.
 
     `speedup`: median over repeats of (tokens/s of this variant / of the target alone in the same
-    repeat), std and 5-95 % `speedup_interval` by bootstrap over repeats; None for the target alone.
-    `tokens_per_s`: median over repeats, all requests together. `tau`: tokens per round and request,
-    over the rounds that were timed; `accepted_by_position`: unconditional, whole rounds. `step_s`,
-    `target_s`, `draft_s`, `rest_s`: median seconds of a step, of the target's pass, of all passes
-    of the draft, and of what is neither; None where the engine does not report them. `batch_steps`:
-    steps timed. `repeats_s`: seconds per token of each repeat.
+    repeat). `tokens_per_s`: median over repeats, all requests together. `tau`: tokens per round and
+    request, over the rounds that were timed. `step_s`, `target_s`: median seconds of a step, and of
+    the target's pass. `batch_steps`: steps timed. `repeats_s`: seconds per token of each repeat.
     """
 
     variant: str
     concurrency: int
-    gamma: int
-    engine_version: str = ""
     repeats: int = 0
     batch_steps: int = 0
-    tokens_per_s: float
     tau: float
     alpha: float | None = None
-    accepted_by_position: tuple[float, ...] = ()
-    speedup: Estimate | None = None
-    speedup_interval: tuple[float, float] | None = None
     step_s: float = 0.0
     target_s: float | None = None
-    draft_s: float | None = None
-    rest_s: float | None = None
     repeats_s: tuple[float, ...] = ()
 
 
@@ -163,5 +188,5 @@ class ScheduleVerdict:
     speedup: Estimate
     best_other: str
     best_other_speedup: Estimate
-    margin: float | None
-    holds: bool
+    margin: float | None = None
+    holds: bool = False

@@ -1,112 +1,251 @@
-"""What `confirm` by prompt prints."""
+"""What `confirm` prints: by prompt, under load, families side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from archsearch.estimate import Estimate
 from archsearch.progress import human_time
+from archsearch.records import from_data
+from archsearch.report.confirmed import pace_words
+from archsearch.report.families import title_of
 from archsearch.report.phrases import unprofiled_words
-from archsearch.report.terminal.layout import plus_minus, table
+from archsearch.report.terminal.layout import table
+from archsearch.runs.confirmed import Confirmed, ConfirmedGamma
+from archsearch.runs.families import EngineComparison, Order, Rival, Silent
+from archsearch.runs.load import LoadRecord, LoadRow, ScheduleRun
+from archsearch.runs.terms import TERMS, TermErrors
 
 
-def confirm_text(result: dict[str, Any], run: Path, rank: int) -> str:
-    """What `confirm` prints."""
-    rows = []
-    for row in sorted([result, *result["other_gammas"]], key=lambda row: row["gamma"]):
-        rows.append(
-            (
-                str(row["gamma"]),
-                plus_minus(row["alpha"], digits=3),
-                plus_minus(row["tau"]),
-                f"{row['baseline_tokens_per_s']:.1f}",
-                f"{row['tokens_per_s']:.1f}",
-                plus_minus(row["speedup"]),
-                f"{row['speedup_pooled']:.2f}",
-                f"{row['predicted_speedup']:.2f}",
-                f"{100 * row['relative_error']:+.1f}",
-                f"{100 * row['relative_error_at_measured_tau']:+.1f}",
-                f"{1e3 * row['round_s']:.1f}",
-                f"{1e3 * row['predicted_round_s']:.1f}",
-            )
-        )
-    same, exact = result["identical_output"], result["identical_output_float32"]
-    remarks = []
-    if result.get("slowdown") is not None:
-        slower = f"{result['slowdown']:.2f} times slower than the profile's reference"
+def confirm_text(data: dict[str, Any], run: Path, rank: int) -> str:
+    """A confirmation by prompt, as `confirm_rank` returns it."""
+    found = from_data(Confirmed, data)
+    gammas: list[ConfirmedGamma] = sorted([found, *found.other_gammas], key=lambda row: row.gamma)
+    same, exact = found.identical_output, found.identical_output_float32
+    remarks = [] if found.slowdown is None else [pace_words(found.slowdown)]
+    if words := unprofiled_words(data):
+        remarks.append(f"WARNING: {words}")
+    if found.identical_output_unchecked:
         remarks.append(
-            f"The machine ran {slower}, which predicted times are for; a speed-up does not feel it."
+            f"WARNING: identity in float32 was not checked: {found.identical_output_unchecked}"
         )
-    if unprofiled_words(result):
-        remarks.append(f"WARNING: {unprofiled_words(result)}")
-    if result.get("identical_output_unchecked"):
-        remarks.append(
-            f"WARNING: identity in float32 was not checked: {result['identical_output_unchecked']}"
-        )
-    doubtful = [row for row in [result, *result["other_gammas"]] if row["undecided"]]
     remarks += [
-        f"NOT DECIDED at gamma {row['gamma']}: {row['undecided']}. Confirm again with nothing else"
+        f"NOT DECIDED at gamma {row.gamma}: {row.undecided}. Confirm again with nothing else"
         " running."
-        for row in doubtful
+        for row in (found, *found.other_gammas)
+        if row.undecided
     ]
-    remarks += [result["kept_earlier"]] if result.get("kept_earlier") else []
-    lines = [
-        (
-            f"{result['engine']} {result['engine_version']}, {result['dtype']}, {result['prompts']}"
-            f" held-out prompts, draft {result['architecture']}, {human_time(result['seconds'])}."
-        ),
-        "",
-        table(
-            rows,
-            (
-                "gamma",
-                "alpha",
-                "tau",
-                "alone tok/s",
-                "with draft",
-                "speed-up",
-                "pooled",
-                "predicted",
-                "error %",
-                "error % at measured tau",
-                "round ms",
-                "predicted",
-            ),
-        ),
-        "",
-        *remarks,
-        f"Same output as the target alone: {same['identical']} of {same['prompts']} in"
-        f" {result['dtype']}"
-        + (
-            " (largest gap of the two logits where they part:"
-            f" {max(abs(d['logit_gap'] or 0) for d in same['differences']):.3f})"
-            if same["differences"]
-            else ""
-        )
-        + (
-            f", {exact['identical']} of {exact['prompts']} in float32."
-            if exact and result["dtype"] != "float32"
-            else "."
-        ),
-        "",
-        _next_of_confirm(result, run, rank),
-    ]
-    return "\n".join(lines)
+    remarks += [found.kept_earlier] if found.kept_earlier else []
+    identity = (
+        f"Same output as the target alone: {same.identical} of {same.prompts} in {found.dtype}"
+    )
+    if same.differences:
+        gap = max(abs(each.logit_gap or 0) for each in same.differences)
+        identity += f" (largest gap of the two logits where they part: {gap:.3f})"
+    if exact and found.dtype != "float32":
+        identity += f", {exact.words(' of ')} in float32"
+    header = (
+        "gamma | alpha | tau | alone tok/s | with draft | speed-up | pooled | predicted | error %"
+        " | error % at measured tau | round ms | predicted"
+    )
+    return "\n".join(
+        [
+            f"{found.engine} {found.engine_version}, {found.dtype}, {found.prompts} held-out"
+            f" prompts, draft {found.architecture}, {human_time(found.seconds)}.",
+            "",
+            table([_gamma_cells(row) for row in gammas], header),
+            "",
+            *remarks,
+            identity + ".",
+            "",
+            _next(found, run, rank),
+        ]
+    )
 
 
-def _next_of_confirm(result: dict[str, Any], run: Path, rank: int) -> str:
+def _gamma_cells(row: ConfirmedGamma) -> tuple[str, ...]:
+    return (
+        str(row.gamma),
+        _estimate(row.alpha, 3),
+        _estimate(row.tau),
+        f"{row.baseline_tokens_per_s:.1f}",
+        f"{row.tokens_per_s:.1f}",
+        _estimate(row.speedup),
+        f"{row.pooled:.2f}",
+        f"{row.predicted_speedup:.2f}",
+        _percent(row.relative_error),
+        _percent(row.relative_error_at_measured_tau),
+        f"{1e3 * (row.round_s or 0.0):.1f}",
+        f"{1e3 * (row.predicted_round_s or 0.0):.1f}",
+    )
+
+
+def _estimate(value: Estimate | None, digits: int = 2) -> str:
+    """`1.52 ± 0.20`; a dash for none."""
+    return "-" if value is None else f"{value.value:.{digits}f} ± {value.std:.{digits}f}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:+.1f}"
+
+
+def _next(found: Confirmed, run: Path, rank: int) -> str:
     """What to do after a confirmation: it pays only where its whole interval lies above 1."""
-    if result["undecided"]:
+    if found.undecided:
         again = (
-            f"archsearch confirm {run} --rank {rank} --gamma {result['gamma']} --engine"
-            f" {result['engine']}"
+            f"archsearch confirm {run} --rank {rank} --gamma {found.gamma} --engine {found.engine}"
         )
         return f"Next, with nothing else running: {again}"
-    if result["speedup_interval"][0] > 1:
+    low, high = found.interval
+    if low > 1:
         return f"Next: archsearch export {run} --rank {rank} --output my-draft"
     answer = (
         "Speculation does not pay here"
-        if result["speedup_interval"][1] < 1
+        if high < 1
         else "Too close to call: 1x lies within the error"
     )
     return f"{answer}. More training may help: archsearch train {run} --rank {rank} --budget 30m"
+
+
+def load_text(found: LoadRecord, run: Path, rank: int) -> str:
+    """A measurement under load."""
+    how = "synthetic acceptance at the predicted rates" if found.synthetic else "real drafts"
+    header = (
+        "in flight | variant | tau | alone tok/s | with draft | speed-up | predicted | error %"
+        " | error by term, %"
+    )
+    lines = [
+        f"{found.engine} {found.engine_version}, {found.dtype}, {how}, draft {found.architecture},"
+        f" {found.repeats} interleaved repeats, {human_time(found.seconds)}.",
+        f"Predicted from {found.latency}.",
+        "",
+        table([_load_cells(row) for row in found.rows], header),
+        "",
+    ]
+    summary = found.summary
+    if summary.cases:
+        lines.append(
+            f"Predicted against measured: {summary.cases}"
+            f" {'case' if summary.cases == 1 else 'cases'}, median error"
+            f" {summary.median_absolute_error:.1%}, {summary.within_10_percent:.0%} within 10 %."
+        )
+    lines += _schedule_lines(found.schedule) if found.schedule is not None else []
+    if found.slowdown is not None:
+        lines.append(
+            f"The machine ran {found.slowdown:.2f} times slower than the profile's reference; that"
+            " is taken out of the terms."
+        )
+    after = f"export {run} --rank {rank} --output my-draft"
+    if found.synthetic:
+        lines.append(
+            "The text is not the target's: times are real, acceptance is what was predicted."
+        )
+        after = f"train {run} --rank {rank} --budget 30m"
+    return "\n".join([*lines, "", f"Next: archsearch {after}"])
+
+
+def _load_cells(row: LoadRow) -> tuple[str, ...]:
+    return (
+        str(row.concurrency),
+        row.variant,
+        f"{row.tau:.2f}",
+        f"{row.baseline_tokens_per_s:.1f}",
+        f"{row.tokens_per_s:.1f}",
+        _estimate(row.speedup),
+        _estimate(row.predicted_speedup) if row.gamma else "off",
+        _percent(row.relative_error),
+        _biggest_shares(row.error_by_term),
+    )
+
+
+def _schedule_lines(schedule: ScheduleRun) -> list[str]:
+    """The schedule that ran, against the best other setting at each concurrency and over all of
+    them."""
+    ranges = ", ".join(str(list(entry)) for entry in schedule.ranges)
+    lines = [f"Schedule (first batch size, last, gamma): {ranges}."]
+    for row in schedule.verdict:
+        lost = "" if row.margin is None else f" (it may lose up to {row.margin:.2f}x unseen)"
+        other = "always off" if row.best_other == "off" else f"fixed {row.best_other}"
+        lines.append(
+            f"  {row.concurrency} in flight: schedule {_estimate(row.speedup)} (gamma {row.gamma}),"
+            f" best other {_estimate(row.best_other_speedup)} ({other}):"
+            f" {f'not shown to be worse{lost}' if row.holds else 'WORSE'}."
+        )
+    overall = sorted(schedule.overall.items(), key=lambda item: -item[1])
+    means = ", ".join(f"{name} {value:.2f}" for name, value in overall)
+    return [*lines, f"Over these loads (geometric mean): {means}."]
+
+
+def _biggest_shares(terms: TermErrors | None) -> str:
+    """The terms that bring at least a percent of the error, largest first: `draft +3.1, verify
+    -1.2`."""
+    if terms is None:
+        return ""
+    errors = {name.removesuffix("_s"): getattr(terms.log_error, name) for name in TERMS}
+    largest = sorted(errors, key=lambda name: -abs(errors[name]))
+    return ", ".join(
+        f"{name} {100 * errors[name]:+.1f}" for name in largest if abs(errors[name]) >= 0.01
+    )
+
+
+def families_text(found: EngineComparison, run: Path) -> str:
+    """The target alone and every drafter, one line each."""
+    header = (
+        "drafter | gamma | tokens/step | accepted by position | round | tokens/s | speed-up"
+        " | predicted | identical"
+    )
+    alone = found.baseline_tokens_per_s
+    rate = f"{alone:.1f}" if alone else "-"
+    cells: list[Sequence[str]] = [("target alone", "-", "1", "-", "-", rate, "1", "-", "-")]
+    notes = []
+    for row in found.rows:
+        title = title_of(row.family)
+        if isinstance(row, Silent):
+            notes.append(f"{title}: {row.note}.")
+            continue
+        cells.append(_rival_cells(row))
+        if row.family == "ngram" and row.drafting_share is not None:
+            notes.append(
+                f"{title} proposed in {row.drafting_share:.0%} of the steps; acceptance is of"
+                " those."
+            )
+        if row.warning:
+            notes.append(f"{title}: {row.warning}.")
+    head = (
+        f"{found.prompts} prompts in {found.engine}, {found.dtype}, each with every drafter in"
+        " turn:"
+    )
+    notes += _order_lines(found.order) if found.order is not None else []
+    return "\n".join([head, "", table(cells, header), *notes, "", f"Kept in {run / 'heads'}."])
+
+
+def _rival_cells(row: Rival) -> tuple[str, ...]:
+    exact = row.identical_output_float32
+    return (
+        title_of(row.family),
+        str(row.gamma),
+        f"{row.tokens_per_step or row.tau.value:.2f}",
+        " ".join(f"{share:.2f}" for share in row.accepted_by_position),
+        f"{1e3 * (row.round_s or 0.0):.1f} ms",
+        f"{row.tokens_per_s:.1f}",
+        _estimate(row.speedup),
+        _estimate(row.predicted),
+        exact.words() if exact else "-",
+    )
+
+
+def _order_lines(order: Order) -> list[str]:
+    """Whether the drafters came out in the order predicted."""
+    names = ", ".join(map(title_of, order.predicted))
+    if not order.swapped:
+        return [f"They came out in the order foretold: {names}."]
+    return [
+        f"Foretold order: {names}.",
+        *(
+            f"{' and '.join(map(title_of, swap.pair))} came out the other way round,"
+            f" {'inside' if swap.inside else 'OUTSIDE'} their error bars."
+            for swap in order.swapped
+        ),
+    ]

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from archsearch.report.section import Section, Table
+from archsearch.report.section import Section, Table, columns
 
 WIDTH: Final = 100
 
@@ -23,23 +23,21 @@ def wrapped(texts: Iterable[str]) -> list[str]:
     return [line for text in texts for line in wrap(text)]
 
 
-def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
-    """Aligned columns; numbers to the right."""
-    cells = [list(header), *[list(row) for row in rows]]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+def table(rows: Sequence[Sequence[str]], header: Sequence[str] | str) -> str:
+    """Aligned columns; numbers to the right. `header`: as `columns` takes it."""
+    named = columns(header) if isinstance(header, str) else tuple(header)
+    widths = [max(map(len, column)) for column in zip(named, *rows, strict=True)]
 
     def number(text: str) -> bool:
         return text[:1].isdigit() or text[:1] in "+-≥"
 
-    lines = []
-    for index, row in enumerate(cells):
-        lines.append(
-            "  ".join(
-                cell.rjust(w) if index and number(cell) else cell.ljust(w)
-                for cell, w in zip(row, widths, strict=True)
-            ).rstrip()
-        )
-    return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+    def line(row: Sequence[str], *, head: bool = False) -> str:
+        cells = zip(row, widths, strict=True)
+        aligned = (c.rjust(w) if number(c) and not head else c.ljust(w) for c, w in cells)
+        return "  ".join(aligned).rstrip()
+
+    rule = "  ".join("-" * width for width in widths)
+    return "\n".join([line(named, head=True), rule, *map(line, rows)])
 
 
 def plus_minus(value: dict[str, Any] | None, scale: float = 1.0, digits: int = 2) -> str:

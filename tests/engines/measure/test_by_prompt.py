@@ -9,13 +9,13 @@ import pytest
 
 from archsearch.engines.child.answers import round_statistics
 from archsearch.engines.engine import EnginePrompt, GenerationResult, Sampling
-from archsearch.engines.measure.by_prompt import (
+from archsearch.engines.measure.figures import (
     best_of_gammas,
+    by_prompt,
     choice_cost,
-    confirmations,
     identities,
 )
-from archsearch.engines.measure.results import Confirmation
+from archsearch.engines.measure.results import ByPrompt
 from archsearch.engines.measure.turns import Plan, Variant, run_plan
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.speedup import counting_doubt
@@ -24,9 +24,7 @@ PROMPTS = [EnginePrompt(f"p{i}", (1, 2, i), "code" if i % 2 else "chat") for i i
 CALLS: list[tuple[int, str]] = []
 
 
-def confirm(
-    make, target, draft, gammas, prompts, progress=None, **options
-) -> dict[int, Confirmation]:  # noqa: ANN001, ANN003
+def confirm(make, target, draft, gammas, prompts, progress=None, **options) -> dict[int, ByPrompt]:  # noqa: ANN001, ANN003
     """A draft at several gammas; what came out by gamma."""
     variants = [Variant(f"gamma {gamma}", draft or "draft", gamma) for gamma in sorted(gammas)]
     plan = Plan(target, variants, prompts, **options)
@@ -36,10 +34,10 @@ def confirm(
     }
 
 
-def compare(make, target, drafters, prompts, sampling) -> dict[str, Confirmation]:  # noqa: ANN001
+def compare(make, target, drafters, prompts, sampling) -> dict[str, ByPrompt]:  # noqa: ANN001
     """Several drafters; what came out by name."""
     variants = [Variant(name, draft, gamma) for name, (draft, gamma) in drafters.items()]
-    return run_plan(lambda _: make(), Plan(target, variants, prompts, sampling), confirmations)
+    return run_plan(lambda _: make(), Plan(target, variants, prompts, sampling), by_prompt)
 
 
 class FakeEngine:

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from archsearch.engines.engine import EnginePrompt, EngineStep, Sampling
-from archsearch.engines.measure.results import LoadResult
-from archsearch.engines.measure.turns import Plan, Variant, full_steps, run_plan
-from archsearch.engines.measure.under_load import (
-    load_results,
+from archsearch.engines.measure.figures import (
     overall_speedups,
     schedule_verdict,
     token_s,
+    under_load,
 )
+from archsearch.engines.measure.results import UnderLoad
+from archsearch.engines.measure.turns import Plan, Variant, full_steps, run_plan
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.estimate import Estimate
 from archsearch.schedule import schedule_from_points
@@ -37,7 +37,7 @@ def measured(make, target, variants, prompts, concurrencies, sampling, progress=
         concurrencies,
         **{"repeats": 5, "starts": starts, **changes},
     )
-    return run_plan(make, plan, load_results, look=token_s, progress=progress)
+    return run_plan(make, plan, under_load, look=token_s, progress=progress)
 
 
 def round_s(batch: int, gamma: int) -> float:
@@ -218,7 +218,7 @@ def test_a_schedule_beats_off_and_every_fixed_gamma() -> None:
 
 
 def test_a_schedule_that_is_not_shown_to_be_worse_may_be_worse_within_a_stated_margin() -> None:
-    def result(value: float) -> LoadResult:
+    def result(value: float) -> UnderLoad:
         speedup = Estimate(value, 0.0, "measured")
         return replace(template, speedup=speedup)
 

@@ -18,7 +18,7 @@ from archsearch.engines.engine import (
     ExitAfter,
     Sampling,
 )
-from archsearch.engines.measure.by_prompt import identities
+from archsearch.engines.measure.figures import identities
 from archsearch.engines.measure.turns import Plan, Variant, run_plan
 from archsearch.engines.transformers.engine import TransformersEngine
 from archsearch.errors import ArchsearchError

@@ -1,30 +1,43 @@
-"""What a plan shows that asks prompt by prompt: target alone against target + drafter."""
+"""What a plan shows, in figures: prompt by prompt, or with several requests in flight.
+
+By prompt, a speed-up is a median over prompts, of whole requests. Under load it is one over turns,
+and times come from the engine's steps at full batch that read no prompt (from whole requests where
+an engine does not report its steps).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from archsearch.engines.engine import EnginePrompt, GenerationResult
+from archsearch.engines.engine import GenerationResult
 from archsearch.engines.measure.results import (
     BestOf,
+    ByPrompt,
     CategoryResult,
-    Confirmation,
     Difference,
     Identity,
+    ScheduleVerdict,
+    UnderLoad,
 )
-from archsearch.engines.measure.turns import Trace, Variant, bootstrap, pass_times
+from archsearch.engines.measure.turns import Case, Trace, Turn, Variant, bootstrap, pass_times
 from archsearch.errors import RunFailed
 from archsearch.estimate import Estimate
+from archsearch.latency.engine_passes import START_STD
+
+Results = dict[Case, UnderLoad]
+NOTHING_TIMED = (
+    "every answer ended in its first round: nothing to time; use prompts with longer answers"
+)
 
 # Columns of the counts of prompts: seconds and tokens after each request's first ones, alone and
 # with the drafter; verdicts of draft tokens; whole rounds.
 _BASE_S, _BASE_N, _FAST_S, _FAST_N, _ACCEPTED, _REJECTED, _ROUNDS = range(7)
 
 
-def confirmations(trace: Trace) -> dict[str, Confirmation]:
+def by_prompt(trace: Trace) -> dict[str, ByPrompt]:
     """What every drafting variant came to; one that proposed nothing in any whole round (lookup may
     find nothing) is left out. Raises RunFailed where none did, or nothing can be timed."""
     variants = [
@@ -38,13 +51,13 @@ def confirmations(trace: Trace) -> dict[str, Confirmation]:
             f"no whole round of gamma {gamma} was seen; allow more new tokens than {gamma + 1} or "
             "use a smaller gamma"
         )
-    return {variant.name: _confirmation(trace, variant) for variant in variants}
+    return {variant.name: _by_prompt(trace, variant) for variant in variants}
 
 
-def best_of_gammas(trace: Trace) -> dict[str, Confirmation]:
-    """As `confirmations`, for one draft at several gammas: the best of them bears what being picked
+def best_of_gammas(trace: Trace) -> dict[str, ByPrompt]:
+    """As `by_prompt`, for one draft at several gammas: the best of them bears what being picked
     adds by chance."""
-    found = confirmations(trace)
+    found = by_prompt(trace)
     if len(found) < 2:
         return found
     name = max(found, key=lambda each: found[each].speedup.value)
@@ -77,31 +90,28 @@ def choice_cost(ratios: np.ndarray, gammas: tuple[int, ...], best: int, seed: in
     return BestOf(gammas, max(0.0, float(gained.mean())), again)
 
 
-def _confirmation(trace: Trace, variant: Variant) -> Confirmation:
+def _by_prompt(trace: Trace, variant: Variant) -> ByPrompt:
     """Counts and times of the same prompts, alone and with a drafter."""
-    assisted, plan = trace.results(variant.name), trace.plan
+    plan, alone, assisted = (
+        trace.plan,
+        trace.results(trace.plan.alone.name),
+        trace.results(variant.name),
+    )
     counts = _counts(trace, variant.name)
     ratios = _ratios(counts)
     timed = counts[~np.isnan(ratios)]
     ratios = ratios[~np.isnan(ratios)]
     if not len(ratios):
-        raise RunFailed(
-            "every answer ended in its first round: nothing to time; use prompts with longer"
-            " answers"
-        )
+        raise RunFailed(NOTHING_TIMED)
     places, medians = bootstrap(ratios, plan.seed)
     pooled = _pooled(timed[places].sum(axis=1))
     quantiles = np.quantile([medians, pooled], [0.05, 0.95], axis=1)  # [5 and 95 %, both ways]
     sums, drawn = counts.sum(axis=0), counts[bootstrap(counts[:, 0], plan.seed)[0]].sum(axis=1)
-    whole = [
-        sum(result.seconds for result in each) / _tokens(each)
-        for each in (trace.results(plan.alone.name), assisted)
-    ]
+    whole = [sum(each.seconds for each in some) / _tokens(some) for some in (alone, assisted)]
     gaps = [gap for result in assisted for gap in result.gaps_s[: max(0, result.rounds - 1)]]
     passes = sum(len(result.gaps_s) for result in assisted)
-    by_position = np.array([result.accepted_by_position for result in assisted], float).sum(0)
-    rounds = float(sums[_ROUNDS])
-    alone = counts[counts[:, _BASE_N] > 0]
+    rounds = int(sums[_ROUNDS])
+    plain = counts[counts[:, _BASE_N] > 0]
     steps = [
         step
         for turn in trace.turns[variant.name, 1]
@@ -109,26 +119,26 @@ def _confirmation(trace: Trace, variant: Variant) -> Confirmation:
         if step.target_tokens == variant.gamma + 1
     ]
     draft_s, verify_s, rest_s = pass_times(steps)
-    return Confirmation(
+    return ByPrompt(
         engine=trace.engine,
         engine_version=trace.version,
         gamma=variant.gamma,
         prompts=len(assisted),
         tokens=_tokens(assisted),
-        rounds=int(rounds),
+        rounds=rounds,
         alpha=_estimate(sums, drawn, (_ACCEPTED,), (_ACCEPTED, _REJECTED)),
-        accepted_by_position=tuple(map(float, by_position / rounds)),
+        accepted_by_position=_by_position(assisted),
         tau=_estimate(sums, drawn, (_ACCEPTED, _ROUNDS), (_ROUNDS,)),
         baseline_tokens_per_s=float(sums[_BASE_N] / sums[_BASE_S]),
         tokens_per_s=float(sums[_FAST_N] / sums[_FAST_S]),
-        speedup=Estimate(float(np.median(ratios)), float(medians.std()), "measured"),
+        speedup=_median(ratios, medians),
         speedup_interval=(float(quantiles[0].min()), float(quantiles[1].max())),
         speedup_pooled=float(_pooled(sums)),
         speedup_end_to_end=whole[0] / whole[1],
-        decode_s=float(np.median(alone[:, _BASE_S] / alone[:, _BASE_N])),
+        decode_s=float(np.median(plain[:, _BASE_S] / plain[:, _BASE_N])),
         round_s=float(np.median(gaps)) if gaps else 0.0,
         identical_output=_identity(trace, variant) if trace.logits else Identity(0, 0),
-        categories=_categories(trace.prompts, counts),
+        categories=_categories([prompt.category for prompt in trace.prompts], counts),
         per_prompt_speedup=tuple(map(float, ratios)),
         draft_s=draft_s,
         verify_s=verify_s,
@@ -141,21 +151,14 @@ def _confirmation(trace: Trace, variant: Variant) -> Confirmation:
 def _counts(trace: Trace, variant: str) -> np.ndarray:
     """[prompts, columns] of a variant beside the target alone."""
     pairs = zip(trace.results(trace.plan.alone.name), trace.results(variant), strict=True)
-    return np.array(
-        [
-            (
-                base.decode_seconds,
-                base.decode_tokens,
-                fast.decode_seconds,
-                fast.decode_tokens,
-                fast.accepted,
-                fast.rejected,
-                fast.rounds,
-            )
-            for base, fast in pairs
-        ],
-        float,
-    )
+    rows = [
+        (
+            *(base.decode_seconds, base.decode_tokens, fast.decode_seconds, fast.decode_tokens),
+            *(fast.accepted, fast.rejected, fast.rounds),
+        )
+        for base, fast in pairs
+    ]
+    return np.array(rows, float)
 
 
 def _ratios(counts: np.ndarray) -> np.ndarray:
@@ -175,6 +178,10 @@ def _pooled(counts: np.ndarray) -> np.ndarray:
     return base / fast
 
 
+def _median(values: np.ndarray, medians: np.ndarray) -> Estimate:
+    return Estimate(float(np.median(values)), float(medians.std()), "measured")
+
+
 def _estimate(
     sums: np.ndarray, drawn: np.ndarray, above: Sequence[int], below: Sequence[int]
 ) -> Estimate:
@@ -185,17 +192,26 @@ def _estimate(
     return Estimate(float(value), float(repeats.std()), "measured")
 
 
+def _by_position(results: Sequence[GenerationResult]) -> tuple[float, ...]:
+    """Share of whole rounds in which each position was accepted; () without a round."""
+    sums = np.zeros(max((len(each.accepted_by_position) for each in results), default=0))
+    for each in results:
+        sums[: len(each.accepted_by_position)] += each.accepted_by_position
+    rounds = sum(each.rounds for each in results)
+    return tuple(map(float, sums / rounds)) if rounds else ()
+
+
 def _tokens(results: Sequence[GenerationResult]) -> int:
     return sum(len(result.token_ids) for result in results)
 
 
-def _categories(prompts: Sequence[EnginePrompt], counts: np.ndarray) -> dict[str, CategoryResult]:
+def _categories(names: Sequence[str | None], counts: np.ndarray) -> dict[str, CategoryResult]:
     found = {}
-    for category in sorted({prompt.category for prompt in prompts if prompt.category}):
-        own = counts[[prompt.category == category for prompt in prompts]]
+    for name in sorted({name for name in names if name}):
+        own = counts[[each == name for each in names]]
         ratios, sums = _ratios(own), own.sum(axis=0)
         if sums[_ROUNDS] and not np.isnan(ratios).all():
-            found[category] = CategoryResult(
+            found[name] = CategoryResult(
                 len(own),
                 float(sums[_ACCEPTED] / (sums[_ACCEPTED] + sums[_REJECTED])),
                 float((sums[_ACCEPTED] + sums[_ROUNDS]) / sums[_ROUNDS]),
@@ -217,13 +233,8 @@ def identities(trace: Trace) -> dict[str, Identity]:
 
 def _identity(trace: Trace, variant: Variant) -> Identity:
     differences = []
-    pairs = zip(
-        trace.prompts,
-        trace.results(trace.plan.alone.name),
-        trace.results(variant.name),
-        strict=True,
-    )
-    for prompt, base, fast in pairs:
+    answers = zip(trace.results(trace.plan.alone.name), trace.results(variant.name), strict=True)
+    for prompt, (base, fast) in zip(trace.prompts, answers, strict=True):
         if base.token_ids == fast.token_ids:
             continue
         common = min(len(base.token_ids), len(fast.token_ids))
@@ -238,3 +249,101 @@ def _identity(trace: Trace, variant: Variant) -> Identity:
         differences.append(found)
     asked = len(trace.prompts)
     return Identity(asked, asked - len(differences), tuple(differences))
+
+
+def under_load(trace: Trace) -> Results:
+    """Every variant at every concurrency."""
+    return {
+        (variant.name, number): _under_load(trace, variant, number)
+        for variant in trace.plan.variants
+        for number in trace.plan.concurrencies
+    }
+
+
+def token_s(turn: Turn) -> float:
+    """Seconds a token of one request in a turn. Raises RunFailed where nothing shows them."""
+    if turn.full:
+        seconds = sum(step.seconds for step in turn.full)
+        return seconds / sum(step.written for step in turn.full) * turn.concurrency
+    if any(turn.calls):
+        raise RunFailed(
+            f"no step with all {turn.concurrency} requests in it was seen; answers are too short or"
+            " differ too much in length: allow more new tokens or a lower concurrency"
+        )
+    tokens = sum(result.decode_tokens for result in turn.results)
+    if not tokens:
+        raise RunFailed(NOTHING_TIMED)
+    return sum(result.decode_seconds for result in turn.results) / tokens
+
+
+def _under_load(trace: Trace, variant: Variant, concurrency: int) -> UnderLoad:
+    def times_of(name: str) -> np.ndarray:
+        return np.array([token_s(turn) for turn in trace.turns[name, concurrency]])
+
+    turns, times = trace.turns[variant.name, concurrency], times_of(variant.name)
+    speedup = interval = None
+    drafts = variant.draft is not None
+    if drafts:
+        ratios = times_of(trace.plan.alone.name) / times
+        _, medians = bootstrap(ratios, trace.plan.seed)
+        low, high = np.quantile(medians, [0.05, 0.95])
+        speedup, interval = _median(ratios, medians), (float(low), float(high))
+    results = [result for turn in turns for result in turn.results]
+    steps = [step for turn in turns for step in turn.full]
+    rounds, accepted, rejected = (
+        sum(getattr(result, name) for result in results)
+        for name in ("rounds", "accepted", "rejected")
+    )
+    timed = sum(step.batch for step in steps)
+    tau = sum(step.written for step in steps) / timed if timed else 1.0 + accepted / max(1, rounds)
+    draft_s, target_s, rest_s = pass_times(steps)
+    one_gamma = drafts and not variant.schedule and accepted + rejected > 0
+    return UnderLoad(
+        variant=variant.name,
+        concurrency=concurrency,
+        gamma=variant.gamma_at(concurrency) if drafts else 0,
+        engine_version=trace.version,
+        repeats=len(times),
+        batch_steps=len(steps),
+        tokens_per_s=concurrency / float(np.median(times)),
+        tau=float(tau) if drafts else 1.0,
+        alpha=accepted / (accepted + rejected) if one_gamma else None,
+        accepted_by_position=_by_position(results),
+        speedup=speedup,
+        speedup_interval=interval,
+        step_s=float(np.median([step.seconds for step in steps] or times)),
+        target_s=target_s,
+        draft_s=draft_s,
+        rest_s=rest_s,
+        repeats_s=tuple(map(float, times)),
+    )
+
+
+def schedule_verdict(
+    results: Results, schedule: str, fixed: Sequence[str], concurrencies: Iterable[int]
+) -> list[ScheduleVerdict]:
+    """For each concurrency the schedule against the best of always off (1.0) and every fixed gamma.
+
+    Each setting is a process of its own, so START_STD is in the margin: the same gamma in two
+    starts differs by that much.
+    """
+    rows = []
+    for number in concurrencies:
+        own = results[schedule, number]
+        others = {"off": Estimate(1.0, 0.0, "measured")}
+        others |= {name: results[name, number].gain for name in fixed}
+        best = max(others, key=lambda name: others[name].value)
+        starts = START_STD * own.gain.value * (1.0 if best == "off" else 2.0**0.5)
+        margin = 2.0 * float(np.hypot(np.hypot(own.gain.std, others[best].std), starts))
+        holds = own.gain.value >= others[best].value - margin
+        rows.append(ScheduleVerdict(number, own.gamma, own.gain, best, others[best], margin, holds))
+    return rows
+
+
+def overall_speedups(
+    results: Results, names: Sequence[str], concurrencies: Sequence[int]
+) -> dict[str, float]:
+    """The geometric mean of each variant's speed-up over the concurrencies, and `off` = 1: one
+    setting for all loads."""
+    gains = {name: [results[name, number].gain.value for number in concurrencies] for name in names}
+    return {"off": 1.0} | {name: float(np.exp(np.log(v).mean())) for name, v in gains.items()}

@@ -1,0 +1,606 @@
+"""`archsearch confirm`: a candidate in a real engine beside its prediction, term by term.
+
+By prompt, one request at a time: every prompt runs with and without the draft, back to back. Under
+load, several requests in flight and medians over interleaved repeats; a draft without weights runs
+with random ones and synthetic acceptance at the predicted rates, so that a shape is proved before
+it is trained.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.drafts.records import TrainedDraft, load_trained
+from archsearch.drafts.trainer import DraftTrainer
+from archsearch.engine_facts import engine_facts
+from archsearch.engines.engine import EnginePrompt, ModelSource, Sampling
+from archsearch.engines.measure.figures import (
+    Results,
+    best_of_gammas,
+    identities,
+    overall_speedups,
+    schedule_verdict,
+    token_s,
+    under_load,
+)
+from archsearch.engines.measure.turns import ALONE, Plan, Variant
+from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
+from archsearch.estimate import Estimate
+from archsearch.models.files import has_tokenizer, has_weights
+from archsearch.pipeline.candidates import write_report
+from archsearch.pipeline.families import check_independent
+from archsearch.pipeline.in_engine import (
+    PARTIAL_FILE,
+    Bench,
+    EngineChoice,
+    at_pace,
+    can_run,
+    check_choice,
+    kept_partial,
+    mid_answer,
+    profile_first,
+    random_draft,
+    serving_scorer,
+    write_shape,
+)
+from archsearch.pipeline.schedule import Rates, acceptance_of, schedule_points, speedup_when_off
+from archsearch.pipeline.session import SearchSession, check_weights
+from archsearch.records import as_data, load_or_note, save
+from archsearch.runs.confirmed import Confirmed, ConfirmedGamma, Exact
+from archsearch.runs.load import LOAD_FILE, ErrorSummary, LoadRecord, LoadRow, ScheduleRun
+from archsearch.runs.terms import TermErrors
+from archsearch.schedule import Ranges, SchedulePoint, largest_gamma, schedule_from_points
+from archsearch.search.objective import Score, Scorer
+from archsearch.speedup import RoundTerms
+from archsearch.text.prompt_set import LEAST_HALF, PromptSet, spread_prompts
+
+if TYPE_CHECKING:
+    from archsearch.engines.measure.results import ByPrompt
+
+UNDECIDED_FILE: Final = "undecided-{engine}.json"
+RIVAL_GAMMAS: Final = (1, 3, 5)
+SCHEDULED: Final = "schedule"  # the name of the variant that follows the schedule
+USUAL_COUNT: Final = 24  # prompts
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A candidate, the engine that it runs in, and what predicts it there."""
+
+    bench: Bench
+    rank: int
+    score: Score
+    folder: Path
+    scorer: Scorer
+    latency_words: str
+
+    @classmethod
+    def of(cls, bench: Bench, rank: int, **asked: Any) -> _Case:
+        """Raises ArchsearchError for what the engine cannot (`asked`: see `check_choice`). Loads
+        nothing."""
+        run, name = bench.session.run, bench.name
+        score = run.score(rank)
+        check_independent(score, "confirming", run.path)
+        check_choice(bench.choice, name, **asked)
+        scorer, words = serving_scorer(bench.session, name)
+        engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
+        return cls(bench, rank, score, run.best_dir(rank), scorer, words)
+
+    @property
+    def session(self) -> SearchSession:
+        return self.bench.session
+
+    @property
+    def shape(self) -> Architecture:
+        return self.score.architecture
+
+    @property
+    def dtype(self) -> str:
+        return self.session.source.dtype
+
+    def file(self, name: str, **words: str) -> Path:
+        """A file of the candidate about this engine."""
+        return self.folder / name.format(engine=self.bench.name, **words)
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """What was predicted of a round, and of the same with the tau that the engine counted."""
+
+    score: Score
+    at_measured_tau: float
+    overhead_s: Estimate
+    terms: RoundTerms
+
+    @classmethod
+    def of(
+        cls,
+        local: Scorer,
+        shape: Architecture,
+        gamma: int,
+        alpha: Estimate,
+        taus: Sequence[Estimate],
+    ) -> _Beside:
+        """`local`: at the batch and context that ran; `taus`: predicted, counted."""
+        score, counted = (
+            local.measured(shape, alpha, {gamma: tau}, gammas=[gamma]) for tau in taus
+        )
+        overhead = local.latency.round(local.target, shape, local.workload, gamma).overhead_s
+        times = (score.decode_s, score.draft_s, score.verify_s, overhead)
+        terms = RoundTerms(score.tau.value, *(each.value for each in times))
+        return cls(score, counted.speedup.value, overhead, terms)
+
+    def error_by_term(
+        self, measured: RoundTerms | None, slowdown: float | None
+    ) -> TermErrors | None:
+        """None where the engine did not report every term. The machine's slowdown, of which
+        predicted times know nothing, is taken out of the measured ones."""
+        if measured is None:
+            return None
+        return TermErrors.between(self.terms, measured.slowed(1.0 / (slowdown or 1.0)))
+
+
+def confirm_rank(
+    session: SearchSession,
+    rank: int,
+    *,
+    gammas: Sequence[int] = (),
+    prompt_count: int | None = None,
+    prompts: Path | None = None,
+    trainer: DraftTrainer | None = None,
+    choice: EngineChoice | None = None,
+) -> dict[str, Any]:
+    """Run target alone and target + draft in the engine, interleaved, on held-out prompts; write
+    confirmed.json.
+
+    The prediction beside it is the score's: latency from the profile, tau from the trace on
+    held-out text; and once more with the tau that the engine counted, which leaves only the
+    latency's error. Returns what confirmed.json holds (times in seconds). Raises MissingDataError
+    for a rank without weights.
+    """
+    run, bench = session.run, Bench(session, choice or EngineChoice(), trainer)
+    check_independent(run.score(rank), "confirming", run.path)
+    if not has_weights(run.best_dir(rank)):
+        raise MissingDataError(
+            f"rank {rank} of {run.path} has no weights; train it (archsearch train {run.path}"
+            f" --rank {rank}), or prove its shape without (archsearch confirm {run.path} --rank"
+            f" {rank} --synthetic)"
+        )
+    check_weights(session.target)
+    case = _Case.of(bench, rank)
+    trained = load_trained(case.shape, case.folder)
+    check_tokenizer(bench.trainer.tokenizer, case.folder)
+    count = prompt_count or session.request.confirm_prompts
+    asked = confirming_prompts(bench.trainer, prompts, count)
+    sampling = answers_of(session)
+    wanted = _known_gammas(gammas or [case.score.gamma], trained)
+    started = time.monotonic()
+    with kept_partial(case.file(PARTIAL_FILE, what="confirmed"), "prompts"):
+        results, slowdown = at_pace(session, lambda: _measured(case, wanted, asked, sampling))
+    exact, unchecked = _exactness(case, wanted[0], asked, sampling)
+    context = mid_answer(asked, sampling.max_new_tokens)
+    rows = [_by_prompt(case, trained, found, context, slowdown) for found in results.values()]
+    best = max(rows, key=lambda row: row.speedup.value)
+    result = Confirmed(
+        **vars(best),
+        rank=rank,
+        prompts_seen=None if prompts else seen_words(bench.trainer.prompts, case.folder),
+        architecture=case.shape.label(),
+        identical_output_float32=exact,
+        identical_output_unchecked=unchecked,
+        other_gammas=tuple(row for row in rows if row is not best),
+        seconds=time.monotonic() - started,
+    )
+    data = as_data(_kept(case, result, trained.alpha))
+    write_report(run)
+    return data
+
+
+def answers_of(session: SearchSession) -> Sampling:
+    """How a run's answers are sampled."""
+    asked = session.request
+    return Sampling(asked.answer_tokens, temperature=asked.temperature, seed=asked.seed)
+
+
+def confirming_prompts(trainer: DraftTrainer, file: Path | None, count: int) -> list[EnginePrompt]:
+    """`count` prompts of `file`, or of the run's held-out ones, as an engine takes them."""
+    from archsearch.text.prompts import read_prompts
+
+    chosen = read_prompts(file) if file else trainer.prompts.confirming
+    encoded = spread_prompts(trainer.texts.encode(chosen), count)
+    return [
+        EnginePrompt(item.id or str(number), item.token_ids, item.category or None)
+        for number, item in enumerate(encoded)
+    ]
+
+
+def _known_gammas(wanted: Sequence[int], trained: TrainedDraft) -> Sequence[int]:
+    unknown = [gamma for gamma in wanted if gamma not in trained.tau]
+    if unknown:
+        raise ArchsearchError(
+            f"gamma {unknown[0]} was not measured on held-out text (1 to {max(trained.tau)}); use a"
+            " smaller gamma"
+        )
+    return wanted
+
+
+def _measured(
+    case: _Case, gammas: Sequence[int], asked: Sequence[EnginePrompt], sampling: Sampling
+) -> dict[str, ByPrompt]:
+    bench, draft = case.bench, case.bench.draft(case.folder, case.dtype)
+    variants = [Variant(f"gamma {gamma}", draft, gamma) for gamma in sorted(set(gammas))]
+    plan = Plan(bench.target(case.dtype), variants, asked, sampling)
+    return bench.run(plan, best_of_gammas, f"confirm in {bench.name}", largest=case.shape)
+
+
+def _exactness(
+    case: _Case, gamma: int, asked: Sequence[EnginePrompt], sampling: Sampling
+) -> tuple[Exact | None, str | None]:
+    """Whether greedy output is the target's own in float32, or why that was not checked; None, None
+    when sampling."""
+    bench, dtype = case.bench, "float32"
+    if sampling.temperature != 0 or bench.choice.server_url is not None:
+        return None, None
+    gc.collect()
+    # an engine of its own loads as quickly for all prompts
+    few, tokens = (asked[:4], 32) if bench.inside else (asked, 64)
+    try:
+        draft = Variant("draft", bench.draft(case.folder, dtype), gamma)
+        plan = Plan(bench.target(dtype), [draft], few, Sampling(tokens), apart=True, starts=1)
+        words = "identical output in float32"
+        found = bench.run(plan, identities, words, largest=case.shape, dtype=dtype)["draft"]
+    except RunFailed as error:  # what was measured stands without it
+        return None, str(error)
+    return Exact(found.prompts, found.identical, found.alpha), None
+
+
+def _by_prompt(
+    case: _Case, trained: TrainedDraft, found: ByPrompt, context: int, slowdown: float | None
+) -> ConfirmedGamma:
+    """One gamma: measured beside predicted."""
+    local, taus = case.scorer.at_context(context), (trained.tau[found.gamma], found.tau)
+    beside = _Beside.of(local, case.shape, found.gamma, trained.alpha, taus)
+    return ConfirmedGamma.of(
+        found,
+        beside.score.speedup.value,
+        predicted=beside.score,
+        predicted_at_measured_tau=beside.at_measured_tau,
+        relative_error_at_measured_tau=beside.at_measured_tau / found.speedup.value - 1.0,
+        predicted_round_s=(beside.terms.draft_s + beside.terms.verify_s + beside.terms.overhead_s),
+        overhead_s=beside.overhead_s,
+        error_by_term=beside.error_by_term(found.terms, slowdown),
+        context=context,
+        slowdown=slowdown,
+        dtype=case.dtype,
+        latency=case.latency_words,
+        profile_first=profile_first(case.session, case.scorer, case.bench.name),
+    )
+
+
+def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
+    """Write the confirmation where it belongs and return it; with `kept_earlier` where an earlier
+    one keeps its place.
+
+    What decides nothing does not take the place of a decided one of the same weights in the same
+    engine: it stands beside it.
+    """
+    run, name = case.session.run, case.bench.name
+    own, beside = case.file("confirmed-{engine}.json"), case.file(UNDECIDED_FILE)
+    main, last = (
+        load_or_note(path, "confirmation", Confirmed, [])  # a broken one is replaced
+        for path in (case.folder / "confirmed.json", own)
+    )
+    earlier = last or main
+    if result.undecided and earlier and earlier.engine == name and not earlier.undecided:
+        if not earlier.is_stale(alpha):
+            words = (
+                f"The earlier confirmation in {name} decides ({earlier.speedup.value:.2f}x at gamma"
+                f" {earlier.gamma}) and stays in {own.name}; this one is in {beside.name}."
+            )
+            result = replace(result, kept_earlier=words)
+            save(beside, result)
+            return result
+    if name == case.session.request.engine or main is None or main.engine == name:
+        run.write_confirmed(case.rank, as_data(result))  # the run's own engine keeps this place
+    save(own, result)
+    beside.unlink(missing_ok=True)
+    return result
+
+
+def seen_words(prompts: PromptSet, folder: Path) -> str | None:
+    """Why the prompts that confirm were seen when the draft in `folder` was chosen; None where no
+    choice has seen them."""
+    from archsearch.acceptance.measured import Trace
+
+    if not prompts.split:
+        return (
+            f"the {len(prompts.heldout)} held-out prompts are too few to split (at least"
+            f" {2 * LEAST_HALF}): the same ones chose the draft, which flatters it"
+        )
+    if len(Trace.load(folder / "trace.npz").agreements) > len(prompts.choosing):
+        return (
+            "the draft was chosen on these prompts too (an earlier version measured it on all that"
+            " are held out)"
+        )
+    return None
+
+
+def check_tokenizer(ours: Any, folder: Path) -> None:
+    """Raise ArchsearchError where the draft in `folder` has a tokenizer and it is not the target's:
+    its ids mean other tokens."""
+    from archsearch.models.load import read_tokenizer, tokenizers_differ
+
+    if not has_tokenizer(folder):
+        return
+    differences = tokenizers_differ(ours, read_tokenizer(folder, folder.name), limit=2)
+    if differences:
+        raise ArchsearchError(
+            f"the tokenizer in {folder} differs from the target's ({'; '.join(differences)}); use a"
+            " draft made for this target"
+        )
+
+
+# --- under load
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """What is confirmed under load: `gammas` (empty: the best at each concurrency), `synthetic`
+    acceptance (always for a draft without weights), the `schedule` against each fixed gamma,
+    `tokens` new ones per request."""
+
+    rank: int = 1
+    gammas: tuple[int, ...] = ()
+    concurrencies: tuple[int, ...] = (1,)
+    synthetic: bool = False
+    schedule: bool = False
+    repeats: int = 5
+    tokens: int = 64
+    prompts: Path | None = None
+
+
+@dataclass(frozen=True)
+class _Acceptance:
+    """What acceptance of a candidate is predicted to be: alpha, tau and acceptance by position for
+    each gamma; `synthetic`: the engine accepts by chance, at these rates."""
+
+    alpha: Estimate
+    taus: dict[int, Estimate]
+    rates: Rates
+    synthetic: bool
+
+    def asked(self, gamma: int) -> tuple[float, ...]:
+        """The rates that an engine is given; () where acceptance is real."""
+        return tuple(self.rates.get(gamma, ())) if self.synthetic else ()
+
+    def tau(self, variant: Variant, gamma: int) -> Estimate:
+        """tau as predicted; with synthetic acceptance what was asked for."""
+        asked = variant.synthetic[:gamma]
+        return replace(self.taus[gamma], value=1.0 + sum(asked)) if asked else self.taus[gamma]
+
+    def in_common(self, largest: int) -> _Acceptance:
+        """The same with the rates of the largest gamma for all: an engine takes one set of rates,
+        so that only times differ."""
+        common = self.rates[largest]
+        rates = {gamma: common[:gamma] for gamma in self.rates if gamma <= len(common)}
+        return replace(self, rates=rates)
+
+
+def confirm_load(
+    session: SearchSession, request: LoadRequest, choice: EngineChoice | None = None
+) -> LoadRecord:
+    """Run a candidate at several concurrencies and write load-<engine>.json: predicted beside
+    measured, term by term.
+
+    With synthetic acceptance the engine accepts by chance at the predicted rates: times are real,
+    the text is not the target's.
+    """
+    bench = Bench(session, choice or EngineChoice())
+    synthetic = request.synthetic or not has_weights(session.run.best_dir(request.rank))
+    numbers = sorted(set(request.concurrencies))
+    case = _Case.of(
+        bench,
+        request.rank,
+        synthetic=synthetic,
+        schedule=request.schedule,
+        concurrency=numbers[-1],
+    )
+    known = _Acceptance(*acceptance_of(case.scorer, case.score, case.folder), synthetic)
+    points = _points(case, known, numbers, request.schedule)
+    ranges: Ranges = ()
+    if request.schedule:
+        ranges = schedule_from_points(
+            [(point.batch_size, point.gamma) for point in points.values()]
+        )
+    gammas = _gammas(known, request.gammas, [points[number].gamma for number in numbers], ranges)
+    if ranges:
+        known = known.in_common(max([*gammas, largest_gamma(ranges, 0)]))
+    dummy = synthetic and not can_run(bench.name, session.target)
+    target, draft = _models(case, synthetic, dummy)
+    variants = _variants(known, gammas, draft, ranges)
+    vocabulary, tokens = case.scorer.target.vocab_size, request.tokens
+    asked = (
+        _made_up(session, vocabulary, max(8, session.request.context - tokens // 2), numbers[-1])
+        if synthetic
+        else confirming_prompts(bench.trainer, request.prompts, USUAL_COUNT)
+    )
+    started = time.monotonic()
+    # every held-out prompt at least once over the repeats: tau differs more between prompts than
+    # times do
+    groups = 1 if synthetic else max(2, math.ceil(len(asked) / (request.repeats * numbers[-1])))
+    sampling = answers_of(session)
+    sampling = replace(sampling, max_new_tokens=tokens, ignore_end=synthetic)
+    if synthetic:
+        sampling = replace(sampling, temperature=0.0)
+    repeats, seed = request.repeats, sampling.seed
+    plan = Plan(
+        target, variants, asked, sampling, numbers, repeats, groups, starts=repeats, seed=seed
+    )
+    words = f"{bench.name} under load"
+    with kept_partial(case.file(PARTIAL_FILE, what="load"), "whole repeats"):
+        results, slowdown = at_pace(
+            session,
+            lambda: bench.run(
+                plan, under_load, words, largest=case.shape, dummy=dummy, look=token_s
+            ),
+        )
+    context = mid_answer(asked, tokens)
+    local = case.scorer.at_context(context)
+    rows = tuple(
+        _load_row(local.at_batch(number), case.shape, known, variant, results, slowdown)
+        for variant in variants
+        for number in numbers
+    )
+    alone = tuple(results[ALONE, number] for number in numbers)
+    record = LoadRecord(
+        engine=bench.name,
+        engine_version=alone[0].engine_version,
+        rank=request.rank,
+        architecture=case.shape.label(),
+        dtype=case.dtype,
+        synthetic=synthetic,
+        alpha=known.alpha,
+        asked_acceptance_by_position=known.asked(max(gammas)) or None,
+        context=context,
+        slowdown=slowdown,
+        repeats=request.repeats,
+        latency=case.latency_words,
+        baseline=alone,
+        rows=rows,
+        summary=ErrorSummary.of(rows),
+        seconds=time.monotonic() - started,
+        schedule=_schedule_run(ranges, variants, results, numbers) if ranges else None,
+    )
+    save(case.file(LOAD_FILE), record)
+    return record
+
+
+def _points(
+    case: _Case, known: _Acceptance, numbers: Sequence[int], schedule: bool
+) -> dict[int, SchedulePoint]:
+    """The best gamma at each number of requests, as predicted. Raises ArchsearchError where the
+    memory does not hold them."""
+    device = case.session.source.device
+    sizes = sorted({1, *numbers}) if schedule else numbers  # a schedule begins at batch size 1
+    found = schedule_points(case.scorer, case.shape, known.alpha, known.taus, device, sizes)
+    points = {point.batch_size: point for point in found}
+    missing = [number for number in numbers if number not in points]
+    if missing:
+        raise ArchsearchError(
+            f"target and draft at {missing[0]} requests do not fit {device.key}; lower"
+            " --concurrency or --context"
+        )
+    return points
+
+
+def _gammas(
+    known: _Acceptance, wanted: Sequence[int], best: Sequence[int], ranges: Ranges
+) -> list[int]:
+    """The fixed gammas that run: as asked, else the best at each concurrency. ArchsearchError for
+    one of unknown acceptance."""
+    # A schedule is held against fixed gammas below and above its own too.
+    usual = {gamma for gamma in RIVAL_GAMMAS if gamma in known.taus} if ranges else set()
+    gammas = sorted(set(wanted) or {max(1, gamma) for gamma in best} | usual)
+    able = set(known.taus) & set(known.rates) if known.synthetic else set(known.taus)
+    beyond = [gamma for gamma in gammas if gamma not in able]
+    if beyond:
+        raise ArchsearchError(
+            f"acceptance is known for gamma 1 to {max(able)}, not for {beyond[0]}; use a smaller"
+            " --gamma"
+        )
+    return gammas
+
+
+def _models(case: _Case, synthetic: bool, dummy: bool) -> tuple[ModelSource, ModelSource]:
+    """Target and draft: a draft with random weights where acceptance is synthetic, a shape alone
+    where the engine makes the target's weights up (`dummy`)."""
+    session, bench, base = case.session, case.bench, case.session.run.path / "engine"
+    if not synthetic:
+        check_weights(session.target)
+        return bench.target(case.dtype), bench.draft(case.folder, case.dtype)
+    # outside this process the whole vocabulary
+    shape = case.shape if bench.inside else case.shape.replace(draft_vocab_size=None)
+    draft = random_draft(shape, case.dtype, base, load=bench.inside)
+    if dummy:
+        return write_shape(session.target.architecture, base / "target"), draft
+    return bench.target(case.dtype), draft
+
+
+def _variants(
+    known: _Acceptance, gammas: Sequence[int], draft: ModelSource, ranges: Ranges
+) -> list[Variant]:
+    """The draft with each fixed gamma, and with the schedule where one is asked for."""
+    variants = [Variant(f"gamma {gamma}", draft, gamma, known.asked(gamma)) for gamma in gammas]
+    if not ranges:
+        return variants
+    largest = largest_gamma(ranges, 0)
+    if not largest:
+        raise ArchsearchError(
+            "no gamma pays at any of these batch sizes, so the schedule is off and there is no"
+            " draft to serve; leave --schedule out, or train further"
+        )
+    return [*variants, Variant(SCHEDULED, draft, largest, known.asked(largest), ranges)]
+
+
+def _made_up(
+    session: SearchSession, vocabulary: int, length: int, count: int
+) -> list[EnginePrompt]:
+    """Prompts of random tokens, with which the workload's context is reached in mid-answer."""
+    rng = random.Random(session.request.seed)
+    most = min(1000, vocabulary)
+    return [
+        EnginePrompt(str(number), tuple(rng.randrange(most) for _ in range(length)))
+        for number in range(count)
+    ]
+
+
+def _load_row(
+    local: Scorer,
+    shape: Architecture,
+    known: _Acceptance,
+    variant: Variant,
+    results: Results,
+    slowdown: float | None,
+) -> LoadRow:
+    """Predicted beside measured of one variant at the scorer's batch size."""
+    number = local.workload.batch_size
+    found, alone = results[variant.name, number], results[ALONE, number]
+
+    def row(predicted: Estimate, **more: Any) -> LoadRow:
+        return LoadRow(
+            **vars(found),
+            baseline_tokens_per_s=alone.tokens_per_s,
+            decode_s=alone.step_s,
+            predicted_speedup=predicted,
+            relative_error=predicted.value / found.gain.value - 1.0,
+            **more,
+        )
+
+    if not found.gamma:  # the schedule is off here: what is left of the draft is its idle pass
+        return row(speedup_when_off(local, shape))
+    taus = (known.tau(variant, found.gamma), Estimate(found.tau, 0.0, "measured"))
+    beside = _Beside.of(local, shape, found.gamma, known.alpha, taus)
+    terms = found.round_terms(found.tau, alone.step_s, found.target_s)
+    return row(
+        beside.score.speedup,
+        relative_error_at_measured_tau=beside.at_measured_tau / found.gain.value - 1.0,
+        error_by_term=beside.error_by_term(terms, slowdown),
+    )
+
+
+def _schedule_run(
+    ranges: Ranges, variants: Sequence[Variant], results: Results, numbers: Sequence[int]
+) -> ScheduleRun:
+    """The schedule against always off and every fixed gamma."""
+    fixed = [variant.name for variant in variants if not variant.schedule]
+    verdict = schedule_verdict(results, SCHEDULED, fixed, numbers)
+    overall = overall_speedups(results, [SCHEDULED, *fixed], numbers)
+    return ScheduleRun(ranges, tuple(verdict), overall)

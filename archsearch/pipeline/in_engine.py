@@ -1,0 +1,331 @@
+"""Something run in an engine: which one, with what settings and models, and the latencies that
+predict it."""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from archsearch.architecture.architecture import Architecture
+from archsearch.engine_facts import EngineFacts, engine_facts, engines_that, runnable_engine
+from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
+from archsearch.files import write_json
+from archsearch.models.files import has_weights
+from archsearch.models.targets import TargetRef
+from archsearch.pipeline.latency import asked_dtype, choose_latency, machine_slowdown
+from archsearch.pipeline.serving import check_engine, default_mode
+from archsearch.pipeline.session import SearchSession, check_weights
+from archsearch.progress import ProgressLine
+from archsearch.search.objective import Scorer
+
+if TYPE_CHECKING:
+    from archsearch.drafts.trainer import DraftTrainer
+    from archsearch.engines.engine import EnginePrompt, EngineSettings, ModelSource
+    from archsearch.engines.measure.turns import Plan, Trace, Turn
+
+PARTIAL_FILE: Final = "partial-{what}-{engine}.json"
+ENGINE_BYTES: Final = 2 << 30  # an engine's own libraries and buffers, on a CPU
+_R = TypeVar("_R")
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """Which engine runs and how it is reached; None and empty mean the run's own and the defaults.
+
+    `python`: interpreter of the engine's environment; `server_url`, `baseline_url`: running servers
+    with and without the draft.
+    """
+
+    name: str | None = None
+    python: Path | None = None
+    server_url: str | None = None
+    baseline_url: str | None = None
+    timeout_s: float = 600.0
+
+
+def check_choice(
+    choice: EngineChoice,
+    name: str,
+    *,
+    synthetic: bool = False,
+    schedule: bool = False,
+    concurrency: int = 1,
+) -> None:
+    """Raise ArchsearchError, before anything is loaded, for an engine that is not there or cannot
+    do what is asked."""
+    from archsearch.engines.registry import check_interpreter_choice
+
+    def able(has: Callable[[EngineFacts], bool]) -> str:
+        return " or ".join(engines_that(has))
+
+    facts = runnable_engine(name)
+    if choice.server_url is not None:
+        if not facts.server:
+            servers = " or ".join(engine_facts(each).title for each in engines_that(_is_server))
+            raise ArchsearchError(
+                f"--server-url is for a running {servers} server, not for {name}; leave one of the"
+                " two out"
+            )
+        if synthetic:
+            raise ArchsearchError(
+                "a running server cannot take synthetic acceptance; leave --server-url out, or"
+                " train the draft first"
+            )
+        if schedule:
+            raise ArchsearchError(
+                "a running server keeps the schedule it was started with; leave --schedule or"
+                " --server-url out"
+            )
+        return
+    if concurrency > 1 and not facts.batches:
+        raise ArchsearchError(
+            f"{name} runs one request at a time, so {concurrency} in flight cannot be confirmed in"
+            f" it; use --concurrency 1, or --engine {able(lambda row: row.batches)}"
+        )
+    if schedule and not facts.schedules:
+        raise ArchsearchError(
+            f"{name} takes one gamma for all batch sizes; use --engine"
+            f" {able(lambda row: row.schedules)} for --schedule"
+        )
+    if synthetic and not facts.synthesises:
+        raise ArchsearchError(
+            f"{name} cannot accept by chance, which a draft without weights needs; train the draft"
+            f" first, or use --engine {able(lambda row: row.synthesises)} with --synthetic"
+        )
+    check_interpreter_choice(name, choice.python)
+
+
+def _is_server(facts: EngineFacts) -> bool:
+    return facts.server
+
+
+def serving_scorer(session: SearchSession, engine: str) -> tuple[Scorer, str]:
+    """The session's scorer with the latencies of `engine`, and where those come from in words."""
+    if engine == session.request.engine:
+        return session.scorer, session.source.words
+    folder, chosen = session.source.profile.get("folder"), session.source
+    check_engine(engine_facts(engine), chosen.device)
+    asked = replace(
+        session.request.asked,
+        profile=Path(folder) if folder else None,
+        dtype=chosen.dtype,
+        mode=chosen.mode if chosen.device.kind == "cpu" else default_mode(chosen.device, engine),
+        # those asked for are of the run's own engine
+        engine=engine,
+        engine_version=None,
+        engine_options=(),
+    )
+    source, _ = choose_latency(asked, session.target.architecture)
+    return session.scorer.with_latency(source.latency), source.words
+
+
+def profile_first(session: SearchSession, scorer: Scorer, engine: str) -> str | None:
+    """The command that measures the engine's own passes, where the prediction of `scorer` does
+    without them; None where it has them. A profile's passes are those of transformers."""
+    if engine == "transformers" or getattr(scorer.latency, "engine_", None) is not None:
+        return None
+    gpu, target = session.request.asked.gpu or session.source.device.key, session.request.target
+    dtype = asked_dtype(engine, session.source.dtype)
+    return (
+        f"archsearch profile --gpu {shlex.quote(gpu)} --target {shlex.quote(target)} --engine"
+        f" {engine}{dtype}"
+    )
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The engine that a session's drafters run in."""
+
+    session: SearchSession
+    choice: EngineChoice
+    known_trainer: DraftTrainer | None = None
+
+    @cached_property
+    def trainer(self) -> DraftTrainer:
+        """Where the run's texts, tokenizer and target are."""
+        return self.known_trainer or self.session.trainer()
+
+    @property
+    def name(self) -> str:
+        return self.choice.name or self.session.request.engine
+
+    @property
+    def inside(self) -> bool:
+        """Whether the engine runs in this process and takes modules, not folders."""
+        return engine_facts(self.name).in_process
+
+    def target(self, dtype: str) -> ModelSource:
+        """The target as the engine takes it."""
+        return self.trainer.model(dtype) if self.inside else engine_target(self.session.target)
+
+    def draft(self, source: ModelSource, dtype: str) -> ModelSource:
+        """A draft model's folder as the engine takes it; any other drafter as it is."""
+        from archsearch.engines.engine import drafter_family
+        from archsearch.models.drafts import load_draft
+
+        if self.inside and isinstance(source, Path) and drafter_family(source) == "independent":
+            return load_draft(source, dtype)
+        return source
+
+    def run(
+        self,
+        plan: Plan,
+        summary: Callable[[Trace], _R],
+        words: str,
+        *,
+        largest: Architecture,
+        dtype: str | None = None,
+        dummy: bool = False,
+        look: Callable[[Turn], object] = lambda turn: None,
+    ) -> _R:
+        """`summary` of what the plan came to; `words`: above its progress. One engine at a time is
+        alive where those of the plan, each with a draft of the shape `largest`, do not fit the
+        device together. `dummy`: the target's weights are made up. `look`: see `run_plan`."""
+        from archsearch.engines.measure.turns import run_plan
+        from archsearch.engines.registry import make_engine
+
+        session, most = self.session, max(plan.concurrencies)
+        longest = max(len(prompt.token_ids) for prompt in plan.prompts)
+        settings = self.settings(most, longest + plan.sampling.max_new_tokens, dtype, dummy)
+        synthetic = any(variant.synthetic for variant in plan.variants)
+        tokenizer = None if synthetic else self.trainer.tokenizer
+        own_process = not self.inside and self.choice.server_url is None
+        if own_process and _crowded(session, largest, len(plan.variants), most):
+            plan = replace(plan, apart=True)
+        with ProgressLine(words) as line:
+            return run_plan(
+                lambda _: make_engine(self.name, settings, tokenizer),
+                plan,
+                summary,
+                look=look,
+                progress=line,
+            )
+
+    def settings(
+        self, concurrency: int, max_len: int, dtype: str | None, dummy: bool
+    ) -> EngineSettings:
+        """The session's device, dtype and ranks as an engine takes them. Raises ArchsearchError
+        where the device is a GPU and this machine has none: nothing measured here would be that
+        GPU's."""
+        from archsearch.engines.engine import EngineSettings
+
+        session, choice = self.session, self.choice
+        device = session.source.device
+        if device.kind != "cpu" and choice.server_url is None and not has_gpu():
+            raise ArchsearchError(
+                f"confirming on {device.key} takes a machine with that GPU, and this one has none;"
+                " copy the run there, or name a running server (--server-url)"
+            )
+        return EngineSettings(
+            dtype=dtype or session.source.dtype,
+            concurrency=concurrency,
+            max_len=max_len,
+            mode=session.source.mode,
+            tensor_parallel=session.scorer.workload.tensor_parallel,
+            threads=session.source.threads,
+            device="cpu" if device.kind == "cpu" else "gpu",
+            python=choice.python,
+            timeout_s=choice.timeout_s,
+            server_url=choice.server_url,
+            baseline_url=choice.baseline_url,
+            dummy_weights=dummy,
+        )
+
+
+def _crowded(session: SearchSession, draft: Architecture, engines: int, concurrency: int) -> bool:
+    """Whether the engines must take turns in memory: together they would need more than the device
+    has."""
+    from archsearch.capacity import memory_bytes, usable_bytes
+
+    device = session.source.device
+    if device.kind != "cpu":
+        return True
+    workload = replace(session.scorer.workload, batch_size=concurrency)
+    each = memory_bytes(session.target.architecture, draft, workload).total_bytes
+    return engines * (each + ENGINE_BYTES) > usable_bytes(device)
+
+
+def has_gpu() -> bool:
+    """Whether torch finds a GPU here."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+@contextmanager
+def kept_partial(path: Path, what: str) -> Iterator[None]:
+    """Where an engine fails in the block and had come to something, that is in `path` and the
+    message says so."""
+    try:
+        yield
+    except RunFailed as error:
+        if not error.results:
+            raise
+        found = [asdict(result) for result in error.results.values()]
+        write_json(path, {"stopped": str(error), "results": found})
+        whole = max(int(result.get("prompts") or result.get("repeats") or 0) for result in found)
+        raise RunFailed(f"{error}; the {whole} {what} before it are kept in {path}") from error
+
+
+def at_pace(session: SearchSession, run: Callable[[], _R]) -> tuple[_R, float | None]:
+    """What `run` returns, and the machine's mean slowdown against its profile before and after
+    (None: not known)."""
+    before = machine_slowdown(session.source)
+    found = run()
+    known = [each for each in (before, machine_slowdown(session.source)) if each is not None]
+    return found, statistics.fmean(known) if known else None
+
+
+def mid_answer(prompts: Sequence[EnginePrompt], tokens: int) -> int:
+    """Tokens in the KV cache in the middle of an answer of `tokens`, of the mean prompt."""
+    return round(statistics.fmean(len(prompt.token_ids) for prompt in prompts) + tokens / 2)
+
+
+def engine_target(ref: TargetRef) -> Path | str:
+    """What an engine outside this process loads as the target: a folder or a hub id."""
+    from archsearch.models.load import weights_source
+
+    return weights_source(ref)
+
+
+def random_draft(arch: Architecture, dtype: str, base: Path, *, load: bool = False) -> Any:
+    """A draft of `arch` with random weights: the module (`load`), or its folder under `base`, made
+    once."""
+    from archsearch.models.drafts import build_draft, save_draft
+
+    if load:
+        return build_draft(arch, dtype)
+    folder = base / arch.label().replace(" ", "_").replace("/", "-")
+    if not has_weights(folder):  # weights are written last
+        save_draft(build_draft(arch, dtype), folder)
+    return folder
+
+
+def write_shape(arch: Architecture, folder: Path) -> Path:
+    """A folder with a config.json only, for engines that make weights up."""
+    from archsearch.architecture.hf_config import to_hf_config
+
+    write_json(folder / "config.json", to_hf_config(arch))
+    return folder
+
+
+def can_run(name: str, ref: TargetRef) -> bool:
+    """Whether the target's weights are here; False where the engine makes them up. MissingDataError
+    where it cannot."""
+    try:
+        check_weights(ref)
+    except MissingDataError as error:
+        if engine_facts(name).dummy_weights:
+            return False
+        raise MissingDataError(
+            f"target {ref.name!r} has no weights here and {name} needs them; give a folder that has"
+            f" them, or use --engine {' or '.join(engines_that(lambda row: row.dummy_weights))},"
+            " which makes them up"
+        ) from error
+    return True
