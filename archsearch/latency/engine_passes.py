@@ -33,7 +33,7 @@ from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
 from archsearch.latency.added import AddedFit, DraftedFit
 from archsearch.latency.regression import Residual, nonnegative_fit
-from archsearch.profiles import DraftedShape, Measurement, PassShape, Profile, RestShape
+from archsearch.profiles import Measurement, PassShape, Profile, RestShape
 from archsearch.workload import DTYPE_BYTES
 
 Array = NDArray[np.float64]
@@ -101,25 +101,21 @@ class EnginePasses:
         self.engine, self.dtype, self.mode = engine, dtype, mode
         self.dtype_bytes = DTYPE_BYTES[dtype]
         self.cache_bytes = float(profile.device.get("last_level_cache_bytes") or (32 << 20))
-        rows = [
-            row for row in profile.select("pass", dtype, mode) if PassShape.of(row).engine == engine
-        ]
+
+        def measured(kind: str) -> list[Measurement]:
+            rows = profile.select(kind, dtype, mode)
+            return [row for row in rows if row.sizes()["engine"] == engine]
+
+        rows, rests = measured("pass"), measured("rest")
         self.rows = len(rows)
         self.largest_batch = max((PassShape.of(row).batch for row in rows), default=1)
         self._own: dict[
             tuple[Architecture, int, int, bool, bool], list[tuple[int, float, float]]
         ] = {}
         self._fit_passes(rows)
-        rests = [
-            row for row in profile.select("rest", dtype, mode) if RestShape.of(row).engine == engine
-        ]
         self.rest_ = AddedFit.fit(rests)
-        drafted = [
-            row
-            for row in profile.select("drafted", dtype, mode)
-            if DraftedShape.of(row).engine == engine
-        ]
-        self.drafted_ = DraftedFit.fit(drafted, engine_facts(engine).scattered_head, self.plan_s)
+        scattered = engine_facts(engine).scattered_head
+        self.drafted_ = DraftedFit.fit(measured("drafted"), scattered, self.plan_s)
         self.first_pass = FirstPass.fit(rests)
 
     # -- fitting
@@ -128,22 +124,15 @@ class EnginePasses:
     def _fit_passes(self, rows: list[Measurement]) -> None:
         points = [pass_of(row) for row in rows]
         times = np.array([row.median_s for row in rows])
-        best: tuple[float, float, float, Array] | None = None
+        found = []
         for half in self.cache_bytes * np.array([0.4, 0.7, 1.0, 1.5, 2.2]):
             for steepness in (1.5, 3.0):
-                features = np.array(
-                    [
-                        self._features(*point, half=float(half), steepness=steepness)
-                        for point in points
-                    ]
-                )
+                self._half, self._steepness = float(half), steepness
+                features = np.array([self._features(*point) for point in points])
                 coefficients = nonnegative_fit(features, times)
-                error = float(
-                    np.abs(np.log(np.maximum(features @ coefficients, 1e-9) / times)).sum()
-                )
-                if best is None or error < best[0]:
-                    best = (error, float(half), steepness, coefficients)
-        assert best is not None
+                misfit = np.abs(np.log(np.maximum(features @ coefficients, 1e-9) / times)).sum()
+                found.append((float(misfit), self._half, self._steepness, coefficients))
+        best = min(found, key=lambda fit: fit[0])
         _, self._half, self._steepness, self._coefficients = best
         self.coefficients_ = dict(zip(FEATURES, self._coefficients.tolist(), strict=True))
         base = np.array([self._features(*point) for point in points]) @ self._coefficients
@@ -162,43 +151,36 @@ class EnginePasses:
     # -- what a pass is made of
     # ----------------------------------------------------------------------------------------------
 
-    def _features(
+    def _vector(
         self,
-        arch: Architecture,
-        batch: int,
-        tokens: int,
-        context: int,
+        layers: float,
+        bytes_: tuple[float, float],
+        flops: tuple[float, float],
+        kv_bytes: float,
+        rows: float,
         cold: bool,
-        is_target: bool,
-        *,
-        half: float | None = None,
-        steepness: float | None = None,
     ) -> Array:
-        half, steepness = half or self._half, steepness or self._steepness
-        body = float(body_parameters(arch))
-        head = float(arch.head_rows * arch.hidden_size)
-        bytes_ = body * self.dtype_bytes
-        # In a loop, the share of the weights that the cache cannot keep comes from memory again.
-        share = (
-            1.0 if cold else 1.0 / (1.0 + (half / (bytes_ + head * self.dtype_bytes)) ** steepness)
-        )
-        rows = float(batch * tokens)
-        heads = (
-            rows if is_target else float(batch)
-        )  # a draft needs the logits of each sequence's last token only
-        return np.array(
-            [
-                1.0,
-                float(arch.num_hidden_layers),
-                share * bytes_,
-                (1.0 - share) * bytes_,
-                head * self.dtype_bytes,
-                2.0 * body * rows,
-                2.0 * head * heads,
-                float(kv_cache_bytes(arch, context + tokens, self.dtype_bytes, batch)),
-                rows,
-                rows * arch.num_hidden_layers,
-            ]
+        """FEATURES; `bytes_` and `flops` of body and head. In a loop, the share of the weights that
+        the cache cannot keep comes from memory again."""
+        body, head = bytes_
+        kept = 0.0 if cold else (self._half / max(body + head, 1)) ** self._steepness
+        share = 1.0 / (1.0 + kept)
+        parts = (1.0, layers, share * body, (1.0 - share) * body, head)
+        return np.array([*parts, *flops, kv_bytes, rows, rows * layers], dtype=float)
+
+    def _features(
+        self, arch: Architecture, batch: int, tokens: int, context: int, cold: bool, is_target: bool
+    ) -> Array:
+        body, head = body_parameters(arch), arch.head_rows * arch.hidden_size
+        rows = batch * tokens
+        heads = rows if is_target else batch  # a draft needs each sequence's last token's only
+        return self._vector(
+            arch.num_hidden_layers,
+            (body * self.dtype_bytes, head * self.dtype_bytes),
+            (2.0 * body * rows, 2.0 * head * heads),
+            kv_cache_bytes(arch, context + tokens, self.dtype_bytes, batch),
+            rows,
+            cold,
         )
 
     def _inputs(
@@ -261,32 +243,17 @@ class EnginePasses:
             [(op, n) for op, n in counts.items() if isinstance(op, Gemm)]
             for counts in (ops.in_layers, ops.outside)
         )
-        body_bytes, head_bytes = (
-            self.dtype_bytes * sum(n * op.weight_elements() for op, n in part)
-            for part in (body, head)
-        )
-        share = (
-            1.0
-            if cold
-            else 1.0 / (1.0 + (self._half / max(body_bytes + head_bytes, 1)) ** self._steepness)
-        )
-        rows = float(max((op.m for op, _ in body or head), default=0))
+        weights = [sum(n * op.weight_elements() for op, n in part) for part in (body, head)]
+        bytes_ = (self.dtype_bytes * weights[0], self.dtype_bytes * weights[1])
+        flops = sum(n * op.flops() for op, n in body), sum(n * op.flops() for op, n in head)
+        rows = max((op.m for op, _ in body or head), default=0)
         cached = sum(
             n * op.kv_elements() for op, n in ops.in_layers.items() if isinstance(op, Attention)
         )
-        features = (
-            1.0,
-            float(ops.layers),
-            share * body_bytes,
-            (1.0 - share) * body_bytes,
-            float(head_bytes),
-            float(sum(n * op.flops() for op, n in body)),
-            float(sum(n * op.flops() for op, n in head)),
-            float(self.dtype_bytes * cached),
-            rows,
-            rows * ops.layers,
+        features = self._vector(
+            ops.layers, bytes_, flops, self.dtype_bytes * cached, float(rows), cold
         )
-        value = float(np.array(features) @ self._coefficients)
+        value = float(features @ self._coefficients)
         return Estimate(value, value * math.sqrt(float(np.mean(self.loo_**2))), "modelled")
 
     def plan_s(self, plan: RoundPlan) -> float:
@@ -295,14 +262,6 @@ class EnginePasses:
         return first + (
             plan.steps * self.ops_s(plan.step, cold=False).value if plan.step is not None else 0.0
         )
-
-    def plain_s(self, batch: int) -> Estimate:
-        """What a plain step takes beside the target's pass."""
-        return self.rest_.plain_s(batch)
-
-    def round_s(self, gamma: int, batch: int) -> Estimate:
-        """What a round takes beside the passes of target and draft."""
-        return self.rest_.round_s(gamma, batch)
 
     def summary(self) -> dict[str, Any]:
         """What was learnt, for reports."""

@@ -343,7 +343,7 @@ class LatencyModel(FittedPasses, DraftPasses):
                 cold=True,
                 is_target=True,
             )
-            return _sum(step, own.plain_s(workload.batch_size))
+            return _sum(step, own.rest_.plain_s(workload.batch_size))
         costs = self._engine_costs(target.vocab_size)
         if costs is None:
             return super().decode_s(target, workload)
@@ -401,7 +401,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         """What the engine was measured to add to a round of gamma draft tokens; 0 where nothing is
         known of it."""
         if self.engine_ is not None:
-            return self.engine_.round_s(gamma, workload.batch_size)
+            return self.engine_.rest_.round_s(gamma, workload.batch_size)
         known = self._engine_costs(target.vocab_size)
         return known.round_s(gamma) if known is not None else Estimate(0.0, 0.0, "modelled")
 

@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.files import write_json
+from archsearch.engine_facts import engine_facts
+from archsearch.errors import MissingDataError
+from archsearch.files import ensure_writable_dir, write_json
+from archsearch.hardware.device import Device
 from archsearch.latency.model import LatencyModel
-from archsearch.profiles import ForwardShape, Profile
+from archsearch.pipeline.profile_request import ENGINE_STAND_IN, ProfileRequest, sample_space
+from archsearch.profiles import ForwardShape, Profile, stack_key
 from archsearch.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -20,6 +24,58 @@ if TYPE_CHECKING:
 CPU_GOAL = (0.06, 0.12, 0.80)
 GPU_GOAL = (0.05, 0.10, 0.90)
 GPU_CHECK_MODEL_BYTES = 32 << 30
+
+
+class ProfileRun:
+    """A profile that is being measured: what is asked, the drafts that it covers, and what comes of
+    it. Raises ArchsearchError for a profile of another device, or a folder that cannot be
+    written."""
+
+    def __init__(self, request: ProfileRequest, device: Device, stack: dict[str, str]) -> None:
+        self.request, self.device = request, device
+        self.folder = request.output or Path("profiles") / device.key / stack_key(stack)
+        ensure_writable_dir(self.folder)
+        self.profile = Profile.open(self.folder, device.to_dict(), stack)
+        self.before = len(self.profile.rows)
+        self.reference = request.target or ENGINE_STAND_IN
+        self.drafts = sample_space(request.space, self.reference, 400, request.seed)
+        self.memory = float(device.memory_bytes)
+        self.learnt: dict[str, Any] = {}
+        self.checks: dict[str, Any] = {}
+
+    def learn(self, bench: Bench, dtype: str, mode: str) -> None:
+        """What the latency model makes of the rows of a dtype and mode, and its check."""
+        name = f"{dtype} {mode}" if self.device.kind == "gpu" else dtype
+        request, engine = self.request, engine_facts(self.request.engine_name)
+        try:
+            model = LatencyModel(self.profile, dtype, mode, request.engine_name)
+        except MissingDataError as error:
+            self.learnt[name] = {"missing": str(error)}
+            return
+        self.learnt[name] = model.summary()
+        if request.check and not engine.gguf:
+            # drawn with a seed that moves on, so that no check repeats the last one's shapes
+            done = sum(entry.get("checks", 0) for entry in self.profile.known_error.values())
+            seed = 1_000_003 + request.seed + done
+            unseen = sample_space(request.space, self.reference, 400, seed)
+            target, count = request.target, request.check
+            self.checks[name] = check_profile(
+                bench, self.profile, unseen, target, dtype, count, self.memory, mode=mode
+            )
+
+    def summary(self, **more: Any) -> dict[str, Any]:
+        """What `profile_device` returns, with `more` of one kind of device."""
+        return {
+            "folder": str(self.folder),
+            "device": self.device.key,
+            "rows": len(self.profile.rows),
+            "new_rows": len(self.profile.rows) - self.before,
+            "noisy_share": self.profile.noisy_share,
+            **more,
+            "models": self.learnt,
+            "checks": self.checks,
+            "known_error": self.profile.known_error,
+        }
 
 
 def check_profile(

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.engine_facts import ANY_ENGINE, EngineFacts, engine_facts
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import ensure_writable_dir
 from archsearch.hardware.device import Device
 from archsearch.latency.model import LatencyModel
-from archsearch.pipeline.profile_check import check_profile
+from archsearch.pipeline.profile_check import ProfileRun
 from archsearch.pipeline.profile_engine import profile_engine
-from archsearch.pipeline.profile_request import (
-    ENGINE_STAND_IN,
-    ProfileRequest,
-    drafts_for_check,
-    sample_space,
-)
+from archsearch.pipeline.profile_request import ENGINE_STAND_IN, ProfileRequest
 from archsearch.pipeline.serving import check_dtype
-from archsearch.profiles import EngineShape, Profile, cpu_stack, stack_key
+from archsearch.profiles import EngineShape, Profile, cpu_stack
 from archsearch.progress import ProgressLine
 from archsearch.workload import GGUF_DTYPES, dtype_name
 
@@ -46,74 +39,40 @@ def profile_cpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
 
     from archsearch.profiling import cpu_sweep as sweeps
 
-    stack = cpu_stack()
-    folder = request.output or Path("profiles") / device.key / stack_key(stack)
-    ensure_writable_dir(folder)
+    run = ProfileRun(request, device, cpu_stack())
+    profile = run.profile
     torch.set_num_threads(device.threads or 1)
-    profile = Profile.open(folder, device.to_dict(), stack)
     bench = sweeps.CpuBench(profile, device.last_level_cache_bytes or (32 << 20))
-    reference = request.target or ENGINE_STAND_IN
-    drafts = sample_space(request.space, reference, 400, request.seed)
     facts = engine_facts(request.engine_name)
-    dtypes = device_dtypes(device, request.dtypes, facts)
-    if request.quick:
-        dtypes = dtypes[:1]
-    before = len(profile.rows)
-    memory = float(device.memory_bytes)
+    dtypes = device_dtypes(device, request.dtypes, facts)[: 1 if request.quick else None]
     points = {
         dtype: sweeps.plan(
-            drafts, request.target, dtype, batch=request.batch_size, memory_bytes=memory
+            run.drafts, request.target, dtype, batch=request.batch_size, memory_bytes=run.memory
         )
         for dtype in ([] if facts.gguf else dtypes)
     }
     other = request.engine and not facts.in_process
-    if (
-        facts.gguf
-    ):  # its rounds are priced by its own passes alone, in precisions that torch has not
+    if facts.gguf:  # its rounds are priced by its own passes, in precisions that torch has not
         for dtype in dtypes:
-            profile_engine(request, profile, device, drafts, dtype)
-        other = False
-    elif not (
-        other and _has_model(profile, dtypes[0])
-    ):  # ops and whole models are measured already: go on with the engine
+            profile_engine(request, profile, device, run.drafts, dtype)
+    elif not (other and _has_model(profile, dtypes[0])):  # else ops and whole models are there
         with ProgressLine("profile") as line:
             sweeps.sweep(bench, points, budget_s=request.budget_s, progress=line)
         if request.engine and request.batch_size == 1:
-            _measure_engine(bench, profile, request.target, dtypes, memory)
-    if other:
-        profile_engine(
-            request, profile, device, drafts, dtypes[0], slowdown=_probe_slowdown(bench, dtypes[0])
-        )
-    learnt = {}
+            _measure_engine(bench, profile, request.target, dtypes, run.memory)
+    if other and not facts.gguf:
+        slowdown = _probe_slowdown(bench, dtypes[0])
+        profile_engine(request, profile, device, run.drafts, dtypes[0], slowdown=slowdown)
     for dtype in dtypes:
-        try:
-            learnt[dtype] = LatencyModel(profile, dtype, engine=request.engine_name).summary()
-        except MissingDataError as error:
-            learnt[dtype] = {"missing": str(error)}
-    checks = {}
-    if request.check and not facts.gguf:
-        for dtype in dtypes:
-            if "missing" not in learnt[dtype]:
-                unseen = drafts_for_check(request, reference, profile)
-                checks[dtype] = check_profile(
-                    bench, profile, unseen, request.target, dtype, request.check, memory
-                )
+        run.learn(bench, dtype, "eager")
     slowdowns = bench.slowdowns or [1.0]
     quantiles = statistics.quantiles(slowdowns, n=20) if len(slowdowns) > 1 else [1.0] * 19
-    return {
-        "folder": str(folder),
-        "device": device.key,
-        "rows": len(profile.rows),
-        "new_rows": len(profile.rows) - before,
-        "planned_rows": sum(len(p) for p in points.values()),
-        "noisy_share": profile.noisy_share,
-        "slowdown_p5": quantiles[0],
-        "slowdown_median": quantiles[9],
-        "slowdown_p95": quantiles[-1],
-        "models": learnt,
-        "checks": checks,
-        "known_error": profile.known_error,
-    }
+    return run.summary(
+        planned_rows=sum(len(p) for p in points.values()),
+        slowdown_p5=quantiles[0],
+        slowdown_median=quantiles[9],
+        slowdown_p95=quantiles[-1],
+    )
 
 
 def device_dtypes(

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from archsearch.engine_facts import engine_facts
-from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
-from archsearch.files import ensure_writable_dir
+from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.hardware.device import Device
-from archsearch.latency.model import LatencyModel
-from archsearch.pipeline.profile_check import check_profile
-from archsearch.pipeline.profile_request import (
-    ENGINE_STAND_IN,
-    ProfileRequest,
-    drafts_for_check,
-    sample_space,
-)
+from archsearch.pipeline.profile_check import ProfileRun
+from archsearch.pipeline.profile_request import ProfileRequest
 from archsearch.pipeline.profile_rounds import profile_rounds
-from archsearch.profiles import Profile, current_stack, stack_key
+from archsearch.profiles import Profile, current_stack
 from archsearch.progress import ProgressLine
 from archsearch.workload import dtype_name
+
+if TYPE_CHECKING:
+    from archsearch.profiling.cuda import CudaBench
 
 
 def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
@@ -36,26 +31,18 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
     from archsearch.profiling import collectives, cuda
     from archsearch.profiling import gpu_sweep as selection
 
-    stack = current_stack()
-    folder = request.output or Path("profiles") / device.key / stack_key(stack)
     problem = cuda.cuda_problem()
     if problem is not None:
         raise ArchsearchError(f"cannot measure on {device.name}: {problem}")
-    ensure_writable_dir(folder)
-    profile = Profile.open(folder, device.to_dict(), stack)
+    run = ProfileRun(request, device, current_stack())
+    profile = run.profile
     if profile.imported:
         raise ArchsearchError(
-            f"{folder} holds imported tables; pass another --output for measured rows"
+            f"{run.folder} holds imported tables; pass another --output for measured rows"
         )
-    before = len(profile.rows)
-    reference = request.target or ENGINE_STAND_IN
-    drafts = sample_space(request.space, reference, 400, request.seed)
     modes = request.modes or ("graph", "eager")
     plans = [(mode, dtype) for mode in modes for dtype in gpu_dtypes(device, mode, request.dtypes)]
-    memory = float(device.memory_bytes)
     sweeps: dict[str, dict[str, Any]] = {}
-    learnt: dict[str, Any] = {}
-    checks: dict[str, Any] = {}
     rounds: dict[str, Any] = {}
     skipped: list[str] = []
     benches = {
@@ -64,24 +51,14 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
         )
         for mode, dtype in plans
     }
-    # A mode measured before keeps its own, and the kernels that were used then.
-    profile.provenance |= {
-        mode: _with_known_kernels(profile, mode, bench.provenance())
-        for mode, bench in benches.items()
-    }
-    profile.save_header()
+    _keep_provenance(profile, benches)  # of a mode measured before: its own
+    asked = selection.Asked(ranks=request.tensor_parallel, seed=request.seed)
+    room = selection.Room(
+        memory_bytes=run.memory, cache_bytes=float(device.last_level_cache_bytes or math.inf)
+    )
     for mode, dtype in plans:
-        bench = benches[mode]
-        wanted = selection.needs(
-            drafts,
-            request.target,
-            dtype,
-            mode,
-            selection.Asked(ranks=request.tensor_parallel, seed=request.seed),
-            selection.Room(
-                memory_bytes=memory, cache_bytes=float(device.last_level_cache_bytes or math.inf)
-            ),
-        )
+        bench, name = benches[mode], f"{dtype} {mode}"
+        wanted = selection.needs(run.drafts, request.target, dtype, mode, asked, room)
         if dtype == "float8_e4m3fn":
             wanted = selection.fp8_needs(wanted)
         with ProgressLine(f"profile {mode} {dtype}") as line:
@@ -97,55 +74,34 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
         if request.engine and not engine_facts(request.engine_name).in_process and mode == "graph":
             for opened in benches.values():
                 opened.release()
-            rounds[f"{dtype} {mode}"] = profile_rounds(request, profile, device, dtype)
-        name = f"{dtype} {mode}"
+            rounds[name] = profile_rounds(request, profile, device, dtype)
         sweeps[name] = {
             "new_rows": result.new_rows,
             "relative_std": result.relative_std,
             "stopped": result.stopped,
         }
-        try:
-            model = LatencyModel(profile, dtype, mode, request.engine_name)
-        except MissingDataError as error:
-            learnt[name] = {"missing": str(error)}
-            continue
-        learnt[name] = model.summary()
-        if request.check:
-            unseen = drafts_for_check(request, reference, profile)
-            checks[name] = check_profile(
-                bench, profile, unseen, request.target, dtype, request.check, memory, mode=mode
-            )
+        run.learn(bench, dtype, mode)
     for bench in benches.values():
         skipped += [str(entry) for entry in bench.skipped]
-    profile.provenance |= {
-        mode: _with_known_kernels(profile, mode, bench.provenance())
-        for mode, bench in benches.items()
-    }
+    _keep_provenance(profile, benches)
+    throttled = sum(row.throttled for row in profile.rows.values()) / max(1, len(profile.rows))
+    return run.summary(
+        throttled_share=throttled,
+        sweeps=sweeps,
+        skipped=skipped,
+        rounds=rounds,
+        provenance=profile.provenance,
+    )
+
+
+def _keep_provenance(profile: Profile, benches: Mapping[str, CudaBench]) -> None:
+    """How each mode was measured, into the profile's header. A bench names the small kernels only
+    of dtypes that it has measured in this process."""
+    for mode, bench in benches.items():
+        known = profile.provenance.get(mode, {}).get("fused_kernels", {})
+        found = bench.provenance()
+        profile.provenance[mode] = found | {"fused_kernels": known | found["fused_kernels"]}
     profile.save_header()
-    return {
-        "folder": str(folder),
-        "device": device.key,
-        "rows": len(profile.rows),
-        "new_rows": len(profile.rows) - before,
-        "noisy_share": profile.noisy_share,
-        "throttled_share": (
-            sum(row.throttled for row in profile.rows.values()) / max(1, len(profile.rows))
-        ),
-        "sweeps": sweeps,
-        "skipped": skipped,
-        "models": learnt,
-        "checks": checks,
-        "rounds": rounds,
-        "known_error": profile.known_error,
-        "provenance": profile.provenance,
-    }
-
-
-def _with_known_kernels(profile: Profile, mode: str, found: dict[str, Any]) -> dict[str, Any]:
-    """A bench's provenance; it names the small kernels only of dtypes that it has measured in this
-    process."""
-    known = profile.provenance.get(mode, {}).get("fused_kernels", {})
-    return found | {"fused_kernels": known | found["fused_kernels"]}
 
 
 def gpu_dtypes(device: Device, mode: str, asked: Sequence[str]) -> list[str]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.models.targets import TargetRef
-from archsearch.profiles import Profile
 from archsearch.search.space import InvalidShape, SearchSpace
 
 ENGINE_STAND_IN = Architecture(512, 1408, 4, 8, 8, 64, 32000)
@@ -59,12 +58,3 @@ def sample_space(
     if not found:
         space.check(target)
     return list(found)
-
-
-def drafts_for_check(
-    request: ProfileRequest, reference: Architecture, profile: Profile
-) -> list[Architecture]:
-    """Shapes for a check, drawn with a seed that moves on with every check, so that no check
-    repeats the last one's shapes."""
-    done = sum(entry.get("checks", 0) for entry in profile.known_error.values())
-    return sample_space(request.space, reference, 400, 1_000_003 + request.seed + done)

@@ -104,8 +104,8 @@ def test_unseen_shapes_batches_and_gammas(profile: Profile) -> None:
         found = passes.forward_s(UNSEEN, batch=batch, tokens=1, context=192)
         assert found.value == pytest.approx(law_s(UNSEEN, batch, 1, 192, False), rel=0.06)
         assert found.source == "modelled" and found.std > 0
-        assert passes.round_s(4, batch).value == pytest.approx(rest_s(4, batch), rel=0.03)
-        assert passes.plain_s(batch).value == pytest.approx(rest_s(0, batch), rel=0.03)
+        assert passes.rest_.round_s(4, batch).value == pytest.approx(rest_s(4, batch), rel=0.03)
+        assert passes.rest_.plain_s(batch).value == pytest.approx(rest_s(0, batch), rel=0.03)
 
 
 def test_a_jump_of_the_kernels_is_believed_where_it_was_measured() -> None:
