@@ -170,7 +170,7 @@ def choose_latency(
     asked = replace(asked, dtype=asked.dtype or _served_dtype(profile, device, target))
     mode = asked.mode or default_mode(device, str(asked.engine))
     if profile is None:
-        source = _carried(device, mode, asked, drafter) or _roofline(device, mode, asked, drafter)
+        source = _unprofiled(device, mode, asked, drafter)
     else:
         source = _profiled(profile, device, mode, asked, target, drafter)
     served = served_words(source.engine, source.rounds, device)
@@ -251,52 +251,43 @@ def relative_of(device: Device, dtype: str) -> Profile | None:
     return None
 
 
-def _carried(
-    device: Device, mode: Mode, asked: WorkloadRequest, drafter: RoundKind
-) -> LatencySource | None:
-    """The answer from a relative's kernels; None where no GPU of the generation was measured in the
-    dtype."""
-    name = asked.dtype or next(d for d in DTYPE_PREFERENCE if d in device.flops_per_s)
-    profile = relative_of(device, name) if name in device.flops_per_s else None
-    if profile is None:
-        return None
-    relative, engine = str(profile.device["key"]), str(asked.engine)
-    rounds = rounds_of(asked, engine, device, drafter)
-    latency = LatencyModel(profile, name, mode, engine, rounds, device)
-    errors = ", ".join(f"{error:.0%} of {what}" for what, error in STEP_ERRORS.items())
-    words = (
-        f"kernels of {relative} carried over to {device.key} by the datasheets, {name}, {mode} mode"
-        f" (error seen between measured GPUs: {errors}; profile {profile.folder}: {profile.origin})"
-        + (f"; {named}" if (named := attention_words(profile, mode)) else "")
-    )
-    data = {
-        "carried_from": str(profile.folder),
-        "hash": profile.fingerprint(),
-        "source": f"kernels of {relative}, carried over by the datasheets",
-        "dtype": name,
-        "mode": mode,
-        "origin": f"{profile.origin}; carried over from {relative} by the datasheets",
-    }
-    return LatencySource(
-        latency, device, name, mode, None, data, words + _round_words(rounds), engine, rounds
-    )
-
-
-def _roofline(
+def _unprofiled(
     device: Device, mode: Mode, asked: WorkloadRequest, drafter: RoundKind
 ) -> LatencySource:
+    """The answer for a GPU that nobody profiled: from a relative's kernels, and where none of the
+    generation was measured in the dtype from the datasheet."""
     name = asked.dtype or next(d for d in DTYPE_PREFERENCE if d in device.flops_per_s)
-    words = (
-        f"datasheet roofline of {device.name}, {mode} mode: nobody has profiled it here; "
-        "expect errors of 15-25 % on large layers and 25-50 % on small ones"
-    )
-    data = {"hash": None, "source": "roofline", "dtype": name, "mode": mode}
+    profile = relative_of(device, name) if name in device.flops_per_s else None
     engine = str(asked.engine)
     rounds = rounds_of(asked, engine, device, drafter)
-    latency = RooflineLatency(device, name, mode, engine, rounds)
-    return LatencySource(
-        latency, device, name, mode, None, data, words + _round_words(rounds), engine, rounds
-    )
+    latency: Latency
+    if profile is None:
+        latency = RooflineLatency(device, name, mode, engine, rounds)
+        data = {"hash": None, "source": "roofline", "dtype": name, "mode": mode}
+        words = (
+            f"datasheet roofline of {device.name}, {mode} mode: nobody has profiled it here; "
+            "expect errors of 15-25 % on large layers and 25-50 % on small ones"
+        )
+    else:
+        latency = LatencyModel(profile, name, mode, engine, rounds, device)
+        relative = str(profile.device["key"])
+        data = {
+            "carried_from": str(profile.folder),
+            "hash": profile.fingerprint(),
+            "source": f"kernels of {relative}, carried over by the datasheets",
+            "dtype": name,
+            "mode": mode,
+            "origin": f"{profile.origin}; carried over from {relative} by the datasheets",
+        }
+        errors = ", ".join(f"{error:.0%} of {what}" for what, error in STEP_ERRORS.items())
+        named = attention_words(profile, mode)
+        words = (
+            f"kernels of {relative} carried over to {device.key} by the datasheets, {name}, {mode}"
+            f" mode (error seen between measured GPUs: {errors}; profile {profile.folder}:"
+            f" {profile.origin}){f'; {named}' if named else ''}"
+        )
+    words += _round_words(rounds)
+    return LatencySource(latency, device, name, mode, None, data, words, engine, rounds)
 
 
 def _profiled(

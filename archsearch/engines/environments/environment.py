@@ -252,46 +252,27 @@ def overview() -> list[dict[str, Any]]:
     """Every engine and whether it is there, without running anything: `engine`, `installed`,
     `version`, `where`, `bytes`, `device`, `note`. transformers is part of archsearch's own
     environment."""
-    rows: list[dict[str, Any]] = [
-        {
-            "engine": engine,
-            "installed": True,
-            "version": _distribution_version(engine),
-            "where": sys.executable,
-            "bytes": None,
-            "device": None,
-            "note": "in archsearch's own environment",
-        }
-        for engine in engines_that(lambda row: row.in_process)
-    ]
+    empty = {"version": None, "where": None, "bytes": None, "device": None}
+    rows: list[dict[str, Any]] = []
+    for engine in engines_that(lambda row: row.in_process):
+        own = {"version": _distribution_version(engine), "where": sys.executable}
+        note = "in archsearch's own environment"
+        rows.append({"engine": engine, "installed": True, **empty, **own, "note": note})
     for engine in engines_that(has_recipe):
-        known = recipe(engine)
-        row: dict[str, Any] = {"engine": engine, "installed": False}
-        row |= {"version": None, "where": None, "bytes": None, "device": None}
-        named = os.environ.get(variable(engine))
-        ready = installed(engine)
+        known, named, ready = recipe(engine), os.environ.get(variable(engine)), installed(engine)
+        note, there = f"run: archsearch engine install {engine}", False
+        found: dict[str, Any] = {}
         if named:
-            row |= {
-                "installed": Path(named).exists(),
-                "where": named,
-                "note": f"named by {variable(engine)}; not checked",
-            }
+            note, there = f"named by {variable(engine)}; not checked", Path(named).exists()
+            found = {"where": named}
         elif ready is not None:
-            row |= {
-                "installed": True,
-                "version": ready.version,
-                "where": str(ready.python),
-                "bytes": ready.bytes,
-            }
-            row |= {
-                "device": ready.device,
-                "note": "" if ready.version == known.tested else f"tested: {known.tested}",
-            }
+            note, there = "" if ready.version == known.tested else f"tested: {known.tested}", True
+            kept = ready.to_dict()
+            found = {name: kept[name] for name in ("version", "bytes", "device")}
+            found["where"] = kept["python"]
         elif environment_dir(engine).exists():
-            row["note"] = f"an install was stopped; run: archsearch engine install {engine}"
-        else:
-            row["note"] = f"run: archsearch engine install {engine}"
-        rows.append(row)
+            note = f"an install was stopped; {note}"
+        rows.append({"engine": engine, "installed": there, **empty, **found, "note": note})
     return rows
 
 

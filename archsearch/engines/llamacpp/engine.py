@@ -8,18 +8,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from archsearch.engines.child.child_engine import ChildEngine
-from archsearch.engines.engine import EngineSettings, ModelSource
+from archsearch.engines.engine import ModelSource
 from archsearch.errors import ArchsearchError
 from archsearch.files import scratch_dir
 from archsearch.models.gguf_file import GGUF_KINDS, write_gguf
 from archsearch.paths import cache_dir
 from archsearch.schedule import Ranges
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 WORKER: Final = Path(__file__).parent / "worker" / "llamacpp_worker.py"
 SERVER_VARIABLE: Final = "ARCHSEARCH_LLAMA_SERVER"
@@ -146,10 +143,3 @@ def _kept(config: Path, weights: Path, dtype: str, how: str) -> Path:
             while block := stream.read(1 << 22):
                 digest.update(block)
     return cache_dir() / "llama.cpp" / f"{digest.hexdigest()}-{dtype}.gguf"
-
-
-def make(
-    settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None
-) -> LlamaCppEngine:
-    """llama.cpp as `settings` want it."""
-    return LlamaCppEngine(settings, tokenizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from archsearch.engines.child.child_engine import ChildEngine
 from archsearch.engines.engine import (
@@ -18,9 +18,6 @@ from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import read_json
 from archsearch.paths import cache_dir
 from archsearch.schedule import Ranges
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 WORKER: Final = Path(__file__).parent / "worker" / "openvino_worker.py"
 
@@ -141,10 +138,3 @@ class OpenVinoEngine(ChildEngine):
                 name: answer[name]
                 for name in ("weights", "inference_precision", "kv_cache_precision")
             }
-
-
-def make(
-    settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None
-) -> OpenVinoEngine:
-    """OpenVINO GenAI as `settings` want it."""
-    return OpenVinoEngine(settings, tokenizer)

@@ -144,39 +144,21 @@ class Worker:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command = [
-            self.own,
-            "--model",
-            request["target"],
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-            "-np",
-            "1",
-        ]
-        command += ["-c", str(self.context(request)), "--metrics", "--cache-ram", "0"]
-        exact = request["dtype"] == "float32"
-        command += ["-ctk", "f32", "-ctv", "f32", "-fa", "off"] if exact else []
-        threads = str(request["threads"]) if request.get("threads") else ""
-        command += ["-t", threads, "-tb", threads] if threads else []
+        exact, threads = request["dtype"] == "float32", request.get("threads")
+        given: dict[str, Any] = {"--model": request["target"], "--host": "127.0.0.1"}
+        given |= {"--port": port, "-np": 1, "-c": self.context(request), "--cache-ram": 0}
+        given |= {"-ctk": "f32", "-ctv": "f32", "-fa": "off"} if exact else {}
+        given |= {"-t": threads, "-tb": threads} if threads else {}
         if self.gamma:
-            command += ["--spec-type", "draft-simple", "--spec-draft-model", request["draft"]]
-            command += [
-                "--spec-draft-n-max",
-                str(self.gamma),
-                "--spec-draft-n-min",
-                "0",
-                "--spec-draft-p-min",
-                "0",
-            ]
-            command += ["-ctkd", "f32", "-ctvd", "f32"] if exact else []
-            command += ["-td", threads, "-tbd", threads] if threads else []
+            given |= {"--spec-type": "draft-simple", "--spec-draft-model": request["draft"]}
+            given |= {"--spec-draft-n-max": self.gamma, "--spec-draft-n-min": 0}
+            given |= {"--spec-draft-p-min": 0}
+            given |= {"-ctkd": "f32", "-ctvd": "f32"} if exact else {}
+            given |= {"-td": threads, "-tbd": threads} if threads else {}
             if request["synthetic"]:
-                command += [
-                    "--spec-synth-rates",
-                    ",".join(str(rate) for rate in request["synthetic"]),
-                ]
+                given["--spec-synth-rates"] = ",".join(str(rate) for rate in request["synthetic"])
+        flags = [str(part) for pair in given.items() for part in pair]
+        command = [str(self.own), "--metrics", *flags]
         self.process = subprocess.Popen(
             command, stdout=sys.stderr, stderr=sys.stderr, stdin=subprocess.DEVNULL
         )

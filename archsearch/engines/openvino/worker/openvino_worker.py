@@ -346,20 +346,8 @@ class Worker:
             before = time.perf_counter()
             self.pipeline.step()
             after = time.perf_counter()
-            step: dict[str, Any] = {
-                "batch": 0,
-                "written": 0,
-                "seconds": after - before,
-                "gamma": 0,
-                "target_tokens": 0,
-            }
-            step |= {
-                "target_s": None,
-                "draft_s": [],
-                "draft_tokens": [],
-                "prefill": False,
-                "context": 0.0,
-            }
+            step: dict[str, Any] = {"batch": 0, "written": 0, "seconds": after - before, "gamma": 0}
+            step |= {"target_tokens": 0, "prefill": False, "context": 0.0}
             for request in active:
                 new: list[int] = []
                 while request.handle.can_read():
@@ -427,16 +415,9 @@ class Worker:
         import numpy as np
 
         if self.logits_model is None:
-            plain = {
-                name: value
-                for name, value in self.properties.items()
-                if name != "KV_CACHE_PRECISION"
-            }
-            self.logits_model = self.core.compile_model(
-                self.target_ir + "/openvino_model.xml",
-                "CPU",
-                {**plain, "KV_CACHE_PRECISION": self.properties["KV_CACHE_PRECISION"]},
-            ).create_infer_request()
+            path = self.target_ir + "/openvino_model.xml"
+            compiled = self.core.compile_model(path, "CPU", dict(self.properties))
+            self.logits_model = compiled.create_infer_request()
         ids = np.array([request["token_ids"]], np.int64)
         inputs = {
             "input_ids": ids,
