@@ -53,9 +53,6 @@ class Candidates:
             np.array(list(times.values()), dtype=float),
         )
 
-    def take(self, index: NDArray[np.intp]) -> Candidates:
-        return Candidates(self.inputs[index], self.features[index], self.times_s[index])
-
 
 def _inputs(op: Op) -> list[float]:
     """Coordinates of the interpolation: logs of sizes over length scales.

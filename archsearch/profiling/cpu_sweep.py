@@ -27,6 +27,7 @@ from archsearch.profiling import layers
 from archsearch.profiling.points import (
     Bench,
     Point,
+    attempt,
     draft_features,
     interleaved,
     measure_or_skip,
@@ -288,17 +289,12 @@ def measure_points(
                         elapsed,
                         elapsed / done if done else elapsed,
                     )
-                try:
-                    times.setdefault(point, []).append(
-                        bench.measure_again_if_noisy(point, dtype, cache)
-                    )
-                except torch.OutOfMemoryError:
+                row = attempt(bench, point, dtype, cache)
+                if row is not None:
+                    times.setdefault(point, []).append(row)
+                else:
                     skip.add(point)
-                if point in skip:
                     times.pop(point, None)
-                    cache.clear()
-                    bench.release()
-                    bench.skipped.append(f"{dtype} {bench.mode} {point.describe()}: out of memory")
     for point, rows in times.items():
         pooled = tuple(t for row in rows for t in row.times_s)
         yield (

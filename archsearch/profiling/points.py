@@ -264,25 +264,32 @@ def row_key(point: Point, dtype: str, mode: str) -> tuple[Any, ...]:
     return (point.kind, freeze_shape(point.shape()), dtype, mode, point.cache)
 
 
-def measure_or_skip(
+def attempt(
     bench: Bench, point: Point, dtype: str, model_cache: dict[Architecture, Any]
 ) -> Measurement | None:
-    """The measurement, recorded in the bench's profile; None where the device's memory was too
-    small: then the point is listed in `bench.skipped` and everything it took is given back."""
+    """The measurement; None where the device's memory was too small: then the point is listed in
+    `bench.skipped` and everything it took is given back."""
     try:
-        row = bench.measure_again_if_noisy(point, dtype, model_cache)
+        return bench.measure_again_if_noisy(point, dtype, model_cache)
     except RuntimeError as error:
         shortage = out_of_memory(error)
         if shortage is None:
             raise
         words = f"{dtype} {bench.mode} {point.describe()}: {str(shortage).partition('. ')[0]}"
-    else:
-        bench.profile.record(row)
-        return row
     model_cache.clear()
     bench.release()
     bench.skipped.append(words)
     return None
+
+
+def measure_or_skip(
+    bench: Bench, point: Point, dtype: str, model_cache: dict[Architecture, Any]
+) -> Measurement | None:
+    """`attempt`, recorded in the bench's profile."""
+    row = attempt(bench, point, dtype, model_cache)
+    if row is not None:
+        bench.profile.record(row)
+    return row
 
 
 def out_of_memory(error: BaseException) -> BaseException | None:

@@ -30,6 +30,7 @@ from archsearch.profiling.gpu_sweep import Asked, Stop, adaptive_sweep, needs
 from archsearch.profiling.layers import LeanDecoder, LeanRun
 from archsearch.profiling.points import Point
 from gpuday.cycles import Cycle, LaunchRunner, RoundStyle
+from tests.doubles.lean_model import lean_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -146,7 +147,7 @@ def test_the_lean_decoder_is_the_module_and_its_graph_replays_it(change: dict) -
     with torch.inference_mode():
         expected = model(ids).logits.float()
         run = layers.LeanRun(
-            layers.LeanDecoder.from_hf(model, arch, fused_for(ids.device, torch.float16)),
+            lean_of(model, arch, fused_for(ids.device, torch.float16)),
             batch=2,
             capacity=40,
         )

@@ -20,6 +20,7 @@ from archsearch.models.drafts import build_draft
 from archsearch.profiling import kernels, layers
 from archsearch.profiling.fused import Fused, agree, attend, fused_for, lower_right_mask
 from archsearch.profiling.timer import WeightPool
+from tests.doubles.lean_model import lean_of
 
 ARCH = Architecture(64, 128, 3, 4, 2, 16, 96)
 CPU = torch.device("cpu")
@@ -203,7 +204,7 @@ def test_the_lean_decoder_is_the_hugging_face_module(arch: Architecture) -> None
     ids = torch.randint(0, 96, (2, 25))
     with torch.inference_mode():
         expected = model(ids).logits[..., : arch.head_rows]
-        run = layers.LeanRun(layers.LeanDecoder.from_hf(model, arch, Fused()), batch=2, capacity=25)
+        run = layers.LeanRun(lean_of(model, arch, Fused()), batch=2, capacity=25)
         prompt, verified = run.forward(ids[:, :20], 0), run.forward(ids[:, 20:], 20)
         again = run.forward(ids[:, 22:23], 22)
     assert float(expected.std()) > 0.5

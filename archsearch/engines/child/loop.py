@@ -83,3 +83,9 @@ def serve(handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]], answe
         answers.flush()
     if os.environ.get("ARCHSEARCH_PARENT"):
         end_group()
+
+
+def run(worker: Any, answers: Any) -> None:
+    """Serve what the `worker` can of a parent's requests."""
+    known = ("versions", "start", "generate", "logits", "stop")
+    serve({name: getattr(worker, name) for name in known if hasattr(worker, name)}, answers)

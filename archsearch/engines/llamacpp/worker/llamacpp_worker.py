@@ -24,7 +24,7 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parents[2] / "child")
 )  # where `loop` is; siblings beside the script
 
-from loop import Failed, UserError, claim_stdout, serve
+from loop import Failed, UserError, claim_stdout, run
 from passes import Model, PassClock, library
 from stream import steps_of, streamed
 
@@ -261,20 +261,6 @@ class Worker:
         return {"logits": [top.get(token, least) for token in request["candidates"]]}
 
 
-def main() -> None:
-    """Serve one parent until it closes our stdin."""
-    answers = claim_stdout()
-    worker = Worker()
-    serve(
-        {
-            "versions": worker.versions,
-            "start": worker.start,
-            "generate": worker.generate,
-            "logits": worker.logits,
-        },
-        answers,
-    )
-
-
 if __name__ == "__main__":
-    main()
+    channel = claim_stdout()
+    run(Worker(), channel)

@@ -22,7 +22,7 @@ sys.path.insert(
 
 from answers import answer_of, pairs_of, whole_rounds
 from convert import check_layers, converted, model_folder, precision, version_of
-from loop import Failed, UserError, claim_stdout, serve
+from loop import Failed, UserError, claim_stdout, run
 from openvino_errors import openvino_errors
 from rounds import asked, draft_pass_tokens, draft_passes, trimmed
 
@@ -436,22 +436,7 @@ class Worker:
         return {}
 
 
-def main() -> None:
-    """Serve one parent until it closes our stdin."""
-    answers = claim_stdout()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    worker = Worker()
-    serve(
-        {
-            "versions": worker.versions,
-            "start": worker.start,
-            "generate": worker.generate,
-            "logits": worker.logits,
-            "stop": worker.stop,
-        },
-        answers,
-    )
-
-
 if __name__ == "__main__":
-    main()
+    channel = claim_stdout()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    run(Worker(), channel)
