@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
+STORAGE_VARIABLE: Final = "ARCHSEARCH_STORAGE"  # the storage's URL, where others must not see it
 _PACKAGE = Path(__file__).resolve().parent
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from archsearch.cli.app import main
-from archsearch.cli.options import URL, opt, options, run_argument
+from archsearch.cli.options import opt, options, run_argument, storage_opt
 
 
 @main.command()
@@ -15,7 +15,7 @@ from archsearch.cli.options import URL, opt, options, run_argument
 @options(
     "",
     opt("--port", "0: any that is free.", click.IntRange(0, 65535), 8080),
-    opt("--storage", "The storage the search was given, if it was given one.", URL),
+    storage_opt("The storage the search was given, if it was given one."),
     opt("--open show", "Open the page in your browser.", bool),
 )
 def dashboard(run: Path, port: int, storage: str | None, show: bool) -> None:

@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from archsearch.acceptance.estimator import DOMAINS, TRAININGS
 from archsearch.cli import completion
 from archsearch.errors import ArchsearchError
+from archsearch.paths import STORAGE_VARIABLE
 from archsearch.workload import (
     MEMORY_FRACTION,
     OBJECTIVES,
@@ -61,6 +62,12 @@ def opt(flags: str, words: str, kind: Any = None, default: Any = None, **more: A
     if default is not None:  # to click, None is a default too
         more |= {"default": default, "show_default": True}
     return flags.split(), {"help": words, **more}
+
+
+def storage_opt(words: str, **more: Any) -> Spec:
+    """`--storage`, or ARCHSEARCH_STORAGE: a password on a command line is seen by everybody."""
+    words += " A URL with a password: in ARCHSEARCH_STORAGE."
+    return opt("--storage", words, URL, envvar=STORAGE_VARIABLE, **more)
 
 
 def options(heading: str, *made: Spec) -> Decorator:

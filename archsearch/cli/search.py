@@ -105,11 +105,9 @@ def goals(text: str) -> tuple[str, ...]:
 )
 @o.options(
     "Many processes and machines",
-    o.opt(
-        "--storage",
+    o.storage_opt(
         "Optuna storage (default: a journal file in the run folder). Many searches may share one:"
-        " each question has a study of its own.",
-        o.URL,
+        " each question has a study of its own."
     ),
     o.opt(
         "--workers",

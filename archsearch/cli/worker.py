@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from archsearch.cli.app import main
-from archsearch.cli.options import FOLDER, URL, json_option, opt, options
+from archsearch.cli.options import FOLDER, json_option, opt, options, storage_opt
 from archsearch.cli.output import emit
 
 
 @main.command()
 @options(
     "",
-    opt("--storage", "Where the search keeps its trials, as it was given.", URL, required=True),
+    storage_opt("Where the search keeps its trials, as it was given.", required=True),
     opt("--run name", "Name of its run folder.", required=True, metavar="NAME"),
     opt(
         "--profile",

@@ -24,6 +24,7 @@ from archsearch.drafts.trainer import DraftTrainer
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json, write_json
 from archsearch.hardware.identify import check_claim, visible_gpus
+from archsearch.paths import STORAGE_VARIABLE
 from archsearch.pipeline.executors import make_executor
 from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
 from archsearch.pipeline.shared_work import Job, JobKind, SharedWork, train_job
@@ -293,8 +294,8 @@ def workers_beside(session: SearchSession) -> Iterator[SharedWork | None]:
             stack.enter_context(shared.held())
         try:
             for number in range(1, request.workers):
-                environment = {"OMP_NUM_THREADS": "1", **own_gpu(session, number)}
-                executor.start(["worker", "--storage", storage, "--run", name], environment)
+                environment = {STORAGE_VARIABLE: storage, "OMP_NUM_THREADS": "1"}
+                executor.start(["worker", "--run", name], environment | own_gpu(session, number))
             yield shared
         finally:
             for words in executor.stop():

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from archsearch import pipeline
+from archsearch.cli.worker import worker as worker_command
 from archsearch.errors import ArchsearchError
+from archsearch.paths import STORAGE_VARIABLE
 from archsearch.pipeline import workers
 from archsearch.pipeline.executors import LocalProcesses, RayTasks, make_executor
 from archsearch.pipeline.session import SearchSession
@@ -108,6 +110,37 @@ def test_only_trainings_want_a_gpu(
     session = replace(session, request=replace(session.request, confirm=confirm))
     with workers.workers_beside(session):
         assert asked == [wanted]
+
+
+def test_a_workers_command_line_holds_no_url_of_the_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody on a machine sees the command lines of its processes."""
+    started: list[tuple[list[str], dict[str, str]]] = []
+
+    class Listener(LocalProcesses):
+        def start(self, command: Any, environment: Any) -> None:
+            started.append((list(command), dict(environment)))
+
+    monkeypatch.setattr(workers, "make_executor", lambda name, gpu: Listener())
+    storage = f"sqlite:///{tmp_path}/topsecret.db"
+    work = WorkloadRequest("l4", engine="vllm", mode="graph")
+    session = SearchSession.start(
+        pipeline.SearchRequest(
+            "llama-3.2-1b",
+            work,
+            alpha="0.7",
+            families=("independent",),
+            run=tmp_path / "a",
+            workers=2,
+            storage=storage,
+        )
+    )
+    with workers.workers_beside(session):
+        ((command, environment),) = started
+    assert "topsecret" not in " ".join(command)
+    monkeypatch.setenv(STORAGE_VARIABLE, environment[STORAGE_VARIABLE])
+    assert worker_command.make_context("worker", command[1:]).params["storage"] == storage
 
 
 def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
