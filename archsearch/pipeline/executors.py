@@ -1,7 +1,7 @@
 """Where the workers of a search run: processes of this machine, or tasks of a Ray cluster.
 
-A worker is `archsearch worker --run NAME` wherever it runs, the storage's URL in its environment. It
-needs the storage, and for trainings the run folder, at the same path on every machine.
+A worker is `archsearch worker --run NAME` wherever it runs, the storage's URL in its environment.
+It needs the storage, and for trainings the run folder, at the same path on every machine.
 """
 
 from __future__ import annotations
