@@ -33,6 +33,8 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 import yaml
+from archsearch.pipeline.engine_choice import engine_target
+from archsearch.pipeline.stand_ins import random_draft
 
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
@@ -44,10 +46,8 @@ from archsearch.engines.measure.turns import full_steps
 from archsearch.engines.registry import make_engine
 from archsearch.latency.model import LatencyModel
 from archsearch.models.targets import resolve_target
-from archsearch.pipeline.engine_choice import engine_target
 from archsearch.pipeline.latency import acceptance_for, choose_latency
 from archsearch.pipeline.profile_request import sample_space
-from archsearch.pipeline.stand_ins import random_draft
 from archsearch.profiles import Profile
 from archsearch.search.objective import Scorer
 from archsearch.search.space import SearchSpace
