@@ -6,7 +6,8 @@
 Each row is one published number of an engine of one version on one GPU: a plain step, the target's
 pass over gamma + 1 tokens, a whole round, the speed-up at the published acceptance (where tau is
 published, alpha is the one that gives it), or `gain`: the speed-up when nothing is given, as a user
-asks before a drafter was measured. `used` names what of archsearch rests on the row (then it is no
+asks before a drafter was measured; `served`: tokens a second with prompts inside, over those
+without a draft, at the published tau where there is one. `used` names what of archsearch rests on the row (then it is no
 test of it); rows without were fitted to by nothing. `trend` rows count for the order only: their
 levels are not comparable (another acceptance rule).
 """
@@ -32,9 +33,10 @@ from archsearch.pipeline.latency import choose_latency
 from archsearch.pipeline.serving import with_engine
 from archsearch.search.objective import Scorer
 from archsearch.speedup import alpha_from_tau, tau
+from archsearch.traffic.mix import mix_of
 from archsearch.workload import WorkloadRequest
 
-Metric = Literal["step", "verify", "round", "speedup", "gain"]
+Metric = Literal["step", "verify", "round", "speedup", "gain", "served"]
 A100: Final = "github adfusco/spec-dec-roofline, CUDA events of every step"
 COLAB: Final = "github Resh19S/sgt-qat-draft (Colab; version not verified by its author)"
 FP8: Final = "Llama-3.1-8B-FP8 + EAGLE-3 on H200, median steps (strangers' round, 2.2k context)"
@@ -62,6 +64,7 @@ class Case:
     host: str | None = None
     domain: str = "chat"
     tree: str | None = None  # as `--tree`; gamma is its steps then
+    answer: int = 0  # of `served`: tokens out; the prompt has `context` then
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +241,24 @@ DEEPSEEK: Final = Case(
     version="0.5.5",
     gamma=2,
     batch=1,
-    context=1000,
+    context=1000,  # lengths are not known here
+    answer=1000,
     tau=2.9,
     ranks=8,
     dtype="float8_e4m3fn",
+)
+GPT_OSS_H200: Final = Case(
+    source="developers.redhat.com 2026-04-16 (+10 to 21 % up to 200 in flight; lengths assumed)",
+    target="gpt-oss-120b",
+    draft="eagle3",
+    gpu="h200",
+    engine="vllm",
+    version="0.13.0",
+    gamma=3,
+    batch=200,
+    context=220,
+    answer=200,
+    ranks=2,
 )
 LLAMA_SGLANG: Final = Case(
     source="sglang docs and pull 4716 (plain steps beside trees)",
@@ -385,7 +402,13 @@ ROWS: Final = (
     Row(_specforge(4), "gain", 0.79, group="nothing given"),
     Row(COLAB_CASE, "gain", 0.43, HEADS, group="nothing given"),
     *(
-        Row(replace(DEEPSEEK, batch=batch), "speedup", gain, trend=True, group="roofline")
+        Row(
+            replace(GPT_OSS_H200, batch=batch), "served", gain, group="nothing given", trend=batch < 200
+        )
+        for batch, gain in ((1, 1.2), (100, 1.2), (200, 1.15))
+    ),
+    *(
+        Row(replace(DEEPSEEK, batch=batch), "served", gain, trend=True, group="roofline")
         for batch, gain in (
             (1, 2.11),
             (2, 2.04),
@@ -422,7 +445,7 @@ class Answer:
 def predicted(row: Row) -> Answer:
     """The prediction of a row, as `archsearch estimate` makes it."""
     case = row.case
-    if row.metric == "gain":
+    if row.metric in ("gain", "served"):
         return _answer(row, asked_by_a_user(case), 1.0)
     ref = resolve_target(case.target)
     drafter = resolve_drafter(case.draft, ref).drafter
@@ -470,10 +493,20 @@ def asked_by_a_user(case: Case) -> Estimate:
         engine_version=case.version,
         host=case.host,
     )
-    gamma = case.gamma if case.tree is None else None
     request = EstimateRequest(
-        case.target, (case.draft,), work, gamma=gamma, domain=case.domain, tree=case.tree
+        case.target,
+        (case.draft,),
+        work,
+        gamma=case.gamma if case.tree is None else None,
+        domain=case.domain,
+        tree=case.tree,
     )
+    if case.answer:  # with prompts inside
+        load = {"concurrency": case.batch, "prompt_tokens": case.context}
+        part = {**load, "output_tokens": case.answer}
+        mix = mix_of({"parts": [part], "objective": "throughput"}, "prompts")
+        work = replace(work, batch_size=1)
+        request = replace(request, asked=work, mix=mix, tau=case.tau)
     (found,) = estimate_drafts(request)["drafts"]
     return Estimate.from_dict(found["speedup"])
 

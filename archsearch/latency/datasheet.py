@@ -18,6 +18,9 @@ from archsearch.workload import DTYPE_BYTES
 BANDWIDTH_SHARE: Final = 0.8
 PEAK_SHARE: Final = 0.7
 KERNEL_S: Final = 3e-6
+AMD_KERNEL_S: Final = 6e-6
+"""The same under ROCm: from one published step, DeepSeek-V3 on eight MI300X, batch 1, SGLang: 17 ms
+(10.5 with 3 us)."""
 KERNELS: Final = {"experts": 10, "latent_attention": 25}
 """Kernels of an op that is several. Whatever the bytes, experts take 15 to 40 us (t0 of the fits of
 t0 + b x experts touched, four GPUs), a block of latent attention 50 us in TensorRT-LLM and about
@@ -94,5 +97,13 @@ def datasheet_s(device: Device, op: Op, dtype: str) -> float:
         elements += op.weight_elements() * (1.0 / FORMAT_SHARE[op.format] - 1.0)
         width = max(width, 2)  # counted in numbers of 16 bits
     memory = elements * width / (BANDWIDTH_SHARE * device.bandwidth_bytes_per_s)
-    computed = kind.flops(op) / (PEAK_SHARE * device.peak_flops_per_s(dtype))
-    return max(memory, computed) + KERNELS.get(op.kind, 1) * KERNEL_S
+    computed = kind.flops(op) / (peak_share(device) * device.peak_flops_per_s(dtype))
+    kernel_s = AMD_KERNEL_S if device.vendor == "AMD" else KERNEL_S
+    return max(memory, computed) + KERNELS.get(op.kind, 1) * kernel_s
+
+
+def peak_share(device: Device) -> float:
+    """Share of the datasheet's peak that GEMMs reach: where the best of them was published
+    (`sustained_flops_per_s`: 51 % on an MI300X), no more than that."""
+    known = device.sustained_flops_per_s.items()
+    return min((PEAK_SHARE, *(rate / device.flops_per_s[dtype] for dtype, rate in known)))
