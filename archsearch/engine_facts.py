@@ -262,8 +262,8 @@ _ROWS: Final = (
             " at 0 too, and has been seen to collapse under load (vLLM issue 49548): measure it"
             " beside one gamma. Where vLLM 0.32 and later start with"
             ' "enable_adaptive_verification": true (model runner V2, attention with graphs for'
-            " unequal rows; refused at start elsewhere), use that instead, with the largest gamma of"
-            " this table: it chooses by step from costs profiled at start, at one context"
+            " unequal rows; refused at start elsewhere), use that instead, with the largest gamma"
+            " of this table: it chooses by step from costs profiled at start, at one context"
             " (VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN), and is not priced here"
         ),
         # num_speculative_tokens_per_batch_size: Medusa and suffix assert one number, parallel

@@ -6,10 +6,10 @@
 Each row is one published number of an engine of one version on one GPU: a plain step, the target's
 pass over gamma + 1 tokens, a whole round, the speed-up at the published acceptance (where tau is
 published, alpha is the one that gives it), `gain`: the speed-up when nothing is given, as a user
-asks before a drafter was measured, or `served`: tokens a second with prompts inside, over those without
-a draft, at the published tau where there is one. `used` names what of archsearch rests on the row
-(then it is no test of it); rows without were fitted to by nothing. `trend` rows count for the order
-only: their levels are not comparable (another acceptance rule).
+asks before a drafter was measured, or `served`: tokens a second with prompts inside, over those
+without a draft, at the published tau where there is one. `used` names what of archsearch rests on
+the row (then it is no test of it); rows without were fitted to by nothing. `trend` rows count for
+the order only: their levels are not comparable (another acceptance rule).
 """
 
 from __future__ import annotations
