@@ -6,27 +6,25 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import Op, head_ops, layer_ops, sample_op
 from archsearch.capacity import memory_bytes, usable_bytes
-from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.hardware.device import Device
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
-from archsearch.pipeline.schedule import BATCH_SIZES, acceptance_of
+from archsearch.pipeline.schedule import acceptance_of, usual_batches
 from archsearch.pipeline.session import SearchSession
-from archsearch.runs.curves import CURVES_FILE, Bar, Curve, Curves, Point, Swept, write_curves
+from archsearch.runs.curves import CURVES_FILE, SWEPT, Bar, Curve, Curves, Point, write_curves
 from archsearch.runs.fields import WRONG_SHAPE, read_or_tell
 from archsearch.runs.run import Run
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.why import rivals
-from archsearch.speedup import tau_estimate
+from archsearch.traffic.curve import Axis, Known, score_at
 from archsearch.workload import Workload
 
 DRAWN: Final = 6
@@ -77,21 +75,16 @@ def state_of(run: Run) -> str:
 
 def curves_of(session: SearchSession, state: str = "") -> Curves:
     """The curves of the best ranks of a run; the bars of its first."""
-    run, scorer, device = session.run, session.scorer, session.source.device
-    drawn = [(rank, _Candidate.of(session, rank)) for rank in _drawn(run)]
-    notes: list[str] = []
-    sweeps: dict[Swept, tuple[Curve, ...]] = {
-        name: tuple(
-            Curve(
-                rank,
-                item.score.label(),
-                tuple(_told(name, item, sweep(scorer, item, device), notes)),
-            )
-            for rank, item in drawn
+    scorer, notes = session.scorer, list[str]()
+    drawn = [(rank, *_known(session, rank)) for rank in _drawn(session.run)]
+    sweeps = {
+        axis: tuple(
+            Curve(rank, score.label(), _swept(session, axis, score, known, notes))
+            for rank, score, known in drawn
         )
-        for name, sweep in _SWEEPS.items()
+        for axis in SWEPT
     }
-    lead = drawn[0][1].score
+    lead = drawn[0][1]
     passes, layers, rounds = _bars(scorer, lead)
     if not layers:
         notes.append(
@@ -101,7 +94,7 @@ def curves_of(session: SearchSession, state: str = "") -> Curves:
     workload = scorer.workload
     at = {"batch_size": workload.batch_size, "context": workload.context_len, "gamma": lead.gamma}
     at["tensor_parallel"] = workload.tensor_parallel
-    why = tuple(rival.to_dict() for rival in rivals(scorer, run.scores()))
+    why = tuple(rival.to_dict() for rival in rivals(scorer, session.run.scores()))
     return Curves(state, at, sweeps, passes, layers, rounds, why, tuple(dict.fromkeys(notes)))
 
 
@@ -111,105 +104,55 @@ def _drawn(run: Run) -> list[int]:
     families: dict[str, int] = {}
     shapes: dict[tuple[int, int], int] = {}
     for rank, score in zip(run.ranks(), run.scores(), strict=True):
+        shape = score.architecture
         families.setdefault(score.family, rank)
-        shapes.setdefault(
-            (score.architecture.num_hidden_layers, score.architecture.hidden_size), rank
-        )
+        shapes.setdefault((shape.num_hidden_layers, shape.hidden_size), rank)
     if len(families) > 1:
         return sorted(families.values())[:DRAWN]
     return sorted(shapes.values())[:SHAPES_DRAWN]
 
 
-class _Candidate:
+def _known(session: SearchSession, rank: int) -> tuple[Score, Known]:
     """A ranked draft with its acceptance, which along batch and context stays what it is."""
-
-    def __init__(
-        self, score: Score, alpha: Estimate, taus: dict[int, Estimate], drift: Estimate
-    ) -> None:
-        self.score, self.alpha, self.taus, self.drift = score, alpha, taus, drift
-
-    @classmethod
-    def of(cls, session: SearchSession, rank: int) -> _Candidate:
-        score = session.run.score(rank)
-        alpha, taus, _ = acceptance_of(session.scorer, score, session.run.best_dir(rank))
-        return cls(score, alpha, taus, session.scorer.believed(score.proposer).acceptance.drift)
-
-    def point(self, scorer: Scorer, x: float, gammas: Sequence[int] | None = None) -> Point:
-        """The score at `x`, which `scorer` stands for."""
-        found = scorer.measured(self.score.proposer, self.alpha, self.taus, gammas=gammas)
-        return Point(x, found.gamma, found.speedup)
+    score = session.run.score(rank)
+    alpha, taus, _ = acceptance_of(session.scorer, score, session.run.best_dir(rank))
+    drift = session.scorer.believed(score.proposer).acceptance.drift
+    return score, Known(alpha, dict(sorted(taus.items())), drift)
 
 
-def _told(
-    name: str, item: _Candidate, points: Iterator[Point], notes: list[str]
-) -> Iterator[Point]:
-    """The points as far as the latency model answers; where it stops is said."""
+def _swept(
+    session: SearchSession, axis: Axis, score: Score, known: Known, notes: list[str]
+) -> tuple[Point, ...]:
+    """The points as far as memory holds them and the latency model answers; where it stops is
+    said. Along alpha it counts as known: the band is that of the times."""
+    points: list[Point] = []
     try:
-        yield from points
+        for x in _values(session, axis, score, known):
+            found = score_at(session.scorer, score.proposer, axis, x, known)
+            points.append(Point(x, found.gamma, found.speedup))
     except ArchsearchError as error:
-        notes.append(
-            f"Speed-up along {name} of {item.score.label()}: {' '.join(str(error).split())}"
-        )
+        notes.append(f"Speed-up along {axis} of {score.label()}: {' '.join(str(error).split())}")
+    return tuple(points)
 
 
-def _along_batch(scorer: Scorer, item: _Candidate, device: Device) -> Iterator[Point]:
-    largest = scorer.latency.largest_batch
-    sizes = {size for size in BATCH_SIZES if largest is None or size <= 2 * largest} | {
-        scorer.workload.batch_size
-    }
-    one_by_one = device.kind == "gpu" and not engine_facts(scorer.latency.engine).batches
-    for batch in [1] if one_by_one else sorted(sizes):
-        local = scorer.at_batch(batch)
-        if not _fits(local, item, device):
-            return
-        yield item.point(local, batch)
-
-
-def _along_context(scorer: Scorer, item: _Candidate, device: Device) -> Iterator[Point]:
-    longest = scorer.target.max_position_embeddings
-    for context in sorted(
-        {size for size in CONTEXTS if size < longest} | {scorer.workload.context_len}
-    ):
-        local = scorer.at_context(context)
-        if not _fits(local, item, device):
-            return
-        yield item.point(local, context)
-
-
-def _along_alpha(scorer: Scorer, item: _Candidate, device: Device) -> Iterator[Point]:
-    """At the best gamma of each alpha; alpha counts as known there, so the band is that of the
-    times."""
-    gammas = sorted(item.taus)
-    for alpha in ALPHAS:
-        given = Estimate(alpha, 0.0, "given")
-        sure = replace(item.drift, std=0.0)
-        known = _Candidate(
-            item.score, given, {gamma: tau_estimate(given, gamma, sure) for gamma in gammas}, sure
-        )
-        yield known.point(scorer, alpha)
-
-
-def _along_gamma(scorer: Scorer, item: _Candidate, device: Device) -> Iterator[Point]:
-    for gamma in sorted(item.taus):
-        if gamma in scorer.gammas:
-            yield item.point(scorer, gamma, [gamma])
-
-
-_SWEEPS: Final[dict[Swept, Callable[[Scorer, _Candidate, Device], Iterator[Point]]]] = {
-    "batch": _along_batch,
-    "context": _along_context,
-    "alpha": _along_alpha,
-    "gamma": _along_gamma,
-}
-
-
-def _fits(scorer: Scorer, item: _Candidate, device: Device) -> bool:
-    draft = item.score.drafter or item.score.architecture
-    return memory_bytes(scorer.target, draft, scorer.workload).total_bytes <= usable_bytes(device)
-
-
-# -- where the time goes
-# --------------------------------------------------------------------------------------------------
+def _values(
+    session: SearchSession, axis: Axis, score: Score, known: Known
+) -> Iterator[int | float]:
+    scorer, device = session.scorer, session.source.device
+    asked, draft = scorer.workload, score.drafter or score.architecture
+    if axis == "alpha":
+        yield from ALPHAS
+    elif axis == "gamma":
+        yield from (gamma for gamma in known.taus if gamma in scorer.gammas)
+    else:
+        batch, longest = axis == "batch", scorer.target.max_position_embeddings
+        usual = usual_batches(scorer, device) if batch else [x for x in CONTEXTS if x < longest]
+        own = asked.batch_size if batch else asked.context_len
+        for x in usual if batch and len(usual) == 1 else sorted({*usual, own}):
+            there = replace(asked, batch_size=x) if batch else replace(asked, context_len=x)
+            if memory_bytes(scorer.target, draft, there).total_bytes > usable_bytes(device):
+                return
+            yield x
 
 
 def _bars(scorer: Scorer, score: Score) -> tuple[tuple[Bar, ...], tuple[Bar, ...], tuple[Bar, ...]]:

@@ -3,17 +3,17 @@ in flight."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from archsearch.architecture.architecture import Architecture
 from archsearch.capacity import memory_bytes, usable_bytes
-from archsearch.drafters.drafter import Draft
+from archsearch.drafters.drafter import Draft, Drafter
+from archsearch.drafters.registry import as_drafter
 from archsearch.engine_facts import engine_facts, engine_title, shared_by
 from archsearch.errors import ArchsearchError
-from archsearch.estimate import Estimate, weakest_source
+from archsearch.estimate import Estimate
 from archsearch.export import vllm_config
 from archsearch.export.drafters import vllm_drafter_config
 from archsearch.export.schedule import schedule_words
@@ -34,7 +34,7 @@ from archsearch.schedule import (
 )
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import drifting_positions
-from archsearch.workload import Workload
+from archsearch.traffic.curve import at, speedup_when_off
 
 BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -47,7 +47,7 @@ def acceptance_of(
     scorer: Scorer, score: Score, folder: Path | None = None
 ) -> tuple[Estimate, dict[int, Estimate], Rates]:
     """alpha, tau by gamma and acceptance by position of a candidate: from its trace where it was
-    trained, else as its score foretells."""
+    trained, else as its score predicts."""
     from archsearch.acceptance.measured import Trace
     from archsearch.acceptance.replay import replay_tau
     from archsearch.drafts.records import load_trained
@@ -74,6 +74,15 @@ def acceptance_of(
     return score.alpha, taus, {gamma: reach[:gamma] for gamma in able}
 
 
+def usual_batches(scorer: Scorer, device: Device) -> list[int]:
+    """Batch sizes that are looked at: up to twice the largest of which passes were measured; 1
+    alone where an engine runs one request at a time on a GPU."""
+    if device.kind == "gpu" and not engine_facts(scorer.latency.engine).batches:
+        return [1]
+    largest = scorer.latency.largest_batch
+    return [size for size in BATCH_SIZES if largest is None or size <= max(1, 2 * largest)]
+
+
 def schedule_points(
     scorer: Scorer,
     draft: Draft,
@@ -89,7 +98,8 @@ def schedule_points(
     """
     points = []
     for batch in sorted(set(batch_sizes)):
-        if not _fits(scorer.target, draft, replace(scorer.workload, batch_size=batch), device):
+        served = replace(scorer.workload, batch_size=batch)
+        if memory_bytes(scorer.target, draft, served).total_bytes > usable_bytes(device):
             break
         points.append(schedule_point(scorer, draft, alpha, taus, batch))
     if not points:
@@ -104,35 +114,18 @@ def schedule_point(
     scorer: Scorer, draft: Draft, alpha: Estimate, taus: dict[int, Estimate], batch: int
 ) -> SchedulePoint:
     """The best gamma at one batch size, 0 where none is faster than drafting nothing."""
-    local = scorer.at_batch(batch)
+    local = at(scorer, as_drafter(draft), "batch", batch)
     scores = {
         gamma: local.measured(draft, alpha, taus, gammas=[gamma])
         for gamma in scorer.gammas
         if gamma in taus
     }
-    best = max(scores, key=lambda gamma: scores[gamma].speedup.value)
+    best = max(scores.values(), key=lambda score: score.speedup.value)
     by_gamma = {gamma: score.speedup for gamma, score in scores.items()}
     off = speedup_when_off(local, draft)
-    if by_gamma[best].value > off.value:
-        return SchedulePoint(batch, best, scores[best].tau, by_gamma[best], by_gamma)
+    if best.speedup.value > off.value:
+        return SchedulePoint(batch, best.gamma, best.tau, best.speedup, by_gamma)
     return SchedulePoint(batch, 0, Estimate(1.0, 0.0, off.source), off, by_gamma)
-
-
-def speedup_when_off(scorer: Scorer, draft: Draft) -> Estimate:
-    """Speed-up of serving with the draft loaded and gamma 0: 1, or less where the engine runs the
-    draft all the same."""
-    decode, idle = scorer.decode_s, scorer.latency.idle_s(scorer.target, draft, scorer.workload)
-    value = decode.value / (decode.value + idle.value)
-    # An error of the idle pass d moves the ratio by d / (decode + idle), relative to it.
-    return Estimate(
-        value,
-        value * idle.std / (decode.value + idle.value),
-        weakest_source(decode.source, idle.source),
-    )
-
-
-def _fits(target: Architecture, draft: Draft, workload: Workload, device: Device) -> bool:
-    return memory_bytes(target, draft, workload).total_bytes <= usable_bytes(device)
 
 
 def schedule_rank(
@@ -145,41 +138,23 @@ def schedule_rank(
     measured. vLLM's speculative_config.json of the rank gets the schedule too. Raises
     ArchsearchError where the engine takes one gamma for such a drafter.
     """
-    name = engine or session.request.engine
     score, folder = session.run.score(rank), session.run.best_dir(rank)
-    scorer, words = serving_scorer(session, name)
-    facts = engine_facts(name)
-    facts.check_drafter(score.proposer, shared_by(scorer.workload), scorer.latency.engine_version)
-    if why := facts.unscheduled_words(score.family):
-        raise ArchsearchError(
-            f"{why}; serve rank {rank} with gamma {score.gamma}, or choose a rank of another family"
+    otherwise = f"rank {rank} with gamma {score.gamma}, or choose a rank of another family"
+    asked = _Asked(session, engine, score.proposer, otherwise)
+    alpha, taus, _ = acceptance_of(asked.scorer, score, folder)
+    draft = (score.drafter or score.architecture, alpha, taus)
+    schedule, note = _planned(asked, draft, batch_sizes, folder)
+    largest = largest_gamma(schedule.ranges, 0)
+    if engine_facts(asked.engine).speculative_config and largest:
+        shape, ranks = str(folder), asked.scorer.workload.tensor_parallel
+        config = (
+            vllm_config(score.family, shape, largest, schedule.ranges, ranks)
+            if score.drafter is None
+            else vllm_drafter_config(score.drafter, shape, largest, schedule.ranges)
         )
-    alpha, taus, _ = acceptance_of(scorer, score, folder)
-    drafter = score.drafter or score.architecture
-    schedule, note = _planned(session, scorer, (drafter, alpha, taus), batch_sizes, (name, words))
-    write_schedule(folder / SCHEDULE_FILE, schedule)
-    largest_used = largest_gamma(schedule.ranges, 0)
-    if facts.speculative_config and largest_used:
-        config = vllm_config(
-            score.family,
-            str(folder),
-            largest_used,
-            schedule.ranges,
-            scorer.workload.tensor_parallel,
-        )
-        if score.drafter is not None:
-            config = vllm_drafter_config(score.drafter, str(folder), largest_used, schedule.ranges)
         write_json(folder / "speculative_config.json", config)
-    told = {"run": str(session.run.path), "rank": rank, "architecture": score.label(), "note": note}
-    as_engine = schedule_words(name, score.family, schedule.ranges, score.gamma)
-    return (
-        told
-        | schedule_to_dict(schedule)
-        | {
-            "as_engine": as_engine,
-            "warning": facts.schedule_doubt,
-        }
-    )
+    what = {"rank": rank, "architecture": score.label(), "note": note}
+    return asked.told(what, schedule, score.gamma)
 
 
 def schedule_head(
@@ -194,63 +169,63 @@ def schedule_head(
     from archsearch.models.drafters import head_family_of
     from archsearch.models.named_drafters import resolve_drafter
 
-    known, name = head_family_of(family), engine or session.request.engine
+    known = head_family_of(family)
     if known not in trained_heads(session.run.path):
         raise ArchsearchError(
             f"{session.run.path} has no trained {known} head; train it first: "
             f"archsearch train {session.run.path} --family {known}"
         )
-    scorer, words = serving_scorer(session, name)
     trained = load_head(head_folder(session.run.path, known))
+    gamma = trained.plan.gamma
     drafter = resolve_drafter(str(trained.folder), session.target).drafter
-    engine_facts(name).check_drafter(
-        drafter, shared_by(scorer.workload), scorer.latency.engine_version
-    )
-    if why := engine_facts(name).unscheduled_words(known):
-        raise ArchsearchError(f"{why}; serve the head with gamma {trained.plan.gamma}")
-    taus = {
-        gamma: each.estimate()
-        for gamma, each in trained.replays.items()
-        if gamma <= trained.plan.gamma
-    }
+    asked = _Asked(session, engine, drafter, f"the head with gamma {gamma}")
+    taus = {each: seen.estimate() for each, seen in trained.replays.items() if each <= gamma}
     alpha = Estimate(trained.conditional[0], 0.0, "measured")
-    schedule, note = _planned(session, scorer, (drafter, alpha, taus), batch_sizes, (name, words))
-    write_schedule(trained.folder / SCHEDULE_FILE, schedule)
-    told = {
-        "run": str(session.run.path),
-        "rank": None,
-        "family": known,
-        "architecture": f"{known} head",
-        "note": note,
-    }
-    as_engine = schedule_words(name, known, schedule.ranges, trained.plan.gamma)
-    doubt = engine_facts(name).schedule_doubt
-    return told | schedule_to_dict(schedule) | {"as_engine": as_engine, "warning": doubt}
+    schedule, note = _planned(asked, (drafter, alpha, taus), batch_sizes, trained.folder)
+    what = {"rank": None, "family": known, "architecture": f"{known} head", "note": note}
+    return asked.told(what, schedule, gamma)
+
+
+class _Asked:
+    """The engine that is asked for a schedule of a drafter: its name, its latencies in words, and
+    the scorer with them. Raises ArchsearchError where it takes one gamma for all batch sizes."""
+
+    def __init__(
+        self, session: SearchSession, engine: str | None, drafter: Drafter, otherwise: str
+    ) -> None:
+        self.session, self.drafter = session, drafter
+        self.engine = engine or session.request.engine
+        self.scorer, self.words = serving_scorer(session, self.engine)
+        facts, workload = engine_facts(self.engine), self.scorer.workload
+        facts.check_drafter(drafter, shared_by(workload), self.scorer.latency.engine_version)
+        if why := facts.unscheduled_words(drafter.family):
+            raise ArchsearchError(f"{why}; serve {otherwise}")
+
+    def told(self, what: Mapping[str, Any], schedule: GammaSchedule, gamma: int) -> dict[str, Any]:
+        """What the command says of a schedule."""
+        words = schedule_words(self.engine, self.drafter.family, schedule.ranges, gamma)
+        doubt = engine_facts(self.engine).schedule_doubt
+        run = {"run": str(self.session.run.path), **what}
+        return run | schedule_to_dict(schedule) | {"as_engine": words, "warning": doubt}
 
 
 def _planned(
-    session: SearchSession,
-    scorer: Scorer,
+    asked: _Asked,
     draft: tuple[Draft, Estimate, dict[int, Estimate]],
     batch_sizes: Sequence[int],
-    engine: tuple[str, str],
+    folder: Path,
 ) -> tuple[GammaSchedule, str]:
-    """The schedule of a draft (with its alpha, and tau by gamma) in an `engine` (its name, its
-    latencies in words), and what is to be said of it."""
-    name, words = engine
-    largest, device = scorer.latency.largest_batch, session.source.device
-    one_by_one = device.kind == "gpu" and not engine_facts(name).batches
+    """The schedule of a draft (with its alpha, and tau by gamma), written to `folder`, and what is
+    to be said of it."""
+    scorer, device, facts = asked.scorer, asked.session.source.device, engine_facts(asked.engine)
+    one_by_one = device.kind == "gpu" and not facts.batches
     if one_by_one:
-        check_batch(engine_facts(name), device, max(batch_sizes, default=1))
-    usual = [
-        size
-        for size in BATCH_SIZES
-        if size == 1 or not one_by_one and (largest is None or size <= 2 * largest)
-    ]
-    asked = session.scorer.workload.batch_size
+        check_batch(facts, device, max(batch_sizes, default=1))
+    flight = asked.session.scorer.workload.batch_size
+    usual = usual_batches(scorer, device)
     sizes = sorted({1, *(batch_sizes or usual)})  # a schedule begins at batch size 1
-    if asked <= sizes[-1]:
-        sizes = sorted({*sizes, asked})
+    if flight <= sizes[-1]:
+        sizes = sorted({*sizes, flight})
     points = schedule_points(scorer, *draft, device, sizes)
     known = {point.batch_size: point for point in points}
 
@@ -259,23 +234,20 @@ def _planned(
         return known[batch].gamma
 
     between = refined([(point.batch_size, point.gamma) for point in points], gamma_of)
-    chosen = merged([known[batch] for batch, _ in between], kept=asked)
-    most = points[-1].batch_size
-    note = f"{engine_title(name)} runs one request at a time." if one_by_one else ""
+    chosen = merged([known[batch] for batch, _ in between], kept=flight)
+    most, largest = points[-1].batch_size, scorer.latency.largest_batch
+    note = f"{engine_title(asked.engine)} runs one request at a time." if one_by_one else ""
     if most < sizes[-1]:
-        note = (
-            f"At batch size {next(size for size in sizes if size > most)} the KV caches do not fit"
-            f" {device.key}."
-        )
+        over = next(size for size in sizes if size > most)
+        note = f"At batch size {over} the KV caches do not fit {device.key}."
     elif not batch_sizes and largest is not None:
         note = (
             f"Passes were measured up to batch size {largest}; above {most} nothing is predicted."
         )
-    if slow := [
-        str(point.batch_size)
-        for point in points
-        if point.speedup is not None and point.speedup.value < 1.0
-    ]:
+    slow = [str(each.batch_size) for each in points if each.speedup and each.speedup.value < 1.0]
+    if slow:
         listed = ", ".join(slow)
         note = f"{note} Without the draft loaded a server is faster at batch size {listed}.".strip()
-    return GammaSchedule(schedule_from_points(chosen), tuple(points), name, words), note
+    schedule = GammaSchedule(schedule_from_points(chosen), tuple(points), asked.engine, asked.words)
+    write_schedule(folder / SCHEDULE_FILE, schedule)
+    return schedule, note

@@ -170,7 +170,8 @@ def rows_text(options: Sequence[Option], unit: str, most: int = MOST_ROWS) -> li
         for option in rows
     ]
     gain = "measured" if any(option.measured for option in rows) else "speed-up, 5 to 95 %"
-    lines = table(cells, ("#", " drafter", " needs (tokens)", "gamma", "alpha", gain)).splitlines()
+    header = f"# |  drafter |  needs (tokens) | gamma | alpha | {gain}"
+    lines = table(cells, header).splitlines()
     marks = ["= cannot be told apart from the first"] * tied
     marks += ["* acceptance assumed: ranked by the lower end"] * any(
         option.assumed for option in rows

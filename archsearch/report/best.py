@@ -9,7 +9,7 @@ from archsearch.report.answer import Option, having_words, shown_rows
 from archsearch.report.mixes import PART_HEADER, objective_words, part_rows
 from archsearch.report.phrases import SOURCES, interval, launches, millions
 from archsearch.report.reading import Shown
-from archsearch.report.section import Cell, Section, Table, text_cell, value_cell
+from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
 from archsearch.search.objective import Score
 
 _ALL: Final = (
@@ -47,8 +47,9 @@ def section_best(found: Sequence[Shown], unit: str) -> Section:
                 value_cell(option.alpha),
             ]
         )
-    measured = ("measured",) if ran else ()
-    header = ("#", "speed-up, 5 to 95 %", *measured, "drafter", "needs", "gamma", "alpha")
+    header = columns(
+        f"# | speed-up, 5 to 95 %{' | measured' * ran} | drafter | needs | gamma | alpha"
+    )
     lead = next((number for number, option in enumerate(shown) if option.rank == 1), None)
     ranks: dict[int, list[str]] = {}
     for item in found:
@@ -92,32 +93,12 @@ def section_ranks(found: Sequence[Shown]) -> Section:
                 f"{score.kv_bytes_per_token:,}",
             ]
         )
-    header = (
-        "rank",
-        "predicted",
-        *(("measured",) if ran else ()),
-        "shape",
-        "parameters",
-        "gamma",
-        "group",
-        "alpha",
-        "tau, tokens",
-        "draft, ms",
-        "verify, ms",
-        "round, ms",
-        "break-even alpha",
-        "KV, bytes/token",
+    header = columns(
+        f"rank | predicted{' | measured' * ran} | shape | parameters | gamma | group | alpha |"
+        " tau, tokens | draft, ms | verify, ms | round, ms | break-even alpha | KV, bytes/token"
     )
-    brief = (
-        "rank",
-        "predicted",
-        "shape",
-        "measured",
-        "group",
-        "gamma",
-        "alpha",
-        "parameters",
-        "draft, ms",
+    brief = columns(
+        "rank | predicted | shape | measured | group | gamma | alpha | parameters | draft, ms"
     )
     scores = [item.score for item in found]
     used = dict.fromkeys(

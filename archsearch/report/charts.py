@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
 from archsearch.estimate import Estimate
 
@@ -78,20 +78,22 @@ class Chart:
     legend_title: str = ""
 
 
+def parts(colour: str) -> tuple[int, int, int]:
+    """Red, green and blue of #rrggbb."""
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:], 16)
+
+
 def depth_colour(position: float) -> str:
     """0..1 -> a colour out of DEPTHS, mixed linearly."""
     place = max(0.0, min(1.0, position)) * (len(DEPTHS) - 1)
     left = min(int(place), len(DEPTHS) - 2)
-    share = place - left
+    ends = zip(parts(DEPTHS[left]), parts(DEPTHS[left + 1]), strict=True)
+    return "#" + "".join(f"{round(a + (place - left) * (b - a)):02x}" for a, b in ends)
 
-    def parts(colour: str) -> list[int]:
-        return [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
 
-    mixed = (
-        round(a + share * (b - a))
-        for a, b in zip(parts(DEPTHS[left]), parts(DEPTHS[left + 1]), strict=True)
-    )
-    return "#" + "".join(f"{part:02x}" for part in mixed)
+def colour(number: int) -> str:
+    """Of the series of that number."""
+    return SERIES[number % len(SERIES)]
 
 
 def bounds(estimates: Sequence[Estimate]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -99,3 +101,26 @@ def bounds(estimates: Sequence[Estimate]) -> tuple[tuple[float, ...], tuple[floa
     deviation either way."""
     low = tuple(e.value - e.std if e.low is None else e.low for e in estimates)
     return low, tuple(e.value + e.std if e.high is None else e.high for e in estimates)
+
+
+def line(
+    name: str,
+    points: Iterable[tuple[float | str, float | Estimate]],
+    bars: Literal["", "std", "bounds"] = "",
+    /,
+    **look: Any,
+) -> Series:
+    """A series of (x, y). `bars`: how far each y that is an Estimate reaches, its `std` or its
+    `bounds`; `look`: the other fields of Series."""
+    xs, ys = zip(*points, strict=True)
+    if bars:
+        bare = [replace(y, low=None, high=None) for y in ys] if bars == "std" else ys
+        look["low"], look["high"] = bounds(bare)
+    return Series(name, xs, tuple(y.value if isinstance(y, Estimate) else y for y in ys), **look)
+
+
+def gain_chart(
+    key: str, title: str, caption: str, x_label: str, series: Sequence[Series], **more: Any
+) -> Chart:
+    """A chart of speed-ups, with a line where nothing is gained."""
+    return Chart(key, title, caption, x_label, "speed-up, x", tuple(series), level=1.0, **more)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from archsearch.estimate import number
-from archsearch.report.charts import SERIES, Chart, Series
+from archsearch.estimate import number as number_of
+from archsearch.report.charts import Chart, colour, line
 from archsearch.report.phrases import millions
-from archsearch.report.section import Section, Table, text_cell
+from archsearch.report.section import Section, Table, columns, text_cell
 
 _TERMS: Final = {
     "tau": "tokens a round",
@@ -17,28 +17,12 @@ _TERMS: Final = {
     "verify_s": "verification",
     "overhead_s": "what the engine adds",
 }
-_WINNER: Final = (
-    "run",
-    "draft",
-    "params",
-    "gamma",
-    "alpha",
-    "tau",
-    "draft ms",
-    "verify ms",
-    "plain ms",
-    "predicted",
-    "measured",
+_WINNER: Final = columns(
+    "run | draft | params | gamma | alpha | tau | draft ms | verify ms | plain ms | predicted |"
+    " measured"
 )
-_LEAD: Final = (
-    "conditions",
-    "first's",
-    "second's",
-    "lead",
-    "tokens",
-    "drafting",
-    "verifying",
-    "engine",
+_LEAD: Final = columns(
+    "conditions | first's | second's | lead | tokens | drafting | verifying | engine"
 )
 
 
@@ -131,17 +115,10 @@ def _chart(pair: Mapping[str, Any], place: int) -> Chart:
         if swap["lead"] is not None
     ]
     places = [(f"{pair['first']}'s", pair["here"]), *swaps, (f"{pair['second']}'s", pair["there"])]
-    names = tuple(name for name, _ in places)
-    series = tuple(
-        Series(
-            term,
-            names,
-            tuple(100.0 * math.expm1(number(lead["terms"][key])) for _, lead in places),
-            "bar",
-            colour,
-        )
-        for (key, term), colour in zip(_TERMS.items(), SERIES, strict=False)
-    )
+    series = []
+    for number, (key, term) in enumerate(_TERMS.items()):
+        leads = [(name, 100.0 * math.expm1(number_of(lead["terms"][key]))) for name, lead in places]
+        series.append(line(term, leads, kind="bar", colour=colour(number)))
     return Chart(
         f"compare-{place}",
         f"What leads where: {pair['second']}'s winner before {pair['first']}'s",
@@ -150,6 +127,6 @@ def _chart(pair: Mapping[str, Any], place: int) -> Chart:
         " second's. Below the line: it is behind there. Predicted.",
         "conditions",
         "lead, %",
-        series,
+        tuple(series),
         level=0.0,
     )

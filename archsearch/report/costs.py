@@ -3,13 +3,12 @@ zero."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from archsearch.report.answer import amount, gain_words, hours_words
-from archsearch.report.charts import INK, SERIES, Chart, Series, bounds
+from archsearch.report.charts import INK, Chart, Series, colour, gain_chart, line
 from archsearch.report.families import title_of
-from archsearch.report.section import Cell, Section, Table, text_cell, value_cell
+from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.budgets import BudgetDrafter, Budgets
 
 NEXT_FAMILIES: Final = 2  # of each budget, besides the best, in the table
@@ -43,14 +42,8 @@ def section_costs(budgets: Budgets | None, unit: str) -> Section:
                 text_cell(beside or "-", wrap=True),
             ]
         )
-    header = (
-        "for",
-        "speed-up",
-        "best drafter",
-        "it needs",
-        "gamma",
-        "alpha",
-        "the best of other families",
+    header = columns(
+        "for | speed-up | best drafter | it needs | gamma | alpha | the best of other families"
     )
     note = (
         "Best first in the ranking's order, in which what is assumed counts by its lower end."
@@ -84,67 +77,37 @@ def _chart(budgets: Budgets, unit: str) -> Chart:
                 (drafter.family, drafter.label, drafter.needs.hub_id, drafter.needs.gpu_hours),
                 drafter,
             )
-    families = list(
-        dict.fromkeys(
-            drafter.family
-            for drafter in sorted(found.values(), key=lambda each: -each.speedup.value)
-        )
-    )
+    by_gain = sorted(found.values(), key=lambda each: -each.speedup.value)
     series = [_best_line(budgets, free)]
-    for number, family in enumerate(families):
+    for number, family in enumerate(dict.fromkeys(drafter.family for drafter in by_gain)):
         own = [drafter for drafter in found.values() if drafter.family == family]
-        trained = [drafter for drafter in own if drafter.needs.kind == "training"]
         there = [drafter for drafter in own if drafter.needs.kind != "training"]
+        trained = [drafter for drafter in own if drafter.needs.kind == "training"]
         for drafters, symbol in ((there, "circle"), (trained, "ring")):
+            notes = tuple(
+                f"{_name(each)}<br>{gain_words(each.speedup)}, gamma {each.gamma}<br>"
+                f"needs {_needs(each, unit)}"
+                for each in drafters
+            )
+            look = {"kind": "points", "colour": colour(number), "symbol": symbol, "size": 10.0}
+            named = drafters is there or not there
+            places = [(each.needs.gpu_hours or free, each.speedup.value) for each in drafters]
             if drafters:
-                series.append(
-                    Series(
-                        title_of(family),
-                        tuple(each.needs.gpu_hours or free for each in drafters),
-                        tuple(each.speedup.value for each in drafters),
-                        "points",
-                        SERIES[number % len(SERIES)],
-                        symbol="ring" if symbol == "ring" else "circle",
-                        size=10.0,
-                        named=drafters is there or not there,
-                        notes=tuple(
-                            f"{_name(each)}<br>{gain_words(each.speedup)}, gamma {each.gamma}<br>"
-                            f"needs {_needs(each, unit)}"
-                            for each in drafters
-                        ),
-                    )
-                )
+                series.append(line(title_of(family), places, named=named, notes=notes, **look))
     caption = (
         "One mark a drafter: filled, it exists or needs no training; a ring, it is trained for so"
         " many hours, text included. Line: the best for each budget, in the order of the ranking,"
         " with its 5 to 95 %. Predicted. Dashed across: no gain."
     )
-    return Chart(
-        "costs",
-        "Speed-up by what it costs to have",
-        caption,
-        f"{unit}-hours on {budgets.device}",
-        "speed-up, x",
-        tuple(series),
-        x_scale="log",
-        level=1.0,
-        ticks=(free, *hours),
-        tick_names=("0", *(f"{hour:,g}" for hour in hours)),
-    )
+    names = ("0", *(f"{hour:,g}" for hour in hours))
+    look = {"x_scale": "log", "ticks": (free, *hours), "tick_names": names}
+    title, axis = "Speed-up by what it costs to have", f"{unit}-hours on {budgets.device}"
+    return gain_chart("costs", title, caption, axis, series, **look)
 
 
 def _best_line(budgets: Budgets, free: float) -> Series:
-    rows = [row for row in budgets.rows if row.drafters]
-    best: Sequence[BudgetDrafter] = [row.drafters[0] for row in rows]
-    low, high = bounds([drafter.speedup for drafter in best])
-    return Series(
-        "best for its budget",
-        tuple(row.gpu_hours or free for row in rows),
-        tuple(each.speedup.value for each in best),
-        colour=INK,
-        low=low,
-        high=high,
-        band=True,
-        dashed=True,
-        symbol=None,
-    )
+    best = [
+        (row.gpu_hours or free, row.drafters[0].speedup) for row in budgets.rows if row.drafters
+    ]
+    look = {"colour": INK, "band": True, "dashed": True, "symbol": None}
+    return line("best for its budget", best, "bounds", **look)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.errors import ArchsearchError
-from archsearch.report.charts import SERIES, Chart, Scale, Series
+from archsearch.estimate import Estimate
+from archsearch.report.charts import Chart, Scale, Series, colour, gain_chart, line
 
 FORMATS: Final = (".svg", ".png", ".pdf")
 LABELS: Final = {
@@ -34,54 +35,31 @@ def plot_curves(result: Mapping[str, Any], path: Path) -> None:
     rates: list[Series] = []
     engines = len({item["served"] for item in result["curves"]})
     for number, item in enumerate(result["curves"]):
-        engine = (
-            f", {item['engine']} {item['engine_version'] or ''}".rstrip() if engines > 1 else ""
-        )
-        name, colour = item["draft"] + engine, SERIES[number % len(SERIES)]
+        version = f"{item['engine']} {item['engine_version'] or ''}".rstrip()
+        name = item["draft"] + (f", {version}" if engines > 1 else "")
+        look = {"colour": colour(number), "symbol": None}
         points = item["points"]
-        xs = tuple(point["x"] for point in points)
-        found = [point["speedup"] for point in points]
-        low, high = (
-            tuple(gain.get(end) or gain["value"] for gain in found) for end in ("low", "high")
-        )
-        values = tuple(gain["value"] for gain in found)
-        symbol: Any = "circle" if len(xs) < 40 else None
-        gains.append(
-            Series(name, xs, values, "line", colour, low, high, band=True, symbol=symbol, size=4.0)
-        )
-        rates.append(Series(name, xs, _values(points, "tokens_per_s"), "line", colour, symbol=None))
-        alone = _values(points, "plain_tokens_per_s")
-        ideal = tuple(point["ideal"] for point in points)
-        for series, dashed in ((gains, ideal), (rates, alone)):
-            series.append(
-                Series(name, xs, dashed, "line", colour, dashed=True, symbol=None, named=False)
-            )
+        gain = [(each["x"], Estimate.from_dict(each["speedup"])) for each in points]
+        mark = {"symbol": "circle" if len(points) < 40 else None, "size": 4.0, "band": True}
+        gains.append(line(name, gain, "bounds", **{**look, **mark}))
+        rates.append(line(name, _values(points, "tokens_per_s"), **look))
+        ideal = [(each["x"], each["ideal"]) for each in points]
+        unnamed = {**look, "dashed": True, "named": False}
+        gains.append(line(name, ideal, **unnamed))
+        rates.append(line(name, _values(points, "plain_tokens_per_s"), **unnamed))
     axis = result["sweep"]
     scale: Scale = "log2" if axis in ("batch", "context") else "linear"
     title = f"{result['target']} on {result['device']}"
-    above = Chart(
-        "speedup",
-        title,
-        "",
-        LABELS[axis],
-        "speed-up, x",
-        tuple(gains),
-        scale,
-        level=1.0,
-        legend_title="band: 5 to 95 %; dashed: every token accepted",
+    names = "band: 5 to 95 %; dashed: every token accepted", "dashed: without a draft"
+    above = gain_chart(
+        "speedup", title, "", LABELS[axis], gains, x_scale=scale, legend_title=names[0]
     )
+    rate = "tokens per second, all requests"
     below = Chart(
-        "throughput",
-        "",
-        "",
-        LABELS[axis],
-        "tokens per second, all requests",
-        tuple(rates),
-        scale,
-        legend_title="dashed: without a draft",
+        "throughput", "", "", LABELS[axis], rate, tuple(rates), scale, legend_title=names[1]
     )
     write_picture(path, drawn(above, below, size=(7.0, 8.4)))
 
 
-def _values(points: Any, name: str) -> tuple[float, ...]:
-    return tuple(point[name]["value"] for point in points)
+def _values(points: Any, name: str) -> list[tuple[float, float]]:
+    return [(point["x"], point[name]["value"]) for point in points]

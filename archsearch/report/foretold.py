@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from archsearch.report.charts import SERIES, Chart, Series, bounds
-from archsearch.report.section import Cell, Section, Table, text_cell
+from archsearch.report.charts import Chart, colour, gain_chart, line
+from archsearch.report.section import Cell, Section, Table, columns, text_cell
 from archsearch.runs.curves import SWEPT, Bar, Curve, Curves, Point, Swept
 
 _AXES: Final[dict[Swept, tuple[str, str]]] = {  # title, axis
@@ -94,24 +94,11 @@ def _place(name: Swept, x: float) -> str:
 def _sweep_chart(name: Swept, curves: Sequence[Curve]) -> Chart | None:
     series = []
     for number, curve in enumerate(curve for curve in curves if curve.points):
-        low, high = bounds([point.speedup for point in curve.points]) if not number else ((), ())
+        places = [(point.x, point.speedup) for point in curve.points]
         notes = tuple(_point_words(name, curve, point) for point in curve.points)
-        places = (
-            tuple(point.x for point in curve.points),
-            tuple(point.speedup.value for point in curve.points),
-        )
-        colour = SERIES[number % len(SERIES)]
-        series.append(
-            Series(
-                f"rank {curve.rank}: {curve.label}",
-                *places,
-                colour=colour,
-                low=low,
-                high=high,
-                band=True,
-                notes=notes,
-            )
-        )
+        look = {"colour": colour(number), "band": True, "notes": notes}
+        label = f"rank {curve.rank}: {curve.label}"
+        series.append(line(label, places, "" if number else "bounds", **look))
     if not series:
         return None
     title, axis = _AXES[name]
@@ -130,17 +117,11 @@ def _sweep_chart(name: Swept, curves: Sequence[Curve]) -> Chart | None:
         if name == "alpha"
         else "5 to 95 %, or one standard deviation where that is all that is known"
     )
-    return Chart(
-        f"by-{name}",
-        title,
-        f"{caption}{best}Predicted; band of the first rank: {band}. Dashed across: no gain.",
-        axis,
-        "speed-up, x",
-        tuple(series),
-        x_scale="log2" if name in ("batch", "context") else "linear",
-        level=1.0,
-        ticks=tuple(point.x for point in curves[0].points) if name in ("batch", "context") else (),
-    )
+    text = f"{caption}{best}Predicted; band of the first rank: {band}. Dashed across: no gain."
+    logs = name in ("batch", "context")
+    ticks = tuple(point.x for point in curves[0].points) if logs else ()
+    look = {"x_scale": "log2" if logs else "linear", "ticks": ticks}
+    return gain_chart(f"by-{name}", title, text, axis, series, **look)
 
 
 def _point_words(name: Swept, curve: Curve, point: Point) -> str:
@@ -197,15 +178,13 @@ def _share(seconds: float, bar: Bar) -> str:
 def _bars_chart(key: str, title: str, bars: Sequence[Bar], caption: str) -> Chart | None:
     if not bars:
         return None
-    names = tuple(bar.name for bar in bars)
     terms = list(dict.fromkeys(term for bar in bars for term in bar.terms))
     series = tuple(
-        Series(
+        line(
             term,
-            names,
-            tuple(1e3 * bar.terms.get(term, 0.0) for bar in bars),
-            "bar",
-            SERIES[number % len(SERIES)],
+            [(bar.name, 1e3 * bar.terms.get(term, 0.0)) for bar in bars],
+            kind="bar",
+            colour=colour(number),
         )
         for number, term in enumerate(terms)
     )
@@ -245,14 +224,9 @@ def section_why(curves: Curves | None) -> Section:
         if slower
         else ""
     )
-    header = (
-        "rival",
-        "its speed-up",
-        "by tokens a round",
-        "by a round's time",
-        "together",
-        "one std",
-        "why alpha differs",
+    header = columns(
+        "rival | its speed-up | by tokens a round | by a round's time | together | one std |"
+        " why alpha differs"
     )
     note = (
         "What rank 1 gains over the best draft of another width and of another depth: more tokens"

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from archsearch.estimate import Estimate
 from archsearch.progress import human_time
-from archsearch.report.charts import SERIES, Chart, Series
+from archsearch.report.charts import Series, colour, gain_chart, line
 from archsearch.report.reading import Reading, Shown
-from archsearch.report.section import Cell, Section, Table, text_cell, value_cell
+from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.fields import WRONG_SHAPE, as_estimate
 
 FINALISTS_DRAWN: Final = 6
@@ -70,21 +70,19 @@ def section_ladder(reading: Reading, trials: Sequence[Mapping[str, Any]]) -> Sec
     seen = {rung for ladder in found.values() for rung in ladder}
     rungs = [PRIOR, *sorted(rung for rung in seen if rung.startswith("short")), FULL, CONFIRMED]
     rungs = [rung for rung in rungs if rung in seen]
-    series = [
-        _series(label, ladder, rungs, number)
-        for number, (label, ladder) in enumerate(found.items())
-    ]
-    chart = Chart(
+    caption = (
+        "The speed-up that was believed at each rung, one line a finalist, with one standard"
+        " deviation: the band narrows as the draft itself is measured. Dashed across: no gain."
+    )
+    chart = gain_chart(
         "ladder",
         "From prior to confirmed",
-        "The speed-up that was believed at each rung, one line a finalist, with one standard"
-        " deviation: the band narrows as the draft itself is measured. Dashed across: no gain.",
+        caption,
         "",
-        "speed-up, x",
-        tuple(series),
-        level=1.0,
+        [_series(*item, rungs, number) for number, item in enumerate(found.items())],
         ticks=tuple(map(float, range(len(rungs)))),
-        tick_names=tuple(_tick(rung) for rung in rungs),
+        # `short 2` of `short training 2`: six rungs stand side by side on a phone
+        tick_names=tuple(rung.replace(" training", "") for rung in rungs),
     )
     rows: list[list[Cell | str]] = [
         [text_cell(label), *(value_cell(ladder.get(rung), 2, unit="x") for rung in rungs)]
@@ -121,15 +119,9 @@ def section_rungs(state: Mapping[str, Any]) -> Section:
         )
     if not rows:
         return Section()
-    header = (
-        "round",
-        "shape",
-        "tokens",
-        "time",
-        "alpha then",
-        "alpha at the end",
-        "speed-up at the end",
-        "outcome",
+    header = columns(
+        "round | shape | tokens | time | alpha then | alpha at the end | speed-up at the end |"
+        " outcome"
     )
     spent = ", ".join(
         f"{name} {human_time(seconds)}" for name, seconds in state.get("steps", {}).items()
@@ -141,27 +133,15 @@ def section_rungs(state: Mapping[str, Any]) -> Section:
         "alpha then: measured after that many tokens, on answers kept out of training, the same"
         f" for all shapes. At the end: expected after the full training. {words}"
     )
-    brief = ("round", "shape", "speed-up at the end", "tokens", "time", "alpha then")
+    brief = columns("round | shape | speed-up at the end | tokens | time | alpha then")
     return Section("The climb", tables=[Table(header, rows, brief=brief)], notes=[note])
-
-
-def _tick(rung: str) -> str:
-    """`short 2` of `short training 2`: six rungs stand side by side on a phone."""
-    return rung.replace(" training", "")
 
 
 def _series(label: str, ladder: Ladder, rungs: Sequence[str], number: int) -> Series:
     steps = [(place, ladder[rung]) for place, rung in enumerate(rungs) if rung in ladder]
-    shift = 0.04 * number  # side by side, so that bars do not hide each other
-    return Series(
-        label,
-        tuple(place + shift for place, _ in steps),
-        tuple(value.value for _, value in steps),
-        colour=SERIES[number % len(SERIES)],
-        low=tuple(value.value - value.std for _, value in steps),
-        high=tuple(value.value + value.std for _, value in steps),
-        notes=tuple(
-            f"{label}<br>{rungs[place]}: {value.value:.2f}x ± {value.std:.2f}"
-            for place, value in steps
-        ),
+    notes = tuple(
+        f"{label}<br>{rungs[place]}: {value.value:.2f}x ± {value.std:.2f}" for place, value in steps
     )
+    # side by side, so that bars do not hide each other
+    places = [(place + 0.04 * number, value) for place, value in steps]
+    return line(label, places, "std", colour=colour(number), notes=notes)

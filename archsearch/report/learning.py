@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from archsearch.progress import human_time
-from archsearch.report.charts import MARK, SERIES, Chart, Series
+from archsearch.report.charts import MARK, Chart, colour, line
 from archsearch.report.reading import Reading
-from archsearch.report.section import Cell, Section, Table, text_cell
+from archsearch.report.section import Cell, Section, Table, columns, text_cell
 from archsearch.runs.candidate import TrainingLook, TrainingRecord
 
 DRAFTS_TOLD: Final = 3
@@ -107,17 +107,9 @@ def section_learning(reading: Reading) -> Section:
                 text_cell(record.stopped or "-", wrap=True),
             ]
         )
-    header = (
-        "shape",
-        "distinct tokens",
-        "seen",
-        "epochs",
-        "training loss",
-        "best alpha",
-        "kept at",
-        "at the end",
-        "time",
-        "stopped",
+    header = columns(
+        "shape | distinct tokens | seen | epochs | training loss | best alpha | kept at |"
+        " at the end | time | stopped"
     )
     return Section("Learning curve", tables=[Table(header, rows)], notes=[NOTE])
 
@@ -142,61 +134,29 @@ def plot_learning(records: Sequence[TrainingRecord]) -> Chart | None:
 
     alphas, losses = [], []
     for number, record in enumerate(shown):
-        colour, label = SERIES[number % len(SERIES)], record.architecture.label()
+        hue, label = colour(number), record.architecture.label()
         looks = [look for look in record.looks if at(look) > 0]
         notes = tuple(
             f"{label}<br>alpha {look.alpha:.3f} after {count_words(look.tokens)} tokens"
             + (f", {epochs_words(look.epochs)}" if look.epochs else "")
             for look in looks
         )
-        alphas.append(
-            Series(
-                label,
-                tuple(map(at, looks)),
-                tuple(look.alpha for look in looks),
-                colour=colour,
-                size=4.0,
-                notes=notes,
-            )
-        )
-        fell = [(at(look), look.loss) for look in looks if look.loss is not None]
+        seen = [(at(look), look.alpha) for look in looks]
+        alphas.append(line(label, seen, colour=hue, size=4.0, notes=notes))
+        fell = [(at(look), float(look.loss)) for look in looks if look.loss is not None]
+        unseen = {"dashed": True, "symbol": None, "faint": True, "right": True, "named": False}
         if fell:
-            places = tuple(x for x, _ in fell), tuple(float(y) for _, y in fell)
-            losses.append(
-                Series(
-                    f"{label}, loss",
-                    *places,
-                    colour=colour,
-                    dashed=True,
-                    symbol=None,
-                    faint=True,
-                    right=True,
-                    named=False,
-                )
-            )
+            losses.append(line(f"{label}, loss", fell, colour=hue, **unseen))
         if record.kept is not None and at(record.kept) > 0:
-            alphas.append(
-                Series(
-                    f"{label}, kept",
-                    (at(record.kept),),
-                    (record.kept.alpha,),
-                    "points",
-                    MARK,
-                    symbol="diamond",
-                    size=9.0,
-                    named=False,
-                )
-            )
-    kept = (
-        " Red diamond: the weights that were kept."
-        if any(record.kept is not None for record in shown)
-        else ""
-    )
+            mark = {"kind": "points", "symbol": "diamond", "size": 9.0, "named": False}
+            place = (at(record.kept), record.kept.alpha)
+            alphas.append(line(f"{label}, kept", [place], colour=MARK, **mark))
+    kept = any(record.kept is not None for record in shown)
     caption = (
         "Alpha on texts that are not trained on (full lines) and training loss (dashed, right"
         " scale) against the"
         f" {'tokens seen, repetitions included' if in_tokens else 'seconds of training'} (measured;"
-        f" training.json).{kept}"
+        f" training.json).{' Red diamond: the weights that were kept.' if kept else ''}"
     )
     return Chart(
         "learning",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from archsearch.report.section import columns
 from archsearch.search.mixed import MixScore
 
 UNITS: Final = {
@@ -13,19 +14,9 @@ UNITS: Final = {
     "throughput": " tokens/s",
     "tokens_per_device": " tokens/s a device",
 }
-PART_HEADER: Final = (
-    "part",
-    "share",
-    "context",
-    "running",
-    "gamma",
-    "alpha",
-    "ms a token",
-    "without",
-    "first token ms",
-    "tokens/s",
-    "without",
-    "speed-up",
+PART_HEADER: Final = columns(
+    "part | share | context | running | gamma | alpha | ms a token | without | first token ms |"
+    " tokens/s | without | speed-up"
 )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from archsearch.report.charts import SERIES, Chart, Series
+from archsearch.estimate import Estimate
+from archsearch.report.charts import Chart, colour, line
 from archsearch.report.section import Cell, Section, Table, text_cell
 
 
@@ -50,30 +51,17 @@ def pareto_chart(data: Mapping[str, Any]) -> Chart:
         "cheapest of its group": [member for member in members if member["cheapest"]],
     }
     series = []
-    for place, (name, own) in enumerate(kinds.items()):
-        ys = tuple(member["values"][y] for member in own)
-        stds = [member["score"]["speedup"]["std"] if y == "speedup" else 0.0 for member in own]
-        low, high = (
-            tuple(v + side * std for v, std in zip(ys, stds, strict=True)) for side in (-1, 1)
-        )
-        xs = tuple(max(member["values"][x], 1e-12) for member in own)
+    for number, (name, own) in enumerate(kinds.items()):
+        ring = number == 2
+        look: dict[str, Any] = {"symbol": "ring", "size": 12.0} if ring else {}
+        points = []
+        for member in own:
+            std = member["score"]["speedup"]["std"] if y == "speedup" else 0.0
+            place = Estimate(member["values"][y], std, "modelled")
+            points.append((max(member["values"][x], 1e-12), place))
         notes = tuple(member["label"] for member in own)
-        ring = place == 2
         if own:
-            series.append(
-                Series(
-                    name,
-                    xs,
-                    ys,
-                    "points",
-                    SERIES[place],
-                    () if ring else low,
-                    () if ring else high,
-                    symbol="ring" if ring else "circle",
-                    size=12.0 if ring else 6.0,
-                    notes=notes,
-                )
-            )
-    return Chart(
-        "pareto", "Pareto set", "Bars: one standard deviation.", x, y, tuple(series), "log"
-    )
+            look |= {"kind": "points", "colour": colour(number), "notes": notes}
+            series.append(line(name, points, "" if ring else "std", **look))
+    caption = "Bars: one standard deviation."
+    return Chart("pareto", "Pareto set", caption, x, y, tuple(series), "log")

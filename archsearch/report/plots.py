@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from archsearch.report.charts import INK, MARK, SERIES, Chart, Series, depth_colour
+from archsearch.report.charts import (
+    INK,
+    MARK,
+    SERIES,
+    Chart,
+    Series,
+    colour,
+    depth_colour,
+    gain_chart,
+    line,
+)
 from archsearch.report.learning import plot_learning, trained
 from archsearch.report.reading import Reading, Shown
 from archsearch.report.section import Section
@@ -22,18 +32,11 @@ def section_plots(
     """All charts of the search, of rows of trials.csv that have a score; empty where there is
     nothing to draw."""
     found, trials = reading.candidates, plotted_trials(scored)
-    charts: list[Chart | None] = (
-        [_trials_chart(trials, found), _cost_chart(trials)] if trials else []
-    )
+    charts = [_trials_chart(trials, found), _cost_chart(trials)] if trials else []
     charts.append(plot_learning(trained(reading)))
-    confirmed = next(
-        (item for item in (lead, *found) if item is not None and item.confirmed is not None), None
-    )
-    if (
-        confirmed is not None
-        and confirmed.confirmed is not None
-        and confirmed.confirmed.other_gammas
-    ):
+    first = [item for item in (lead, *found) if item is not None]
+    confirmed = next((item for item in first if item.confirmed is not None), None)
+    if confirmed is not None and confirmed.confirmed and confirmed.confirmed.other_gammas:
         charts.append(_gammas_chart(confirmed.rank, confirmed.confirmed))
     positions = confirmed or next((item for item in found if item.replayed), None)
     if positions is not None:
@@ -62,75 +65,47 @@ def plotted_trials(scored: Sequence[Mapping[str, Any]]) -> list[PlottedTrial]:
         try:
             step_s = float(row["draft_s"]) / int(row["gamma"])
             sizes = (int(row["num_hidden_layers"]), int(row["hidden_size"]), int(row["parameters"]))
-            label = row.get("drafter") or f"{sizes[0]}x{sizes[1]}"
-            family = row.get("family") or "independent"
-            trial = PlottedTrial(
-                *sizes,
-                step_s,
-                float(row["speedup"]),
-                row.get("feasible") is not False,
-                family,
-                label,
-            )
+            gain, feasible = float(row["speedup"]), row.get("feasible") is not False
         except (KeyError, TypeError, ValueError):  # a row without a score
             continue
-        found[trial] = None
+        label = row.get("drafter") or f"{sizes[0]}x{sizes[1]}"
+        family = row.get("family") or "independent"
+        found[PlottedTrial(*sizes, step_s, gain, feasible, family, label)] = None
     return list(found)
 
 
 def _groups(trials: Sequence[PlottedTrial], by: str) -> list[tuple[str, list[PlottedTrial], str]]:
     """(name, members, colour) by number of layers or hidden size, or by family where there are
     several."""
-    if len({trial.family for trial in trials}) > 1:
-        names = sorted(
-            {trial.family for trial in trials},
-            key=lambda name: -sum(t.family == name for t in trials),
-        )
-        return [
-            (name, [t for t in trials if t.family == name], SERIES[i % len(SERIES)])
-            for i, name in enumerate(names)
-        ]
-    values = sorted({getattr(trial, by) for trial in trials})
+    several = len({trial.family for trial in trials}) > 1
+    members: dict[Any, list[PlottedTrial]] = {}
+    for trial in trials if several else sorted(trials, key=lambda each: int(getattr(each, by))):
+        members.setdefault(trial.family if several else getattr(trial, by), []).append(trial)
+    if several:
+        ordered = sorted(sorted(members.items()), key=lambda item: -len(item[1]))
+        return [(name, own, colour(number)) for number, (name, own) in enumerate(ordered)]
+    most = max(len(members) - 1, 1)
     return [
-        (
-            str(value),
-            [t for t in trials if getattr(t, by) == value],
-            depth_colour(i / max(len(values) - 1, 1)),
-        )
-        for i, value in enumerate(values)
+        (str(value), own, depth_colour(number / most))
+        for number, (value, own) in enumerate(members.items())
     ]
 
 
 def _cloud(
-    trials: Sequence[PlottedTrial], name: str, colour: str, points: Sequence[tuple[float, float]]
+    name: str, hue: str, points: Sequence[tuple[PlottedTrial, float, float]]
 ) -> list[Series]:
     """One colour's points: those within all limits filled, the others as faint crosses."""
     series: list[Series] = []
-    for feasible in (True, False):
-        chosen = [
-            (trial, x, y)
-            for trial, (x, y) in zip(trials, points, strict=True)
-            if trial.feasible == feasible
-        ]
+    for feasible, symbol in ((True, "circle"), (False, "cross")):
+        chosen = [point for point in points if point[0].feasible == feasible]
+        notes = tuple(
+            f"{t.label}<br>{t.speedup:.2f}x, {t.parameters / 1e6:.0f}M parameters"
+            for t, _, _ in chosen
+        )
+        look = {"colour": hue, "size": 5.0, "symbol": symbol, "faint": not feasible, "notes": notes}
         if chosen:
-            notes = tuple(
-                f"{t.label}<br>{t.speedup:.2f}x, {t.parameters / 1e6:.0f}M parameters"
-                for t, _, _ in chosen
-            )
-            series.append(
-                Series(
-                    name,
-                    tuple(x for _, x, _ in chosen),
-                    tuple(y for _, _, y in chosen),
-                    "points",
-                    colour,
-                    size=5.0,
-                    symbol="circle" if feasible else "cross",
-                    faint=not feasible,
-                    named=not series,
-                    notes=notes,
-                )
-            )
+            places = [(x, y) for _, x, y in chosen]
+            series.append(line(name, places, kind="points", named=not series, **look))
     return series
 
 
@@ -138,94 +113,50 @@ def pareto_front(trials: Sequence[PlottedTrial]) -> list[PlottedTrial]:
     """Of shapes within all limits those that no smaller or equal one beats, by parameters
     ascending."""
     feasible = sorted((t for t in trials if t.feasible), key=lambda t: (t.parameters, -t.speedup))
-    best = accumulate((t.speedup for t in feasible), max)
-    before = [float("-inf"), *accumulate((t.speedup for t in feasible), max)]
-    return [t for t, top, last in zip(feasible, best, before, strict=False) if top > last]
+    best = [float("-inf"), *accumulate((t.speedup for t in feasible), max)]
+    return [t for t, before in zip(feasible, best, strict=False) if t.speedup > before]
 
 
 def _trials_chart(trials: Sequence[PlottedTrial], found: Sequence[Shown]) -> Chart:
     families = len({trial.family for trial in trials}) > 1
-    series: list[Series] = []
-    for name, members, colour in _groups(trials, "layers"):
-        series += _cloud(
-            members, name, colour, [(trial.parameters / 1e6, trial.speedup) for trial in members]
-        )
-    front = pareto_front(trials)
+    series = [
+        part
+        for name, members, hue in _groups(trials, "layers")
+        for part in _cloud(name, hue, [(t, t.parameters / 1e6, t.speedup) for t in members])
+    ]
+    front = [(trial.parameters / 1e6, trial.speedup) for trial in pareto_front(trials)]
     if len(front) > 1:
-        places = (
-            tuple(trial.parameters / 1e6 for trial in front),
-            tuple(trial.speedup for trial in front),
-        )
-        series.append(Series("Pareto front", *places, colour=INK, symbol=None, dashed=True))
+        series.append(line("Pareto front", front, colour=INK, symbol=None, dashed=True))
     best = found[:5]
     if best:
-        places = (
-            tuple(item.score.parameters / 1e6 for item in best),
-            tuple(item.score.speedup.value for item in best),
-        )
+        places = [(item.score.parameters / 1e6, item.score.speedup.value) for item in best]
         notes = tuple(
             f"rank {item.rank}: {item.score.label()}<br>{item.score.speedup.value:.2f}x predicted"
             for item in best
         )
-        series.append(
-            Series(
-                "best ranks",
-                *places,
-                kind="points",
-                colour=INK,
-                symbol="ring",
-                size=11.0,
-                notes=notes,
-            )
-        )
+        ring = {"kind": "points", "colour": INK, "symbol": "ring", "size": 11.0}
+        series.append(line("best ranks", places, notes=notes, **ring))
     seen = [
-        (i, i.measured_speedup)
-        for i in best
-        if i.measured_speedup is not None and i.undecided is None
+        (item.score.parameters / 1e6, item.measured_speedup)
+        for item in best
+        if item.measured_speedup is not None and item.undecided is None
     ]
     if seen:
-        gains = [gain for _, gain in seen]
-        series.append(
-            Series(
-                "measured in the engine",
-                tuple(item.score.parameters / 1e6 for item, _ in seen),
-                tuple(gain.value for gain in gains),
-                "points",
-                MARK,
-                tuple(g.value - g.std for g in gains),
-                tuple(g.value + g.std for g in gains),
-                symbol="diamond",
-                size=9.0,
-            )
-        )
+        mark = {"kind": "points", "colour": MARK, "symbol": "diamond", "size": 9.0}
+        series.append(line("measured in the engine", seen, "std", **mark))
     sizes = [trial.parameters for trial in trials if trial.parameters]
     caption = (
         f"Every drafter that was scored ({len(trials)}): speed-up as the search predicted it"
-        " (trials.csv), "
+        f" (trials.csv), by {'family' if families else 'layers'}. "
     )
-    caption += "by family. " if families else "by layers. "
-    caption += (
-        "Line: those that nothing smaller beats. Rings: the best ranks, as last scored. "
-        if found
-        else ""
-    )
-    caption += (
-        "Crosses: over a memory or parameter limit. "
-        if any(not trial.feasible for trial in trials)
-        else ""
-    )
+    if found:
+        caption += "Line: those that nothing smaller beats. Rings: the best ranks, as last scored. "
+    if any(not trial.feasible for trial in trials):
+        caption += "Crosses: over a memory or parameter limit. "
     log = bool(sizes) and min(t.parameters for t in trials) > 0 and max(sizes) > 10 * min(sizes)
-    return Chart(
-        "trials",
-        "Speed-up against size",
-        f"{caption}Dashed: no gain.",
-        "parameters of the draft, millions",
-        "speed-up, x",
-        tuple(series),
-        x_scale="log" if log else "linear",
-        level=1.0,
-        legend_title="" if families else "layers",
-    )
+    look = {"x_scale": "log" if log else "linear", "legend_title": "" if families else "layers"}
+    title, axis = "Speed-up against size", "parameters of the draft, millions"
+    return gain_chart("trials", title, f"{caption}Dashed: no gain.", axis, series, **look)
 
 
 def _cost_chart(trials: Sequence[PlottedTrial]) -> Chart | None:
@@ -234,20 +165,14 @@ def _cost_chart(trials: Sequence[PlottedTrial]) -> Chart | None:
         return None
     series: list[Series] = []
     groups = _groups(trials, "hidden")
-    for number, (name, members, colour) in enumerate(groups):
+    for number, (name, members, hue) in enumerate(groups):
         shift = 0.5 * (number / max(len(groups) - 1, 1) - 0.5)
-        series += _cloud(
-            members,
-            name,
-            colour,
-            [(trial.layers + shift, 1e3 * trial.draft_step_s) for trial in members],
-        )
+        series += _cloud(name, hue, [(t, t.layers + shift, 1e3 * t.draft_step_s) for t in members])
     caption = (
         "Predicted time of one draft token (draft time / gamma, trials.csv) against layers, hidden"
         " sizes side by side. The spread of one colour comes from the other choices: ffn, heads,"
         " rows of the head."
     )
-    ticks = tuple(float(layers) for layers in sorted({trial.layers for trial in trials}))
     return Chart(
         "cost",
         "What depth and width cost",
@@ -256,79 +181,46 @@ def _cost_chart(trials: Sequence[PlottedTrial]) -> Chart | None:
         "one draft step, ms",
         tuple(series),
         y_from_zero=True,
-        ticks=ticks,
+        ticks=tuple(float(layers) for layers in sorted({trial.layers for trial in trials})),
         legend_title="hidden size",
     )
 
 
 def _gammas_chart(rank: int, confirmed: Confirmed) -> Chart:
     rows = sorted([confirmed, *confirmed.other_gammas], key=lambda row: row.gamma)
-    gammas = tuple(float(row.gamma) for row in rows)
-    seen = [row.speedup for row in rows]
+    seen = [(float(row.gamma), row.speedup) for row in rows]
     expected = [
         (float(row.gamma), row.predicted_speedup)
         for row in rows
         if row.predicted_speedup is not None
     ]
-    series = [
-        Series(
-            "measured ± one std",
-            gammas,
-            tuple(e.value for e in seen),
-            colour=MARK,
-            low=tuple(e.value - e.std for e in seen),
-            high=tuple(e.value + e.std for e in seen),
-            symbol="diamond",
-        )
-    ]
-    if expected:
-        series.append(
-            Series(
-                "predicted",
-                tuple(x for x, _ in expected),
-                tuple(y for _, y in expected),
-                dashed=True,
-            )
-        )
-    return Chart(
-        "gammas",
-        "Speed-up against gamma, measured",
-        f"Rank {rank}: only the gammas that were run in the engine.",
-        "gamma, draft tokens per verification",
-        "speed-up, x",
-        tuple(series),
-        level=1.0,
-        ticks=gammas,
-    )
+    series = [line("measured ± one std", seen, "std", colour=MARK, symbol="diamond")]
+    series += [line("predicted", expected, dashed=True)] if expected else []
+    caption = f"Rank {rank}: only the gammas that were run in the engine."
+    title, axis = "Speed-up against gamma, measured", "gamma, draft tokens per verification"
+    ticks = tuple(gamma for gamma, _ in seen)
+    return gain_chart("gammas", title, caption, axis, series, ticks=ticks)
 
 
 def _positions_chart(item: Shown) -> Chart:
-    measured = list(item.confirmed.accepted_by_position) if item.confirmed is not None else []
-    alpha = (
-        item.confirmed.alpha.value
-        if measured and item.confirmed is not None
-        else item.score.alpha.value
-    )
+    measured = item.confirmed.accepted_by_position if item.confirmed is not None else ()
+    counted = item.confirmed if measured else None
+    alpha = counted.alpha.value if counted is not None else item.score.alpha.value
     replayed = item.replayed_on or item.replayed
     closed = accepted_by_position([alpha] * max(len(measured), len(replayed)))
+    replay = f"replay of held-out text (measured), gamma {len(replayed)}"
     series = [
-        Series(
+        line(
             name,
-            tuple(float(i) for i in range(1, len(shares) + 1)),
-            tuple(shares),
-            colour=colour,
-            dashed=dashed,
-            symbol="circle" if dashed else "diamond",
+            list(enumerate(shares, start=1)),
+            colour=hue,
+            dashed=symbol == "circle",
+            symbol=symbol,
         )
-        for shares, name, colour, dashed in (
-            (measured, f"measured in the engine, gamma {len(measured)}", MARK, False),
-            (
-                list(replayed),
-                f"replay of held-out text (measured), gamma {len(replayed)}",
-                SERIES[2],
-                False,
-            ),
-            (closed, f"closed form alpha^i, alpha {alpha:.2f}", SERIES[0], True),
+        for shares, name, hue, symbol in (
+            (measured, f"measured in the engine, gamma {len(measured)}", MARK, "diamond"),
+            (replayed, replay, SERIES[2], "diamond"),
+            (closed, f"closed form alpha^i, alpha {alpha:.2f}", SERIES[0], "circle"),
         )
         if shares
     ]

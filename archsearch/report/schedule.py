@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from archsearch.engine_facts import engine_title
-from archsearch.report.charts import MARK, Chart, Series, depth_colour
+from archsearch.report.charts import MARK, Chart, depth_colour, gain_chart, line
 from archsearch.report.section import Cell, Section, Table, value_cell
 from archsearch.schedule import GammaSchedule, ranges_words
 
@@ -37,52 +37,25 @@ def section_schedule(rank: int, schedule: GammaSchedule) -> Section:
 
 
 def _schedule_chart(rank: int, schedule: GammaSchedule) -> Chart:
-    series: list[Series] = []
     gammas = sorted({gamma for point in schedule.points for gamma in point.by_gamma})
+    series = []
     for number, gamma in enumerate(gammas):
-        line = [
-            (float(p.batch_size), p.by_gamma[gamma].value)
-            for p in schedule.points
-            if gamma in p.by_gamma
+        points = [
+            (float(point.batch_size), point.by_gamma[gamma].value)
+            for point in schedule.points
+            if gamma in point.by_gamma
         ]
-        colour = depth_colour(number / max(len(gammas) - 1, 1))
-        series.append(
-            Series(
-                f"{gamma}",
-                tuple(x for x, _ in line),
-                tuple(y for _, y in line),
-                colour=colour,
-                size=4.0,
-            )
-        )
-    chosen = [
-        (float(point.batch_size), point.speedup.value) for point in schedule.points if point.speedup
-    ]
-    series.append(
-        Series(
-            "best",
-            tuple(x for x, _ in chosen),
-            tuple(y for _, y in chosen),
-            "points",
-            MARK,
-            symbol="ring",
-            size=11.0,
-        )
-    )
+        hue = depth_colour(number / max(len(gammas) - 1, 1))
+        series.append(line(f"{gamma}", points, colour=hue, size=4.0))
+    chosen = [(float(p.batch_size), p.speedup.value) for p in schedule.points if p.speedup]
+    ring = {"kind": "points", "colour": MARK, "symbol": "ring", "size": 11.0}
+    series.append(line("best", chosen, **ring))
     caption = (
         f"Predicted speed-up of every gamma against batch size, rank {rank} in"
         f" {engine_title(schedule.engine)}. Ring: the schedule's choice; a ring on no line: off."
         " Dashed: no gain."
     )
-    return Chart(
-        f"schedule-{rank}",
-        "Every gamma by batch size",
-        caption,
-        "batch size",
-        "speed-up, x",
-        tuple(series),
-        x_scale="log2",
-        level=1.0,
-        ticks=tuple(float(point.batch_size) for point in schedule.points),
-        legend_title="gamma",
-    )
+    ticks = tuple(float(point.batch_size) for point in schedule.points)
+    look = {"x_scale": "log2", "ticks": ticks, "legend_title": "gamma"}
+    title = "Every gamma by batch size"
+    return gain_chart(f"schedule-{rank}", title, caption, "batch size", series, **look)

@@ -10,25 +10,23 @@ is that of those it holds: a draft's weights and cache take room from the target
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from archsearch import speedup as speculation
 from archsearch.acceptance.estimator import GivenAcceptance
-from archsearch.acceptance.families import FamilyAcceptance, acceptance_of
+from archsearch.acceptance.families import acceptance_of
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.registry import as_drafter
 from archsearch.errors import ArchsearchError
-from archsearch.estimate import Estimate
-from archsearch.search.objective import Scorer
-from archsearch.traffic.times import RoundTimes, ladder, round_times
+from archsearch.estimate import Estimate, weakest_source
+from archsearch.search.objective import Score, Scorer
 from archsearch.workload import Workload
 
-Array = NDArray[np.float64]
 Axis = Literal["batch", "context", "gamma", "alpha"]
 AXES: Final[tuple[Axis, ...]] = get_args(Axis)
 POINTS: Final = 64
@@ -39,10 +37,66 @@ RANGES: Final[dict[Axis, tuple[float, float]]] = {
     "gamma": (1, speculation.MAX_GAMMA),
     "alpha": (0.05, 1.0),
 }
+LIMITS: Final[dict[Axis, tuple[float, float]]] = {
+    "batch": (1, 65536),
+    "context": (0, 1e7),
+    "gamma": (1, 64),
+    "alpha": (0, 1),
+}
 
 Held = Callable[[Workload, Drafter | None], int | None]
 """How many requests of a workload's context memory holds at once, with a drafter or without; None:
 nobody says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Acceptance that stays what it is along a sweep: alpha, tau by gamma, and how alpha drifts
+    along a block."""
+
+    alpha: Estimate
+    taus: Mapping[int, Estimate]
+    drift: Estimate
+
+    def given(self, alpha: float) -> Known:
+        """The same with another alpha, which counts as known."""
+        sure, drift = Estimate(alpha, 0.0, "given"), replace(self.drift, std=0.0)
+        taus = {gamma: speculation.tau_estimate(sure, gamma, drift) for gamma in self.taus}
+        return Known(sure, taus, drift)
+
+
+def at(scorer: Scorer, drafter: Drafter, axis: Axis, x: float) -> Scorer:
+    """The scorer at one place of an axis."""
+    if axis == "batch":
+        return scorer.at_batch(int(x))
+    if axis == "context":
+        return scorer.at_context(int(x))
+    if axis == "gamma":
+        changed = copy(scorer)
+        changed.gammas = (int(x),)
+        return changed
+    given = acceptance_of(drafter, GivenAcceptance(x), scorer.context)
+    own = replace(given, share=scorer.believed(drafter).share)
+    return scorer.with_families({drafter.family: own})
+
+
+def score_at(scorer: Scorer, draft: Draft, axis: Axis, x: float, known: Known) -> Score:
+    """The score at one place of an axis of a draft whose acceptance is known."""
+    if axis == "alpha":
+        known = known.given(x)
+    else:
+        scorer = at(scorer, as_drafter(draft), axis, x)
+    return scorer.measured(draft, known.alpha, known.taus)
+
+
+def speedup_when_off(scorer: Scorer, draft: Draft) -> Estimate:
+    """Speed-up of serving with the draft loaded and gamma 0: 1, or less where the engine runs the
+    draft all the same."""
+    decode, idle = scorer.decode_s, scorer.latency.idle_s(scorer.target, draft, scorer.workload)
+    value = decode.value / (decode.value + idle.value)
+    # An error of the idle pass d moves the ratio by d / (decode + idle), relative to it.
+    std = value * idle.std / (decode.value + idle.value)
+    return Estimate(value, std, weakest_source(decode.source, idle.source))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,38 +139,36 @@ class CurvePoint:
         requests that fit."""
         return self.tokens_per_s.value / self.plain_tokens_per_s.value
 
-    def to_dict(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in self.__slots__}
-        plain = {
-            name: value.to_dict() if isinstance(value, Estimate) else value
-            for name, value in told.items()
-        }
-        return {**plain, "pays": self.pays, "throughput_gain": self.throughput_gain}
-
 
 @dataclass(frozen=True, slots=True)
 class Curve:
     """One drafter over a sweep. `stops`: where its speed-up falls to 1 (None: nowhere in the
     range), `stops_between` where its 5 and 95 % bounds do (None: beyond the range); `starts`: where
-    it rises to 1."""
+    it rises to 1; `memory_stops`: from where memory holds fewer requests than are in flight, with
+    the draft loaded."""
 
-    points: tuple[CurvePoint, ...]
     starts: float | None
     stops: float | None
     stops_between: tuple[float | None, float | None]
     ideal_stops: float | None
     memory_stops: float | None
-    """From where memory holds fewer requests than are in flight, with the draft loaded."""
+    points: tuple[CurvePoint, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "starts": self.starts,
-            "stops": self.stops,
-            "stops_between": list(self.stops_between),
-            "ideal_stops": self.ideal_stops,
-            "memory_stops": self.memory_stops,
-            "points": [point.to_dict() for point in self.points],
-        }
+        """Its fields; of a point also whether it pays."""
+        points = [
+            _plain(point) | {"pays": point.pays, "throughput_gain": point.throughput_gain}
+            for point in self.points
+        ]
+        return {**_plain(self), "points": points}
+
+
+def _plain(record: CurvePoint | Curve) -> dict[str, Any]:
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    return {
+        name: value.to_dict() if isinstance(value, Estimate) else value
+        for name, value in values.items()
+    }
 
 
 def sweep_of(axis: str, text: str | None, most_context: int) -> Sweep:
@@ -139,248 +191,78 @@ def sweep_of(axis: str, text: str | None, most_context: int) -> Sweep:
 
 
 def _range(axis: Axis, text: str) -> tuple[float, float, int]:
-    parts = text.split(":")
     example = "0.4:0.9" if axis == "alpha" else "1:512"
     try:
-        numbers = [float(part) for part in parts]
+        numbers = [float(part) for part in text.split(":")]
     except ValueError:
         numbers = []
     if len(numbers) not in (2, 3) or not all(math.isfinite(value) for value in numbers):
         raise ArchsearchError(
             f"--range {text!r} is no LOW:HIGH or LOW:HIGH:POINTS; write for instance {example}"
         )
-    low, high, count = numbers[0], numbers[1], int(numbers[2]) if len(numbers) == 3 else POINTS
-    least, most = {
-        "alpha": (0.0, 1.0),
-        "gamma": (1.0, 64.0),
-        "batch": (1.0, 65536.0),
-        "context": (0.0, 1e7),
-    }[axis]
+    low, high, count = (*numbers, POINTS)[:3]
+    least, most = LIMITS[axis]
     if not least <= low < high <= most:
         raise ArchsearchError(
             f"--range {text}: LOW must lie below HIGH, both between {least:g} and {most:g}"
         )
     if axis != "alpha" and (low != round(low) or high != round(high)):
         raise ArchsearchError(f"--range {text}: a {axis} is a whole number")
-    if not 2 <= count <= MOST_POINTS:
-        raise ArchsearchError(f"--range {text}: between 2 and {MOST_POINTS} points, not {count}")
-    return low, high, count
+    if not 2 <= int(count) <= MOST_POINTS:
+        raise ArchsearchError(
+            f"--range {text}: between 2 and {MOST_POINTS} points, not {int(count)}"
+        )
+    return low, high, int(count)
 
 
 def curve(scorer: Scorer, draft: Draft, sweep: Sweep, held: Held | None = None) -> Curve:
-    """The drafter of `scorer`'s workload over `sweep`; `held`: how many requests memory holds."""
+    """The drafter of `scorer`'s workload over `sweep`; `held`: how many requests memory holds.
+    Gammas that it cannot draft are left out."""
     drafter = as_drafter(draft)
-    holds = _held(scorer, drafter, sweep, held)
-    if sweep.axis in ("batch", "context"):
-        points = _over_conditions(scorer, drafter, sweep, holds)
-    else:
-        points = _over_acceptance(scorer, drafter, sweep, holds)
-    return _with_crossings(points, sweep)
+    values = [x for x in sweep.values if sweep.axis != "gamma" or drafter.gammas((int(x),))]
+    return _with_crossings([_point(scorer, drafter, sweep.axis, x, held) for x in values], sweep)
 
 
-@dataclass(frozen=True, slots=True)
-class _Where:
-    """One point: x, the requests that run at once with the draft and without, and a plain step of
-    the latter."""
+def _point(scorer: Scorer, drafter: Drafter, axis: Axis, x: float, held: Held | None) -> CurvePoint:
+    local = at(scorer, drafter, axis, x)
+    flight, asked = local.workload.batch_size, scorer.workload.batch_size
 
-    x: float
-    running: int
-    plain_running: int
-    plain_s: Estimate
+    def fitting(each: Drafter | None) -> int:
+        most = held(replace(local.workload, batch_size=asked), each) if held else None
+        return flight if most is None else max(1, min(flight, most))
 
-
-def _over_conditions(
-    scorer: Scorer, drafter: Drafter, sweep: Sweep, holds: Sequence[tuple[int, int]]
-) -> list[CurvePoint]:
-    """Over batch sizes, which stop growing where memory is full, or over contexts, each with as
-    many requests as memory holds."""
-    fixed, share = scorer.workload, _believed(scorer, drafter, scorer.workload).share
-    known = drafter.with_share(share.value if share is not None else 1.0)
-    low, high = int(sweep.values[0]), int(sweep.values[-1])
-    if sweep.axis == "batch":
-        at = ladder(min(low, *(min(pair) for pair in holds)), high)
-        workloads = [replace(fixed, batch_size=value) for value in at]
-        priced = round_times(scorer.latency, scorer.target, known, workloads, at, scorer.gammas)
-        times, plain = (
-            priced.read([pair[0] for pair in holds]),
-            priced.read([pair[1] for pair in holds]),
-        )
-    else:
-        at = ladder(low, high, exact=0)
-        running = [np.interp(at, sweep.values, [pair[i] for pair in holds]) for i in (0, 1)]
-        of_draft, alone = (
-            [
-                replace(fixed, context_len=value, batch_size=int(batch))
-                for value, batch in zip(at, batches, strict=True)
-            ]
-            for batches in running
-        )
-        priced = round_times(scorer.latency, scorer.target, known, of_draft, at, scorer.gammas)
-        steps = [scorer.latency.decode_s(scorer.target, workload) for workload in alone]
-        decode, std = (
-            np.array([getattr(step, name) for step in steps]) for name in ("value", "std")
-        )
-        times, plain = (
-            priced.read(sweep.values),
-            replace(priced, decode=decode, decode_std=std).read(sweep.values),
-        )
-    points, tokens = [], _Tokens(scorer, drafter)
-    for row, x in enumerate(sweep.values):
-        step = Estimate(float(plain.decode[row]), float(plain.decode_std[row]), plain.source)
-        taus = tokens.at(int(x) if sweep.axis == "context" else fixed.context_len)
-        points.append(_point(scorer, times, row, taus, _Where(x, *holds[row], step)))
-    return points
-
-
-def _over_acceptance(
-    scorer: Scorer, drafter: Drafter, sweep: Sweep, holds: Sequence[tuple[int, int]]
-) -> list[CurvePoint]:
-    gammas = tuple(int(value) for value in sweep.values) if sweep.axis == "gamma" else scorer.gammas
-    share = _believed(scorer, drafter, scorer.workload).share
-    known = drafter.with_share(share.value if share is not None else 1.0)
-    running, alone = (replace(scorer.workload, batch_size=batch) for batch in holds[0])
-    times = round_times(
-        scorer.latency, scorer.target, known, [running], [running.batch_size], gammas
-    )
-    plain = scorer.latency.decode_s(scorer.target, alone)
-
-    def where(x: float) -> _Where:
-        return _Where(x, *holds[0], plain)
-
-    if sweep.axis == "gamma":
-        tokens = _Tokens(scorer, drafter).at(scorer.workload.context_len)
-        return [
-            _point(scorer, times, 0, tokens, where(gamma), only=row)
-            for row, gamma in enumerate(times.gammas)
-        ]
-    return [
-        _point(
-            scorer,
-            times,
-            0,
-            _Taus(replace(acceptance_of(drafter, GivenAcceptance(x), scorer.context), share=share)),
-            where(x),
-        )
-        for x in sweep.values
-    ]
-
-
-def _believed(scorer: Scorer, drafter: Drafter, workload: Workload) -> FamilyAcceptance:
-    known = scorer.known_families.get(drafter.family)
-    if known is not None:
-        return known
-    beyond = scorer.context.context_len - scorer.workload.context_len
-    context = replace(scorer.context, context_len=workload.context_len + beyond)
-    return acceptance_of(drafter, scorer.acceptance, context)
-
-
-class _Taus:
-    """tau by gamma of one acceptance, each asked for once."""
-
-    def __init__(self, known: FamilyAcceptance) -> None:
-        self.known, self.alpha = known, known.acceptance.alpha
-        self.drift = known.acceptance.drift
-        self.share = known.share.value if known.share is not None else 1.0
-        self._seen: dict[int, Estimate] = {}
-        self._means: dict[tuple[int, ...], Array] = {}
-
-    def means(self, gammas: tuple[int, ...]) -> Array:
-        """tau of each of `gammas`."""
-        if gammas not in self._means:
-            positions = speculation.drifting_positions(
-                self.alpha.value, self.drift.value, max(gammas)
-            )
-            reach = np.cumsum(speculation.accepted_by_position(positions))
-            self._means[gammas] = 1.0 + self.share * reach[np.array(gammas) - 1]
-        return self._means[gammas]
-
-    def tau(self, gamma: int) -> Estimate:
-        if gamma not in self._seen:
-            bounds = speculation.tau_interval(self.alpha, gamma, self.drift)
-            self._seen[gamma] = self.known.tau(
-                speculation.tau_estimate(self.alpha, gamma, self.drift).between(bounds)
-            )
-        return self._seen[gamma]
-
-
-class _Tokens:
-    """tau by context: acceptance may depend on it, and is then asked for at a ladder of
-    contexts."""
-
-    def __init__(self, scorer: Scorer, drafter: Drafter) -> None:
-        self._scorer, self._drafter = scorer, drafter
-        self._seen: dict[int, _Taus] = {}
-
-    def at(self, context: int) -> _Taus:
-        if context not in self._seen:
-            workload = replace(self._scorer.workload, context_len=context)
-            self._seen[context] = _Taus(_believed(self._scorer, self._drafter, workload))
-        return self._seen[context]
-
-
-def _point(
-    scorer: Scorer, times: RoundTimes, row: int, taus: _Taus, where: _Where, only: int | None = None
-) -> CurvePoint:
-    """The point at row `row` of `times`; `only`: the gamma that is asked about."""
-    decode = float(times.decode[row])
-    gains = taus.means(times.gammas) * decode / times.round[row]
-    ideals = (1.0 + taus.share * np.array(times.gammas)) * decode / times.round[row]
-    best = int(np.argmax(gains)) if only is None else only
-    gamma = times.gammas[best]
-    tau, source = taus.tau(gamma), times.source
-    decode_s = Estimate(decode, float(times.decode_std[row]), source)
-    round_s = Estimate(float(times.round[row, best]), float(times.round_std[row, best]), source)
-    verify_s = Estimate(float(times.verify[row, best]), float(times.verify_std[row, best]), source)
-    gain = speculation.speedup_estimate(tau, decode_s, round_s, verify_s, scorer.target_correlation)
-    bounds = (
-        (tau.low, tau.high)
-        if tau.low is not None and tau.high is not None
-        else (tau.value, tau.value)
-    )
-    gain = gain.between(speculation.speedup_interval(gain, tau, bounds, round_s))
-    tpot = speculation.tpot_estimate(tau, round_s)
+    running, alone = fitting(drafter), fitting(None)
+    plain = local if alone == flight else local.at_batch(alone)
+    if running != flight:
+        local = at(scorer.at_batch(running), drafter, axis, running if axis == "batch" else x)
+    score = local(drafter)
+    share = local.believed(drafter).share
+    most = share.value if share is not None else 1.0
+    gain = score.speedup
+    if gain.low is None and score.round_s is not None:  # acceptance is given: the times' own doubt
+        sure = (score.tau.value, score.tau.value)
+        gain = gain.between(speculation.speedup_interval(gain, score.tau, sure, score.round_s))
+    certain = {gamma: Estimate(1.0 + most * gamma, 0.0, "given") for gamma in local.gammas}
     return CurvePoint(
-        x=float(where.x),
-        gamma=gamma,
-        alpha=taus.alpha,
-        tau=tau,
+        x=float(x),
+        gamma=score.gamma,
+        alpha=replace(score.alpha, low=None, high=None),
+        tau=score.tau,
         speedup=gain,
-        speedup_off=decode / (decode + float(times.idle[row])),
-        ideal=float(np.max(ideals)) if only is None else float(ideals[best]),
-        tpot_s=tpot,
-        plain_tpot_s=where.plain_s,
-        tokens_per_s=_rate(where.running, tpot),
-        plain_tokens_per_s=_rate(where.plain_running, where.plain_s),
-        running=where.running,
-        plain_running=where.plain_running,
+        speedup_off=speedup_when_off(local, drafter.model or drafter).value,
+        ideal=local.measured(score.proposer, score.alpha, certain).speedup.value,
+        tpot_s=score.tpot_s,
+        plain_tpot_s=plain.decode_s,
+        tokens_per_s=_rate(running, score.tpot_s),
+        plain_tokens_per_s=_rate(alone, plain.decode_s),
+        running=running,
+        plain_running=alone,
     )
 
 
 def _rate(batch: int, tpot: Estimate) -> Estimate:
     value = batch / tpot.value
     return Estimate(value, value * tpot.relative_std, tpot.source)
-
-
-def _held(
-    scorer: Scorer, drafter: Drafter, sweep: Sweep, held: Held | None
-) -> list[tuple[int, int]]:
-    """For each point how many of the requests in flight run at once, with the draft and without."""
-    fixed = scorer.workload
-    if sweep.axis in ("gamma", "alpha"):
-        return [_running(fixed, drafter, held)]
-    if sweep.axis == "batch":
-        most = [held(fixed, each) if held is not None else None for each in (drafter, None)]
-        return [(_least(int(x), most[0]), _least(int(x), most[1])) for x in sweep.values]
-    return [_running(replace(fixed, context_len=int(x)), drafter, held) for x in sweep.values]
-
-
-def _running(workload: Workload, drafter: Drafter, held: Held | None) -> tuple[int, int]:
-    most = [held(workload, each) if held is not None else None for each in (drafter, None)]
-    return _least(workload.batch_size, most[0]), _least(workload.batch_size, most[1])
-
-
-def _least(batch: int, most: int | None) -> int:
-    return batch if most is None else max(1, min(batch, most))
 
 
 def _with_crossings(points: Sequence[CurvePoint], sweep: Sweep) -> Curve:
@@ -390,12 +272,12 @@ def _with_crossings(points: Sequence[CurvePoint], sweep: Sweep) -> Curve:
     logs = sweep.axis in ("batch", "context")
     gains = [point.throughput_gain for point in points]
     return Curve(
-        tuple(points),
         starts=crossing(xs, gains, rising=True, logs=logs),
         stops=crossing(xs, gains, logs=logs),
         stops_between=(crossing(xs, low, logs=logs), crossing(xs, high, logs=logs)),
         ideal_stops=crossing(xs, [point.ideal for point in points], logs=logs),
         memory_stops=short[0] if short else None,
+        points=tuple(points),
     )
 
 
@@ -409,13 +291,9 @@ def crossing(
 ) -> float | None:
     """The first x at which `gains` falls to 1 (`rising`: rises to it), read between points; None
     where it does not."""
-    for (x, gain), (after_x, after) in zip(
-        zip(xs, gains, strict=True), list(zip(xs, gains, strict=True))[1:], strict=False
-    ):
-        before, later = math.log(max(gain, 1e-9)), math.log(max(after, 1e-9))
+    logged = [math.log(max(gain, 1e-9)) for gain in gains]
+    for x, after_x, before, later in zip(xs, xs[1:], logged, logged[1:], strict=False):
         if (before < 0.0 <= later) if rising else (before > 0.0 >= later):
             share = before / (before - later)
-            if logs and x > 0:
-                return float(math.exp(math.log(x) + share * (math.log(after_x) - math.log(x))))
-            return x + share * (after_x - x)
+            return x * (after_x / x) ** share if logs and x > 0 else x + share * (after_x - x)
     return None

@@ -63,14 +63,8 @@ def estimate_text(result: dict[str, Any], *, explain: bool = False) -> str:
         for entry, each in zip(entries, gains, strict=True)
     ]
     header = (
-        "draft",
-        *(["engine"] * several),
-        "needs (tokens)",
-        "gamma",
-        "alpha",
-        "ms a token",
-        "speed-up, 5-95 %",
-        "pays",
+        f"draft{' | engine' * several} | needs (tokens) | gamma | alpha | ms a token |"
+        " speed-up, 5-95 % | pays"
     )
     below = [
         "Acceptance on your text: archsearch acceptance; give it with --alpha or --tau. More:"
@@ -179,17 +173,8 @@ def explained_text(result: dict[str, Any]) -> str:
 
 def _one_engine(entries: list[dict[str, Any]]) -> list[str]:
     header = (
-        "draft",
-        "parameters",
-        "gamma",
-        "alpha",
-        "tau",
-        "draft ms",
-        "verify ms",
-        "break-even alpha",
-        "speed-up",
-        "pays",
-        "group",
+        "draft | parameters | gamma | alpha | tau | draft ms | verify ms | break-even alpha |"
+        " speed-up | pays | group"
     )
     rows = [
         (
@@ -244,17 +229,8 @@ def _free(entry: dict[str, Any]) -> str:
 
 def _side_by_side(entries: list[dict[str, Any]]) -> list[str]:
     header = (
-        "draft",
-        "engine",
-        "gamma",
-        "alpha",
-        "round ms",
-        "host ms",
-        "bound",
-        "free layers",
-        "ms a token",
-        "speed-up",
-        "pays",
+        "draft | engine | gamma | alpha | round ms | host ms | bound | free layers | ms a token |"
+        " speed-up | pays"
     )
     rows = [
         (

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from archsearch.report.terminal.layout import table
+
+CHECKED: Final = (
+    "what | architecture | tokens | context | measured ms | predicted | ± std | error %"
+)
 
 
 def import_text(result: dict[str, Any]) -> str:
@@ -135,19 +139,7 @@ def profile_text(result: dict[str, Any]) -> str:
         lines += [
             "",
             f"Check {dtype}: shapes the profile has not seen",
-            table(
-                rows,
-                (
-                    "what",
-                    "architecture",
-                    "tokens",
-                    "context",
-                    "measured ms",
-                    "predicted",
-                    "± std",
-                    "error %",
-                ),
-            ),
+            table(rows, CHECKED),
         ]
         for what in ("draft step", "verify"):
             if what in check:

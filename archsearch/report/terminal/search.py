@@ -247,17 +247,7 @@ def family_lines(result: dict[str, Any]) -> list[str]:
         )
         for item in result["families"]
     ]
-    header = (
-        "family",
-        "rank",
-        " best",
-        "parameters",
-        "gamma",
-        "alpha",
-        "tau",
-        "speed-up",
-        "to train",
-    )
+    header = "family | rank |  best | parameters | gamma | alpha | tau | speed-up | to train"
     lines = ["The best of each family:", table(rows, header)]
     assumed = [item for item in result["families"] if item.get("assumed")]
     if assumed:

@@ -25,7 +25,7 @@ def survey_text(result: Mapping[str, Any]) -> str:
         ),
         _assumed(result),
     ]
-    header = ("GPUs that hold it", "best", " drafter", "speed-up, 5 to 95 %")
+    header = "GPUs that hold it | best |  drafter | speed-up, 5 to 95 %"
     lines = (
         [*wrapped(above), "", *table(rows, header).splitlines(), ""]
         if rows

@@ -44,18 +44,8 @@ def traffic_text(result: Mapping[str, Any]) -> str:
 
 def _one(entry: Mapping[str, Any], objective: str) -> list[str]:
     header = (
-        "load",
-        "gamma",
-        "tau",
-        "running",
-        "without",
-        "ms a token",
-        "without",
-        "first token ms",
-        "without",
-        "tokens/s",
-        "without",
-        "speed-up",
+        "load | gamma | tau | running | without | ms a token | without | first token ms | without |"
+        " tokens/s | without | speed-up"
     )
     rows = []
     for part in entry["parts"]:
