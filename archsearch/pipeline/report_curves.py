@@ -19,8 +19,8 @@ from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.pipeline.schedule import acceptance_of, usual_batches
 from archsearch.pipeline.session import SearchSession
+from archsearch.records import WRONG_SHAPE, load_or_note
 from archsearch.runs.curves import CURVES_FILE, SWEPT, Bar, Curve, Curves, Point, write_curves
-from archsearch.runs.fields import WRONG_SHAPE, read_or_tell
 from archsearch.runs.run import Run
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.why import rivals
@@ -42,25 +42,16 @@ def renew_curves(run: Run, session: SearchSession | None = None) -> None:
     why nothing is drawn. Raises nothing but OSError.
     """
     state = state_of(run)
-    known = read_or_tell(run.path / CURVES_FILE, "curves", Curves.from_dict, [])
+    known = load_or_note(run.path / CURVES_FILE, "curves", Curves, [])
     if not run.ranks() or known is not None and known.state == state and known.sweeps.get("batch"):
         return
     try:
         curves = curves_of(session or SearchSession.reopen(run.path), state)
     except WRONG_SHAPE as error:
-        words = (
-            " ".join(str(error).split())
-            if isinstance(error, ArchsearchError)
-            else f"{type(error).__name__}: {error}"
-        )
-        curves = Curves(
-            state,
-            {},
-            {},
-            notes=(
-                f"Speed-up along batch, context, alpha and gamma, and where the time goes: {words}",
-            ),
-        )
+        known_error = isinstance(error, ArchsearchError)
+        words = " ".join(str(error).split()) if known_error else f"{type(error).__name__}: {error}"
+        what = "Speed-up along batch, context, alpha and gamma, and where the time goes"
+        curves = Curves(state, {}, {}, notes=(f"{what}: {words}",))
     write_curves(run, curves)
 
 
@@ -94,7 +85,7 @@ def curves_of(session: SearchSession, state: str = "") -> Curves:
     workload = scorer.workload
     at = {"batch_size": workload.batch_size, "context": workload.context_len, "gamma": lead.gamma}
     at["tensor_parallel"] = workload.tensor_parallel
-    why = tuple(rival.to_dict() for rival in rivals(scorer, session.run.scores()))
+    why = tuple(rivals(scorer, session.run.scores()))
     return Curves(state, at, sweeps, passes, layers, rounds, why, tuple(dict.fromkeys(notes)))
 
 

@@ -23,7 +23,8 @@ from archsearch.models.files import has_weights
 from archsearch.pipeline.in_engine import serving_scorer
 from archsearch.pipeline.serving import check_batch
 from archsearch.pipeline.session import SearchSession
-from archsearch.runs.schedule_file import SCHEDULE_FILE, schedule_to_dict, write_schedule
+from archsearch.records import as_data
+from archsearch.runs.schedule_file import SCHEDULE_FILE, write_schedule
 from archsearch.schedule import (
     GammaSchedule,
     SchedulePoint,
@@ -206,7 +207,7 @@ class _Asked:
         words = schedule_words(self.engine, self.drafter.family, schedule.ranges, gamma)
         doubt = engine_facts(self.engine).schedule_doubt
         run = {"run": str(self.session.run.path), **what}
-        return run | schedule_to_dict(schedule) | {"as_engine": words, "warning": doubt}
+        return run | as_data(schedule) | {"as_engine": words, "warning": doubt}
 
 
 def _planned(

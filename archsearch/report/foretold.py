@@ -4,12 +4,13 @@ goes; why this one won."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from archsearch.report.charts import Chart, colour, gain_chart, line
 from archsearch.report.section import Cell, Section, Table, columns, text_cell
 from archsearch.runs.curves import SWEPT, Bar, Curve, Curves, Point, Swept
+from archsearch.search.why import Rival
 
 _AXES: Final[dict[Swept, tuple[str, str]]] = {  # title, axis
     "batch": ("Speed-up of each family against batch size", "sequences in a batch"),
@@ -199,25 +200,19 @@ def section_why(curves: Curves | None) -> Section:
         return Section()
     roles: dict[str, list[str]] = {}
     for rival in rivals:
-        roles.setdefault(str(rival["label"]), []).append(
-            _DIMENSIONS.get(str(rival.get("dimension")), "")
-        )
-    once = {str(rival["label"]): rival for rival in rivals}.values()
+        roles.setdefault(rival.label, []).append(_DIMENSIONS.get(rival.dimension, ""))
+    once = {rival.label: rival for rival in rivals}.values()
     rows: list[list[Cell | str]] = [
         [
-            text_cell(
-                rival["label"], f"best of another {' and '.join(roles[str(rival['label'])])}"
-            ),
-            f"{rival['speedup']:.2f}x",
-            _percent(rival["tokens"]),
-            _percent(rival["time"]),
-            _percent(rival["tokens"] + rival["time"]),
-            f"± {100 * float(rival['std']):.1f} %",
+            text_cell(rival.label, f"best of another {' and '.join(roles[rival.label])}"),
+            f"{rival.speedup:.2f}x",
+            *map(_percent, (rival.tokens, rival.time, rival.tokens + rival.time)),
+            f"± {100 * rival.std:.1f} %",
             text_cell(_terms(rival), wrap=True),
         ]
         for rival in once
     ]
-    slower = any(rival["tokens"] + rival["time"] < 0.0 for rival in once)
+    slower = any(rival.tokens + rival.time < 0.0 for rival in once)
     behind = (
         " Below zero: the rival is predicted to be faster; rank 1 stands first because it was"
         " trained or run."
@@ -245,9 +240,6 @@ def _percent(log_ratio: float) -> str:
     return f"{100 * (math.exp(log_ratio) - 1):+.1f} %"
 
 
-def _terms(rival: Mapping[str, Any]) -> str:
-    told = [
-        f"{term['term']} {float(term['difference']):+.2f} ({term['rows']} rows)"
-        for term in rival.get("terms") or ()
-    ]
-    return ", ".join(told) + (" in logit(alpha)" if told else "-")
+def _terms(rival: Rival) -> str:
+    terms = [f"{each.term} {each.difference:+.2f} ({each.rows} rows)" for each in rival.terms]
+    return ", ".join(terms) + (" in logit(alpha)" if terms else "-")

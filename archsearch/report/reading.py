@@ -135,7 +135,7 @@ def read_run(run: Run) -> Reading:
         text=read_or_tell(
             run.path / TEXT_VERDICT_FILE, "verdict on the text", TextVerdict, problems
         ),
-        curves=read_or_tell(run.path / CURVES_FILE, "curves", Curves.from_dict, problems),
+        curves=read_or_tell(run.path / CURVES_FILE, "curves", Curves, problems),
         comparison=read_or_tell(
             run.path / COMPARE_FILE, "comparison", checked_comparison, problems
         ),

@@ -2,24 +2,24 @@
 gammas, and where their time goes.
 
 Worked out when a run is written, so that its report needs no profile. Everything in it is
-predicted.
+predicted. Times in seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal, get_args
 
-from archsearch import files
-from archsearch.estimate import Estimate, number
-from archsearch.runs.fields import as_estimate
+from archsearch import records
+from archsearch.estimate import Estimate
 from archsearch.runs.run import Run
+from archsearch.search.why import Rival
 
 CURVES_FILE: Final = "curves.json"
 FORMAT: Final = 1
 Swept = Literal["batch", "context", "alpha", "gamma"]
-SWEPT: Final[tuple[Swept, ...]] = ("batch", "context", "alpha", "gamma")
+SWEPT: Final[tuple[Swept, ...]] = get_args(Swept)
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,8 @@ class Curve:
         standard deviation where that is all that is known)."""
 
         def above(gain: Estimate) -> float:
-            return (
-                gain.value if not edge else gain.value - gain.std if gain.low is None else gain.low
-            ) - 1.0
+            low = gain.value - gain.std if gain.low is None else gain.low
+            return (low if edge else gain.value) - 1.0
 
         for left, right in zip(self.points, self.points[1:], strict=False):
             first, second = above(left.speedup), above(right.speedup)
@@ -74,101 +73,27 @@ class Curves:
 
     `state`: what the scores were when this was worked out; `at`: batch size, context and gamma of
     the bars; `sweeps`: by what is swept; `passes`, `layers`, `rounds`: bars, draft beside target;
-    `rivals`: what the first rank wins by (`search.why.Rival`); `notes`: what is missing, and why.
+    `rivals`: what the first rank wins by; `notes`: what is missing, and why.
     """
 
     state: str
     at: Mapping[str, int]
-    sweeps: Mapping[Swept, tuple[Curve, ...]]
+    sweeps: Mapping[str, tuple[Curve, ...]]
     passes: tuple[Bar, ...] = ()
     layers: tuple[Bar, ...] = ()
     rounds: tuple[Bar, ...] = ()
-    rivals: tuple[Mapping[str, Any], ...] = ()
+    rivals: tuple[Rival, ...] = ()
     notes: tuple[str, ...] = ()
+    format: int = FORMAT
 
-    def to_dict(self) -> dict[str, Any]:
-        """curves.json. Times in seconds, estimates as {"value", "std", "source"}."""
-        return {
-            "format": FORMAT,
-            "state": self.state,
-            "at": dict(self.at),
-            "sweeps": {
-                name: [_curve_dict(curve) for curve in curves]
-                for name, curves in self.sweeps.items()
-            },
-            **{
-                name: [_bar_dict(bar) for bar in getattr(self, name)]
-                for name in ("passes", "layers", "rounds")
-            },
-            "rivals": [dict(rival) for rival in self.rivals],
-            "notes": list(self.notes),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Any) -> Curves:
-        """Raises one of WRONG_SHAPE."""
-        if data["format"] != FORMAT:
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
             raise ValueError(
-                f"format {data['format']}, this archsearch reads {FORMAT}; write it again:"
-                " archsearch report"
+                f"format {self.format}, this archsearch reads {FORMAT}; write it again: archsearch"
+                " report"
             )
-        return cls(
-            str(data["state"]),
-            {str(name): int(value) for name, value in data["at"].items()},
-            {name: _curves(data["sweeps"].get(name, [])) for name in SWEPT},
-            _bars(data["passes"]),
-            _bars(data["layers"]),
-            _bars(data["rounds"]),
-            tuple(
-                {
-                    **rival,
-                    "label": str(rival["label"]),
-                    "tokens": number(rival["tokens"]),
-                    "time": number(rival["time"]),
-                }
-                for rival in data["rivals"]
-            ),
-            tuple(map(str, data["notes"])),
-        )
 
 
 def write_curves(run: Run, curves: Curves) -> None:
     """Write curves.json of a run."""
-    files.write_json(run.path / CURVES_FILE, curves.to_dict())
-
-
-def _curve_dict(curve: Curve) -> dict[str, Any]:
-    points = [
-        {"x": point.x, "gamma": point.gamma, "speedup": point.speedup.to_dict()}
-        for point in curve.points
-    ]
-    return {"rank": curve.rank, "label": curve.label, "points": points}
-
-
-def _bar_dict(bar: Bar) -> dict[str, Any]:
-    return {"name": bar.name, "terms": dict(bar.terms), "total": bar.total.to_dict()}
-
-
-def _curves(data: Sequence[Any]) -> tuple[Curve, ...]:
-    return tuple(
-        Curve(
-            int(row["rank"]),
-            str(row["label"]),
-            tuple(
-                Point(number(point["x"]), int(point["gamma"]), as_estimate(point["speedup"]))
-                for point in row["points"]
-            ),
-        )
-        for row in data
-    )
-
-
-def _bars(data: Sequence[Any]) -> tuple[Bar, ...]:
-    return tuple(
-        Bar(
-            str(row["name"]),
-            {str(name): number(value) for name, value in row["terms"].items()},
-            as_estimate(row["total"]),
-        )
-        for row in data
-    )
+    records.save(run.path / CURVES_FILE, curves)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -24,6 +24,7 @@ from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.registry import as_drafter
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate, weakest_source
+from archsearch.records import as_data
 from archsearch.search.objective import Score, Scorer
 from archsearch.workload import Workload
 
@@ -157,18 +158,10 @@ class Curve:
     def to_dict(self) -> dict[str, Any]:
         """Its fields; of a point also whether it pays."""
         points = [
-            _plain(point) | {"pays": point.pays, "throughput_gain": point.throughput_gain}
+            as_data(point) | {"pays": point.pays, "throughput_gain": point.throughput_gain}
             for point in self.points
         ]
-        return {**_plain(self), "points": points}
-
-
-def _plain(record: CurvePoint | Curve) -> dict[str, Any]:
-    values = {field.name: getattr(record, field.name) for field in fields(record)}
-    return {
-        name: value.to_dict() if isinstance(value, Estimate) else value
-        for name, value in values.items()
-    }
+        return {name: getattr(self, name) for name in self.__slots__} | {"points": points}
 
 
 def sweep_of(axis: str, text: str | None, most_context: int) -> Sweep:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, Final
 
 import numpy as np
@@ -88,17 +89,14 @@ class Lengths:
         if std == 0:
             return cls.of([mean], what=what)
         spread = math.sqrt(math.log1p((std / mean) ** 2))
-        normal = [_normal_quantile((step + 0.5) / POINTS) for step in range(POINTS)]
+        normal = [NormalDist().inv_cdf((step + 0.5) / POINTS) for step in range(POINTS)]
         values = np.exp(spread * np.array(normal))
         return cls.of([float(value) for value in values * mean / values.mean()], what=what)
 
     @property
     def cv2(self) -> float:
         """Squared coefficient of variation; 0 where all are alike."""
-        square = math.fsum(
-            weight * value**2 for value, weight in zip(self.values, self.weights, strict=True)
-        )
-        return max(0.0, square / self.mean**2 - 1.0) if self.mean else 0.0
+        return max(0.0, self.mean_square / self.mean**2 - 1.0) if self.mean else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """As `read` takes it."""
@@ -106,15 +104,11 @@ class Lengths:
 
     @property
     def mean(self) -> float:
-        return math.fsum(
-            value * weight for value, weight in zip(self.values, self.weights, strict=True)
-        )
+        return math.fsum(v * weight for v, weight in zip(self.values, self.weights, strict=True))
 
     @property
     def mean_square(self) -> float:
-        return math.fsum(
-            value**2 * weight for value, weight in zip(self.values, self.weights, strict=True)
-        )
+        return math.fsum(v**2 * weight for v, weight in zip(self.values, self.weights, strict=True))
 
     def sample(self, rng: np.random.Generator, count: int) -> list[int]:
         """`count` lengths by chance."""
@@ -126,16 +120,3 @@ def mean_context(prompt: Lengths, output: Lengths) -> int:
     for longer."""
     written = output.mean
     return round(prompt.mean + (output.mean_square / (2.0 * written) if written else 0.0))
-
-
-def _normal_quantile(share: float) -> float:
-    """Quantile of the standard normal distribution (bisection on erf)."""
-    low, high = -8.0, 8.0
-    for _ in range(60):
-        middle = (low + high) / 2.0
-        low, high = (
-            (middle, high)
-            if 0.5 * (1.0 + math.erf(middle / math.sqrt(2.0))) < share
-            else (low, middle)
-        )
-    return (low + high) / 2.0

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -50,49 +50,41 @@ class _Served:
     done_s: float = 0.0
 
 
-@dataclass
 class _Server:
-    env: Any
-    service: Service
-    read_s: Callable[[int], float]
-    rng: np.random.Generator
-    waiting: deque[_Served] = field(default_factory=deque)
-    reading: deque[_Served] = field(default_factory=deque)
-    decoding: list[_Served] = field(default_factory=list)
-    done: list[_Served] = field(default_factory=list)
-    wake: Any = None
-    steps: list[tuple[float, float, int]] = field(
-        default_factory=list
-    )  # end, seconds, requests that decoded
+    """`step` by `step`, at `now` seconds. `steps`: (end, seconds, requests that decoded)."""
 
-    def arrive(self, request: Request) -> None:
-        tokens = max(request.prompt_tokens, 1)
-        self.waiting.append(_Served(request, tokens, self.read_s(request.prompt_tokens)))
-        if self.wake is not None and not self.wake.triggered:
-            self.wake.succeed()
+    def __init__(self, service: Service, arrivals: Sequence[_Served], seed: int) -> None:
+        self.service, self.rng, self.now = service, np.random.default_rng(seed), 0.0
+        self.coming = deque(arrivals)
+        self.waiting: deque[_Served] = deque()
+        self.reading: deque[_Served] = deque()
+        self.decoding: list[_Served] = []
+        self.done: list[_Served] = []
+        self.steps: list[tuple[float, float, int]] = []
 
-    def run(self) -> Generator[Any, Any, None]:
-        while True:
-            while self.waiting and len(self.reading) + len(self.decoding) < self.service.held:
-                self.reading.append(self.waiting.popleft())
-            if not self.reading and not self.decoding:
-                self.wake = self.env.event()
-                yield self.wake
-                continue
-            read, seconds = self._read()
-            read_any = seconds > 0.0
-            active = list(self.decoding) if self.service.shares_steps or not read_any else []
-            if active:
-                round_s = self.service.round_at(len(active))
-                seconds += round_s
-            elif self.service.shares_steps:  # `read_s` is what a prompt adds to a step
-                seconds += self.service.round_at(1.0)
-            yield self.env.timeout(seconds)
-            if active:
-                self.steps.append((self.env.now, seconds, len(active)))
-            self._write(active)
-            for each in read:
-                self._first(each)
+    def step(self) -> None:
+        """One step of what is there, after the next arrival where nothing is."""
+        if not (self.waiting or self.reading or self.decoding):
+            self.now = max(self.now, self.coming[0].request.arrival_s)
+        self._arrive()
+        while self.waiting and len(self.reading) + len(self.decoding) < self.service.held:
+            self.reading.append(self.waiting.popleft())
+        read, seconds = self._read()
+        active = list(self.decoding) if self.service.shares_steps or seconds == 0.0 else []
+        if active or self.service.shares_steps:  # `read_s` is what a prompt adds to a step
+            seconds += self.service.round_at(len(active) or 1.0)
+        self.now += seconds
+        if active:
+            self.steps.append((self.now, seconds, len(active)))
+        self._arrive()  # before places become free
+        self._write(active)
+        for each in read:
+            each.written, each.first_s = 1, self.now
+            self._end(each) if each.request.output_tokens <= 1 else self.decoding.append(each)
+
+    def _arrive(self) -> None:
+        while self.coming and self.coming[0].request.arrival_s <= self.now:
+            self.waiting.append(self.coming.popleft())
 
     def _read(self) -> tuple[list[_Served], float]:
         """Prompts of this step: those that end in it, and the seconds that all of it adds."""
@@ -108,12 +100,6 @@ class _Server:
             whole.append(self.reading.popleft())
         return whole, seconds
 
-    def _first(self, each: _Served) -> None:
-        each.written, each.first_s = 1, self.env.now
-        (self.decoding if each.request.output_tokens > 1 else self.done).append(each)
-        if each.request.output_tokens <= 1:
-            each.done_s = self.env.now
-
     def _write(self, active: list[_Served]) -> None:
         reach = np.array(self.service.tokens.reach)
         tokens = np.ones(len(active), dtype=int)
@@ -123,9 +109,12 @@ class _Server:
         for each, count in zip(active, tokens, strict=True):
             each.written += int(count)
             if each.written >= each.request.output_tokens:
-                each.done_s = self.env.now
-                self.done.append(each)
                 self.decoding.remove(each)
+                self._end(each)
+
+    def _end(self, each: _Served) -> None:
+        each.done_s = self.now
+        self.done.append(each)
 
 
 def simulate(
@@ -137,27 +126,15 @@ def simulate(
 ) -> Simulated:
     """Serve `requests`; `read_s`: seconds that a prompt of so many tokens adds (default: the
     service's mean for every prompt)."""
-    import simpy
-
-    env = simpy.Environment()
-    server = _Server(
-        env, service, read_s or (lambda tokens: service.prefill_s), np.random.default_rng(seed)
-    )
-
-    def arrivals() -> Generator[Any, Any, None]:
-        for request in requests:
-            if request.arrival_s > env.now:
-                yield env.timeout(request.arrival_s - env.now)
-            server.arrive(request)
-
-    def limit() -> Generator[Any, Any, None]:
-        while len(server.done) < len(requests):
-            yield env.timeout(step)
-
-    step = max(requests[-1].arrival_s / 200.0, service.round_at(1.0) * 20.0)
-    env.process(arrivals())
-    env.process(server.run())
-    env.run(until=env.process(limit()))
+    read = read_s or (lambda tokens: service.prefill_s)
+    tokens = [each.prompt_tokens for each in requests]
+    arrivals = [
+        _Served(each, max(count, 1), read(count))
+        for each, count in zip(requests, tokens, strict=True)
+    ]
+    server = _Server(service, arrivals, seed)
+    while len(server.done) < len(requests):
+        server.step()
     return _counted(server, requests)
 
 

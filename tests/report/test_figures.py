@@ -16,6 +16,7 @@ from PIL import Image
 from archsearch.estimate import Estimate
 from archsearch.needs import Needs
 from archsearch.pipeline import report_curves as curves_of_runs
+from archsearch.records import WRONG_SHAPE, from_data
 from archsearch.report.best import section_best
 from archsearch.report.chart_files import chart_csv, named_tables
 from archsearch.report.chart_page import plotly_figure, scripts
@@ -29,7 +30,7 @@ from archsearch.report.reproduce import search_command
 from archsearch.report.section import Cell, Section, Table, charts_of, text_cell
 from archsearch.runs.budgets import BudgetDrafter, BudgetRow, Budgets, write_budgets
 from archsearch.runs.curves import CURVES_FILE, Bar, Curve, Curves, Point, write_curves
-from archsearch.runs.fields import WRONG_SHAPE
+from archsearch.search.why import DecidingTerm, Rival
 from tests.report.test_report import make_run
 
 BAD = '</script><img src=x onerror="alert(1)"> & "quoted"'
@@ -49,16 +50,7 @@ def some_curves(label: str = "2x576 ffn1536") -> Curves:
         {"feed-forward": 0.002, "launches and the rest": 0.001},
         gain(0.003, 0.0),
     )
-    rival = {
-        "dimension": "hidden_size",
-        "label": label,
-        "gamma": 2,
-        "speedup": 1.2,
-        "tokens": 0.05,
-        "time": -0.01,
-        "std": 0.04,
-        "terms": [{"term": "size", "difference": 0.2, "rows": 58}],
-    }
+    rival = Rival("hidden_size", label, 2, 1.2, 0.05, -0.01, 0.04, (DecidingTerm("size", 0.2, 58),))
     sweeps = {
         "batch": curve((1, 1.6), (2, 1.4), (4, 0.8)),
         "context": curve((128, 1.6), (1024, 1.5)),
@@ -83,7 +75,7 @@ def test_curves_come_back_as_they_were_written(tmp_path: Path) -> None:
         {"at": {"gamma": "two"}},
     ):
         with pytest.raises(WRONG_SHAPE):
-            Curves.from_dict(broken | change)
+            from_data(Curves, broken | change)
     (run.path / CURVES_FILE).write_text('{"format": 1}')
     page, _ = page_of(run)  # costs its own part only
     assert "Files that could not be read" in page and "The best candidates" in page
