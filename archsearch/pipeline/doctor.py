@@ -41,9 +41,8 @@ Level = Literal["ok", "note", "mend", "stop"]
 """`ok`: as it should be; `note`: worth knowing; `mend`: something is worse than it could be;
 `stop`: nothing can run so."""
 
-LEAST_DISK_BYTES: Final = (
-    5 * 10**9
-)  # a demo's cache and run; an engine's environment wants more and says so itself
+# a demo's cache and run; an engine's environment wants more and says so itself
+LEAST_DISK_BYTES: Final = 5 * 10**9
 LEAST_MEMORY_BYTES: Final = 4 * 2**30  # the demo's target and drafts with their training states
 BUSY_SHARE: Final = 0.25  # of all threads: beyond that timings of this CPU are those of a busy one
 LEAST_PYTHON: Final = (3, 11)
@@ -51,10 +50,8 @@ LEAST_PYTHON: Final = (3, 11)
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. `topic`: versions, device, profile, engines, disk, memory,
-    load; `command`: what mends it, "" where there is nothing to mend."""
+    """One thing that was looked at. `command`: what mends it, "" where there is nothing to mend."""
 
-    topic: str
     level: Level
     text: str
     command: str = ""
@@ -63,72 +60,55 @@ class Finding:
 def doctor(folder: Path | None = None) -> dict[str, Any]:
     """Every finding, as they matter; `runs`: whether anything can run here. `folder`: where runs
     are to lie."""
-    folder = folder or Path.cwd()
-    found: list[Finding] = []
-    for topic, look in (
-        ("versions", _versions),
-        ("device", _device),
-        ("profile", _profiles),
-        ("engines", _engines),
-        ("disk", lambda: _disk(folder)),
-        ("memory", _memory),
-        ("load", _load),
-    ):
-        found += _looked(topic, look)
+    where = folder or Path.cwd()
+    looks: dict[str, Callable[[], Iterator[Finding]]] = {
+        "versions": _versions,
+        "device": _device,
+        "profile": _profiles,
+        "engines": _engines,
+        "disk": lambda: _disk(where),
+        "memory": _memory,
+        "load": _load,
+    }
+    found = [(topic, each) for topic, look in looks.items() for each in _looked(look)]
     return {
         "archsearch": __version__,
-        "findings": [asdict(finding) for finding in found],
-        "runs": all(finding.level != "stop" for finding in found),
+        "findings": [{"topic": topic, **asdict(each)} for topic, each in found],
+        "runs": all(each.level != "stop" for _, each in found),
     }
 
 
-def _looked(topic: str, look: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def _looked(look: Callable[[], Iterator[Finding]]) -> list[Finding]:
     """The findings of one look; a broken file or a driver that answers oddly costs only this
     part."""
     found: list[Finding] = []
     try:
         found.extend(look())
     except (ArchsearchError, OSError, ValueError, KeyError) as error:
-        found.append(Finding(topic, "mend", " ".join(str(error).split()) or type(error).__name__))
+        found.append(Finding("mend", " ".join(str(error).split()) or type(error).__name__))
     return found
 
 
-# -- software
-# --------------------------------------------------------------------------------------------------
-
-
 def _versions() -> Iterator[Finding]:
-    python = platform.python_version()
+    python, pip = platform.python_version(), f"{sys.executable} -m pip install"
     if sys.version_info[:2] < LEAST_PYTHON:
-        yield Finding(
-            "versions",
-            "stop",
-            f"Python {python}; archsearch needs 3.11 or newer",
-            "python3.11 -m venv .venv",
-        )
+        text = f"Python {python}; archsearch needs 3.11 or newer"
+        yield Finding("stop", text, "python3.11 -m venv .venv")
     wrong = list(_unmet(_requirements()))
     for requirement, there in wrong:
-        text = (
-            f"{requirement.name} {there or 'is not installed'}; archsearch needs"
-            f" {requirement.specifier or 'it'}"
-        )
-        needed = shlex.quote(f"{requirement.name}{requirement.specifier}")
-        yield Finding(
-            "versions",
-            "mend" if there else "stop",
-            text,
-            f"{sys.executable} -m pip install {needed}",
-        )
+        name, wanted = requirement.name, requirement.specifier
+        text = f"{name} {there or 'is not installed'}; archsearch needs {wanted or 'it'}"
+        yield Finding("mend" if there else "stop", text, f"{pip} {shlex.quote(f'{name}{wanted}')}")
     if not wrong:
         versions = {name: installed(name) for name in ("torch", "transformers", "optuna")}
         named = ", ".join(f"{name} {there}" for name, there in versions.items() if there)
-        yield Finding("versions", "ok", f"archsearch {__version__}, Python {python}, {named}")
+        yield Finding("ok", f"archsearch {__version__}, Python {python}, {named}")
         if versions["torch"] is None or versions["transformers"] is None:
             text = (
                 "no torch: answers as usual, but profile, train, confirm, acceptance and demo"
                 " need it"
             )
-            yield Finding("versions", "note", text, 'pip install "archsearch[torch]"')
+            yield Finding("note", text, 'pip install "archsearch[torch]"')
 
 
 def _requirements() -> list[str]:
@@ -152,46 +132,26 @@ def _unmet(requirements: list[str]) -> Iterator[tuple[Requirement, str | None]]:
             yield requirement, there
 
 
-# -- devices and their profiles
-# --------------------------------------------------------------------------------------------------
-
-
 def _device() -> Iterator[Finding]:
     cpu = identify_cpu()
-    half = (
-        ""
-        if cpu.native_bf16
-        else "; no bfloat16 of its own, which makes float32 the faster dtype on most targets"
-    )
+    half = "; no bfloat16 of its own, which makes float32 the faster dtype on most targets"
     threads = "1 thread" if cpu.threads == 1 else f"{cpu.threads} threads"
-    yield Finding(
-        "device",
-        "ok",
-        f"{cpu.key}: {cpu.name}, {threads}, {cpu.memory_bytes / 2**30:.1f} GiB{half}",
-    )
+    memory = f"{cpu.memory_bytes / 2**30:.1f} GiB{'' if cpu.native_bf16 else half}"
+    yield Finding("ok", f"{cpu.key}: {cpu.name}, {threads}, {memory}")
     gpus = visible_gpus()
     if not gpus:
-        yield Finding(
-            "device",
-            "note",
-            f"no GPU: {gpu_problem()}; searches for one (--gpu h100) need none here",
-        )
+        problem = gpu_problem()
+        yield Finding("note", f"no GPU: {problem}; searches for one (--gpu h100) need none here")
     for gpu in gpus:
-        known = _known(gpu)
-        text = (
-            f"GPU {gpu.index}: {gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB, driver {gpu.driver}"
-        )
+        known, memory = _known(gpu), f"{gpu.memory_bytes / 2**30:.0f} GiB"
+        text = f"GPU {gpu.index}: {gpu.name}, {memory}, driver {gpu.driver}"
         if known is None:
-            yield Finding(
-                "device",
-                "mend",
-                f"{text}; it is not in the device table: {how_to_add(gpu)}",
-                "archsearch list devices",
-            )
+            text += f"; it is not in the device table: {how_to_add(gpu)}"
+            yield Finding("mend", text, "archsearch list devices")
             continue
-        yield Finding("device", "ok", f"{text} (--gpu {known.key})")
+        yield Finding("ok", f"{text} (--gpu {known.key})")
         if (problem := _cuda_problem()) is not None:
-            yield Finding("device", "mend", *problem)
+            yield Finding("mend", *problem)
 
 
 def _known(gpu: VisibleGpu) -> Device | None:
@@ -211,11 +171,9 @@ def _cuda_problem() -> tuple[str, str] | None:
 
 
 def _profiles() -> Iterator[Finding]:
-    cpu = identify_cpu()
-    yield _profile_of(cpu, "archsearch profile --gpu cpu")
-    for key in dict.fromkeys(
-        device.key for gpu in visible_gpus() if (device := _known(gpu)) is not None
-    ):
+    yield _profile_of(identify_cpu(), "archsearch profile --gpu cpu")
+    known = [device.key for gpu in visible_gpus() if (device := _known(gpu)) is not None]
+    for key in dict.fromkeys(known):
         yield _profile_of(devices()[key], f"archsearch profile --gpu {key}")
 
 
@@ -224,79 +182,45 @@ def _profile_of(device: Device, command: str) -> Finding:
     checked."""
     found = profiles_of(device.key)
     if not found:
-        return Finding(
-            "profile",
-            "mend",
-            f"{device.key} has no profile; latencies would be guessed or refused",
-            command,
-        )
+        text = f"{device.key} has no profile; latencies would be guessed or refused"
+        return Finding("mend", text, command)
     stack = cpu_stack() if device.kind == "cpu" else None
     same = [folder for folder in found if stack is not None and folder.name == stack_key(stack)]
     folder = (same or found)[0]
-    header = read_json(folder / "profile.json", "profile")
+    where, header = f"{device.key}: {folder}", read_json(folder / "profile.json", "profile")
     if "package" in (header.get("provenance") or {}):
-        return Finding(
-            "profile",
-            "mend",
-            f"{device.key}: {folder} holds imported kernel tables, nothing measured here",
-            command,
-        )
+        text = f"{where} holds imported kernel tables, nothing measured here"
+        return Finding("mend", text, command)
     if stack is not None and not same:
-        return Finding(
-            "profile",
-            "mend",
-            f"{device.key}: {folder} was made with other software ({folder.name})",
-            command,
-        )
+        return Finding("mend", f"{where} was made with other software ({folder.name})", command)
     if not header.get("known_error"):
-        return Finding(
-            "profile", "note", f"{device.key}: {folder}, never checked", f"{command} --check 20"
-        )
-    return Finding("profile", "ok", f"{device.key}: {folder}, checked")
-
-
-# -- engines
-# --------------------------------------------------------------------------------------------------
+        return Finding("note", f"{where}, never checked", f"{command} --check 20")
+    return Finding("ok", f"{where}, checked")
 
 
 def _engines() -> Iterator[Finding]:
     rows = {row["engine"]: row for row in overview()}
     priced = known_engines()
     for name in dict.fromkeys((*rows, *priced)):
-        row = rows.get(name)
+        row, title = rows.get(name), engine_title(name)
         if row is None:
-            yield Finding(
-                "engines",
-                "note",
-                f"{engine_title(name)}: priced and exported for, not run by archsearch",
-            )
+            yield Finding("note", f"{title}: priced and exported for, not run by archsearch")
         elif row["installed"]:
             note = f"; {row['note']}" if row["note"] else ""
-            yield Finding(
-                "engines",
-                "ok",
-                f"{engine_title(name)} {row['version'] or ''}".rstrip() + f": {row['where']}{note}",
-            )
+            named = f"{title} {row['version'] or ''}".rstrip()
+            yield Finding("ok", f"{named}: {row['where']}{note}")
         else:
             stopped = "an install was stopped" if "stopped" in row["note"] else "not installed"
-            yield Finding(
-                "engines",
-                "note",
-                f"{engine_title(name)}: {stopped}",
-                f"archsearch engine install {name}",
-            )
+            yield Finding("note", f"{title}: {stopped}", f"archsearch engine install {name}")
         if name in priced:
-            yield _draft_class(
-                name, row["version"] if row is not None and row["installed"] else None
-            )
+            yield _draft_class(name, row["version"] if row and row["installed"] else None)
 
 
 def _draft_class(name: str, installed: str | None) -> Finding:
     """How the engine's version launches an independent draft on a GPU; a switch that brings graphs
     back is named."""
     here = version_in(installed) if installed else None
-    version = here or newest_version(name)
-    rounds = engine_rounds(name, version)
+    rounds = engine_rounds(name, here or newest_version(name))
     assert rounds is not None  # the engine is one of known_engines()
     which = "" if here is not None else " (the newest known)"
     text = (
@@ -304,20 +228,13 @@ def _draft_class(name: str, installed: str | None) -> Finding:
         f" {rounds.costs.title}"
     )
     if not rounds.without_graphs:
-        return Finding("engines", "note" if rounds.costs.graph == "none" else "ok", text)
+        return Finding("note" if rounds.costs.graph == "none" else "ok", text)
     other, switches = rounds.remedy if rounds.remedy is not None else (rounds.version, {})
-    command = (
-        " ".join(f"export {key}={value}" for key, value in switches.items())
-        if other == rounds.version
-        else ""
-    )
+    set_here = other == rounds.version
+    command = " ".join(f"export {k}={v}" for k, v in switches.items()) if set_here else ""
     remedy = f"; {rounds.remedy_words()}" if rounds.remedy_words() and not command else ""
     level: Level = "mend" if visible_gpus() else "note"  # without a GPU it tells of other machines
-    return Finding("engines", level, f"{text}; {rounds.without_graphs}{remedy}", command)
-
-
-# -- the machine now
-# --------------------------------------------------------------------------------------------------
+    return Finding(level, f"{text}; {rounds.without_graphs}{remedy}", command)
 
 
 def _disk(folder: Path) -> Iterator[Finding]:
@@ -329,68 +246,46 @@ def _disk(folder: Path) -> Iterator[Finding]:
         free = shutil.disk_usage(there).free
         if not there.is_dir() or not os.access(there, os.W_OK):
             level: Level = "stop" if name == "runs" else "mend"
-            yield Finding(
-                "disk",
-                level,
-                f"{name}: {path} cannot be written",
-                command.replace("larger", "writable"),
-            )
+            other = command.replace("larger", "writable")
+            yield Finding(level, f"{name}: {path} cannot be written", other)
         elif free < LEAST_DISK_BYTES:
-            yield Finding(
-                "disk",
-                "mend",
-                f"{name}: {free / 1e9:.1f} GB free at {path}, 5 GB are wanted",
-                command,
-            )
+            text = f"{name}: {free / 1e9:.1f} GB free at {path}, 5 GB are wanted"
+            yield Finding("mend", text, command)
         else:
-            yield Finding("disk", "ok", f"{name}: {free / 1e9:.0f} GB free at {path}")
+            yield Finding("ok", f"{name}: {free / 1e9:.0f} GB free at {path}")
 
 
 def _memory(meminfo: Path = Path("/proc/meminfo")) -> Iterator[Finding]:
     total = identify_cpu().memory_bytes
-    match = re.search(
-        r"^MemAvailable:\s+(\d+) kB", meminfo.read_text() if meminfo.is_file() else "", re.MULTILINE
-    )
+    text = meminfo.read_text() if meminfo.is_file() else ""
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     if match is None:
-        yield Finding(
-            "memory", "note", f"{total / 2**30:.1f} GiB; how much is free is not told here"
-        )
+        yield Finding("note", f"{total / 2**30:.1f} GiB; how much is free is not told here")
         return
     free = int(match[1]) * 1024
     words = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
     if free < LEAST_MEMORY_BYTES:
-        yield Finding(
-            "memory", "mend", f"{words}; the demo trains with 4", "ps aux --sort=-rss | head"
-        )
+        yield Finding("mend", f"{words}; the demo trains with 4", "ps aux --sort=-rss | head")
     else:
-        yield Finding("memory", "ok", words)
+        yield Finding("ok", words)
 
 
 def _load() -> Iterator[Finding]:
-    share = _busy_share()
-    command = "ps aux --sort=-pcpu | head"
+    share, command = _busy_share(), "ps aux --sort=-pcpu | head"
     if share is None:
-        yield Finding("load", "note", "how busy the CPU is is not told here", command)
+        yield Finding("note", "how busy the CPU is is not told here", command)
     elif share > BUSY_SHARE:
-        yield Finding(
-            "load",
-            "mend",
-            f"others use {share:.0%} of the CPU: what is timed now is a busy machine's",
-            command,
-        )
+        text = f"others use {share:.0%} of the CPU: what is timed now is a busy machine's"
+        yield Finding("mend", text, command)
     else:
-        yield Finding("load", "ok", f"others use {share:.0%} of the CPU")
+        yield Finding("ok", f"others use {share:.0%} of the CPU")
     for gpu in visible_gpus():
         state = gpu_state(gpu)
         if state.busy:
-            yield Finding("load", "mend", f"GPU {gpu.index} {state.busy_words()}", "nvidia-smi")
+            yield Finding("mend", f"GPU {gpu.index} {state.busy_words()}", "nvidia-smi")
         for reason in state.throttle_reasons:
-            yield Finding(
-                "load",
-                "note",
-                f"GPU {gpu.index} is slowed down: {reason}",
-                "nvidia-smi -q -d PERFORMANCE",
-            )
+            text = f"GPU {gpu.index} is slowed down: {reason}"
+            yield Finding("note", text, "nvidia-smi -q -d PERFORMANCE")
 
 
 def _busy_share(stat: Path = Path("/proc/stat"), seconds: float = 0.5) -> float | None:
