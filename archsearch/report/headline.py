@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
@@ -34,10 +34,10 @@ from archsearch.schedule import ranges_words
 from archsearch.search.space import SearchSpace
 from archsearch.speedup import MAX_GAMMA
 
-LOADS_SHOWN: Final = (
-    2  # other candidates than the lead whose measurements under load are told at the top
-)
+LOADS_SHOWN: Final = 2  # other candidates than the lead, measured under load, at the top
 CONCURRENCIES_SHOWN: Final = 4
+Steps = list[tuple[str, str]]
+"""What to do: (why, command)."""
 
 
 @dataclass(frozen=True)
@@ -47,25 +47,20 @@ class Headline:
 
     title: str
     lines: list[str]
-    next: list[tuple[str, str]]
+    next: Steps
     lead: Shown | None
 
 
 def headline(run: Run, found: Sequence[Shown]) -> Headline:
     """Does speculation pay, with which draft, how much, how sure; and what to do next."""
-    target, device = (
-        str(run.arguments.get("target", "the target")),
-        str(run.info["device"].get("key", "this device")),
-    )
+    target = str(run.arguments.get("target", "the target"))
+    where = f"for {target} on {run.info['device'].get('key', 'this device')}"
     if not found:
-        return _unfinished(run, target, device)
-    measured = [item for item in found if item.measured_speedup is not None]
-    measured = [item for item in measured if item.undecided is None] or measured
-    if measured:
-        lead = max(
-            measured, key=lambda item: item.measured_speedup.value if item.measured_speedup else 0.0
-        )
-        return _confirmed_headline(run, found, lead, target, device)
+        return _unfinished(run, where)
+    seen = [(item.measured_speedup.value, item) for item in found if item.measured_speedup]
+    seen = [pair for pair in seen if pair[1].undecided is None] or seen
+    if seen:
+        return _confirmed_headline(run, found, max(seen, key=lambda pair: pair[0])[1], where)
     lead = found[0]
     score, gain = lead.score, lead.score.speedup
     load = _own_load(run, lead)
@@ -76,58 +71,28 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
         if load.synthetic:  # what acceptance the draft will reach stays as unsure as it was
             believed = Estimate(believed.value, math.hypot(believed.std, gain.std), gain.source)
             how, timed = "with synthetic acceptance", False
-    where = f"for {target} on {device}" + ("" if score.mix is None else " over the mix of work")
+    where += "" if score.mix is None else " over the mix of work"
     at_best = " at best" if load is None and believed.value <= 1.0 else ""
     answer = (
         f"Speculation {verdict(believed, measured=timed)} {where}: {believed.value:.2f}x"
         f" {how}{at_best}"
     )
     alpha = score.alpha
+    low, high = interval(believed)
     lines = [
         _draft_words(lead, score.gamma),
-        *(
-            []
-            if score.mix is None
-            else [f"{objective_words(score.mix)[:1].upper()}{objective_words(score.mix)[1:]}."]
-        ),
+        *([] if score.mix is None else [f"{_capital(objective_words(score.mix))}."]),
         *_served_lines(run, lead),
         *_serving_lines(run, found, lead),
-        f"How sure: {believed.value:.2f}x ± {believed.std:.2f} (one standard"
-        f" deviation{_shape_words(believed)})"
+        f"How sure: {believed.value:.2f}x ± {believed.std:.2f} (one standard deviation; 5 to 95 %:"
+        f" {low:.2f}x to {high:.2f}x)"
         + ("; 1x, no gain, lies inside" if verdict(believed) == "may pay" else "")
         + f". Weakest part: {believed.source} ({SOURCES[believed.source]})."
         + ("" if load is None else f" Predicted: {gain.value:.2f}x ± {gain.std:.2f}."),
-        (
-            f"Acceptance: alpha {alpha.value:.2f} ± {alpha.std:.2f} ({alpha.source});"
-            f" {break_even_words(score)}."
-        ),
+        f"Acceptance: alpha {alpha.value:.2f} ± {alpha.std:.2f} ({alpha.source});"
+        f" {break_even_words(score)}.",
+        f"Not confirmed{_unconfirmed_words(lead)}.",
     ]
-    if lead.stage == "retrained":
-        lines.append(
-            "Not confirmed: this draft was trained further after its confirmation. Confirm it"
-            " again."
-        )
-    elif lead.has_weights and any(not load.synthetic for load in lead.loads):
-        lines.append(
-            "Not confirmed prompt by prompt: output with and without this draft has not been"
-            " compared."
-        )
-    elif lead.has_weights:
-        lines.append(
-            "Not confirmed: the draft has weights, and alpha was measured on held-out text, but no"
-            " engine has run it."
-        )
-    elif lead.loads:
-        lines.append(
-            "Not confirmed: this draft has no weights yet; how often its tokens are accepted is"
-            " prediction from its shape."
-        )
-    elif hub_id := _hub_id(lead):
-        lines.append(f"Not confirmed: {hub_id} exists; how much of it is accepted is predicted.")
-    else:
-        lines.append(
-            "Not confirmed: no draft has weights yet; all of this is prediction from shapes."
-        )
     ties = [str(item.rank) for item in found if item.group == lead.group and item is not lead]
     if ties:
         lines.append(
@@ -139,6 +104,31 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
     return Headline(answer + ".", lines, _next(run, lead, believed.value > 1.0, independent), lead)
 
 
+def _unconfirmed_words(lead: Shown) -> str:
+    """What of a lead that was not confirmed is prediction alone."""
+    if lead.stage == "retrained":
+        return ": this draft was trained further after its confirmation. Confirm it again"
+    if lead.has_weights and any(not load.synthetic for load in lead.loads):
+        return " prompt by prompt: output with and without this draft has not been compared"
+    if lead.has_weights:
+        return (
+            ": the draft has weights, and alpha was measured on held-out text, but no engine has"
+            " run it"
+        )
+    if lead.loads:
+        return (
+            ": this draft has no weights yet; how often its tokens are accepted is prediction from"
+            " its shape"
+        )
+    if hub_id := _hub_id(lead):
+        return f": {hub_id} exists; how much of it is accepted is predicted"
+    return ": no draft has weights yet; all of this is prediction from shapes"
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def with_text(head: Headline, text: TextVerdict | None) -> Headline:
     """The headline with what the run's text brought and what more of it would bring."""
     if text is None:
@@ -147,30 +137,17 @@ def with_text(head: Headline, text: TextVerdict | None) -> Headline:
     return replace(head, lines=[*head.lines, f"Text: {text.words()}", *faults])
 
 
-def _shape_words(gain: Estimate) -> str:
-    """The 5 and 95 % quantiles: a std says nothing of how tau leans."""
-    low, high = interval(gain)
-    return f"; 5 to 95 %: {low:.2f}x to {high:.2f}x"
-
-
 def _edge_lines(run: Run, lead: Shown) -> list[str]:
     """In which dimensions the lead stands at the end of what was searched."""
     target = target_shape(run)
     if target is None or lead.score.drafter is not None:
         return []
-    edges = SearchSpace.from_dict(dict(run.info["space"]), "space").edges(
-        lead.score.architecture, target
-    )
+    space = SearchSpace.from_dict(dict(run.info["space"]), "space")
+    edges = space.edges(lead.score.architecture, target)
     if lead.score.gamma >= int(run.arguments.get("max_gamma") or MAX_GAMMA):
         edges.append("gamma")
-    return (
-        [
-            f"At the edge of the space: {', '.join(edges)}. A better one may lie beyond (--space"
-            " FILE)."
-        ]
-        if edges
-        else []
-    )
+    named = f"At the edge of the space: {', '.join(edges)}."
+    return [f"{named} A better one may lie beyond (--space FILE)."] if edges else []
 
 
 def _batch_size(run: Run) -> int:
@@ -183,11 +160,8 @@ def _own_load(run: Run, lead: Shown) -> LoadRecord | None:
     measurement."""
     batch, engine = _batch_size(run), run.arguments.get("engine") or "transformers"
     for load in lead.loads:
-        if (
-            load.engine == engine
-            and batch in load.concurrencies
-            and load.synthetic != lead.has_weights
-        ):
+        here = load.engine == engine and batch in load.concurrencies
+        if here and load.synthetic != lead.has_weights:
             return None if load.is_stale(lead.score.alpha) else load
     return None
 
@@ -195,19 +169,15 @@ def _own_load(run: Run, lead: Shown) -> LoadRecord | None:
 def _serving_lines(run: Run, found: Sequence[Shown], lead: Shown) -> list[str]:
     """What was measured under load, of the lead and of others that ran, and the lead's schedule.
     Never called a confirmation where acceptance was synthetic."""
-    lines = []
     others = [item for item in found if item is not lead and item.loads]
-    for item in (lead, *others[:LOADS_SHOWN]):
-        lines += [
-            _load_words(run, item, load, "" if item is lead else f"rank {item.rank}, ")
-            for load in item.loads
-        ]
+    lines = [
+        _load_words(run, item, load, "" if item is lead else f"rank {item.rank}, ")
+        for item in (lead, *others[:LOADS_SHOWN])
+        for load in item.loads
+    ]
     if lead.schedule is not None:
-        schedule = lead.schedule
-        lines.append(
-            f"Gamma by batch size, predicted for {engine_title(schedule.engine)}:"
-            f" {ranges_words(schedule.ranges)}."
-        )
+        title, ranges = engine_title(lead.schedule.engine), ranges_words(lead.schedule.ranges)
+        lines.append(f"Gamma by batch size, predicted for {title}: {ranges}.")
     return lines
 
 
@@ -224,38 +194,24 @@ def _load_words(run: Run, item: Shown, load: LoadRecord, who: str) -> str:
         if asked and abs(asked[0] - alpha.value) > max(2 * alpha.std, 0.005):
             start += f" ({asked[0]:.2f}; its score now says {alpha.value:.2f} ± {alpha.std:.2f})"
     first = load.headline(_batch_size(run))
-    rows = [
-        first,
-        *(load.best(number) for number in load.concurrencies if number != first.concurrency),
-    ]
+    others = [load.best(number) for number in load.concurrencies if number != first.concurrency]
     gains = []
-    for row in rows[:CONCURRENCIES_SHOWN]:
-        priced = (
-            ""
-            if row.predicted_speedup is None or not row.gamma
-            else f", predicted {row.predicted_speedup.value:.2f}x"
-        )
-        flight = (
-            f"{row.concurrency} request{'s' if row.concurrency > 1 else ''} in flight"
-            if row is first
-            else str(row.concurrency)
-        )
-        gains.append(
-            f"{row.speedup.value:.2f}x at {flight}"
-            f" ({f'gamma {row.gamma}' if row.gamma else 'off'}{priced})"
-        )
+    for row in [first, *others][:CONCURRENCIES_SHOWN]:
+        said = f"gamma {row.gamma}" if row.gamma else "off"
+        if row.predicted_speedup is not None and row.gamma:
+            said += f", predicted {row.predicted_speedup.value:.2f}x"
+        several = "s" if row.concurrency > 1 else ""
+        flight = f"{row.concurrency}{f' request{several} in flight' if row is first else ''}"
+        gains.append(f"{row.speedup.value:.2f}x at {flight} ({said})")
     more = ", best of the gammas that ran" if len({row.gamma for row in load.rows}) > 1 else ""
     stale = " Alpha was measured anew since." if load.is_stale(alpha) else ""
-    return f"{start[:1].upper()}{start[1:]}: {', '.join(gains)}{more}.{stale}"
+    return f"{_capital(start)}: {', '.join(gains)}{more}.{stale}"
 
 
-def _confirmed_headline(
-    run: Run, found: Sequence[Shown], lead: Shown, target: str, device: str
-) -> Headline:
+def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, where: str) -> Headline:
     assert lead.confirmed is not None
     confirmed, data = lead.confirmed, lead.confirmed.record
     gain, interval = confirmed.speedup, confirmed.interval
-    where = f"for {target} on {device}"
     if lead.undecided is not None:
         answer = f"Not decided whether speculation pays {where}: {lead.undecided}"
     elif interval[0] > 1.0:
@@ -269,21 +225,16 @@ def _confirmed_headline(
         " the draft"
     )
     ran = "Confirmed" if lead.undecided is None else "Ran"
+    nothing = (
+        "This confirmation counts for nothing. Stop other work on the machine and confirm again."
+    )
     lines = [
         *fastest_lines([confirmed, *lead.elsewhere]),
         _draft_words(lead, confirmed.gamma),
-        (
-            f"{ran} in {confirmed.engine} {confirmed.engine_version} on {data['prompts']} held-out"
-            f" prompts, interleaved: {rates}."
-        ),
+        f"{ran} in {confirmed.engine} {confirmed.engine_version} on {data['prompts']} held-out"
+        f" prompts, interleaved: {rates}.",
+        _how_sure(confirmed) if lead.undecided is None else nothing,
     ]
-    if lead.undecided is None:
-        lines.append(_how_sure(confirmed))
-    else:
-        lines.append(
-            "This confirmation counts for nothing. Stop other work on the machine and confirm"
-            " again."
-        )
     expected, error = confirmed.predicted_speedup, confirmed.relative_error
     if expected is not None and error is not None and lead.undecided is None:
         how = "high" if error > 0 else "low"
@@ -306,53 +257,30 @@ def fastest_lines(confirmed: Sequence[Confirmed]) -> list[str]:
     a speed-up is over the same engine alone, and engines differ by more than drafts bring. [] where
     one ran, or where they ran other dtypes."""
     decided = [each for each in confirmed if each.undecided is None]
-    if (
-        len({each.engine for each in decided}) < 2
-        or len({each.record.get("dtype") for each in decided}) > 1
-    ):
+    dtypes = {each.record.get("dtype") for each in decided}
+    if len({each.engine for each in decided}) < 2 or len(dtypes) > 1:
         return []
-    ways = [
-        (tokens, engine_title(each.engine), how)
-        for each in decided
-        for tokens, how in (
-            (each.baseline_tokens_per_s, "alone"),
-            (each.tokens_per_s, "with this draft"),
-        )
-    ]
-    tokens, engine, how = max(ways)
-    others = ", ".join(
-        f"{name} {what} {rate:.1f}" for rate, name, what in sorted(ways, reverse=True)[1:]
-    )
-    verdict_words = (
-        "No draft is faster than" if how == "alone" else "Fastest of the engines that ran:"
-    )
-    return [f"{verdict_words} {engine} {how}, {tokens:.1f} tokens/s ({others})."]
+    ways = [(each.baseline_tokens_per_s, engine_title(each.engine), "alone") for each in decided]
+    ways += [(each.tokens_per_s, engine_title(each.engine), "with this draft") for each in decided]
+    (tokens, engine, how), *slower = sorted(ways, reverse=True)
+    others = ", ".join(f"{name} {what} {rate:.1f}" for rate, name, what in slower)
+    best = "No draft is faster than" if how == "alone" else "Fastest of the engines that ran:"
+    return [f"{best} {engine} {how}, {tokens:.1f} tokens/s ({others})."]
 
 
 def _how_sure(confirmed: Confirmed) -> str:
-    median, pooled, interval = confirmed.speedup.value, confirmed.pooled, confirmed.interval
-    ways = (
-        ""
-        if pooled is None
-        else f"median over prompts {median:.2f}x, all tokens over all seconds {pooled:.2f}x; "
+    median, pooled, (low, high) = confirmed.speedup.value, confirmed.pooled, confirmed.interval
+    ways = f"median over prompts {median:.2f}x, all tokens over all seconds {pooled or 0.0:.2f}x; "
+    words = (
+        f"How sure: {'' if pooled is None else ways}5-95 % of the bootstrap over prompts lie"
+        f" between {low:.2f}x and {high:.2f}x."
     )
-    between = f"{interval[0]:.2f}x and {interval[1]:.2f}x"
-    return (
-        f"How sure: {ways}5-95 % of the bootstrap over prompts lie between"
-        f" {between}.{_choice(confirmed.record)}"
-    )
-
-
-def _choice(data: Mapping[str, Any]) -> str:
-    """What picking the best of several gammas cost; "" where one ran."""
-    best_of = data.get("best_of")
-    if not best_of:
-        return ""
-    gammas = ", ".join(str(gamma) for gamma in best_of["gammas"])
-    return (
-        f" Best of gamma {gammas}: being picked flatters it by {best_of['optimism']:.2f}x, which"
-        " the lower end bears."
-    )
+    if best_of := confirmed.record.get("best_of"):  # what picking the best of several gammas costs
+        words += (
+            f" Best of gamma {', '.join(map(str, best_of['gammas']))}: being picked flatters it by"
+            f" {best_of['optimism']:.2f}x, which the lower end bears."
+        )
+    return words
 
 
 def _unconfirmed_lines(found: Sequence[Shown], gain: float) -> list[str]:
@@ -360,24 +288,22 @@ def _unconfirmed_lines(found: Sequence[Shown], gain: float) -> list[str]:
     faster = [
         item for item in found if item.measured_speedup is None and item.score.speedup.value > gain
     ]
-    gains = [(item.rank, item.score.speedup) for item in faster[:3]]
     names = ", ".join(
-        f"rank {rank} ({predicted.value:.2f}x ± {predicted.std:.2f})" for rank, predicted in gains
+        f"rank {item.rank} ({item.score.speedup.value:.2f}x ± {item.score.speedup.std:.2f})"
+        for item in faster[:3]
     )
     return [f"Predicted above that but not confirmed: {names}."] if faster else []
 
 
-def _unfinished(run: Run, target: str, device: str) -> Headline:
+def _unfinished(run: Run, where: str) -> Headline:
     trials = complete_trials(run)
     asked = run.arguments.get("trials")
     lines = ["Nothing is ranked yet: best/ is empty, so there is no answer to show."]
     if trials:
         lines.append(f"{len(trials)} scored trials are in trials.csv.")
     elif run.storage_file.is_file():
-        lines.append(
-            "journal.log holds the trials that were finished"
-            + (f" (of {asked} asked for)." if asked else ".")
-        )
+        of = f" (of {asked} asked for)" if asked else ""
+        lines.append(f"journal.log holds the trials that were finished{of}.")
     trained = len(list(run.path.glob("finalists/*/training.json")))
     if trained:
         lines.append(f"{trained} finalists have been trained (finalists/).")
@@ -385,9 +311,7 @@ def _unfinished(run: Run, target: str, device: str) -> Headline:
     options = " ".join(f"--{name} {shlex.quote(str(run.arguments[name]))}" for name in given)
     command = f"archsearch search {options} --run {shell_path(run.path)}"
     why = "Continue the search with the arguments it was started with (run.yaml lists them all)"
-    return Headline(
-        f"This search for {target} on {device} has not finished.", lines, [(why, command)], None
-    )
+    return Headline(f"This search {where} has not finished.", lines, [(why, command)], None)
 
 
 def _draft_words(lead: Shown, gamma: int) -> str:
@@ -401,14 +325,10 @@ def _draft_words(lead: Shown, gamma: int) -> str:
 def _served_lines(run: Run, lead: Shown) -> list[str]:
     """The engine that the prediction is for, and what decides a round in it; nothing for runs of
     version 0.1.0."""
-    served = run.info["profile"].get("served")
-    words = round_words(lead.score)
-    text = ". ".join(
-        part[:1].upper() + part[1:]
-        for part in (f"predicted for {served}" if served else "", words)
-        if part
-    )
-    return [f"{text}."] if text else []
+    served, words = run.info["profile"].get("served"), round_words(lead.score)
+    parts = [f"Predicted for {served}."] if served else []
+    text = " ".join([*parts, *([f"{_capital(words)}."] if words else [])])
+    return [text] if text else []
 
 
 def _proves_shapes(run: Run) -> bool:
@@ -425,105 +345,87 @@ def _hub_id(lead: Shown) -> str:
     return (needs.hub_id or "") if exists and needs is not None else ""
 
 
-def _next_of_existing(
-    run: Run, lead: Shown, synthetic: tuple[str, str] | None
-) -> list[tuple[str, str]]:
+def _next_of_existing(run: Run, lead: Shown, proof: Steps) -> Steps:
     """What can be done with a drafter that can be downloaded: nothing of it need be trained."""
+    if lead.score.drafter is not None:
+        return _schedule_step(run, lead)
     asked = run.arguments
     prompts = f" --prompts {shell_path(Path(asked['prompts']))}" if asked.get("prompts") else ""
     target = shlex.quote(str(asked.get("target", "")))
     measure = (
         f"archsearch acceptance --target {target} --draft {shlex.quote(_hub_id(lead))}{prompts}"
     )
-    steps = [synthetic] if synthetic is not None else []
-    if lead.score.drafter is None:
-        steps.append(("Measure how much of it the target accepts (needs both weights)", measure))
-    return steps + _schedule_step(shell_path(run.path), lead)
+    words = "Measure how much of it the target accepts (needs both weights)"
+    return [*proof, (words, measure), *_schedule_step(run, lead)]
 
 
-def _schedule_step(path: str, lead: Shown) -> list[tuple[str, str]]:
-    if (
-        lead.score.engine in ENGINES
-        and lead.score.family not in ENGINES[lead.score.engine].unscheduled
-    ):
-        return [("Its best gamma by batch size", f"archsearch schedule {path} --rank {lead.rank}")]
-    return []
+def _schedule_step(run: Run, lead: Shown) -> Steps:
+    facts = ENGINES.get(lead.score.engine or "")
+    if facts is None or lead.score.family in facts.unscheduled:
+        return []
+    command = f"archsearch schedule {shell_path(run.path)} --rank {lead.rank}"
+    return [("Its best gamma by batch size", command)]
 
 
-def _next_of_family(path: str, lead: Shown, independent: int | None) -> list[tuple[str, str]]:
+def _next_of_family(run: Run, lead: Shown, independent: int | None) -> Steps:
     """What can be done with a lead that is no independent draft; `independent`: the best rank that
     is one."""
-    steps = _schedule_step(path, lead)
+    steps, train = _schedule_step(run, lead), f"archsearch train {shell_path(run.path)}"
     family, gamma = lead.score.family, lead.score.gamma
     if family in HEAD_FAMILIES:
-        train = f"archsearch train {path} --family {family} --gamma {gamma} --budget 30m"
-        steps.append(
-            (
-                (
-                    "Train a head of this family (its layer has the target's shape) on text the"
-                    " target writes"
-                ),
-                train,
-            )
+        words = (
+            "Train a head of this family (its layer has the target's shape) on text the target"
+            " writes"
         )
+        steps.append((words, f"{train} --family {family} --gamma {gamma} --budget 30m"))
     elif independent is not None:
         words = (
             "archsearch trains independent drafts, EAGLE-3, P-EAGLE and Medusa heads; the best"
             " independent draft"
         )
-        steps.append((words, f"archsearch train {path} --rank {independent} --budget 30m"))
+        steps.append((words, f"{train} --rank {independent} --budget 30m"))
     return steps
 
 
-def _next(
-    run: Run, lead: Shown, pays: bool, independent: int | None = None
-) -> list[tuple[str, str]]:
-    path, rank = shell_path(run.path), f"--rank {lead.rank}"
+def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> Steps:
     if lead.score.drafter is not None and not _hub_id(lead):
-        return _next_of_family(path, lead, independent)
+        return _next_of_family(run, lead, independent)
+    path, rank = shell_path(run.path), f"--rank {lead.rank}"
     train = f"archsearch train {path} {rank} --budget 30m"
-    confirm = f"archsearch confirm {path} {rank}{_other_engine(run)}"
+    confirm = f"archsearch confirm {path} {rank}"
     export = f"archsearch export {path} {rank} --output draft-rank-{lead.rank}"
-    then_export = ("Then write a folder that engines load", export)
-    if not lead.has_weights:
-        device = run.info["device"].get("key", "the device")
-        steps = []
-        proves = _proves_shapes(run) and not lead.loads and pays
-        if _hub_id(lead):
-            cycle = (
-                "Run its real cycle, with random weights, at the predicted alpha",
-                f"{confirm} --synthetic",
-            )
-            return _next_of_existing(
-                run, lead, cycle if proves and lead.score.drafter is None else None
-            )
-        if proves:
-            steps.append(
-                (
-                    "Prove the shape before training it: its real cycle, at the predicted alpha",
-                    f"{confirm} --synthetic",
-                )
-            )
-        steps += [
-            (
-                (
-                    "Give the draft weights, distilled from the target (needs the target's"
-                    f" weights; on {device})"
-                ),
-                train,
-            )
+    write = "rite a folder that engines load"
+    further = "rain it further; alpha may rise"
+    if lead.has_weights and lead.measured_speedup is not None:
+        ran = lead.confirmed.engine if lead.confirmed is not None else ""
+        again = confirm + _engine_option(run, ran)
+        if lead.undecided is not None:
+            return [("Measure it again, with nothing else running", again)]
+        steps = [(f"W{write}", export)] if pays else []
+        return [*steps, (f"T{further}", train), ("Then measure it again", again)]
+    confirm += _other_engine(run)
+    then_export = (f"Then w{write}", export)
+    if lead.has_weights:
+        return [
+            ("Measure it in the engine", confirm),
+            then_export if pays else (f"Or t{further}", train),
         ]
-        return steps + ([("Then measure it in the engine", confirm), then_export] if pays else [])
-    if lead.measured_speedup is None:
-        steps = [("Measure it in the engine", confirm)]
-        return steps + [then_export if pays else ("Or train it further; alpha may rise", train)]
-    again = f"archsearch confirm {path} {rank}" + _engine_option(
-        run, lead.confirmed.engine if lead.confirmed is not None else ""
+    proves = _proves_shapes(run) and not lead.loads and pays
+    proof = f"{confirm} --synthetic"
+    if _hub_id(lead):
+        words = "Run its real cycle, with random weights, at the predicted alpha"
+        return _next_of_existing(run, lead, [(words, proof)] if proves else [])
+    shape = "Prove the shape before training it: its real cycle, at the predicted alpha"
+    device = run.info["device"].get("key", "the device")
+    weights = (
+        "Give the draft weights, distilled from the target (needs the target's weights; on"
+        f" {device})"
     )
-    if lead.undecided is not None:
-        return [("Measure it again, with nothing else running", again)]
-    steps = [("Write a folder that engines load", export)] if pays else []
-    return steps + [("Train it further; alpha may rise", train), ("Then measure it again", again)]
+    return [
+        *([(shape, proof)] if proves else []),
+        (weights, train),
+        *([("Then measure it in the engine", confirm), then_export] if pays else []),
+    ]
 
 
 def _other_engine(run: Run) -> str:
@@ -536,8 +438,5 @@ def _other_engine(run: Run) -> str:
 def _engine_option(run: Run, engine: str) -> str:
     """What `confirm` must be told to run in `engine` again; "" where it is the run's own, which it
     takes by itself."""
-    return (
-        f" --engine {shlex.quote(engine)}"
-        if engine and engine != (run.arguments.get("engine") or "transformers")
-        else ""
-    )
+    own = run.arguments.get("engine") or "transformers"
+    return f" --engine {shlex.quote(engine)}" if engine and engine != own else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, repeat
 from typing import Any
 
 from archsearch.report.terminal.layout import plus_minus, table
@@ -42,16 +43,12 @@ def _measured_lines(result: dict[str, Any]) -> list[str]:
         else "mean overlap, sum of min(p, q)"
     )
     lines = [
-        (
-            f"Measured on {result['tokens']} tokens of {result['prompts']} answers that the target"
-            f" wrote, {result['dtype']}."
-        ),
+        f"Measured on {result['tokens']} tokens of {result['prompts']} answers that the target"
+        f" wrote, {result['dtype']}.",
         "",
         f"alpha {plus_minus(result['alpha'], digits=3)} ({what})",
-        (
-            f"  90 % {_interval(intervals['alpha']['90'])}, 95 %"
-            f" {_interval(intervals['alpha']['95'])}, over prompts"
-        ),
+        f"  90 % {_interval(intervals['alpha']['90'])}, 95 %"
+        f" {_interval(intervals['alpha']['95'])}, over prompts",
     ]
     if result["temperature"] > 0:
         lines.append(
@@ -59,39 +56,22 @@ def _measured_lines(result: dict[str, Any]) -> list[str]:
             " tokens"
         )
     gains = result.get("speedup", {})
-    rows = []
-    for number, (gamma, tau) in enumerate(result["tau"].items()):
-        position = result["accepted_by_position"]
-        rows.append(
-            (
-                gamma,
-                plus_minus(tau),
-                _interval(intervals["tau"][gamma]["90"], 2),
-                _interval(intervals["tau"][gamma]["95"], 2),
-                f"{position[number]:.3f}" if number < len(position) else "-",
-                *((plus_minus(gains[gamma]),) if gains else ()),
-            )
+    shares = [f"{share:.3f}" for share in result["accepted_by_position"]]
+    rows = [
+        (
+            gamma,
+            plus_minus(tau),
+            *(_interval(intervals["tau"][gamma][level], 2) for level in ("90", "95")),
+            share,
+            *((plus_minus(gains[gamma]),) if gains else ()),
         )
-    header = (
-        "gamma",
-        "tau",
-        "90 %",
-        "95 %",
-        "position accepted",
-        *(("speed-up",) if gains else ()),
-    )
-    lines += ["", table(rows, header)]
-    if gains:
-        best = result["best_gamma"]
-        verdict = (
-            f"Best gamma {best}."
-            if best
-            else "The draft does not pay at any gamma: run the target alone."
+        for (gamma, tau), share in zip(
+            result["tau"].items(), chain(shares, repeat("-")), strict=False
         )
-        lines += [
-            "",
-            f"{verdict} Speed-up modelled with the measured tau; latency: {result['latency']}.",
-        ]
+    ]
+    more = " | speed-up" if gains else ""
+    lines += ["", table(rows, f"gamma | tau | 90 % | 95 % | position accepted{more}")]
+    lines += _best_lines(result, "The draft", "measured")
     if result["by_category"]:
         lines += ["", _category_table(result)]
     lines += ["", *(f"Note: {note}." for note in result["notes"])]
@@ -102,32 +82,32 @@ def _measured_lines(result: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _best_lines(result: dict[str, Any], who: str, how: str) -> list[str]:
+    """The best gamma; nothing where no device was named."""
+    if not result.get("speedup"):
+        return []
+    best = result["best_gamma"]
+    never = f"{who} does not pay at any gamma: run the target alone."
+    words = f"Speed-up modelled with the {how} tau; latency: {result['latency']}."
+    return ["", f"{f'Best gamma {best}.' if best else never} {words}"]
+
+
 def _category_table(result: dict[str, Any]) -> str:
-    rows = []
-    for name, part in result["by_category"].items():
-        tau = part["tau"].get("4")
-        best = part.get("best_gamma")
-        rows.append(
-            (
-                name,
-                str(part["prompts"]),
-                str(part["tokens"]),
-                plus_minus(part["alpha"], digits=3),
-                _interval(part["intervals"]["alpha"]["95"]),
-                plus_minus(tau),
-                *((str(best),) if "speedup" in result else ()),
-            )
+    priced = "speedup" in result
+    rows = [
+        (
+            name,
+            str(part["prompts"]),
+            str(part["tokens"]),
+            plus_minus(part["alpha"], digits=3),
+            _interval(part["intervals"]["alpha"]["95"]),
+            plus_minus(part["tau"].get("4")),
+            *((str(part.get("best_gamma")),) if priced else ()),
         )
-    header = (
-        "category",
-        "prompts",
-        "tokens",
-        "alpha",
-        "95 %",
-        "tau, gamma 4",
-        *(("best gamma",) if "speedup" in result else ()),
-    )
-    return table(rows, header)
+        for name, part in result["by_category"].items()
+    ]
+    more = " | best gamma" if priced else ""
+    return table(rows, f"category | prompts | tokens | alpha | 95 % | tau, gamma 4{more}")
 
 
 def _explanation_lines(explanation: dict[str, Any]) -> list[str]:
@@ -138,37 +118,25 @@ def _explanation_lines(explanation: dict[str, Any]) -> list[str]:
         if abs(row["contribution"]) >= 0.005 or row["std"] >= 0.005
     ]
     silent = len(explanation["terms"]) - len(rows)
+    more = f"({silent} more terms say nothing about this shape: --json has them.)"
     return [
         "",
-        (
-            f"The prior expects alpha {plus_minus(explanation['alpha'])} for this shape. Its terms"
-            " add up in logit(alpha):"
-        ),
+        f"The prior expects alpha {plus_minus(explanation['alpha'])} for this shape. Its terms add"
+        " up in logit(alpha):",
         "",
-        table(rows, ("term", "logit", "std", " evidence")),
-        *(
-            [f"({silent} more terms say nothing about this shape: --json has them.)"]
-            if silent
-            else []
-        ),
+        table(rows, "term | logit | std |  evidence"),
+        *([more] if silent else []),
     ]
 
 
 def _untrained_lines(result: dict[str, Any], how: str) -> list[str]:
     lines = [f"{result['draft']} for {result['target']}, {how}."]
+    notes = ["", *(f"Note: {note}." for note in result["notes"])]
     if "exits" in result:
-        return [
-            *lines,
-            "",
-            _exit_table(result),
-            "",
-            *(f"Note: {note}." for note in result["notes"]),
-        ]
+        return [*lines, "", _exit_table(result), *notes]
     lines += [
-        (
-            f"Replayed on {result['tokens']} tokens of {result['prompts']} answers that the target"
-            " wrote."
-        ),
+        f"Replayed on {result['tokens']} tokens of {result['prompts']} answers that the target"
+        " wrote.",
         "",
     ]
     gains = result.get("speedup", {})
@@ -184,40 +152,16 @@ def _untrained_lines(result: dict[str, Any], how: str) -> list[str]:
         )
         for gamma, tau in result["tau"].items()
     ]
-    header = (
-        "gamma",
-        "rounds that draft",
-        "tokens then",
-        "accepted",
-        "tau",
-        "95 %",
-        *(("speed-up",) if gains else ()),
-    )
-    lines += [table(rows, header)]
-    if gains:
-        best = result["best_gamma"]
-        lines += [
-            "",
-            (
-                f"Best gamma {best}."
-                if best
-                else "It does not pay at any gamma: run the target alone."
-            ),
-        ]
-        lines[-1] += f" Speed-up modelled with the replayed tau; latency: {result['latency']}."
+    header = "gamma | rounds that draft | tokens then | accepted | tau | 95 %"
+    lines += [table(rows, header + " | speed-up" * bool(gains))]
+    lines += _best_lines(result, "It", "replayed")
     parts = [
         (name, str(part["prompts"]), plus_minus(part["tau"].get("4")))
         for name, part in result["by_category"].items()
     ]
-    lines += ["", table(parts, ("category", "prompts", "tau, gamma 4"))] if parts else []
-    lines += ["", *(f"Note: {note}." for note in result["notes"])]
-    return [
-        *lines,
-        (
-            "tau: tokens per round, over all rounds. Accepted: share of the drafted tokens that"
-            " were judged."
-        ),
-    ]
+    lines += ["", table(parts, "category | prompts | tau, gamma 4")] if parts else []
+    what = "tau: tokens per round, over all rounds. Accepted: share of the drafted tokens that were"
+    return [*lines, *notes, f"{what} judged."]
 
 
 def _exit_table(result: dict[str, Any]) -> str:
@@ -231,12 +175,5 @@ def _exit_table(result: dict[str, Any]) -> str:
         for layer, part in result["exits"].items()
     ]
     priced = any("speedup" in part for part in result["exits"].values())
-    return table(
-        rows,
-        (
-            "exit after layer",
-            "alpha",
-            "tau, gamma 4",
-            *(("speed-up", "best gamma") if priced else ()),
-        ),
-    )
+    more = " | speed-up | best gamma" if priced else ""
+    return table(rows, f"exit after layer | alpha | tau, gamma 4{more}")

@@ -14,6 +14,15 @@ from archsearch.search.mixed import MixScore
 from archsearch.search.objective import Score
 
 PAYS = {"should pay": "yes", "may pay": "may", "does not pay": "no"}
+OVER_MIX = (
+    "Speed-up, time per token: over the mix; the other numbers of the first table: of its heaviest"
+    " part"
+)
+NEXT = "measure alpha with your own text (archsearch search --confirm 1), or give it with --alpha"
+TIES = (
+    "Drafts of one group cannot be told apart by these error bars. draft ms: all gamma tokens of a"
+    " round."
+)
 
 
 def estimate_text(result: dict[str, Any], *, explain: bool = False) -> str:
@@ -32,27 +41,20 @@ def estimate_text(result: dict[str, Any], *, explain: bool = False) -> str:
     devices = f", {ranks} devices" if ranks > 1 else ""
     budget = result.get("training_budget")
     unit = "CPU" if str(result["device"]).startswith("cpu") else "GPU"
-    given = (
-        ""
-        if budget is None
-        else f" Drafters to be trained are given {hours_words(budget['gpu_hours'], unit)}."
-    )
+    hours = "" if budget is None else hours_words(budget["gpu_hours"], unit)
+    given = f" Drafters to be trained are given {hours}." if hours else ""
     several = len(engines) > 1
     above = [
-        (
-            f"Speculation {verdict(gain)} for {result['target']} on {result['device']}: best"
-            f" {best['draft']}{' in ' + best['served'] if several else ''}, gamma {best['gamma']},"
-            f" {gain_words(gain)}."
-        ),
-        (
-            f"{load[:1].upper()}{load[1:]}, {dtype_words(result)}{devices},"
-            f" {' and '.join(engines)}.{given}"
-        ),
+        f"Speculation {verdict(gain)} for {result['target']} on {result['device']}: best"
+        f" {best['draft']}{' in ' + best['served'] if several else ''}, gamma {best['gamma']},"
+        f" {gain_words(gain)}.",
+        f"{load[:1].upper()}{load[1:]}, {dtype_words(result)}{devices},"
+        f" {' and '.join(engines)}.{given}",
     ]
     rows = [
         (
             entry["draft"],
-            *([f"{entry['engine']} {entry['engine_version'] or ''}".rstrip()] if several else []),
+            *([_engine(entry)] if several else []),
             _needs(entry, unit),
             str(entry["gamma"]),
             f"{entry['alpha']['value']:.2f}",
@@ -104,6 +106,10 @@ def _prompts(result: dict[str, Any]) -> list[str]:
     ]
 
 
+def _engine(entry: dict[str, Any]) -> str:
+    return f"{entry['engine']} {entry['engine_version'] or ''}".rstrip()
+
+
 def _needs(entry: dict[str, Any], unit: str) -> str:
     needs = entry.get("needs")
     return needs_words(None if needs is None else Needs.from_dict(needs), unit)
@@ -114,31 +120,26 @@ def explained_text(result: dict[str, Any]) -> str:
     workload, entries, mix = result["workload"], result["drafts"], result.get("mix")
     engines = list(dict.fromkeys(entry["served"] for entry in entries))
     given = result["prior"] if "given" in result["prior"] else f"the prior ({result['prior']})"
+    one = len(engines) == 1
+    where = [
+        f"Target {result['target']} on {result['device']}",
+        dtype_words(result),
+        *([f"{workload['mode']} mode"] if one else []),
+        *([] if mix else [f"batch size {workload['batch_size']}"]),
+        *([] if mix else [f"context {workload['context_len']}"]),
+        f"tensor parallel {workload['tensor_parallel']}",
+        *([f"served by {engines[0]}"] if one else []),
+    ]
+    step = f" Target decode step {1e3 * entries[0]['decode_s']['value']:.2f} ms."
     lines = [
-        f"Target {result['target']} on {result['device']}, {dtype_words(result)}, "
-        + (f"{workload['mode']} mode, " if len(engines) == 1 else "")
-        + (
-            ""
-            if mix
-            else f"batch size {workload['batch_size']}, context {workload['context_len']}, "
-        )
-        + f"tensor parallel {workload['tensor_parallel']}"
-        + (f", served by {engines[0]}." if len(engines) == 1 else "."),
-        *(f"Served by {engine}." for engine in engines if len(engines) > 1),
-        *(
-            [f"Load: {mix_words(mix)}."] + [f"  {load_words(part)}." for part in mix["parts"]]
-            if mix
-            else []
-        ),
+        f"{', '.join(where)}.",
+        *([] if one else [f"Served by {engine}." for engine in engines]),
+        *([f"Load: {mix_words(mix)}."] if mix else []),
+        *(f"  {load_words(part)}." for part in (mix or {"parts": ()})["parts"]),
         f"Latency: {result['latency']}.",
-        f"Acceptance: {given}."
-        + (
-            f" Target decode step {1e3 * entries[0]['decode_s']['value']:.2f} ms."
-            if len(engines) == 1 and not mix
-            else ""
-        ),
+        f"Acceptance: {given}.{step if one and not mix else ''}",
         "",
-        *(_one_engine(entries) if len(engines) == 1 else _side_by_side(entries)),
+        *(_one_engine(entries) if one else _side_by_side(entries)),
         "",
     ]
     scored = [
@@ -148,27 +149,13 @@ def explained_text(result: dict[str, Any]) -> str:
     ]
     if scored:
         lines += mix_lines(scored)
-        lines += [
-            (
-                "Speed-up, time per token: over the mix; the other numbers of the first table: of"
-                " its heaviest part."
-            ),
-            "",
-        ]
+        lines += [f"{OVER_MIX}.", ""]
     lines += [f"{row['words']}." for row in result["differences"]]
     lines += _prompts(result)
     lines += [f"WARNING: {text}." for text in result["warnings"]]
     notes = dict.fromkeys((entry["draft"], note) for entry in entries for note in entry["notes"])
     lines += [f"Note: {draft}: {note}" for draft, note in notes]
-    return "\n".join(
-        [
-            *lines,
-            (
-                "Next: measure alpha with your own text (archsearch search --confirm 1), or give it"
-                " with --alpha."
-            ),
-        ]
-    )
+    return "\n".join([*lines, f"Next: {NEXT}."])
 
 
 def _one_engine(entries: list[dict[str, Any]]) -> list[str]:
@@ -192,33 +179,22 @@ def _one_engine(entries: list[dict[str, Any]]) -> list[str]:
         )
         for entry in entries
     ]
-    lines = [
-        table(rows, header),
-        "",
-        (
-            "Drafts of one group cannot be told apart by these error bars. draft ms: all gamma"
-            " tokens of a round."
-        ),
+    lines = [table(rows, header), "", TIES]
+    alike = len({entry["engine_class"] for entry in entries}) < 2
+    return lines + [f"{entry['draft']}: {_round(entry, alike)}." for entry in entries]
+
+
+def _round(entry: dict[str, Any], alike: bool) -> str:
+    """What decides the draft's round, how deep it could be, and, where the engine does not run all
+    drafters `alike`, how it runs this one."""
+    known = {name: value for name, value in entry.items() if name in Score.__dataclass_fields__}
+    free, how = entry["free_layers"], entry["engine_class"]
+    parts = [
+        round_words(Score.from_dict(known)),
+        *([] if free is None else [f"{free:.1f} layers are free"]),
+        *([how] if how and not alike else []),
     ]
-    mixed = len({entry["engine_class"] for entry in entries}) > 1
-    return lines + [
-        f"{entry['draft']}: {_round(entry)}{_how(entry) if mixed else ''}." for entry in entries
-    ]
-
-
-def _how(entry: dict[str, Any]) -> str:
-    """How the engine runs a drafter, where it does not run all alike."""
-    return f"; {entry['engine_class']}" if entry["engine_class"] else ""
-
-
-def _round(entry: dict[str, Any]) -> str:
-    """What decides the draft's round, and how deep it could be."""
-    score = Score.from_dict(
-        {name: value for name, value in entry.items() if name in Score.__dataclass_fields__}
-    )
-    return round_words(score) + (
-        "" if entry["free_layers"] is None else f"; {entry['free_layers']:.1f} layers are free"
-    )
+    return "; ".join(parts)
 
 
 def _free(entry: dict[str, Any]) -> str:
@@ -235,7 +211,7 @@ def _side_by_side(entries: list[dict[str, Any]]) -> list[str]:
     rows = [
         (
             entry["draft"],
-            f"{entry['engine']} {entry['engine_version'] or ''}".rstrip(),
+            _engine(entry),
             str(entry["gamma"]),
             plus_minus(entry["alpha"]),
             plus_minus(entry["round_s"], 1e3),
