@@ -77,11 +77,7 @@ def acceptance(as_json: bool, **options: Any) -> None:
     from archsearch.workload import WorkloadRequest
 
     options["domain"] = options["domain"] or ""
-    asked = WorkloadRequest(
-        **{
-            name: options.pop(name)
-            for name in ("gpu", "profile", "batch_size", "temperature", "mode")
-        }
-    )
-    result = measure_acceptance(AcceptanceRequest(asked=asked, **options))
+    dtype = options.pop("dtype")  # of both models, not of what is priced
+    asked = WorkloadRequest(**o.taken(WorkloadRequest, options))
+    result = measure_acceptance(AcceptanceRequest(asked=asked, dtype=dtype, **options))
     emit(result, acceptance_text(result), as_json)

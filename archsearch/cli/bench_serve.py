@@ -53,20 +53,7 @@ def bench_serve(as_json: bool, **options: Any) -> None:
     from archsearch.progress import ProgressLine
     from archsearch.report.terminal.bench_serve import bench_text
 
-    names = (
-        "server_url",
-        "baseline_url",
-        "rate",
-        "concurrency",
-        "trace",
-        "requests",
-        "prompt_tokens",
-        "output_tokens",
-        "prompts",
-        "timeout_s",
-        "output",
-    )
-    own = {name: options.pop(name) for name in names}
+    own = o.taken(BenchRequest, options)
     target, draft = options.pop("target"), options.pop("draft")
     if (target is None) != (draft is None):
         raise ArchsearchError("give both --target and --draft, to predict the load, or neither")

@@ -81,13 +81,17 @@ def options(heading: str, *made: Spec) -> Decorator:
     return decorate
 
 
+def taken(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """The options that are fields of the dataclass `kind`, out of `values`."""
+    return {each.name: values.pop(each.name) for each in fields(kind) if each.name in values}
+
+
 def _folded(function: Callable[..., Any], into: str, kind: type) -> Callable[..., Any]:
     """The options that are fields of the dataclass `kind` come as one argument, named `into`."""
 
     @functools.wraps(function)
     def command(**values: Any) -> Any:
-        taken = {each.name: values.pop(each.name) for each in fields(kind) if each.name in values}
-        return function(**{into: kind(**taken)}, **values)
+        return function(**{into: kind(**taken(kind, values))}, **values)
 
     return command
 

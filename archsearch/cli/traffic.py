@@ -63,12 +63,6 @@ def traffic(as_json: bool, load: LoadRequest, **options: Any) -> None:
         prompt_tokens="--prompt-tokens",
         output_tokens="--output-tokens",
     )
-    own = {
-        name: options.pop(name)
-        for name in ("trace", "rates", "prompt_tokens", "output_tokens", "simulated")
-    }
-    asked = TrafficRequest(
-        EstimateRequest(**options), load.workload, **own, objective=load.objective, load=load
-    )
-    result = drafts_under_load(asked)
+    own = o.taken(TrafficRequest, options)
+    result = drafts_under_load(TrafficRequest(EstimateRequest(**options), load=load, **own))
     emit(result, traffic_text(result), as_json)

@@ -28,24 +28,10 @@ VLLM: Final[Mapping[str, Mapping[str, Any]]] = {
     "suffix": {"method": "suffix"},
 }
 TRANSFORMER_FIELDS: Final = (
-    "model_type",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "rms_norm_eps",
-    "max_position_embeddings",
-    "hidden_act",
-    "attention_bias",
-    "mlp_bias",
-    "rope_theta",
-    "rope_parameters",
-    "rope_scaling",
-    "tie_word_embeddings",
-)
+    "model_type hidden_size intermediate_size num_hidden_layers num_attention_heads"
+    " num_key_value_heads head_dim vocab_size rms_norm_eps max_position_embeddings hidden_act"
+    " attention_bias mlp_bias rope_theta rope_parameters rope_scaling tie_word_embeddings"
+).split()
 ARCHITECTURES: Final = {
     "eagle3": "LlamaForCausalLMEagle3",
     "peagle": "LlamaForCausalLMEagle3",
@@ -166,12 +152,6 @@ def speculators_config(config: Mapping[str, Any], gamma: int, target: str) -> di
     """The speculators form (0.7) of an EAGLE-3 head's config. `norm_before_residual` is always
     there: vLLM takes its absence for true in this form, and for false in the other."""
     states = config["target_hidden_size"]
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": gamma,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
     return {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
@@ -183,13 +163,27 @@ def speculators_config(config: Mapping[str, Any], gamma: int, target: str) -> di
         "eagle_aux_hidden_state_layer_ids": list(
             config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
         ),
-        "transformer_layer_config": {
-            name: config[name] for name in TRANSFORMER_FIELDS if name in config
-        },
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal],
-            "verifier": {"name_or_path": target, "architectures": ["LlamaForCausalLM"]},
-        },
+        "transformer_layer_config": transformer_layers(config),
+        "speculators_config": proposals("eagle3", gamma, target, ["LlamaForCausalLM"]),
+    }
+
+
+def transformer_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What speculators keeps of a config of layers."""
+    return {name: config[name] for name in TRANSFORMER_FIELDS if name in config}
+
+
+def proposals(algorithm: str, gamma: int, target: str, architectures: list[str]) -> dict[str, Any]:
+    """How a drafter proposes and who verifies, in the speculators form."""
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": gamma,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    return {
+        "algorithm": algorithm,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [proposal],
+        "verifier": {"name_or_path": target, "architectures": architectures},
     }

@@ -50,6 +50,10 @@ class Setup:
     family: str = INDEPENDENT
     layers: tuple[int, ...] = ()
 
+    def ranks(self, option: str) -> tuple[str, ...]:
+        """The option that shares the target over devices; () for one."""
+        return (option, str(self.tensor_parallel)) if self.tensor_parallel > 1 else ()
+
 
 @dataclass(frozen=True)
 class Serving:
@@ -117,26 +121,20 @@ _PROBABILISTIC: Final = (
     " greedily and accepts less."
 )
 _VLLM_NOTES: Final = {
-    "medusa": (
-        (
-            "All rows of the vocabulary are in the file, those of dropped tokens so that they never"
-            " win: vLLM 0.32 refuses a truncated head."
-        ),
+    "medusa": [
+        "All rows of the vocabulary are in the file, those of dropped tokens so that they never"
+        " win: vLLM 0.32 refuses a truncated head.",
         "vLLM runs Medusa with one gamma for all batch sizes.",
-    ),
-    "peagle": (
-        (
-            "All draft tokens come from one pass (`parallel_drafting`); vLLM runs it with one gamma"
-            " for all batch sizes."
-        ),
-    ),
-    "eagle3": (
+    ],
+    "peagle": [
+        "All draft tokens come from one pass (`parallel_drafting`); vLLM runs it with one gamma for"
+        " all batch sizes."
+    ],
+    "eagle3": [
         _PROBABILISTIC,
-        (
-            "`speculators_config.json` is the same head's config in the form of speculators: to"
-            " load it so, use it as config.json."
-        ),
-    ),
+        "`speculators_config.json` is the same head's config in the form of speculators: to load it"
+        " so, use it as config.json.",
+    ],
 }
 
 
@@ -145,14 +143,11 @@ def vllm(setup: Setup) -> Serving:
     whole = setup.family == INDEPENDENT
     draft_ranks = setup.tensor_parallel if whole else None
     config = vllm_config(setup.family, str(setup.folder), setup.gamma, setup.schedule, draft_ranks)
-    ranks = (
-        ("--tensor-parallel-size", str(setup.tensor_parallel)) if setup.tensor_parallel > 1 else ()
-    )
     notes = [
         "The same object is in `speculative_config.json`; change `model` in it when the folder"
         " moves."
     ]
-    notes += _VLLM_NOTES.get(setup.family, (_PROBABILISTIC,))
+    notes += _VLLM_NOTES.get(setup.family, [_PROBABILISTIC])
     rounds = engine_rounds("vllm")
     if whole:
         notes.append(
@@ -173,27 +168,16 @@ def vllm(setup: Setup) -> Serving:
             "Where the schedule says gamma 0, vLLM verifies no drafts but still runs one pass of"
             " the draft."
         )
-    return Serving(
-        "vllm",
-        (
-            "vllm",
-            "serve",
-            setup.target,
-            "--dtype",
-            setup.dtype,
-            *ranks,
-            "--speculative-config",
-            json.dumps(config),
-        ),
-        {"speculative_config.json": json.dumps(config, indent=2) + "\n"},
-        tuple(notes),
-    )
+    ranks = setup.ranks("--tensor-parallel-size")
+    command = ("vllm", "serve", setup.target, "--dtype", setup.dtype, *ranks)
+    command = (*command, "--speculative-config", json.dumps(config))
+    files = {"speculative_config.json": json.dumps(config, indent=2) + "\n"}
+    return Serving("vllm", command, files, tuple(notes))
 
 
 def sglang(setup: Setup) -> Serving:
     """SGLang: its STANDALONE algorithm for drafts, EAGLE3 for heads, whose gamma it can change with
     the load."""
-    ranks = ("--tp-size", str(setup.tensor_parallel)) if setup.tensor_parallel > 1 else ()
     adaptive = setup.schedule and setup.family in ADAPTIVE
     gamma = largest_gamma(setup.schedule, setup.gamma) if adaptive else setup.gamma
     notes = [f"SGLang counts the target's own token: {gamma + 1} draft tokens are gamma {gamma}."]
@@ -202,42 +186,23 @@ def sglang(setup: Setup) -> Serving:
     if adaptive:
         notes.append(f"`{ADAPTIVE_FILE}`: one candidate from each batch size on; 0 is off.")
         files = {ADAPTIVE_FILE: json.dumps(sglang_schedule(setup.schedule), indent=1) + "\n"}
-        how = (
-            "--speculative-adaptive",
-            "--speculative-adaptive-config",
-            str(setup.folder / ADAPTIVE_FILE),
-        )
+        config = str(setup.folder / ADAPTIVE_FILE)
+        how = ("--speculative-adaptive", "--speculative-adaptive-config", config)
     elif setup.schedule:
         notes.append(
             "It has no gamma by batch size for STANDALONE (its adaptive mode is for EAGLE): start"
             " it without the `--speculative-` options for loads where the schedule says 0."
         )
     algorithm = "STANDALONE" if setup.family == INDEPENDENT else setup.family.upper()
-    return Serving(
-        "sglang",
-        (
-            *(
-                "python",
-                "-m",
-                "sglang.launch_server",
-                "--model-path",
-                setup.target,
-                "--dtype",
-                setup.dtype,
-                *ranks,
-            ),
-            *(
-                "--speculative-algorithm",
-                algorithm,
-                "--speculative-draft-model-path",
-                str(setup.folder),
-            ),
-            *("--speculative-num-steps", str(gamma), "--speculative-eagle-topk", "1"),
-            *("--speculative-num-draft-tokens", str(gamma + 1), *how),
-        ),
-        files,
-        tuple(notes),
+    command = (
+        *"python -m sglang.launch_server --model-path".split(),
+        *(setup.target, "--dtype", setup.dtype, *setup.ranks("--tp-size")),
+        *("--speculative-algorithm", algorithm),
+        *("--speculative-draft-model-path", str(setup.folder)),
+        *("--speculative-num-steps", str(gamma), "--speculative-eagle-topk", "1"),
+        *("--speculative-num-draft-tokens", str(gamma + 1), *how),
     )
+    return Serving("sglang", command, files, tuple(notes))
 
 
 def tensorrt_llm(setup: Setup) -> Serving:
@@ -270,56 +235,32 @@ def tensorrt_llm(setup: Setup) -> Serving:
     if setup.tensor_parallel > 1:
         options["tensor_parallel_size"] = setup.tensor_parallel
     options["speculative_config"] = speculative
-    return Serving(
-        "tensorrt-llm",
-        (
-            "trtllm-serve",
-            setup.target,
-            "--extra_llm_api_options",
-            str(setup.folder / TENSORRT_FILE),
-        ),
-        {TENSORRT_FILE: safe_dump(options, sort_keys=False)},
-        tuple(notes),
-    )
+    file = str(setup.folder / TENSORRT_FILE)
+    command = ("trtllm-serve", setup.target, "--extra_llm_api_options", file)
+    files = {TENSORRT_FILE: safe_dump(options, sort_keys=False)}
+    return Serving("tensorrt-llm", command, files, tuple(notes))
 
 
 def llama_cpp(setup: Setup) -> Serving:
     """llama.cpp: `llama-server` with the draft as GGUF."""
-    notes = [
-        (
-            "Measure before you serve: on a CPU llama.cpp's pass over several tokens can cost"
-            " several times its pass over one, and a draft that pays elsewhere may slow it down"
-            " (`archsearch confirm RUN --engine llama.cpp`)."
-        ),
-        (
-            "`p-min 0` makes it draft exactly gamma tokens (some builds stop earlier by default,"
-            " where the draft is unsure)."
-        ),
-    ]
-    if setup.target_gguf == "TARGET.gguf":
-        notes.append("`TARGET.gguf` is the target in GGUF.")
-    notes.append(
-        "Builds from before the flags were renamed take `-md"
-        f" {shlex.quote(str(setup.folder / GGUF_FILE))} --draft-max {setup.gamma} --draft-min 0"
-        " --draft-p-min 0`."
-    )
-    if setup.schedule:
-        notes.append("It has no gamma by batch size.")
-    notes.append(
+    draft, gamma = str(setup.folder / GGUF_FILE), str(setup.gamma)
+    named = ("`TARGET.gguf` is the target in GGUF.",) * (setup.target_gguf == "TARGET.gguf")
+    notes = (
+        "Measure before you serve: on a CPU llama.cpp's pass over several tokens can cost several"
+        " times its pass over one, and a draft that pays elsewhere may slow it down (`archsearch"
+        " confirm RUN --engine llama.cpp`).",
+        "`p-min 0` makes it draft exactly gamma tokens (some builds stop earlier by default, where"
+        " the draft is unsure).",
+        *named,
+        f"Builds from before the flags were renamed take `-md {shlex.quote(draft)} --draft-max"
+        f" {gamma} --draft-min 0 --draft-p-min 0`.",
+        *(("It has no gamma by batch size.",) if setup.schedule else ()),
         "The draft is float16; `llama-quantize draft.gguf draft-q8.gguf Q8_0` makes it about half"
-        " as large."
+        " as large.",
     )
-    return Serving(
-        "llama.cpp",
-        (
-            *("llama-server", "--model", setup.target_gguf, "--spec-type", "draft-simple"),
-            *(
-                "--spec-draft-model",
-                str(setup.folder / GGUF_FILE),
-                "--spec-draft-n-max",
-                str(setup.gamma),
-            ),
-            *("--spec-draft-n-min", "0", "--spec-draft-p-min", "0"),
-        ),
-        notes=tuple(notes),
+    command = (
+        *("llama-server", "--model", setup.target_gguf, "--spec-type", "draft-simple"),
+        *("--spec-draft-model", draft, "--spec-draft-n-max", gamma),
+        *("--spec-draft-n-min", "0", "--spec-draft-p-min", "0"),
     )
+    return Serving("llama.cpp", command, notes=notes)

@@ -105,15 +105,10 @@ def plan(
     arch = read_architecture(source.draft) if whole else None
     trained = has_weights(source.draft)
     copied = [name for name in names if ENGINES[name].gguf]
-    if not trained and not allow_untrained:
-        raise MissingDataError(
-            f"no model.safetensors in {source.draft}; train the draft before exporting it"
-        )
-    if not trained and copied:
-        raise MissingDataError(
-            f"no model.safetensors in {source.draft}; {copied[0]} needs weights: train the draft"
-            " first"
-        )
+    if not trained and (copied or not allow_untrained):
+        told = f"{copied[0]} needs weights: train the draft first" if allow_untrained else ""
+        told = told or "train the draft before exporting it"
+        raise MissingDataError(f"no model.safetensors in {source.draft}; {told}")
     output = output.expanduser().absolute()
     dtype = source.dtype or source.record.confirmed_dtype or _dtype(source.draft)
     setup = Setup(
@@ -217,9 +212,7 @@ def _build(made: ExportPlan, folder: Path) -> None:
     if made.architecture is not None:
         settings = source.draft / "generation_config.json"
         generation = read_json(settings, "generation config") if settings.is_file() else {}
-        write_json(
-            folder / "generation_config.json", {**generation, **gamma_settings(source.gamma)}
-        )
+        write_json(folder / settings.name, {**generation, **gamma_settings(source.gamma)})
     if source.family == "eagle3":
         config = read_json(source.draft / "config.json", "the head's config")
         other = speculators_config(config, source.gamma, source.target.name or "TARGET")

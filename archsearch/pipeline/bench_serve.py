@@ -16,7 +16,7 @@ from archsearch.engines.openai.client import Answer, OpenAIServer
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import write_json
 from archsearch.pipeline.estimate import EstimateRequest
-from archsearch.pipeline.traffic import TrafficRequest, drafts_under_load
+from archsearch.pipeline.traffic import TrafficRequest, drafts_under_load, only_one
 from archsearch.progress import Progress, silent
 from archsearch.text.prompts import read_prompts
 from archsearch.traffic.lengths import Lengths
@@ -69,14 +69,10 @@ def bench_serve(request: BenchRequest, progress: Progress = silent) -> dict[str,
         "load": _load_words(request, asks),
         "text": "made up" if request.prompts is None else str(request.prompts),
     }
-    if (
-        request.estimate is not None
-    ):  # what cannot be predicted is said before a server is driven for minutes
+    if request.estimate is not None:  # what cannot be is said before a server is driven for minutes
         _predicted(request, request.estimate, *_lengths(asks, request))
     urls = {"without": request.baseline_url, "with_draft": request.server_url}
-    servers = {
-        name: OpenAIServer(url, request.timeout_s) for name, url in urls.items() if url is not None
-    }
+    servers = {name: OpenAIServer(url, request.timeout_s) for name, url in urls.items() if url}
     for server in servers.values():
         named_model(server)
     measured: dict[str, Measured] = {}
@@ -95,14 +91,8 @@ def bench_serve(request: BenchRequest, progress: Progress = silent) -> dict[str,
             measured[name] = summary(answers)
         except BaseException as error:  # whatever it is: what was measured is kept
             words = str(error) or f"stopped by hand after {len(answers)} of {len(asks)} requests"
-            write_json(
-                request.output,
-                {
-                    **told,
-                    "stopped": words,
-                    f"{name}_requests": [asdict(answer) for answer in answers],
-                },
-            )
+            kept = {"stopped": words, f"{name}_requests": [asdict(each) for each in answers]}
+            write_json(request.output, told | kept)
             words = f"{words}; what was measured is kept in {request.output}"
             if isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt(f"{words}; the same command begins anew") from error
@@ -116,48 +106,33 @@ def bench_serve(request: BenchRequest, progress: Progress = silent) -> dict[str,
     write_json(request.output, told)
     if request.estimate is not None:
         seen = measured["with_draft"]
-        counted = (
-            round(seen.prompt_tokens) or request.prompt_tokens,
-            max(1, round(seen.output_tokens)),
-        )
-        told["predicted"] = _predicted(request, request.estimate, *counted)
+        prompt = round(seen.prompt_tokens) or request.prompt_tokens
+        written = max(1, round(seen.output_tokens))
+        told["predicted"] = _predicted(request, request.estimate, prompt, written)
         told["relative_error"] = _errors(told["predicted"], measured)
     write_json(request.output, told)
-    return {name: value for name, value in told.items() if not name.endswith("_requests")} | {
-        "output": str(request.output)
-    }
+    said = {name: value for name, value in told.items() if not name.endswith("_requests")}
+    return said | {"output": str(request.output)}
 
 
 def load_of(request: BenchRequest) -> list[Ask]:
     """The requests in the order in which they are sent. Raises ArchsearchError unless one load is
     named."""
-    given = [
-        name
-        for name, value in (
-            ("--requests-per-second", request.rate),
-            ("--concurrency", request.concurrency),
-            ("--trace", request.trace),
-        )
-        if value is not None
-    ]
-    if len(given) != 1:
-        raise ArchsearchError(
-            "give one of --requests-per-second R, --concurrency N and --trace FILE, got"
-            f" {' and '.join(given) or 'none'}"
-        )
-    texts = (
-        [prompt.text for prompt in read_prompts(request.prompts)]
-        if request.prompts is not None
-        else None
+    only_one(
+        {
+            "--requests-per-second R": request.rate,
+            "--concurrency N": request.concurrency,
+            "--trace FILE": request.trace,
+        }
     )
+    read = request.prompts and read_prompts(request.prompts)
+    texts = [prompt.text for prompt in read or ()]
     rng = np.random.default_rng(request.seed)
 
     def prompt(number: int, tokens: int) -> str:
-        if texts is not None:
+        if texts:
             return texts[number % len(texts)]
-        return f"{number}. " + " ".join(
-            str(word) for word in rng.choice(WORDS, size=max(1, tokens - 3))
-        )
+        return f"{number}. {' '.join(map(str, rng.choice(WORDS, size=max(1, tokens - 3))))}"
 
     if request.trace is not None:
         found = list(read_trace(request.trace).requests[: request.requests])
@@ -184,10 +159,8 @@ def _keep(
 
     def keep() -> None:
         if len(kept) % 20 == 0:
-            write_json(
-                request.output,
-                {**told, "unfinished": True, f"{name}_requests": [asdict(each) for each in kept]},
-            )
+            seen = {"unfinished": True, f"{name}_requests": [asdict(each) for each in kept]}
+            write_json(request.output, told | seen)
 
     return keep
 
@@ -216,28 +189,14 @@ def _predicted(
     """The pair under the load that was driven, at these mean lengths."""
     prompt, output = Lengths.of([prompt_tokens]), Lengths.of([output_tokens])
     rate = request.rate if request.trace is None else read_trace(request.trace).requests_per_s
-    part = LoadPart(
-        "load",
-        1.0,
-        prompt,
-        output,
-        request.concurrency,
-        rate if request.concurrency is None else None,
-    )
+    flight = request.concurrency
+    part = LoadPart("load", 1.0, prompt, output, flight, rate if flight is None else None)
     asked = replace(estimate, asked=replace(estimate.asked, temperature=request.temperature))
     (entry,) = drafts_under_load(TrafficRequest(asked, mix=Mix((part,)), simulated=0))["drafts"]
     (found,) = entry["parts"]
-    both = {
-        "with_draft": found["drafting"] if found["gamma"] else found["off"],
-        "without": found["plain"],
-    }
-    return {
-        "gamma": found["gamma"],
-        "tau": found["tau"],
-        "speedup": found["speedup"],
-        "served": entry["served"],
-        **both,
-    }
+    best = found["drafting"] if found["gamma"] else found["off"]
+    told = {name: found[name] for name in ("gamma", "tau", "speedup")}
+    return {**told, "served": entry["served"], "with_draft": best, "without": found["plain"]}
 
 
 def _errors(

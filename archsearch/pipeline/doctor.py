@@ -1,4 +1,4 @@
-"""`archsearch doctor`: what this machine has, what is missing, and the command that mends it. It
+"""`archsearch doctor`: what this machine has, what is missing, and the command that fixes it. It
 measures nothing."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LEAST_PYTHON: Final = (3, 11)
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. `command`: what mends it, "" where there is nothing to mend."""
+    """One thing that was looked at. `command`: how to fix it, "" where there is nothing to fix."""
 
     level: Level
     text: str
@@ -140,8 +140,8 @@ def _device() -> Iterator[Finding]:
     yield Finding("ok", f"{cpu.key}: {cpu.name}, {threads}, {memory}")
     gpus = visible_gpus()
     if not gpus:
-        problem = gpu_problem()
-        yield Finding("note", f"no GPU: {problem}; searches for one (--gpu h100) need none here")
+        why = gpu_problem()
+        yield Finding("note", f"no GPU: {why}; searches for one (--gpu h100) need none here")
     for gpu in gpus:
         known, memory = _known(gpu), f"{gpu.memory_bytes / 2**30:.0f} GiB"
         text = f"GPU {gpu.index}: {gpu.name}, {memory}, driver {gpu.driver}"

@@ -346,8 +346,8 @@ def _share_notes(score: Score) -> list[str]:
             else []
         )
     return [
-        f"taken to find something to propose in {share:.0%} of rounds; tau is over all, alpha of"
-        " those; measure both on your text"
+        f"assumed to propose in {share:.0%} of rounds; alpha counts those rounds, tau all; measure"
+        " both on your text"
     ]
 
 

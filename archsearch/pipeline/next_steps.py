@@ -30,6 +30,7 @@ from archsearch.pipeline.climb.plan import confirm_seconds
 from archsearch.pipeline.climb.trainings import FIRST_GUESS_SPEED
 from archsearch.pipeline.confirm import LoadRequest
 from archsearch.pipeline.session import WORKLOAD_FILE, SearchSession
+from archsearch.report.learning import count_words
 from archsearch.report.phrases import shell_path
 from archsearch.search import rungs
 from archsearch.search.next_measurement import Belief, Outlook, best_pair
@@ -270,8 +271,8 @@ def _short_trainings(session: SearchSession, belief: Belief) -> Iterator[_Option
         pair = " and ".join(belief.scores[i].architecture.label() for i in found[0])
         yield _Option(
             "training",
-            f"short trainings, {tokens // 1000}k tokens each, of the shapes that could win, such as"
-            f" {pair}",
+            f"short trainings, {count_words(tokens)} tokens each, of the shapes that could win,"
+            f" such as {pair}",
             f"{search_command(session)} --time-budget {minutes}m",
             float(minutes),
             f"the budget; {words}",

@@ -68,7 +68,7 @@ def curves_of(session: SearchSession, state: str = "") -> Curves:
     """The curves of the best ranks of a run; the bars of its first."""
     scorer, notes = session.scorer, list[str]()
     drawn = [(rank, *_known(session, rank)) for rank in _drawn(session.run)]
-    sweeps = {
+    sweeps: dict[str, tuple[Curve, ...]] = {
         axis: tuple(
             Curve(rank, score.label(), _swept(session, axis, score, known, notes))
             for rank, score, known in drawn

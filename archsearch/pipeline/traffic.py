@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +26,7 @@ from archsearch.traffic.served import (
 from archsearch.traffic.simulation import Simulated, poisson, simulate
 from archsearch.traffic.steady import Service
 from archsearch.traffic.traces import Request, Trace, read_trace
-from archsearch.workload import MEMORY_FRACTION, OBJECTIVES, LoadRequest, Objective
+from archsearch.workload import MEMORY_FRACTION, OBJECTIVES, LoadRequest
 
 SIMULATED: Final = 800
 """Requests of a simulation where arrivals are made up, and the most that are taken of a trace."""
@@ -34,18 +35,16 @@ MOST_OF_TRACE: Final = 5000
 
 @dataclass(frozen=True)
 class TrafficRequest:
-    """What `archsearch traffic` was asked: the drafts as in `estimate`, and one of a workload file,
-    a trace, or rates with lengths. `simulated`: requests of the simulation beside the closed form;
-    0: none."""
+    """What `archsearch traffic` was asked: the drafts as in `estimate`, and one of a workload file
+    (`load.workload`), a trace, or rates with lengths. `load`: also the objective, and limits
+    besides the file's; `simulated`: requests of the simulation beside the closed form; 0: none."""
 
     estimate: EstimateRequest
-    workload: Path | None = None
     trace: Path | None = None
     rates: tuple[float, ...] = ()
     prompt_tokens: int = 512
     output_tokens: int = 256
-    objective: Objective | None = None
-    load: LoadRequest = LoadRequest()  # limits besides those of the workload
+    load: LoadRequest = LoadRequest()
     simulated: int = SIMULATED
     mix: Mix | None = None  # instead of a file
 
@@ -58,7 +57,7 @@ def drafts_under_load(request: TrafficRequest) -> dict[str, Any]:
     """
     mix, trace = _mix(request)
     asked = request.estimate.asked
-    if request.workload is None or asked.memory_fraction != MEMORY_FRACTION:
+    if request.load.workload is None or asked.memory_fraction != MEMORY_FRACTION:
         mix = replace(mix, memory_fraction=asked.memory_fraction)
     asked = replace(request_of(mix, asked), batch_size=1, context_len=mix.longest)
     priced, about = price_drafts(replace(request.estimate, asked=asked))
@@ -70,59 +69,48 @@ def drafts_under_load(request: TrafficRequest) -> dict[str, Any]:
     return {
         **about,
         "objective": mix.objective,
-        "load": [
-            {
-                "name": part.name,
-                "weight": part.weight,
-                "concurrency": part.concurrency,
-                "context": part.context,
-                "requests_per_second": part.requests_per_second,
-                "prompt_tokens": part.prompt.mean,
-                "output_tokens": part.output.mean,
-                "prefix_cache_hit": part.prefix_cache_hit,
-            }
-            for part in mix.parts
-        ],
+        "load": [_load(part) for part in mix.parts],
         "trace_note": trace.note if trace is not None else "",
         "drafts": found,
     }
 
 
+def _load(part: LoadPart) -> dict[str, Any]:
+    own = ("name", "weight", "concurrency", "context", "requests_per_second", "prefix_cache_hit")
+    lengths = {"prompt_tokens": part.prompt.mean, "output_tokens": part.output.mean}
+    return {name: getattr(part, name) for name in own} | lengths
+
+
+def only_one(given: Mapping[str, Any]) -> None:
+    """Raise ArchsearchError unless one of these options, each with what it takes, has a value."""
+    named = [flag.split()[0] for flag, value in given.items() if value not in (None, ())]
+    if len(named) != 1:
+        *others, last = given
+        raise ArchsearchError(
+            f"give one of {', '.join(others)} and {last}, got {' and '.join(named) or 'none'}"
+        )
+
+
 def _mix(request: TrafficRequest) -> tuple[Mix, Trace | None]:
     if request.mix is not None:
         return request.mix, None
-    given = [
-        name
-        for name, value in (("--workload", request.workload), ("--trace", request.trace))
-        if value is not None
-    ]
-    given += ["--requests-per-second"] if request.rates else []
-    if len(given) != 1:
-        raise ArchsearchError(
-            "give one of --workload FILE, --trace FILE and --requests-per-second R, got"
-            f" {' and '.join(given) or 'none'}"
-        )
-    trace = None
-    if request.workload is not None:
-        mix = read_mix(request.workload)
+    file, trace, objective = request.load.workload, None, request.load.objective
+    only_one(
+        {
+            "--workload FILE": file,
+            "--trace FILE": request.trace,
+            "--requests-per-second R": request.rates,
+        }
+    )
+    if file is not None:
+        mix = read_mix(file)
     elif request.trace is not None:
         trace = read_trace(request.trace)
-        mix = Mix(
-            (
-                LoadPart(
-                    request.trace.name,
-                    1.0,
-                    trace.prompt,
-                    trace.output,
-                    requests_per_second=trace.requests_per_s,
-                ),
-            )
-        )
+        lengths, rate = (trace.prompt, trace.output), trace.requests_per_s
+        mix = Mix((LoadPart(request.trace.name, 1.0, *lengths, requests_per_second=rate),))
     else:
-        prompt, output = (
-            Lengths.read(request.prompt_tokens, "prompt"),
-            Lengths.read(request.output_tokens, "answer"),
-        )
+        prompt = Lengths.read(request.prompt_tokens, "prompt")
+        output = Lengths.read(request.output_tokens, "answer")
         share = 1.0 / len(request.rates)
         mix = Mix(
             tuple(
@@ -130,12 +118,10 @@ def _mix(request: TrafficRequest) -> tuple[Mix, Trace | None]:
                 for rate in request.rates
             )
         )
-    if request.objective is not None:
-        if request.objective not in OBJECTIVES:
-            raise ArchsearchError(
-                f"--objective {request.objective}: choose one of {', '.join(OBJECTIVES)}"
-            )
-        mix = replace(mix, objective=request.objective)
+    if objective is not None:
+        if objective not in OBJECTIVES:
+            raise ArchsearchError(f"--objective {objective}: choose one of {', '.join(OBJECTIVES)}")
+        mix = replace(mix, objective=objective)
     return with_limits(mix, request.load), trace
 
 
@@ -150,11 +136,8 @@ def _served(item: Priced, mix: Mix, trace: Trace | None, simulated: int) -> dict
         ]
         served = serve_part(scorer, drafter, part, held)
         parts.append(served)
-        seen = (
-            _simulated(item, served, trace, simulated)
-            if part.requests_per_second is not None and simulated
-            else None
-        )
+        comes = part.requests_per_second is not None and simulated
+        seen = _simulated(served, trace, simulated) if comes else None
         told.append({**served.to_dict(), "held": held[0], "held_alone": held[1], "simulated": seen})
     ranks = scorer.workload.tensor_parallel
     tokens = training_tokens(scorer.context, drafter.parameters())
@@ -172,7 +155,7 @@ def _served(item: Priced, mix: Mix, trace: Trace | None, simulated: int) -> dict
     }
 
 
-def _simulated(item: Priced, served: ServedPart, trace: Trace | None, count: int) -> dict[str, Any]:
+def _simulated(served: ServedPart, trace: Trace | None, count: int) -> dict[str, Any]:
     """The server with the draft (at the best gamma that drafts) and without, event by event."""
     part = served.part
     if trace is not None:

@@ -23,6 +23,11 @@ from archsearch.recipes.plan import CHECKPOINTS, Recipe
 HELD_OUT_EVERY: Final = 50
 """One prompt in so many is kept apart."""
 TRAINED: Final = "trained"
+SHOWN: Final = (
+    "library family gamma run rank device vllm prompts temperature text_tokens longest gpus needs"
+    " stages initialised hub_start"
+).split()
+"""What the templates name of a recipe."""
 
 
 def write_recipe(recipe: Recipe, output: Path, *, weights: bool = False) -> Path:
@@ -67,14 +72,8 @@ def _texts(recipe: Recipe, *, weights: bool) -> dict[str, str]:
     own = library.name == "archsearch"
     made = {**library.files, "README.md": "README.md"}
     if not own:
-        common = (
-            "answers.py",
-            "answers.sh",
-            "environments.sh",
-            "serve.sh",
-            *(["initialise.py"] * recipe.initialised),
-        )
-        made |= {name: name for name in common}
+        common = ["answers.py", "answers.sh", "environments.sh", "serve.sh"]
+        made |= {name: name for name in common + ["initialise.py"] * recipe.initialised}
     texts = {} if own else _configs(recipe)
     values = _values(recipe, weights=weights) | {"trimmed": shape.trimmed}
     return texts | {name: _filled(template, values) for name, template in made.items()}
@@ -91,12 +90,8 @@ def _configs(recipe: Recipe) -> dict[str, str]:
         found["train.json"] = json.dumps(forms.trl_training(recipe, rate), indent=2) + "\n"
         found["accelerate.yaml"] = safe_dump(forms.accelerate_form(recipe), sort_keys=False)
     else:
-        made = (
-            forms.speculators_training
-            if library.name == "speculators"
-            else forms.specforge_training
-        )
-        found["train.yaml"] = safe_dump(made(recipe), sort_keys=False)
+        own = {"speculators": forms.speculators_training, "specforge": forms.specforge_training}
+        found["train.yaml"] = safe_dump(own[library.name](recipe), sort_keys=False)
     return found | {file: f"{requirement}\n" for _, file, requirement in _environments(recipe)}
 
 
@@ -132,30 +127,15 @@ def _values(recipe: Recipe, *, weights: bool) -> dict[str, Any]:
     environments = _environments(recipe)
     count = len({*gpus.teacher, *gpus.trainer})
     return {
+        **{name: getattr(recipe, name) for name in SHOWN},
         "version": archsearch.__version__,
-        "library": library,
         "title": recipe.drafter.title,
         "label": recipe.drafter.label(),
         "target": recipe.target_name,
-        "family": recipe.family,
-        "gamma": recipe.gamma,
-        "run": recipe.run,
-        "rank": recipe.rank,
-        "device": recipe.device,
-        "vllm": recipe.vllm,
-        "prompts": recipe.prompts,
-        "temperature": recipe.temperature,
-        "text_tokens": recipe.text_tokens,
-        "longest": recipe.longest,
         "every": HELD_OUT_EVERY,
-        "gpus": gpus,
         "gpu_count": count,
         "gpus_words": _gpu_words(recipe),
-        "needs": recipe.needs,
-        "stages": recipe.stages,
-        "initialised": recipe.initialised,
         "weights": weights,
-        "hub_start": recipe.hub_start,
         "start": recipe.hub_start or DRAFTER,
         "settings": settings,
         "notes": _notes(recipe),
@@ -219,19 +199,14 @@ def _notes(recipe: Recipe) -> list[str]:
 
 def _watch(recipe: Recipe) -> str:
     """Where the running training says how far it is."""
+    tenth = "at each step of the block"
     return {
-        "trl": (
-            "`train.py` prints it beside these at each tenth of the training"
-            " (checkpoints/alpha.jsonl)."
-        ),
-        "speculators": (
-            "speculators logs the share of right tokens at each step of the block (`full_acc_0` is"
-            " alpha) and writes a checkpoint each tenth."
-        ),
-        "specforge": (
-            "SpecForge logs the accuracy at each step of the block (the first is alpha) and writes"
-            " a checkpoint each tenth."
-        ),
+        "trl": "`train.py` prints it beside these at each tenth of the training"
+        " (checkpoints/alpha.jsonl).",
+        "speculators": f"speculators logs the share of right tokens {tenth} (`full_acc_0` is alpha)"
+        " and writes a checkpoint each tenth.",
+        "specforge": f"SpecForge logs the accuracy {tenth} (the first is alpha) and writes a"
+        " checkpoint each tenth.",
         "archsearch": "`archsearch report` shows the learning curve.",
     }[recipe.library.name]
 
@@ -240,21 +215,15 @@ def _back(recipe: Recipe) -> str:
     """How the result becomes part of the run."""
     run, rank = shlex.quote(recipe.run), recipe.rank
     if recipe.library.name == "archsearch":
-        confirm = (
-            f"--rank {rank}" if recipe.family == "independent" else f"--family {recipe.family}"
-        )
+        drafts = recipe.family == "independent"
+        confirm = f"--rank {rank}" if drafts else f"--family {recipe.family}"
         return f"The answer is updated by the training; then `archsearch confirm {run} {confirm}`."
     lines = []
     if recipe.family == "independent":
+        target, held = shlex.quote(recipe.target_name), "data/heldout-prompts.jsonl"
         lines = [
-            (
-                f"archsearch acceptance --target {shlex.quote(recipe.target_name)} --draft"
-                f" {TRAINED} \\"
-            ),
-            (
-                "  --prompts data/heldout-prompts.jsonl      # alpha and tau on prompts that were"
-                " held out"
-            ),
+            f"archsearch acceptance --target {target} --draft {TRAINED} \\",
+            f"  --prompts {held}      # alpha and tau on prompts that were held out",
         ]
     lines += [
         "bash serve.sh                               # the target with the drafter, port 8000",
@@ -290,14 +259,8 @@ def _own_arguments(recipe: Recipe) -> str:
     if recipe.family == "independent":
         return f"--rank {recipe.rank}"
     shape = recipe.drafter.architecture
-    words = [
-        "--family",
-        recipe.family,
-        "--gamma",
-        str(recipe.gamma),
-        "--head-rows",
-        str(shape.head_rows),
-    ]
+    words = ["--family", recipe.family, "--gamma", str(recipe.gamma)]
+    words += ["--head-rows", str(shape.head_rows)]
     if recipe.family != "medusa":
         layers = ",".join(map(str, forms.layers_read(recipe)))
         words += ["--layers", str(shape.num_hidden_layers), "--aux-layers", layers]

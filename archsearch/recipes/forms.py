@@ -9,10 +9,11 @@ from typing import Any, Final
 from archsearch.drafters.heads import DFlash, FeatureDrafter, PEagle
 from archsearch.errors import ArchsearchError
 from archsearch.export.drafters import (
-    TRANSFORMER_FIELDS,
     auxiliary_layers,
     drafter_config,
+    proposals,
     speculators_config,
+    transformer_layers,
 )
 from archsearch.recipes.plan import CHECKPOINTS, LONGEST, Recipe
 
@@ -70,11 +71,6 @@ def _speculators_dflash(
 ) -> dict[str, Any]:
     """A DFlash config as speculators reads it: its layers are named by their inputs, as EAGLE-3's
     are."""
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": drafter.block - 1,
-        "verifier_accept_k": 1,
-    }
     return {
         "architectures": ["DFlashSpeculator"],
         "speculators_model_type": "dflash",
@@ -82,19 +78,10 @@ def _speculators_dflash(
         "draft_vocab_size": config["draft_vocab_size"],
         "block_size": drafter.block,
         "target_hidden_size": None,
-        "aux_hidden_state_layer_ids": list(
-            auxiliary_layers(recipe.target.num_hidden_layers, drafter.states)
-        ),
+        "aux_hidden_state_layer_ids": list(layers_read(recipe)),
         "mask_token_id": config["dflash_config"]["mask_token_id"],
-        "transformer_layer_config": {
-            name: config[name] for name in TRANSFORMER_FIELDS if name in config
-        },
-        "speculators_config": {
-            "algorithm": "dflash",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal | {"accept_tolerance": 0.0}],
-            "verifier": {"name_or_path": recipe.target_name, "architectures": []},
-        },
+        "transformer_layer_config": transformer_layers(config),
+        "speculators_config": proposals("dflash", drafter.block - 1, recipe.target_name, []),
     }
 
 

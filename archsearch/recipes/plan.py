@@ -12,6 +12,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.needs import Needs
 from archsearch.recipes.libraries import Library
+from archsearch.records import as_data
 
 CHECKPOINTS: Final = 10
 """Checkpoints of a training, evenly over its tokens: each stage has one."""
@@ -29,11 +30,6 @@ class Stage:
     tokens: float
     gpu_hours: float
     alpha: Estimate | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        alpha = None if self.alpha is None else self.alpha.to_dict()
-        return {"tokens": self.tokens, "gpu_hours": self.gpu_hours, "alpha": alpha}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,32 +108,21 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """What recipe.json holds."""
-        library = self.library
+        library, gpus = self.library, self.gpus
+        own = "family gamma text_tokens epochs vllm temperature run rank device".split()
         return {
             "library": library.name,
             "version": library.version,
             "settings_from": library.source,
             "settings": dict(library.families[self.family]),
-            "family": self.family,
+            **{name: getattr(self, name) for name in own},
             "drafter": self.drafter.label(),
             "architecture": self.drafter.architecture.to_dict(),
             "target": self.target_name,
-            "gamma": self.gamma,
             "tokens": self.needs.tokens,
-            "text_tokens": self.text_tokens,
-            "epochs": self.epochs,
             "needs": self.needs.to_dict(),
-            "stages": [stage.to_dict() for stage in self.stages],
-            "gpus": {
-                "target_ranks": self.gpus.ranks,
-                "teacher": list(self.gpus.teacher),
-                "trainer": list(self.gpus.trainer),
-            },
-            "vllm": self.vllm,
-            "temperature": self.temperature,
-            "run": self.run,
-            "rank": self.rank,
-            "device": self.device,
+            "stages": [as_data(stage) for stage in self.stages],
+            "gpus": {"target_ranks": gpus.ranks, "teacher": gpus.teacher, "trainer": gpus.trainer},
         }
 
 

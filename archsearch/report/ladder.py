@@ -9,6 +9,7 @@ from typing import Any, Final
 from archsearch.estimate import Estimate
 from archsearch.progress import human_time
 from archsearch.report.charts import Series, colour, gain_chart, line
+from archsearch.report.learning import count_words
 from archsearch.report.reading import Reading, Shown
 from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.fields import WRONG_SHAPE, as_estimate
@@ -109,7 +110,7 @@ def section_rungs(state: Mapping[str, Any]) -> Section:
             [
                 text_cell(_rung(record)),
                 text_cell(record["label"]),
-                f"{record['tokens'] / 1e3:,.0f}k",
+                count_words(record["tokens"]),
                 human_time(record["seconds"]),
                 "-" if measured is None else f"{measured:.3f}",
                 value_cell(as_estimate(record["alpha"])),

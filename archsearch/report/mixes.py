@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from archsearch.report.phrases import dtype_words
 from archsearch.report.section import columns
 from archsearch.search.mixed import MixScore
 
@@ -23,32 +24,22 @@ PART_HEADER: Final = columns(
 def load_words(part: Mapping[str, Any]) -> str:
     """`chat (70% of tokens): 4 in flight, prompts of 600 tokens, answers of 250`; a part as
     `LoadPart.to_dict` has it."""
-    how = (
-        f"{part['concurrency']} in flight"
-        if part.get("concurrency")
-        else f"{part['requests_per_second']:.3g} requests a second"
-    )
-    hit = (
-        f", {part['prefix_cache_hit']:.0%} of prompts cached"
-        if part.get("prefix_cache_hit")
-        else ""
-    )
+    rate = part.get("requests_per_second") or 0.0
+    flight = part.get("concurrency")
+    how = f"{flight} in flight" if flight else f"{rate:.3g} requests a second"
+    cached = part.get("prefix_cache_hit")
+    hit = f", {cached:.0%} of prompts cached" if cached else ""
+    prompt, output = (_mean(part[name]) for name in ("prompt_tokens", "output_tokens"))
     return (
-        f"{part['name']} ({part['weight']:.0%} of tokens): {how}, prompts of"
-        f" {_mean(part['prompt_tokens']):,.0f} tokens, answers of"
-        f" {_mean(part['output_tokens']):,.0f}{hit}"
+        f"{part['name']} ({part['weight']:.0%} of tokens): {how}, prompts of {prompt:,.0f} tokens,"
+        f" answers of {output:,.0f}{hit}"
     )
 
 
 def _mean(lengths: Any) -> float:
-    if isinstance(lengths, Mapping):
-        return float(
-            sum(
-                value * weight
-                for value, weight in zip(lengths["values"], lengths["weights"], strict=True)
-            )
-        )
-    return float(lengths)
+    if not isinstance(lengths, Mapping):
+        return float(lengths)
+    return float(sum(v * w for v, w in zip(lengths["values"], lengths["weights"], strict=True)))
 
 
 def mix_words(mix: Mapping[str, Any]) -> str:
@@ -56,6 +47,16 @@ def mix_words(mix: Mapping[str, Any]) -> str:
     limits = "".join(f"; {name} at most {value:g}" for name, value in mix["limits"].items())
     kinds = len(mix["parts"])
     return f"{kinds} kind{'s' if kinds > 1 else ''} of requests, best by {mix['objective']}{limits}"
+
+
+def asked_words(result: Mapping[str, Any]) -> str:
+    """What is predicted for: `Batch 1, context 256, bfloat16, 2 devices`; the mix, where there is
+    one."""
+    workload, mix = result["workload"], result.get("mix")
+    one = f"Batch {workload['batch_size']}, context {workload['context_len']}"
+    ranks = workload["tensor_parallel"]
+    devices = f", {ranks} devices" if ranks > 1 else ""
+    return f"{one if mix is None else mix_words(mix)}, {dtype_words(result)}{devices}"
 
 
 def full_words(mix: Mapping[str, Any]) -> str:

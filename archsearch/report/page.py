@@ -21,13 +21,13 @@ from archsearch.report.compare import compare_section
 from archsearch.report.confirmed import section_confirmed
 from archsearch.report.costs import section_costs
 from archsearch.report.families import section_families, with_heads
-from archsearch.report.foretold import section_batch, section_elsewhere, section_time, section_why
 from archsearch.report.headline import Headline, headline, with_text
 from archsearch.report.ladder import section_ladder, section_rungs
 from archsearch.report.learning import section_learning
 from archsearch.report.load import section_load
 from archsearch.report.phrases import hub_name, interval, shell_path
 from archsearch.report.plots import section_plots
+from archsearch.report.predicted import section_batch, section_elsewhere, section_time, section_why
 from archsearch.report.reading import Reading, complete_trials, read_run
 from archsearch.report.reproduce import section_reproduce
 from archsearch.report.schedule import section_schedule

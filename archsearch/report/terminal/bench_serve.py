@@ -25,23 +25,18 @@ def bench_text(result: Mapping[str, Any]) -> str:
     """What `bench-serve` prints."""
     names = [name for name in ("with_draft", "without") if name in result]
     predicted = result.get("predicted")
-    header = ["", *(column for name in names for column in _columns(name, predicted is not None))]
-    rows = []
-    for key, title, scale, digits in ROWS:
-        row = [title]
-        for name in names:
-            row.append(f"{scale * result[name][key]:,.{digits}f}")
-            if predicted is not None:
-                value = predicted[name].get(key)
-                known = value is not None and math.isfinite(value)
-                row.append(
-                    f"{scale * value:,.{digits}f}"
-                    if known
-                    else "no end"
-                    if value is not None
-                    else "-"
-                )
-        rows.append(row)
+    header = [""]
+    rows = [[title] for _, title, _, _ in ROWS]
+    for name in names:
+        columns = {"with the draft" if name == "with_draft" else "without": result[name]}
+        for title, values in (
+            columns | ({"predicted": predicted[name]} if predicted else {})
+        ).items():
+            header.append(title)
+            for row, (key, _, scale, digits) in zip(rows, ROWS, strict=True):
+                value = values.get(key)
+                shown = "-" if value is None else f"{scale * value:,.{digits}f}"
+                row.append("no end" if value is not None and not math.isfinite(value) else shown)
     lines = [f"{result['load']}; text {result['text']}.", "", table(rows, header), ""]
     if "speedup" in result:
         told = f", predicted {predicted['speedup']:.2f}x" if predicted is not None else ""
@@ -57,8 +52,3 @@ def bench_text(result: Mapping[str, Any]) -> str:
             " --prompts."
         )
     return "\n".join([*lines, f"Every request: {result['output']}."])
-
-
-def _columns(name: str, predicted: bool) -> list[str]:
-    title = "with the draft" if name == "with_draft" else "without"
-    return [title, "predicted"] if predicted else [title]

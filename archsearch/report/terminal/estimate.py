@@ -7,7 +7,7 @@ from typing import Any
 from archsearch.estimate import Estimate
 from archsearch.needs import Needs
 from archsearch.report.answer import SCREEN, gain_words, hours_words, needs_words
-from archsearch.report.mixes import load_words, mix_lines, mix_words
+from archsearch.report.mixes import asked_words, load_words, mix_lines, mix_words
 from archsearch.report.phrases import dtype_words, latency_warning, round_words, verdict
 from archsearch.report.terminal.layout import plus_minus, table, wrapped
 from archsearch.search.mixed import MixScore
@@ -28,17 +28,10 @@ TIES = (
 def estimate_text(result: dict[str, Any], *, explain: bool = False) -> str:
     """The answer in at most SCREEN lines of 100 columns; with `explain` all that it rests on behind
     it."""
-    workload, entries, mix = result["workload"], result["drafts"], result.get("mix")
+    entries = result["drafts"]
     engines = list(dict.fromkeys(entry["served"] for entry in entries))
     gains = [Estimate.from_dict(entry["speedup"]) for entry in entries]
     best, gain = max(zip(entries, gains, strict=True), key=lambda pair: pair[1].value)
-    load = (
-        f"batch {workload['batch_size']}, context {workload['context_len']}"
-        if mix is None
-        else mix_words(mix)
-    )
-    ranks = workload["tensor_parallel"]
-    devices = f", {ranks} devices" if ranks > 1 else ""
     budget = result.get("training_budget")
     unit = "CPU" if str(result["device"]).startswith("cpu") else "GPU"
     hours = "" if budget is None else hours_words(budget["gpu_hours"], unit)
@@ -48,8 +41,7 @@ def estimate_text(result: dict[str, Any], *, explain: bool = False) -> str:
         f"Speculation {verdict(gain)} for {result['target']} on {result['device']}: best"
         f" {best['draft']}{' in ' + best['served'] if several else ''}, gamma {best['gamma']},"
         f" {gain_words(gain)}.",
-        f"{load[:1].upper()}{load[1:]}, {dtype_words(result)}{devices},"
-        f" {' and '.join(engines)}.{given}",
+        f"{asked_words(result)}, {' and '.join(engines)}.{given}",
     ]
     rows = [
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 from archsearch.report.terminal.layout import table
@@ -44,11 +45,8 @@ def gpu_lines(result: dict[str, Any]) -> list[str]:
     """What each sweep of a GPU measured, and whether its clock dropped."""
     lines = []
     for name, sweep in result["sweeps"].items():
-        sure = (
-            f", a step is predicted to ± {sweep['relative_std']:.1%} (std of the median pass)"
-            if sweep["relative_std"]
-            else ""
-        )
+        std = sweep["relative_std"] or 0.0
+        sure = f", a step is predicted to ± {std:.1%} (std of the median pass)" if std else ""
         lines.append(f"{name}: {sweep['new_rows']} new rows; stopped: {sweep['stopped']}{sure}.")
     if result["throttled_share"]:
         lines.append(
@@ -81,47 +79,47 @@ def rounds_words(fitted: dict[str, Any]) -> str:
     )
 
 
+def _learnt_words(learnt: dict[str, Any]) -> Iterator[str]:
+    """How right the model of one dtype is, and what engines add."""
+    if "missing" in learnt:
+        yield f"no model yet: {learnt['missing']}"
+        return
+    if learnt.get("leave_one_out_median") is not None:
+        yield (
+            "whole passes left out one at a time: median error"
+            f" {learnt['leave_one_out_median']:.1%},"
+            f" {learnt['leave_one_out_within_12_percent']:.0%} within 12 %."
+        )
+    if own := learnt.get("engine_passes"):
+        plain, rounds, token = (
+            f"{1e3 * own['rest'].get(name, 0):.2f}" for name in ("plain_s", "round_s", "token_s")
+        )
+        yield (
+            f"passes as {own['engine']} ran them: {own['rows']} rows, left out one at a time:"
+            f" median error {own['leave_one_out_median']:.1%},"
+            f" {own['leave_one_out_within_10_percent']:.0%} within 10 %; beside them it"
+            f" takes {plain} ms a plain step, {rounds} ms a round and"
+            f" {token} ms a draft token (measured)."
+        )
+    if fitted := learnt.get("rounds"):
+        yield rounds_words(fitted)
+    for engine, parts in learnt["engines"].items():
+        yield (
+            f"{engine} adds {1e3 * parts['plain_s']:.2f} ms per plain token,"
+            f" {1e3 * parts['round_s']:.2f} ms per round, {1e3 * parts['token_s']:.2f} ms per draft"
+            f" token and {1e3 * parts['layer_s']:.3f} ms per layer of it (measured)."
+        )
+
+
 def profile_text(result: dict[str, Any]) -> str:
     """What `profile` prints."""
     lines = [
         f"Profile {result['folder']}: {result['rows']} rows, {result['new_rows']} new,"
-        f" {result['noisy_share']:.0%} noisy."
+        f" {result['noisy_share']:.0%} noisy.",
+        *(gpu_lines(result) if "sweeps" in result else cpu_lines(result)),
     ]
-    if "sweeps" in result:
-        lines += gpu_lines(result)
-    else:
-        lines += cpu_lines(result)
     for dtype, learnt in result["models"].items():
-        if "missing" in learnt:
-            lines.append(f"{dtype}: no model yet: {learnt['missing']}")
-        else:
-            if learnt.get("leave_one_out_median") is not None:
-                lines.append(
-                    f"{dtype}: whole passes left out one at a time: median error"
-                    f" {learnt['leave_one_out_median']:.1%},"
-                    f" {learnt['leave_one_out_within_12_percent']:.0%} within 12 %."
-                )
-            own = learnt.get("engine_passes")
-            if own:
-                rest = own["rest"]
-                lines.append(
-                    f"{dtype}: passes as {own['engine']} ran them: {own['rows']} rows, left out one"
-                    f" at a time: median error {own['leave_one_out_median']:.1%},"
-                    f" {own['leave_one_out_within_10_percent']:.0%} within 10 %; beside them it"
-                    f" takes {1e3 * rest.get('plain_s', 0):.2f} ms a plain step,"
-                    f" {1e3 * rest.get('round_s', 0):.2f} ms a round and"
-                    f" {1e3 * rest.get('token_s', 0):.2f} ms a draft token (measured)."
-                )
-            fitted = learnt.get("rounds")
-            if fitted:
-                lines.append(f"{dtype}: {rounds_words(fitted)}")
-            for engine, parts in learnt["engines"].items():
-                lines.append(
-                    f"{dtype}: {engine} adds {1e3 * parts['plain_s']:.2f} ms per plain token,"
-                    f" {1e3 * parts['round_s']:.2f} ms per round, {1e3 * parts['token_s']:.2f} ms"
-                    f" per draft token and {1e3 * parts['layer_s']:.3f} ms per layer of it"
-                    " (measured)."
-                )
+        lines += [f"{dtype}: {words}" for words in _learnt_words(learnt)]
     for dtype, check in result["checks"].items():
         rows = [
             (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from archsearch.estimate import Estimate
-from archsearch.report.terminal.layout import table
+from archsearch.report.terminal.layout import plus_minus, table
 
 
 def recipe_text(made: Mapping[str, Any]) -> str:
@@ -16,29 +15,19 @@ def recipe_text(made: Mapping[str, Any]) -> str:
         (
             f"{stage['tokens']:,.0f}",
             f"{stage['gpu_hours']:.1f}",
-            _alpha(stage["alpha"]),
+            "not known" if stage["alpha"] is None else plus_minus(stage["alpha"]),
         )
         for stage in made["stages"]
     ]
     first = "train.sh" if made["library"] == "archsearch" else "environments.sh"
-    return "\n".join(
-        (
-            (
-                f"Recipe for rank {made['rank']} of {made['run']} with {made['library']}{version}:"
-                f" {made['output']}"
-            ),
-            f"{made['family']}: {made['drafter']}, gamma {made['gamma']}; target {made['target']}.",
-            f"About {made['hours']:.1f} hours on these GPUs.",
-            "",
-            table(rows, ("tokens", "GPU-hours", "alpha")),
-            "",
-            f"Next: read {made['output']}/README.md, then bash {made['output']}/{first}",
-        )
-    )
-
-
-def _alpha(data: Mapping[str, Any] | None) -> str:
-    if data is None:
-        return "not known"
-    alpha = Estimate.from_dict(dict(data))
-    return f"{alpha.value:.2f} ± {alpha.std:.2f}"
+    lines = [
+        f"Recipe for rank {made['rank']} of {made['run']} with {made['library']}{version}:"
+        f" {made['output']}",
+        f"{made['family']}: {made['drafter']}, gamma {made['gamma']}; target {made['target']}.",
+        f"About {made['hours']:.1f} hours on these GPUs.",
+        "",
+        table(rows, "tokens | GPU-hours | alpha"),
+        "",
+        f"Next: read {made['output']}/README.md, then bash {made['output']}/{first}",
+    ]
+    return "\n".join(lines)

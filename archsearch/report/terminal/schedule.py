@@ -10,32 +10,31 @@ from archsearch.report.terminal.layout import plus_minus, table
 
 def schedule_text(result: dict[str, Any], run: Path, rank: int) -> str:
     """What `schedule` prints."""
-    rows = []
-    for point in result["points"]:
-        best = max(point["by_gamma"].values(), key=lambda value: float(value["value"]))
-        rows.append(
-            (
-                str(point["batch_size"]),
-                str(point["gamma"]) if point["gamma"] else "off",
-                f"{point['tau']['value']:.2f}",
-                plus_minus(point["speedup"] if point["gamma"] else best),
-            )
+    rows = [
+        (
+            str(point["batch_size"]),
+            str(point["gamma"] or "off"),
+            f"{point['tau']['value']:.2f}",
+            plus_minus(
+                point["speedup"]
+                if point["gamma"]
+                else max(point["by_gamma"].values(), key=lambda value: float(value["value"]))
+            ),
         )
-    ranges = ", ".join(
-        f"{first}-{last}: {gamma or 'off'}" for first, last, gamma in result["ranges"]
-    )
-    return "\n".join(
-        [
-            f"Draft {result['architecture']}, {result['engine']}. Latencies: {result['latency']}.",
-            "",
-            table(rows, ("batch size", "gamma", "tau", "speed-up, predicted")),
-            "",
-            f"Gamma by batch size: {ranges}. {result['note']}".rstrip(),
-            f"{result['as_engine']}.",
-            *([f"WARNING: {result['warning']}."] if result.get("warning") else []),
-            "",
-            f"Next: archsearch confirm {run} --rank {rank} --engine vllm --schedule"
-            if result.get("rank") is not None
-            else f"Next: archsearch export {run} --family {result['family']} --output DIR",
-        ]
-    )
+        for point in result["points"]
+    ]
+    spans = (f"{first}-{last}: {gamma or 'off'}" for first, last, gamma in result["ranges"])
+    confirm = f"confirm {run} --rank {rank} --engine vllm --schedule"
+    export = f"export {run} --family {result.get('family')} --output DIR"
+    lines = [
+        f"Draft {result['architecture']}, {result['engine']}. Latencies: {result['latency']}.",
+        "",
+        table(rows, "batch size | gamma | tau | speed-up, predicted"),
+        "",
+        f"Gamma by batch size: {', '.join(spans)}. {result['note']}".rstrip(),
+        f"{result['as_engine']}.",
+        *([f"WARNING: {result['warning']}."] if result.get("warning") else []),
+        "",
+        f"Next: archsearch {export if result.get('rank') is None else confirm}",
+    ]
+    return "\n".join(lines)

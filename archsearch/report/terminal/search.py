@@ -21,14 +21,13 @@ from archsearch.report.answer import (
 )
 from archsearch.report.best import section_mix
 from archsearch.report.families import found_section, with_heads
-from archsearch.report.foretold import section_why
 from archsearch.report.headline import headline, with_text
 from archsearch.report.ladder import section_rungs
-from archsearch.report.mixes import load_words, mix_words
+from archsearch.report.mixes import asked_words, load_words, mix_words
 from archsearch.report.pareto import pareto_section
 from archsearch.report.phrases import dtype_words, hub_name, interval, latency_warning, shell_path
+from archsearch.report.predicted import section_why
 from archsearch.report.reading import Reading, read_run
-from archsearch.report.section import Section
 from archsearch.report.terminal.layout import plus_minus, section_lines, table, wrap, wrapped
 from archsearch.report.terminal.summary import summary_text
 from archsearch.runs.families import families_of
@@ -44,28 +43,20 @@ def _scored_words(spaces: Sequence[Mapping[str, Any]]) -> str:
 def regret_lines(regrets: Sequence[Mapping[str, Any]]) -> list[str]:
     """How far the best that a sampler found lies below the exact best of its space, or of a part
     that was scored in full."""
-    none = [regret for regret in regrets if regret["regret"] < NO_REGRET]
-    lines = [
+    return [
         f"Regret: {regret['sampler']}'s best of {regret['space']} is {regret['regret']:.2%} below"
         f" the exact best ({regret['exact_speedup']:.3f}x) of {_regret_of(regret)}."
         for regret in regrets
         if regret["regret"] >= NO_REGRET
     ]
-    if none:
-        told = ", ".join(f"{_regret_of(regret)} ({regret['space']})" for regret in none)
-        lines.append(f"Regret: none; {none[0]['sampler']} found the exact best of {told}.")
-    return lines
 
 
 NO_REGRET = 5e-5  # what 0.00 % would say
 
 
 def _regret_of(regret: Mapping[str, Any]) -> str:
-    return (
-        f"all {regret['shapes']:,} shapes"
-        if regret["whole"]
-        else f"{regret['shapes']:,} shapes, a part of them"
-    )
+    shapes = f"{regret['shapes']:,} shapes"
+    return f"all {shapes}" if regret["whole"] else f"{shapes}, a part of them"
 
 
 LEAST_ROWS = 3
@@ -82,17 +73,14 @@ def search_text(result: dict[str, Any], *, explain: bool = False) -> str:
     head = headline(run, reading.candidates)
     budget = result.get("training_budget")
     unit = "GPU" if run.info["device"].get("kind") == "gpu" else "CPU"
-    where = f"for {result['target']} on {result['device']}" + (
-        "" if result.get("mix") is None else " over the mix of work"
-    )
+    where = f"for {result['target']} on {result['device']}"
+    where += "" if result.get("mix") is None else " over the mix of work"
     if any(option.weights for option in options):
-        with_climb = with_heads(
-            with_text(head, reading.text), run, reading.families, reading.compared
-        )
+        head_of_text = with_text(head, reading.text)
+        with_climb = with_heads(head_of_text, run, reading.families, reading.compared)
         above = [with_climb.title, *with_climb.lines[:HEADLINE_LINES]]
     else:
-        hours = None if budget is None else budget["gpu_hours"]
-        above = sentences(options, where, unit, hours)
+        above = sentences(options, where, unit, budget and budget["gpu_hours"])
     above = [above[0], _assumed_words(result, budget, unit), *above[1:]]
     unprofiled = latency_warning(result)
     warnings = [*([unprofiled] if unprofiled else []), *result["warnings"], *reading.problems]
@@ -117,15 +105,7 @@ SWITCH = re.compile(r"\bset ([A-Z][A-Z0-9_]+=\w+)")
 def _assumed_words(result: Mapping[str, Any], budget: Mapping[str, Any] | None, unit: str) -> str:
     """What is predicted for, and the training that every alpha of a drafter to be trained
     assumes."""
-    workload, mix = result["workload"], result.get("mix")
-    where = (
-        f"batch {workload['batch_size']}, context {workload['context_len']}"
-        if mix is None
-        else mix_words(mix)
-    )
-    ranks = workload["tensor_parallel"]
-    devices = f", {ranks} devices" if ranks > 1 else ""
-    words = f"{where[:1].upper()}{where[1:]}, {dtype_words(result)}{devices}, {result['served']}."
+    words = f"{asked_words(result)}, {result['served']}."
     if budget is None:
         return words
     hours = hours_words(budget["gpu_hours"], unit)
@@ -138,28 +118,16 @@ def _next_step(
     """The one step that is worth most now: serving what one can have today, else the headline's
     first."""
     today = first(option for option in options if option.at_hand and not option.weights)
-    if (
-        today is not None
-        and not any(option.weights for option in options)
-        and interval(today.gain)[1] > 1.0
-    ):
-        target = hub_name(str(result["target"]))
-        command = serve_command(
-            today, target, str(result["engine"]), result["workload"]["tensor_parallel"]
-        )
+    trained = any(option.weights for option in options)
+    if today is not None and not trained and interval(today.gain)[1] > 1.0:
+        target, ranks = hub_name(str(result["target"])), result["workload"]["tensor_parallel"]
+        command = serve_command(today, target, str(result["engine"]), ranks)
         # The warning is of the first rank: what it says to set belongs into the command.
-        wanted = (
-            SWITCH.search(" ".join(result["warnings"]))
-            if today is options[0] and command is not None
-            else None
-        )
+        wanted = SWITCH.search(" ".join(result["warnings"])) if today is options[0] else None
         if command is not None:
             return "Try it today", f"{wanted[1]} {command}" if wanted is not None else command
-    return (
-        steps[0]
-        if steps
-        else ("See the whole run", f"archsearch report {shell_path(Path(result['run']))}")
-    )
+    whole = ("See the whole run", f"archsearch report {shell_path(Path(result['run']))}")
+    return steps[0] if steps else whole
 
 
 def explained_text(result: dict[str, Any], run: Run, reading: Reading) -> str:
@@ -170,44 +138,34 @@ def explained_text(result: dict[str, Any], run: Run, reading: Reading) -> str:
         if mix is None
         else mix_words(mix)
     )
+    scored = _scored_words(result.get("scored", []))
     lines = [
-        (
-            f"Workload: {where}, tensor parallel {workload['tensor_parallel']},"
-            f" {dtype_words(result)}, {workload['mode']} mode, temperature"
-            f" {workload['temperature']:g}, served by {result['served']}."
-        ),
+        f"Workload: {where}, tensor parallel {workload['tensor_parallel']}, {dtype_words(result)},"
+        f" {workload['mode']} mode, temperature {workload['temperature']:g}, served by"
+        f" {result['served']}.",
         *([f"  {load_words(part)}." for part in mix["parts"]] if mix is not None else []),
         f"Latency: {result['latency']}.",
         f"Acceptance prior: {result['prior']}.",
-        (
-            f"{result['trials']} trials in space"
-            f" {result['space']}{_scored_words(result.get('scored', []))}."
-        ),
+        f"{result['trials']} trials in space {result['space']}{scored}.",
         *wrapped(regret_lines(result.get("regrets", []))),
     ]
     if free is not None:
         lines.append(
-            f"Free layers: {free:.1f} (so deep may a draft of rank 1's kernel times be before the"
-            " host decides)."
+            f"A draft as wide as rank 1 may be up to {free:.1f} layers deep before launching it,"
+            " not running it, takes the time."
         )
     said = [f"WARNING: {text}." for text in result["warnings"]]
     said += [f"Note: {note}." for note in (*result.get("notes", []), *result.get("left_out", []))]
     lines += ["", *said, *([""] if said else [])]
     if len(result.get("families", [])) > 1:
-        lines += [
-            *family_lines(result),
-            *([f"  {result['replayed']}."] if result.get("replayed") else []),
-            "",
-        ]
+        replayed = [f"  {result['replayed']}."] if result.get("replayed") else []
+        lines += [*family_lines(result), *replayed, ""]
     if result.get("rungs"):
         lines += [*section_lines(section_rungs(reading.climb)), *_measured_lines(result), ""]
     lines += [summary_text(run, reading), ""]
-    sections = [
-        section_why(reading.curves) if result.get("rivals") else Section(),
-        section_mix(reading.candidates),
-    ]
-    sections += [pareto_section(result["pareto"])] if result.get("pareto") else []
-    lines += [line for section in sections for line in section_lines(section)]
+    lines += section_lines(section_why(reading.curves)) if result.get("rivals") else []
+    lines += section_lines(section_mix(reading.candidates))
+    lines += section_lines(pareto_section(result["pareto"])) if result.get("pareto") else []
     return "\n".join([*lines[:-1], *next_lines(result)])
 
 
@@ -219,11 +177,12 @@ def next_lines(result: dict[str, Any]) -> list[str]:
     command."""
     lines: list[str] = []
     for step in result.get("next", [])[:STEPS_TOLD]:
-        after = f"{step['speedup']:.2f}x ± {step['std']:.2f} then becomes ± {step['std_after']:.2f}"
-        gain = f", {step['gain']:+.1%} by changing the winner" if step["gain"] >= 0.001 else ""
+        after = f"narrows {step['speedup']:.2f}x ± {step['std']:.2f} to ± {step['std_after']:.2f}"
+        likely = f"; likely gain from a better choice {step['gain']:.1%}"
+        gain = likely if step["gain"] >= 0.001 else ""
         needs = f" Needs {step['needs']}." if step["needs"] else ""
         what = step["what"][0].upper() + step["what"][1:]
-        text = f"{what}: about {max(step['minutes'], 1):.0f} min. Expected: {after}{gain}.{needs}"
+        text = f"{what}: about {max(step['minutes'], 1):.0f} min; {after}{gain}.{needs}"
         lines += [*(f"  {line}" for line in wrap(text, 96)), f"    {step['command']}"]
     return ["", "What to measure next (most per minute first):", *lines] if lines else []
 
@@ -249,17 +208,13 @@ def family_lines(result: dict[str, Any]) -> list[str]:
     ]
     header = "family | rank |  best | parameters | gamma | alpha | tau | speed-up | to train"
     lines = ["The best of each family:", table(rows, header)]
-    assumed = [item for item in result["families"] if item.get("assumed")]
-    if assumed:
-        why = "; ".join(
-            f"{item['family']} ({item['assumed']}) by {item['speedup']['low']:.2f}x"
-            for item in assumed
-        )
-        lines += [
-            f"  {line}"
-            for line in wrap(f"* assumed, so ranked by the lower end of its interval: {why}.", 96)
-        ]
-    return lines
+    why = "; ".join(
+        f"{item['family']} ({item['assumed']}) by {item['speedup']['low']:.2f}x"
+        for item in result["families"]
+        if item.get("assumed")
+    )
+    text = f"* assumed, so ranked by the lower end of its interval: {why}."
+    return lines + ([f"  {line}" for line in wrap(text, 96)] if why else [])
 
 
 def _untrained_rival(families: list[dict[str, Any]], result: dict[str, Any]) -> list[str]:
@@ -274,23 +229,17 @@ def _untrained_rival(families: list[dict[str, Any]], result: dict[str, Any]) -> 
     best, rival = (
         max(found, key=lambda item: item["speedup"]["value"]) for found in (trained, free)
     )
-    doubt = math.hypot(best["speedup"]["std"], rival["speedup"]["std"])
-    if (
-        rival["speedup"]["value"] <= 1.0
-        or rival["speedup"]["value"] < best["speedup"]["value"] - doubt
-    ):
+    ours, theirs = best["speedup"], rival["speedup"]
+    if theirs["value"] < max(1.0, ours["value"] - math.hypot(ours["std"], theirs["std"])):
         return []
-    ours = (
-        f" --rank {best['rank']}"
-        if best["family"] == "independent" and (best["rank"] or 1) > 1
-        else ""
-    )
+    ranked = best["family"] == "independent" and (best["rank"] or 1) > 1
+    rank = f" --rank {best['rank']}" if ranked else ""
     words = (
         f"{rival['family']} needs no training and may be as fast; both in {engine_title(engine)},"
         " prompt by prompt:"
     )
     command = (
-        f"archsearch confirm {shell_path(Path(result['run']))}{ours} --family {best['family']}"
+        f"archsearch confirm {shell_path(Path(result['run']))}{rank} --family {best['family']}"
         f" --family {rival['family']}"
     )
     return [f"  {words}", f"    {command}"]

@@ -19,18 +19,13 @@ def survey_text(result: Mapping[str, Any]) -> str:
     refused = [f"{row['device']}: {row['error']}." for row in result["survey"] if "error" in row]
     target = result["target"]
     above = [
-        (
-            f"No GPU is here and {target} is not for this CPU. What speculation would bring on the"
-            " GPUs whose kernels ship:"
-        ),
+        f"No GPU is here and {target} is not for this CPU. What speculation would bring on the GPUs"
+        " whose kernels ship:",
         _assumed(result),
     ]
     header = "GPUs that hold it | best |  drafter | speed-up, 5 to 95 %"
-    lines = (
-        [*wrapped(above), "", *table(rows, header).splitlines(), ""]
-        if rows
-        else [*wrapped(above), ""]
-    )
+    lines = [*wrapped(above), ""]
+    lines += [table(rows, header), ""] if rows else []
     known = [row["device"] for row in result["survey"] if "error" not in row]
     lines += wrapped(refused)
     lines += [
