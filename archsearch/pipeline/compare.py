@@ -23,6 +23,7 @@ from archsearch.pipeline.existing import context_of
 from archsearch.pipeline.latency import acceptance_for, choose_latency, served_target
 from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
 from archsearch.progress import human_time
+from archsearch.records import as_data
 from archsearch.report.mixes import full_words
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.fields import WRONG_SHAPE
@@ -76,29 +77,10 @@ class Winner:
 
     @classmethod
     def of(cls, score: Score, measured: float | None) -> Winner:
-        values = (
-            score.alpha,
-            score.tau,
-            score.draft_s,
-            score.verify_s,
-            score.decode_s,
-            score.speedup,
-        )
-        alpha, tau, draft, verify, decode, gain = (each.value for each in values)
-        return cls(
-            score.label(),
-            score.family,
-            score.parameters,
-            score.gamma,
-            alpha,
-            tau,
-            draft,
-            verify,
-            decode,
-            gain,
-            score.speedup.std,
-            measured,
-        )
+        names = "alpha tau draft_s verify_s decode_s speedup".split()
+        values = {name: getattr(score, name).value for name in names} | {"std": score.speedup.std}
+        shape = (score.label(), score.family, score.parameters, score.gamma)
+        return cls(*shape, **values, measured=measured)
 
 
 @dataclass(frozen=True)
@@ -157,16 +139,12 @@ class Pair:
         moved = {name: self.there.terms[name] - self.here.terms[name] for name in TERMS}
         most = max(moved, key=lambda name: moved[name])
         flipping = [swap.factor for swap in self.swaps if swap.flips]
-        alone = (
-            f"; alone enough for that: {', '.join(flipping)}"
-            if flipping
-            else "; no single condition is enough for that"
-        )
+        one = f"alone enough for that: {', '.join(flipping)}"
         return (
             f"The winner of {self.second} is {_percent(self.there.total)} there and"
             f" {_percent(self.here.total)} in {self.first}, beside the winner of {self.first}. What"
-            f" changed most in its favour: {TERMS[most]} ({100 * math.expm1(moved[most]):+.1f}"
-            f" %){alone}."
+            f" changed most in its favour: {TERMS[most]} ({100 * math.expm1(moved[most]):+.1f} %);"
+            f" {one if flipping else 'no single condition is enough for that'}."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -191,22 +169,14 @@ class Comparison:
         return tuple(name for name, values in self.conditions.items() if len(set(values)) > 1)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "runs": list(self.runs),
-            "conditions": {name: list(values) for name, values in self.conditions.items()},
-            "differing": list(self.differing),
-            "winners": [asdict(winner) for winner in self.winners],
-            "pairs": [pair.to_dict() for pair in self.pairs],
-            "notes": list(self.notes),
-        }
+        return as_data(self) | {"differing": list(self.differing)}
 
 
 def terms_of(score: Score) -> RoundTerms:
     """What a score's speed-up is made of; files of earlier versions do not tell the round, but the
     time per token does."""
-    whole = (
-        score.round_s.value if score.round_s is not None else score.tpot_s.value * score.tau.value
-    )
+    by_token = score.tpot_s.value * score.tau.value
+    whole = score.round_s.value if score.round_s is not None else by_token
     draft, verify = score.draft_s.value, score.verify_s.value
     return RoundTerms(score.tau.value, score.decode_s.value, draft, verify, whole - draft - verify)
 
@@ -257,36 +227,25 @@ class _Opened:
 
     def conditions(self) -> dict[str, str]:
         """What the run was asked and what was chosen for it, in words."""
-        arguments = self.run.arguments
+        asked, info, session = self.run.arguments, self.run.info, self.session
+        engine = self.score.engine or asked.get("engine") or "transformers"
+        ranks = session.scorer.workload.tensor_parallel if session else asked.get("tensor_parallel")
+        mix = asked.get("workload")
         values: dict[str, Any] = {
-            "target": arguments.get("target"),
-            "device": self.run.info["device"].get("key", ""),
-        }
-        engine = self.score.engine or arguments.get("engine") or "transformers"
-        values["engine"] = (
-            f"{engine} {self.score.engine_version}" if self.score.engine_version else engine
-        )
-        profile = self.run.info["profile"]
-        values |= {name: profile.get(name) or arguments.get(name) for name in ("mode", "dtype")}
-        ranks = (
-            self.session.scorer.workload.tensor_parallel
-            if self.session is not None
-            else arguments.get("tensor_parallel")
-        )
-        values |= {
+            "target": asked.get("target"),
+            "device": info["device"].get("key", ""),
+            "engine": f"{engine} {self.score.engine_version or ''}".rstrip(),
+            **{name: info["profile"].get(name) or asked.get(name) for name in ("mode", "dtype")},
             "tensor parallel": ranks,
-            "batch size": arguments.get("batch_size"),
-            "context": arguments.get("context"),
+            "batch size": asked.get("batch_size"),
+            **{name: asked.get(name) for name in ("context", "temperature", "domain")},
+            "acceptance": asked.get("alpha"),
+            "workload": full_words(json.loads(mix)) if mix else None,
+            **{name: asked.get(name) for name in ("families", "space", "trials")},
         }
-        values |= {"temperature": arguments.get("temperature"), "domain": arguments.get("domain")}
-        values["acceptance"] = arguments.get("alpha")
-        values["workload"] = (
-            full_words(json.loads(arguments["workload"])) if arguments.get("workload") else None
-        )
-        values |= {name: arguments.get(name) for name in ("families", "space", "trials")}
-        if arguments.get("confirm"):  # else nothing was trained: neither counts
-            values["time budget"] = human_time(float(arguments["time_budget_s"]))
-            values |= {name: _file_words(arguments.get(name)) for name in ("prompts", "text")}
+        if asked.get("confirm"):  # else nothing was trained: neither counts
+            values["time budget"] = human_time(float(asked["time_budget_s"]))
+            values |= {name: _file_words(asked.get(name)) for name in ("prompts", "text")}
         return {name: "" if value is None else str(value) for name, value in values.items()}
 
 
@@ -306,10 +265,11 @@ def compare_runs(paths: Sequence[Path]) -> Comparison:
     told = [item.conditions() for item in opened]
     every = dict.fromkeys(name for each in told for name in each)
     conditions = {name: tuple(each.get(name, "") for each in told) for name in every}
-    pairs = tuple(
-        _pair(opened[0], other, conditions, number)
-        for number, other in enumerate(opened[1:], start=1)
-    )
+    both = [
+        {name: (values[0], values[number]) for name, values in conditions.items()}
+        for number in range(len(opened))
+    ]
+    pairs = tuple(_pair(opened[0], *each) for each in zip(opened[1:], both[1:], strict=True))
     notes = tuple(
         f"{item.name} cannot be priced any more: {item.why}" for item in opened if item.why
     )
@@ -325,28 +285,24 @@ def write_into_report(path: Path, data: Mapping[str, Any]) -> Path:
     return write_report(run)
 
 
-def _pair(
-    first: _Opened, second: _Opened, conditions: Mapping[str, tuple[str, ...]], number: int
-) -> Pair:
-    drafts = first.score.proposer, second.score.proposer
-    if drafts[0] == drafts[1]:
-        return Pair(first.name, second.name, True)
-    if conditions["target"][0] != conditions["target"][number]:
-        return Pair(first.name, second.name, False, why="they draft for different targets")
+def _pair(first: _Opened, second: _Opened, values: Mapping[str, tuple[str, str]]) -> Pair:
+    """Two runs, of which `values` are the conditions."""
+    names = first.name, second.name
+    if first.score.proposer == second.score.proposer:
+        return Pair(*names, True)
+    if values["target"][0] != values["target"][1]:
+        return Pair(*names, False, why="they draft for different targets")
     if first.session is None or second.session is None:
-        return Pair(first.name, second.name, False, why="one of the two cannot be priced any more")
+        return Pair(*names, False, why="one of the two cannot be priced any more")
     try:
         here, there = (
             _lead(session.scorer, first, second) for session in (first.session, second.session)
         )
     except ArchsearchError as error:
-        return Pair(first.name, second.name, False, why=str(error))
-    differ = [name for name in FACTORS if conditions[name][0] != conditions[name][number]]
-    swaps = tuple(
-        _swap(first, second, name, (conditions[name][0], conditions[name][number]))
-        for name in differ
-    )
-    return Pair(first.name, second.name, False, here, there, swaps)
+        return Pair(*names, False, why=str(error))
+    differ = [name for name in FACTORS if values[name][0] != values[name][1]]
+    swaps = tuple(_swap(first, second, name, values[name]) for name in differ)
+    return Pair(*names, False, here, there, swaps)
 
 
 def _lead(scorer: Scorer, first: _Opened, second: _Opened) -> Lead:
@@ -368,20 +324,17 @@ def _swap(first: _Opened, second: _Opened, factor: str, values: tuple[str, str])
     asked = replace(first.asked, **{name: getattr(second.asked, name) for name in FACTORS[factor]})
     if factor == "device" and asked.profile is None and second.asked.gpu is None:
         asked = replace(asked, gpu=second.session.source.device.key)
-    own, request = second if factor == "acceptance" else first, first.session.request
-    changed = (
-        replace(request, domain=second.session.request.domain) if factor == "domain" else request
-    )
-    changed = (
-        replace(changed, alpha=second.session.request.alpha) if factor == "acceptance" else changed
-    )
-    changed = replace(changed, mix=second.session.request.mix) if factor == "workload" else changed
+    request, theirs = first.session.request, second.session.request
+    prior_of = first
+    if factor == "domain":
+        request = replace(request, domain=theirs.domain)
+    elif factor == "acceptance":
+        request, prior_of = replace(request, alpha=theirs.alpha), second
+    elif factor == "workload":
+        request = replace(request, mix=theirs.mix)
     try:
-        return Swap(
-            factor,
-            *values,
-            _lead(_scorer(first.session, changed, asked, own.run.path), first, second),
-        )
+        scorer = _scorer(first.session, request, asked, prior_of.run.path)
+        return Swap(factor, *values, _lead(scorer, first, second))
     except ArchsearchError as error:
         return Swap(factor, *values, None, str(error))
 
@@ -392,12 +345,12 @@ def _scorer(
     """The scorer of a session under other conditions."""
     architecture = served_target(session.target, asked).architecture
     source, workload = choose_latency(asked, architecture, request.kind)
+    state, most, domain = prior_of / PRIOR_FILE, request.max_gamma, request.domain
     acceptance, _ = acceptance_for(
-        request.alpha, request.target, temperature=asked.temperature, state=prior_of / PRIOR_FILE
+        request.alpha, request.target, temperature=asked.temperature, state=state
     )
-    gamma, domain = request.max_gamma, request.domain
     scorer = Scorer(
-        architecture, workload, source.latency, acceptance, max_gamma=gamma, domain=domain
+        architecture, workload, source.latency, acceptance, max_gamma=most, domain=domain
     )
     if request.mix is not None:
         return MixScorer(scorer, request.mix, source.device)

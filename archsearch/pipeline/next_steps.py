@@ -29,14 +29,15 @@ from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.climb.plan import confirm_seconds
 from archsearch.pipeline.climb.trainings import FIRST_GUESS_SPEED
 from archsearch.pipeline.confirm import LoadRequest
-from archsearch.pipeline.session import WORKLOAD_FILE, SearchSession
+from archsearch.pipeline.session import SearchSession
 from archsearch.report.learning import count_words
 from archsearch.report.phrases import shell_path
+from archsearch.report.reproduce import search_command
+from archsearch.runs.run import WORKLOAD_FILE
 from archsearch.search import rungs
 from archsearch.search.next_measurement import Belief, Outlook, best_pair
 from archsearch.search.objective import Score
 from archsearch.training.curves import MEASURED, growth
-from archsearch.workload import MEMORY_FRACTION
 
 Kind = Literal["acceptance", "training", "synthetic", "profile"]
 
@@ -93,19 +94,6 @@ class NextStep:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class _Option:
-    """A measurement that could be made, and what is expected after it."""
-
-    kind: Kind
-    what: str
-    command: str
-    minutes: float
-    minutes_from: str
-    outlook: Outlook
-    needs: str = ""
-
-
 def next_steps(session: SearchSession, scores: Sequence[Score]) -> list[NextStep]:
     """The measurements that would teach something about a ranking that nothing confirmed, most per
     minute first: of each kind the best. `scores`: the search's, best first."""
@@ -113,55 +101,39 @@ def next_steps(session: SearchSession, scores: Sequence[Score]) -> list[NextStep
         return []
     belief = Belief(session.scorer, scores, session.context_of)
     best: dict[Kind, NextStep] = {}
-    for option in _options(session, belief):
-        step = _step(option, belief.scores[belief.lead].speedup.value)
-        held = best.get(step.kind)
-        seen = option.outlook
-        narrows = (
-            seen.std_after < seen.std
-        )  # else it may only change the winner for one that is less sure
-        if (
-            narrows
-            and seen.value >= TOLD_LEAST
-            and (held is None or step.value_per_minute > held.value_per_minute)
-        ):
-            best[step.kind] = step
-    return sorted(best.values(), key=lambda step: -step.value_per_minute)
+    for step in sorted(_options(session, belief), key=lambda step: -step.value_per_minute):
+        narrows = step.std_after < step.std  # else the winner may only change for a less sure one
+        if narrows and step.value_per_minute * step.minutes >= TOLD_LEAST:
+            best.setdefault(step.kind, step)
+    return list(best.values())
 
 
-def _step(option: _Option, speedup: float) -> NextStep:
-    seen = option.outlook
-    return NextStep(
-        option.kind,
-        option.what,
-        option.command,
-        option.minutes,
-        option.minutes_from,
-        speedup,
-        speedup * seen.std,
-        speedup * seen.std_after,
-        seen.gain,
-        seen.changes,
-        seen.value / option.minutes,
-        option.needs,
-    )
+def _step(
+    belief: Belief,
+    kind: Kind,
+    what: str,
+    command: str,
+    minutes: tuple[float, str],
+    seen: Outlook,
+    needs: str = "",
+) -> NextStep:
+    """A measurement that could be made, in `minutes` (and what they rest on); `seen`: what is
+    expected after it."""
+    speedup = belief.scores[belief.lead].speedup.value
+    stds = speedup * seen.std, speedup * seen.std_after
+    worth = (seen.gain, seen.changes, seen.value / minutes[0])
+    return NextStep(kind, what, command, *minutes, speedup, *stds, *worth, needs)
 
 
-def _options(session: SearchSession, belief: Belief) -> Iterator[_Option]:
-    if isinstance(
-        session.scorer.acceptance, PriorAcceptance
-    ):  # not where alpha was given as a number
+def _options(session: SearchSession, belief: Belief) -> Iterator[NextStep]:
+    if isinstance(session.scorer.acceptance, PriorAcceptance):  # alpha was not given as a number
         yield from _drafts_that_exist(session, belief)
         yield from _short_trainings(session, belief)
     yield from _synthetic(session, belief)
     yield from _profile(session, belief)
 
 
-# --------------------------------------------------------------------------------------------------
-# drafts that exist
-
-
-def _drafts_that_exist(session: SearchSession, belief: Belief) -> Iterator[_Option]:
+def _drafts_that_exist(session: SearchSession, belief: Belief) -> Iterator[NextStep]:
     """alpha of drafts of the catalogue that have the target's tokens, on the user's prompts."""
     target, request = session.target, session.request
     if target.folder is None and target.weights is None and target.hub_id is None:
@@ -172,23 +144,22 @@ def _drafts_that_exist(session: SearchSession, belief: Belief) -> Iterator[_Opti
         context = replace(
             session.scorer.context, training=training, drafter="independent", trained_tokens=None
         )
-        seen = belief.acceptance_of(
-            (draft.architecture, context), PROMPT_LOGIT_STD / math.sqrt(PROMPTS)
-        )
+        std = PROMPT_LOGIT_STD / math.sqrt(PROMPTS)
+        seen = belief.acceptance_of((draft.architecture, context), std)
         if seen is None:
             continue
         seconds, words = _reading_s(session, draft)
         file = f"runs/alpha-{_file_name(target.name)}-{_file_name(draft.name)}.json"
         temperature = f" --temperature {request.temperature:g}" if request.temperature else ""
-        yield _Option(
+        whose = "your" if prompts else "the shipped"
+        yield _step(
+            belief,
             "acceptance",
-            f"how much of {draft.name}, which exists, {target.name} accepts on"
-            f" {'your' if prompts else 'the shipped'} prompts",
+            f"how much of {draft.name}, which exists, {target.name} accepts on {whose} prompts",
             f"archsearch acceptance --target {shlex.quote(request.target)} --draft"
             f" {draft.name}{prompts}{temperature} --domain {session.scorer.context.domain} --output"
             f" {file}",
-            seconds / 60.0,
-            words,
+            (seconds / 60.0, words),
             belief.outlook(seen),
             _weights_needed(target, draft),
         )
@@ -197,14 +168,12 @@ def _drafts_that_exist(session: SearchSession, belief: Belief) -> Iterator[_Opti
 def existing_drafts(target: TargetRef) -> list[TargetRef]:
     """Models of the catalogue that could draft for a target: weights to be had, of its family (or
     made for it) with its vocabulary, at most a third of its size."""
-    family = next(
-        (
-            e.family
-            for e in catalogue.entries()
-            if e.name == target.name or e.architecture == target.architecture
-        ),
-        None,
-    )
+    same = [
+        entry.family
+        for entry in catalogue.entries()
+        if entry.name == target.name or entry.architecture == target.architecture
+    ]
+    family = same[0] if same else None
     size = parameters(target.architecture)
     return [
         resolve_target(entry.name)
@@ -236,21 +205,16 @@ def _weights_needed(*models: TargetRef) -> str:
     return " and ".join([*needed, f"{size:.0f} GiB of memory"] if remote or size > 8 else needed)
 
 
-# --------------------------------------------------------------------------------------------------
-# short trainings
-
-
-def _short_trainings(session: SearchSession, belief: Belief) -> Iterator[_Option]:
+def _short_trainings(session: SearchSession, belief: Belief) -> Iterator[NextStep]:
     """A climb: the least time in which two shapes are trained."""
-    request = session.request
-    engine = engine_facts(request.engine)
-    target = session.target
-    if (
-        not engine.make
-        or request.confirm
-        or (target.folder is None and target.weights is None and target.hub_id is None)
-    ):
+    request, target = session.request, session.target
+    nowhere = target.folder is None and target.weights is None and target.hub_id is None
+    if not engine_facts(request.engine).make or request.confirm or nowhere:
         return
+    budget = request.training_budget_s if session.budget_asked else None
+    own = {"profile": request.asked.profile, "training_budget_s": budget}
+    asked = request.arguments() | own
+    again = search_command(asked, session.run.path / WORKLOAD_FILE)
     per_prompt, fixed = confirm_seconds(session, PROMPT_TOKENS, slowdown=1.0)
     speed, words = _training_speed(session, belief)
     load_s = START_S + 2.0 * parameters(target.architecture) / LOAD_BYTES_PER_S
@@ -262,20 +226,19 @@ def _short_trainings(session: SearchSession, belief: Belief) -> Iterator[_Option
         tokens = schedule[-1].tokens
         whole = parameters(belief.scores[0].architecture)
         full = max(tokens, round(float(tokens_of(session.scorer.context, whole))))
-        common = math.hypot(
-            growth(MEASURED, tokens, full).std, PROMPT_LOGIT_STD / math.sqrt(PROMPTS)
-        )
+        std = PROMPT_LOGIT_STD / math.sqrt(PROMPTS)
+        common = math.hypot(growth(MEASURED, tokens, full).std, std)
         found = best_pair(belief, common, rungs.catch_up(tokens)[1])
         if found is None:
             return
         pair = " and ".join(belief.scores[i].architecture.label() for i in found[0])
-        yield _Option(
+        yield _step(
+            belief,
             "training",
             f"short trainings, {count_words(tokens)} tokens each, of the shapes that could win,"
             f" such as {pair}",
-            f"{search_command(session)} --time-budget {minutes}m",
-            float(minutes),
-            f"the budget; {words}",
+            f"{again} --time-budget {minutes}m",
+            (float(minutes), f"the budget; {words}"),
             found[1],
             " and ".join(filter(None, [_needed(session), _weights_needed(target)])),
         )
@@ -289,54 +252,41 @@ def _training_speed(session: SearchSession, belief: Belief) -> tuple[float, str]
         return FIRST_GUESS_SPEED, f"{FIRST_GUESS_SPEED:.0f} training tokens/s assumed"
     peak = max(device.flops_per_s.values())
     speed = GPU_TRAINING_SHARE * peak / (6.0 * parameters(belief.scores[0].architecture))
-    return (
-        speed,
-        f"{speed:.0f} training tokens/s assumed ({GPU_TRAINING_SHARE:.0%} of the GPU's peak)",
-    )
+    share = f"{GPU_TRAINING_SHARE:.0%} of the GPU's peak"
+    return speed, f"{speed:.0f} training tokens/s assumed ({share})"
 
 
-# ----------------------------------------------------------------------------------------------
-# synthetic confirmation
-
-
-def _synthetic(session: SearchSession, belief: Belief) -> Iterator[_Option]:
+def _synthetic(session: SearchSession, belief: Belief) -> Iterator[NextStep]:
     """Rank 1 with random weights in an engine: its real cycle at the predicted acceptance."""
     request, target = session.request, session.target
-    able = engines_that(
-        lambda row: (
-            row.synthesises
-            and (row.dummy_weights or bool(target.folder or target.weights or target.hub_id))
-        )
-    )
-    asked = (
-        request.engine if request.engine in able else next((name for name in reversed(able)), None)
-    )
+    weights = bool(target.folder or target.weights or target.hub_id)
+    able = engines_that(lambda row: row.synthesises and (row.dummy_weights or weights))
     # Rounds at a given acceptance are run for drafts that are models of their own, of a rank that
     # the run folder keeps.
-    index = next(
-        (
-            i
-            for i, score in enumerate(belief.scores)
-            if score.drafter is None and (score.rank or 1) <= request.top
-        ),
-        None,
-    )
-    if asked is None or index is None or belief.scores[index].speedup.value <= 1.0:
+    models = [
+        i
+        for i, score in enumerate(belief.scores)
+        if score.drafter is None and (score.rank or 1) <= request.top
+    ]
+    if not able or not models or belief.scores[models[0]].speedup.value <= 1.0:
         return
+    asked, index = request.engine if request.engine in able else able[-1], models[0]
     other = "" if asked == request.engine else f" --engine {asked}"
     score, plan = belief.scores[index], LoadRequest()
     seconds = 2 * START_S + plan.repeats * plan.tokens * (score.decode_s.value + score.tpot_s.value)
-    seen = belief.round_of(index, SYNTHETIC_STD)
-    yield _Option(
+    words = (
+        f"{plan.repeats} repeats of {plan.tokens} tokens at the predicted times, two starts of"
+        f" {START_S:.0f} s assumed"
+    )
+    yield _step(
+        belief,
         "synthetic",
         f"the real cycle of rank {score.rank or 1} in {engine_facts(asked).title}, random weights,"
         " at the predicted acceptance",
         f"archsearch confirm {shell_path(session.run.path)} --rank {score.rank or 1}{other}"
         " --synthetic",
-        seconds / 60.0,
-        f"{plan.repeats} repeats of {plan.tokens} tokens at the predicted times, two starts of"
-        f" {START_S:.0f} s assumed",
-        belief.outlook(seen),
+        (seconds / 60.0, words),
+        belief.outlook(belief.round_of(index, SYNTHETIC_STD)),
         _needed(session, asked),
     )
 
@@ -355,11 +305,7 @@ def _needed(session: SearchSession, engine: str = "") -> str:
     return " and ".join(missing)
 
 
-# --------------------------------------------------------------------------------------------------
-# profile
-
-
-def _profile(session: SearchSession, belief: Belief) -> Iterator[_Option]:
+def _profile(session: SearchSession, belief: Belief) -> Iterator[NextStep]:
     """The device profiled, where nobody has measured this one here: imported tables, a relative's
     kernels, the datasheet."""
     request, source = session.request, session.source
@@ -367,19 +313,16 @@ def _profile(session: SearchSession, belief: Belief) -> Iterator[_Option]:
         return
     engine = ENGINES.get(source.engine)
     ranks = session.scorer.workload.tensor_parallel
-    options = (
-        f" --engine {source.engine}"
-        if engine is not None and engine.make and not engine.in_process
-        else ""
-    )
+    own = engine is not None and engine.make and not engine.in_process
+    options = f" --engine {source.engine}" if own else ""
     options += f" --tensor-parallel {ranks}" if ranks > 1 else ""
-    yield _Option(
+    yield _step(
+        belief,
         "profile",
         f"the passes of target and drafts on {source.device.name} itself",
         f"archsearch profile --gpu {source.device.key} --target {shlex.quote(request.target)}"
         f" --dtype {source.dtype} --mode {source.mode}{options} --budget {PROFILE_MINUTES}m",
-        float(PROFILE_MINUTES),
-        "the budget",
+        (float(PROFILE_MINUTES), "the budget"),
         belief.outlook(belief.profile(PROFILE_STD)),
         _needed(session),
     )
@@ -391,51 +334,6 @@ def _unmeasured(session: SearchSession) -> bool:
     if not isinstance(latency, LatencyModel) or session.source.profile.get("carried_from"):
         return True
     return latency.profile.imported
-
-
-# --------------------------------------------------------------------------------------------------
-# commands
-
-
-def search_command(session: SearchSession) -> str:
-    """The search again with all that it was asked, in a folder of its own."""
-    request, asked = session.request, session.request.asked
-    words = ["archsearch search", f"--target {shlex.quote(request.target)}"]
-    usual_domain = "chat" if request.prompts is None else "narrow"
-    mixed = request.mix is not None  # whose parts say batch and context
-    load = session.run.path / WORKLOAD_FILE if mixed else None
-    flags: tuple[tuple[str, Any, Any], ...] = (
-        ("--gpu", asked.gpu, None),
-        ("--profile", asked.profile, None),
-        ("--workload", load, None),
-        ("--batch-size", None if mixed else asked.batch_size, 1),
-        ("--context", None if mixed else asked.context_len, 256),
-        ("--temperature", asked.temperature, 0.0),
-        ("--draft-tensor-parallel", asked.draft_tensor_parallel, None),
-        ("--memory-fraction", asked.memory_fraction, MEMORY_FRACTION),
-        ("--routing-skew", asked.routing_skew, None),
-        ("--tensor-parallel", asked.tensor_parallel, None),
-        ("--dtype", asked.dtype, None),
-        ("--mode", asked.mode, None),
-        ("--engine", asked.engine, None),
-        ("--engine-version", asked.engine_version, None),
-        ("--domain", request.domain, usual_domain),
-        ("--space", request.space, None),
-        ("--prompts", request.prompts, None),
-        ("--heldout", request.heldout, None),
-        ("--text", request.text, None),
-        ("--answer-tokens", request.answer_tokens, 96),
-        ("--seed", request.seed, 0),
-        ("--trials", request.trials, 300),
-        ("--top", request.top, 5),
-    )
-    words += [
-        f"{name} {shlex.quote(str(value))}"
-        for name, value, usual in flags
-        if value is not None and value != usual
-    ]
-    words += [f"--engine-option {shlex.quote(option)}" for option in asked.engine_options]
-    return " ".join(words)
 
 
 def _file_name(name: str) -> str:

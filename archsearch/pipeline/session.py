@@ -35,7 +35,7 @@ from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_la
 from archsearch.pipeline.mixes import check_flight, read_back
 from archsearch.pipeline.serving import with_engine
 from archsearch.pipeline.training_budget import budget_s, with_budget
-from archsearch.runs.run import Run, create_run, open_run, resume_run
+from archsearch.runs.run import WORKLOAD_FILE, Run, create_run, open_run, resume_run
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import groups_of
 from archsearch.search.samplers import AUTO, Sampler
@@ -49,7 +49,6 @@ from archsearch.traffic.mix_scorer import MixScorer, held_alone
 from archsearch.workload import Workload, WorkloadRequest
 
 PRIOR_FILE = "prior.json"
-WORKLOAD_FILE = "workload.json"  # the mix, as --workload takes it (JSON is YAML)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SCHEMA_VERSION: Final = 1
+WORKLOAD_FILE: Final = "workload.json"  # the mix, as --workload takes it (JSON is YAML)
 COMPARE_FILE: Final = "compare.json"  # this run beside others: `compare --report` writes it
 RUNGS_FILE: Final = (
     "rungs.json"  # what a climb decided and learnt: runs.state writes it, report reads it

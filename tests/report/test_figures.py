@@ -352,8 +352,8 @@ def test_the_command_that_makes_a_run_again() -> None:
     }
     assert (
         search_command(arguments)
-        == "archsearch search --target 'my model' --gpu cpu --confirm 1 --time-budget 2700s"
-        " --family eagle3 --family ngram --context 512 --domain chat --engine vllm"
+        == "archsearch search --target 'my model' --gpu cpu --context 512 --engine vllm"
+        " --confirm 1 --time-budget 2700s --family eagle3 --family ngram"
     )
 
 
