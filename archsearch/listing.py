@@ -32,17 +32,8 @@ def targets() -> Listing:
                 "PyPI" if entry.weights else entry.hub_id or "",
             )
         )
-    return (
-        "name",
-        "kind",
-        "parameters",
-        "layers",
-        "hidden",
-        "ffn",
-        "heads",
-        "vocabulary",
-        "weights",
-    ), rows
+    header = "name kind parameters layers hidden ffn heads vocabulary weights"
+    return tuple(header.split()), rows
 
 
 def devices() -> Listing:
@@ -52,12 +43,8 @@ def devices() -> Listing:
 
     rows = []
     for device in [identify_cpu(), *table().values()]:
-        peak = (
-            device.flops_per_s.get("bfloat16")
-            or device.flops_per_s.get("float16")
-            or device.flops_per_s.get("float32")
-            or 0.0
-        )
+        peaks = (device.flops_per_s.get(name) for name in ("bfloat16", "float16", "float32"))
+        peak = next(filter(None, peaks), 0.0)
         rows.append(
             (
                 device.key,

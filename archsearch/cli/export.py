@@ -3,51 +3,42 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from archsearch.cli import options as o
 from archsearch.cli.app import main
-from archsearch.cli.options import (
-    FAMILY,
-    FILE,
-    FOLDER,
-    GAMMA,
-    json_option,
-    opt,
-    options,
-    rank_option,
-    run_argument,
-)
 from archsearch.cli.output import emit
 from archsearch.errors import ArchsearchError
 
 
 @main.command()
-@run_argument
-@rank_option
-@options(
+@o.run_argument
+@o.rank_option
+@o.options(
     "",
-    opt("--output", "Where it is written.", FOLDER, required=True),
-    opt(
+    o.opt("--output", "Where it is written.", o.FOLDER, required=True),
+    o.opt(
         "--for engines",
         "transformers, vllm, sglang, tensorrt-llm, llama.cpp (writes a GGUF) or speculators; repeat"
         " for more. Default: the first four, which load the same folder.",
         multiple=True,
         metavar="ENGINE",
     ),
-    opt(
+    o.opt(
         "--schedule",
         "JSON with gamma by batch size (default: the candidate's own schedule.json).",
-        FILE,
+        o.FILE,
     ),
-    opt(
+    o.opt(
         "--gamma",
         "Draft tokens a round for engines without a schedule (default: the schedule's at the run's"
         " batch size, the confirmed one, the score's).",
-        GAMMA,
+        o.GAMMA,
     ),
-    opt("--family", "A trained head instead: eagle3, peagle or medusa.", FAMILY, "independent"),
-    opt("--allow-untrained", "Export a candidate without weights: its shape only.", bool),
+    o.opt("--family", "A trained head instead: eagle3, peagle or medusa.", o.FAMILY, "independent"),
+    o.opt("--allow-untrained", "Export a candidate without weights: its shape only.", bool),
 )
-@json_option
+@o.json_option
 def export(
     run: Path,
     rank: int,
@@ -76,28 +67,21 @@ def export(
         from archsearch.pipeline.export import export_family
 
         made = export_family(run, family, output, gamma=gamma, schedule=schedule)
-        words = (
-            f"{family} head exported to {made['output']} (gamma {made['gamma']}) for"
-            f" {', '.join(made['engines'])}."
-        )
-        emit(made, f"{words}\nNext: see {made['output']}/README.md", as_json)
-        return
-    from archsearch.export import DEFAULT_ENGINES
-    from archsearch.pipeline import export_rank
+    else:
+        from archsearch.export import DEFAULT_ENGINES
+        from archsearch.pipeline import export_rank
 
-    result = export_rank(
-        run,
-        rank,
-        output,
-        engines=engines or DEFAULT_ENGINES,
-        gamma=gamma,
-        schedule=schedule,
-        allow_untrained=allow_untrained,
-    )
-    emit(
-        result,
-        f"Draft of rank {rank} exported to {result['output']} (gamma {result['gamma']}) for"
-        f" {', '.join(result['engines'])}.\n{result['note']}\nNext: see"
-        f" {result['output']}/README.md",
-        as_json,
-    )
+        asked: dict[str, Any] = {
+            "gamma": gamma,
+            "schedule": schedule,
+            "allow_untrained": allow_untrained,
+        }
+        made = export_rank(run, rank, output, engines=engines or DEFAULT_ENGINES, **asked)
+    what = f"{family} head" if family != "independent" else f"Draft of rank {rank}"
+    lines = [
+        f"{what} exported to {made['output']} (gamma {made['gamma']}) for"
+        f" {', '.join(made['engines'])}.",
+        *([made["note"]] if "note" in made else []),
+        f"Next: see {made['output']}/README.md",
+    ]
+    emit(made, "\n".join(lines), as_json)

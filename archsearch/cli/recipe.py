@@ -3,49 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
+from archsearch.cli import options as o
 from archsearch.cli.app import main
-from archsearch.cli.options import (
-    COUNT,
-    FILE,
-    FOLDER,
-    json_option,
-    opt,
-    options,
-    rank_option,
-    run_argument,
-)
 from archsearch.cli.output import emit
 
 LIBRARIES = ("speculators", "specforge", "trl", "archsearch")
 
 
 @main.command()
-@run_argument
-@rank_option
-@options(
+@o.run_argument
+@o.rank_option
+@o.options(
     "",
-    opt("--output", "Where it is written.", FOLDER, Path("recipe")),
-    opt(
+    o.opt("--output", "Where it is written.", o.FOLDER, Path("recipe")),
+    o.opt(
         "--with library",
         "The library that trains (default: the first of these that trains the family).",
         click.Choice(LIBRARIES),
     ),
-    opt("--gpus", "Of the machine that trains.", COUNT, 8),
-    opt("--prompts", "JSON lines that the target answers (default: the run's).", FILE),
+    o.opt("--gpus", "Of the machine that trains.", o.COUNT, 8),
+    o.opt("--prompts", "JSON lines that the target answers (default: the run's).", o.FILE),
 )
-@json_option
-def recipe(
-    run: Path,
-    rank: int,
-    output: Path,
-    library: str | None,
-    gpus: int,
-    prompts: Path | None,
-    as_json: bool,
-) -> None:
+@o.json_option
+def recipe(as_json: bool, **asked: Any) -> None:
     """Write a folder that trains the answer on GPUs with a library made for it: configs, first
     weights, scripts, expectations.
 
@@ -56,5 +40,5 @@ def recipe(
     from archsearch.pipeline.recipe import RecipeRequest, make_recipe
     from archsearch.report.terminal.recipe import recipe_text
 
-    made = make_recipe(RecipeRequest(run, output, rank, library, gpus, prompts))
+    made = make_recipe(RecipeRequest(**asked))
     emit(made, recipe_text(made), as_json)

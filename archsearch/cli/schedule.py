@@ -4,30 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from archsearch.cli import options as o
 from archsearch.cli.app import main
-from archsearch.cli.options import (
-    COUNT,
-    FAMILY,
-    PRICED,
-    json_option,
-    opt,
-    options,
-    rank_option,
-    run_argument,
-)
 from archsearch.cli.output import emit
 
 
 @main.command()
-@run_argument
-@rank_option
-@options(
+@o.run_argument
+@o.rank_option
+@o.options(
     "",
-    opt("--engine", "Whose latencies (default: the search's).", PRICED),
-    opt("--batch-size batch_sizes", "Default: 1, 2, 4, ..., 256.", COUNT, multiple=True),
-    opt("--family", "A trained head of the run instead.", FAMILY, "independent"),
+    o.opt("--engine", "Whose latencies (default: the search's).", o.PRICED),
+    o.opt("--batch-size batch_sizes", "Default: 1, 2, 4, ..., 256.", o.COUNT, multiple=True),
+    o.opt("--family", "A trained head of the run instead.", o.FAMILY, "independent"),
 )
-@json_option
+@o.json_option
 def schedule(
     run: Path,
     rank: int,
@@ -48,9 +39,9 @@ def schedule(
     from archsearch.pipeline.schedule import schedule_head
     from archsearch.report.terminal.schedule import schedule_text
 
+    session = SearchSession.reopen(run)
     if family != "independent":
-        result = schedule_head(SearchSession.reopen(run), family, engine, batch_sizes)
-        emit(result, schedule_text(result, run, rank), as_json)
-        return
-    result = schedule_rank(SearchSession.reopen(run), rank, engine, batch_sizes)
+        result = schedule_head(session, family, engine, batch_sizes)
+    else:
+        result = schedule_rank(session, rank, engine, batch_sizes)
     emit(result, schedule_text(result, run, rank), as_json)

@@ -3,9 +3,7 @@ gammas or acceptances."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,27 +18,10 @@ from archsearch.traffic.curve import Curve, Sweep, curve, sweep_of
 from archsearch.traffic.held import held_by
 
 COLUMNS: Final = (
-    "draft",
-    "engine",
-    "engine_version",
-    "x",
-    "gamma",
-    "alpha",
-    "tau",
-    "speedup",
-    "speedup_low",
-    "speedup_high",
-    "speedup_off",
-    "ideal",
-    "tpot_ms",
-    "plain_tpot_ms",
-    "tokens_per_s",
-    "plain_tokens_per_s",
-    "running",
-    "plain_running",
-    "throughput_gain",
-    "pays",
-)
+    "draft engine engine_version x gamma alpha tau speedup speedup_low speedup_high speedup_off"
+    " ideal tpot_ms plain_tpot_ms tokens_per_s plain_tokens_per_s running plain_running"
+    " throughput_gain pays"
+).split()
 
 
 def estimate_curves(request: EstimateRequest, axis: str, span: str | None = None) -> dict[str, Any]:
@@ -115,34 +96,23 @@ def curve_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     for item in result["curves"]:
         for point in item["points"]:
             gain = point["speedup"]
-            row = {
-                **{name: item[name] for name in ("draft", "engine", "engine_version")},
-                **{name: point[name] for name in COLUMNS if name in point},
-                "alpha": point["alpha"]["value"],
-                "tau": point["tau"]["value"],
-                "speedup": gain["value"],
+            values = {
+                name: value["value"] if isinstance(value, Mapping) and "value" in value else value
+                for name, value in {**item, **point}.items()
+            }
+            values |= {
                 "speedup_low": gain.get("low"),
                 "speedup_high": gain.get("high"),
-                "tpot_ms": 1e3 * point["tpot_s"]["value"],
-                "plain_tpot_ms": 1e3 * point["plain_tpot_s"]["value"],
-                "tokens_per_s": point["tokens_per_s"]["value"],
-                "plain_tokens_per_s": point["plain_tokens_per_s"]["value"],
+                "tpot_ms": 1e3 * values["tpot_s"],
+                "plain_tpot_ms": 1e3 * values["plain_tpot_s"],
             }
-            rows.append({name: row[name] for name in COLUMNS})
+            rows.append({name: values[name] for name in COLUMNS})
     return rows
 
 
 def write_curves(result: Mapping[str, Any], path: Path) -> None:
     """The curves as CSV."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(_rounded(curve_rows(result)))
-    write_text(path, text.getvalue())
+    import pandas as pd
 
-
-def _rounded(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
-        for row in rows
-    ]
+    rows = pd.DataFrame(curve_rows(result), columns=COLUMNS)
+    write_text(path, rows.to_csv(index=False, lineterminator="\n", float_format="%.6g"))

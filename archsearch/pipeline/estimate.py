@@ -114,18 +114,18 @@ class Priced:
         return new.with_acceptance(old.acceptance, old.context)(self.score.proposer)
 
     def to_dict(self, group: int) -> dict[str, Any]:
-        told = {
+        return {
             "draft": self.name,
             "training": self.training,
             "notes": self.notes,
             "pays": self.score.pays,
             "group": group,
+            **engine_data(self.source),
+            "engine_class": self.engine_class or None,
+            **self.score.to_dict(),
+            "engine_version": self.source.version,
+            "free_layers": free_layers(self.scorer, self.score),
         }
-        engine = engine_data(self.source) | {"engine_class": self.engine_class or None}
-        free = {"free_layers": free_layers(self.scorer, self.score)}
-        return (
-            told | engine | {**self.score.to_dict(), "engine_version": self.source.version} | free
-        )
 
 
 def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
@@ -137,14 +137,13 @@ def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
     """
     priced, about = price_drafts(request)
     best = priced[0]
-    group_of: dict[int, int] = {}
-    for served in dict.fromkeys(item.source.served for item in priced):
-        found = [item for item in priced if item.source.served == served]
-        groups = _groups(found)
-        for item in found:
-            group_of[id(item)] = next(
-                number for number, group in enumerate(groups, start=1) if item.score in group
-            )
+    group_of = {
+        id(item): number
+        for found in _by_engine(priced)
+        for number, group in enumerate(_groups(found), start=1)
+        for item in found
+        if item.score in group
+    }
     return {
         **about,
         **engine_data(best.source),
@@ -154,6 +153,13 @@ def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
         "warnings": _warnings(priced),
         "with_prompts": _with_prompts(best) if request.mix is None else None,
     }
+
+
+def _by_engine(priced: Sequence[Priced]) -> list[list[Priced]]:
+    found: dict[str, list[Priced]] = {}
+    for item in priced:
+        found.setdefault(item.source.served, []).append(item)
+    return list(found.values())
 
 
 ANSWER: Final = 256  # tokens of an answer where nobody says
@@ -166,14 +172,13 @@ def _with_prompts(item: Priced) -> dict[str, Any] | None:
     work = item.scorer.workload
     if item.source.device.kind == "cpu" or getattr(item.score.proposer, "tree", None):
         return None
-    part = {"concurrency": work.batch_size, "output_tokens": ANSWER}
-    part["prompt_tokens"] = max(1, work.context_len - ANSWER // 2)
+    prompt = max(1, work.context_len - ANSWER // 2)
+    part = {"concurrency": work.batch_size, "output_tokens": ANSWER, "prompt_tokens": prompt}
     base = copy(item.scorer)
     base.gammas = (item.score.gamma,)
     try:
-        score = MixScorer(base, mix_of({"parts": [part]}, "prompts"), item.source.device)(
-            item.score.proposer
-        )
+        mix = mix_of({"parts": [part]}, "prompts")
+        score = MixScorer(base, mix, item.source.device)(item.score.proposer)
     except ArchsearchError:
         return None
     assert score.mix is not None
@@ -215,26 +220,20 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], dict[str, Any]
     named = [resolve_drafter(name, ref) for name in request.drafts]
     if request.tree is not None:
         named = _as_trees(named, request.tree)
+    kind, mix = kind_of(named), request.mix
     for asked in _requests(request, named):
-        lone = (
-            asked
-            if request.mix is None
-            else replace(asked, batch_size=1, context_len=request.mix.longest)
-        )
-        source, workload = choose_latency(lone, ref.architecture, kind_of(named))
-        if request.mix is not None:
-            check_flight(request.mix, engine_facts(source.engine), source.device)
-        if any(
-            each.drafter.rounds != kind_of(named) for each in named
-        ):  # each draft has its own way then
-            source = replace(
-                source, served=served_words(source.engine, source.rounds, source.device, how=False)
-            )
+        if mix is not None:
+            asked = replace(asked, batch_size=1, context_len=mix.longest)
+        source, workload = choose_latency(asked, ref.architecture, kind)
+        if mix is not None:
+            check_flight(mix, engine_facts(source.engine), source.device)
+        if any(each.drafter.rounds != kind for each in named):  # each draft has its own way then
+            words = served_words(source.engine, source.rounds, source.device, how=False)
+            source = replace(source, served=words)
         workloads[source.served] = workload
         priced += _priced(request, named, ref, source, workload, acceptance)
-    priced.sort(
-        key=lambda item: -item.score.ranked_by
-    )  # what is assumed by the lower end, as in a search
+    # what is assumed by the lower end, as in a search
+    priced.sort(key=lambda item: -item.score.ranked_by)
     best = priced[0]
     return priced, {
         "target": ref.name,
@@ -282,14 +281,11 @@ def _priced(
     )
     if request.mix is not None:
         scorer = MixScorer(scorer, request.mix, source.device)
-    scorer = with_budget(
-        scorer, ref.architecture, source.device, budget_s(request.training_budget_s, source.device)
-    )
-    budget, found = scorer.context.budget, []
+    seconds = budget_s(request.training_budget_s, source.device)
+    scorer = with_budget(scorer, ref.architecture, source.device, seconds)
+    budget, facts, found = scorer.context.budget, engine_facts(source.engine), []
     for each in named:
-        engine_facts(source.engine).check_drafter(
-            each.drafter, shared_by(workload), source.version, each.name
-        )
+        facts.check_drafter(each.drafter, shared_by(workload), source.version, each.name)
         training, doubt = request.training or "target", ""
         tokens = request.trained_tokens or recorded_tokens(_folder_of(each))
         if each.model is not None and not request.training and request.trained_tokens is None:
@@ -302,9 +298,7 @@ def _priced(
             )
         notes = [*each.notes, *([doubt] if doubt and request.alpha == "prior" else [])]
         notes += _notes(ref.architecture, each.drafter, workload, source)
-        bought = None if each.hub_id else budget
-        if request.trained_tokens is not None:
-            bought = None
+        bought = None if each.hub_id or request.trained_tokens is not None else budget
         context = replace(trained_as(scorer.context, each.model, training, tokens), budget=bought)
         if unknown:
             context = guessed_head(context)
@@ -335,16 +329,10 @@ def _unknown_head(each: NamedDrafter) -> bool:
 def _share_notes(score: Score) -> list[str]:
     """That a drafter does not propose in every round, and in how many it is taken to; that its
     acceptance is assumed."""
-    share = score.proposer.drafts_share
+    share, assumed = score.proposer.drafts_share, f"its acceptance is assumed ({score.assumed})"
     if share >= 1.0:
-        return (
-            [
-                f"its acceptance is assumed ({score.assumed}), so the lower end of its speed-up"
-                " ranks it"
-            ]
-            if score.assumed
-            else []
-        )
+        ranked = f"{assumed}, so the lower end of its speed-up ranks it"
+        return [ranked] if score.assumed else []
     return [
         f"assumed to propose in {share:.0%} of rounds; alpha counts those rounds, tau all; measure"
         " both on your text"
@@ -382,22 +370,16 @@ def _differences(priced: Sequence[Priced]) -> list[dict[str, str]]:
     found = []
     for name in dict.fromkeys(item.name for item in priced):
         best, *others = (item for item in priced if item.name == name)
-        found += [
-            difference(name, best.score, other.score, other.at_gamma(best.score.gamma))
-            for other in others
-        ]
-    return [asdict(row) for row in found]
+        for other in others:
+            there = other.at_gamma(best.score.gamma)
+            found.append(asdict(difference(name, best.score, other.score, there)))
+    return found
 
 
 def _warnings(priced: Sequence[Priced]) -> list[str]:
     """Warnings of every engine."""
-    by_engine: dict[str, list[Priced]] = {}
-    for item in priced:
-        by_engine.setdefault(item.source.served, []).append(item)
-    return [
-        text
-        for items in by_engine.values()
-        for text in warnings_of(
-            items[0].source, [(item.name, item.scorer, item.score) for item in items]
-        )
-    ]
+    found = []
+    for items in _by_engine(priced):
+        drafts = [(item.name, item.scorer, item.score) for item in items]
+        found += warnings_of(items[0].source, drafts)
+    return found

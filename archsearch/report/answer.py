@@ -4,6 +4,7 @@ next."""
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -57,18 +58,8 @@ class Option:
         if measured and seen is not None and confirmed is not None:
             low, high = confirmed.interval
             gain, gamma = Estimate(seen.value, seen.std, "measured", low, high), confirmed.gamma
-        return cls(
-            shown.rank,
-            score.proposer,
-            gamma,
-            score.alpha,
-            gain,
-            score.needs,
-            measured,
-            shown.group,
-            score.assumed,
-            shown.has_weights,
-        )
+        what = (shown.rank, score.proposer, gamma, score.alpha, gain, score.needs, measured)
+        return cls(*what, shown.group, score.assumed, shown.has_weights)
 
     @property
     def at_hand(self) -> bool:
@@ -78,11 +69,8 @@ class Option:
     @property
     def name(self) -> str:
         """What it is called: its family, and its hub id where it exists, else its shape."""
-        exists = self.needs is not None and self.needs.kind == "exists"
-        return (
-            f"{self.drafter.family}:"
-            f" {self.needs.hub_id if exists and self.needs else self.drafter.label()}"
-        )
+        hub_id = self.needs.hub_id if self.needs is not None else None
+        return f"{self.drafter.family}: {hub_id or self.drafter.label()}"
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -121,13 +109,8 @@ def needs_words(needs: Needs | None, unit: str) -> str:
     if needs is None:
         return "-"
     if needs.kind == "training":
-        short = (
-            hours_words(needs.gpu_hours, unit)
-            .replace("-hours", "-h")
-            .replace("-hour", "-h")
-            .replace(" minutes", " min")
-        )
-        return f"{short}, {amount(needs.tokens or 0.0)}"
+        hours = re.sub("-hours?", "-h", hours_words(needs.gpu_hours, unit))
+        return f"{hours.replace('minutes', 'min')}, {amount(needs.tokens or 0.0)}"
     return "download" if needs.kind == "exists" else "nothing"
 
 
@@ -156,27 +139,20 @@ def rows_text(options: Sequence[Option], unit: str, most: int = MOST_ROWS) -> li
     rows = shown_rows(options, most)
     lead = rows[0].group
     tied = sum(option.group == lead for option in rows) > 1
-    cells = [
-        (
-            str(option.rank),
-            f" {_clipped(option.name)}",
-            f" {having_words(option, unit)}",
-            str(option.gamma),
-            f"{option.alpha.value:.2f}",
-            gain_words(option.gain)
-            + ("*" if option.assumed else " ")
-            + ("=" if tied and option.group == lead else " "),
-        )
-        for option in rows
-    ]
+    cells = []
+    for option in rows:
+        marks = f"{'*' if option.assumed else ' '}{'=' if tied and option.group == lead else ' '}"
+        what = (f" {_clipped(option.name)}", f" {having_words(option, unit)}")
+        alpha = f"{option.alpha.value:.2f}"
+        gain = gain_words(option.gain) + marks
+        cells.append((str(option.rank), *what, str(option.gamma), alpha, gain))
     gain = "measured" if any(option.measured for option in rows) else "speed-up, 5 to 95 %"
     header = f"# |  drafter |  needs (tokens) | gamma | alpha | {gain}"
     lines = table(cells, header).splitlines()
-    marks = ["= cannot be told apart from the first"] * tied
-    marks += ["* acceptance assumed: ranked by the lower end"] * any(
-        option.assumed for option in rows
-    )
-    return [*(line.rstrip() for line in lines), *([". ".join(marks) + "."] if marks else [])]
+    said = ["= cannot be told apart from the first"] * tied
+    assumed = any(option.assumed for option in rows)
+    said += ["* acceptance assumed: ranked by the lower end"] * assumed
+    return [*(line.rstrip() for line in lines), *([". ".join(said) + "."] if said else [])]
 
 
 def having_words(option: Option, unit: str) -> str:
@@ -198,39 +174,31 @@ def sentences(
     best = today if today is not None and (today is lead or today.measured) else lead
     lines = [f"Speculation {verdict(best.gain, measured=best.measured)} {where}."]
     if today is not None:
-        how = (
-            "measured"
-            if today.measured
-            else f"predicted, acceptance {SOURCE_WORDS.get(today.alpha.source, 'modelled')}"
-        )
+        source = SOURCE_WORDS.get(today.alpha.source, "modelled")
+        how = "measured" if today.measured else f"predicted, acceptance {source}"
         lines.append(f"Today: {today.name}, gamma {today.gamma}: {gain_words(today.gain)} {how}.")
     else:
         lines.append("Today: nothing that can be downloaded is known here.")
+    if bought is not None:
+        gain = f"{bought.name}, gamma {bought.gamma}: {gain_words(bought.gain)} predicted"
     if bought is not None and bought.needs is not None:
-        spent = hours_words(
-            budget_hours if budget_hours is not None else bought.needs.gpu_hours, unit
-        )
+        needs = bought.needs
+        spent = hours_words(needs.gpu_hours if budget_hours is None else budget_hours, unit)
         slower = today is not None and bought.gain.value <= today.gain.value
-        start = (
-            f"Training for {spent} is not predicted to be faster"
-            if slower
-            else f"With {spent} of training"
-        )
-        text = f"{start}: {bought.name}, gamma {bought.gamma}: {gain_words(bought.gain)}"
-        whole = max(bought.needs.gpu_hours, 1e-12)
-        written, taught = bought.needs.text_hours / whole, bought.needs.teacher_hours / whole
-        text += (
-            f" predicted; {amount(bought.needs.tokens or 0.0)} tokens of the target's text"
-            f" ({written:.0%} of the hours to write it, {taught:.0%} for the target's passes over"
-            " it, the rest to train)"
+        never = f"Training for {spent} is not predicted to be faster"
+        whole = max(needs.gpu_hours, 1e-12)
+        text = (
+            f"{never if slower else f'With {spent} of training'}: {gain};"
+            f" {amount(needs.tokens or 0.0)} tokens of the target's text"
+            f" ({needs.text_hours / whole:.0%} of the hours to write it,"
+            f" {needs.teacher_hours / whole:.0%} for the target's passes over it, the rest to"
+            " train)"
         )
         if today is not None and bought.group == today.group:
             text += ". The error bars do not tell the two apart"
         lines.append(f"{text}.")
     elif bought is not None:
-        lines.append(
-            f"Trained: {bought.name}, gamma {bought.gamma}: {gain_words(bought.gain)} predicted."
-        )
+        lines.append(f"Trained: {gain}.")
     return lines
 
 

@@ -36,17 +36,11 @@ def section_best(found: Sequence[Shown], unit: str) -> Section:
     for option in shown:
         item, (low, high) = by_rank[option.rank], interval(option.gain)
         how = "measured" if option.measured else option.gain.source
-        rows.append(
-            [
-                str(option.rank),
-                Cell(f"{option.gain.value:.2f}x", f"{low:.2f} to {high:.2f}, {how}"),
-                *([_measured_cell(item)] if ran else []),
-                text_cell(option.name, item.stage, wrap=True),
-                text_cell(having_words(option, unit)),
-                str(option.gamma),
-                value_cell(option.alpha),
-            ]
-        )
+        gain = Cell(f"{option.gain.value:.2f}x", f"{low:.2f} to {high:.2f}, {how}")
+        named = text_cell(option.name, item.stage, wrap=True)
+        what = (named, text_cell(having_words(option, unit)), str(option.gamma))
+        seen = [_measured_cell(item)] if ran else []
+        rows.append([str(option.rank), gain, *seen, *what, value_cell(option.alpha)])
     header = columns(
         f"# | speed-up, 5 to 95 %{' | measured' * ran} | drafter | needs | gamma | alpha"
     )
@@ -60,12 +54,8 @@ def section_best(found: Sequence[Shown], unit: str) -> Section:
         " than its first by less than one standard deviation of the difference; errors that both"
         " share, such as the target's own times, cancel."
     )
-    return Section(
-        "The best candidates",
-        tables=[Table(header, rows, lead)],
-        notes=[apart],
-        parts=[section_ranks(found)],
-    )
+    table, parts = Table(header, rows, lead), [section_ranks(found)]
+    return Section("The best candidates", tables=[table], notes=[apart], parts=parts)
 
 
 def section_ranks(found: Sequence[Shown]) -> Section:
@@ -100,21 +90,16 @@ def section_ranks(found: Sequence[Shown]) -> Section:
     brief = columns(
         "rank | predicted | shape | measured | group | gamma | alpha | parameters | draft, ms"
     )
-    scores = [item.score for item in found]
     used = dict.fromkeys(
-        each.source
-        for score in scores
-        for each in (score.alpha, score.draft_s, score.verify_s, score.speedup)
+        getattr(item.score, name).source
+        for item in found
+        for name in ("alpha", "draft_s", "verify_s", "speedup")
     )
     legend = "; ".join(f"{name}: {SOURCES[name]}" for name in used)
     lead = next((number for number, item in enumerate(found) if item.rank == 1), None)
     notes = [f"{_ALL}Sources: {legend}. A combined number bears the weakest source of its parts."]
-    return Section(
-        "Every rank, with all its numbers",
-        tables=[Table(header, rows, lead, brief)],
-        notes=notes,
-        folded=True,
-    )
+    table, title = Table(header, rows, lead, brief), "Every rank, with all its numbers"
+    return Section(title, tables=[table], notes=notes, folded=True)
 
 
 def _round_cell(score: Score) -> Cell:

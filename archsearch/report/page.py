@@ -160,22 +160,21 @@ def anchors(sections: Sequence[Section]) -> list[str]:
 
 def _section_missing(run: Run, reading: Reading) -> Section:
     """What a finished run of this version would show and this one does not, and what brings it."""
-    shown, missing = reading.candidates, []
-    if not run.trials_file.is_file():
-        missing.append(
-            "All shapes that were scored: trials.csv is not there (the search has not finished)."
-        )
+    shown = reading.candidates
     curveless = bool(shown) and reading.curves is None
-    if curveless:
-        missing.append(
-            "Speed-up along batch, context, alpha and gamma, and where the time goes: curves.json"
-            " is not there."
-        )
     drafts = any(item.score.drafter is None for item in shown)
-    if drafts and not any(item.has_weights for item in shown):
-        missing.append("Learning curves and measured acceptance: no draft of this run has weights.")
-    if shown and not any(item.confirmed is not None for item in shown):
-        missing.append("Speed-up as measured: nothing was confirmed in an engine.")
+    untrained = drafts and not any(item.has_weights for item in shown)
+    unconfirmed = bool(shown) and not any(item.confirmed is not None for item in shown)
+    words = {
+        "All shapes that were scored: trials.csv is not there (the search has not finished).": (
+            not run.trials_file.is_file()
+        ),
+        "Speed-up along batch, context, alpha and gamma, and where the time goes: curves.json is"
+        " not there.": curveless,
+        "Learning curves and measured acceptance: no draft of this run has weights.": untrained,
+        "Speed-up as measured: nothing was confirmed in an engine.": unconfirmed,
+    }
+    missing = [text for text, lacks in words.items() if lacks]
     again = [("The curves", f"archsearch report {shell_path(run.path)}")] if curveless else []
     return Section("What this report does not show", words=missing, commands=again)
 
@@ -190,9 +189,8 @@ def _opening(run: Run, head: Headline, options: Sequence[Option], curves: Curves
     if head.lead is not None:
         option = Option.of(head.lead)
         low, high = interval(option.gain)
-        if (
-            f"{option.gain.value:.2f}x" in head.title
-        ):  # else the title's number is of a run under load
+        # else the title's number is of a run under load
+        if f"{option.gain.value:.2f}x" in head.title:
             how = "measured" if option.measured else "predicted"
             sure = f"{low:.2f}x to {high:.2f}x (5 to 95 %), {how}"
             number = (f"{option.gain.value:.2f}x", sure)

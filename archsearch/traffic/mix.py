@@ -60,12 +60,8 @@ class LoadPart:
 
     def to_dict(self) -> dict[str, Any]:
         """As `mix_of` reads it."""
-        data = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name not in ("prompt", "output")
-        }
-        lengths = {"prompt_tokens": self.prompt.to_dict(), "output_tokens": self.output.to_dict()}
+        data = {field.name: getattr(self, field.name) for field in fields(self)}
+        lengths = {f"{name}_tokens": data.pop(name).to_dict() for name in ("prompt", "output")}
         return {name: value for name, value in data.items() if value is not None} | lengths
 
 
@@ -113,16 +109,11 @@ class Mix:
 
     def to_dict(self) -> dict[str, Any]:
         """As `mix_of` reads it."""
-        return {
-            "objective": self.objective,
-            "memory_fraction": self.memory_fraction,
-            "tensor_parallel": self.tensor_parallel,
-            "draft_tensor_parallel": self.draft_tensor_parallel,
-            "limits": {
-                name: value for name, value in asdict(self.limits).items() if value is not None
-            },
-            "parts": [part.to_dict() for part in self.parts],
-        }
+        limits = {name: value for name, value in asdict(self.limits).items() if value is not None}
+        own = ("objective", "memory_fraction", "tensor_parallel", "draft_tensor_parallel")
+        parts = [part.to_dict() for part in self.parts]
+        # the order counts: a continued run compares the text
+        return {name: getattr(self, name) for name in own} | {"limits": limits, "parts": parts}
 
 
 def read_mix(path: Path) -> Mix:
@@ -134,48 +125,24 @@ def read_mix(path: Path) -> Mix:
 
 def mix_of(data: Any, what: str) -> Mix:
     """The mix of a mapping, see `read_mix`. Raises ArchsearchError for what is no mix."""
-    known = {
-        "parts",
-        "objective",
-        "limits",
-        "memory_fraction",
-        "tensor_parallel",
-        "draft_tensor_parallel",
-    }
-    if (
-        not isinstance(data, Mapping)
-        or not isinstance(data.get("parts"), list)
-        or not data["parts"]
-    ):
+    given = data.get("parts") if isinstance(data, Mapping) else None
+    if not isinstance(given, list) or not given:
         raise ArchsearchError(
             f"{what}: it must have a list of parts, each with weight, lengths and a load"
         )
-    _only(data, known, what)
+    _only(data, {field.name for field in fields(Mix)}, what)
     objective = data.get("objective", "speedup")
     if objective not in OBJECTIVES:
         raise ArchsearchError(f"{what}: objective {objective!r} is none of {', '.join(OBJECTIVES)}")
-    parts = _named_apart(
-        [
-            _part(each, f"{what}, part {number}")
-            for number, each in enumerate(data["parts"], start=1)
-        ]
-    )
+    read = [_part(each, f"{what}, part {number}") for number, each in enumerate(given, start=1)]
+    parts = _named_apart(read)
     total = math.fsum(part.weight for part in parts)
     if not total > 0:
         raise ArchsearchError(
             f"{what}: the weights of its parts add up to {total:g}; give at least one a positive"
             " weight"
         )
-    shared = tuple(
-        LoadPart(
-            **{
-                **{field.name: getattr(part, field.name) for field in fields(part)},
-                "weight": part.weight / total,
-            }
-        )
-        for part in parts
-        if part.weight > 0
-    )
+    shared = tuple(replace(part, weight=part.weight / total) for part in parts if part.weight > 0)
     fraction = _number(data, "memory_fraction", MEMORY_FRACTION, what)
     if not 0 < fraction <= 1:
         raise ArchsearchError(f"{what}: memory_fraction must lie between 0 and 1, got {fraction:g}")
@@ -203,9 +170,13 @@ def _named_apart(parts: Sequence[LoadPart]) -> list[LoadPart]:
 
 
 def _devices(value: Any, what: str) -> int | None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+    if value is not None and not _counts(value):
         raise ArchsearchError(f"{what} must be a whole number of at least 1, got {value!r}")
     return value
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _part(data: Any, what: str) -> LoadPart:
@@ -213,18 +184,8 @@ def _part(data: Any, what: str) -> LoadPart:
         raise ArchsearchError(
             f"{what}: it must have weight, prompt_tokens, output_tokens and a load, got {data!r}"
         )
-    names = {
-        "name",
-        "weight",
-        "concurrency",
-        "requests_per_second",
-        "prompt_tokens",
-        "output_tokens",
-        "temperature",
-        "domain",
-        "prefix_cache_hit",
-    }
-    _only(data, names, what)
+    names = {field.name for field in fields(LoadPart)} - {"prompt", "output"}
+    _only(data, names | {"prompt_tokens", "output_tokens"}, what)
     what = f"{what} ({data['name']})" if "name" in data else what
     for name in ("prompt_tokens", "output_tokens"):
         if name not in data:
@@ -238,9 +199,7 @@ def _part(data: Any, what: str) -> LoadPart:
     flight, rate = data.get("concurrency"), data.get("requests_per_second")
     if (flight is None) == (rate is None):
         raise ArchsearchError(f"{what}: give either concurrency or requests_per_second")
-    if flight is not None and (
-        not isinstance(flight, int) or isinstance(flight, bool) or not 1 <= flight <= MOST_IN_FLIGHT
-    ):
+    if flight is not None and not (_counts(flight) and flight <= MOST_IN_FLIGHT):
         raise ArchsearchError(
             f"{what}: concurrency must be a whole number of at least 1 and at most"
             f" {MOST_IN_FLIGHT:,}, got {str(flight)[:40]!r}"
