@@ -21,10 +21,10 @@ from archsearch.report.best import section_best
 from archsearch.report.chart_files import chart_csv, named_tables
 from archsearch.report.chart_page import plotly_figure, scripts
 from archsearch.report.charts import Chart, Series, depth_colour
-from archsearch.report.predicted import stops_words
 from archsearch.report.ladder import ladders
 from archsearch.report.page import anchors, html_page, page_of, write_figures
 from archsearch.report.plots import PlottedTrial, pareto_front
+from archsearch.report.predicted import stops_words
 from archsearch.report.reading import read_run
 from archsearch.report.reproduce import search_command
 from archsearch.report.section import Cell, Section, Table, charts_of, text_cell
