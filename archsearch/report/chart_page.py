@@ -11,17 +11,11 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
-from archsearch.report.charts import INK, Chart, Series
+from archsearch.report.charts import INK, Chart, Series, parts
 
 PLOTLY_FILE: Final = "plotly-basic.min.js"
 INK_TOKEN: Final = "@ink"  # page.js puts the page's text colour in its place
-_SYMBOLS: Final = {
-    "circle": "circle",
-    "ring": "circle-open",
-    "diamond": "diamond",
-    "cross": "x-thin-open",
-    "square": "square",
-}
+_SYMBOLS: Final = {"ring": "circle-open", "cross": "x-thin-open"}
 
 
 @cache
@@ -35,11 +29,8 @@ def scripts(charts: Sequence[Chart], nonce: str) -> str:
     files cannot end a script."""
     if not charts:
         return ""
-    data = json.dumps(
-        {chart.key: plotly_figure(chart) for chart in charts},
-        separators=(",", ":"),
-        allow_nan=False,
-    )
+    figures = {chart.key: plotly_figure(chart) for chart in charts}
+    data = json.dumps(figures, separators=(",", ":"), allow_nan=False)
     data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     code = web_file(PLOTLY_FILE).replace("</script", "<\\/script")
     return (
@@ -67,26 +58,12 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
     if chart.stacked:
         layout["barmode"] = "stack"
     if chart.right_label:
-        layout["yaxis2"] = {
-            "title": {"text": _text(chart.right_label)},
-            "overlaying": "y",
-            "side": "right",
-            "showgrid": False,
-            "tickmode": "auto",
-        }
+        beside = {"overlaying": "y", "side": "right", "showgrid": False, "tickmode": "auto"}
+        layout["yaxis2"] = {"title": {"text": _text(chart.right_label)}, **beside}
     if chart.level is not None:
         line = {"color": INK_TOKEN, "width": 1, "dash": "dash"}
-        layout["shapes"] = [
-            {
-                "type": "line",
-                "xref": "paper",
-                "x0": 0,
-                "x1": 1,
-                "y0": chart.level,
-                "y1": chart.level,
-                "line": line,
-            }
-        ]
+        across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1}
+        layout["shapes"] = [{**across, "y0": chart.level, "y1": chart.level, "line": line}]
     return {"data": data, "layout": layout, "legend": chart.legend_title}
 
 
@@ -100,42 +77,24 @@ def _axis(scale: str, chart: Chart | None = None) -> dict[str, Any]:
 
 
 def _trace(chart: Chart, series: Series) -> dict[str, Any]:
-    trace: dict[str, Any] = {
-        "name": _text(series.name),
-        "x": _numbers(series.x),
-        "y": _numbers(series.y),
-    }
-    trace |= {"showlegend": series.named, "legendgroup": trace["name"]}
-    colour = _colour(series)
+    name, colour = _text(series.name), _colour(series)
+    trace: dict[str, Any] = {"name": name, "x": _numbers(series.x), "y": _numbers(series.y)}
+    trace |= {"showlegend": series.named, "legendgroup": name}
     if series.notes:
-        trace |= {
-            "text": [_text(note) for note in series.notes],
-            "hovertemplate": "%{text}<extra></extra>",
-        }
+        trace |= {"text": list(map(_text, series.notes)), "hovertemplate": "%{text}<extra></extra>"}
     if series.low and not series.band:
         above = [high - y for high, y in zip(series.high, series.y, strict=True)]
         below = [y - low for low, y in zip(series.low, series.y, strict=True)]
-        trace["error_y"] = {
-            "type": "data",
-            "symmetric": False,
-            "array": above,
-            "arrayminus": below,
-            "thickness": 1,
-            "width": 3,
-            "color": colour,
-        }
+        reach = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+        trace["error_y"] = {**reach, "thickness": 1, "width": 3, "color": colour}
     if series.right:
         trace["yaxis"] = "y2"
     if series.kind == "bar":
         return {**trace, "type": "bar", "marker": {"color": colour}}
-    mode = (
-        "markers"
-        if series.kind == "points"
-        else "lines"
-        if series.symbol is None
-        else "lines+markers"
-    )
-    marker = {"color": colour, "size": series.size, "symbol": _SYMBOLS[series.symbol or "circle"]}
+    mode = "lines" if series.symbol is None else "lines+markers"
+    mode = "markers" if series.kind == "points" else mode
+    symbol = _SYMBOLS.get(series.symbol or "circle", series.symbol or "circle")
+    marker = {"color": colour, "size": series.size, "symbol": symbol}
     if series.symbol in ("ring", "cross"):
         marker["line"] = {"width": 1.5, "color": colour}
     line = {"color": colour, "width": 1.6, **({"dash": "dash"} if series.dashed else {})}
@@ -145,27 +104,12 @@ def _trace(chart: Chart, series: Series) -> dict[str, Any]:
 
 def _band(series: Series) -> list[dict[str, Any]]:
     """Two lines that are not seen, and the colour between them."""
-    base = {
-        "x": _numbers(series.x),
-        "type": "scatter",
-        "mode": "lines",
-        "line": {"width": 0},
-        "hoverinfo": "skip",
-        "showlegend": False,
-        "legendgroup": _text(series.name),
-        **({"yaxis": "y2"} if series.right else {}),
-    }
-    colour = series.colour if series.colour.startswith("#") else "#888888"
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return [
-        {**base, "y": _numbers(series.low)},
-        {
-            **base,
-            "y": _numbers(series.high),
-            "fill": "tonexty",
-            "fillcolor": f"rgba({red},{green},{blue},0.15)",
-        },
-    ]
+    line = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+    base = {"x": _numbers(series.x), **line, "showlegend": False, "legendgroup": _text(series.name)}
+    base |= {"yaxis": "y2"} if series.right else {}
+    red, green, blue = parts(series.colour if series.colour.startswith("#") else "#888888")
+    fill = {"fill": "tonexty", "fillcolor": f"rgba({red},{green},{blue},0.15)"}
+    return [{**base, "y": _numbers(series.low)}, {**base, "y": _numbers(series.high), **fill}]
 
 
 def _colour(series: Series) -> str:
@@ -180,16 +124,13 @@ def _text(words: str) -> str:
 def _numbers(values: Sequence[float | str]) -> list[Any]:
     """Rounded to six digits (a page of 2,000 trials is mostly numbers), what is no number left
     open; names broken at commas."""
-    return [
-        (
-            _text(v).replace(", ", ",<br>")
-            if isinstance(v, str)
-            else float(f"{v:.6g}")
-            if math.isfinite(v)
-            else None
-        )
-        for v in values
-    ]
+
+    def shown(value: float | str) -> str | float | None:
+        if isinstance(value, str):
+            return _text(value).replace(", ", ",<br>")
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+
+    return list(map(shown, values))
 
 
 def tick_names(chart: Chart) -> list[str]:
