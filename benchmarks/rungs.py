@@ -178,14 +178,14 @@ def train_anchors(bench: Bench) -> None:
         with ProgressLine(f"train {arch.label()}") as line:
 
             def report(
-                p: dict[str, Any], clock: list[tuple[int, float]] = clock, line: ProgressLine = line
+                what: str,
+                done: float,
+                total: float,
+                clock: list[tuple[int, float]] = clock,
+                line: ProgressLine = line,
             ) -> None:
-                clock.append((p["tokens"], time.process_time()))
-                line(
-                    f"loss {p['loss']:.3f} alpha {p['alpha']:.3f} {p['tokens_per_s']:.0f} tokens/s",
-                    p["fraction"],
-                    1.0,
-                )
+                clock.append((round(done * bench.tokens), time.process_time()))
+                line(what, done, total)
 
             result = distill(
                 draft,

@@ -52,7 +52,7 @@ def rates(draft: Any, cache: Any, rounds: int, steps: int) -> dict[str, float]:
             cache,
             config,
             heldout=sequences[:1],
-            progress=lambda _: marks.append(time.process_time()),
+            progress=lambda *_: marks.append(time.process_time()),
         )
         return tokens / (marks[-1] - marks[0])  # from the end of the first step on
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from archsearch.files import read_json, write_json
 from archsearch.progress import ProgressLine
-from archsearch.text.settings import Writing, progress_words
+from archsearch.text.settings import Writing
 from archsearch.training.data_plan import Supply
 from archsearch.training.settings import HELDOUT_SEQUENCES
 
@@ -279,7 +279,7 @@ class Growth:
                 cache_dir=self.texts.folder / folder,
                 writing=writing,
                 budget_s=budget_s,
-                progress=lambda p: line(progress_words(p), p["seconds"], budget_s),
+                progress=line,
             )
         self.timed(before, self.tokens(folder), time.monotonic() - begin)
         return cache

@@ -154,12 +154,7 @@ class HeadTrainer:
                 head_config(budget_s=budget_s, seed=seed),
                 auxiliary=auxiliary,
                 checkpoint_dir=folder / "checkpoint",
-                progress=lambda p: line(
-                    f"loss {p['loss']:.3f} accepted {p['alpha'] or 0:.3f} {p['tokens_per_s']:.0f}"
-                    " tokens/s",
-                    float(p["fraction"]),
-                    1.0,
-                ),
+                progress=line,
             )
         matches = chain_matches(
             head, [s for s in choosing.sequences if len(s.written) > 1], plan.gamma, auxiliary
@@ -183,13 +178,9 @@ class HeadTrainer:
         layers = plan.aux_layers or usual_layers(self.trainer.target.architecture.num_hidden_layers)
         loaded = self.trainer.loaded
         with ProgressLine("auxiliary states of the texts") as line:
-
-            def tell(p: dict[str, Any]) -> None:
-                line(f"{p['tokens_per_s']:.0f} tokens/s", p["done"], p["total"])
-
             # Held-out text may have been written in another dtype than the training text.
             parts = [
-                auxiliary_states(loaded.model(cache.dtype), cache, layers, tell) for cache in caches
+                auxiliary_states(loaded.model(cache.dtype), cache, layers, line) for cache in caches
             ]
         joined = parts[0]
         for part in parts[1:]:

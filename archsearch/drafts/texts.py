@@ -20,7 +20,7 @@ from archsearch.files import read_json, write_json
 from archsearch.models.loaded import LoadedTarget
 from archsearch.progress import ProgressLine, say
 from archsearch.text.prompt_set import PromptSet
-from archsearch.text.settings import Writing, progress_words
+from archsearch.text.settings import Writing
 from archsearch.text.supply import poor_text
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class RunTexts:
                 cache_dir=self.folder / "text",
                 writing=Writing(self.answer_tokens),
                 budget_s=budget_s,
-                progress=lambda p: line(progress_words(p), p["seconds"], budget_s),
+                progress=line,
             )
         self.growth.timed(before, self.growth.tokens("text"), time.monotonic() - begin)
         for words in poor_text(self.prompts.train, self._caches["text"].sequences):
@@ -91,7 +91,7 @@ class RunTexts:
                     self.plain_text,
                     cache_dir=self.folder / "plain",
                     budget_s=PLAIN_SHARE * budget_s,
-                    progress=lambda p: line("", p["seconds"], PLAIN_SHARE * budget_s),
+                    progress=line,
                 )
         return self._caches["text"]
 
@@ -186,7 +186,7 @@ class RunTexts:
                     cache_dir=folder,
                     writing=Writing(self.answer_tokens),
                     budget_s=budget_s,
-                    progress=lambda p: line(progress_words(p), float(p["done"]), float(p["total"])),
+                    progress=line,
                 )
             write_json(folder / "done.json", {"tokens": cache.written_tokens})
             self._caches["heldout"] = cache

@@ -202,12 +202,7 @@ class DraftTrainer:
                 ),
                 heldout=self.looked_at(),
                 checkpoint_dir=folder / "checkpoint",
-                progress=lambda p: line(
-                    f"loss {p['loss']:.3f} alpha {p['alpha'] or 0:.3f} {p['tokens_per_s']:.0f}"
-                    " tokens/s",
-                    float(p["fraction"]),
-                    1.0,
-                ),
+                progress=line,
             )
         from archsearch.training.curves import alpha_points
 
@@ -277,12 +272,7 @@ class DraftTrainer:
                 ),
                 heldout=self.looked_at(),
                 checkpoint_dir=folder / "checkpoint",
-                progress=lambda p: line(
-                    f"loss {p['loss']:.3f} alpha {p['alpha'] or 0:.3f} {p['tokens_per_s']:.0f}"
-                    " tokens/s",
-                    float(p["fraction"]),
-                    1.0,
-                ),
+                progress=line,
             )
         draft.eval()
         trace = agreement_trace(draft, self.texts.choosing())

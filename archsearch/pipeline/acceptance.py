@@ -411,20 +411,11 @@ def written_text(
     model, _ = load_target(target, request.dtype, best_device(target, request.dtype))
     ends = list(eos_ids(model, tokenizer))
     with ProgressLine("target writes") as line:
-
-        def report(state: Mapping[str, Any]) -> None:
-            # Prompts are answered side by side: tokens move before answers are done.
-            line(
-                f"{state['what']}: {state['tokens']} tokens",
-                state["tokens"],
-                max(1, state["total"] * request.answer_tokens),
-            )
-
         writing = Writing(
             request.answer_tokens, request.asked.temperature, request.top_p, request.seed
         )
         texts = generate_text(
-            model, tokenizer, prompts, cache_dir=folder, writing=writing, progress=report
+            model, tokenizer, prompts, cache_dir=folder, writing=writing, progress=line
         )
     write_json(ends_file, ends)
     return texts, ends, notes

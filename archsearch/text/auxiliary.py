@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.errors import ArchsearchError
 from archsearch.files import atomic_path
+from archsearch.progress import Progress, silent
 from archsearch.text.cache import CachedSequence, TextCache, load_shard, target_fingerprint
 from archsearch.text.encode import passes
-from archsearch.text.settings import BatchLimits, Progress, prefill_tokens
+from archsearch.text.settings import BatchLimits, prefill_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +99,7 @@ def check_layers(layers: Sequence[int], target_layers: int) -> tuple[int, ...]:
 
 
 def auxiliary_states(
-    target: Any, cache: TextCache, layers: Sequence[int], progress: Progress | None = None
+    target: Any, cache: TextCache, layers: Sequence[int], progress: Progress = silent
 ) -> AuxiliaryStates:
     """The inputs of `layers` at every token of the texts in `cache`'s folder; what is on disk
     already is used.
@@ -126,16 +127,8 @@ def auxiliary_states(
     for job in missing:
         for tokens in job.make(target):
             done += tokens
-            if progress is not None:
-                seconds = time.monotonic() - begin
-                progress(
-                    {
-                        "done": done,
-                        "total": total,
-                        "tokens_per_s": done / max(seconds, 1e-9),
-                        "seconds": seconds,
-                    }
-                )
+            rate = done / max(time.monotonic() - begin, 1e-9)
+            progress(f"{rate:.0f} tokens/s", done, total)
     return found
 
 

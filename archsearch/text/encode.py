@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import parse_json
+from archsearch.progress import Progress, silent
 from archsearch.text.batch import Report
 from archsearch.text.cache import SHARD_PROMPTS, CachedSequence, TextCache
 from archsearch.text.generate import plain_head
 from archsearch.text.prompts import EncodedPrompt
-from archsearch.text.settings import BatchLimits, Progress, prefill_tokens
+from archsearch.text.settings import BatchLimits, prefill_tokens
 from archsearch.text.shards import CacheJob, Store, Work, make_cache
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def encode_text(
     cache_dir: Path | str,
     max_tokens: int = PIECE_TOKENS,
     budget_s: float | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> TextCache:
     """Plain text with the target's states, from one forward pass: every token after the first
     counts as written.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.errors import ArchsearchError
+from archsearch.progress import Progress, silent
 from archsearch.text.batch import BatchWriter, Report
 from archsearch.text.cache import CachedSequence, TextCache
 from archsearch.text.prompts import (
@@ -17,7 +18,7 @@ from archsearch.text.prompts import (
     encode_prompts,
     prompt_limit,
 )
-from archsearch.text.settings import Progress, Writing
+from archsearch.text.settings import Writing
 from archsearch.text.shards import CacheJob, Store, Work, make_cache
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def generate_text(
     cache_dir: Path | str,
     writing: Writing = DEFAULTS,
     budget_s: float | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> TextCache:
     """Text that `target` writes for `prompts`, with its hidden states, in `cache_dir`.
 
@@ -65,7 +66,7 @@ def write_answers(
     cache_dir: Path | str,
     writing: Writing = DEFAULTS,
     budget_s: float | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> TextCache:
     """Text that `target` writes behind the tokens of each prompt, with its hidden states, in
     `cache_dir`.

@@ -1,16 +1,10 @@
-"""How text is written, how much of it goes through the target at once, and what is said on the
-way."""
+"""How text is written, and how much of it goes through the target at once."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
-
-# {"what", "done", "total" (prompts), "tokens", "tokens_per_s", "seconds"}, a few times a second to
-# every few seconds
-Progress = Callable[[dict[str, Any]], None]
 
 PREFILL_TOKENS: Final = {
     "cpu": 1024,
@@ -90,11 +84,3 @@ def kv_tokens(target: Any, limits: BatchLimits) -> int:
 def prefill_tokens(target: Any, limits: BatchLimits) -> int:
     """Tokens of prompts in one pass."""
     return limits.prefill_tokens or PREFILL_TOKENS.get(target.device.type, PREFILL_TOKENS["cuda"])
-
-
-def progress_words(p: dict[str, Any]) -> str:
-    """A line of progress, for people."""
-    return (
-        f"{p['what']}: {p['done']} of {p['total']} answered, {p['tokens']} tokens,"
-        f" {p['tokens_per_s']:.0f}/s"
-    )

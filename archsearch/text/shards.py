@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.files import write_json
+from archsearch.progress import Progress
 from archsearch.text.batch import Report
 from archsearch.text.cache import (
     SHARD_PROMPTS,
@@ -24,7 +25,6 @@ from archsearch.text.cache import (
     target_fingerprint,
 )
 from archsearch.text.prompts import EncodedPrompt
-from archsearch.text.settings import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -81,10 +81,11 @@ class CacheJob:
 
 
 def make_cache(
-    job: CacheJob, begin: float, budget_s: float | None, progress: Progress | None
+    job: CacheJob, begin: float, budget_s: float | None, progress: Progress
 ) -> TextCache:
     """Make the texts that are not there yet, until `budget_s` seconds after `begin`; finished ones
-    are used as they are, those that were cut go on.
+    are used as they are, those that were cut go on. `progress` is in seconds of the budget, in
+    texts where there is none.
 
     Raises ArchsearchError when the folder was made for another target, other texts or settings.
     """
@@ -94,7 +95,13 @@ def make_cache(
     work = [work for shard in shards for work in shard.left(job)]
     done = len(job.texts) - len(work)
     if work and not (deadline is not None and done and time.monotonic() >= deadline):
-        report = _reporter(progress, len(job.texts), done, begin)
+
+        def report(what: str, ended: int, written: int) -> None:
+            seconds, ready, total = time.monotonic() - begin, done + ended, len(job.texts)
+            rate = written / max(seconds, 1e-9)
+            words = f"{what}: {ready} of {total} answered, {written} tokens, {rate:.0f}/s"
+            progress(words, *((ready, total) if budget_s is None else (seconds, budget_s)))
+
         try:
             complete = job.write(
                 work,
@@ -180,23 +187,3 @@ class _Shard:
         self.changed, self.saved_at = False, time.monotonic()
         if len(self.ended) == len(self.numbers):
             self.found = {}
-
-
-def _reporter(progress: Progress | None, total: int, done: int, begin: float) -> Report:
-    """Turns what is reported of the texts still to be made into progress of the whole."""
-
-    def report(what: str, ended: int, written: int) -> None:
-        if progress is not None:
-            seconds = time.monotonic() - begin
-            progress(
-                {
-                    "what": what,
-                    "done": done + ended,
-                    "total": total,
-                    "tokens": written,
-                    "tokens_per_s": written / max(seconds, 1e-9),
-                    "seconds": seconds,
-                }
-            )
-
-    return report

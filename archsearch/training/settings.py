@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from archsearch.errors import ArchsearchError
 from archsearch.training.pace import Slowdown
 
-Progress = Callable[[dict[str, Any]], None]
 HELDOUT_SEQUENCES: Final = 64  # answers that are kept out to compare drafts on, at most
 
 

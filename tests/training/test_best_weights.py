@@ -8,7 +8,8 @@ import torch
 
 from archsearch.errors import ArchsearchError
 from archsearch.training import distill as training
-from archsearch.training.distill import NO_RISE, DistillConfig, distill
+from archsearch.training.distill import DistillConfig, distill
+from archsearch.training.looks import NO_RISE
 from tests.doubles.tiny_text import make_cache
 from tests.training.test_distill import make_draft, weights
 
@@ -37,7 +38,7 @@ def script(monkeypatch):
     """What every look finds, instead of a pass over the held-out texts; the weights that were
     looked at are noted."""
     seen = []
-    monkeypatch.setattr(training, "_FIRST_LOOK", 100)
+    monkeypatch.setattr("archsearch.training.looks._FIRST_LOOK", 100)
 
     def play(values):
         left = iter(values)

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from archsearch.text.cache import TextCache
 from archsearch.training import distill as training
 from archsearch.training.batches import heldout_divergence
 from archsearch.training.distill import DistillConfig, distill
+from archsearch.training.teacher import Teacher
 from tests.doubles.tiny_text import HIDDEN, VOCAB, make_cache, make_target
 
 
@@ -163,20 +165,19 @@ def test_the_teacher_is_rebuilt_on_the_kept_tokens(cache):
 
 
 def test_a_shortlisted_head_learns_too_and_leaves_no_token_out_of_the_batch(cache, monkeypatch):
-    monkeypatch.setattr(training, "_FULL_HEAD_LIMIT", 16)
-    monkeypatch.setattr(training, "_RANDOM_NEGATIVES", 4)
+    monkeypatch.setattr("archsearch.training.teacher._FULL_HEAD_LIMIT", 16)
+    monkeypatch.setattr("archsearch.training.teacher._RANDOM_NEGATIVES", 4)
     draft = make_draft(layers=2)
     config = dataclasses.replace(CONFIG, max_steps=150, lr=5e-3, batch_tokens=256, shortlist=8)
-    run = training._Run(draft, [cache], config, None, None)
+    teacher = Teacher(draft, cache, cache.sequences, config.shortlist)
     batch = training.make_batch(cache.sequences[:6])
-    rows = run._shortlist(batch)
+    rows = teacher.shortlist(batch, seed=3)
     assert (
         torch.isin(batch.greedy_ids, rows).all()
         and len(rows) < VOCAB
         and torch.equal(rows, rows.unique())
     )
-    assert torch.equal(run._shortlist(batch), rows)
-    run.close()
+    assert torch.equal(teacher.shortlist(batch, seed=3), rows)
     before = np.concatenate(training.greedy_matches(draft, cache.sequences)).mean()
     distill(draft, cache, config)
     assert np.concatenate(training.greedy_matches(draft, cache.sequences)).mean() > before + 0.2
@@ -222,8 +223,8 @@ def test_a_resumed_run_ends_exactly_where_an_uninterrupted_one_does(cache, tmp_p
     class Killed(Exception):
         pass
 
-    def kill(event):
-        if event["step"] == 7:
+    def kill(what, done, total):
+        if what.startswith("step 7:"):
             raise Killed
 
     config = dataclasses.replace(CONFIG, checkpoint_every_s=1e-9)
@@ -254,8 +255,8 @@ def test_a_longer_budget_is_watched_to_its_end(cache, tmp_path):
 
 
 def test_ctrl_c_saves_before_it_leaves(cache, tmp_path):
-    def interrupt(event):
-        if event["step"] == 5:
+    def interrupt(what, done, total):
+        if what.startswith("step 5:"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -330,8 +331,11 @@ def test_a_draft_of_another_vocabulary_is_refused(cache):
 
 def test_progress_and_result_can_be_written_as_json(cache):
     events = []
-    result = distill(make_draft(), cache, CONFIG, progress=events.append)
-    assert [e["step"] for e in events] == list(range(1, 13)) and events[-1]["fraction"] == 1.0
+    result = distill(make_draft(), cache, CONFIG, progress=lambda *said: events.append(said))
+    assert [int(re.match(r"step (\d+): loss ", what)[1]) for what, _, _ in events] == list(
+        range(1, 13)
+    )
+    assert events[-1][1:] == (1.0, 1.0)
     json.dumps([events, dataclasses.asdict(result)])
     assert result.tokens_per_s > 0
 
@@ -381,7 +385,7 @@ def test_without_an_anneal_the_draft_ends_as_the_running_mean_of_its_weights(cac
     draft, power = make_draft(), 3.0
     seen = []
     config = dataclasses.replace(CONFIG, anneal=0.0, average_power=power)
-    result = distill(draft, cache, config, progress=lambda p: seen.append(weights(draft).clone()))
+    result = distill(draft, cache, config, progress=lambda *p: seen.append(weights(draft).clone()))
     kept = seen[1::2]
     shares = [
         (i / len(kept)) ** (power + 1) - ((i - 1) / len(kept)) ** (power + 1)

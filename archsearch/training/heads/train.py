@@ -10,22 +10,21 @@ held-out text, by tokens a round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from archsearch.errors import ArchsearchError
-from archsearch.models.runtime import tune_malloc
-from archsearch.progress import say
+from archsearch.progress import Progress, say, silent
+from archsearch.records import as_data, from_data
 from archsearch.text.auxiliary import AuxiliaryStates
 from archsearch.text.cache import CachedSequence, TextCache
 from archsearch.training.batches import Batch, autocast
-from archsearch.training.distill import _Run, distill_loss
+from archsearch.training.distill import TrainingRun, distill_loss
 from archsearch.training.heads.chains import (
     ChainCounts,
     Head,
@@ -39,19 +38,15 @@ from archsearch.training.heads.eagle3 import Eagle3Head
 from archsearch.training.pace import Pace
 from archsearch.training.settings import DistillConfig, DistillResult
 
-SINGLE_SHARE: Final = (
-    0.5  # of the run, at its beginning: an EAGLE-3 head learns single tokens, three times as fast
-)
-STEP_WEIGHT: Final = (
-    0.8  # of each further token of a chain (SafeAILab/EAGLE, traineagle3; Medusa's 0.8^j)
-)
+# Of the run, at its beginning: an EAGLE-3 head learns single tokens, three times as fast.
+SINGLE_SHARE: Final = 0.5
+# Of each further token of a chain (SafeAILab/EAGLE, traineagle3; Medusa's 0.8^j).
+STEP_WEIGHT: Final = 0.8
 
 LOOK_SHARE: Final = 0.25
 """Of the seconds given, what looks at held-out text may take: gamma passes along all of it, and the
 best weights kept on disk. Ten took 120 of an EAGLE-3 head's 156 seconds on a crowded CPU, which
 left nine steps (benchmarks/results/2026-11-22-heads)."""
-
-Progress = Callable[[dict[str, Any]], None]
 
 
 def head_config(
@@ -84,15 +79,18 @@ class HeadPoint:
     counts: ChainCounts
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {
+        return as_data(self) | {
             "conditional": list(self.counts.conditional),
             "tokens_a_round": self.counts.tokens_a_round,
         }
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> HeadPoint:
-        counts = ChainCounts(tuple(data["counts"]["judged"]), tuple(data["counts"]["right"]))
-        return cls(data["step"], data["tokens"], data["seconds"], data["weights"], counts)
+
+@dataclass(frozen=True, slots=True)
+class HeadTask:
+    """What a head learns: to draft `gamma` tokens, from `auxiliary` states where it reads some."""
+
+    gamma: int
+    auxiliary: AuxiliaryStates | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ def train_head(
     auxiliary: AuxiliaryStates | None = None,
     heldout: Sequence[CachedSequence] | None = None,
     checkpoint_dir: Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> HeadResult:
     """Train `head` (in place) to draft `gamma` tokens on what the target of `caches` wrote.
 
@@ -128,7 +126,6 @@ def train_head(
             f"the head reads the inputs of layers {list(head.aux_layers)}, the texts come with"
             f" {have}"
         )
-    tune_malloc()
     usable = [
         cache.part([s for s in cache.sequences if s.greedy_ids.shape[0] > 1]) for cache in caches
     ]
@@ -136,101 +133,81 @@ def train_head(
         raise ArchsearchError(
             "every text has a single written token; a head needs longer answers to learn from"
         )
-    run = HeadRun(
-        head, usable, config, checkpoint_dir, progress, heldout, gamma=gamma, auxiliary=auxiliary
-    )
-    try:
+    task = HeadTask(gamma, auxiliary)
+    with HeadRun(head, usable, config, checkpoint_dir, progress, heldout, task=task) as run:
         done = run.train()
         place = done.alpha_curve.index(done.kept) if done.kept is not None else -1
         return HeadResult(done, tuple(run.curve), run.curve[place])
-    finally:
-        run.close()
 
 
-class HeadRun(_Run):
+class HeadRun(TrainingRun):
     """A training run of a head."""
 
-    def __init__(self, *args: Any, gamma: int, auxiliary: AuxiliaryStates | None) -> None:
-        self.gamma, self.auxiliary = gamma, auxiliary
-        self.unrolled = False
+    said = "accepted"
+
+    def __init__(self, head: Head, caches: list[TextCache], *args: Any, task: HeadTask) -> None:
+        self.task, self.unrolled = task, False
         self.curve: list[HeadPoint] = []
-        super().__init__(*args)
+        super().__init__(head, caches, *args)
 
     def _identity(self, caches: list[TextCache]) -> dict[str, Any]:
         identity = super()._identity(caches)
         mask = " parallel" if getattr(self.draft, "parallel", False) else ""
-        return identity | {
-            "draft": f"{identity['draft']} {list(getattr(self.draft, 'aux_layers', ()))}{mask}"
-        }
+        layers = list(getattr(self.draft, "aux_layers", ()))
+        return identity | {"draft": f"{identity['draft']} {layers}{mask}"}
 
     def _batch(self, indices: Sequence[int]) -> Batch:
-        return head_batch([self.sequences[i] for i in indices], self.auxiliary).to(self.device)
+        texts = [self.sequences[i] for i in indices]
+        return head_batch(texts, self.task.auxiliary).to(self.device)
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         """Mean over steps, each weighing STEP_WEIGHT of the one before, of the mean loss over
         chains."""
         assert isinstance(batch, HeadBatch)
         steps = self._steps()
-        with torch.no_grad():
-            teacher = functional.linear(batch.hidden.to(self.teacher_head.dtype), self.teacher_head)
-        greedy = self.index_of[batch.greedy_ids]
+        teacher = self.teacher.logits(batch.hidden)
+        greedy = self.teacher.index_of[batch.greedy_ids]
         losses, weights = [], []
         with autocast(self.weight, self.config.autocast):
             for step, logits in enumerate(step_logits(self.draft, batch, steps)):
                 places = batch.chains(step)[2]
                 if len(places):
-                    losses.append(
-                        STEP_WEIGHT**step
-                        * distill_loss(logits, teacher[places], greedy[places], self.config)
-                    )
+                    loss = distill_loss(logits, teacher[places], greedy[places], self.config)
+                    losses.append(STEP_WEIGHT**step * loss)
                     weights.append(STEP_WEIGHT**step)
         return torch.stack(losses).sum() / sum(weights)
 
     def _due(self) -> bool:
         """As for a draft; where seconds are given, looks wait until steps have had their part of
         them."""
-        looked = self.seconds - self.step_seconds
-        return super()._due() and (
-            self.config.budget_s is None or looked <= LOOK_SHARE * self.seconds
-        )
+        looked = self.place.seconds - self.place.step_seconds
+        waits = self.config.budget_s is not None and looked > LOOK_SHARE * self.place.seconds
+        return not waits and super()._due()
 
     def _steps(self) -> int:
         if not isinstance(self.draft, Eagle3Head) or self.draft.parallel or self.unrolled:
-            return self.gamma
-        if self.fraction() < SINGLE_SHARE:
+            return self.task.gamma
+        if self.place.fraction(self.config) < SINGLE_SHARE:
             return 1
         self.unrolled = True
-        self.average, self.averaged = (
-            {},
-            0,
-        )  # the mean so far is of weights that know single tokens only
+        self.mean.forget()  # it is of weights that know single tokens only
         self.pace.close()
-        self.pace = Pace(
-            torch.get_num_threads(), torch.set_num_threads, say
-        )  # steps are longer from here on
-        return self.gamma
+        # Steps are longer from here on.
+        self.pace = Pace(torch.get_num_threads(), torch.set_num_threads, say)
+        return self.task.gamma
 
     def _matches(self) -> list[np.ndarray]:
         """Which draft tokens of every chain would be accepted, per text."""
-        matches = chain_matches(self.draft, self.heldout, self.gamma, self.auxiliary)
-        counts = count_chains(matches)
-        weights = (
-            "annealed"
-            if self.annealing
-            else "average"
-            if self.average
-            else "trunk"
-            if self.step
-            else "start"
+        matches = chain_matches(self.draft, self.heldout, self.task.gamma, self.task.auxiliary)
+        place, counts = self.place, count_chains(matches)
+        self.curve.append(
+            HeadPoint(place.step, place.tokens, place.seconds, self._weights(), counts)
         )
-        self.curve.append(HeadPoint(self.step, self.tokens, self.seconds, weights, counts))
         return [np.logical_and.accumulate(rows, axis=1).ravel() for rows in matches]
-
-    # ---- checkpoints
 
     def _extra(self) -> dict[str, Any]:
         return {"unrolled": self.unrolled, "curve": [point.to_dict() for point in self.curve]}
 
     def _take_extra(self, extra: dict[str, Any]) -> None:
         self.unrolled = extra["unrolled"]
-        self.curve = [HeadPoint.from_dict(point) for point in extra["curve"]]
+        self.curve = [from_data(HeadPoint, point) for point in extra["curve"]]

@@ -3,6 +3,7 @@ best is kept."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from archsearch.training.heads.chains import chain_matches, count_chains
 from archsearch.training.heads.eagle3 import Rows
 from archsearch.training.heads.medusa import initialise_medusa
 from archsearch.training.heads.train import HeadRun, head_config, train_head
+from archsearch.training.looks import Looks, Place
 from tests.doubles.tiny_heads import (
     VOCAB,
     make_auxiliary,
@@ -103,7 +105,9 @@ def test_heads_learn_and_keep_the_best(world, tmp_path: Path, family: str) -> No
     head = make_head(target, family)
     aux = None if family == "medusa" else auxiliary
     seen = []
-    result = train_head(head, [cache], 3, short(max_steps=60), auxiliary=aux, progress=seen.append)
+    result = train_head(
+        head, [cache], 3, short(max_steps=60), auxiliary=aux, progress=lambda *p: seen.append(p)
+    )
     losses = [point.value for point in result.run.loss_curve]
     tail = losses[20:]  # an EAGLE-3 run changes its loss after a quarter: from there on
     assert np.mean(tail[-8:]) < 0.9 * np.mean(tail[:8])
@@ -111,15 +115,9 @@ def test_heads_learn_and_keep_the_best(world, tmp_path: Path, family: str) -> No
         point.counts.tokens_a_round for point in result.curve
     )
     assert result.best.counts.tokens_a_round > result.curve[0].counts.tokens_a_round
-    assert seen and {
-        "step",
-        "tokens",
-        "seconds",
-        "fraction",
-        "loss",
-        "alpha",
-        "tokens_per_s",
-    } <= set(seen[-1])
+    assert re.fullmatch(
+        r"step 60: loss \d+\.\d+ accepted \d\.\d+ \d+ tokens/s", seen[-1][0]
+    ) and seen[-1][1:] == (1.0, 1.0)
     kept_out = split_heldout(cache.sequences, short().heldout_sequences)[1]
     assert count_chains(chain_matches(head, kept_out, 3, aux)) == result.best.counts
 
@@ -135,8 +133,8 @@ def test_a_stopped_run_ends_where_an_unbroken_one_ends(world, tmp_path: Path, fa
     whole = fresh()
     expected = train_head(whole, [cache], 3, short(evaluations=1), auxiliary=aux)
 
-    def stop(progress):
-        if progress["step"] == 15:
+    def stop(what, done, total):
+        if what.startswith("step 15:"):
             raise KeyboardInterrupt
 
     broken = fresh()
@@ -189,13 +187,13 @@ def test_looks_leave_a_slow_machine_time_to_train() -> None:
     """Where seconds are given, a look waits while those so far, and what they keep on disk, took
     more than their part."""
     run = HeadRun.__new__(HeadRun)
-    run.alphas, run.annealing, run.tokens, run.step, run.evaluated_at = [], False, 0, 20, 0.0
-    run.config, run.seconds = short(max_steps=None, budget_s=100.0), 60.0
-    run.step_seconds = 50.0
+    run.config, run.annealing = short(max_steps=None, budget_s=100.0), False
+    run.place, run.looks = Place(step=20, seconds=60.0, step_seconds=50.0), Looks(run.config)
     assert run._due()
-    run.step_seconds = 20.0
+    run.place.step_seconds = 20.0
     assert not run._due()
     run.config = short()  # by steps alone: nothing depends on the clock
+    run.looks = Looks(run.config)
     assert run._due()
 
 
