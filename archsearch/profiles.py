@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, Self
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_fields import check_types
@@ -31,6 +31,7 @@ from archsearch.drafters.registry import read_drafter
 from archsearch.errors import ArchsearchError, InvalidShapeError, MissingDataError
 from archsearch.files import parse_json, read_json, write_json
 from archsearch.paths import data_dir
+from archsearch.records import Stored, as_data, from_data
 from archsearch.threads import DEFAULT, waiting_policy
 from archsearch.workload import served_name
 
@@ -44,15 +45,13 @@ model; `round`: whole rounds in it, on a GPU."""
 DIFFERENCE_KINDS: Final = ("engine", "rest")
 """Kinds whose times are differences of timings: noise may take one below zero, and cutting it off
 there would bias the rest."""
-REFUSED_STDS: Final = (
-    3.0  # a difference that many stds below zero is a disturbed measurement, not noise
-)
-CUT_OFF_S: Final = (
-    1e-6  # what versions before 0.2.0 stored for a difference that came out below it, without a std
-)
+# A difference that many stds below zero is a disturbed measurement, not noise.
+REFUSED_STDS: Final = 3.0
+# What versions before 0.2.0 stored, without a std, for a difference that came out below it.
+CUT_OFF_S: Final = 1e-6
 
 MOST_ELEMENTS: Final = 10**15
-MAY_BE_ZERO: Final = ("context", "gamma", "draft_layers", "first_tokens", "q_rank", "rope")
+MAY_BE_ZERO: Final = ("context", "q_rank", "rope")  # of single ops
 CACHE_STATES: Final = ("warm", "cold")
 NOISY_IQR: Final = 0.10  # torch.utils.benchmark warns at the same share of the median
 GROSSLY_NOISY_IQR: Final = 0.25  # a repeat that something else disturbed: measure again, do not fit
@@ -234,9 +233,7 @@ class Measurement:
             check_sizes(op, data["shape"])
             op(**data["shape"])
         else:
-            shape = SHAPES[row.kind]
-            check_sizes(shape, data["shape"])
-            shape.of(row)
+            SHAPES[row.kind].of(row)
         return row
 
 
@@ -263,150 +260,118 @@ def median_error_s(times_s: Sequence[float]) -> float | None:
     return 1.2533 * (high - low) / 1.349 / math.sqrt(len(times_s))
 
 
-class ForwardShape(NamedTuple):
-    """What a row of kind `forward` (a whole model) or `layer` (one of a stack of them) is about: a
-    pass of `tokens` new tokens for each of `batch` sequences against `context` cached ones."""
+Size = Annotated[int, Stored(low=1, high=MOST_ELEMENTS)]
+SizeOrZero = Annotated[int, Stored(low=0, high=MOST_ELEMENTS)]
 
-    architecture: Architecture
-    batch: int
-    tokens: int
-    context: int
+
+class RowShape:
+    """What a row of one of WHOLE_KINDS is about."""
 
     @classmethod
-    def of(cls, row: Measurement) -> ForwardShape:
-        sizes = row.sizes()
-        batch, tokens, context = sizes.pop("batch"), sizes.pop("tokens"), sizes.pop("context")
-        return cls(Architecture.from_dict(sizes), batch, tokens, context)
+    def of(cls, row: Measurement) -> Self:
+        """Raises ArchsearchError for sizes that are none."""
+        return from_data(cls, row.sizes(), known_only=True)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "batch": self.batch,
-            "tokens": self.tokens,
-            "context": self.context,
-            **self.architecture.to_dict(),
-        }
+        return as_data(self)
 
 
-class PassShape(NamedTuple):
-    """What a row of kind `pass` is about: a pass of target or draft as `engine` itself timed it;
-    `tokens` are per sequence."""
+@dataclass(frozen=True, slots=True)
+class ForwardShape(RowShape):
+    """Of kind `forward` (a whole model) or `layer` (one of a stack of them): a pass of `tokens` new
+    tokens for each of `batch` sequences against `context` cached ones."""
+
+    architecture: Annotated[Architecture, Stored(inline=True)]
+    batch: Size
+    tokens: Size
+    context: SizeOrZero
+
+
+@dataclass(frozen=True, slots=True)
+class PassShape(RowShape):
+    """Of kind `pass`: a pass of target or draft as `engine` itself timed it; `tokens` are per
+    sequence."""
 
     engine: str
     role: Literal["target", "draft"]
     architecture: Architecture
-    batch: int
-    tokens: int
-    context: int
-
-    @classmethod
-    def of(cls, row: Measurement) -> PassShape:
-        sizes = row.sizes()
-        return cls(**sizes | {"architecture": Architecture.from_dict(sizes["architecture"])})
-
-    def to_dict(self) -> dict[str, Any]:
-        return self._asdict() | {"architecture": self.architecture.to_dict()}
+    batch: Size
+    tokens: Size
+    context: SizeOrZero
 
 
-class RestShape(NamedTuple):
-    """What a row of kind `rest` is about: a step of `batch` requests beside its passes; gamma 0 is
-    a plain step.
-
+@dataclass(frozen=True, slots=True)
+class RestShape(RowShape):
+    """Of kind `rest`: a step of `batch` requests beside its passes; gamma 0 is a plain step.
     `first_tokens`: tokens per sequence in the draft's first pass of the round; None where the row
-    does not say.
-    """
+    does not say."""
 
     engine: str
-    gamma: int
-    batch: int
-    first_tokens: int | None = None
-
-    @classmethod
-    def of(cls, row: Measurement) -> RestShape:
-        return cls(**row.sizes())
-
-    def to_dict(self) -> dict[str, Any]:
-        return self._asdict()
+    gamma: SizeOrZero
+    batch: Size
+    first_tokens: SizeOrZero | None = None
 
 
-class DraftedShape(NamedTuple):
-    """What a row of kind `drafted` is about: all that a round of `batch` requests takes beside the
-    target's pass where `drafter` proposed `gamma` tokens to each; `context`: tokens in the
-    cache."""
+@dataclass(frozen=True, slots=True)
+class DraftedShape(RowShape):
+    """Of kind `drafted`: all that a round of `batch` requests takes beside the target's pass where
+    `drafter` proposed `gamma` tokens to each; `context`: tokens in the cache."""
 
     engine: str
     drafter: Drafter
-    gamma: int
-    batch: int
-    context: int
+    gamma: SizeOrZero
+    batch: Size
+    context: SizeOrZero
 
     @classmethod
-    def of(cls, row: Measurement) -> DraftedShape:
+    def of(cls, row: Measurement) -> Self:
         sizes = row.sizes()
         architecture = Architecture.from_dict(sizes.pop("architecture"))
-        return cls(**sizes | {"drafter": read_drafter(architecture, sizes["drafter"])})
+        drafter = read_drafter(architecture, sizes["drafter"])
+        return from_data(cls, sizes | {"drafter": drafter}, known_only=True)
 
     def to_dict(self) -> dict[str, Any]:
-        own = {
-            "drafter": self.drafter.to_dict(),
-            "architecture": self.drafter.architecture.to_dict(),
-        }
-        return self._asdict() | own
+        return as_data(self) | {"architecture": self.drafter.architecture.to_dict()}
 
 
-class RoundShape(NamedTuple):
-    """What a row of kind `round` is about: whole rounds of `batch` requests as `engine` of
-    `version` with its switches `options` ran them; gamma 0 (and no draft) is a plain step.
-    `context`: tokens cached in mid-run."""
+@dataclass(frozen=True, slots=True)
+class RoundShape(RowShape):
+    """Of kind `round`: whole rounds of `batch` requests as `engine` of `version` with its switches
+    `options` ran them; gamma 0 (and no draft) is a plain step. `context`: tokens cached in
+    mid-run."""
 
     engine: str
     version: str
     options: tuple[tuple[str, str], ...]
     target: Architecture
     draft: Architecture | None
-    gamma: int
-    batch: int
-    context: int
-    tensor_parallel: int = 1
+    gamma: SizeOrZero
+    batch: Size
+    context: SizeOrZero
+    tensor_parallel: Size = 1
 
     @classmethod
-    def of(cls, row: Measurement) -> RoundShape:
+    def of(cls, row: Measurement) -> Self:
         sizes = row.sizes()
-        draft = sizes["draft"]
-        models = {
-            "target": Architecture.from_dict(sizes["target"]),
-            "draft": None if draft is None else Architecture.from_dict(draft),
-        }
-        return cls(**sizes | models | {"options": tuple(sorted(sizes["options"].items()))})
+        options = sorted(sizes["options"].items())
+        return from_data(cls, sizes | {"options": options}, known_only=True)
 
     def to_dict(self) -> dict[str, Any]:
-        models = {
-            "target": self.target.to_dict(),
-            "draft": None if self.draft is None else self.draft.to_dict(),
-        }
-        return self._asdict() | models | {"options": dict(self.options)}
+        return as_data(self) | {"options": dict(self.options)}
 
 
-class EngineShape(NamedTuple):
-    """What a row of kind `engine` is about: what an engine adds to a plain token (gamma 0) or a
-    round, at a target's vocabulary.
-
-    `draft_layers` is None in rows of the first version.
-    """
+@dataclass(frozen=True, slots=True)
+class EngineShape(RowShape):
+    """Of kind `engine`: what an engine adds to a plain token (gamma 0) or a round, at a target's
+    vocabulary. `draft_layers`: None in rows of the first version."""
 
     engine: str
-    gamma: int
-    draft_layers: int | None
-    vocab_size: int
-
-    @classmethod
-    def of(cls, row: Measurement) -> EngineShape:
-        return cls(**{"draft_layers": None} | row.sizes())
-
-    def to_dict(self) -> dict[str, Any]:
-        return self._asdict()
+    gamma: SizeOrZero
+    vocab_size: Size
+    draft_layers: SizeOrZero | None = None
 
 
-SHAPES: Final[Mapping[str, Any]] = {
+SHAPES: Final[Mapping[str, type[RowShape]]] = {
     "layer": ForwardShape,
     "forward": ForwardShape,
     "engine": EngineShape,
@@ -530,15 +495,9 @@ class Profile:
 
     def header(self) -> dict[str, Any]:
         """profile.json: device, stack, origin; all but the rows."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "device": self.device,
-            "stack": self.stack,
-            "origin": self.origin,
-            "provenance": self.provenance,
-            "probe_reference_s": self.probe_reference_s,
-            "known_error": self.known_error,
-        }
+        names = ("device", "stack", "origin", "provenance", "probe_reference_s", "known_error")
+        fields = {name: getattr(self, name) for name in names}
+        return {"schema_version": SCHEMA_VERSION, **fields}
 
     def save_header(self) -> None:
         """Write profile.json. Raises ValueError for a profile without a folder."""

@@ -112,12 +112,13 @@ def as_data(record: Any) -> dict[str, Any]:
     return data
 
 
-def from_data(kind: Callable[..., _T], data: Any) -> _T:
+def from_data(kind: Callable[..., _T], data: Any, *, known_only: bool = False) -> _T:
     """The `kind` (a dataclass, or any other type that a field may have) that `data` holds. Raises
-    ArchsearchError with the field and its value for what is none."""
+    ArchsearchError with the field and its value for what is none, and for fields that are not known
+    where `known_only`."""
     try:
         fields = _is_record(kind) and kind is not Estimate
-        made: _T = _of_fields(kind, data) if fields else _decode(kind, data)
+        made: _T = _of_fields(kind, data, known_only) if fields else _decode(kind, data)
     except WRONG_SHAPE as error:
         raise Misfit.at("", error) from error
     return made
@@ -190,11 +191,19 @@ def _encode(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _of_fields(kind: Any, data: Any) -> Any:
+def _of_fields(kind: Any, data: Any, known_only: bool = False) -> Any:
     values = {}
-    for field in _fields(kind):
-        name = next((name for name in field.names if name in _object(data)), field.names[0])
-        given = data if field.stored.inline else data.get(name)
+    fields = _fields(kind)
+    inline = any(field.stored.inline for field in fields)
+    rest = dict(_object(data))
+    if inline or known_only:
+        for name in (name for field in fields for name in field.names):
+            rest.pop(name, None)
+    if known_only and rest and not inline:
+        raise Misfit("is not known", str(next(iter(rest))))
+    for field in fields:
+        name = next((name for name in field.names if name in data), field.names[0])
+        given = rest if field.stored.inline else data.get(name)
         if given is None and (name not in data or not _takes_none(field.kind)):
             if field.default is dataclasses.MISSING:
                 raise Misfit("is missing", name)
@@ -234,6 +243,8 @@ def _decode(kind: Any, data: Any) -> Any:
 def _decode_plain(kind: Any, data: Any) -> Any:
     if kind is Estimate and not isinstance(data, Mapping):
         return Estimate(number(data), 0.0, "measured")
+    if dataclasses.is_dataclass(data) and isinstance(data, kind):
+        return data  # made already
     if hasattr(kind, "from_dict"):
         return kind.from_dict(_object(data))
     if _is_record(kind):

@@ -81,7 +81,7 @@ SMALL = Architecture(64, 128, 4, 4, 2, 16, 320, draft_vocab_size=64)
         ),
         (
             "engine",
-            EngineShape("transformers", 3, 6, 320),
+            EngineShape("transformers", 3, 320, 6),
             {"engine": "transformers", "gamma": 3, "draft_layers": 6, "vocab_size": 320},
         ),
     ],

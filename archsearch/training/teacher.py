@@ -1,5 +1,5 @@
-"""What the target says on a draft's own vocabulary: its head cut to the rows that the draft has, and
-the rows of a long vocabulary that one step is taken on."""
+"""What the target says on a draft's own vocabulary: its head cut to the rows that the draft has,
+and the rows of a long vocabulary that one step is taken on."""
 
 from __future__ import annotations
 

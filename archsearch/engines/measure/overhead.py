@@ -120,7 +120,7 @@ class _Trial:
     def row(self, case: Case, times: _Timings) -> Measurement:
         """The `engine` row of `case`."""
         gamma, layers = case
-        shape = EngineShape("transformers", gamma, layers, self.vocab_size)
+        shape = EngineShape("transformers", gamma, self.vocab_size, layers)
         extra, std = times.extra(gamma)
         return Measurement(
             "engine",

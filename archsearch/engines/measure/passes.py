@@ -183,7 +183,7 @@ class StepRows:
         for step in steps:
             if not step.prefill and step.batch == 1 and step.target_tokens == step.gamma + 1:
                 vocabulary = self.asked.architecture.vocab_size
-                shape = EngineShape(self.engine, step.gamma, layers, vocabulary)
+                shape = EngineShape(self.engine, step.gamma, vocabulary, layers)
                 key, passes = _Times("engine", shape, "warm"), passes_s(draft, step)
                 self._keep(key, step.seconds - passes.value)
                 self.price_stds[key] = passes.std
@@ -213,7 +213,7 @@ class StepRows:
                 continue
             shape, how = key.shape, (self.asked.dtype, self.asked.mode, key.cache)
             if key in self.contexts:
-                shape = shape._replace(context=_rounded(statistics.fmean(self.contexts[key])))
+                shape = replace(shape, context=_rounded(statistics.fmean(self.contexts[key])))
             row = row_of(key.kind, shape, how, times, slowdown)
             if key in self.price_stds:
                 std_s = math.hypot(row.error_s or 0.0, self.price_stds[key])
