@@ -15,19 +15,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from archsearch.files import read_json, write_json
+from archsearch.files import read_json
 from archsearch.progress import ProgressLine
+from archsearch.records import load, save
+from archsearch.text.prompts import Prompt
 from archsearch.text.settings import Writing
 from archsearch.training.data_plan import Supply
 from archsearch.training.settings import HELDOUT_SEQUENCES
 
 if TYPE_CHECKING:
     from archsearch.drafts.texts import RunTexts
-    from archsearch.text.cache import TextCache
-    from archsearch.text.prompts import EncodedPrompt, Prompt
+    from archsearch.text.cache import CachedSequence, TextCache
+    from archsearch.text.prompts import EncodedPrompt
 
 SourceName = Literal["answers", "sampled", "invented"]
 
@@ -37,11 +39,13 @@ SourceName = Literal["answers", "sampled", "invented"]
 WORTH: Final[dict[SourceName, float]] = {"answers": 1.0, "sampled": 0.15, "invented": 0.15}
 SAMPLED_TEMPERATURE: Final = 0.7  # near what the target writes greedily, yet not the same again
 SAMPLED_ROUNDS: Final = 4  # answers to one prompt beside the greedy one
+SAMPLED_FOLDERS: Final = ("more", *(f"more-{n}" for n in range(2, SAMPLED_ROUNDS + 1)))
 ASKED: Final = 192  # prompts that are asked for at once
 MOST_INVENTED: Final = 20_000  # prompts; nobody has waited for so many
 BARREN_ROUNDS: Final = 2  # of asking without one usable prompt: the target cannot
 FIRST_YIELD: Final = 0.5  # usable prompts of those asked for, before any were
 READ_COST: Final = 0.35  # of a token that is read, in tokens that are written (SmolLM2 on a CPU)
+SPEED_FILE: Final = "writing.json"
 ASKING_SHARE: Final = 0.4  # of the time, until there are prompts to answer
 LEAST_S: Final = 2.0
 
@@ -61,6 +65,16 @@ class Speed:
         return (self.written + READ_COST * self.read) / self.seconds if self.seconds > 0 else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """asked-N/prompts.json: how many prompts the target was asked for in a round, the usable ones,
+    and why others were dropped."""
+
+    asked: int
+    prompts: tuple[Prompt, ...] = ()
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
 class Growth:
     """What further text there can be for a run, and the writing of it."""
 
@@ -73,19 +87,12 @@ class Growth:
     def folders(self) -> list[str]:
         """Names of the folders of further text that hold some."""
         path = self.texts.folder
-        names = [
-            "answers",
-            "longer",
-            "followed",
-            "more",
-            *(f"more-{n}" for n in range(2, SAMPLED_ROUNDS + 1)),
-        ]
-        names += sorted(found.name for found in path.glob("invented-*"))
+        invented = sorted(found.name for found in path.glob("invented-*"))
+        names = ["answers", "longer", "followed", *SAMPLED_FOLDERS, *invented]
         return [name for name in names if any((path / name).glob("shard-*.safetensors"))]
 
     def speed(self) -> Speed:
-        path = self.texts.folder / "writing.json"
-        return Speed(**read_json(path, "speed of writing")) if path.exists() else Speed()
+        return load(self.texts.folder / SPEED_FILE, "speed of writing", Speed) or Speed()
 
     def supplies(self) -> list[Supply]:
         """What each source can still give, best first; [] before anything was written, since nobody
@@ -96,48 +103,45 @@ class Growth:
         answer = base.written_tokens / len(base.sequences)
         own_share = base.written_tokens / sum(len(s) for s in base.sequences)
         found = []
-        for name in WORTH:
-            prompts, extra_s = self._outlook(name, answer, rate)
-            tokens = sum(prompts) + len(prompts) * answer
+        for name, worth in WORTH.items():
+            prompts, extra_s = self._outlook(name, rate)
             if not prompts:
                 continue
-            seconds = (READ_COST * sum(prompts) + len(prompts) * answer) / rate + extra_s
-            written_share = len(prompts) * answer / tokens
+            written = len(prompts) * answer
+            tokens = sum(prompts) + written
+            seconds = (READ_COST * sum(prompts) + written) / rate + extra_s
             found.append(
-                Supply(name, tokens, tokens / seconds, WORTH[name] * written_share / own_share)
+                Supply(name, tokens, tokens / seconds, worth * written / tokens / own_share)
             )
         return found
 
-    def _outlook(self, name: SourceName, answer: float, rate: float) -> tuple[Sequence[int], float]:
+    def _outlook(self, name: SourceName, rate: float) -> tuple[Sequence[int], float]:
         """(length of each prompt that a source has still to answer, seconds that finding the
         prompts takes)."""
+        own = [len(p.token_ids) for _, p in self._prompts()]
+        if name == "answers":
+            left = [] if self._complete(name) else self._unanswered()
+            return [len(p.token_ids) for p in left], 0.0
         if name == "sampled":
-            rounds = SAMPLED_ROUNDS - sum(
-                self._complete(folder) for folder in self._sampled_folders()
-            )
-            return [len(p.token_ids) for p in self._asked_prompts()] * rounds, 0.0
-        if name == "invented":
-            mean = sum(len(p.token_ids) for p in self._asked_prompts()) / max(
-                len(self._asked_prompts()), 1
-            )
-            asked, kept, barren = self._yield()
-            if barren >= BARREN_ROUNDS or kept >= MOST_INVENTED or not self._asked_prompts():
-                return (), 0.0
-            share = (kept + 1) / (asked + 2) if asked else FIRST_YIELD
-            count = MOST_INVENTED - kept
-            return [round(mean)] * count, count * (READ_COST * 3 * mean + mean) / share / rate
-        if self._complete(name):
+            return own * sum(not self._complete(folder) for folder in SAMPLED_FOLDERS), 0.0
+        rounds = self._rounds()
+        if not own or self._exhausted(rounds):
             return (), 0.0
-        return [len(p.token_ids) for p in self._unanswered()], 0.0
+        asked, kept = sum(r.asked for r in rounds), sum(len(r.prompts) for r in rounds)
+        share = (kept + 1) / (asked + 2) if asked else FIRST_YIELD
+        count, mean = MOST_INVENTED - kept, sum(own) / len(own)
+        return [round(mean)] * count, count * (READ_COST * 3 * mean + mean) / share / rate
 
-    def _yield(self) -> tuple[int, int, int]:
-        """(prompts asked for, usable ones, rounds at the end without one)."""
-        asked = kept = barren = 0
-        for path in sorted(self.texts.folder.glob("asked-*/prompts.json")):
-            row = read_json(path, "invented prompts")
-            asked, kept = asked + int(row["asked"]), kept + len(row["prompts"])
-            barren = 0 if row["prompts"] else barren + 1
-        return asked, kept, barren
+    def _rounds(self) -> list[Asked]:
+        """The rounds in which prompts were asked for."""
+        paths = sorted(self.texts.folder.glob("asked-*/prompts.json"))
+        return [found for path in paths if (found := load(path, "invented prompts", Asked))]
+
+    def _exhausted(self, rounds: Sequence[Asked]) -> bool:
+        """Whether asking for prompts has come to an end."""
+        last = rounds[-BARREN_ROUNDS:]
+        barren = len(last) == BARREN_ROUNDS and not any(r.prompts for r in last)
+        return barren or sum(len(r.prompts) for r in rounds) >= MOST_INVENTED
 
     def _complete(self, name: str) -> bool:
         path = self.texts.folder / name / "cache.json"
@@ -148,8 +152,8 @@ class Growth:
 
     def grow(self, budget_s: float) -> dict[str, int]:
         """Write further text for about `budget_s`, the best source that has some left first.
-        Returns the written tokens that came from each source. Never runs on without gain: a source
-        that gives nothing is not asked again in this call."""
+        Returns the written tokens that came from each. Never runs on without gain: a source that
+        gives nothing is not asked again in this call."""
         deadline = time.monotonic() + budget_s
         gained: dict[str, int] = {}
         doers: dict[SourceName, Callable[[float], int]] = {
@@ -158,96 +162,60 @@ class Growth:
             "invented": self._write_invented,
         }
         for name, write in doers.items():
-            while (left := deadline - time.monotonic()) > LEAST_S:
-                tokens = write(left)
+            while (left := deadline - time.monotonic()) > LEAST_S and (tokens := write(left)):
                 gained[name] = gained.get(name, 0) + tokens
-                if not tokens:
-                    break
-        return {name: tokens for name, tokens in gained.items() if tokens}
+        return gained
 
     def _write_answers(self, budget_s: float) -> int:
-        prompts = self._unanswered()
-        return (
-            self._write("answers", prompts, budget_s)
-            if prompts and not self._complete("answers")
-            else 0
-        )
+        prompts = [] if self._complete("answers") else self._unanswered()
+        return self._write("answers", prompts, budget_s)
 
     def _write_sampled(self, budget_s: float) -> int:
         """The next round of sampled answers, one to each prompt."""
-        for number, folder in enumerate(self._sampled_folders(), start=1):
+        for number, folder in enumerate(SAMPLED_FOLDERS, start=1):
             if not self._complete(folder):
-                prompts = self._asked_prompts()
-                return (
-                    self._write(folder, prompts, budget_s, SAMPLED_TEMPERATURE, seed=number)
-                    if prompts
-                    else 0
-                )
+                prompts = [encoded for _, encoded in self._prompts()]
+                return self._write(folder, prompts, budget_s, SAMPLED_TEMPERATURE, seed=number)
         return 0
 
     def _write_invented(self, budget_s: float) -> int:
         """The next round: prompts asked for, the usable ones answered. Rounds that gave no usable
         prompt end after a few."""
-        begin = time.monotonic()
-        while (left := budget_s - (time.monotonic() - begin)) > LEAST_S:
-            asked, kept, barren = self._yield()
-            if barren >= BARREN_ROUNDS or kept >= MOST_INVENTED:
+        deadline = time.monotonic() + budget_s
+        while (left := deadline - time.monotonic()) > LEAST_S:
+            rounds = self._rounds()
+            if self._exhausted(rounds):
                 return 0
-            number = 0
-            while self._complete(f"invented-{number:03d}") or self._prompts_of(number) == []:
-                number += 1
-            prompts = self._prompts_of(number)
-            if prompts is None:
-                prompts = self._ask(number, ASKING_SHARE * left)
-            if prompts:
-                left = budget_s - (time.monotonic() - begin)
-                return self._write(
-                    f"invented-{number:03d}", self.texts.encode(prompts), max(left, LEAST_S)
-                )
+            for number, done in enumerate(rounds):
+                if done.prompts and not self._complete(f"invented-{number:03d}"):
+                    break
+            else:
+                number, done = len(rounds), self._ask(rounds, ASKING_SHARE * left)
+            if done.prompts:
+                left = max(deadline - time.monotonic(), LEAST_S)
+                return self._write(f"invented-{number:03d}", self.texts.encode(done.prompts), left)
         return 0
 
-    def _ask(self, number: int, budget_s: float) -> list[Prompt]:
+    def _ask(self, rounds: Sequence[Asked], budget_s: float) -> Asked:
         """Let the target write prompts, and keep the usable ones in asked-N/prompts.json."""
         from archsearch.text import supply
         from archsearch.text.generate import eos_ids
 
-        target, tokenizer = self.texts.writer(), self.texts.target.tokenizer
-        ends = eos_ids(target, tokenizer)
-        train, before = (
-            self._training_prompts(),
-            [p for n in range(number) for p in self._prompts_of(n) or []],
-        )
+        tokenizer, number = self.texts.target.tokenizer, len(rounds)
+        train = [prompt for prompt, _ in self._prompts()]
         openings = supply.askings(tokenizer, train, ASKED, seed=number)
         folder, (temperature, top_p) = f"asked-{number:03d}", supply.INVENTING
+        turns: Sequence[CachedSequence] = ()
         if openings:
             writing = Writing(supply.PROMPT_TOKENS, temperature, top_p, seed=number + 1)
             turns = self._cached(folder, openings, writing, budget_s).sequences
-        else:
-            turns = []
-        apart = [*self.texts.prompts.heldout, *self._kept_out()]
+        ends = eos_ids(self.texts.writer(), tokenizer)
+        apart = [*self.texts.prompts.heldout, *(p for p, _ in self._prompts(kept_out=True))]
+        before = [p for done in rounds for p in done.prompts]
         found = supply.invented(supply.turns_of(turns, tokenizer, ends), train, apart, before)
-        row = {
-            "asked": len(turns),
-            "dropped": found.dropped,
-            "prompts": [
-                {"messages": p.messages, "category": p.category, "id": p.id} for p in found.prompts
-            ],
-        }
-        write_json(self.texts.folder / folder / "prompts.json", row)
-        return list(found.prompts)
-
-    def _prompts_of(self, number: int) -> list[Prompt] | None:
-        """The usable prompts of a round that was asked; None where it was not."""
-        from archsearch.text.prompts import Prompt
-
-        path = self.texts.folder / f"asked-{number:03d}" / "prompts.json"
-        if not path.exists():
-            return None
-        rows = read_json(path, "invented prompts")["prompts"]
-        return [
-            Prompt(tuple((r, t) for r, t in row["messages"]), row["category"], row["id"])
-            for row in rows
-        ]
+        asked = Asked(len(turns), found.prompts, found.dropped)
+        save(self.texts.folder / folder / "prompts.json", asked)
+        return asked
 
     def _write(
         self,
@@ -258,10 +226,11 @@ class Growth:
         seed: int = 0,
     ) -> int:
         """Written tokens that came to a folder."""
+        if not prompts:
+            return 0
         before = self.tokens(folder)[0]
-        cache = self._cached(
-            folder, prompts, Writing(self.texts.answer_tokens, temperature, seed=seed), budget_s
-        )
+        writing = Writing(self.texts.answer_tokens, temperature, seed=seed)
+        cache = self._cached(folder, prompts, writing, budget_s)
         self.texts.forget(folder)
         return cache.written_tokens - before
 
@@ -297,54 +266,31 @@ class Growth:
     def timed(self, before: tuple[int, int], after: tuple[int, int], seconds: float) -> None:
         """Keep what writing took, for the outlook. Of answers that went on after a cut the prompt
         counts once only."""
-        speed, (written, read) = (
-            self.speed(),
-            (now - then for now, then in zip(after, before, strict=True)),
-        )
+        was = self.speed()
+        written, read = (now - then for now, then in zip(after, before, strict=True))
         if written > 0:
-            row = {
-                "written": speed.written + written,
-                "read": speed.read + read,
-                "seconds": speed.seconds + seconds,
-            }
-            write_json(self.texts.folder / "writing.json", row)
+            speed = Speed(was.written + written, was.read + read, was.seconds + seconds)
+            save(self.texts.folder / SPEED_FILE, speed)
 
     # -- which prompts
     # ----------------------------------------------------------------------------------------------
 
-    def _sampled_folders(self) -> list[str]:
-        return ["more", *(f"more-{number}" for number in range(2, SAMPLED_ROUNDS + 1))]
-
-    def _kept_out_ids(self) -> set[tuple[int, ...]]:
+    def _prompts(self, kept_out: bool = False) -> list[tuple[Prompt, EncodedPrompt]]:
+        """The training prompts that leave room for an answer, with their tokens: those that drafts
+        are trained on, or those whose answers are `kept_out` to compare drafts on."""
         from archsearch.training.batches import split_heldout
 
-        kept = split_heldout(self.texts.training().sequences, HELDOUT_SEQUENCES)[1]
-        return {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in kept}
-
-    def _numbered(self) -> list[tuple[Prompt, EncodedPrompt]]:
-        """Every training prompt that leaves room for an answer, with its tokens."""
-        numbered = [
-            replace(prompt, id=str(number))
-            for number, prompt in enumerate(self.texts.prompts.train)
+        held = split_heldout(self.texts.training().sequences, HELDOUT_SEQUENCES)[1]
+        apart = {s.prompt_ids for s in held}
+        prompts = self.texts.prompts.train
+        numbered = [replace(prompt, id=str(number)) for number, prompt in enumerate(prompts)]
+        return [
+            (numbered[int(encoded.id)], encoded)
+            for encoded in self.texts.encode(numbered)
+            if (encoded.token_ids in apart) == kept_out
         ]
-        by_id = {prompt.id: prompt for prompt in numbered}
-        return [(by_id[encoded.id], encoded) for encoded in self.texts.encode(numbered)]
-
-    def _training_prompts(self) -> list[Prompt]:
-        kept = self._kept_out_ids()
-        return [prompt for prompt, encoded in self._numbered() if encoded.token_ids not in kept]
-
-    def _kept_out(self) -> list[Prompt]:
-        kept = self._kept_out_ids()
-        return [prompt for prompt, encoded in self._numbered() if encoded.token_ids in kept]
-
-    def _asked_prompts(self) -> list[EncodedPrompt]:
-        kept = self._kept_out_ids()
-        return [encoded for _, encoded in self._numbered() if encoded.token_ids not in kept]
 
     def _unanswered(self) -> list[EncodedPrompt]:
         """Training prompts that the first text has no answer to."""
-        answered = {
-            tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in self.texts.training().sequences
-        }
-        return [encoded for encoded in self._asked_prompts() if encoded.token_ids not in answered]
+        answered = {s.prompt_ids for s in self.texts.training().sequences}
+        return [encoded for _, encoded in self._prompts() if encoded.token_ids not in answered]

@@ -19,9 +19,9 @@ from archsearch.errors import MissingDataError
 from archsearch.files import read_json, write_json
 from archsearch.models.loaded import LoadedTarget
 from archsearch.progress import ProgressLine, say
+from archsearch.text.faults import answer_faults, prompt_faults
 from archsearch.text.prompt_set import PromptSet
 from archsearch.text.settings import Writing
-from archsearch.text.supply import poor_text
 
 if TYPE_CHECKING:
     from archsearch.acceptance.estimator import VocabularyCoverage
@@ -81,8 +81,9 @@ class RunTexts:
                 progress=line,
             )
         self.growth.timed(before, self.growth.tokens("text"), time.monotonic() - begin)
-        for words in poor_text(self.prompts.train, self._caches["text"].sequences):
-            say(words)
+        texts = [prompt.text for prompt in self.prompts.train]
+        for fault in (*prompt_faults(texts), *answer_faults(self._caches["text"].sequences)):
+            say(fault)
         if self.plain_text is not None:
             with ProgressLine("target reads plain text") as line:
                 self._caches["plain"] = encode_text(
@@ -199,9 +200,7 @@ class RunTexts:
         if not self.prompts.split:
             return cache
         asked = {prompt.token_ids for prompt in self.encode(self.prompts.choosing)}
-        chosen = [
-            s for s in cache.sequences if tuple(s.token_ids[: s.prompt_tokens].tolist()) in asked
-        ]
+        chosen = [s for s in cache.sequences if s.prompt_ids in asked]
         return cache.part(chosen) if chosen else cache
 
     def encode(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:

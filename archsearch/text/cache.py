@@ -54,6 +54,11 @@ class CachedSequence:
         return self.token_ids[self.prompt_tokens :]
 
     @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The tokens of the prompt."""
+        return tuple(self.token_ids[: self.prompt_tokens].tolist())
+
+    @property
     def greedy(self) -> torch.Tensor:
         """[n] bool: whether the written token is the target's most likely one."""
         return self.written == self.greedy_ids

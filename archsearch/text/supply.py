@@ -1,20 +1,16 @@
-"""Text beyond the greedy answers to the user's prompts: what can be asked of a target where prompts
-are few.
+"""Prompts that a target writes in the user's style, where the user's own are few: what is asked,
+and what is good enough to be answered.
 
-    sampled      further answers to the same prompts, drawn instead of greedy
-    invented     prompts that the target writes in the user's style (the user's prompts come before
-                 the one to be written, as in Self-Instruct, arXiv 2212.10560; the chat template
-                 opens the turn that the target writes, as in Magpie, arXiv 2406.08464), and its
-                 greedy answers to them
-
-All that depends on a tokenizer and on text is here, without a target and without a folder. Nothing
-may leak: a prompt that shares a run of words with a held-out one is dropped.
+The user's prompts come before the one to be written (Self-Instruct, arXiv 2212.10560); the chat
+template opens the turn that the target writes (Magpie, arXiv 2406.08464). Nothing may leak: a
+prompt that shares a run of words with a held-out one is dropped.
 """
 
 from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -25,19 +21,12 @@ if TYPE_CHECKING:
     from archsearch.text.cache import CachedSequence
 
 EXAMPLES: Final = 3  # of the user's prompts before one to be invented
-EXAMPLE_TOKENS: Final = (
-    160  # longer prompts are no examples: three of them would be most of what is read
-)
+EXAMPLE_TOKENS: Final = 160  # longer prompts are no examples
 PROMPT_TOKENS: Final = 160  # of an invented prompt; one that is longer has lost its thread
-INVENTING: Final = (
-    1.0,
-    0.95,
-)  # temperature and nucleus of invented prompts: greedy ones would all be the same
+INVENTING: Final = (1.0, 0.95)  # temperature and nucleus: greedy ones would all be the same
 SHINGLE: Final = 3  # words
 LEAK: Final = 8  # words in a row shared with a held-out prompt: the same prompt in part
 ALIKE: Final = 0.5  # of a prompt's shingles that one other prompt has too: near-duplicates
-LOOP_TOKENS: Final = 48  # at an answer's end that repeat with a short period: it would go on so
-LOOP_PERIOD: Final = 16
 _MARK: Final = "archsearch-user-turn"
 
 
@@ -78,19 +67,12 @@ def askings(
     tokenizer: Any, prompts: Sequence[Prompt], count: int, seed: int = 0
 ) -> list[EncodedPrompt]:
     """`count` openings for prompts to be invented, each behind EXAMPLES prompts of the user of one
-    category, drawn anew.
-
-    Where the template takes no several turns of the user, or where nothing tells an end of a prompt
-    apart, none stand before.
-    """
+    category, drawn anew; behind none where the template takes no several turns of the user."""
     short = [
         p
         for p in prompts
         if len(tokenizer(p.text, add_special_tokens=False)["input_ids"]) <= EXAMPLE_TOKENS
     ]
-    by_category: dict[str, list[Prompt]] = {}
-    for prompt in short:
-        by_category.setdefault(prompt.category, []).append(prompt)
     rng = random.Random(f"askings {seed}")
     made = []
     for number in range(count):
@@ -99,7 +81,7 @@ def askings(
         if short:
             first = rng.choice(short)
             category = first.category
-            others = [p for p in by_category[category] if p is not first]
+            others = [p for p in short if p.category == category and p is not first]
             chosen = [first, *rng.sample(others, min(EXAMPLES - 1, len(others)))]
             system = [m for m in first.messages[:1] if m[0] == "system"]
             before = [*system, *(("user", p.text) for p in chosen)]
@@ -114,12 +96,6 @@ def askings(
 
 # --------------------------------------------------------------------------------------------------
 # what is good enough
-
-
-def loops(ids: Sequence[int], tokens: int = LOOP_TOKENS, period: int = LOOP_PERIOD) -> bool:
-    """Whether the last `tokens` ids repeat with some period of at most `period`."""
-    tail = list(ids[-tokens:])
-    return len(tail) == tokens and any(tail[p:] == tail[:-p] for p in range(1, period + 1))
 
 
 def words(text: str) -> list[str]:
@@ -172,47 +148,30 @@ def invented(
     before: Sequence[Prompt] = (),
 ) -> Invented:
     """The prompts among `texts` (text, category, whether it came to its end) that are worth an
-    answer.
-
-    Left out: unfinished ones, ones shorter than two words, ones that repeat themselves,
-    near-duplicates of `prompts`, of those invented `before` and of each other, and whatever shares
-    LEAK words in a row with a prompt `kept_apart`, or is alike it.
-    """
+    answer. `before`: invented earlier; whatever is like a prompt `kept_apart` is dropped."""
     seen, apart = Seen(p.text for p in (*prompts, *before)), Seen(p.text for p in kept_apart)
     secret = {shingle for p in kept_apart for shingle in shingles(words(p.text), LEAK)}
     system = next((p.messages[:1] for p in prompts if p.messages[0][0] == "system"), ())
     chosen: list[Prompt] = []
-    dropped: dict[str, int] = {}
+    dropped: Counter[str] = Counter()
     for text, category, ended in texts:
         text = text.strip()
         found = words(text)
-        why = (
-            "unfinished"
-            if not ended
-            else (
-                "too short"
-                if len(found) < 2
-                else (
-                    "repeats itself"
-                    if repeats(text)
-                    else (
-                        "like a held-out prompt"
-                        if apart.alike(text) or not secret.isdisjoint(shingles(found, LEAK))
-                        else "like another prompt"
-                        if seen.alike(text)
-                        else ""
-                    )
-                )
-            )
-        )
-        if why:
-            dropped[why] = dropped.get(why, 0) + 1
+        faults = {
+            "unfinished": not ended,
+            "too short": len(found) < 2,
+            "repeats itself": repeats(text),
+            "like a held-out prompt": apart.alike(text)
+            or not secret.isdisjoint(shingles(found, LEAK)),
+            "like another prompt": seen.alike(text),
+        }
+        if why := next((fault for fault, true in faults.items() if true), ""):
+            dropped[why] += 1
             continue
         seen.add(text)
-        chosen.append(
-            Prompt((*system, ("user", text)), category, f"invented-{len(before) + len(chosen)}")
-        )
-    return Invented(tuple(chosen), dropped)
+        name = f"invented-{len(before) + len(chosen)}"
+        chosen.append(Prompt((*system, ("user", text)), category, name))
+    return Invented(tuple(chosen), dict(dropped))
 
 
 def turns_of(
@@ -234,40 +193,3 @@ def turns_of(
             text, ended = whole[0], True
         made.append((text, sequence.category, ended))
     return made
-
-
-# --------------------------------------------------------------------------------------------------
-# what is said of text
-
-
-def poor_text(prompts: Sequence[Prompt], sequences: Sequence[CachedSequence]) -> list[str]:
-    """One line for each thing in prompts or answers that keeps a draft from learning, with what it
-    does to the result."""
-    lines = []
-    texts = [" ".join(words(prompt.text)) for prompt in prompts]
-    if len(prompts) == 1:
-        lines.append(
-            "there is one training prompt: a draft learns its one answer by heart and little that"
-            " helps elsewhere"
-        )
-    elif texts and len(set(texts)) <= max(1, len(texts) // 10):
-        lines.append(
-            f"of {len(texts)} training prompts {len(set(texts))} are different: their answers are"
-            " the same text again, and a draft learns no more from them than from one each"
-        )
-    if not sequences:
-        return lines
-    count = len(sequences)
-    tiny = sum(len(s.written) <= 1 for s in sequences)
-    if tiny > 0.5 * count:
-        lines.append(
-            f"{tiny} of {count} answers are empty or one token long: there is next to nothing to"
-            " learn from them, and in the engine nothing for a draft to speed up"
-        )
-    looping = sum(loops(s.written.tolist()) for s in sequences)
-    if looping > 0.25 * count:
-        lines.append(
-            f"{looping} of {count} answers end in repeating themselves: a draft foretells"
-            " repetition easily, so acceptance here is higher than on text that goes on"
-        )
-    return lines

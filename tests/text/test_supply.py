@@ -90,15 +90,6 @@ def test_a_template_that_wants_turns_to_alternate_gets_no_examples(
     assert set(tokenizer.decode(asked[0].token_ids).split()) == {"w1", "w2", "w3", "w4"}
 
 
-def test_what_goes_round_is_seen() -> None:
-    assert (
-        supply.loops([1] * 48)
-        and supply.loops([9, *[1, 2, 3, 4] * 12])
-        and not supply.loops([1] * 47)
-    )
-    assert not supply.loops(list(range(100)))
-
-
 def test_what_leaks_repeats_or_is_known_is_dropped_with_its_reason() -> None:
     users = [prompt("please write a short poem about the sea in winter")]
     apart = [
@@ -154,11 +145,3 @@ def test_a_turn_that_was_cut_ends_with_its_last_whole_sentence(
     tokenizer.decode = lambda ids, **_: written  # type: ignore[method-assign]
     ((text, _, ended),) = supply.turns_of([sequence([1, 3, 10], 2)], tokenizer, (2,))
     assert (text, ended) == kept
-
-
-def test_good_text_is_not_complained_about() -> None:
-    assert (
-        supply.poor_text([prompt("w1 w2"), prompt("w3 w4")], [sequence(list(range(3, 40)), 3)] * 4)
-        == []
-    )
-    assert supply.poor_text([], []) == []
