@@ -164,7 +164,8 @@ def read_plain(arguments: argparse.Namespace) -> None:
     """The target's view of a plain text, split into training and held-out text at the end."""
     from archsearch.models.load import load_target
     from archsearch.models.targets import resolve_target
-    from archsearch.text.encode import encode_text, read_texts
+    from archsearch.text.encode import encode_text
+    from archsearch.text.prompt_files import read_texts
 
     loaded = load_target(resolve_target(arguments.target), arguments.dtype)
     texts = ["\n\n".join(read_texts(Path(arguments.plain)))]

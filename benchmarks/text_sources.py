@@ -139,7 +139,7 @@ class Sources:
         }
 
     def _plain_pieces(self) -> list[str]:
-        from archsearch.text.encode import read_texts
+        from archsearch.text.prompt_files import read_texts
 
         texts = [t for t in read_texts(Path(self.plain)) if len(t) > 400]
         chosen = np.random.default_rng(3).permutation(len(texts))[: self.tokens // 120].tolist()

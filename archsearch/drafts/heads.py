@@ -17,7 +17,6 @@ from archsearch.acceptance.replay import Replay, replay_chains
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.published_heads import usual_head
 from archsearch.drafts.trainer import DraftTrainer
-from archsearch.drafts.vocabulary import stored_vocabulary
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json, write_json
 from archsearch.models.drafters import HEAD_FAMILIES, HeadFamily
@@ -133,6 +132,7 @@ class HeadTrainer:
         An EAGLE-3 head's auxiliary states are made first, once for all heads that read the same
         layers, outside the budget.
         """
+        from archsearch.drafts.vocabulary import stored_vocabulary
         from archsearch.training.heads.chains import chain_matches
         from archsearch.training.heads.train import head_config, train_head
 

@@ -73,7 +73,7 @@ def texts_at_hand(session: SearchSession) -> list[LookupText]:
     from archsearch.models.load import (
         load_tokenizer,
     )  # torch: seconds that a search without texts need not wait
-    from archsearch.text.encode import read_texts
+    from archsearch.text.prompt_files import read_texts
 
     try:
         tokenizer = load_tokenizer(session.target)

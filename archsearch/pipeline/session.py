@@ -133,7 +133,7 @@ class SearchRequest:
         if self.prompts is not None or self.heldout is not None or self.confirm:
             load_prompt_set(self.prompts, self.heldout).check_apart()
         if self.text is not None:
-            from archsearch.text.encode import read_texts
+            from archsearch.text.prompt_files import read_texts
 
             read_texts(self.text)
 

@@ -17,7 +17,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
 
 from archsearch.errors import ArchsearchError
 from archsearch.files import atomic_path
@@ -25,9 +29,6 @@ from archsearch.progress import Progress, silent
 from archsearch.text.cache import CachedSequence, TextCache, load_shard, target_fingerprint
 from archsearch.text.encode import passes
 from archsearch.text.settings import BatchLimits, prefill_tokens
-
-if TYPE_CHECKING:
-    import torch
 
 BYTES_PER_NUMBER: Final = 2
 DISK_SPARE: Final = 1.02  # headers, and the file system's own blocks
@@ -48,8 +49,6 @@ class AuxiliaryStates:
     def of(self, sequence: CachedSequence) -> torch.Tensor:
         """[tokens - 1, width] bfloat16: the states at every token of a text but its last.
         ArchsearchError for an unknown text."""
-        from safetensors import safe_open
-
         place = self._places.get(_key(sequence))
         if place is None:
             raise ArchsearchError(
@@ -167,8 +166,6 @@ class _Shard:
         return {"target": self.target, "layers": json.dumps(self.layers), "texts": texts}
 
     def done(self) -> bool:
-        from safetensors import safe_open
-
         if not self.output.exists():
             return False
         with safe_open(self.output, framework="pt") as shard:
@@ -176,9 +173,6 @@ class _Shard:
 
     def make(self, target: Any) -> Iterator[int]:
         """Run the target and write the shard; yields the tokens of every pass."""
-        import torch
-        from safetensors.torch import save
-
         rows: dict[int, torch.Tensor] = {}
         order = sorted(range(len(self.sequences)), key=lambda place: len(self.sequences[place]))
         start = 0
@@ -206,8 +200,6 @@ def _layer_inputs(
 ) -> torch.Tensor:
     """[texts, longest, layers * hidden] bfloat16 on the CPU: what each of `layers` takes in, side
     by side."""
-    import torch
-
     from archsearch.models.runtime import native_bf16
 
     fast = torch.autocast(target.device.type, torch.bfloat16, enabled=native_bf16(target.device))

@@ -12,16 +12,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import torch
 
 from archsearch.text.blocks import Block, Passes, Segment, merged
 from archsearch.text.cache import CachedSequence
 from archsearch.text.prompts import EncodedPrompt
 from archsearch.text.sampling import best_tokens, draw, warped_probs
 from archsearch.text.settings import Writing, kv_tokens, prefill_tokens
-
-if TYPE_CHECKING:
-    import torch
 
 IDLE_SHARE: Final = (
     0.125  # of a block's rows: so many must have ended before it is copied without them
@@ -61,8 +60,6 @@ class Row:
         self.hidden = list(sequence.hidden)
 
     def sequence(self) -> CachedSequence:
-        import torch
-
         return CachedSequence(
             torch.tensor(self.tokens),
             len(self.prompt.token_ids),
@@ -120,15 +117,11 @@ class BatchWriter:
         `ended` is told of each at its end. The deadline (time.monotonic) is looked at before every
         pass after the first; prompts that were not reached have no answer, those under way are cut.
         """
-        import torch
-
         batch = _Batch(self, rows, report, deadline, ended)
         with torch.inference_mode(), batch.passes.attention():
             return batch.run()
 
     def _noise(self, seed: int, place: int) -> torch.Tensor | None:
-        import torch
-
         if self.writing.temperature <= 0:
             return None
         generator = torch.Generator().manual_seed((seed * 1_000_003 + place) % 2**63)
@@ -260,8 +253,6 @@ class _Batch:
         self._merge_small()
 
     def _append(self, block: Block, rows: Sequence[Row], states: Sequence[torch.Tensor]) -> None:
-        import torch
-
         self.blocks.append(block)
         self.alive += rows
         tails = torch.stack(list(states))
@@ -271,8 +262,6 @@ class _Batch:
 
     def _leave(self, least: int | None = None) -> None:
         """Rows that ended leave a block as soon as an eighth of it is idle (or `least` rows)."""
-        import torch
-
         kept: list[int] = []
         blocks, first, changed = [], 0, False
         for block in self.blocks:
@@ -383,8 +372,6 @@ class _Batch:
 
     def _choose(self) -> None:
         """Write the next token of every row that has not ended."""
-        import torch
-
         writing, tail = self.writer.writing, self.tail
         assert tail is not None
         logits = torch.nn.functional.linear(tail, self.writer.head)  # [alive, vocab]

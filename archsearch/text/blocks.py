@@ -19,15 +19,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 ATTENTION: Final = "archsearch_blocks"
 KNOWN_LAYERS: Final = frozenset({"full_attention", "sliding_attention"})
+
+
+ALL: Final = slice(None)
+Sides = tuple[torch.Tensor, torch.Tensor]  # keys and values
 
 
 @dataclass(slots=True, eq=False)
@@ -53,22 +57,21 @@ class Block:
         """How many tokens' keys and values it has room for."""
         return self.rows * self.capacity
 
-    def store(
-        self, layer: int, like: tuple[torch.Tensor, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def store(self, layer: int, like: Sides) -> Sides:
         """The layer's memory, made at its first use; zeros, since what is masked must be finite."""
         if layer == len(self.keys):
             for side, states in ((self.keys, like[0]), (self.values, like[1])):
-                side.append(
-                    states.new_zeros(self.rows, states.shape[1], self.capacity, states.shape[3])
-                )
+                shape = (self.rows, states.shape[1], self.capacity, states.shape[3])
+                side.append(states.new_zeros(shape))
         return self.keys[layer], self.values[layer]
+
+    def columns_of(self, layer: int, columns: slice, rows: slice = ALL) -> Sides:
+        """Keys and values of a layer in some columns of some rows."""
+        return self.keys[layer][rows, :, columns], self.values[layer][rows, :, columns]
 
     def keep(self, slots: Sequence[int]) -> None:
         """Keep these rows, in this order; layer by layer, so that old and new memory are held for
         one layer only."""
-        import torch
-
         self.spans = [self.spans[slot] for slot in slots]
         for side in (self.keys, self.values):
             for layer, states in enumerate(side):
@@ -79,8 +82,6 @@ class Block:
 
     def seen(self, window: int | None = None) -> torch.Tensor | None:
         """[rows, columns + 1] bool: what a row's next token sees; None where that is everything."""
-        import torch
-
         if min(self.spans) == self.columns and (window is None or self.columns < window):
             return None
         columns = torch.arange(self.columns + 1, device=self.keys[0].device if self.keys else None)
@@ -114,10 +115,15 @@ class Segment:
     start: int
     stop: int
 
-    @property
-    def first(self) -> int:
-        """The column of the row's first token."""
-        return self.block.columns - self.block.spans[self.slot]
+    def columns(self, start: int, stop: int) -> slice:
+        """Where tokens `start` to `stop` of its row lie."""
+        first = self.block.columns - self.block.spans[self.slot]
+        return slice(first + start, first + stop)
+
+    def stored(self, layer: int) -> Sides:
+        """Keys and values [1, kv heads, stop, head_dim] of its row up to its end."""
+        rows = slice(self.slot, self.slot + 1)
+        return self.block.columns_of(layer, self.columns(0, self.stop), rows)
 
 
 class Passes:
@@ -134,65 +140,47 @@ class Passes:
     def read(self, segments: Sequence[Segment], tokens: Sequence[Sequence[int]]) -> torch.Tensor:
         """The final states [segments, hidden] at the last token of each segment; `tokens`: those of
         each."""
-        import torch
-
+        if not self.together and len(segments) > 1:
+            return torch.cat(
+                [self.read([one], [ids]) for one, ids in zip(segments, tokens, strict=True)]
+            )
         device = self.target.device
-        ids = torch.tensor(
-            [[token for part in tokens for token in part]], device=device
-        )  # [1, all tokens]
-        positions = torch.cat([torch.arange(s.start, s.stop, device=device) for s in segments])[
-            None
-        ]
+        ids = torch.tensor([[token for part in tokens for token in part]], device=device)
+        positions = torch.cat([torch.arange(s.start, s.stop, device=device) for s in segments])
         ends = torch.tensor([len(part) for part in tokens], device=device).cumsum(0) - 1
-        if self.together:
-            return self._run(_Reading(segments, self), ids, positions)[0, ends]
-        states = []
-        for segment, part in zip(segments, tokens, strict=True):
-            alone = torch.tensor([list(part)], device=device)
-            where = torch.arange(segment.start, segment.stop, device=device)[None]
-            mask = torch.ones(1, segment.stop, dtype=torch.long, device=device)
-            states.append(self._run(_OneRow(segment, self), alone, where, mask)[0, -1])
-        return torch.stack(states)
+        mask = None
+        if not self.together:
+            mask = torch.ones(1, segments[0].stop, dtype=torch.long, device=device)
+        return self._run(_Reading(segments, self), ids, positions[None], mask)[0, ends]
 
     def step(self, blocks: Sequence[Block], tokens: Sequence[int]) -> torch.Tensor:
         """One more token for every row of all blocks, in their order: the final states [rows,
         hidden]."""
-        import torch
-
+        if not self.together and len(blocks) > 1:
+            left = iter(tokens)
+            return torch.cat(
+                [self.step([block], [next(left) for _ in block.spans]) for block in blocks]
+            )
         device = self.target.device
         ids = torch.tensor(tokens, device=device)[:, None]
-        positions = torch.tensor([span for block in blocks for span in block.spans], device=device)[
-            :, None
-        ]
-        if self.together:
-            states = self._run(_Stepping(blocks), ids, positions)[:, -1]
-        else:
-            parts, row = [], 0
-            for block in blocks:
-                place = slice(row, row + block.rows)
-                seen = block.seen()
-                mask = None if seen is None else seen.long()
-                parts.append(self._run(_OneBlock(block), ids[place], positions[place], mask)[:, -1])
-                row += block.rows
-            states = torch.cat(parts)
+        spans = [span for block in blocks for span in block.spans]
+        positions = torch.tensor(spans, device=device)[:, None]
+        seen = None if self.together else blocks[0].seen()
+        mask = None if seen is None else seen.long()
+        states = self._run(_Stepping(blocks, self), ids, positions, mask)[:, -1]
         for block in blocks:
             block.columns += 1
             block.spans = [span + 1 for span in block.spans]
         return states
 
     def _run(
-        self,
-        plan: _Plan,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        mask: torch.Tensor | None = None,
+        self, plan: _Plan, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        cache = _cache(self.layers, plan)
         output = self.target.base_model(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
+            past_key_values=_cache(self.layers, plan),
             use_cache=True,
         )
         states: torch.Tensor = output.last_hidden_state
@@ -212,172 +200,111 @@ class Passes:
             self.target.set_attn_implementation(before)
 
 
-# ------------------------------------------------------------------------------------------- where
-# a pass's keys and values go
+# --------------------------------------------------------------------------------------------------
+# where a pass's keys and values go
 
 
-class _Plan:
-    """What one pass does with a layer's keys and values: `update` stores them, `attend` reads."""
+class _Plan(Protocol):
+    """What one pass does with a layer's keys and values. `before`: columns that the target's own
+    attention takes to be there already."""
 
-    def update(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        raise NotImplementedError
+    before: int
+
+    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Sides:
+        """Store them; what the target's own attention reads, where it attends by itself."""
+        ...
 
     def attend(
         self, layer: int, query: torch.Tensor, scale: float | None, window: int | None
     ) -> torch.Tensor:
         """[batch, heads, tokens, head_dim]"""
-        raise NotImplementedError
+        ...
 
 
-class _Stepping(_Plan):
-    """One token for every row of several blocks."""
+class _Stepping:
+    """One token for every row of several blocks; of one block for a target that attends by
+    itself."""
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
-        self.blocks = blocks
+    def __init__(self, blocks: Sequence[Block], passes: Passes) -> None:
+        self.blocks, self.together = blocks, passes.together
+        self.before = 0 if passes.together else blocks[0].columns
         self.masks: dict[int | None, list[torch.Tensor | None]] = {}
 
-    def update(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Sides:
         row = 0
         for block in self.blocks:
-            for side, states in zip(
-                block.store(layer, (keys, values)), (keys, values), strict=True
-            ):
+            sides = zip(block.store(layer, (keys, values)), (keys, values), strict=True)
+            for side, states in sides:
                 side[:, :, block.columns] = states[row : row + block.rows, :, 0]
             row += block.rows
-        return keys, values
+        return (keys, values) if self.together else self._stored(self.blocks[0], layer)
+
+    def _stored(self, block: Block, layer: int) -> Sides:
+        return block.columns_of(layer, slice(0, block.columns + 1))
 
     def attend(
         self, layer: int, query: torch.Tensor, scale: float | None, window: int | None
     ) -> torch.Tensor:
-        import torch
-
         if window not in self.masks:
             self.masks[window] = [_added(block.seen(window), query.dtype) for block in self.blocks]
         found, row = [], 0
         for block, mask in zip(self.blocks, self.masks[window], strict=True):
-            keys, values = (
-                side[layer][:, :, : block.columns + 1] for side in (block.keys, block.values)
-            )
-            found.append(_attend_one(query[row : row + block.rows], keys, values, mask, scale))
+            part = query[row : row + block.rows]
+            found.append(_attend_one(part, *self._stored(block, layer), mask, scale))
             row += block.rows
         return torch.cat(found)
 
 
-class _Reading(_Plan):
-    """Segments of several rows behind each other, [1, heads, all tokens, head_dim]."""
+class _Reading:
+    """Segments of several rows behind each other, [1, heads, all tokens, head_dim]; a single one
+    for a target that attends by itself."""
 
     def __init__(self, segments: Sequence[Segment], passes: Passes) -> None:
         self.segments, self.passes = segments, passes
+        self.before = 0 if passes.together else segments[0].start
         self.masks: dict[tuple[int, int, int | None], torch.Tensor | None] = {}
 
-    def update(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Sides:
         place = 0
         for segment in self.segments:
-            count = segment.stop - segment.start
-            _put(
-                segment,
-                layer,
-                keys[:, :, place : place + count],
-                values[:, :, place : place + count],
-                self.passes,
-            )
-            place += count
-        return keys, values
+            part = slice(place, place := place + segment.stop - segment.start)
+            self._put(segment, layer, (keys[:, :, part], values[:, :, part]))
+        return (keys, values) if self.passes.together else self.segments[0].stored(layer)
+
+    def _put(self, segment: Segment, layer: int, states: Sides) -> None:
+        """Store a segment's keys and values, and before a row's first ones those of the beginning
+        that all rows share."""
+        shared, prefix = self.passes.shared, self.passes.prefix
+        parts = [(segment.columns(segment.start, segment.stop), states)]
+        if prefix not in (None, segment.block) and segment.start == shared:
+            parts.append((segment.columns(0, shared), prefix.columns_of(layer, slice(0, shared))))
+        for columns, given in parts:
+            for side, part in zip(segment.block.store(layer, states), given, strict=True):
+                side[segment.slot, :, columns] = part[0]
 
     def attend(
         self, layer: int, query: torch.Tensor, scale: float | None, window: int | None
     ) -> torch.Tensor:
-        import torch
-
         found, place = [], 0
         for segment in self.segments:
-            count, block, first = segment.stop - segment.start, segment.block, segment.first
-            row = slice(segment.slot, segment.slot + 1)
-            keys, values = (
-                s[layer][row, :, first : first + segment.stop] for s in (block.keys, block.values)
-            )
+            count = segment.stop - segment.start
             kind = (count, segment.stop, window)
             if kind not in self.masks:
                 self.masks[kind] = _causal(count, segment.stop, window, query.device)
-            found.append(
-                _attend_many(
-                    query[:, :, place : place + count], keys, values, self.masks[kind], scale
-                )
-            )
+            part = query[:, :, place : place + count]
+            found.append(_attend_many(part, *segment.stored(layer), self.masks[kind], scale))
             place += count
         return torch.cat(found, dim=2)
-
-
-class _OneRow(_Plan):
-    """A segment on its own, for targets that attend by themselves."""
-
-    def __init__(self, segment: Segment, passes: Passes) -> None:
-        self.segment, self.passes = segment, passes
-
-    def update(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        segment = self.segment
-        _put(segment, layer, keys, values, self.passes)
-        row, first = slice(segment.slot, segment.slot + 1), segment.first
-        block = segment.block
-        return (
-            block.keys[layer][row, :, first : first + segment.stop],
-            block.values[layer][row, :, first : first + segment.stop],
-        )
-
-    def seen(self) -> int:
-        return self.segment.start
-
-
-class _OneBlock(_Plan):
-    """One token for every row of one block, for targets that attend by themselves."""
-
-    def __init__(self, block: Block) -> None:
-        self.block = block
-
-    def update(
-        self, layer: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        _Stepping([self.block]).update(layer, keys, values)
-        columns = self.block.columns + 1
-        return self.block.keys[layer][:, :, :columns], self.block.values[layer][:, :, :columns]
-
-    def seen(self) -> int:
-        return self.block.columns
 
 
 def _added(seen: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     """[rows, 1, 1, columns]: what is added to scores; made once for all layers, where torch would
     convert a bool mask in each."""
-    import torch
-
     return (
         None
         if seen is None
         else torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)[:, None, None]
     )
-
-
-def _put(
-    segment: Segment, layer: int, keys: torch.Tensor, values: torch.Tensor, passes: Passes
-) -> None:
-    """Store a segment's keys and values, and before a row's first ones those of the beginning that
-    all rows share."""
-    block, first = segment.block, segment.first
-    sides = block.store(layer, (keys, values))
-    for side, states in zip(sides, (keys, values), strict=True):
-        side[segment.slot, :, first + segment.start : first + segment.stop] = states[0]
-    prefix = passes.prefix
-    if prefix is not None and prefix is not block and segment.start == passes.shared:
-        for side, states in zip(sides, (prefix.keys[layer], prefix.values[layer]), strict=True):
-            side[segment.slot, :, first : first + passes.shared] = states[0, :, : passes.shared]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -392,8 +319,6 @@ def _attend_one(
     scale: float | None,
 ) -> torch.Tensor:
     """One query token a row, [rows, heads, 1, head_dim]."""
-    import torch
-
     heads, kv_heads = query.shape[1], keys.shape[1]
     halves = query.device.type == "cpu" and query.dtype != torch.float32
     if (
@@ -401,22 +326,11 @@ def _attend_one(
         and heads > kv_heads
         and _grouped_is_quicker(query.dtype, heads, kv_heads, query.shape[3])
     ):
-        return _attend_grouped(query, keys, values, mask, scale)
+        return _attend_grouped(query, keys, values, mask, scale=scale)
     return _attend_packed(query, keys, values, mask, scale)
 
 
-def _attend_grouped(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float | None,
-) -> torch.Tensor:
-    from torch.nn.functional import scaled_dot_product_attention
-
-    return scaled_dot_product_attention(
-        query, keys, values, attn_mask=mask, scale=scale, enable_gqa=True
-    )
+_attend_grouped = functools.partial(scaled_dot_product_attention, enable_gqa=True)
 
 
 def _attend_packed(
@@ -428,8 +342,6 @@ def _attend_packed(
 ) -> torch.Tensor:
     """Heads that share keys as tokens of one query: on CUDA a mask and grouped heads together fall
     back to the slow kernel."""
-    from torch.nn.functional import scaled_dot_product_attention
-
     rows, heads, _, width = query.shape
     groups = heads // keys.shape[1]
     packed = query.reshape(rows, keys.shape[1], groups, width)
@@ -443,16 +355,15 @@ def _grouped_is_quicker(dtype: torch.dtype, heads: int, kv_heads: int, width: in
     """Whether this CPU attends heads that share keys quicker one by one than packed, in 16 bits:
     with AMX 1.4 times, with AVX512 alone it takes four times as long. Timed once a process, 32 rows
     of 128 columns, the least of three."""
-    import torch
-
     query = torch.ones(32, heads, 1, width, dtype=dtype)
     keys, values = torch.ones(2, 32, kv_heads, 128, width, dtype=dtype)
     mask = torch.zeros(32, 1, 1, 128, dtype=dtype)
-    least = {_attend_grouped: float("inf"), _attend_packed: float("inf")}
+    ways: tuple[Callable[..., torch.Tensor], ...] = (_attend_grouped, _attend_packed)
+    least = dict.fromkeys(ways, float("inf"))
     for turn in range(4):  # the first one warms up
         for attend in least:
             begin = time.perf_counter()
-            attend(query, keys, values, mask, None)
+            attend(query, keys, values, mask, scale=None)
             if turn:
                 least[attend] = min(least[attend], time.perf_counter() - begin)
     return least[_attend_grouped] < least[_attend_packed]
@@ -466,8 +377,6 @@ def _attend_many(
     scale: float | None,
 ) -> torch.Tensor:
     """Several tokens of one row, [1, heads, tokens, head_dim]; no mask is causal."""
-    from torch.nn.functional import scaled_dot_product_attention
-
     groups = query.shape[1] // keys.shape[1]
     if groups > 1:
         keys, values = (states.repeat_interleave(groups, dim=1) for states in (keys, values))
@@ -479,8 +388,6 @@ def _attend_many(
 def _causal(count: int, total: int, window: int | None, device: Any) -> torch.Tensor | None:
     """[count, total] bool: what the last `count` of `total` tokens see; None where torch's own
     causal mask says it."""
-    import torch
-
     if count == total and (window is None or total <= window):
         return None
     token = torch.arange(total - count, total, device=device)[:, None]
@@ -534,7 +441,7 @@ def _define() -> None:
             return keys, values
 
         def get_seq_length(self) -> int:
-            return int(self.plan.seen()) if hasattr(self.plan, "seen") else 0
+            return int(self.plan.before)
 
     AttentionInterface.register(ATTENTION, _attention)
     _layer_classes.append(PlannedLayer)
@@ -566,8 +473,6 @@ def _may_take_blocks(target: Any) -> bool:
 def _agrees(target: Any) -> bool:
     """Two rows read and continued by blocks, beside the target's own pass over each: True where
     states agree."""
-    import torch
-
     if not _layer_classes:
         _define()
     passes = Passes(target, together=True)

@@ -19,14 +19,14 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save
 
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import atomic_path, read_json, write_json
-
-if TYPE_CHECKING:
-    import torch
-
 
 FORMAT: Final = 1
 SHARD_PROMPTS: Final = 384  # a kill loses at most one shard
@@ -123,8 +123,6 @@ class TextCache:
     def load(cls, folder: Path | str) -> TextCache:
         """Read a finished or partly finished cache. Raises ArchsearchError for one of another
         version, MissingDataError for an empty one."""
-        from safetensors.torch import load_file
-
         folder = Path(folder)
         meta = read_json(folder / "cache.json", "text cache")
         if meta.get("format") != FORMAT:
@@ -145,8 +143,6 @@ class TextCache:
 def target_fingerprint(target: Any) -> str:
     """Identity of a target: its shape and samples of its weights (rows spread over every
     matrix)."""
-    import torch
-
     parts = [
         json.dumps(
             {k: v for k, v in sorted(target.config.to_dict().items()) if k in _SHAPE_KEYS},
@@ -177,8 +173,6 @@ def open_folder(folder: Path, fingerprint: dict[str, Any], head: torch.Tensor) -
 
     Raises ArchsearchError where it was made for something else.
     """
-    from safetensors.torch import save
-
     meta_path = folder / "cache.json"
     if meta_path.exists():
         meta = read_json(meta_path, "text cache")
@@ -207,9 +201,6 @@ def open_folder(folder: Path, fingerprint: dict[str, Any], head: torch.Tensor) -
 
 def save_shard(path: Path, sequences: Sequence[CachedSequence], complete: bool) -> None:
     """Write sequences as one safetensors file; `complete`: none will be added."""
-    import torch
-    from safetensors.torch import save
-
     tensors = {
         "token_ids": torch.cat([s.token_ids.to(torch.int32) for s in sequences]),
         "lengths": torch.tensor([len(s) for s in sequences], dtype=torch.int32),
@@ -229,8 +220,6 @@ def save_shard(path: Path, sequences: Sequence[CachedSequence], complete: bool) 
 
 def shard_complete(path: Path) -> bool:
     """Whether a shard is there and finished."""
-    from safetensors import safe_open
-
     if not path.exists():
         return False
     with safe_open(path, framework="pt") as shard:
@@ -239,8 +228,6 @@ def shard_complete(path: Path) -> bool:
 
 def load_shard(path: Path) -> Iterator[CachedSequence]:
     """The sequences of a shard, in order."""
-    from safetensors import safe_open
-
     with safe_open(path, framework="pt") as shard:
         rows = json.loads(shard.metadata()["rows"])
         tensors = {name: shard.get_tensor(name) for name in shard.keys()}

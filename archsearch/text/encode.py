@@ -6,20 +6,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import parse_json
+import torch
+from torch.nn import functional
+
+from archsearch.errors import ArchsearchError
 from archsearch.progress import Progress, silent
 from archsearch.text.batch import Report
 from archsearch.text.cache import SHARD_PROMPTS, CachedSequence, TextCache
 from archsearch.text.generate import plain_head
+from archsearch.text.prompt_files import read_texts
 from archsearch.text.prompts import EncodedPrompt
 from archsearch.text.settings import BatchLimits, prefill_tokens
 from archsearch.text.shards import CacheJob, Store, Work, make_cache
-
-if TYPE_CHECKING:
-    import torch
 
 PIECE_TOKENS: Final = 256
 
@@ -98,9 +98,6 @@ def passes(pieces: Sequence[T], pass_tokens: int) -> Iterator[list[T]]:
 def _read(
     target: Any, head: torch.Tensor, batch: Sequence[EncodedPrompt]
 ) -> Iterator[CachedSequence]:
-    import torch
-    import torch.nn.functional as functional
-
     width = max(len(piece.token_ids) for piece in batch)
     # Padding on the right needs no mask: a causal model never looks there.
     ids = torch.tensor(
@@ -128,9 +125,6 @@ def with_states(
 ) -> list[CachedSequence]:
     """`answers` to `prompts`, by whomever, with the target's state and argmax at every answered
     token: one pass over each."""
-    import torch
-    from torch.nn import functional
-
     head = plain_head(target)
     sequences = []
     for prompt, tokens in zip(prompts, answers, strict=True):
@@ -144,41 +138,3 @@ def with_states(
             CachedSequence(ids, start, states.cpu().clone(), greedy, prompt.category, prompt.id)
         )
     return sequences
-
-
-def read_texts(path: Path) -> list[str]:
-    """The texts of a file. Raises MissingDataError where there is none, ArchsearchError with the
-    line for what is no text."""
-    try:
-        content = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise MissingDataError(f"text file not found: {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArchsearchError(
-            f"cannot read the text file {path}: {error}; it must be UTF-8"
-        ) from error
-    texts = _json_texts(path, content) if path.suffix == ".jsonl" else content.split("\n\n")
-    texts = [part for part in texts if part.strip()]
-    if not texts:
-        raise ArchsearchError(
-            f"text file {path} holds no text; give paragraphs between blank lines, or leave"
-            " --text out"
-        )
-    return texts
-
-
-def _json_texts(path: Path, content: str) -> list[str]:
-    texts = []
-    for number, line in enumerate(content.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            raise ArchsearchError(f"text file {path}, line {number}: not JSON ({error})") from None
-        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            raise ArchsearchError(
-                f'text file {path}, line {number}: no text field; write {{"text": "..."}}'
-            )
-        texts.append(row["text"])
-    return texts

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import torch
 
 from archsearch.errors import ArchsearchError
 from archsearch.progress import Progress, silent
@@ -20,9 +22,6 @@ from archsearch.text.prompts import (
 )
 from archsearch.text.settings import Writing
 from archsearch.text.shards import CacheJob, Store, Work, make_cache
-
-if TYPE_CHECKING:
-    import torch
 
 DEFAULTS: Final = Writing()
 

@@ -1,4 +1,5 @@
-"""The rows of a prompt file, whatever form people have it in, and of a data set on the hub."""
+"""The rows of a prompt file, whatever form people have it in, and of a data set on the hub; the
+texts of a file of plain text."""
 
 from __future__ import annotations
 
@@ -174,6 +175,44 @@ def _part(part: Any) -> str:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         raise Faulty(f"a turn with a part that is no text ({kind!r}); a draft reads text alone")
     return text
+
+
+def read_texts(path: Path) -> list[str]:
+    """The texts of a file. Raises MissingDataError where there is none, ArchsearchError with the
+    line for what is no text."""
+    try:
+        content = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise MissingDataError(f"text file not found: {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArchsearchError(
+            f"cannot read the text file {path}: {error}; it must be UTF-8"
+        ) from error
+    texts = _json_texts(path, content) if path.suffix == ".jsonl" else content.split("\n\n")
+    texts = [part for part in texts if part.strip()]
+    if not texts:
+        raise ArchsearchError(
+            f"text file {path} holds no text; give paragraphs between blank lines, or leave"
+            " --text out"
+        )
+    return texts
+
+
+def _json_texts(path: Path, content: str) -> list[str]:
+    texts = []
+    for number, line in enumerate(content.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            raise ArchsearchError(f"text file {path}, line {number}: not JSON ({error})") from None
+        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+            raise ArchsearchError(
+                f'text file {path}, line {number}: no text field; write {{"text": "..."}}'
+            )
+        texts.append(row["text"])
+    return texts
 
 
 def dataset_name(path: Path) -> bool:

@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import torch
 
 from archsearch.files import write_json
 from archsearch.progress import Progress
@@ -25,9 +27,6 @@ from archsearch.text.cache import (
     target_fingerprint,
 )
 from archsearch.text.prompts import EncodedPrompt
-
-if TYPE_CHECKING:
-    import torch
 
 SAVE_EVERY_S: Final = 60.0  # a kill loses at most what was written since
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archsearch.errors import ArchsearchError
-from archsearch.text.cache import TextCache
+
+if TYPE_CHECKING:
+    from archsearch.text.cache import TextCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def test_what_is_on_disk_is_used_again_and_other_texts_make_it_anew(
     cache: TextCache, target, monkeypatch
 ) -> None:
     seen = []
-    auxiliary_states(target, cache, AUX, seen.append)
+    auxiliary_states(target, cache, AUX, lambda *said: seen.append(said))
     assert seen and seen[-1]["done"] == seen[-1]["total"] == sum(
         len(s) - 1 for s in cache.sequences
     )
@@ -55,7 +55,7 @@ def test_what_is_on_disk_is_used_again_and_other_texts_make_it_anew(
     monkeypatch.undo()
     shards[1].unlink()  # killed between two shards
     again = []
-    auxiliary_states(target, cache, AUX, again.append)
+    auxiliary_states(target, cache, AUX, lambda *said: again.append(said))
     assert again[-1]["total"] < seen[-1]["total"]
     auxiliary_states(target, cache, (0, 2))
     assert len(list(cache.folder.glob("auxiliary-0-2-*"))) == 2, "other layers stand beside"
