@@ -34,7 +34,13 @@ import numpy as np
 from archsearch.architecture.architecture import Architecture
 from archsearch.files import read_json, write_json
 from archsearch.speedup import clamped, logit
-from archsearch.training.curves import NEUTRAL, AlphaPoint, effective_tokens, extrapolate, fit_prior
+from archsearch.training.curves import (
+    AlphaPoint,
+    CurvePrior,
+    effective_tokens,
+    extrapolate,
+    fit_prior,
+)
 
 HEAD_ROWS = 2048
 FIRST_MARK = 8_000
@@ -254,7 +260,7 @@ def foretold(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, A
     """alpha of the best look, from the curve's first tokens and the curves of other kinds of
     text."""
     others = [points_of(other) for other in rows if other["kind"] != row["kind"]]
-    prior = fit_prior(others, NEUTRAL)
+    prior = fit_prior(others, CurvePrior())
     end = row["looks"][-1]["tokens"]
     said = extrapolate(
         points_of(row, FORETOLD_FROM), end, prior, annealed=False, epoch_tokens=row["epoch_tokens"]

@@ -34,7 +34,7 @@ from archsearch.files import read_json, write_json
 from archsearch.pipeline.climb.belief import capacity_to_come
 from archsearch.search.rungs import catch_up
 from archsearch.speedup import clamped, logit
-from archsearch.training.curves import NEUTRAL, AlphaPoint, extrapolate, fit_prior, growth
+from archsearch.training.curves import AlphaPoint, CurvePrior, extrapolate, fit_prior, growth
 
 TOKENS = 256_000
 SHARES = (
@@ -374,7 +374,9 @@ def predicted_finals(
         }
         ways: dict[str, list[Estimate]] = {"own early curve": [], "never trained": []}
         for arch in shapes:
-            others = fit_prior([curve for other, curve in curves.items() if other != arch], NEUTRAL)
+            others = fit_prior(
+                [curve for other, curve in curves.items() if other != arch], CurvePrior()
+            )
             ways["own early curve"].append(extrapolate(early[arch], bench.tokens, others))
             at = min(curve[-1].tokens for curve in early.values())
             asked = dataclasses.replace(context, trained_tokens=float(bench.tokens))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +22,7 @@ from archsearch.files import read_json, write_json
 from archsearch.models.drafters import HEAD_FAMILIES, HeadFamily
 from archsearch.models.files import has_weights
 from archsearch.progress import ProgressLine
+from archsearch.records import as_data, from_data
 
 if TYPE_CHECKING:
     from archsearch.text.auxiliary import AuxiliaryStates
@@ -208,15 +209,8 @@ class HeadTrainer:
     def _mask_token(self) -> int:
         """What the further rows of a P-EAGLE head read: a token that says nothing in text."""
         tokenizer = self.trainer.tokenizer
-        found = next(
-            (
-                i
-                for i in (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id)
-                if i is not None
-            ),
-            0,
-        )
-        return int(found)
+        ids = (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id)
+        return int(next((i for i in ids if i is not None), 0))
 
     def _save(self, head: Head, folder: Path, cache: TextCache) -> None:
         """The folder that engines load, with the target's tokenizer."""
@@ -265,7 +259,7 @@ def load_head(folder: Path) -> TrainedHead:
     import numpy as np
 
     record = read_json(folder / RECORD, "the head's training record")
-    plan = HeadPlan(**{**record["plan"], "aux_layers": tuple(record["plan"]["aux_layers"])})
+    plan = from_data(HeadPlan, record["plan"])
     with np.load(folder / CHAINS) as stored:
         chains = [stored[name] for name in sorted(stored.files)]
     replays = replays_of(chains, plan.gamma)
@@ -299,13 +293,13 @@ def _write_record(
     write_json(
         folder / RECORD,
         {
-            "plan": asdict(plan),
+            "plan": as_data(plan),
             "seconds": run.seconds,
             "steps": run.steps,
             "tokens": run.tokens,
             "tokens_per_s": run.tokens_per_s,
             **extra,
-            "slowdowns": [seen.to_dict() for seen in run.slowdowns],
+            "slowdowns": [as_data(seen) for seen in run.slowdowns],
             "heldout": _measured(counts, replays_of(matches, plan.gamma)),
             "best": result.best.to_dict(),
             "curve": [point.to_dict() for point in result.curve],

@@ -13,7 +13,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,14 +26,14 @@ from archsearch.drafts.records import (
     trained_draft,
 )
 from archsearch.drafts.texts import RunTexts
-from archsearch.files import read_json, write_json
+from archsearch.files import write_json
 from archsearch.models.loaded import LoadedTarget
 from archsearch.models.targets import TargetRef
 from archsearch.progress import ProgressLine
-from archsearch.records import save
+from archsearch.records import as_data, load, save
 from archsearch.speedup import alpha_of_divergence
 from archsearch.text.prompt_set import PromptSet
-from archsearch.training.settings import HELDOUT_SEQUENCES
+from archsearch.training.settings import HELDOUT_SEQUENCES, DistillConfig
 
 if TYPE_CHECKING:
     from archsearch.text.cache import CachedSequence, TextCache
@@ -45,6 +45,14 @@ if TYPE_CHECKING:
 ANSWER_TOKENS: Final = 96
 LOOK_RATIO: Final = 1.2  # a look costs a pass over some thousand tokens
 PATIENCE: Final = 1.5  # a training ends after half as many tokens again without a better look
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a training took, of any record of one."""
+
+    tokens: int
+    seconds: float
 
 
 class DraftTrainer:
@@ -127,14 +135,8 @@ class DraftTrainer:
     def draft_folder(self, arch: Architecture) -> Path:
         """finalists/<shape>, with a short hash so that shapes that print alike stay apart."""
         digest = hashlib.sha256(json.dumps(arch.to_dict(), sort_keys=True).encode()).hexdigest()[:6]
-        return (
-            self.folder
-            / "finalists"
-            / (
-                f"{arch.num_hidden_layers}x{arch.hidden_size}-ffn{arch.intermediate_size}"
-                f"-head{arch.head_rows}-{digest}"
-            )
-        )
+        shape = f"{arch.num_hidden_layers}x{arch.hidden_size}-ffn{arch.intermediate_size}"
+        return self.folder / "finalists" / f"{shape}-head{arch.head_rows}-{digest}"
 
     def _initial(
         self, arch: Architecture, caches: list[TextCache], seed: int
@@ -146,22 +148,38 @@ class DraftTrainer:
         from archsearch.drafts.vocabulary import stored_vocabulary
         from archsearch.training.initialise import initialise_draft
 
-        folder = self.draft_folder(arch)
-        vocabulary = (
-            stored_vocabulary(folder, arch.head_rows, caches, self.tokenizer)
-            if arch.trimmed
-            else None
-        )
-        calibration = _calibration_ids(caches[0])
+        vocabulary = None
+        if arch.trimmed:
+            folder = self.draft_folder(arch)
+            vocabulary = stored_vocabulary(folder, arch.head_rows, caches, self.tokenizer)
         draft = initialise_draft(
             self.source_of_weights(),
             arch,
             draft_token_ids=vocabulary.token_ids if vocabulary else None,
-            calibration_ids=calibration,
+            calibration_ids=_calibration_ids(caches[0]),
             seed=seed,
             dtype=torch.float32,
         )
         return draft.to(self.device), vocabulary  # type: ignore[arg-type]
+
+    def _distilled(
+        self, arch: Architecture, config: DistillConfig, label: str
+    ) -> tuple[Any, DraftVocabulary | None, DistillResult]:
+        """The draft, initialised or as its checkpoint has it, after `config`."""
+        from archsearch.training.distill import distill
+
+        caches = self.texts.all_training()
+        draft, vocabulary = self._initial(arch, caches, config.seed)
+        with ProgressLine(f"train {label or arch.label()}") as line:
+            result = distill(
+                draft,
+                caches,
+                config,
+                heldout=self.looked_at(),
+                checkpoint_dir=self.draft_folder(arch) / "checkpoint",
+                progress=line,
+            )
+        return draft, vocabulary, result
 
     def train_short(
         self,
@@ -173,12 +191,9 @@ class DraftTrainer:
         limit_s: float | None = None,
     ) -> ShortTraining:
         """Distil `arch` until it has seen `tokens` in all (or for `limit_s` seconds in all),
-        without an anneal: its curve so far.
-
-        alpha is measured on texts that no draft is trained on, the same for all (`looked_at`).
-        Continues its checkpoint; what is done is not done again; `train` goes on from there.
-        """
-        from archsearch.training.distill import DistillConfig, distill
+        without an anneal: its curve so far, alpha on the texts of `looked_at`. Continues its
+        checkpoint; what is done is not done again; `train` goes on from there."""
+        from archsearch.training.curves import alpha_points
 
         folder = self.draft_folder(arch)
         before = read_curve(folder)
@@ -186,26 +201,10 @@ class DraftTrainer:
             before.tokens >= tokens or (limit_s is not None and before.seconds >= limit_s)
         ):
             return before
-        caches = self.texts.all_training()
-        draft, _ = self._initial(arch, caches, seed)
         start = time.monotonic()
-        with ProgressLine(f"train {label or arch.label()}") as line:
-            result = distill(
-                draft,
-                caches,
-                DistillConfig(
-                    budget_s=limit_s,
-                    max_tokens=tokens,
-                    seed=seed,
-                    anneal=0.0,
-                    evaluate_at=(tokens // 4, tokens // 2),
-                ),
-                heldout=self.looked_at(),
-                checkpoint_dir=folder / "checkpoint",
-                progress=line,
-            )
-        from archsearch.training.curves import alpha_points
-
+        marks = (tokens // 4, tokens // 2)
+        config = DistillConfig(limit_s, None, tokens, seed=seed, anneal=0.0, evaluate_at=marks)
+        _, _, result = self._distilled(arch, config, label)
         looks = [point for point in result.alpha_curve if point.weights == "average"]
         short = ShortTraining(
             arch,
@@ -225,14 +224,9 @@ class DraftTrainer:
         """(tokens, seconds) that a draft was trained for so far; of both its short and its full
         training."""
         found = (0, 0.0)
-        for name in ("curve.json", "training.json"):
-            path = self.draft_folder(arch) / name
-            if path.exists():
-                record = read_json(path, "training record")
-                found = (
-                    max(found[0], int(record["tokens"])),
-                    max(found[1], float(record["seconds"])),
-                )
+        for name in (CURVE_FILE, "training.json"):
+            if spent := load(self.draft_folder(arch) / name, "training record", Spent):
+                found = max(found[0], spent.tokens), max(found[1], spent.seconds)
         return found
 
     def train(
@@ -253,27 +247,11 @@ class DraftTrainer:
         from archsearch.acceptance.measured import agreement_trace
         from archsearch.models.drafts import save_draft
         from archsearch.training.batches import heldout_divergence
-        from archsearch.training.distill import DistillConfig, distill
 
-        folder = self.draft_folder(arch)
-        caches = self.texts.all_training()
-        draft, vocabulary = self._initial(arch, caches, seed)
-        with ProgressLine(f"train {label or arch.label()}") as line:
-            result = distill(
-                draft,
-                caches,
-                DistillConfig(
-                    budget_s=budget_s,
-                    max_tokens=tokens,
-                    seed=seed,
-                    look_ratio=LOOK_RATIO,
-                    keep_best=True,
-                    patience=PATIENCE,
-                ),
-                heldout=self.looked_at(),
-                checkpoint_dir=folder / "checkpoint",
-                progress=line,
-            )
+        folder, caches = self.draft_folder(arch), self.texts.all_training()
+        ends = DistillConfig(budget_s, None, tokens, seed=seed, patience=PATIENCE)
+        config = replace(ends, look_ratio=LOOK_RATIO, keep_best=True)
+        draft, vocabulary, result = self._distilled(arch, config, label)
         draft.eval()
         trace = agreement_trace(draft, self.texts.choosing())
         trace.save(folder / "trace.npz")
@@ -293,7 +271,7 @@ class DraftTrainer:
                 "tokens": result.tokens,
                 "tokens_per_s": result.tokens_per_s,
                 "seed": seed,
-                "slowdowns": [seen.to_dict() for seen in result.slowdowns],
+                "slowdowns": [as_data(seen) for seen in result.slowdowns],
                 "vocabulary_coverage": vocabulary.coverage if vocabulary else 1.0,
                 "text_tokens": caches[0].written_tokens,
                 "prompts": self.prompts.source,
@@ -307,15 +285,11 @@ class DraftTrainer:
                 "loss_curve": [[point.seconds, point.value] for point in result.loss_curve],
             },
         )
-        points = tuple(
-            (point.tokens, point.value)
-            for point in result.alpha_curve
-            if point.weights == "average"
-        )
+        looks = [point for point in result.alpha_curve if point.weights == "average"]
         return replace(
             trained_draft(arch, folder, trace),
             tokens=result.tokens,
-            points=points,
+            points=tuple((point.tokens, point.value) for point in looks),
             stopped=result.stopped,
         )
 
@@ -341,11 +315,8 @@ def choose_finalists(ranked: Sequence[Any], count: int) -> list[Any]:
 def _look(point: CurvePoint, result: DistillResult) -> dict[str, Any]:
     """A row of training.json's `looks`: alpha on texts that are not trained on, and the mean loss
     of the steps before it."""
-    near = [
-        loss.value
-        for loss in result.loss_curve
-        if 0.85 * point.tokens <= loss.tokens <= point.tokens
-    ]
+    since = 0.85 * point.tokens
+    near = [loss.value for loss in result.loss_curve if since <= loss.tokens <= point.tokens]
     return {
         "tokens": point.tokens,
         "seconds": point.seconds,
@@ -361,11 +332,7 @@ def _calibration_ids(cache: TextCache, tokens: int = 64, rows: int = 32) -> Any:
     None where texts are short."""
     import torch
 
-    long = [
-        sequence.token_ids[:tokens]
-        for sequence in cache.sequences
-        if len(sequence.token_ids) >= tokens
-    ][:rows]
+    long = [s.token_ids[:tokens] for s in cache.sequences if len(s) >= tokens][:rows]
     return torch.stack(long).long() if long else None
 
 

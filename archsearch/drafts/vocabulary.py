@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from archsearch.files import read_json, write_json
+from archsearch.records import load, save
 from archsearch.text.cache import TextCache
 from archsearch.text.vocabulary import DraftVocabulary, choose_draft_vocab, token_frequencies
 
@@ -20,9 +19,8 @@ def stored_vocabulary(
     """The `rows` tokens that the drafter in `folder` keeps, by their frequency in `caches` when it
     was first asked for: texts that have grown since would choose others, and a checkpoint would not
     fit."""
-    stored = folder / FILE
-    if stored.exists():
-        return DraftVocabulary(**read_json(stored, "draft vocabulary"))
+    if (stored := load(folder / FILE, "draft vocabulary", DraftVocabulary)) is not None:
+        return stored
     vocabulary = choose_draft_vocab(token_frequencies(*caches), rows, tokenizer)
-    write_json(stored, asdict(vocabulary))
+    save(folder / FILE, vocabulary)
     return vocabulary

@@ -55,12 +55,6 @@ class TrimmedHead(nn.Module):
         logits = kept.new_full((*kept.shape[:-1], self.out_features), float("-inf"))
         return logits.index_copy_(-1, self.draft_token_ids, kept)
 
-    def extra_repr(self) -> str:
-        return (
-            f"in_features={self.in_features}, kept={self.weight.shape[0]},"
-            f" out_features={self.out_features}"
-        )
-
 
 def checked_token_ids(draft_token_ids: Sequence[int], vocab_size: int) -> list[int]:
     """`draft_token_ids` as a sorted list. Raises ArchsearchError unless they are distinct and lie

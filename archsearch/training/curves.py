@@ -79,7 +79,8 @@ class CurvePrior:
 
     `noise_std`: scatter of one point about its curve (seed and step, not the sample of texts, which
     every point shares). `reference_tokens`: where level and slope are counted. `curves`: how many
-    it was learnt from.
+    it was learnt from. Its defaults are wide: where a fit starts that is tested on a curve left
+    out.
     """
 
     mean: tuple[float, ...] = (0.4, 0.40, -0.06, 0.05)
@@ -93,10 +94,6 @@ class CurvePrior:
     reference_tokens: int = 64_000
     curves: int = 0
 
-
-# What was believed before any curve was seen, wide: where a fit starts whose result is to be tested
-# on a curve left out.
-NEUTRAL: Final = CurvePrior()
 
 # Two studies on SmolLM2-135M: ten drafts (1 to 6 layers, 256 to 576 wide) over 256k tokens of one
 # service domain (`benchmarks/rungs.py`, slope 0.50, bend -0.12, and the covariance within a kind of

@@ -12,9 +12,9 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 WINDOW_S: Final = 10.0  # speed is judged over at least this long
 WINDOW_STEPS: Final = 8
@@ -54,9 +54,6 @@ class Slowdown:
     now_cpu_share: float
     threads: int
     waiting: float = 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def words(self) -> str:

@@ -44,9 +44,7 @@ def test_what_is_on_disk_is_used_again_and_other_texts_make_it_anew(
 ) -> None:
     seen = []
     auxiliary_states(target, cache, AUX, lambda *said: seen.append(said))
-    assert seen and seen[-1]["done"] == seen[-1]["total"] == sum(
-        len(s) - 1 for s in cache.sequences
-    )
+    assert seen[-1][1] == seen[-1][2] == sum(len(s) - 1 for s in cache.sequences)
     assert not list(cache.folder.glob(".*")), "no temporary files stay"
     shards = sorted(cache.folder.glob("auxiliary-*"))
     assert len(shards) == 2
@@ -56,7 +54,7 @@ def test_what_is_on_disk_is_used_again_and_other_texts_make_it_anew(
     shards[1].unlink()  # killed between two shards
     again = []
     auxiliary_states(target, cache, AUX, lambda *said: again.append(said))
-    assert again[-1]["total"] < seen[-1]["total"]
+    assert again[-1][2] < seen[-1][2]
     auxiliary_states(target, cache, (0, 2))
     assert len(list(cache.folder.glob("auxiliary-0-2-*"))) == 2, "other layers stand beside"
 

@@ -7,7 +7,6 @@ from archsearch.errors import ArchsearchError
 from archsearch.speedup import logit, sigmoid
 from archsearch.training.curves import (
     MEASURED,
-    NEUTRAL,
     AlphaPoint,
     CurvePrior,
     alpha_points,
@@ -66,14 +65,17 @@ def test_the_prior_that_curves_speak_for_is_near_what_made_them():
         made_up(rng.normal(0.4, 0.3), rng.normal(0.3, 0.05), rng.normal(-0.1, 0.02), 0.1, 0.01, rng)
         for _ in range(40)
     ]
-    prior = fit_prior(curves, NEUTRAL)
+    prior = fit_prior(curves, CurvePrior())
     assert prior.mean == pytest.approx((0.4, 0.3, -0.1, 0.1), abs=0.1)
     assert (
         prior.mean[1:] == pytest.approx((0.3, -0.1, 0.1), abs=0.03)
         and prior.covariance[1][1] < 0.09**2
     )
     assert prior.curves == 40 and prior.noise_std < 0.02
-    assert fit_prior([]) == MEASURED and fit_prior([[AlphaPoint(1000, 0.3)]], NEUTRAL) == NEUTRAL
+    assert (
+        fit_prior([]) == MEASURED
+        and fit_prior([[AlphaPoint(1000, 0.3)]], CurvePrior()) == CurvePrior()
+    )
 
 
 def test_the_band_holds_what_it_says_on_curves_it_was_not_fitted_on():

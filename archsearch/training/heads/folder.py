@@ -21,11 +21,12 @@ from transformers import LlamaConfig
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import to_hf_config
-from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.errors import ArchsearchError
 from archsearch.files import atomic_path, read_json, write_json
 from archsearch.models.drafters import HeadFamily, head_family
 from archsearch.models.drafts import padding_row
 from archsearch.models.files import WEIGHTS_FILE
+from archsearch.records import as_data
 from archsearch.training.heads.eagle3 import Eagle3Head
 from archsearch.training.heads.medusa import MedusaHeads
 
@@ -46,15 +47,6 @@ class TargetFacts:
     @classmethod
     def of(cls, arch: Architecture, name: str, fingerprint: str = "") -> TargetFacts:
         return cls(name, arch.hidden_size, arch.num_hidden_layers, arch.vocab_size, fingerprint)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "hidden_size": self.hidden_size,
-            "layers": self.layers,
-            "vocab_size": self.vocab_size,
-            "fingerprint": self.fingerprint,
-        }
 
 
 def eagle3_config(decoder: Architecture, target: Any) -> LlamaConfig:
@@ -98,7 +90,7 @@ def save_eagle3(
             "eagle_aux_hidden_state_layer_ids": list(head.aux_layers),
             "use_aux_hidden_state": True,
         },
-        "archsearch": {"target": target.to_dict()},
+        "archsearch": {"target": as_data(target)},
     }
     # Maps of a trimmed head only: vLLM has no place for those of a whole one and refuses the file.
     maps = (
@@ -173,7 +165,7 @@ def save_medusa(
         "original_lm_head": heads.shared,
         "medusa_fc_bias": False,
         "torch_dtype": str(dtype).removeprefix("torch."),
-        "archsearch": {"target": target.to_dict(), "draft_token_ids": kept.tolist()},
+        "archsearch": {"target": as_data(target), "draft_token_ids": kept.tolist()},
     }
     _write(folder, config, tensors)
 
@@ -260,94 +252,3 @@ def aux_layers(config: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
             " would guess, and a wrong guess accepts next to nothing: write them"
         )
     return tuple(int(layer) for layer in ids)
-
-
-def load_eagle3(folder: Path, embedding: Tensor) -> Eagle3Head:
-    """The EAGLE-3 or P-EAGLE head of a folder in the common format, in float32. `embedding` [vocab,
-    hidden]: the target's.
-
-    Raises ArchsearchError for a head of another kind.
-    """
-    family, config = read_head_config(folder)
-    if family == "medusa" or config.get("norm_before_residual"):
-        raise ArchsearchError(
-            f"{folder} holds no EAGLE-3 head of the kind trained here (norm_before_residual must be"
-            " false)"
-        )
-    tensors = _tensors(folder)
-    rows = int(config.get("draft_vocab_size") or config["vocab_size"])
-    kept = torch.arange(rows) + tensors.pop("d2t", torch.zeros(rows, dtype=torch.long)).long()
-    tensors.pop("t2d", None)
-    known = {
-        name: value
-        for name, value in config.items()
-        if name not in ("architectures", "archsearch", "torch_dtype", "model_type")
-    }
-    llama = LlamaConfig(**known)
-    width, mask = (
-        int(config.get("target_hidden_size") or llama.hidden_size),
-        config.get("ptd_token_id"),
-    )
-    head = Eagle3Head(
-        llama,
-        width,
-        aux_layers(config, folder),
-        kept.tolist(),
-        embedding,
-        None if mask is None else int(mask),
-    )
-    _fill(head, tensors, folder, ("embedding.weight", "lm_head.draft_token_ids"))
-    return head.eval()
-
-
-def load_medusa(folder: Path) -> MedusaHeads:
-    """The Medusa heads of a folder written here, in float32."""
-    _, config = read_head_config(folder)
-    kept = config.get("archsearch", {}).get("draft_token_ids") or list(
-        range(int(config["vocab_size"]))
-    )
-    gamma, shared = int(config["num_heads"]), bool(config["original_lm_head"])
-    heads = MedusaHeads(
-        int(config["hidden_size"]), int(config["vocab_size"]), gamma, kept, shared=shared
-    )
-    tensors = _tensors(folder)
-    named = {f"blocks.{j}.weight": tensors[f"blocks.{j}.layers.0.weight"] for j in range(gamma)}
-    for j in range(len(heads.lm_heads)):
-        named[f"lm_heads.{j}.weight"] = tensors[
-            "lm_head.weight" if shared else f"lm_heads.{j}.weight"
-        ][kept]
-    _fill(
-        heads,
-        named,
-        folder,
-        tuple(f"lm_heads.{j}.draft_token_ids" for j in range(len(heads.lm_heads))),
-    )
-    return heads.eval()
-
-
-def _tensors(folder: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    path = folder / WEIGHTS_FILE
-    if not path.is_file():
-        raise MissingDataError(f"no weights in {folder}; train the head first")
-    return load_file(path)
-
-
-def _fill(
-    module: torch.nn.Module, tensors: dict[str, Tensor], folder: Path, own: tuple[str, ...]
-) -> None:
-    try:
-        missing, unexpected = module.load_state_dict(
-            {name: value.float() for name, value in tensors.items()}, strict=False
-        )
-    except RuntimeError as error:
-        raise ArchsearchError(
-            f"the weights in {folder} do not fit its config: {str(error).splitlines()[-1].strip()}"
-        ) from error
-    absent = [name for name in missing if name not in own]
-    if absent or unexpected:
-        raise ArchsearchError(
-            f"the weights in {folder} do not fit its config: missing {absent}, unknown"
-            f" {list(unexpected)}"
-        )

@@ -11,7 +11,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.training.heads.eagle3 import Eagle3Head, Rows
-from archsearch.training.heads.folder import TargetFacts, check_head, load_eagle3, save_eagle3
+from archsearch.training.heads.folder import TargetFacts, check_head, save_eagle3
+from tests.doubles.head_files import load_eagle3
 from tests.doubles.tiny_heads import AUX, HIDDEN, KEPT, LAYERS, VOCAB, make_deep_target, make_eagle3
 
 FACTS = TargetFacts("tiny", HIDDEN, LAYERS, VOCAB, "abc")

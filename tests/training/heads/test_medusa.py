@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from archsearch.errors import ArchsearchError
-from archsearch.training.heads.folder import TargetFacts, check_head, load_medusa, save_medusa
+from archsearch.training.heads.folder import TargetFacts, check_head, save_medusa
 from archsearch.training.heads.medusa import initialise_medusa
+from tests.doubles.head_files import load_medusa
 from tests.doubles.tiny_heads import HIDDEN, KEPT, LAYERS, VOCAB, make_deep_target
 
 FACTS = TargetFacts("tiny", HIDDEN, LAYERS, VOCAB, "abc")
