@@ -17,6 +17,7 @@ import os
 import platform
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -33,14 +34,11 @@ from archsearch.files import parse_json, read_json, write_json
 from archsearch.paths import data_dir
 from archsearch.records import Stored, as_data, from_data
 from archsearch.threads import DEFAULT, waiting_policy
-from archsearch.workload import served_name
+from archsearch.workload import MODES, served_name
 
 SCHEMA_VERSION: Final = 1
 WHOLE_KINDS: Final = ("layer", "forward", "engine", "pass", "rest", "drafted", "round")
-"""Kinds of rows beside those of single ops (OP_KINDS). `engine`: what an engine adds to the passes
-of this profile; `pass`, `rest`: passes as an engine itself timed them, and what its steps take
-beside them; `drafted`: what its rounds take beside the target's pass, with a drafter that is no
-model; `round`: whole rounds in it, on a GPU."""
+"""Kinds of rows beside those of single ops (OP_KINDS); `RowShape` says what each is about."""
 
 DIFFERENCE_KINDS: Final = ("engine", "rest")
 """Kinds whose times are differences of timings: noise may take one below zero, and cutting it off
@@ -52,6 +50,7 @@ CUT_OFF_S: Final = 1e-6
 
 MOST_ELEMENTS: Final = 10**15
 MAY_BE_ZERO: Final = ("context", "q_rank", "rope")  # of single ops
+_KINDS: Final = frozenset((*WHOLE_KINDS, *OP_KINDS))
 CACHE_STATES: Final = ("warm", "cold")
 NOISY_IQR: Final = 0.10  # torch.utils.benchmark warns at the same share of the median
 GROSSLY_NOISY_IQR: Final = 0.25  # a repeat that something else disturbed: measure again, do not fit
@@ -81,18 +80,20 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
 
 
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and 0 < value < math.inf
+
+
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Repeated timings of one thing. `times_s` are seconds per call, each already divided by the
-    slowdown of the reference probe that bracketed it; statistics are derived from them.
+    """Repeated timings of one thing. `times_s`: seconds per call, each already divided by the
+    slowdown of the reference probe that bracketed it.
 
     `cache`: `warm` when the weights stay in the last-level cache between calls, `cold` when they
     come from memory. `slowdown`: median of the bracketing probe over the profile's reference probe
     (1.0 = the machine was as quiet as then). `std_s`: standard error of the median where it is
-    known otherwise than from the spread of `times_s` (a difference of two medians has one time, and
-    the std of both). Times of DIFFERENCE_KINDS may be zero or negative. `kernel`: which of several
-    kernels ran, where torch chooses one and the profiler knows it (attention on a GPU); ""
-    elsewhere.
+    known otherwise than from the spread of `times_s` (of a difference of two medians). `kernel`:
+    which of several kernels ran, where torch chooses one and the profiler knows it; "" elsewhere.
     """
 
     kind: str
@@ -162,7 +163,8 @@ class Measurement:
         return thaw_shape(self.shape)
 
     def to_dict(self) -> dict[str, Any]:
-        """A line of rows.jsonl; times in seconds, four digits."""
+        """A line of rows.jsonl; times in seconds, four digits. `std_s` and `kernel` are left out
+        where empty: a row without them keeps its line, and the profile its fingerprint."""
         row: dict[str, Any] = {
             "kind": self.kind,
             "shape": self.sizes(),
@@ -173,13 +175,8 @@ class Measurement:
             "slowdown": round(self.slowdown, 3),
             "throttled": self.throttled,
         }
-        if (
-            self.std_s is not None
-        ):  # left out where empty: rows without it keep their line and the profile its fingerprint
-            row["std_s"] = float(f"{self.std_s:.4g}")
-        if self.kernel:
-            row["kernel"] = self.kernel
-        return row
+        std_s = {} if self.std_s is None else {"std_s": float(f"{self.std_s:.4g}")}
+        return row | std_s | ({"kernel": self.kernel} if self.kernel else {})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
@@ -187,65 +184,60 @@ class Measurement:
         states and times that cannot be."""
         if not isinstance(data, Mapping) or not isinstance(data["shape"], Mapping):
             raise ValueError("a row must be an object with an object as its shape")
-        given = data["times_s"]
-        if not isinstance(given, list) or not all(_is_number(t) for t in given):
-            raise ValueError(f"times_s must be a list of numbers, got {str(given)[:40]}")
-        wrong = [
-            name for name in ("kind", "dtype", "mode", "cache") if not isinstance(data[name], str)
+        kind, dtype, mode, cache = texts = [
+            data[name] for name in ("kind", "dtype", "mode", "cache")
         ]
-        if wrong:
-            raise ValueError(f"{wrong[0]} must be text, got {str(data[wrong[0]])[:40]}")
-        served_name(data["dtype"])
-        if data["mode"] not in ("graph", "eager"):
-            raise ValueError(f"unknown mode {data['mode']!r}")
-        slowdown, throttled = data.get("slowdown", 1.0), data.get("throttled", False)
-        if not (_is_number(slowdown) and 0 < slowdown < math.inf):
-            raise ValueError(f"slowdown must be a positive number, got {str(slowdown)[:40]}")
-        if not isinstance(throttled, bool):
-            raise ValueError(f"throttled must be true or false, got {str(throttled)[:40]}")
-        times = tuple(float(t) for t in given)
-        if data["kind"] not in WHOLE_KINDS and data["kind"] not in OP_KINDS:
-            raise ValueError(f"unknown kind {data['kind']!r}")
-        if data["cache"] not in CACHE_STATES:
-            raise ValueError(f"unknown cache state {data['cache']!r}")
-        signed = data["kind"] in DIFFERENCE_KINDS
+        if wrong := [text for text in texts if not isinstance(text, str)]:
+            raise ValueError(f"kind, dtype, mode and cache must be text, got {str(wrong[0])[:40]}")
+        served_name(dtype)
+        for name, value, known in (
+            ("mode", mode, MODES),
+            ("kind", kind, _KINDS),
+            ("cache state", cache, CACHE_STATES),
+        ):
+            if value not in known:
+                raise ValueError(f"unknown {name} {value!r}")
+        given, std_s = data["times_s"], data.get("std_s")
+        if not isinstance(given, list) or not all(map(_is_number, given)):
+            raise ValueError(f"times_s must be a list of numbers, got {str(given)[:40]}")
+        times, signed = tuple(map(float, given)), kind in DIFFERENCE_KINDS
         if not times or not all(math.isfinite(t) and (signed or t > 0) for t in times):
             raise ValueError(
                 f"times must be {'finite' if signed else 'positive'} numbers, got {times}"
             )
-        std_s = data.get("std_s")
-        if std_s is not None and not (_is_number(std_s) and math.isfinite(std_s) and std_s > 0):
-            raise ValueError(f"std_s must be a positive number, got {std_s}")
+        slowdown, throttled = data.get("slowdown", 1.0), data.get("throttled", False)
+        for name, value in (("slowdown", slowdown), ("std_s", std_s)):
+            if not (_is_positive(value) or (name == "std_s" and value is None)):
+                raise ValueError(f"{name} must be a positive number, got {str(value)[:40]}")
+        if not isinstance(throttled, bool):
+            raise ValueError(f"throttled must be true or false, got {str(throttled)[:40]}")
         row = cls(
-            data["kind"],
+            kind,
             freeze_shape(data["shape"]),
-            data["dtype"],
-            data["mode"],
-            data["cache"],
+            dtype,
+            mode,
+            cache,
             times,
             float(slowdown),
             throttled,
             None if std_s is None else float(std_s),
             str(data.get("kernel", "")),
         )
-        if row.kind in OP_KINDS:
-            op = OP_KINDS[row.kind].op
+        if kind in OP_KINDS:
+            op = OP_KINDS[kind].op
             check_sizes(op, data["shape"])
             op(**data["shape"])
         else:
-            SHAPES[row.kind].of(row)
+            SHAPES[kind].of(row)
         return row
 
 
-def check_sizes(shape: type[Any], sizes: Mapping[str, Any]) -> None:
-    """Refuse sizes that no row of this shape has: of another type, or a zero where something is
+def check_sizes(op: type[Any], sizes: Mapping[str, Any]) -> None:
+    """Refuse sizes that no row of this op has: of another type, or a zero where something is
     counted. Raises InvalidShapeError."""
-    types = shape.__annotations__  # of a NamedTuple: references to the names
-    check_types(
-        {name: str(getattr(kind, "__forward_arg__", kind)) for name, kind in types.items()},
-        sizes,
-        MOST_ELEMENTS,
-    )
+    types = op.__annotations__  # of a NamedTuple: references to the names
+    names = {name: str(getattr(kind, "__forward_arg__", kind)) for name, kind in types.items()}
+    check_types(names, sizes, MOST_ELEMENTS)
     for name in types.keys() & sizes.keys():
         if sizes[name] == 0 and name not in MAY_BE_ZERO:
             raise InvalidShapeError(f"{name} must be positive, got 0")
@@ -383,10 +375,6 @@ SHAPES: Final[Mapping[str, type[RowShape]]] = {
 """What the rows of WHOLE_KINDS are about."""
 
 
-def _is_positive(value: Any) -> bool:
-    return _is_number(value) and 0 < value < math.inf
-
-
 _DEVICE_SIZES: Final = ("last_level_cache_bytes", "memory_bytes", "multiprocessors")
 _HEADER: Final[Mapping[str, Callable[[Any], bool]]] = {
     "device": lambda value: (
@@ -460,21 +448,17 @@ class Profile:
         self, kind: str, dtype: str, mode: str, cache: str | None = None
     ) -> list[Measurement]:
         """Rows of a kind, dtype and mode, in one cache state or in all."""
+        wanted = (kind, dtype, mode)
         return [
             row
             for row in self.rows.values()
-            if row.kind == kind
-            and row.dtype == dtype
-            and row.mode == mode
-            and cache in (None, row.cache)
+            if (row.kind, row.dtype, row.mode) == wanted and cache in (None, row.cache)
         ]
 
     def combinations(self) -> list[tuple[str, str]]:
         """The (dtype, mode) pairs with forward or gemm rows, most rows first."""
-        counts: dict[tuple[str, str], int] = {}
-        for row in self.rows.values():
-            counts[row.dtype, row.mode] = counts.get((row.dtype, row.mode), 0) + 1
-        return sorted(counts, key=lambda pair: -counts[pair])
+        counts = Counter((row.dtype, row.mode) for row in self.rows.values())
+        return [pair for pair, _ in counts.most_common()]
 
     @property
     def noisy_share(self) -> float:
@@ -484,9 +468,7 @@ class Profile:
     def fingerprint(self) -> str:
         """Hash of device, stack and rows: what a run writes down so that it can be repeated."""
         identity: list[Any] = [self.device, self.stack, self.probe_reference_s]
-        if (
-            self.provenance
-        ):  # left out where empty, so that profiles made before it existed keep their hash
+        if self.provenance:  # profiles made before it existed keep their hash
             identity.append(self.provenance)
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
         for line in sorted(json.dumps(row.to_dict(), sort_keys=True) for row in self.rows.values()):
@@ -507,12 +489,8 @@ class Profile:
 
     @classmethod
     def load(cls, folder: Path) -> Profile:
-        """Read a profile folder.
-
-        Raises: MissingDataError where there is none; ArchsearchError for another schema version or
-        a broken row. A last line cut short by a kill is dropped, and cut off the file, so that the
-        next row starts on a line of its own.
-        """
+        """Read a profile folder. MissingDataError where there is none; ArchsearchError for another
+        schema version or a broken row. A last line cut short by a kill is dropped."""
         if not (folder / "profile.json").is_file():
             raise MissingDataError(
                 f"no profile in {folder} (profile.json is missing); make one with: archsearch"
@@ -536,18 +514,17 @@ class Profile:
             )
         profile = cls(folder=folder, **{name: header[name] for name in _HEADER if name in header})
         path = folder / "rows.jsonl"
-        if not path.exists():
-            return profile
-        raw = path.read_bytes()
+        raw = path.read_bytes() if path.exists() else b""
         lines = raw.decode("utf-8", errors="replace").split("\n")
         for number, line in enumerate(lines, start=1):
-            if not line.strip() and number == len(lines):
+            last = number == len(lines)
+            if last and not line.strip():
                 break  # behind the last line's end
             try:
                 row = Measurement.from_dict(parse_json(line))
                 hash(row.key)
             except (KeyError, TypeError, ValueError) as error:
-                if number == len(lines):
+                if last:
                     break  # the row in flight when a process was killed; `record` cuts it off
                 raise ArchsearchError(
                     f"profile row {path}:{number} is broken ({error}); delete that line and"
@@ -578,10 +555,8 @@ class Profile:
 def current_stack() -> dict[str, str]:
     """The software that decides latencies here, read from package metadata (nothing heavy is
     imported)."""
-    names = ("torch", "transformers")
-    return {name: installed(name) or "none" for name in names} | {
-        "python": platform.python_version()
-    }
+    found = {name: installed(name) or "none" for name in ("torch", "transformers")}
+    return found | {"python": platform.python_version()}
 
 
 def installed(name: str) -> str | None:
@@ -602,9 +577,8 @@ def cpu_stack() -> dict[str, str]:
 def stack_key(stack: Mapping[str, str]) -> str:
     """Folder name of a software stack: what changes kernels or host time."""
     waiting = stack.get("waiting", DEFAULT)
-    key = f"torch-{stack['torch']}-transformers-{stack['transformers']}" + (
-        "" if waiting == DEFAULT else f"-{waiting}"
-    )
+    own = "" if waiting == DEFAULT else f"-{waiting}"
+    key = f"torch-{stack['torch']}-transformers-{stack['transformers']}{own}"
     return re.sub(r"[+= ]", "-", key)
 
 
