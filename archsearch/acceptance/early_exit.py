@@ -39,7 +39,8 @@ def exit_traces(
     import torch
     from torch.nn import functional
 
-    from archsearch.training.batches import by_length, make_batch
+    from archsearch.text.encode import by_length
+    from archsearch.training.batches import make_batch
 
     base, count = target.base_model, int(target.config.num_hidden_layers)
     norm = getattr(base, "norm", None)
@@ -60,7 +61,7 @@ def exit_traces(
         layer: [np.zeros(0, bool)] * len(sequences) for layer in layers
     }
     done = 0
-    for chosen in by_length(sequences, BATCH_TOKENS):
+    for chosen in by_length([len(s) for s in sequences], BATCH_TOKENS):
         batch = make_batch([sequences[i] for i in chosen]).to(weight.device)
         with torch.inference_mode():
             states = base(

@@ -27,7 +27,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.files import atomic_path
 from archsearch.progress import Progress, silent
 from archsearch.text.cache import CachedSequence, TextCache, load_shard, target_fingerprint
-from archsearch.text.encode import passes
+from archsearch.text.encode import by_length
 from archsearch.text.settings import BatchLimits, prefill_tokens
 
 BYTES_PER_NUMBER: Final = 2
@@ -174,17 +174,12 @@ class _Shard:
     def make(self, target: Any) -> Iterator[int]:
         """Run the target and write the shard; yields the tokens of every pass."""
         rows: dict[int, torch.Tensor] = {}
-        order = sorted(range(len(self.sequences)), key=lambda place: len(self.sequences[place]))
-        start = 0
-        for batch in passes(
-            [self.sequences[place] for place in order], prefill_tokens(target, BatchLimits())
-        ):
-            states = _layer_inputs(
-                target, [sequence.token_ids[:-1] for sequence in batch], self.layers
-            )
-            for row, place in enumerate(order[start : start + len(batch)]):
-                rows[place] = states[row, : len(self.sequences[place]) - 1].clone()
-            start += len(batch)
+        lengths = [len(sequence) for sequence in self.sequences]
+        for places in by_length(lengths, prefill_tokens(target, BatchLimits())):
+            batch = [self.sequences[place] for place in places]
+            states = _layer_inputs(target, [one.token_ids[:-1] for one in batch], self.layers)
+            for row, place in enumerate(places):
+                rows[place] = states[row, : lengths[place] - 1].clone()
             yield sum(len(sequence) - 1 for sequence in batch)
         whole = torch.cat([rows[place] for place in range(len(self.sequences))])
         with atomic_path(self.output) as temporary:

@@ -4,9 +4,9 @@ answers to prompts."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 from torch.nn import functional
@@ -22,8 +22,6 @@ from archsearch.text.settings import BatchLimits, prefill_tokens
 from archsearch.text.shards import CacheJob, Store, Work, make_cache
 
 PIECE_TOKENS: Final = 256
-
-T = TypeVar("T", EncodedPrompt, CachedSequence, Work)
 
 
 def encode_text(
@@ -54,13 +52,13 @@ def encode_text(
     def write(work: Sequence[Work], deadline: float | None, report: Report, store: Store) -> bool:
         done = tokens = 0
         for start in range(0, len(work), SHARD_PROMPTS):
-            part = sorted(work[start : start + SHARD_PROMPTS], key=lambda one: len(one.token_ids))
-            for batch in passes(part, pass_tokens):
+            part = work[start : start + SHARD_PROMPTS]
+            for places in by_length([len(one.token_ids) for one in part], pass_tokens):
                 if done and deadline is not None and time.monotonic() >= deadline:
                     return False
-                for one, sequence in zip(
-                    batch, _read(target, head, [one.text for one in batch]), strict=True
-                ):
+                batch = [part[place] for place in places]
+                read = _read(target, head, [one.text for one in batch])
+                for one, sequence in zip(batch, read, strict=True):
                     store(one.number, sequence, True)
                 done += len(batch)
                 tokens += sum(len(one.token_ids) - 1 for one in batch)
@@ -83,16 +81,24 @@ def _pieces(texts: Sequence[str], tokenizer: Any, max_tokens: int) -> Iterator[E
                 )
 
 
-def passes(pieces: Sequence[T], pass_tokens: int) -> Iterator[list[T]]:
-    """Texts (shortest first) that go through the target in one pass, padding counted."""
-    batch: list[T] = []
-    for piece in pieces:
-        if batch and (len(batch) + 1) * len(piece.token_ids) > pass_tokens:
-            yield batch
-            batch = []
-        batch.append(piece)
-    if batch:
-        yield batch
+def side_by_side(order: Iterable[int], lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Neighbours of `order` (places in `lengths`) in groups of at most `most` tokens when padded to
+    their longest, one at least."""
+    group: list[int] = []
+    widest = 0
+    for place in order:
+        widest = max(widest, lengths[place])
+        if group and (len(group) + 1) * widest > most:
+            yield group
+            group, widest = [], lengths[place]
+        group.append(place)
+    if group:
+        yield group
+
+
+def by_length(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """`side_by_side`, the shortest first."""
+    return side_by_side(sorted(range(len(lengths)), key=lengths.__getitem__), lengths, most)
 
 
 def _read(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -12,6 +12,7 @@ import torch.nn.functional as functional
 
 from archsearch.models.runtime import native_bf16
 from archsearch.text.cache import CachedSequence
+from archsearch.text.encode import by_length, side_by_side
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Batch:
         """The same batch with its tensors on `device`."""
         if self.input_ids.device == device:
             return self
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         moved: dict[str, Any] = {
             name: v.to(device) for name, v in values.items() if isinstance(v, torch.Tensor)
         }
@@ -67,16 +68,7 @@ def plan_epoch(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int)
     rng = np.random.default_rng([seed, epoch])
     # A little noise on the length mixes who is whose neighbour from epoch to epoch.
     order = np.argsort(np.asarray(lengths) * (1 + 0.02 * rng.random(len(lengths))), kind="stable")
-    batches: list[list[int]] = []
-    current: list[int] = []
-    widest = 0
-    for index in order.tolist():
-        widest = max(widest, lengths[index])
-        if current and (len(current) + 1) * widest > batch_tokens:
-            batches.append(current)
-            current, widest = [], lengths[index]
-        current.append(index)
-    batches.append(current)
+    batches = list(side_by_side(order.tolist(), lengths, batch_tokens))
     return [batches[i] for i in rng.permutation(len(batches))]
 
 
@@ -119,7 +111,7 @@ def greedy_matches(
     training = draft.training
     draft.eval()
     with torch.inference_mode(), autocast(weight, None if weight.dtype == torch.float32 else False):
-        for chosen in by_length(sequences, batch_tokens):
+        for chosen in by_length([len(s) for s in sequences], batch_tokens):
             batch = make_batch([sequences[i] for i in chosen]).to(weight.device)
             best = functional.linear(draft_states(draft, batch).to(weight.dtype), weight).argmax(-1)
             matches = ((best if kept is None else kept[best]) == batch.greedy_ids).cpu().numpy()
@@ -146,7 +138,7 @@ def heldout_divergence(
     rows = rows if kept is None else rows[kept]
     nats, known, count = 0.0, 0, 0
     with torch.inference_mode():
-        for chosen in by_length(sequences, batch_tokens):
+        for chosen in by_length([len(s) for s in sequences], batch_tokens):
             batch = make_batch([sequences[i] for i in chosen]).to(weight.device)
             states = draft_states(draft, batch)
             for part in torch.arange(len(batch.greedy_ids), device=weight.device).split(512):
@@ -163,21 +155,6 @@ def heldout_divergence(
             count += len(batch.greedy_ids)
     # Of a draft that says what the target says, rounding takes the sum below zero.
     return max(nats, 0.0) / max(count, 1), known / max(count, 1)
-
-
-def by_length(sequences: Sequence[CachedSequence], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices of `sequences` in groups of like length, shortest first: one, or at most
-    `batch_tokens` tokens when padded."""
-    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
-    start = 0
-    while start < len(order):
-        stop = start + 1
-        while (
-            stop < len(order) and (stop + 1 - start) * len(sequences[order[stop]]) <= batch_tokens
-        ):
-            stop += 1
-        yield order[start:stop]
-        start = stop
 
 
 def autocast(weight: torch.Tensor, enabled: bool | None) -> torch.autocast:

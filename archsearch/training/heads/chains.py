@@ -9,7 +9,7 @@ true text, so one pass along greedy text judges every chain exactly.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from archsearch.text.auxiliary import AuxiliaryStates
 from archsearch.text.cache import CachedSequence
+from archsearch.text.encode import side_by_side
 from archsearch.training.batches import Batch, autocast, make_batch
 from archsearch.training.heads.eagle3 import Eagle3Head, Rows
 from archsearch.training.heads.medusa import MedusaHeads
@@ -83,18 +84,8 @@ def head_batch(sequences: Sequence[CachedSequence], auxiliary: AuxiliaryStates |
             states[text, : len(sequence) - 1] = auxiliary.of(sequence)
     written = tuple(int(sequence.greedy_ids.shape[0]) for sequence in sequences)
     first = tuple(sequence.prompt_tokens - 1 for sequence in sequences)
-    return HeadBatch(
-        plain.input_ids,
-        plain.positions,
-        plain.hidden,
-        plain.greedy_ids,
-        plain.token_ids,
-        plain.tokens,
-        written,
-        first,
-        states,
-        next_ids,
-    )
+    own = {field.name: getattr(plain, field.name) for field in fields(plain)}
+    return HeadBatch(**own, written=written, first=first, states=states, next_ids=next_ids)
 
 
 def step_logits(head: Head, batch: HeadBatch, steps: int) -> Iterator[Tensor]:
@@ -130,8 +121,9 @@ def chain_matches(
     weight = head.lm_head.weight
     kept = head.lm_head.draft_token_ids
     with torch.inference_mode(), autocast(weight, None if weight.dtype == torch.float32 else False):
-        for part in _parts(sequences, batch_tokens):
-            batch = head_batch(part, auxiliary).to(weight.device)
+        lengths = [len(sequence) for sequence in sequences]
+        for part in side_by_side(range(len(lengths)), lengths, batch_tokens):
+            batch = head_batch([sequences[i] for i in part], auxiliary).to(weight.device)
             matches = [np.zeros((max(0, count - 1), gamma), dtype=bool) for count in batch.written]
             for step, logits in enumerate(step_logits(head, batch, gamma)):
                 texts, starts, places = batch.chains(step)
@@ -143,20 +135,6 @@ def chain_matches(
             found += matches
     head.train(training)
     return found
-
-
-def _parts(
-    sequences: Sequence[CachedSequence], batch_tokens: int
-) -> Iterator[list[CachedSequence]]:
-    part: list[CachedSequence] = []
-    for sequence in sequences:
-        longest = max(len(other) for other in (*part, sequence))
-        if part and (len(part) + 1) * longest > batch_tokens:
-            yield part
-            part = []
-        part.append(sequence)
-    if part:
-        yield part
 
 
 @dataclass(frozen=True, slots=True)
