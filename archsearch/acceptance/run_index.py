@@ -18,6 +18,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.files import read_json, read_yaml, write_text
+from archsearch.records import as_data, from_data
 from archsearch.text.sketch_file import SKETCH_FILE, TextSketch, load_sketch
 
 FORMAT: Final = 2
@@ -81,7 +82,7 @@ class RunFacts:
     text: TextSketch | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        text = {"text": self.text.to_dict()} if self.text is not None else {}
+        text = {"text": as_data(self.text)} if self.text is not None else {}
         return {
             "arguments": dict(self.arguments),
             "drafts": [draft.to_dict() for draft in self.drafts],
@@ -90,7 +91,7 @@ class RunFacts:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunFacts:
-        text = TextSketch.from_dict(data["text"]) if "text" in data else None
+        text = from_data(TextSketch, data["text"]) if "text" in data else None
         return cls(
             dict(data["arguments"]),
             tuple(DraftFact.from_dict(draft) for draft in data["drafts"]),

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from archsearch.files import read_json
 from archsearch.progress import ProgressLine
 from archsearch.records import load, save
 from archsearch.text.prompts import Prompt
@@ -144,8 +143,10 @@ class Growth:
         return barren or sum(len(r.prompts) for r in rounds) >= MOST_INVENTED
 
     def _complete(self, name: str) -> bool:
-        path = self.texts.folder / name / "cache.json"
-        return path.exists() and bool(read_json(path, "text cache").get("complete"))
+        from archsearch.text.cache import read_meta
+
+        meta = read_meta(self.texts.folder / name)
+        return meta is not None and meta.complete
 
     # -- writing
     # ----------------------------------------------------------------------------------------------

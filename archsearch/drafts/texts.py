@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.drafts.growth import Growth
 from archsearch.errors import MissingDataError
-from archsearch.files import read_json, write_json
+from archsearch.files import write_json
 from archsearch.models.loaded import LoadedTarget
 from archsearch.progress import ProgressLine, say
 from archsearch.text.faults import answer_faults, prompt_faults
@@ -56,11 +56,12 @@ class RunTexts:
         """The target as it writes what drafts learn from: in the dtype in which this run's text was
         begun, at first in the fastest (`LoadedTarget.fast_dtype`). Held-out text is written in the
         run's own, as the user decodes."""
-        path = self.folder / "text" / "cache.json"
-        if not path.exists():
+        from archsearch.text.cache import read_meta
+
+        if (meta := read_meta(self.folder / "text")) is None:
             return self.target.model(self.target.fast_dtype())
-        settings = read_json(path, "text cache")["fingerprint"]["settings"]
-        return self.target.model(settings["dtype"].removeprefix("torch."))
+        dtype = str(meta.fingerprint.settings["dtype"])
+        return self.target.model(dtype.removeprefix("torch."))
 
     def write_training(self, budget_s: float) -> TextCache:
         """The training text, written within about `budget_s`; a finished or interrupted cache is

@@ -24,9 +24,14 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from archsearch.errors import ArchsearchError
-from archsearch.files import atomic_path
 from archsearch.progress import Progress, silent
-from archsearch.text.cache import CachedSequence, TextCache, load_shard, target_fingerprint
+from archsearch.text.cache import (
+    CachedSequence,
+    TextCache,
+    load_shard,
+    target_fingerprint,
+    write_bytes,
+)
 from archsearch.text.encode import by_length
 from archsearch.text.settings import BatchLimits, prefill_tokens
 
@@ -182,8 +187,7 @@ class _Shard:
                 rows[place] = states[row, : lengths[place] - 1].clone()
             yield sum(len(sequence) - 1 for sequence in batch)
         whole = torch.cat([rows[place] for place in range(len(self.sequences))])
-        with atomic_path(self.output) as temporary:
-            temporary.write_bytes(save({"states": whole}, metadata=self.identity()))
+        write_bytes(self.output, save({"states": whole}, metadata=self.identity()))
 
 
 class _Enough(Exception):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,10 +25,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
+from archsearch import records
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import atomic_path, read_json, write_json
+from archsearch.files import atomic_path
+from archsearch.records import as_data, load
 
 FORMAT: Final = 1
+META_FILE: Final = "cache.json"
 SHARD_PROMPTS: Final = 384  # a kill loses at most one shard
 
 
@@ -67,16 +70,51 @@ class CachedSequence:
         return int(self.token_ids.shape[0])
 
 
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What texts were made for and how: identities of the target and of the prompts, settings of
+    the writing (`kind`: "written" or "plain")."""
+
+    target: str
+    prompts: str
+    settings: Mapping[str, Any]
+
+    def differs(self, other: Fingerprint) -> list[str]:
+        """What is another one in `other`, in words."""
+        words = {
+            "target": "another target",
+            "prompts": "other prompts",
+            "settings": "other settings",
+        }
+        return [text for key, text in words.items() if getattr(self, key) != getattr(other, key)]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMeta:
+    """cache.json. `complete`: every prompt was answered to its end."""
+
+    fingerprint: Fingerprint
+    complete: bool = False
+    format: int = FORMAT
+
+
+def read_meta(folder: Path) -> CacheMeta | None:
+    """cache.json of a folder, None where there is none. ArchsearchError where it is broken or of
+    another version."""
+    meta = load(folder / META_FILE, "text cache", CacheMeta)
+    if meta is not None and meta.format != FORMAT:
+        raise ArchsearchError(
+            f"{folder} was written by another version of archsearch; delete it and run again"
+        )
+    return meta
+
+
 class TextCache:
     """Texts with the target's hidden states: a folder of shards and the target's head. Made by
     generate_text or encode_text."""
 
     def __init__(
-        self,
-        folder: Path,
-        meta: dict[str, Any],
-        sequences: list[CachedSequence],
-        head: torch.Tensor,
+        self, folder: Path, meta: CacheMeta, sequences: list[CachedSequence], head: torch.Tensor
     ) -> None:
         self.folder = folder
         self.meta = meta
@@ -87,11 +125,16 @@ class TextCache:
     def fingerprint(self) -> str:
         """Identity of target, prompts and settings; the number of finished shards is not part of
         it."""
-        return digest(json.dumps(self.meta["fingerprint"], sort_keys=True))
+        return digest(json.dumps(as_data(self.meta.fingerprint), sort_keys=True))
 
     @property
     def target_fingerprint(self) -> str:
-        return str(self.meta["fingerprint"]["target"])
+        return self.meta.fingerprint.target
+
+    @property
+    def plain(self) -> bool:
+        """Whether the target read these texts and did not write them."""
+        return self.meta.fingerprint.settings.get("kind") == "plain"
 
     @property
     def vocab_size(self) -> int:
@@ -113,7 +156,7 @@ class TextCache:
     @property
     def complete(self) -> bool:
         """Whether every prompt was answered to its end (the budget was long enough)."""
-        return bool(self.meta.get("complete"))
+        return self.meta.complete
 
     def part(self, sequences: list[CachedSequence]) -> TextCache:
         """The same cache with some of its sequences."""
@@ -122,17 +165,13 @@ class TextCache:
     @classmethod
     def load(cls, folder: Path | str) -> TextCache:
         """Read a finished or partly finished cache. Raises ArchsearchError for one of another
-        version, MissingDataError for an empty one."""
+        version, MissingDataError for none and for an empty one."""
         folder = Path(folder)
-        meta = read_json(folder / "cache.json", "text cache")
-        if meta.get("format") != FORMAT:
-            raise ArchsearchError(
-                f"{folder} was written by another version of archsearch; delete it and run again"
-            )
+        if (meta := read_meta(folder)) is None:
+            raise MissingDataError(f"text cache not found: {folder / META_FILE}")
         head = load_file(folder / "head.safetensors")["head"]
-        sequences = [
-            s for path in sorted(folder.glob("shard-*.safetensors")) for s in load_shard(path)
-        ]
+        paths = sorted(folder.glob("shard-*.safetensors"))
+        sequences = [sequence for path in paths for sequence in load_shard(path)]
         if not sequences:
             raise MissingDataError(
                 f"the text cache {folder} is still empty; run again with a longer budget"
@@ -143,18 +182,13 @@ class TextCache:
 def target_fingerprint(target: Any) -> str:
     """Identity of a target: its shape and samples of its weights (rows spread over every
     matrix)."""
-    parts = [
-        json.dumps(
-            {k: v for k, v in sorted(target.config.to_dict().items()) if k in _SHAPE_KEYS},
-            default=str,
-        )
-    ]
+    config = sorted(target.config.to_dict().items())
+    parts = [json.dumps({k: v for k, v in config if k in _SHAPE_KEYS}, default=str)]
     for name, parameter in target.named_parameters():
         flat = parameter.detach().reshape(-1)
         sample = flat[:: max(1, flat.numel() // 64)][:64].to(torch.float32).cpu()
-        parts.append(
-            f"{name}{tuple(parameter.shape)}{hashlib.sha256(sample.numpy().tobytes()).hexdigest()}"
-        )
+        found = hashlib.sha256(sample.numpy().tobytes()).hexdigest()
+        parts.append(f"{name}{tuple(parameter.shape)}{found}")
     return digest("".join(parts))
 
 
@@ -168,35 +202,33 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def open_folder(folder: Path, fingerprint: dict[str, Any], head: torch.Tensor) -> dict[str, Any]:
+def open_folder(folder: Path, fingerprint: Fingerprint, head: torch.Tensor) -> CacheMeta:
     """Create the cache folder, or check that what lies there was made for the same thing.
 
     Raises ArchsearchError where it was made for something else.
     """
-    meta_path = folder / "cache.json"
-    if meta_path.exists():
-        meta = read_json(meta_path, "text cache")
-        old = meta.get("fingerprint", {})
-        changed = [key for key, value in fingerprint.items() if old.get(key) != value]
-        if meta.get("format") != FORMAT or changed:
-            what = {
-                "target": "another target",
-                "prompts": "other prompts",
-                "settings": "other settings",
-            }
-            made_for = (
-                " and ".join(what.get(key, key) for key in changed)
-                or "another version of archsearch"
-            )
+    meta = load(folder / META_FILE, "text cache", CacheMeta)
+    if meta is not None:
+        changed = meta.fingerprint.differs(fingerprint)
+        if meta.format != FORMAT or changed:
+            made_for = " and ".join(changed) or "another version of archsearch"
             raise ArchsearchError(
                 f"the text cache {folder} was made for {made_for}; delete it or name another folder"
             )
-        return dict(meta)
-    meta = {"format": FORMAT, "fingerprint": fingerprint, "complete": False}
-    with atomic_path(folder / "head.safetensors") as temporary:
-        temporary.write_bytes(save({"head": head.detach().to("cpu").contiguous().clone()}))
-    write_json(meta_path, meta)
+        return meta
+    write_bytes(
+        folder / "head.safetensors", save({"head": head.detach().cpu().contiguous().clone()})
+    )
+    meta = CacheMeta(fingerprint)
+    records.save(folder / META_FILE, meta)
     return meta
+
+
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
+    """Write atomically. By bytes: on a full disk safetensors and torch raise errors of their own, a
+    plain write an OSError."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def save_shard(path: Path, sequences: Sequence[CachedSequence], complete: bool) -> None:
@@ -212,10 +244,7 @@ def save_shard(path: Path, sequences: Sequence[CachedSequence], complete: bool) 
         "rows": json.dumps([[s.category, s.id] for s in sequences]),
         "complete": json.dumps(complete),
     }
-    with atomic_path(path) as temporary:
-        # By bytes: on a full disk safetensors and torch raise errors of their own, a plain write an
-        # OSError.
-        temporary.write_bytes(save(tensors, metadata=notes))
+    write_bytes(path, save(tensors, metadata=notes))
 
 
 def shard_complete(path: Path) -> bool:

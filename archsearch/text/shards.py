@@ -6,18 +6,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from archsearch.files import write_json
 from archsearch.progress import Progress
+from archsearch.records import save
 from archsearch.text.batch import Report
 from archsearch.text.cache import (
+    META_FILE,
     SHARD_PROMPTS,
     CachedSequence,
+    Fingerprint,
     TextCache,
     digest,
     load_shard,
@@ -66,17 +68,11 @@ class CacheJob:
     write: Write
     ended: Callable[[CachedSequence], bool] = lambda sequence: True
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> Fingerprint:
         """What a cache must have been made for to be continued."""
-        return {
-            "target": target_fingerprint(self.target),
-            "prompts": digest(json.dumps([text.token_ids for text in self.texts])),
-            "settings": {
-                **self.settings,
-                "shard_prompts": SHARD_PROMPTS,
-                "dtype": str(self.head.dtype),
-            },
-        }
+        prompts = digest(json.dumps([text.token_ids for text in self.texts]))
+        own = {"shard_prompts": SHARD_PROMPTS, "dtype": str(self.head.dtype)}
+        return Fingerprint(target_fingerprint(self.target), prompts, {**self.settings, **own})
 
 
 def make_cache(
@@ -115,8 +111,8 @@ def make_cache(
                 shard.save()
     else:
         complete = not work
-    if meta.get("complete") != complete:
-        write_json(job.folder / "cache.json", {**meta, "complete": complete})
+    if meta.complete != complete:
+        save(job.folder / META_FILE, replace(meta, complete=complete))
     return TextCache.load(job.folder)
 
 

@@ -36,11 +36,10 @@ def token_frequencies(cache: TextCache, *others: TextCache) -> TokenFrequencies:
     written = np.zeros(cache.vocab_size, dtype=np.int64)
     text = np.zeros(cache.vocab_size, dtype=np.int64)
     for one in (cache, *others):
-        plain = one.meta["fingerprint"]["settings"]["kind"] == "plain"
         for sequence in one.sequences:
             ids = sequence.token_ids.numpy()
-            np.add.at(text, ids if plain else ids[: sequence.prompt_tokens], 1)
-            if not plain:
+            np.add.at(text, ids if one.plain else ids[: sequence.prompt_tokens], 1)
+            if not one.plain:
                 np.add.at(written, ids[sequence.prompt_tokens :], 1)
     return TokenFrequencies(written, text)
 

@@ -11,16 +11,14 @@ from typing import Any
 import torch
 
 from archsearch.errors import ArchsearchError
-from archsearch.files import atomic_path
+from archsearch.text.cache import write_bytes
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint atomically."""
-    with atomic_path(path) as temporary:
-        # By bytes: on a full disk torch raises an error of its own, a plain write an OSError.
-        buffer = io.BytesIO()
-        torch.save(_on_cpu(state), buffer)
-        temporary.write_bytes(buffer.getbuffer())
+    buffer = io.BytesIO()
+    torch.save(_on_cpu(state), buffer)
+    write_bytes(path, buffer.getbuffer())
 
 
 def _on_cpu(value: Any) -> Any:

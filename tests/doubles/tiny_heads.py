@@ -11,7 +11,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import from_hf_config
 from archsearch.text.auxiliary import AuxiliaryStates, auxiliary_states
-from archsearch.text.cache import TextCache, open_folder, save_shard, target_fingerprint
+from archsearch.text.cache import (
+    Fingerprint,
+    TextCache,
+    open_folder,
+    save_shard,
+    target_fingerprint,
+)
 from archsearch.training.heads.eagle3 import Eagle3Head, initialise_eagle3
 from archsearch.training.heads.folder import eagle3_config
 from tests.doubles.tiny_text import make_cache
@@ -44,11 +50,7 @@ def make_deep_target(seed: int = 0) -> Any:
 def write_texts(folder: Path, target: Any, count: int = 40) -> TextCache:
     """Greedy texts of `target`, in two shards of a cache."""
     sequences = make_cache(count=count, target=target).sequences
-    fingerprint = {
-        "target": target_fingerprint(target),
-        "prompts": "p",
-        "settings": {"kind": "written"},
-    }
+    fingerprint = Fingerprint(target_fingerprint(target), "p", {"kind": "written"})
     open_folder(folder, fingerprint, target.lm_head.weight)
     half = count // 2
     for number, part in enumerate((sequences[:half], sequences[half:])):

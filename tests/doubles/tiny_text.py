@@ -3,7 +3,7 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from archsearch.text.cache import CachedSequence, TextCache
+from archsearch.text.cache import CachedSequence, CacheMeta, Fingerprint, TextCache
 
 VOCAB, HIDDEN = 48, 32
 
@@ -39,8 +39,5 @@ def make_cache(seed=0, count=48, target=None):
             )[0]
             hidden = target.model(whole[None]).last_hidden_state[0, prompt - 1 : -1]
         sequences.append(CachedSequence(whole, prompt, hidden, whole[prompt:].clone(), "", str(i)))
-    meta = {
-        "fingerprint": {"target": f"target{seed}", "prompts": "p", "settings": {"kind": "written"}},
-        "complete": True,
-    }
+    meta = CacheMeta(Fingerprint(f"target{seed}", "p", {"kind": "written"}), complete=True)
     return TextCache(None, meta, sequences, target.lm_head.weight.detach())

@@ -116,7 +116,8 @@ def test_a_stopped_training_stays_stopped_on_the_same_text_and_goes_on_from_its_
     )
     script((0.61, 0.7, 0.72, 0.75, 0.8, 0.85))
     more = make_cache(count=60)
-    more.meta["fingerprint"]["settings"] = {"kind": "sampled"}
+    other = dataclasses.replace(more.meta.fingerprint, settings={"kind": "sampled"})
+    more.meta = dataclasses.replace(more.meta, fingerprint=other)
     grown = distill(
         make_draft(),
         [cache, more],

@@ -66,13 +66,15 @@ def foretold(head, target, results, prompts, auxiliary_dir: Path, aux) -> tuple[
     sequences = with_states(target, asked, [result.token_ids for result in results])
     states = None
     if aux:
-        from archsearch.text.cache import TextCache, open_folder, save_shard, target_fingerprint
+        from archsearch.text.cache import (
+            Fingerprint,
+            TextCache,
+            open_folder,
+            save_shard,
+            target_fingerprint,
+        )
 
-        fingerprint = {
-            "target": target_fingerprint(target),
-            "prompts": "p",
-            "settings": {"kind": "written"},
-        }
+        fingerprint = Fingerprint(target_fingerprint(target), "p", {"kind": "written"})
         open_folder(auxiliary_dir, fingerprint, target.lm_head.weight)
         save_shard(auxiliary_dir / "shard-00000.safetensors", sequences, True)
         states = auxiliary_states(target, TextCache.load(auxiliary_dir), AUX)
