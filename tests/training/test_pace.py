@@ -94,7 +94,7 @@ def test_a_machine_that_is_busy_from_the_start_is_noticed_and_said_once() -> Non
     machine.run(pace, 300)
     assert machine.threads == 1  # measured to be faster than two that wait for one another
     assert len(said) == 1 and "busy since this training began" in said[0] and "29%" in said[0]
-    assert pace.slowdowns[0].waiting > 0.2 and pace.slowdowns[0].to_dict()["threads"] == 1
+    assert pace.slowdowns[0].waiting > 0.2 and pace.slowdowns[0].threads == 1
     machine.busy = False
     machine.run(pace, 300)
     assert machine.threads == 2 and len(said) == 1
