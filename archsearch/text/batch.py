@@ -22,15 +22,13 @@ from archsearch.text.prompts import EncodedPrompt
 from archsearch.text.sampling import best_tokens, draw, warped_probs
 from archsearch.text.settings import Writing, kv_tokens, prefill_tokens
 
-IDLE_SHARE: Final = (
-    0.125  # of a block's rows: so many must have ended before it is copied without them
-)
-# a row joins a block from this share of the block's columns on, at the middle of the answers
+# Of a block's rows: so many must have ended before it is copied without them.
+IDLE_SHARE: Final = 0.125
+# A row joins a block from this share of the block's columns on, at the middle of the answers.
 SIMILAR: Final = 0.8
 LEAST_ROWS: Final = 8  # a smaller block joins another: each takes its own calls
-READ_SHARE: Final = (
-    1 / 3
-)  # of the time left until a deadline: more is not spent on reading before something is written
+# Of the time left until a deadline: more is not spent on reading before something is written.
+READ_SHARE: Final = 1 / 3
 WRITES: Final = "writes"
 READS: Final = "reads prompts"
 
@@ -89,8 +87,7 @@ class BatchWriter:
         deadline: float | None = None,
         seed: int = 0,
     ) -> tuple[list[CachedSequence], bool]:
-        """Answers in the order of `prompts`, and whether all ended by themselves or by
-        max_new_tokens, not by the `deadline`."""
+        """Answers in the order of `prompts`, and whether all ended before the `deadline`."""
         rows = [self.row(prompt, seed, place) for place, prompt in enumerate(prompts)]
         finished = self.write_rows(rows, report, deadline)
         return [row.sequence() for row in rows if row.ids], finished
@@ -145,26 +142,24 @@ class _Batch:
         self.passes = Passes(writer.target, shared)
         self.blocks: list[Block] = []
         self.alive: list[Row] = []  # one per row of the blocks
-        self.tail: torch.Tensor | None = (
-            None  # [alive, hidden]: the states that predict each row's next token
-        )
+        # [alive, hidden]: the states that predict each row's next token
+        self.tail: torch.Tensor | None = None
         self.written = self.done = 0
-        self.read_below = (
-            writer.writing.limits.rows
-        )  # live rows: while there are more, no further prompts are read
+        # live rows: while there are more, no further prompts are read
+        self.read_below = writer.writing.limits.rows
 
     def run(self) -> bool:
         if not self.waiting:
             return True
         self._read_shared()
-        while self.waiting or any(not row.ended for row in self.alive):
+        while self.waiting or self.live:
             if self._room_to_refill():
                 self._refill()
             if self.alive:
                 self._choose()
             self.report(WRITES, self.done, self.written)
             if self._late():
-                return not self.waiting and all(row.ended for row in self.alive)
+                return not self.waiting and not self.live
             self._leave()
             if self.alive:
                 self._step()
@@ -176,36 +171,36 @@ class _Batch:
     # -- rows in and out
     # ----------------------------------------------------------------------------------------------
 
+    @property
+    def live(self) -> int:
+        return sum(not row.ended for row in self.alive)
+
+    @property
+    def held(self) -> int:
+        """Tokens that the blocks have room for."""
+        return sum(block.tokens for block in self.blocks)
+
     def _fitting(self) -> int:
         """How many of those that wait fit beside the live ones, with room for a whole answer
         each."""
-        live = sum(not row.ended for row in self.alive)
-        room = self.writer.most_tokens - sum(block.tokens for block in self.blocks)
-        most = min(len(self.waiting), self.writer.writing.limits.rows - live)
-        low, high = 0, max(most, 0)
+        room = self.writer.most_tokens - self.held
+        low, high = 0, max(0, min(len(self.waiting), self.writer.writing.limits.rows - self.live))
         while low < high:
             middle = (low + high + 1) // 2
-            held = sum(
-                len(group) * self._capacity(group[-1])
-                for group in self._groups(self.waiting[:middle])
-            )
-            low, high = (middle, high) if held <= room else (low, middle - 1)
+            groups = self._groups(self.waiting[:middle])
+            needed = sum(len(group) * self._capacity(group[-1]) for group in groups)
+            low, high = (middle, high) if needed <= room else (low, middle - 1)
         return low if low or self.blocks else 1
 
     def _room_to_refill(self) -> bool:
         """Whether so many rows can come in that a pass over their prompts pays."""
-        if not self.waiting:
+        live = self.live
+        if not self.waiting or live > self.read_below:
             return False
-        live = sum(not row.ended for row in self.alive)
-        if live > self.read_below:
-            return False
-        idle = self.writer.writing.limits.rows - live
-        if live and idle < min(len(self.waiting), max(1.0, IDLE_SHARE * live)):
-            return False
-        count = self._fitting()
-        return count > 0 and (
-            not live or count >= min(len(self.waiting), max(1.0, IDLE_SHARE * live))
-        )
+        if not live:
+            return self._fitting() > 0
+        least = min(len(self.waiting), max(1.0, IDLE_SHARE * live))
+        return self.writer.writing.limits.rows - live >= least and self._fitting() >= least
 
     def _capacity(self, row: Row) -> int:
         return len(row.prompt.token_ids) + self.writer.writing.max_new_tokens
@@ -231,34 +226,25 @@ class _Batch:
         groups = self._groups(new)
         blocks = []
         for group in groups:
-            longest = max(len(row.tokens) for row in group)
-            blocks.append(
-                Block([len(row.tokens) for row in group], longest, self._capacity(group[-1]))
-            )
+            lengths = [len(row.tokens) for row in group]
+            blocks.append(Block(lengths, max(lengths), self._capacity(group[-1])))
         read = self._read(groups, blocks)
         left = [row for row in new if row not in read]
         self.waiting = left + self.waiting
         # A read that its share of the time cut short is not begun again at once, or all time would
         # go into reading.
-        live = len(read) + sum(not row.ended for row in self.alive)
+        live = len(read) + self.live
         self.read_below = live // 2 if left else self.writer.writing.limits.rows
         for group, block in zip(groups, blocks, strict=True):
             slots = [slot for slot, row in enumerate(group) if row in read]
             if 0 < len(slots) < len(group):
                 block.keep(slots)
             if slots:
-                self._append(
-                    block, [group[slot] for slot in slots], [read[group[slot]] for slot in slots]
-                )
+                self.blocks.append(block)
+                self.alive += (rows := [group[slot] for slot in slots])
+                tails = torch.stack([read[row] for row in rows])
+                self.tail = tails if self.tail is None else torch.cat([self.tail, tails])
         self._merge_small()
-
-    def _append(self, block: Block, rows: Sequence[Row], states: Sequence[torch.Tensor]) -> None:
-        self.blocks.append(block)
-        self.alive += rows
-        tails = torch.stack(list(states))
-        self.tail = (
-            tails if self.tail is None or not len(self.tail) else torch.cat([self.tail, tails])
-        )
 
     def _leave(self, least: int | None = None) -> None:
         """Rows that ended leave a block as soon as an eighth of it is idle (or `least` rows)."""
@@ -288,21 +274,12 @@ class _Batch:
         place = 0
         while place + 1 < len(self.blocks):
             pair = self.blocks[place : place + 2]
-            rows = sum(block.rows for block in pair)
-            capacity = max(block.columns for block in pair) + max(
-                block.capacity - block.columns for block in pair
-            )
-            held = (
-                sum(block.tokens for block in self.blocks)
-                - sum(block.tokens for block in pair)
-                + rows * capacity
-            )
+            rows, tokens = sum(block.rows for block in pair), sum(block.tokens for block in pair)
+            columns = max(block.columns for block in pair)
+            needed = rows * (columns + max(block.capacity - block.columns for block in pair))
             small = min(block.rows for block in pair) < LEAST_ROWS or not self.passes.together
-            if (
-                small
-                and held <= self.writer.most_tokens
-                and rows * capacity <= 2 * sum(block.tokens for block in pair)
-            ):
+            fits = self.held - tokens + needed <= self.writer.most_tokens
+            if small and fits and needed <= 2 * tokens:
                 self.blocks[place : place + 2] = [merged(pair)]
             else:
                 place += 1
@@ -336,9 +313,8 @@ class _Batch:
                 break
             if self._late() and self.written:
                 break
-            states = self.passes.read(
-                [segment for _, segment in work], [row.tokens[s.start : s.stop] for row, s in work]
-            )
+            tokens = [row.tokens[s.start : s.stop] for row, s in work]
+            states = self.passes.read([segment for _, segment in work], tokens)
             for state, (row, segment) in zip(states, work, strict=True):
                 if segment.stop == len(row.tokens):
                     found[row] = state.clone()
@@ -381,12 +357,10 @@ class _Batch:
             last = writing.max_new_tokens - 1
             drawn = [row.noise[min(len(row.ids), last)] for row in self.alive]  # type: ignore[index]
             noise = torch.stack(drawn)
-            chosen = draw(
-                warped_probs(logits, writing.temperature, writing.top_p), noise.to(logits.device)
-            )
-        for slot, (row, token, best) in enumerate(
-            zip(self.alive, chosen.tolist(), greedy.tolist(), strict=True)
-        ):
+            probs = warped_probs(logits, writing.temperature, writing.top_p)
+            chosen = draw(probs, noise.to(logits.device))
+        tokens = zip(self.alive, chosen.tolist(), greedy.tolist(), strict=True)
+        for slot, (row, token, best) in enumerate(tokens):
             if row.ended:
                 continue
             row.ids.append(token)

@@ -41,15 +41,11 @@ def generate_text(
     Prompts that leave no room for an answer in the target's context are left out, and that is said.
     The rest: `write_answers`.
     """
-    encoded = encode_prompts(
-        prompts,
-        tokenizer,
-        max_tokens=prompt_limit(context_tokens(target.config), writing.max_new_tokens),
-    )
+    limit = prompt_limit(context_tokens(target.config), writing.max_new_tokens)
     return write_answers(
         target,
         tokenizer,
-        encoded,
+        encode_prompts(prompts, tokenizer, max_tokens=limit),
         cache_dir=cache_dir,
         writing=writing,
         budget_s=budget_s,
@@ -83,12 +79,8 @@ def write_answers(
     writer = BatchWriter(target, head, ends, writing)
 
     def write(work: Sequence[Work], deadline: float | None, report: Report, store: Store) -> bool:
-        rows = {
-            writer.row(
-                one.text, writing.seed * 1_000_003 + one.shard, one.place, one.begun
-            ): one.number
-            for one in work
-        }
+        seed = writing.seed * 1_000_003
+        rows = {writer.row(w.text, seed + w.shard, w.place, w.begun): w.number for w in work}
         finished = writer.write_rows(
             list(rows), report, deadline, lambda row: store(rows[row], row.sequence(), True)
         )
@@ -102,26 +94,16 @@ def write_answers(
             len(sequence.written) >= writing.max_new_tokens or int(sequence.token_ids[-1]) in ends
         )
 
-    job = CacheJob(
-        Path(cache_dir),
-        target,
-        head,
-        encoded,
-        {"kind": "written", **writing.to_dict()},
-        write,
-        ended,
-    )
+    settings = {"kind": "written", **writing.to_dict()}
+    job = CacheJob(Path(cache_dir), target, head, encoded, settings, write, ended)
     return make_cache(job, begin, budget_s, progress)
 
 
 def eos_ids(target: Any, tokenizer: Any) -> tuple[int, ...]:
     """Token ids that end an answer: the generation config's and the tokenizer's."""
     found: set[int] = set()
-    for value in (
-        getattr(target.generation_config, "eos_token_id", None),
-        target.config.eos_token_id,
-        tokenizer.eos_token_id,
-    ):
+    configs = (getattr(target, "generation_config", None), target.config, tokenizer)
+    for value in (getattr(config, "eos_token_id", None) for config in configs):
         found.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
     return tuple(sorted(found))
 
@@ -132,11 +114,9 @@ def plain_head(target: Any) -> torch.Tensor:
 
     Raises ArchsearchError for the others.
     """
-    module = target.get_output_embeddings()
-    config = target.config
+    module, config = target.get_output_embeddings(), target.config
     for name in ("final_logit_softcapping", "logits_scaling", "logit_scale"):
-        if getattr(config, name, None) not in (None, 1, 1.0):
-            value = getattr(config, name)
+        if (value := getattr(config, name, None)) not in (None, 1, 1.0):
             raise ArchsearchError(
                 f"the target's {name}={value} changes its logits; such targets are not"
                 " supported yet"
