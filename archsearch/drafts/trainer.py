@@ -36,6 +36,8 @@ from archsearch.text.prompt_set import PromptSet
 from archsearch.training.settings import HELDOUT_SEQUENCES, DistillConfig
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from archsearch.text.cache import CachedSequence, TextCache
     from archsearch.text.vocabulary import DraftVocabulary
     from archsearch.training.data_plan import Supply
@@ -80,17 +82,17 @@ class DraftTrainer:
 
             torch.set_num_threads(threads)
 
-    def model(self, dtype: str | None = None) -> Any:
+    def model(self, dtype: str | None = None) -> PreTrainedModel:
         """The target in `dtype` (the run's by default)."""
         return self.loaded.model(dtype)
 
-    def source_of_weights(self) -> Any:
+    def source_of_weights(self) -> PreTrainedModel:
         """The target that drafts are initialised from, in the CPU's memory; in float32 where it
         runs there."""
         return self.loaded.model("float32" if self.device == "cpu" else None, device="cpu")
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.loaded.tokenizer
 
     def looked_at(self) -> list[CachedSequence]:
@@ -336,7 +338,7 @@ def _calibration_ids(cache: TextCache, tokens: int = 64, rows: int = 32) -> Any:
     return torch.stack(long).long() if long else None
 
 
-def _mean_hidden(draft: Any, cache: TextCache, count: int = 16) -> Any:
+def _mean_hidden(draft: PreTrainedModel, cache: TextCache, count: int = 16) -> Any:
     """Mean final hidden state of the draft over some text [hidden]: what padding rows point away
     from."""
     import torch

@@ -9,7 +9,7 @@ from archsearch.architecture.counts import parameters
 from archsearch.models.targets import TargetRef
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # of a machine's memory: a second copy of the target, to write text faster, may take so much
 COPY_SHARE: Final = 0.125
@@ -21,10 +21,10 @@ class LoadedTarget:
 
     def __init__(self, ref: TargetRef, dtype: str, device: str = "cpu") -> None:
         self.ref, self.dtype, self.device = ref, dtype, device
-        self._models: dict[tuple[str, str], Any] = {}
+        self._models: dict[tuple[str, str], PreTrainedModel] = {}
         self._tokenizer: PreTrainedTokenizerBase | None = None
 
-    def model(self, dtype: str | None = None, device: str | None = None) -> Any:
+    def model(self, dtype: str | None = None, device: str | None = None) -> PreTrainedModel:
         """The target in `dtype` on `device` (the run's by default)."""
         from archsearch.models.load import load_target
 
@@ -64,7 +64,7 @@ class LoadedTarget:
         )
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> PreTrainedTokenizerBase:
         """The target's tokenizer; read without the weights where only it is needed."""
         if self._tokenizer is None:
             from archsearch.models.load import load_tokenizer

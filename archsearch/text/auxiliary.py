@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from safetensors import safe_open
@@ -34,6 +34,9 @@ from archsearch.text.cache import (
 )
 from archsearch.text.encode import by_length
 from archsearch.text.settings import BatchLimits, prefill_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 BYTES_PER_NUMBER: Final = 2
 DISK_SPARE: Final = 1.02  # headers, and the file system's own blocks
@@ -103,7 +106,7 @@ def check_layers(layers: Sequence[int], target_layers: int) -> tuple[int, ...]:
 
 
 def auxiliary_states(
-    target: Any, cache: TextCache, layers: Sequence[int], progress: Progress = silent
+    target: PreTrainedModel, cache: TextCache, layers: Sequence[int], progress: Progress = silent
 ) -> AuxiliaryStates:
     """The inputs of `layers` at every token of the texts in `cache`'s folder; what is on disk
     already is used.
@@ -176,7 +179,7 @@ class _Shard:
         with safe_open(self.output, framework="pt") as shard:
             return {**(shard.metadata() or {})} == self.identity()
 
-    def make(self, target: Any) -> Iterator[int]:
+    def make(self, target: PreTrainedModel) -> Iterator[int]:
         """Run the target and write the shard; yields the tokens of every pass."""
         rows: dict[int, torch.Tensor] = {}
         lengths = [len(sequence) for sequence in self.sequences]
@@ -195,7 +198,7 @@ class _Enough(Exception):
 
 
 def _layer_inputs(
-    target: Any, texts: Sequence[torch.Tensor], layers: Sequence[int]
+    target: PreTrainedModel, texts: Sequence[torch.Tensor], layers: Sequence[int]
 ) -> torch.Tensor:
     """[texts, longest, layers * hidden] bfloat16 on the CPU: what each of `layers` takes in, side
     by side."""
@@ -216,9 +219,9 @@ def _layer_inputs(
 
         return keep
 
+    stack: Any = target.base_model.layers
     handles = [
-        target.base_model.layers[layer].register_forward_pre_hook(hook(layer), with_kwargs=True)
-        for layer in layers
+        stack[layer].register_forward_pre_hook(hook(layer), with_kwargs=True) for layer in layers
     ]
     try:
         with torch.inference_mode(), fast:

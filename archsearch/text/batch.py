@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -21,6 +21,9 @@ from archsearch.text.cache import CachedSequence
 from archsearch.text.prompts import EncodedPrompt
 from archsearch.text.sampling import best_tokens, draw, warped_probs
 from archsearch.text.settings import Writing, kv_tokens, prefill_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Of a block's rows: so many must have ended before it is copied without them.
 IDLE_SHARE: Final = 0.125
@@ -74,7 +77,7 @@ class BatchWriter:
     long)."""
 
     def __init__(
-        self, target: Any, head: torch.Tensor, ends: tuple[int, ...], writing: Writing
+        self, target: PreTrainedModel, head: torch.Tensor, ends: tuple[int, ...], writing: Writing
     ) -> None:
         self.target, self.head, self.ends, self.writing = target, head, ends, writing
         self.most_tokens = kv_tokens(target, writing.limits)

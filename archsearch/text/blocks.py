@@ -21,10 +21,14 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ATTENTION: Final = "archsearch_blocks"
 KNOWN_LAYERS: Final = frozenset({"full_attention", "sliding_attention"})
@@ -131,7 +135,9 @@ class Passes:
     values lie in `prefix` once they were read; `together`: all blocks in one pass (asked of the
     target where None)."""
 
-    def __init__(self, target: Any, shared: int = 0, together: bool | None = None) -> None:
+    def __init__(
+        self, target: PreTrainedModel, shared: int = 0, together: bool | None = None
+    ) -> None:
         self.target, self.shared = target, shared
         self.layers = int(target.config.get_text_config(decoder=True).num_hidden_layers)
         self.together = takes_blocks(target) if together is None else together
@@ -451,17 +457,18 @@ def _define() -> None:
 # which targets
 
 
-def takes_blocks(target: Any) -> bool:
+_takes_blocks: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+
+
+def takes_blocks(target: PreTrainedModel) -> bool:
     """Whether the target runs several blocks in one pass, with the states of its own attention;
     asked once per model."""
-    known = getattr(target, "_archsearch_blocks", None)
-    if known is None:
-        known = _may_take_blocks(target) and _agrees(target)
-        target._archsearch_blocks = known
-    return bool(known)
+    if target not in _takes_blocks:
+        _takes_blocks[target] = _may_take_blocks(target) and _agrees(target)
+    return _takes_blocks[target]
 
 
-def _may_take_blocks(target: Any) -> bool:
+def _may_take_blocks(target: PreTrainedModel) -> bool:
     config = target.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or ())
     settable = getattr(target, "_can_set_attn_implementation", lambda: False)
@@ -470,13 +477,13 @@ def _may_take_blocks(target: Any) -> bool:
     )
 
 
-def _agrees(target: Any) -> bool:
+def _agrees(target: PreTrainedModel) -> bool:
     """Two rows read and continued by blocks, beside the target's own pass over each: True where
     states agree."""
     if not _layer_classes:
         _define()
     passes = Passes(target, together=True)
-    vocab = int(target.get_input_embeddings().weight.shape[0])
+    vocab = int(target.config.get_text_config(decoder=True).vocab_size)
     rows = [[(7 * i + 3) % vocab for i in range(count)] for count in (5, 9)]
     blocks = [Block([len(row) - 1], len(row) - 1, len(row)) for row in rows]
     with torch.inference_mode():

@@ -19,7 +19,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from safetensors import safe_open
@@ -29,6 +29,9 @@ from archsearch import records
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import atomic_path
 from archsearch.records import as_data, load
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 FORMAT: Final = 1
 META_FILE: Final = "cache.json"
@@ -179,7 +182,7 @@ class TextCache:
         return cls(folder, meta, sequences, head)
 
 
-def target_fingerprint(target: Any) -> str:
+def target_fingerprint(target: PreTrainedModel) -> str:
     """Identity of a target: its shape and samples of its weights (rows spread over every
     matrix)."""
     config = sorted(target.config.to_dict().items())

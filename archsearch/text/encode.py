@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch.nn import functional
@@ -21,12 +21,15 @@ from archsearch.text.prompts import EncodedPrompt
 from archsearch.text.settings import BatchLimits, prefill_tokens
 from archsearch.text.shards import CacheJob, Store, Work, make_cache
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 PIECE_TOKENS: Final = 256
 
 
 def encode_text(
-    target: Any,
-    tokenizer: Any,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     texts: Path | str | Sequence[str],
     *,
     cache_dir: Path | str,
@@ -71,7 +74,9 @@ def encode_text(
     return make_cache(job, begin, budget_s, progress)
 
 
-def _pieces(texts: Sequence[str], tokenizer: Any, max_tokens: int) -> Iterator[EncodedPrompt]:
+def _pieces(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_tokens: int
+) -> Iterator[EncodedPrompt]:
     for number, text in enumerate(texts):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         for part, start in enumerate(range(0, len(ids), max_tokens)):
@@ -102,7 +107,7 @@ def by_length(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
 
 
 def _read(
-    target: Any, head: torch.Tensor, batch: Sequence[EncodedPrompt]
+    target: PreTrainedModel, head: torch.Tensor, batch: Sequence[EncodedPrompt]
 ) -> Iterator[CachedSequence]:
     width = max(len(piece.token_ids) for piece in batch)
     # Padding on the right needs no mask: a causal model never looks there.
@@ -127,7 +132,7 @@ def _read(
 
 
 def with_states(
-    target: Any, prompts: Sequence[EncodedPrompt], answers: Sequence[Sequence[int]]
+    target: PreTrainedModel, prompts: Sequence[EncodedPrompt], answers: Sequence[Sequence[int]]
 ) -> list[CachedSequence]:
     """`answers` to `prompts`, by whomever, with the target's state and argmax at every answered
     token: one pass over each."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -23,12 +23,15 @@ from archsearch.text.prompts import (
 from archsearch.text.settings import Writing
 from archsearch.text.shards import CacheJob, Store, Work, make_cache
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 DEFAULTS: Final = Writing()
 
 
 def generate_text(
-    target: Any,
-    tokenizer: Any,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
     *,
     cache_dir: Path | str,
@@ -54,8 +57,8 @@ def generate_text(
 
 
 def write_answers(
-    target: Any,
-    tokenizer: Any,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     encoded: Sequence[EncodedPrompt],
     *,
     cache_dir: Path | str,
@@ -99,7 +102,7 @@ def write_answers(
     return make_cache(job, begin, budget_s, progress)
 
 
-def eos_ids(target: Any, tokenizer: Any) -> tuple[int, ...]:
+def eos_ids(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Token ids that end an answer: the generation config's and the tokenizer's."""
     found: set[int] = set()
     configs = (getattr(target, "generation_config", None), target.config, tokenizer)
@@ -108,7 +111,7 @@ def eos_ids(target: Any, tokenizer: Any) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def plain_head(target: Any) -> torch.Tensor:
+def plain_head(target: PreTrainedModel) -> torch.Tensor:
     """The head's weight [vocab, hidden]; only heads whose logits are exactly hidden @ weight.T can
     be rebuilt later.
 

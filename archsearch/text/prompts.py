@@ -7,10 +7,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.errors import ArchsearchError
 from archsearch.text.prompt_files import Faults, Faulty, rows_of, text_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +166,10 @@ def prompt_limit(context: int | None, answer_tokens: int) -> int:
 
 
 def encode_prompts(
-    prompts: Sequence[Prompt], tokenizer: Any, *, max_tokens: int = MAX_PROMPT_TOKENS
+    prompts: Sequence[Prompt],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_tokens: int = MAX_PROMPT_TOKENS,
 ) -> list[EncodedPrompt]:
     """Token ids of every prompt, with the tokenizer's chat template when it has one.
 
@@ -197,7 +203,7 @@ def _say_left_out(dropped: int, total: int, max_tokens: int, longest: int) -> No
     )
 
 
-def _prompt_ids(prompt: Prompt, tokenizer: Any) -> list[int]:
+def _prompt_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     if len(tokenizer(prompt.text, add_special_tokens=False)["input_ids"]) < 2:
         raise ArchsearchError(
             f"the prompt in line {prompt.line} ({prompt.text!r}) is shorter than two tokens; remove"

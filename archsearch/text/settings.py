@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PREFILL_TOKENS: Final = {
     "cpu": 1024,
@@ -64,7 +67,7 @@ def kv_bytes_per_token(config: Any, bytes_per_value: int) -> int:
     return int(2 * text.num_hidden_layers * kv_heads * head_dim * bytes_per_value)
 
 
-def kv_tokens(target: Any, limits: BatchLimits) -> int:
+def kv_tokens(target: PreTrainedModel, limits: BatchLimits) -> int:
     """How many tokens' keys and values may be held at once."""
     if limits.kv_tokens is not None:
         return limits.kv_tokens
@@ -81,6 +84,6 @@ def kv_tokens(target: Any, limits: BatchLimits) -> int:
     return max(1, int(room) // kv_bytes_per_token(target.config, target.dtype.itemsize))
 
 
-def prefill_tokens(target: Any, limits: BatchLimits) -> int:
+def prefill_tokens(target: PreTrainedModel, limits: BatchLimits) -> int:
     """Tokens of prompts in one pass."""
     return limits.prefill_tokens or PREFILL_TOKENS.get(target.device.type, PREFILL_TOKENS["cuda"])

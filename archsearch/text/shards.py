@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -29,6 +29,9 @@ from archsearch.text.cache import (
     target_fingerprint,
 )
 from archsearch.text.prompts import EncodedPrompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SAVE_EVERY_S: Final = 60.0  # a kill loses at most what was written since
 
@@ -61,7 +64,7 @@ class CacheJob:
     `ended`: whether a text that was found in an unfinished shard needs no more."""
 
     folder: Path
-    target: Any
+    target: PreTrainedModel
     head: torch.Tensor
     texts: Sequence[EncodedPrompt]
     settings: dict[str, Any]

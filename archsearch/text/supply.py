@@ -13,11 +13,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from archsearch.text.prompts import EncodedPrompt, Prompt
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from archsearch.text.cache import CachedSequence
 
 EXAMPLES: Final = 3  # of the user's prompts before one to be invented
@@ -42,7 +44,9 @@ class Invented:
 # what is asked
 
 
-def opening(tokenizer: Any, before: Sequence[tuple[str, str]] = ()) -> tuple[int, ...]:
+def opening(
+    tokenizer: PreTrainedTokenizerBase, before: Sequence[tuple[str, str]] = ()
+) -> tuple[int, ...]:
     """Token ids that end where the user's turn begins. `before`: messages (role, text) that stand
     before it.
 
@@ -54,7 +58,7 @@ def opening(tokenizer: Any, before: Sequence[tuple[str, str]] = ()) -> tuple[int
         return tuple(tokenizer(text)["input_ids"])
     turns = [{"role": role, "content": content} for role, content in [*before, ("user", _MARK)]]
     try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False)
+        text = str(tokenizer.apply_chat_template(turns, tokenize=False))
     except Exception as error:  # a template raises what it likes (jinja2's TemplateError mostly)
         raise ValueError(str(error)) from error
     head, found, _ = text.partition(_MARK)
@@ -64,7 +68,7 @@ def opening(tokenizer: Any, before: Sequence[tuple[str, str]] = ()) -> tuple[int
 
 
 def askings(
-    tokenizer: Any, prompts: Sequence[Prompt], count: int, seed: int = 0
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], count: int, seed: int = 0
 ) -> list[EncodedPrompt]:
     """`count` openings for prompts to be invented, each behind EXAMPLES prompts of the user of one
     category, drawn anew; behind none where the template takes no several turns of the user."""
@@ -175,7 +179,7 @@ def invented(
 
 
 def turns_of(
-    sequences: Sequence[CachedSequence], tokenizer: Any, ends: Sequence[int]
+    sequences: Sequence[CachedSequence], tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]
 ) -> list[tuple[str, str, bool]]:
     """What the target wrote as the user's turns: (text, category, whether it came to an end).
 
@@ -184,7 +188,7 @@ def turns_of(
     """
     made = []
     for sequence in sequences:
-        text = tokenizer.decode(sequence.written.tolist(), skip_special_tokens=True)
+        text = str(tokenizer.decode(sequence.written.tolist(), skip_special_tokens=True))
         ended = int(sequence.token_ids[-1]) in ends
         if not tokenizer.chat_template:
             text, blank, _ = text.lstrip("\n").partition("\n\n")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from archsearch.errors import ArchsearchError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from archsearch.text.cache import TextCache
 
 
@@ -44,7 +46,9 @@ def token_frequencies(cache: TextCache, *others: TextCache) -> TokenFrequencies:
     return TokenFrequencies(written, text)
 
 
-def choose_draft_vocab(frequencies: TokenFrequencies, size: int, tokenizer: Any) -> DraftVocabulary:
+def choose_draft_vocab(
+    frequencies: TokenFrequencies, size: int, tokenizer: PreTrainedTokenizerBase
+) -> DraftVocabulary:
     """The `size` tokens a draft should keep: special tokens and the end of text always, then what
     the target writes most, then what prompts and plain text hold most, then the lowest ids
     (byte-pair merges are numbered by frequency). After FR-Spec (arXiv 2502.14856), which ranks by

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ import torch.nn.functional as functional
 from archsearch.models.runtime import native_bf16
 from archsearch.text.cache import CachedSequence
 from archsearch.text.encode import by_length, side_by_side
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +86,12 @@ def split_heldout(
     return train, [s for i, s in enumerate(sequences) if i in chosen]
 
 
-def kept_token_ids(draft: Any) -> torch.Tensor | None:
+def kept_token_ids(draft: PreTrainedModel) -> torch.Tensor | None:
     """The ids [kept] (sorted) that a trimmed head proposes, None for a full head."""
     return getattr(draft.lm_head, "draft_token_ids", None)
 
 
-def draft_states(draft: Any, batch: Batch) -> torch.Tensor:
+def draft_states(draft: PreTrainedModel, batch: Batch) -> torch.Tensor:
     """The draft's final hidden states [n, hidden] at the positions that predict a written token."""
     # No mask: padding stands on the right, where a causal model does not look.
     states = draft.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
@@ -96,7 +99,7 @@ def draft_states(draft: Any, batch: Batch) -> torch.Tensor:
 
 
 def greedy_matches(
-    draft: Any, sequences: Sequence[CachedSequence], *, batch_tokens: int = 4096
+    draft: PreTrainedModel, sequences: Sequence[CachedSequence], *, batch_tokens: int = 4096
 ) -> list[np.ndarray]:
     """Per sequence [n] bool: whether the draft's argmax is the target's greedy token, given the
     true text before it.
@@ -125,7 +128,11 @@ def greedy_matches(
 
 
 def heldout_divergence(
-    draft: Any, head: torch.Tensor, sequences: Sequence[CachedSequence], *, batch_tokens: int = 4096
+    draft: PreTrainedModel,
+    head: torch.Tensor,
+    sequences: Sequence[CachedSequence],
+    *,
+    batch_tokens: int = 4096,
 ) -> tuple[float, float]:
     """(Kullback-Leibler divergence of the draft from the target in nats a token, share of the
     target's greedy tokens that the draft has) on texts of the target.
