@@ -4,7 +4,7 @@ text/     greedy answers to the training prompts, with hidden states; bfloat16 i
 plain/    plain text with the target's states, where a file was given
 heldout/  answers to the held-out prompts: one half measures acceptance, the other confirms
 
-Further text, where there was time for it: `drafts.growth` says what and in which folders.
+Further text, where there was time for it, in the folders that `drafts.growth` names.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from archsearch.text.prompts import EncodedPrompt, Prompt
     from archsearch.training.data_plan import Supply
 
-PLAIN_SHARE: Final = (
-    0.3  # of the time to write: plain text is read much faster than answers are written
-)
+# Of the time to write: plain text is read much faster than answers are written.
+PLAIN_SHARE: Final = 0.3
 COVERAGE_SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 
 
@@ -67,23 +66,13 @@ class RunTexts:
         """The training text, written within about `budget_s`; a finished or interrupted cache is
         used and continued."""
         from archsearch.text.encode import encode_text
-        from archsearch.text.generate import generate_text
 
         self.prompts.check_apart()
         begin, before = time.monotonic(), self.growth.tokens("text")
-        with ProgressLine("target writes training text") as line:
-            self._caches["text"] = generate_text(
-                self.writer(),
-                self.target.tokenizer,
-                self.prompts.train,
-                cache_dir=self.folder / "text",
-                writing=Writing(self.answer_tokens),
-                budget_s=budget_s,
-                progress=line,
-            )
+        cache = self._caches["text"] = self._answers("text", self.prompts.train, budget_s)
         self.growth.timed(before, self.growth.tokens("text"), time.monotonic() - begin)
         texts = [prompt.text for prompt in self.prompts.train]
-        for fault in (*prompt_faults(texts), *answer_faults(self._caches["text"].sequences)):
+        for fault in (*prompt_faults(texts), *answer_faults(cache.sequences)):
             say(fault)
         if self.plain_text is not None:
             with ProgressLine("target reads plain text") as line:
@@ -95,7 +84,23 @@ class RunTexts:
                     budget_s=PLAIN_SHARE * budget_s,
                     progress=line,
                 )
-        return self._caches["text"]
+        return cache
+
+    def _answers(self, folder: str, prompts: Sequence[Prompt], budget_s: float | None) -> TextCache:
+        """Greedy answers to prompts, in a folder of the run."""
+        from archsearch.text.generate import generate_text
+
+        held = folder == "heldout"
+        with ProgressLine(f"target writes {'held-out' if held else 'training'} text") as line:
+            return generate_text(
+                self.target.model() if held else self.writer(),
+                self.target.tokenizer,
+                prompts,
+                cache_dir=self.folder / folder,
+                writing=Writing(self.answer_tokens),
+                budget_s=budget_s,
+                progress=line,
+            )
 
     def write_training_once(self, budget_s: float) -> TextCache:
         """As `write_training`, but a text that stopped at its budget is finished all the same:
@@ -140,31 +145,27 @@ class RunTexts:
         """Another process may have written: read every folder again when it is next asked for."""
         self._caches.clear()
 
-    def training(self) -> TextCache:
-        """The training text written before. Raises MissingDataError where there is none."""
+    def _read(self, name: str) -> TextCache:
         from archsearch.text.cache import TextCache
 
-        if "text" not in self._caches:
-            if not (self.folder / "text" / "cache.json").exists():
-                raise MissingDataError(
-                    f"{self.folder} has no training text; run the search with --confirm, or"
-                    " archsearch train"
-                )
-            self._caches["text"] = TextCache.load(self.folder / "text")
-        return self._caches["text"]
+        if name not in self._caches:
+            self._caches[name] = TextCache.load(self.folder / name)
+        return self._caches[name]
+
+    def training(self) -> TextCache:
+        """The training text written before. Raises MissingDataError where there is none."""
+        if "text" not in self._caches and not (self.folder / "text" / "cache.json").exists():
+            raise MissingDataError(
+                f"{self.folder} has no training text; run the search with --confirm, or"
+                " archsearch train"
+            )
+        return self._read("text")
 
     def all_training(self) -> list[TextCache]:
         """Everything that drafts are trained on: the training text first, then plain text and
         further answers."""
-        from archsearch.text.cache import TextCache
-
-        names = (
-            ["plain"] if any((self.folder / "plain").glob("shard-*.safetensors")) else []
-        ) + self.growth.folders()
-        for name in names:
-            if name not in self._caches:
-                self._caches[name] = TextCache.load(self.folder / name)
-        return [self.training(), *(self._caches[name] for name in names)]
+        plain = ["plain"] if any((self.folder / "plain").glob("shard-*.safetensors")) else []
+        return [self.training(), *(self._read(name) for name in plain + self.growth.folders())]
 
     def heldout(self, budget_s: float | None = None) -> TextCache:
         """What the target writes, greedily, for the held-out prompts: half of it chooses
@@ -173,26 +174,12 @@ class RunTexts:
         Written within `budget_s` where one is given; what is there then is all there will be, so
         that drafts share it.
         """
-        from archsearch.text.cache import TextCache
-        from archsearch.text.generate import generate_text
-
-        folder = self.folder / "heldout"
-        if "heldout" not in self._caches and (folder / "done.json").exists():
-            self._caches["heldout"] = TextCache.load(folder)
-        if "heldout" not in self._caches:
-            with ProgressLine("target writes held-out text") as line:
-                cache = generate_text(
-                    self.target.model(),
-                    self.target.tokenizer,
-                    self.prompts.heldout,
-                    cache_dir=folder,
-                    writing=Writing(self.answer_tokens),
-                    budget_s=budget_s,
-                    progress=line,
-                )
-            write_json(folder / "done.json", {"tokens": cache.written_tokens})
+        done = self.folder / "heldout" / "done.json"
+        if "heldout" not in self._caches and not done.exists():
+            cache = self._answers("heldout", self.prompts.heldout, budget_s)
+            write_json(done, {"tokens": cache.written_tokens})
             self._caches["heldout"] = cache
-        return self._caches["heldout"]
+        return self._read("heldout")
 
     def choosing(self) -> TextCache:
         """The part of the held-out text that drafts are compared and chosen on; the other prompts
