@@ -15,7 +15,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import from_hf_config, read_architecture
 from archsearch.architecture.published_drafters import published_as
 from archsearch.errors import ArchsearchError
-from archsearch.models.hub import hub_config_folder, unreachable
+from archsearch.models.hub import config_words, hub_config_folder, hub_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,6 @@ def _hub_config(hub_id: str) -> dict[str, Any]:
     from transformers import AutoConfig
 
     folder = hub_config_folder(hub_id)
-    try:
-        return AutoConfig.from_pretrained(
-            folder, trust_remote_code=False
-        ).to_dict()  # else it asks, and may run code
-    except (OSError, ValueError) as error:  # transformers' words for an unknown model_type
-        raise unreachable(hub_id, error) from error
+    with hub_errors(config_words(hub_id)):  # transformers' words for an unknown model_type
+        # Trusted, it would ask, and might run code.
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False).to_dict()

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import parse_json
+from archsearch.models.hub import hub_errors
 
 SUFFIXES: Final = (".jsonl", ".json", ".parquet", ".csv")
 FORMS: Final = "JSON lines, a JSON array, CSV or Parquet"
@@ -232,26 +233,20 @@ def dataset_file(name: str) -> Path:
     Raises ArchsearchError where it cannot be had or holds no such file.
     """
     from huggingface_hub import HfApi, hf_hub_download, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         folder = Path(snapshot_download(name, repo_type="dataset", local_files_only=True))
-        cached = _chosen([str(path.relative_to(folder)) for path in folder.rglob("*")])
-        if cached:
+        if cached := _chosen([str(path.relative_to(folder)) for path in folder.rglob("*")]):
             return folder / cached
     except (LocalEntryNotFoundError, HFValidationError):
         pass
-    try:
-        files = HfApi().list_repo_files(name, repo_type="dataset")
-        chosen = _chosen(files)
-        if chosen:
+    with hub_errors(
+        f"no prompt file {name}, and no data set of that name can be had from the Hugging Face hub "
+        "({}); check name and network, or give a file"
+    ):
+        if chosen := _chosen(HfApi().list_repo_files(name, repo_type="dataset")):
             return Path(hf_hub_download(name, chosen, repo_type="dataset"))
-    except (OSError, ValueError, HfHubHTTPError) as error:
-        raise _unreachable(name, error) from error
-    except Exception as error:  # httpx's errors are no OSError
-        if not type(error).__module__.startswith(("httpx", "httpcore", "requests", "urllib3")):
-            raise
-        raise _unreachable(name, error) from error
     raise ArchsearchError(
         f"data set {name!r} on the Hugging Face hub has no file of {', '.join(SUFFIXES)}; "
         "give a prompt file"
@@ -263,11 +258,3 @@ def _chosen(files: list[str]) -> str:
     found = sorted(file for file in files if Path(file).suffix in SUFFIXES)
     found = [file for file in found if Path(file).name not in ("dataset_infos.json", "state.json")]
     return next((file for file in found if "train" in file), found[0] if found else "")
-
-
-def _unreachable(name: str, error: Exception) -> ArchsearchError:
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return ArchsearchError(
-        f"no prompt file {name}, and no data set of that name can be had from the Hugging Face hub "
-        f"({said}); check name and network, or give a file"
-    )
