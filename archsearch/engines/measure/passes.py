@@ -244,7 +244,8 @@ def measured_models(
     passes = [PassShape.of(row) for row in rows if _marks(row)]
     found = {shape.architecture for shape in passes if shape.engine == engine}
     extras = [EngineShape.of(row) for row in rows if row.kind == "engine"]
-    whole = {shape[1:] for shape in extras if shape.engine == engine}
+    own = [shape for shape in extras if shape.engine == engine]
+    whole = {(shape.gamma, shape.draft_layers, shape.vocab_size) for shape in own}
     known: set[Architecture | None] = set()
     if target in found or (0, 0, target.vocab_size) in whole:
         known.add(None)
