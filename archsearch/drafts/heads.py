@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,21 +18,23 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.published_heads import usual_head
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.errors import ArchsearchError
-from archsearch.files import read_json, write_json
+from archsearch.estimate import Estimate
+from archsearch.files import atomic_path
 from archsearch.models.drafters import HEAD_FAMILIES, HeadFamily
 from archsearch.models.files import has_weights
 from archsearch.progress import ProgressLine
-from archsearch.records import as_data, from_data
+from archsearch.records import load, save
+from archsearch.training.pace import Slowdown
 
 if TYPE_CHECKING:
     from archsearch.text.auxiliary import AuxiliaryStates
     from archsearch.text.cache import TextCache
-    from archsearch.training.heads.chains import ChainCounts, Head
+    from archsearch.training.heads.chains import Head
     from archsearch.training.heads.folder import TargetFacts
-    from archsearch.training.heads.train import HeadResult
 
 FOLDER: Final = "heads"
 RECORD: Final = "training.json"
+RECORD_WORDS: Final = "the head's training record"
 CHAINS: Final = "chains.npz"
 # Unless something else is asked: rows of the vocabulary, and layers (published P-EAGLE heads have
 # four; two is assumed).
@@ -82,16 +84,58 @@ class HeadPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainedHead:
-    """A head with weights. `plan`; `folder` that engines load; `conditional` [gamma]: the chance of
-    each draft token on held-out text, given those before it; `replays`: tokens a round by gamma, on
-    the texts that choose; `record`: training.json."""
+class HeadAcceptance:
+    """On the texts that choose. `conditional` [gamma]: the chance of each draft token, given that
+    those before it are right; `judged`: chains that got so far; `tau`, `accepted_by_position`: by
+    gamma, of rounds as an engine walks them."""
+
+    conditional: tuple[float, ...]
+    judged: tuple[int, ...] = ()
+    tau: Mapping[int, Estimate] = field(default_factory=dict)
+    accepted_by_position: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRecord:
+    """heads/<family>/training.json. `rows`: tokens that the vocabulary keeps; `auxiliary_s`: that
+    the states took; `text_tokens`: written ones it learnt from; `best`, `curve`: `HeadPoint`s;
+    `loss_curve`: (seconds, loss)."""
 
     plan: HeadPlan
+    seconds: float
+    tokens: int
+    heldout: HeadAcceptance
+    steps: int = 0
+    tokens_per_s: float = 0.0
+    rows: int = 0
+    aux_layers: tuple[int, ...] = ()
+    auxiliary_s: float = 0.0
+    vocabulary_coverage: float = 1.0
+    text_tokens: int = 0
+    prompts: str = ""
+    seed: int = 0
+    slowdowns: tuple[Slowdown, ...] = ()
+    best: Mapping[str, Any] = field(default_factory=dict)
+    curve: tuple[Mapping[str, Any], ...] = ()
+    loss_curve: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedHead:
+    """A head with weights. `folder`: that engines load; `replays`: tokens a round by gamma, on the
+    texts that choose."""
+
     folder: Path
-    conditional: tuple[float, ...]
+    record: HeadRecord
     replays: dict[int, Replay]
-    record: dict[str, Any]
+
+    @property
+    def plan(self) -> HeadPlan:
+        return self.record.plan
+
+    @property
+    def conditional(self) -> tuple[float, ...]:
+        return self.record.heldout.conditional
 
 
 class HeadTrainer:
@@ -133,8 +177,10 @@ class HeadTrainer:
         An EAGLE-3 head's auxiliary states are made first, once for all heads that read the same
         layers, outside the budget.
         """
+        import numpy as np
+
         from archsearch.drafts.vocabulary import stored_vocabulary
-        from archsearch.training.heads.chains import chain_matches
+        from archsearch.training.heads.chains import chain_matches, count_chains
         from archsearch.training.heads.train import head_config, train_head
 
         self.check(plan)
@@ -142,7 +188,8 @@ class HeadTrainer:
         caches, choosing = trainer.texts.all_training(), trainer.texts.choosing()
         start = time.monotonic()
         auxiliary = self._auxiliary(plan, [*caches, choosing]) if plan.family != "medusa" else None
-        auxiliary_s = time.monotonic() - start + _states_before(folder)
+        before = load(folder / RECORD, RECORD_WORDS, HeadRecord)  # of a head that goes on
+        auxiliary_s = time.monotonic() - start + (before.auxiliary_s if before else 0.0)
         vocabulary = stored_vocabulary(
             folder, plan.head_rows(caches[0].vocab_size), caches, trainer.tokenizer
         )
@@ -157,21 +204,42 @@ class HeadTrainer:
                 checkpoint_dir=folder / "checkpoint",
                 progress=line,
             )
-        matches = chain_matches(
-            head, [s for s in choosing.sequences if len(s.written) > 1], plan.gamma, auxiliary
-        )
+        judged = [s for s in choosing.sequences if len(s.written) > 1]
+        matches = chain_matches(head, judged, plan.gamma, auxiliary)
         self._save(head.to("cpu"), folder, caches[0])
-        extra = {
-            "rows": len(vocabulary.token_ids),
-            "aux_layers": list(auxiliary.layers) if auxiliary else [],
-            "auxiliary_s": auxiliary_s,
-            "vocabulary_coverage": vocabulary.coverage,
-            "text_tokens": sum(cache.written_tokens for cache in caches),
-            "prompts": trainer.prompts.source,
-            "seed": seed,
-        }
-        _write_record(folder, plan, result, matches, extra)
-        return load_head(folder)
+        run, counts = result.run, count_chains(matches)
+        every = max(1, math.ceil(len(run.loss_curve) / LOSSES_KEPT))
+        replays = replays_of(matches, plan.gamma)
+        acceptance = HeadAcceptance(
+            counts.conditional,
+            counts.judged,
+            {gamma: replay.estimate() for gamma, replay in replays.items()},
+            {gamma: tuple(replay.accepted_by_position) for gamma, replay in replays.items()},
+        )
+        record = HeadRecord(
+            plan,
+            run.seconds,
+            run.tokens,
+            acceptance,
+            run.steps,
+            run.tokens_per_s,
+            rows=len(vocabulary.token_ids),
+            aux_layers=auxiliary.layers if auxiliary else (),
+            auxiliary_s=auxiliary_s,
+            vocabulary_coverage=vocabulary.coverage,
+            text_tokens=sum(cache.written_tokens for cache in caches),
+            prompts=trainer.prompts.source,
+            seed=seed,
+            slowdowns=run.slowdowns,
+            best=result.best.to_dict(),
+            curve=tuple(point.to_dict() for point in result.curve),
+            loss_curve=tuple((point.seconds, point.value) for point in run.loss_curve[::every]),
+        )
+        chains: dict[str, Any] = {f"{n:05d}": rows for n, rows in enumerate(matches)}
+        with atomic_path(folder / CHAINS) as temporary, open(temporary, "wb") as file:
+            np.savez_compressed(file, **chains)
+        save(folder / RECORD, record)
+        return TrainedHead(folder, record, replays)
 
     def _auxiliary(self, plan: HeadPlan, caches: Sequence[TextCache]) -> AuxiliaryStates:
         from archsearch.text.auxiliary import auxiliary_states, usual_layers
@@ -230,15 +298,6 @@ class HeadTrainer:
         save_medusa(head, folder, self.facts(), mean)
 
 
-def _states_before(folder: Path) -> float:
-    """Seconds that the states took before, of a head that goes on."""
-    return (
-        float(read_json(folder / RECORD, "the head's training record")["auxiliary_s"])
-        if (folder / RECORD).exists()
-        else 0.0
-    )
-
-
 def head_folder(run: Path, family: HeadFamily) -> Path:
     """Where a run keeps its head of `family`."""
     return run / FOLDER / family
@@ -258,12 +317,11 @@ def load_head(folder: Path) -> TrainedHead:
     """What `HeadTrainer.train` left in `folder`. Raises ArchsearchError where there is nothing."""
     import numpy as np
 
-    record = read_json(folder / RECORD, "the head's training record")
-    plan = from_data(HeadPlan, record["plan"])
+    if (record := load(folder / RECORD, RECORD_WORDS, HeadRecord)) is None:
+        raise ArchsearchError(f"{RECORD_WORDS} not found: {folder / RECORD}")
     with np.load(folder / CHAINS) as stored:
         chains = [stored[name] for name in sorted(stored.files)]
-    replays = replays_of(chains, plan.gamma)
-    return TrainedHead(plan, folder, tuple(record["heldout"]["conditional"]), replays, record)
+    return TrainedHead(folder, record, replays_of(chains, record.plan.gamma))
 
 
 def replays_of(chains: Sequence[Any], gamma: int) -> dict[int, Replay]:
@@ -275,47 +333,3 @@ def replays_of(chains: Sequence[Any], gamma: int) -> dict[int, Replay]:
         except ArchsearchError:  # texts too short for so long a round
             break
     return found
-
-
-def _write_record(
-    folder: Path, plan: HeadPlan, result: HeadResult, matches: Sequence[Any], extra: dict[str, Any]
-) -> None:
-    """chains.npz and training.json."""
-    import numpy as np
-
-    from archsearch.files import atomic_path
-    from archsearch.training.heads.chains import count_chains
-
-    with atomic_path(folder / CHAINS) as temporary, open(temporary, "wb") as file:
-        np.savez_compressed(file, **{f"{number:05d}": rows for number, rows in enumerate(matches)})
-    run, counts = result.run, count_chains(matches)
-    every = max(1, math.ceil(len(run.loss_curve) / LOSSES_KEPT))
-    write_json(
-        folder / RECORD,
-        {
-            "plan": as_data(plan),
-            "seconds": run.seconds,
-            "steps": run.steps,
-            "tokens": run.tokens,
-            "tokens_per_s": run.tokens_per_s,
-            **extra,
-            "slowdowns": [as_data(seen) for seen in run.slowdowns],
-            "heldout": _measured(counts, replays_of(matches, plan.gamma)),
-            "best": result.best.to_dict(),
-            "curve": [point.to_dict() for point in result.curve],
-            "loss_curve": [[point.seconds, point.value] for point in run.loss_curve[::every]],
-        },
-    )
-
-
-def _measured(counts: ChainCounts, replays: dict[int, Replay]) -> dict[str, Any]:
-    """Acceptance on the texts that choose: every chain (`conditional`), and rounds as an engine
-    walks them."""
-    return {
-        "conditional": list(counts.conditional),
-        "judged": list(counts.judged),
-        "tau": {gamma: replay.estimate().to_dict() for gamma, replay in replays.items()},
-        "accepted_by_position": {
-            gamma: list(replay.accepted_by_position) for gamma, replay in replays.items()
-        },
-    }

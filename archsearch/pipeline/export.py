@@ -28,6 +28,7 @@ from archsearch.pipeline.candidates import serving_ranks
 from archsearch.pipeline.families import check_independent
 from archsearch.pipeline.heads import served_gamma
 from archsearch.pipeline.session import SearchSession
+from archsearch.records import as_data
 from archsearch.runs.candidate import Candidate
 from archsearch.runs.run import Run, open_run
 from archsearch.runs.schedule_file import SCHEDULE_FILE, read_schedule
@@ -247,7 +248,7 @@ def export_family(
         wanted,
         GammaSchedule(planned),
         ExportTarget(target),
-        DraftRecord(training=trained.record, provenance={"run": run.info}),
+        DraftRecord(training=as_data(trained.record), provenance={"run": run.info}),
         dtype=str(run.info["profile"].get("dtype") or "bfloat16"),
         tensor_parallel=serving_ranks(run),
         family=family,

@@ -105,9 +105,7 @@ def _head_result(session: SearchSession, head: TrainedHead, tokens: str) -> Fami
     score = head_score(session, head)
     lacks = _lacks(session, head.plan.family)
     note = f"its time is priced as if the engine ran it; {lacks}" if lacks else ""
-    return FamilyResult(
-        score, tokens, float(head.record["seconds"]), float(head.record["auxiliary_s"]), note
-    )
+    return FamilyResult(score, tokens, head.record.seconds, head.record.auxiliary_s, note)
 
 
 def _lacks(session: SearchSession, name: str) -> str:

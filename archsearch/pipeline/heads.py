@@ -32,6 +32,7 @@ from archsearch.speedup import tau_estimate
 USUAL_GAMMA: Final = 3
 HEAD_GAMMA: Final = 5
 """The longest round that a search trains heads for."""
+CHAINS: Final = 1000  # what a head's first token is taken to be judged on, for its std
 HOPED: Final = 0.8
 """Acceptance of a head that turned out well, by which the round that it is trained for is chosen: a
 head runs shorter rounds than it was trained for, and accepts little in longer ones. Trained here:
@@ -81,7 +82,7 @@ def head_rungs(session: SearchSession, trainer: DraftTrainer) -> HeadRungs | Non
         folder = head_folder(session.run.path, plan.family)
         if plan.family in trained_heads(session.run.path):
             known = load_head(folder)
-            if known.plan == plan and float(known.record["seconds"]) >= seconds - 1.0:
+            if known.plan == plan and known.record.seconds >= seconds - 1.0:
                 return known
         return heads.train(plan, seconds, seed)
 
@@ -128,9 +129,7 @@ def head_score(
     drafter: Drafter = resolve_drafter(str(head.folder), session.target).drafter
     measured = {gamma: each.estimate() for gamma, each in head.replays.items()}
     first = head.conditional[0]
-    std = math.sqrt(
-        first * (1.0 - first) / max(float(head.record["heldout"].get("chains", 0) or 1000), 1.0)
-    )
+    std = math.sqrt(first * (1.0 - first) / CHAINS)
     known = dict(taus) if taus is not None else measured
     return (scorer or session.scorer).measured(drafter, Estimate(first, std, "measured"), known)
 

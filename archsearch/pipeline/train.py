@@ -24,6 +24,7 @@ from archsearch.pipeline.families import INDEPENDENT, check_independent
 from archsearch.pipeline.family_table import compare_families
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.pipeline.text_verdict import text_verdict
+from archsearch.records import as_data
 from archsearch.runs.families import FAMILIES_FILE
 from archsearch.search.rungs import TEXT_SHARE_ALONE
 
@@ -101,19 +102,20 @@ def _spent(path: Path, plan: HeadPlan) -> float:
     if before.plan != plan:
         raise ArchsearchError(
             f"{before.folder} holds another head (gamma {before.plan.gamma}, {before.plan.layers}"
-            f" layers, {before.record['rows']} tokens, auxiliary layers"
+            f" layers, {before.record.rows} tokens, auxiliary layers"
             f" {list(before.plan.aux_layers) or 'the usual'}); name the same, or delete it"
         )
-    return float(before.record["seconds"])
+    return before.record.seconds
 
 
 def described(path: Path, trained: TrainedHead) -> dict[str, Any]:
     """A head as plain data, for --json and the report."""
+    record = as_data(trained.record)
     keys = "plan rows seconds tokens tokens_per_s auxiliary_s vocabulary_coverage heldout best"
     return {
         "run": str(path),
         "family": trained.plan.family,
         "gamma": trained.plan.gamma,
         "folder": str(trained.folder),
-        **{key: trained.record[key] for key in keys.split()},
+        **{key: record[key] for key in keys.split()},
     }

@@ -71,7 +71,7 @@ class HeadRungs:
             return None
         score = self.score(head, None)
         entry.gamma, entry.measured = score.gamma, score.speedup
-        entry.tokens, entry.seconds = int(head.record["tokens"]), float(head.record["seconds"])
+        entry.tokens, entry.seconds = head.record.tokens, head.record.seconds
         file.step("heads", file.clock() - start)
         return head
 
@@ -111,8 +111,8 @@ def short_trainings(
 def _foreseen(heads: HeadRungs, head: TrainedHead, left_s: float) -> Estimate:
     """The speed-up that a full training would take a head to."""
     full_s = ALL_SHARE * left_s / (1 + len(heads.gammas)) + (1.0 - ALL_SHARE) * left_s
-    tokens, seconds = int(head.record["tokens"]), max(float(head.record["seconds"]), 1e-3)
-    epoch = max(int(head.record.get("text_tokens", 0)), 1)
+    tokens, seconds = head.record.tokens, max(head.record.seconds, 1e-3)
+    epoch = max(head.record.text_tokens, 1)
     end = tokens * max(1.0, (seconds + full_s) / seconds)
     rise = growth(MEASURED, effective_tokens(tokens, epoch), effective_tokens(end, epoch))
     later = heads.score(head, risen(head, rise.value)).speedup
