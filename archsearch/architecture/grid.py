@@ -8,6 +8,7 @@ every formula of one shape is the formula of many.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, fields
 from typing import Any, Final
@@ -125,6 +126,14 @@ class ShapeGrid(Architecture):
             found["draft_vocab_size"] = None
         found |= {"window_pattern": window.pattern, "sliding_window": window.tokens}
         return Architecture(**found)
+
+    def places_of(self, arch: Architecture) -> list[tuple[int, ...]]:
+        """Where a shape stands in the grid."""
+        alike = np.all(
+            [np.equal(getattr(self, name), getattr(arch, name)) for name in BODY_FIELDS], axis=0
+        )
+        places = itertools.product(np.flatnonzero(alike).tolist(), *map(range, self.shape[1:]))
+        return [place for place in places if self.at(place) == arch]
 
     def layers_by_window(self) -> Any:
         """How many layers have each window (None: full attention), [1, layers, windows, 1]."""

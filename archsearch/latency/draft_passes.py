@@ -32,11 +32,14 @@ class DraftPasses(LatencyOfRounds):
         """Seconds of one forward pass."""
         raise NotImplementedError
 
-    def draft_pass_s(self, draft: Architecture, asked: Pass, ranks: int) -> Estimate:
-        """Seconds of one pass of a draft."""
+    def model_pass_s(
+        self, arch: Architecture, asked: Pass, ranks: int, *, is_target: bool = False
+    ) -> Estimate:
+        """Seconds of one pass of a draft, or of the target (in a loop, but as the engine was
+        measured)."""
         part, cold = asked
         return self.forward_s(
-            draft,
+            arch,
             batch=part.batch,
             tokens=part.tokens,
             context=part.context,
@@ -55,8 +58,8 @@ class DraftPasses(LatencyOfRounds):
     def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """One target pass over gamma + 1 tokens per sequence."""
         batch, tokens = verified_rows(self.rounds, workload.batch_size, gamma)
-        context, ranks = workload.context_len, workload.tensor_parallel
-        return self.forward_s(target, batch=batch, tokens=tokens, context=context, ranks=ranks)
+        part = Part(batch, tokens, workload.context_len)
+        return self.model_pass_s(target, (part, False), workload.tensor_parallel, is_target=True)
 
     def asked_passes(self, workload: Workload, gamma: int) -> tuple[Pass, Pass]:
         """(the first pass of a draft in a round, with its weights out of the cache; each later one,
@@ -73,9 +76,9 @@ class DraftPasses(LatencyOfRounds):
         """Seconds of `asked_passes`."""
         draft, ranks = self.facts.served_draft(draft), self.facts.ranks_of_draft(workload)
         first, later = self.asked_passes(workload, gamma)
-        first_s = self.draft_pass_s(draft, first, ranks)
+        first_s = self.model_pass_s(draft, first, ranks)
         alone = self.facts.draft_passes(gamma) == 1
-        return first_s, first_s if alone else self.draft_pass_s(draft, later, ranks)
+        return first_s, first_s if alone else self.model_pass_s(draft, later, ranks)
 
     def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
         """The draft's time for gamma tokens, and what the engine adds to each of its layers (what
@@ -94,7 +97,7 @@ class DraftPasses(LatencyOfRounds):
             return Estimate(0.0, 0.0, "modelled")
         headless = draft.replace(draft_vocab_size=1)
         ranks = self.facts.ranks_of_draft(workload)
-        return self.draft_pass_s(headless, self.idle_pass(workload), ranks)
+        return self.model_pass_s(headless, self.idle_pass(workload), ranks)
 
     def idle_pass(self, workload: Workload) -> Pass:
         """The pass that a draft without its head runs in a step that drafts nothing."""

@@ -27,12 +27,15 @@ from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters, kv_cache_bytes
-from archsearch.architecture.ops import Attention, Gemm, PassOps
+from archsearch.architecture.grid import ShapeGrid
+from archsearch.architecture.ops import Attention, Gemm, Part, PassOps
 from archsearch.drafters.drafter import RoundPlan
 from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
 from archsearch.latency.added import AddedFit, DraftedFit
-from archsearch.latency.regression import Residual, nonnegative_fit
+from archsearch.latency.fitted_passes import CacheFit, fit_cache, linear, place_of
+from archsearch.latency.grid_ops import Pass
+from archsearch.latency.regression import Residual
 from archsearch.profiles import Measurement, PassShape, Profile, RestShape
 from archsearch.workload import DTYPE_BYTES
 
@@ -53,6 +56,9 @@ MIN_PASS_ROWS: Final = 12
 START_STD: Final = 0.03
 """Relative std of the same pass from one start of an engine to the next: four starts of vLLM
 decoded in 29.7 to 31.9 ms."""
+
+
+_Key = tuple[Architecture, int, int, bool, bool]  # shape, batch, tokens, cold, of the target
 
 
 @dataclass(frozen=True)
@@ -123,22 +129,24 @@ class EnginePasses:
 
     def _fit_passes(self, rows: list[Measurement]) -> None:
         points = [pass_of(row) for row in rows]
+        asked = [
+            (arch, Part(batch, tokens, context), cold, is_target)
+            for arch, batch, tokens, context, cold, is_target in points
+        ]
+
+        def features_of(cache: CacheFit) -> Array:
+            return np.array([self._features(*each, cache) for each in asked])
+
+        halves = self.cache_bytes * np.array([0.4, 0.7, 1.0, 1.5, 2.2])
         times = np.array([row.median_s for row in rows])
-        found = []
-        for half in self.cache_bytes * np.array([0.4, 0.7, 1.0, 1.5, 2.2]):
-            for steepness in (1.5, 3.0):
-                self._half, self._steepness = float(half), steepness
-                features = np.array([self._features(*point) for point in points])
-                coefficients = nonnegative_fit(features, times)
-                misfit = np.abs(np.log(np.maximum(features @ coefficients, 1e-9) / times)).sum()
-                found.append((float(misfit), self._half, self._steepness, coefficients))
-        best = min(found, key=lambda fit: fit[0])
-        _, self._half, self._steepness, self._coefficients = best
+        self.cache_, self._coefficients, log_ratio = fit_cache(
+            features_of, times, halves, (1.5, 3.0)
+        )
         self.coefficients_ = dict(zip(FEATURES, self._coefficients.tolist(), strict=True))
-        base = np.array([self._features(*point) for point in points]) @ self._coefficients
-        log_ratio = np.log(times / base)
-        inputs = np.array([self._inputs(*point) for point in points])
-        self._residual = Residual.fit(inputs, log_ratio, min_noise=0.01, bounds=(0.7, 30.0))
+        inputs = [[*_inputs(a), *_place(part, cold, of)] for a, part, cold, of in asked]
+        self._residual = Residual.fit(
+            np.array(inputs), log_ratio, min_noise=0.01, bounds=(0.7, 30.0)
+        )
         self.loo_ = np.expm1(self._residual.leave_one_out(log_ratio))
         for row, (arch, batch, tokens, context, cold, is_target), ratio in zip(
             rows, points, log_ratio, strict=True
@@ -153,85 +161,76 @@ class EnginePasses:
 
     def _vector(
         self,
-        layers: float,
-        bytes_: tuple[float, float],
-        flops: tuple[float, float],
-        kv_bytes: float,
+        layers: Any,
+        bytes_: tuple[Any, Any],
+        flops: tuple[Any, Any],
+        kv_bytes: Any,
         rows: float,
-        cold: bool,
-    ) -> Array:
-        """FEATURES; `bytes_` and `flops` of body and head. In a loop, the share of the weights that
-        the cache cannot keep comes from memory again."""
+        share: Any,
+    ) -> list[Any]:
+        """FEATURES; `bytes_` and `flops` of body and head. In a loop, the `share` of the weights
+        that the cache cannot keep comes from memory again."""
         body, head = bytes_
-        kept = 0.0 if cold else (self._half / max(body + head, 1)) ** self._steepness
-        share = 1.0 / (1.0 + kept)
         parts = (1.0, layers, share * body, (1.0 - share) * body, head)
-        return np.array([*parts, *flops, kv_bytes, rows, rows * layers], dtype=float)
+        return [*parts, *flops, kv_bytes, rows, rows * layers]
 
     def _features(
-        self, arch: Architecture, batch: int, tokens: int, context: int, cold: bool, is_target: bool
-    ) -> Array:
+        self, arch: Architecture, part: Part, cold: bool, is_target: bool, cache: CacheFit
+    ) -> list[Any]:
         body, head = body_parameters(arch), arch.head_rows * arch.hidden_size
-        rows = batch * tokens
-        heads = rows if is_target else batch  # a draft needs each sequence's last token's only
+        width, rows = self.dtype_bytes, float(part.batch * part.tokens)
+        heads = rows if is_target else part.batch  # a draft needs each sequence's last token's only
         return self._vector(
             arch.num_hidden_layers,
-            (body * self.dtype_bytes, head * self.dtype_bytes),
+            (body * width, head * width),
             (2.0 * body * rows, 2.0 * head * heads),
-            kv_cache_bytes(arch, context + tokens, self.dtype_bytes, batch),
+            kv_cache_bytes(arch, part.context + part.tokens, width, part.batch),
             rows,
-            cold,
-        )
-
-    def _inputs(
-        self, arch: Architecture, batch: int, tokens: int, context: int, cold: bool, is_target: bool
-    ) -> Array:
-        return np.array(
-            [
-                math.log(arch.hidden_size),
-                math.log(arch.intermediate_size),
-                math.log(arch.num_hidden_layers),
-                0.5 * math.log(arch.q_size),
-                0.5 * math.log(arch.kv_size),
-                math.log(body_parameters(arch) + arch.head_rows * arch.hidden_size),
-                2.0 * math.log(batch * tokens),
-                0.5 * math.log(context + 64),
-                1.0 if cold else 0.0,
-                2.0 if is_target else 0.0,
-            ]
+            1.0 if cold else cache.cold_share((body + head) * width),
         )
 
     # -- answers
     # ----------------------------------------------------------------------------------------------
 
     def forward_s(
-        self,
-        arch: Architecture,
-        *,
-        batch: int = 1,
-        tokens: int = 1,
-        context: int = 256,
-        cold: bool = False,
-        is_target: bool = False,
+        self, arch: Architecture, part: Part, *, cold: bool = False, is_target: bool = False
     ) -> Estimate:
         """Seconds of one pass with its head; `cold`: its weights come from memory (a target, or a
         draft's first pass)."""
-        point = (arch, batch, tokens, context, cold, is_target)
-        base = float(self._features(*point) @ self._coefficients)
-        mean, std = self._residual.predict(self._inputs(*point))
-        own = self._own.get((arch, batch, tokens, cold, is_target))
+        inputs = [*_inputs(arch), *_place(part, cold, is_target)]
+        mean, std = self._residual.predict(np.array(inputs))
+        own = self._own.get((arch, part.batch, part.tokens, cold, is_target))
         if own:
-            _, ratio, error = min(own, key=lambda row: abs(row[0] - context))
-            structure = (
-                self._residual.noise
-            )  # what the smooth part leaves over: jumps of kernels, where a row is steady
-            share = structure / (structure + error**2)
-            mean, std = (
-                mean + share * (ratio - mean),
-                math.hypot((1.0 - share) * std, share * error),
-            )
-        value = base * math.exp(mean)
+            ratio, error, share = self._row(own, part.context)
+            mean += share * (ratio - mean)
+            std = math.hypot((1.0 - share) * std, share * error)
+        features = self._features(arch, part, cold, is_target, self.cache_)
+        value = linear(self._coefficients, features) * math.exp(mean)
         return Estimate(value, std * value, "modelled")
+
+    def _row(self, own: list[tuple[int, float, float]], context: int) -> tuple[float, float, float]:
+        """log(measured / base) of the row of a pass nearest to a context, its error, and how much
+        it counts beside the smooth model."""
+        _, ratio, error = min(own, key=lambda row: abs(row[0] - context))
+        # what the smooth part leaves over: jumps of kernels, where a row is steady
+        structure = self._residual.noise
+        return ratio, error, structure / (structure + error**2)
+
+    def grid_s(self, grid: ShapeGrid, passes: Sequence[Pass]) -> list[Any]:
+        """Seconds of each pass of each draft of a grid, as `forward_s`, without std."""
+        places = np.array([_place(part, cold, False) for part, cold in passes])
+        means = self._residual.means(_inputs(grid), places)
+        found = []
+        for number, (part, cold) in enumerate(passes):
+            mean = np.broadcast_to(means[..., number], grid.shape).copy()
+            for key, own in self._own.items():
+                if key[1:] == (part.batch, part.tokens, cold, False):
+                    ratio, _, share = self._row(own, part.context)
+                    for place in grid.places_of(key[0]):
+                        mean[place] += share * (ratio - mean[place])
+            features = self._features(grid, part, cold, False, self.cache_)
+            found.append(linear(self._coefficients, features) * np.exp(mean))
+        return found
 
     def ops_s(self, ops: PassOps, cold: bool = True) -> Estimate:
         """Seconds of a pass given by its ops, by the coefficients alone: what is left over is
@@ -250,10 +249,11 @@ class EnginePasses:
         cached = sum(
             n * op.kv_elements() for op, n in ops.in_layers.items() if isinstance(op, Attention)
         )
+        share = 1.0 if cold else self.cache_.cold_share(max(sum(bytes_), 1))
         features = self._vector(
-            ops.layers, bytes_, flops, self.dtype_bytes * cached, float(rows), cold
+            ops.layers, bytes_, flops, self.dtype_bytes * cached, float(rows), share
         )
-        value = float(features @ self._coefficients)
+        value = float(linear(self._coefficients, features))
         return Estimate(value, value * math.sqrt(float(np.mean(self.loo_**2))), "modelled")
 
     def plan_s(self, plan: RoundPlan) -> float:
@@ -275,6 +275,22 @@ class EnginePasses:
             "drafted": self.drafted_.to_dict(),
             "first_pass": {"constant": self.first_pass.constant, "slope": self.first_pass.slope},
         }
+
+
+def _inputs(arch: Architecture) -> list[Any]:
+    """What of a pass is its shape's, as the process sees it."""
+    return [
+        np.log(arch.hidden_size),
+        np.log(arch.intermediate_size),
+        np.log(arch.num_hidden_layers),
+        0.5 * np.log(arch.q_size),
+        0.5 * np.log(arch.kv_size),
+        np.log(body_parameters(arch) + arch.head_rows * arch.hidden_size),
+    ]
+
+
+def _place(part: Part, cold: bool, is_target: bool) -> tuple[float, ...]:
+    return *place_of(part, cold), 2.0 * is_target
 
 
 def known_engines(profile: Profile, dtype: str, mode: str) -> tuple[str, ...]:

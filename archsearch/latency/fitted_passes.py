@@ -7,8 +7,9 @@ profiles without whole passes have `archsearch.latency.composed` instead.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,7 +51,7 @@ class CacheFit:
     half_bytes: float
     steepness: float
 
-    def cold_share(self, bytes_: float) -> float:
+    def cold_share(self, bytes_: Any) -> Any:
         return 1.0 / (1.0 + (self.half_bytes / bytes_) ** self.steepness)
 
 
@@ -141,86 +142,39 @@ class FittedPasses:
                 f" mode, at least {MIN_ROWS['forward']} are needed; run archsearch profile longer"
                 " (--budget 5m)"
             )
-        passes = [ForwardShape.of(row) for row in rows]
-        times = np.array([row.median_s for row in rows])  # [passes], seconds
-        stacks = steady(self.profile.select("layer", self.dtype, self.mode))
-        stack_passes = [ForwardShape.of(row) for row in stacks]
-        stack_times = np.array([row.median_s for row in stacks])  # [stacks], seconds per layer
-        llc = float(self.profile.device.get("last_level_cache_bytes") or (32 << 20))
-        self.cache_, self._coefficients = self._fit_pass(
-            rows, passes, times, stack_passes, stack_times, llc
-        )
-        outlying = np.abs(self._log_ratio(rows, passes, times))  # [passes]
+        log_ratio = self._learn(rows)
+        outlying = np.abs(log_ratio)  # [rows]
         # 1.4826 MAD estimates a std where the errors are normal; below 25 % nothing is called an
         # outlier.
         limit = max(OUTLIER_MADS * 1.4826 * float(np.median(outlying)), 0.25)
-        if (outlying > limit).any() and (outlying <= limit).sum() >= MIN_ROWS[
-            "forward"
-        ]:  # a stall that the probe did not feel
+        kept = [row for row, size in zip(rows, outlying, strict=True) if size <= limit]
+        if MIN_ROWS["forward"] <= len(kept) < len(rows):  # a stall that the probe did not feel
             self.outliers_ = [row for row, size in zip(rows, outlying, strict=True) if size > limit]
-            keep = [i for i, size in enumerate(outlying) if size <= limit]
-            rows, passes, times = [rows[i] for i in keep], [passes[i] for i in keep], times[keep]
-            self.cache_, self._coefficients = self._fit_pass(
-                rows, passes, times, stack_passes, stack_times, llc
-            )
+            rows, log_ratio = kept, self._learn(kept)
         self.coefficients_ = dict(zip(GROUPS, self._coefficients.tolist(), strict=True))
-        log_ratio = self._log_ratio(rows, passes, times)  # [passes]
-        inputs = np.array(
-            [
-                [*self._inputs(p.architecture), *_place(asked_pass(p)[1], row.cache == "cold")]
-                for p, row in zip(passes, rows, strict=True)
-            ]
-        )  # [passes, 10]
-        self._residual = Residual.fit(inputs, log_ratio, min_noise=0.015, bounds=(0.7, 30.0))
+        inputs = [
+            [*self._inputs(arch), *place_of(part, cold)] for arch, part, cold in map(_point, rows)
+        ]
+        self._residual = Residual.fit(
+            np.array(inputs), log_ratio, min_noise=0.015, bounds=(0.7, 30.0)
+        )
         self.loo_ = np.expm1(self._residual.leave_one_out(log_ratio))
 
-    def _log_ratio(
-        self, rows: list[Measurement], passes: list[ForwardShape], times: Array
-    ) -> Array:
-        """log(measured / base) of whole passes, [passes]."""
-        features = np.array(
-            [
-                self._features(*asked_pass(p), row.cache == "cold", self.cache_)
-                for p, row in zip(passes, rows, strict=True)
-            ]
-        )
-        return np.asarray(np.log(times / (features @ self._coefficients)))
+    def _learn(self, rows: Sequence[Measurement]) -> Array:
+        """The cache and the coefficients, from whole passes and single layers; log(measured / base)
+        of the passes, [rows]."""
+        points, times = [_point(row) for row in rows], np.array([row.median_s for row in rows])
+        stacks = steady(self.profile.select("layer", self.dtype, self.mode))
+        layers = [(self._stack_features(ForwardShape.of(row)), row.median_s) for row in stacks]
 
-    def _fit_pass(
-        self,
-        rows: list[Measurement],
-        passes: list[ForwardShape],
-        times: Array,
-        stack_passes: list[ForwardShape],
-        stack_times: Array,
-        llc: float,
-    ) -> tuple[CacheFit, Array]:
-        """The cache's half point and steepness (grid) with the coefficients (non-negative least
-        squares) that fit best."""
-        best: tuple[float, CacheFit, Array] | None = None
-        for half in llc * CACHE_SHARES:
-            for steepness in (1.5, 3.0, 6.0):
-                cache = CacheFit(float(half), steepness)
-                features = np.array(
-                    [
-                        self._features(*asked_pass(p), row.cache == "cold", cache)
-                        for p, row in zip(passes, rows, strict=True)
-                    ]
-                )
-                if stack_passes:
-                    layer_features = np.array([self._stack_features(p) for p in stack_passes])
-                    coefficients = nonnegative_fit(
-                        np.vstack([features, layer_features]), np.concatenate([times, stack_times])
-                    )
-                else:
-                    coefficients = nonnegative_fit(features, times)
-                error = float(
-                    np.abs(np.log(np.maximum(features @ coefficients, 1e-9) / times)).sum()
-                )
-                if best is None or error < best[0]:
-                    best = (error, cache, coefficients)
-        assert best is not None
-        return best[1], best[2]
+        def features_of(cache: CacheFit) -> Array:
+            return np.array([self._features(*point, cache) for point in points])
+
+        llc = float(self.profile.device.get("last_level_cache_bytes") or (32 << 20))
+        self.cache_, self._coefficients, log_ratio = fit_cache(
+            features_of, times, llc * CACHE_SHARES, (1.5, 3.0, 6.0), layers
+        )
+        return log_ratio
 
     def _stack_features(self, pass_: ForwardShape) -> Array:
         """Features [GROUPS] of one layer out of a cold stack: a pass without head, embedding and
@@ -236,22 +190,19 @@ class FittedPasses:
 
     def _device_s(self, arch: Architecture, part: Part, cold: bool) -> Estimate:
         """A pass as the rows were measured."""
-        mean, std = self._residual.predict(np.array([*self._inputs(arch), *_place(part, cold)]))
-        value = self._base_s(self._features(arch, part, cold, self.cache_)) * math.exp(mean)
+        mean, std = self._residual.predict(np.array([*self._inputs(arch), *place_of(part, cold)]))
+        value = linear(
+            self._coefficients, self._features(arch, part, cold, self.cache_)
+        ) * math.exp(mean)
         return Estimate(value, std * value, "modelled")
-
-    def _base_s(self, features: list[Any]) -> Any:
-        """Seconds by the coefficients alone."""
-        return sum(
-            c * feature for c, feature in zip(self._coefficients.tolist(), features, strict=True)
-        )
 
     def _grid_device_s(self, grid: ShapeGrid, passes: Sequence[Pass]) -> list[Any]:
         """`_device_s` of each pass of each shape of a grid, without std."""
-        places = np.array([_place(part, cold) for part, cold in passes])
+        places = np.array([place_of(part, cold) for part, cold in passes])
         factors = np.exp(self._residual.means(self._inputs(grid), places))
         return [
-            self._base_s(self._features(grid, part, cold, self.cache_)) * factors[..., i]
+            linear(self._coefficients, self._features(grid, part, cold, self.cache_))
+            * factors[..., i]
             for i, (part, cold) in enumerate(passes)
         ]
 
@@ -262,16 +213,53 @@ class FittedPasses:
             if cold
             else self.cache_.cold_share(max(1, ops.weight_elements()) * self.dtype_bytes)
         )
-        value = self._base_s(_between(self._groups(ops, False), self._groups(ops, True), share))
+        value = linear(
+            self._coefficients, _between(self._groups(ops, False), self._groups(ops, True), share)
+        )
         return Estimate(value, value * math.sqrt(float(np.mean(self.loo_**2))), "modelled")
+
+
+def fit_cache(
+    features_of: Callable[[CacheFit], Array],
+    times: Array,
+    halves: Iterable[float],
+    steepnesses: Iterable[float],
+    more: Sequence[tuple[Array, float]] = (),
+) -> tuple[CacheFit, Array, Array]:
+    """The cache's half point and steepness (grid) with the coefficients (non-negative least
+    squares) that fit `times` best, and log(measured / base) [rows]. `more`: features and seconds of
+    rows that count for the coefficients only."""
+    best: tuple[float, CacheFit, Array] | None = None
+    for half, steepness in itertools.product(halves, steepnesses):
+        cache = CacheFit(float(half), steepness)
+        features = features_of(cache)
+        coefficients = nonnegative_fit(
+            np.vstack([features, *(row for row, _ in more)]), np.append(times, [s for _, s in more])
+        )
+        error = float(np.abs(np.log(np.maximum(features @ coefficients, 1e-9) / times)).sum())
+        if best is None or error < best[0]:
+            best = (error, cache, coefficients)
+    assert best is not None
+    _, cache, coefficients = best
+    return cache, coefficients, np.log(times / (features_of(cache) @ coefficients))
+
+
+def linear(coefficients: Array, features: Sequence[Any]) -> Any:
+    """Seconds by the coefficients alone; features may be arrays that broadcast."""
+    return sum(c * feature for c, feature in zip(coefficients.tolist(), features, strict=True))
+
+
+def place_of(part: Part, cold: bool) -> tuple[float, float, float]:
+    """What of a pass is not its shape's, as a Gaussian process sees it."""
+    return 2.0 * math.log(part.batch * part.tokens), 0.5 * math.log(part.context + 64), float(cold)
 
 
 def _between(warm: list[Any], cold: list[Any], share: Any) -> list[Any]:
     return [low + share * (high - low) for low, high in zip(warm, cold, strict=True)]
 
 
-def _place(part: Part, cold: bool) -> tuple[float, float, float]:
-    return 2.0 * math.log(part.batch * part.tokens), 0.5 * math.log(part.context + 64), float(cold)
+def _point(row: Measurement) -> tuple[Architecture, Part, bool]:
+    return *asked_pass(ForwardShape.of(row)), row.cache == "cold"
 
 
 def asked_pass(shape: ForwardShape) -> tuple[Architecture, Part]:

@@ -58,7 +58,6 @@ from archsearch.latency.composed import (
     sync_waits,
 )
 from archsearch.latency.draft_passes import DraftPasses
-from archsearch.latency.engine_grid import engine_grid_s
 from archsearch.latency.engine_passes import EnginePasses, known_engines
 from archsearch.latency.fitted_passes import GROUPS, MIN_ROWS, FittedPasses, asked_pass
 from archsearch.latency.grid_ops import Pass, priced
@@ -256,7 +255,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         """Seconds of each pass of each shape of a grid, as `forward_s` has them of one, without
         std."""
         if self.engine_ is not None:
-            return engine_grid_s(self.engine_, grid, passes)
+            return self.engine_.grid_s(grid, passes)
         if self.composed_ is not None:
             return [self.composed_.grid_s(grid, part, ranks) for part, _ in passes]
 
@@ -335,43 +334,23 @@ class LatencyModel(FittedPasses, DraftPasses):
     def decode_s(self, target: Architecture, workload: Workload) -> Estimate:
         """One plain decode step of the target, with what the engine adds per token."""
         if self.engine_ is not None:
-            own = self.engine_
-            step = own.forward_s(
-                target,
-                batch=workload.batch_size,
-                context=workload.context_len,
-                cold=True,
-                is_target=True,
-            )
-            return _sum(step, own.rest_.plain_s(workload.batch_size))
+            own = self.engine_.rest_.plain_s(workload.batch_size)
+            return _sum(self.verify_s(target, workload, 0), own)
         costs = self._engine_costs(target.vocab_size)
         if costs is None:
             return super().decode_s(target, workload)
-        size, ranks = workload.batch_size, workload.tensor_parallel
-        step = self.forward_s(target, batch=size, context=workload.context_len, ranks=ranks)
-        return _sum(step, costs.plain_s())
+        return _sum(self.verify_s(target, workload, 0), costs.plain_s())
 
     def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """One target pass over gamma + 1 tokens per sequence."""
-        if self.engine_ is not None:
-            return self.engine_.forward_s(
-                target,
-                batch=workload.batch_size,
-                tokens=gamma + 1,
-                context=workload.context_len,
-                cold=True,
-                is_target=True,
-            )
         found = super().verify_s(target, workload, gamma)
-        if self.composed_ is None or not gamma:
+        batch, tokens = verified_rows(self.rounds, workload.batch_size, gamma)
+        if self.composed_ is None or self.engine_ is not None or tokens == 1:
             return found
         # More tokens take no less. Tables of two kernels may say so: DeepSeek-V3's attention on a
         # B200, for one token and four.
-        batch, tokens = verified_rows(self.rounds, workload.batch_size, gamma)
-        if tokens == 1:
-            return found
-        context, ranks = workload.context_len, workload.tensor_parallel
-        one = self.forward_s(target, batch=batch, tokens=1, context=context, ranks=ranks)
+        part = Part(batch, 1, workload.context_len)
+        one = self.model_pass_s(target, (part, False), workload.tensor_parallel, is_target=True)
         return found if found.value >= one.value else Estimate(one.value, found.std, found.source)
 
     def first_tokens(self, gamma: int) -> int:
@@ -388,14 +367,14 @@ class LatencyModel(FittedPasses, DraftPasses):
         """One token per sequence needs logits; an engine's own passes say nothing of them."""
         return None if self.engine_ is not None else 1
 
-    def draft_pass_s(self, draft: Architecture, asked: Pass, ranks: int) -> Estimate:
-        """Seconds of one pass of a draft, as the engine was measured where it was."""
+    def model_pass_s(
+        self, arch: Architecture, asked: Pass, ranks: int, *, is_target: bool = False
+    ) -> Estimate:
+        """As the engine was measured where it was."""
         if self.engine_ is None:
-            return super().draft_pass_s(draft, asked, ranks)
+            return super().model_pass_s(arch, asked, ranks, is_target=is_target)
         part, cold = asked
-        return self.engine_.forward_s(
-            draft, batch=part.batch, tokens=part.tokens, context=part.context, cold=cold
-        )
+        return self.engine_.forward_s(arch, part, cold=cold or is_target, is_target=is_target)
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """What the engine was measured to add to a round of gamma draft tokens; 0 where nothing is

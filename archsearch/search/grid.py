@@ -8,7 +8,6 @@ gamma.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,10 +18,9 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import BODY_FIELDS, Head, ShapeGrid, Window
 from archsearch.drafters.models import Independent
 from archsearch.search.objective import Place, Scorer
-from archsearch.search.space import InvalidShape, SearchSpace
+from archsearch.search.space import SearchSpace
 
 BODY: Final = ("hidden_size", "ffn_ratio", "num_key_value_heads", "kv_group_size", "head_dim")
-ORDER: Final = ("num_hidden_layers", *BODY, "draft_vocab_size", "window", "tie_word_embeddings")
 
 
 @dataclass(frozen=True)
@@ -72,78 +70,36 @@ def grid_of(space: SearchSpace, target: Architecture) -> SpaceGrid | None:
     Which shapes are valid is a matter of their bodies, which `SearchSpace.build` is asked about one
     by one; of choices that make the same shape the first stays, as in `SearchSpace.enumerate`.
     """
-    dimensions = {dimension.name: dimension for dimension in space.dimensions(target)}
-    windows, heads = _windows(space, target), _heads(space, target)
-    found: dict[tuple[int, ...], tuple[tuple[int, ...], Architecture]] = {}
-    for body in itertools.product(*(range(len(dimensions[name].choices)) for name in BODY)):
-        shape = space.build((0, *body, heads[0][0][0], windows[0][0], heads[0][0][1]), target)
-        if isinstance(shape, InvalidShape):
-            continue
-        assert isinstance(shape, Architecture)
-        found.setdefault(_body(shape), (body, shape))
-    if not found:
+    choices = {each.name: range(len(each.choices)) for each in space.dimensions(target)}
+
+    def built(body: tuple[int, ...], rows: int = 0, window: int = 0, tied: int = 0) -> Any:
+        return space.build((0, *body, rows, window, tied), target)
+
+    bodies: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for body in itertools.product(*(choices[name] for name in BODY)):
+        shape = built(body)
+        if isinstance(shape, Architecture):
+            bodies.setdefault(tuple(getattr(shape, name) for name in BODY_FIELDS), body)
+    if not bodies:
         return None
-    sizes = dict(zip(BODY_FIELDS, np.array(list(found), dtype=np.int64).T, strict=True))
+    first = next(iter(bodies.values()))
+    windows: dict[Window, int] = {}
+    for window in choices["window"]:
+        shape = built(first, window=window)
+        windows.setdefault(Window(shape.window_pattern, shape.sliding_window), window)
+    heads: dict[Head, tuple[int, int]] = {}
+    for rows, tied in itertools.product(
+        choices["draft_vocab_size"], choices["tie_word_embeddings"]
+    ):
+        shape = built(first, rows, tied=tied)
+        heads.setdefault(Head(shape.draft_vocab_size, shape.tie_word_embeddings), (rows, tied))
+    depths = next(d for d in space.dimensions(target) if d.name == "num_hidden_layers").choices
     grid = ShapeGrid.of(
-        next(iter(found.values()))[1],
-        sizes,
-        [int(value) for value in dimensions["num_hidden_layers"].choices],
-        [window for _, window in windows],
-        [head for _, head in heads],
+        shape,
+        dict(zip(BODY_FIELDS, np.array(list(bodies), dtype=np.int64).T, strict=True)),
+        [int(depth) for depth in depths],
+        list(windows),
+        list(heads),
     )
-    bodies = np.array([body for body, _ in found.values()])
-    return SpaceGrid(
-        grid, space.size(target), bodies, tuple(i for i, _ in windows), tuple(i for i, _ in heads)
-    )
-
-
-def _body(shape: Architecture) -> tuple[int, ...]:
-    return tuple(getattr(shape, name) for name in BODY_FIELDS)
-
-
-def _first_valid(space: SearchSpace, target: Architecture) -> tuple[int, ...] | None:
-    """Choices of the first valid shape, whatever its depth, window and head."""
-    lengths = {dimension.name: len(dimension.choices) for dimension in space.dimensions(target)}
-    for body in itertools.product(*(range(lengths[name]) for name in BODY)):
-        indices = (0, *body, 0, 0, 0)
-        if not isinstance(space.build(indices, target), InvalidShape):
-            return indices
-    return None
-
-
-def _windows(space: SearchSpace, target: Architecture) -> list[tuple[int, Window]]:
-    """The windows that differ, each with the first of its choices."""
-    found: dict[Window, int] = {}
-    indices = _first_valid(space, target)
-    for index in range(len(_dimension(space, target, "window"))):
-        shape = Window("L", None)
-        if indices is not None:
-            built = space.build((*indices[:7], index, indices[8]), target)
-            assert isinstance(built, Architecture)
-            shape = Window(built.window_pattern, built.sliding_window)
-        found.setdefault(shape, index)
-    return [(index, window) for window, index in found.items()]
-
-
-def _heads(space: SearchSpace, target: Architecture) -> list[tuple[tuple[int, int], Head]]:
-    """The heads that differ, each with the first of its choices of rows and of tying."""
-    found: dict[Head, tuple[int, int]] = {}
-    indices = _first_valid(space, target)
-    rows, tied = (
-        range(len(_dimension(space, target, name)))
-        for name in ("draft_vocab_size", "tie_word_embeddings")
-    )
-    for pair in itertools.product(rows, tied):
-        head = Head(None, False)
-        if indices is not None:
-            built = space.build((*indices[:6], pair[0], indices[7], pair[1]), target)
-            assert isinstance(built, Architecture)
-            head = Head(built.draft_vocab_size, built.tie_word_embeddings)
-        found.setdefault(head, pair)
-    return [(pair, head) for head, pair in found.items()]
-
-
-def _dimension(space: SearchSpace, target: Architecture, name: str) -> Sequence[Any]:
-    return next(
-        dimension.choices for dimension in space.dimensions(target) if dimension.name == name
-    )
+    of_bodies, of_windows = np.array(list(bodies.values())), tuple(windows.values())
+    return SpaceGrid(grid, space.size(target), of_bodies, of_windows, tuple(heads.values()))

@@ -600,8 +600,9 @@ class Scorer:
         )
 
     def indistinguishable(self, scores: Sequence[Score]) -> list[list[Score]]:
-        """`indistinguishable` with this scorer's acceptance."""
-        return indistinguishable(scores, self.acceptance, self.context)
+        """`grouped` by what this scorer's acceptance says of each difference."""
+        own = (self.acceptance, self.context)
+        return grouped(scores, lambda first, second: difference_std(first, second, *own))
 
 
 def draft_bytes(draft: Draft, workload: Workload) -> int:
@@ -672,13 +673,6 @@ def speedup_gap_std(first: Score, second: Score, gap: float) -> float:
         variance += (item.draft_s.std / round_s) ** 2
     variance += (gap * sum(sensitivities) / 2) ** 2
     return math.sqrt(variance)
-
-
-def indistinguishable(
-    scores: Sequence[Score], acceptance: AcceptanceEstimator, context: AcceptanceContext
-) -> list[list[Score]]:
-    """`grouped` by the std of each difference that the estimator says."""
-    return grouped(scores, lambda first, second: difference_std(first, second, acceptance, context))
 
 
 def grouped(scores: Sequence[Score], std_of: Callable[[Score, Score], float]) -> list[list[Score]]:

@@ -273,10 +273,6 @@ class MixScorer(Scorer):
             fits,
         )
 
-    def held_alone(self, part: LoadPart) -> int | None:
-        """Requests of a part that memory holds without a draft."""
-        return self._held_alone[part]
-
     # -- limits
     # ----------------------------------------------------------------------------------------------
 

@@ -42,63 +42,50 @@ def prefill_s(
         tokens = min(CHUNK, prompt_tokens - read)
         total += _chunk_s(latency, target, workload, tokens, read)
         read += tokens
-    drafter = as_drafter(draft) if draft is not None else None
-    return total + (
-        _draft_prefill_s(latency, drafter, workload, prompt_tokens) if drafter is not None else 0.0
-    )
+    if draft is None:
+        return total
+    return total + _draft_prefill_s(latency, as_drafter(draft), workload, prompt_tokens)
 
 
 def _chunk_s(
     latency: Any, target: Architecture, workload: Workload, tokens: int, cached: int
-) -> float:
-    composed = getattr(latency, "composed_", None)
-    alone = bool(latency.rounds is not None and latency.rounds.costs.expands)
-    own = getattr(latency, "engine_", None)
+) -> Any:
+    composed, own = (getattr(latency, name, None) for name in ("composed_", "engine_"))
+    alone = latency.rounds is not None and latency.rounds.costs.expands
     if own is not None and not alone:  # a step of so many rows more
         rows = (workload.batch_size + tokens, workload.batch_size)
         more, less = (
-            own.forward_s(
-                target, batch=1, tokens=count, context=cached, cold=True, is_target=True
-            ).value
+            own.forward_s(target, Part(1, count, cached), cold=True, is_target=True).value
             for count in rows
         )
-        return max(0.0, float(more - less))
+        return max(0.0, more - less)
     if composed is None or alone:
-        return float(_pass_s(latency, target, tokens, cached, workload.tensor_parallel))
-    decoding = Part(workload.batch_size, 1, workload.context_len)
-    prompt = Part(1, tokens, cached, 1)
-    together = composed.step_s(target, [decoding, prompt], workload.tensor_parallel).value
-    return max(
-        0.0, float(together - composed.step_s(target, [decoding], workload.tensor_parallel).value)
+        return _pass_s(latency, target, tokens, cached, workload.tensor_parallel)
+    parts = [Part(workload.batch_size, 1, workload.context_len), Part(1, tokens, cached, 1)]
+    together, decoding = (
+        composed.step_s(target, some, workload.tensor_parallel).value for some in (parts, parts[:1])
     )
+    return max(0.0, together - decoding)
 
 
 def _pass_s(latency: Any, arch: Architecture, tokens: int, cached: int, ranks: int) -> Any:
-    own = getattr(latency, "engine_", None)
+    if not hasattr(latency, "model_pass_s"):  # a latency that knows rounds only
+        return latency.verify_s(arch, Workload(1, cached, ranks), tokens - 1).value
+    asked = Part(1, tokens, cached), getattr(latency, "engine_", None) is not None
     if isinstance(arch, ShapeGrid):
-        return latency.grid_s(arch, [(Part(1, tokens, cached), own is not None)], ranks)[0]
-    if own is not None:
-        return own.forward_s(arch, batch=1, tokens=tokens, context=cached, cold=True).value
-    if hasattr(latency, "forward_s"):
-        return latency.forward_s(arch, batch=1, tokens=tokens, context=cached, ranks=ranks).value
-    # a latency that knows rounds only
-    return latency.verify_s(arch, Workload(1, cached, ranks), tokens - 1).value
+        return latency.grid_s(arch, [asked], ranks)[0]
+    return latency.model_pass_s(arch, asked, ranks).value
 
 
 def _draft_prefill_s(latency: Any, drafter: Drafter, workload: Workload, tokens: int) -> Any:
     ranks = latency.facts.ranks_of_draft(workload)
     if drafter.model is not None:
         return _pass_s(latency, latency.facts.served_draft(drafter.model), tokens, 0, ranks)
-    rows = replace(
-        rows_of(latency, replace(workload, batch_size=1, context_len=0), 1),
-        gamma=max(1, tokens - 1),
-    )
-    first = (
-        drafter.plan(rows).first
-        if drafter.architecture.num_hidden_layers and drafter.has_layers
-        else None
-    )
-    return float(latency.ops_s(first).value) if first is not None else 0.0
+    if not (drafter.architecture.num_hidden_layers and drafter.has_layers):
+        return 0.0
+    rows = rows_of(latency, replace(workload, batch_size=1, context_len=0), 1)
+    first = drafter.plan(replace(rows, gamma=max(1, tokens - 1))).first
+    return latency.ops_s(first).value if first is not None else 0.0
 
 
 def batch_ladder(largest: int = LARGEST) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ Everything is [conditions] or [conditions, gammas], seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -20,7 +20,6 @@ from archsearch.architecture.grid import ShapeGrid
 from archsearch.architecture.ops import Part, PassOps
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.registry import as_drafter
-from archsearch.engine_rounds import EngineRounds
 from archsearch.latency.drafted import rows_of
 from archsearch.latency.grid import GridLatency
 from archsearch.latency.rounds import verified_rows
@@ -187,35 +186,19 @@ def _prepare(
     """Tell a model of kernels which passes will be asked for."""
     if not hasattr(latency, "prepare"):
         return
-    wanted = list(_target_parts(target, workloads, gammas, latency.rounds))
+    wanted: list[tuple[Architecture, Part, int]] = []
     passes: list[PassOps] = []
     for workload in workloads:
+        for gamma in (0, *gammas):
+            batch, tokens = verified_rows(latency.rounds, workload.batch_size, gamma)
+            part = Part(batch, tokens, workload.context_len)
+            wanted.append((target, part, workload.tensor_parallel))
         if drafter.model is not None:
-            wanted += _draft_parts(latency, drafter.model, workload, gammas)
+            served = latency.facts.served_draft(drafter.model)
+            ranks = latency.facts.ranks_of_draft(workload)
+            asked = (each for gamma in gammas for each in latency.asked_passes(workload, gamma))
+            wanted += [(served, part, ranks) for part, _ in asked]
         else:
             plans = [drafter.plan(rows_of(latency, workload, gamma)) for gamma in gammas]
             passes += [ops for plan in plans for ops in (plan.first, plan.step) if ops is not None]
     latency.prepare(wanted, passes)
-
-
-def _target_parts(
-    target: Architecture,
-    workloads: Sequence[Workload],
-    gammas: Sequence[int],
-    rounds: EngineRounds | None,
-) -> Iterable[tuple[Architecture, Part, int]]:
-    for workload in workloads:
-        for gamma in (0, *gammas):
-            batch, tokens = verified_rows(rounds, workload.batch_size, gamma)
-            yield target, Part(batch, tokens, workload.context_len), workload.tensor_parallel
-
-
-def _draft_parts(
-    latency: Any, model: Architecture, workload: Workload, gammas: Sequence[int]
-) -> list[tuple[Architecture, Part, int]]:
-    served, ranks = latency.facts.served_draft(model), latency.facts.ranks_of_draft(workload)
-    tokens = {latency.first_tokens(gamma) for gamma in gammas} | {1}
-    return [
-        (served, Part(workload.batch_size, count, workload.context_len, 1), ranks)
-        for count in sorted(tokens)
-    ]

@@ -10,6 +10,7 @@ import pytest
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters, kv_cache_bytes
+from archsearch.architecture.ops import Part
 from archsearch.errors import MissingDataError
 from archsearch.latency.engine_passes import EnginePasses, known_engines
 from archsearch.latency.model import LatencyModel
@@ -97,11 +98,10 @@ def test_unseen_shapes_batches_and_gammas(profile: Profile) -> None:
     passes = EnginePasses(profile, "float32", "eager", "vllm")
     for batch in (1, 3, 6):
         for tokens in (1, 4, 7):
-            found = passes.forward_s(
-                TARGET, batch=batch, tokens=tokens, context=192, cold=True, is_target=True
-            )
+            part = Part(batch, tokens, 192)
+            found = passes.forward_s(TARGET, part, cold=True, is_target=True)
             assert found.value == pytest.approx(law_s(TARGET, batch, tokens, 192, True), rel=0.06)
-        found = passes.forward_s(UNSEEN, batch=batch, tokens=1, context=192)
+        found = passes.forward_s(UNSEEN, Part(batch, 1, 192))
         assert found.value == pytest.approx(law_s(UNSEEN, batch, 1, 192, False), rel=0.06)
         assert found.source == "modelled" and found.std > 0
         assert passes.rest_.round_s(4, batch).value == pytest.approx(rest_s(4, batch), rel=0.03)
@@ -118,9 +118,9 @@ def test_a_jump_of_the_kernels_is_believed_where_it_was_measured() -> None:
                 row.kind, row.shape, row.dtype, row.mode, row.cache, slow
             )
     passes = EnginePasses(profile, "float32", "eager", "vllm")
-    found = passes.forward_s(TARGET, batch=1, tokens=2, context=200, cold=True, is_target=True)
+    found = passes.forward_s(TARGET, Part(1, 2, 200), cold=True, is_target=True)
     assert found.value == pytest.approx(1.3 * law_s(TARGET, 1, 2, 200, True), rel=0.06)
-    between = passes.forward_s(TARGET, batch=1, tokens=3, context=200, cold=True, is_target=True)
+    between = passes.forward_s(TARGET, Part(1, 3, 200), cold=True, is_target=True)
     assert between.value < found.value and found.std > 0
 
 
