@@ -8,7 +8,7 @@ to add up; the two cannot drift apart.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from archsearch.architecture.architecture import Architecture
@@ -386,17 +386,14 @@ def _expert_ops(arch: Architecture, m: int, ranks: int, fused: bool) -> list[Op]
     return [Gemm(m, arch.num_experts, arch.hidden_size), experts, *shared]
 
 
-def layer_groups(arch: Architecture) -> tuple[tuple[Architecture, int | None, int], ...]:
-    """Layers that run the same: (an architecture of such layers, their window, how many). Of a
-    model with experts the first `first_dense_layers` have none."""
+def layer_groups(arch: Architecture) -> list[tuple[Architecture, Mapping[int | None, int]]]:
+    """Layers that run the same but for their windows: (an architecture of such layers, how many
+    have each window). Of a model with experts the first `first_dense_layers` have none."""
     if not arch.num_experts or not arch.first_dense_layers:
-        return tuple((arch, window, count) for window, count in arch.layers_by_window().items())
-    plain = arch.without_experts()
-    kinds = Counter(
-        (plain if layer < arch.first_dense_layers else arch, window)
-        for layer, window in enumerate(arch.windows())
-    )
-    return tuple((layers, window, count) for (layers, window), count in kinds.items())
+        return [(arch, arch.layers_by_window())]
+    windows, dense = arch.windows(), arch.first_dense_layers
+    kinds = ((arch.without_experts(), windows[:dense]), (arch, windows[dense:]))
+    return [(layers, Counter(each)) for layers, each in kinds if each]
 
 
 def head_ops(
@@ -445,16 +442,21 @@ def model_pass(
         part.batch * (part.tokens if part.logits is None else part.logits) for part in parts
     )
     in_layers: Counter[Op] = Counter()
-    for layer, window, layers in layer_groups(arch):
+    for layer, windows in layer_groups(arch):
+        layers = sum(windows.values())
         for op in layer_ops(
-            layer, batch=total, tokens=1, context=0, window=window, ranks=ranks, fused=fused
+            layer, batch=total, tokens=1, context=0, window=None, ranks=ranks, fused=fused
         ):
-            if isinstance(op, Attention | LatentAttention):
-                for part in parts:
-                    own = replace(op, batch=part.batch, tokens=part.tokens, context=part.context)
-                    in_layers[own] += layers
-            else:
+            if not isinstance(op, Attention | LatentAttention):
                 in_layers[op] += layers
+                continue
+            for part in parts:
+                own = replace(op, batch=part.batch, tokens=part.tokens, context=part.context)
+                if isinstance(own, LatentAttention):
+                    in_layers[own] += layers
+                    continue
+                for window, count in windows.items():
+                    in_layers[replace(own, window=window)] += count
     outside: Counter[Op] = Counter(
         head_ops(arch, batch=1, tokens=total, ranks=ranks, head_tokens=wanted)
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from archsearch.architecture.grid import Sizes
 from archsearch.architecture.ops import Op, Part
 
 Pass = tuple[Part, bool]
@@ -21,14 +23,20 @@ def priced(op: Op, price: Callable[[Sequence[Op]], Any]) -> Any:
     names = [name for name, value in sizes.items() if isinstance(value, np.ndarray)]
     if not names:
         return price([op])[0]
-    arrays = [np.asarray(each) for each in np.broadcast_arrays(*(sizes[name] for name in names))]
-    key = np.zeros(arrays[0].size, dtype=np.int64)
-    for array in arrays:
+    arrays = tuple(sizes[name] for name in names)
+    alike, where = _distinct(*arrays)
+    each = [type(op)(**{**sizes, **dict(zip(names, row, strict=True))}) for row in alike]
+    return np.asarray(price(each))[where]
+
+
+@lru_cache(maxsize=512)
+def _distinct(*arrays: Sizes) -> tuple[list[tuple[int, ...]], Any]:
+    """Rows of sizes that differ, and which of them stands at each place."""
+    together = [np.asarray(each) for each in np.broadcast_arrays(*arrays)]
+    key = np.zeros(together[0].size, dtype=np.int64)
+    for array in together:
         flat = array.ravel()
         key = key * (int(flat.max()) + 1) + flat
     _, first, where = np.unique(key, return_index=True, return_inverse=True)
-    each = [
-        type(op)(**{**sizes, **{n: int(a.flat[i]) for n, a in zip(names, arrays, strict=True)}})
-        for i in first
-    ]
-    return np.asarray(price(each))[where].reshape(arrays[0].shape)
+    rows = zip(*(array.ravel()[first].tolist() for array in together), strict=True)
+    return list(rows), where.reshape(together[0].shape)

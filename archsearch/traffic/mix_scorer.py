@@ -229,10 +229,10 @@ class MixScorer(Scorer):
 
     @property
     def grid_numbers(self) -> int:
+        # of rounds at each batch size and gamma; in few parts, since each prices its passes anew
         most = self.latency.largest_batch
-        return max(
-            len(Load.of(part, (held, held), most).sizes) for part, held in self._held_alone.items()
-        )
+        loads = (Load.of(part, (held, held), most) for part, held in self._held_alone.items())
+        return max(1, max(len(load.sizes) for load in loads) * len(self.gammas) // 64)
 
     def grid_scores(self, grid: ShapeGrid, start: int) -> GridScores:
         drafter, ranks = Independent(grid), self.workload.tensor_parallel

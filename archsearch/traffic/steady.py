@@ -149,7 +149,10 @@ class Service:
 
 def _taken(seconds: Array, rows: Any) -> Array:
     """A row of each draft's column [sizes, ...], or the rows of the only column."""
-    return np.take_along_axis(seconds, rows[None], 0)[0] if seconds.ndim > 1 else seconds[rows]
+    if seconds.ndim == 1:
+        return seconds[rows]
+    each = np.arange(rows.size).reshape(rows.shape)
+    return np.take(seconds, rows * rows.size + each)
 
 
 @dataclass(frozen=True, slots=True)
