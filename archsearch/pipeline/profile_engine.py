@@ -17,7 +17,7 @@ from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.medusa import Medusa
 from archsearch.drafters.registry import family
 from archsearch.engine_facts import EngineFacts, engine_facts, engines_that
-from archsearch.engines.engine import Engine, EngineSettings, EngineStep, ModelSource
+from archsearch.engines.engine import Engine, EngineSettings, ModelSource
 from archsearch.engines.measure.passes import (
     BATCHES,
     GAMMAS,
@@ -25,7 +25,6 @@ from archsearch.engines.measure.passes import (
     ONE_REQUEST_GAMMAS,
     QUICK_GAMMAS,
     Case,
-    PassPrice,
     PassRequest,
     measure_passes,
     measured_models,
@@ -33,16 +32,14 @@ from archsearch.engines.measure.passes import (
 )
 from archsearch.engines.registry import check_interpreter_choice
 from archsearch.errors import ArchsearchError
-from archsearch.estimate import Estimate
 from archsearch.export.drafters import drafter_config
 from archsearch.files import write_json
 from archsearch.hardware.device import Device
-from archsearch.latency.model import LatencyModel
 from archsearch.pipeline.in_engine import can_run, engine_target, random_draft, write_shape
 from archsearch.pipeline.profile_request import ProfileRequest
 from archsearch.profiles import DraftedShape, Profile
 from archsearch.progress import ProgressLine
-from archsearch.workload import DTYPE_BYTES, Workload
+from archsearch.workload import DTYPE_BYTES
 
 CONTEXTS: Final = (64, 256)
 """Tokens in the cache behind which an engine on GGUF files is measured."""
@@ -73,15 +70,14 @@ def profile_engine(
     device: Device,
     shapes: Sequence[Architecture],
     dtype: str,
-    mode: str = "eager",
     *,
     slowdown: Callable[[], float] = lambda: 1.0,
 ) -> int:
-    """Measure the passes of `request.engine_name` in it (or, where it does not tell them, what it
-    adds to the profile's) and, on a CPU, what its rounds take with drafters that are no models; the
-    rows are recorded, and what is known is not measured again. Returns the number of new rows.
+    """Measure the passes of `request.engine_name` in it on a CPU, and what its rounds take with
+    drafters that are no models; the rows are recorded, and what is known is not measured again.
+    Returns the number of new rows.
 
-    On a CPU with room for two engines times are divided by plain steps of the target alone, in a
+    Where two engines have room, times are divided by plain steps of the target alone, in a
     second one; `slowdown` says elsewhere how slow the machine is. Raises ArchsearchError without a
     target.
     """
@@ -90,14 +86,14 @@ def profile_engine(
     name, ref = request.engine_name, request.target_ref
     if ref is None:
         raise ArchsearchError(f"profiling {name} runs a target in it; name one with --target")
-    facts, on_cpu, before = engine_facts(name), device.kind == "cpu", len(profile.rows)
+    facts, before = engine_facts(name), len(profile.rows)
     with (
         tempfile.TemporaryDirectory(dir=profile.folder, prefix=".engine-") as temporary,
         _plain_steps(request, profile, device, dtype, slowdown) as probe,
     ):
         base = Path(temporary)
-        cases = _model_cases(request, profile, shapes, (dtype, mode), base)
-        cases += _drafted_cases(request, profile, (dtype, mode), base) if on_cpu else []
+        cases = _model_cases(request, profile, shapes, dtype, base)
+        cases += _drafted_cases(request, profile, dtype, base)
         if not cases:
             return 0
         here = can_run(name, ref)
@@ -105,10 +101,7 @@ def profile_engine(
             dtype=dtype,
             concurrency=max(batch for case in cases for batch, _ in case.pairs),
             max_len=512,
-            mode=mode,
-            tensor_parallel=request.tensor_parallel,
             threads=device.threads,
-            device="cpu" if on_cpu else "gpu",
             python=request.engine_python,
             time_passes=True,
         )
@@ -116,9 +109,8 @@ def profile_engine(
             target=engine_target(ref) if here else write_shape(ref.architecture, base / "target"),
             architecture=ref.architecture,
             dtype=dtype,
-            mode=mode,
+            mode="eager",
             slowdown=probe,
-            passes_s=None if on_cpu else _price(request, profile, dtype, mode),
         )
         if facts.gguf:  # its passes are run apart from its rounds: a start a gamma, as few rounds
             # as make a row; luck may accept more of a draft, so that there are fewer
@@ -138,12 +130,11 @@ def _model_cases(
     request: ProfileRequest,
     profile: Profile,
     shapes: Sequence[Architecture],
-    how: tuple[str, str],
+    dtype: str,
     base: Path,
 ) -> list[Case]:
     """The target alone and drafts with random weights under `base`, those that were not measured
-    yet. A draft's place in the list decides its gammas, so known ones keep theirs. `how`: dtype and
-    mode."""
+    yet. A draft's place in the list decides its gammas, so known ones keep theirs."""
     assert request.target_ref is not None
     name, target = request.engine_name, request.target_ref.architecture
     facts, quick = engine_facts(name), request.quick
@@ -152,8 +143,7 @@ def _model_cases(
     # a draft that is not much smaller than its target never pays
     small = [shape for shape in full if parameters(shape) <= parameters(target) / 2]
     drafts = spread_drafts(small or full, len(gammas))
-    rows = [*profile.select("pass", *how), *profile.select("engine", *how)]
-    known = measured_models(rows, name, target, drafts)
+    known = measured_models(profile.select("pass", dtype, "eager"), name, target, drafts)
     # Gamma by batch size needs a schedule; without one an engine is profiled at one request, where
     # it tells all its passes.
     batches = BATCHES if facts.schedules else (1,) * len(BATCHES)
@@ -162,7 +152,7 @@ def _model_cases(
         Case(
             list(zip(batches, gammas[number], strict=False)),
             draft,
-            random_draft(draft, how[0], base),
+            random_draft(draft, dtype, base),
             place=number,
         )
         for number, draft in enumerate(drafts)
@@ -170,31 +160,11 @@ def _model_cases(
     ]
 
 
-def _price(request: ProfileRequest, profile: Profile, dtype: str, mode: str) -> PassPrice:
-    """What the profile says of the passes of a step."""
-    model = LatencyModel(profile, dtype, mode)
-    assert request.target_ref is not None
-    target = request.target_ref.architecture
-
-    def passes_s(draft: Architecture | None, step: EngineStep) -> Estimate:
-        workload = Workload(1, round(step.context), request.tensor_parallel, dtype, mode)
-        verify = model.verify_s(target, workload, step.gamma)
-        if draft is None or not step.gamma:
-            return verify
-        drafting = model.draft_s(draft, workload, step.gamma)
-        std = math.hypot(verify.std, drafting.std)
-        return Estimate(verify.value + drafting.value, std, "modelled")
-
-    return passes_s
-
-
-def _drafted_cases(
-    request: ProfileRequest, profile: Profile, how: tuple[str, str], base: Path
-) -> list[Case]:
+def _drafted_cases(request: ProfileRequest, profile: Profile, dtype: str, base: Path) -> list[Case]:
     """Drafters that are no models of the families without rows, where the engine makes up their
     weights."""
     name, ref = request.engine_name, request.target_ref
-    rows = [DraftedShape.of(row) for row in profile.select("drafted", *how)]
+    rows = [DraftedShape.of(row) for row in profile.select("drafted", dtype, "eager")]
     known = {shape.drafter.family for shape in rows if shape.engine == name}
     if ref is None or not engine_facts(name).dummy_weights:
         return []
@@ -216,7 +186,7 @@ def _plain_steps(
     from archsearch.engines.measure.plain_steps import PlainSteps
 
     name, ref = request.engine_name, request.target_ref
-    if ref is None or device.kind != "cpu" or not can_run(name, ref):
+    if ref is None or not can_run(name, ref):
         yield otherwise
         return
     weights = weight_bytes_per_pass(ref.architecture, DTYPE_BYTES[dtype])

@@ -33,7 +33,7 @@ from archsearch.profiling import kernels, layers
 from archsearch.profiling.fused import Fused, attention_kernel, fused_for, graph_backends
 from archsearch.profiling.kernels import Run
 from archsearch.profiling.points import Bench, Point, Prepared
-from archsearch.profiling.timer import MAX_REPEATS, MIN_REPEATS, Timing
+from archsearch.profiling.timer import Timing, plan
 from archsearch.workload import MODES, dtype_name
 
 COLD_L2_MULTIPLE: Final = 4
@@ -162,15 +162,12 @@ class GpuTimer:
         *,
         before: Run | None = None,
         budget_s: float = 0.06,
-        min_repeat_s: float = 0.002,
         calls: int | None = None,
     ) -> Timing:
         """Time `run` within about `budget_s`; arguments as for `Timer.time`."""
         self.runner.seconds(run, 1, None)
         estimate = max(self.runner.seconds(run, 1, before), 1e-7)
-        if calls is None:
-            calls = 1 if before is not None else max(1, round(min_repeat_s / estimate))
-        repeats = int(min(MAX_REPEATS, max(MIN_REPEATS, budget_s / (calls * estimate))))
+        calls, repeats = plan(estimate, before is not None, calls, budget_s)
         ahead = self.probe()
         times = tuple(self.runner.seconds(run, calls, before) / calls for _ in range(repeats))
         slowdown = 0.5 * (ahead + self.probe()) / self.reference_s

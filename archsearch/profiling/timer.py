@@ -18,6 +18,7 @@ import torch
 
 MIN_REPEATS = 5
 MAX_REPEATS = 25
+MIN_REPEAT_S = 0.002
 
 
 ALIGNMENT = 512
@@ -112,6 +113,16 @@ class Probe:
         return statistics.quantiles(times, n=4)[0]
 
 
+def plan(
+    estimate_s: float, alone: bool, calls: int | None, budget_s: float, each_s: float = 0.0
+) -> tuple[int, int]:
+    """Calls per repeat (`calls`, else one where each stands `alone`, else as many as fill
+    MIN_REPEAT_S) and repeats within `budget_s`; `each_s`: what a repeat takes besides."""
+    calls = calls or (1 if alone else max(1, round(MIN_REPEAT_S / estimate_s)))
+    repeats = budget_s / (calls * estimate_s + each_s)
+    return calls, int(min(MAX_REPEATS, max(MIN_REPEATS, repeats)))
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Seconds per call of each repeat, corrected to the probe's reference speed, and the median
@@ -136,14 +147,13 @@ class Timer:
         *,
         before: Callable[[], object] | None = None,
         budget_s: float = 0.06,
-        min_repeat_s: float = 0.002,
         calls: int | None = None,
     ) -> Timing:
         """Time `run` within about `budget_s`.
 
         before: runs untimed ahead of every repeat (to empty the cache); then each repeat is a
         single call.
-        calls: calls per repeat; by default enough to fill `min_repeat_s` (one when `before` is
+        calls: calls per repeat; by default enough to fill MIN_REPEAT_S (one when `before` is
         given).
         """
         run()  # first-call costs: allocations, kernel selection
@@ -156,14 +166,8 @@ class Timer:
         start = time.perf_counter()
         run()
         estimate = max(time.perf_counter() - start, 1e-7)
-        if calls is None:
-            calls = 1 if before is not None else max(1, round(min_repeat_s / estimate))
-        repeats = int(
-            min(
-                MAX_REPEATS,
-                max(MIN_REPEATS, budget_s / (calls * estimate + ahead_s + 2 * self.reference_s)),
-            )
-        )
+        each_s = ahead_s + 2 * self.reference_s
+        calls, repeats = plan(estimate, before is not None, calls, budget_s, each_s)
         times, slowdowns = [], []
         for _ in range(repeats):
             probe_before = self.probe()

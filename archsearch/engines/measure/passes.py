@@ -27,12 +27,9 @@ from archsearch.engine_facts import ANY_ENGINE, ENGINES
 from archsearch.engines.engine import Engine, EnginePrompt, EngineStep, ModelSource, Sampling
 from archsearch.engines.measure.rows import made_up, row_of, synthetic
 from archsearch.errors import RunFailed
-from archsearch.estimate import Estimate
-from archsearch.profiles import DraftedShape, EngineShape, Measurement, PassShape, RestShape
+from archsearch.profiles import DraftedShape, Measurement, PassShape, RestShape
 from archsearch.progress import Progress, silent
 
-PassPrice = Callable[[Architecture | None, EngineStep], Estimate]
-"""Seconds of the passes of a step with that draft (None: the target alone), by the profile."""
 BATCHES: Final = (1, 2, 4, 8)
 GAMMAS: Final = ((1, 3, 5, 2), (4, 2, 1, 3), (6, 5, 3, 1), (2, 4, 2, 5), (3, 1, 4, 2), (5, 6, 2, 4))
 """For each draft its gamma at each of BATCHES: between them they cover the pairs."""
@@ -103,8 +100,7 @@ class PassRequest:
     `target`: what the engine loads, of `architecture`; `context`: tokens in the cache in mid-run,
     or `contexts`, in turn; `rounds`: in place of a case's tokens, whole rounds of every answer.
     `slowdown()`: how much slower than its reference the machine is now, asked before and after
-    every call. `passes_s`: seconds of a step's passes by the profile, for engines that tell whole
-    steps only; what is beyond them becomes rows of kind `engine`.
+    every call.
     """
 
     target: Any
@@ -114,7 +110,6 @@ class PassRequest:
     context: int = 192
     repeats: int = 3
     slowdown: Callable[[], float] = lambda: 1.0
-    passes_s: PassPrice | None = None
     contexts: Sequence[int] = ()
     rounds: int | None = None
 
@@ -132,7 +127,6 @@ class StepRows:
     asked: PassRequest
     times: dict[_Times, list[float]] = field(default_factory=dict)
     contexts: dict[_Times, list[float]] = field(default_factory=dict)  # of `drafted` ones
-    price_stds: dict[_Times, float] = field(default_factory=dict)  # of what was taken off
     slowdowns: list[float] = field(default_factory=list)
     grown: set[_Times] = field(default_factory=set)
 
@@ -173,21 +167,6 @@ class StepRows:
             assert step.other_s is not None
             self._keep(_Times("rest", rest, "warm"), step.other_s / slowdown)
 
-    def add_whole(
-        self, steps: Sequence[EngineStep], draft: Architecture | None, passes_s: PassPrice
-    ) -> None:
-        """Steps of an engine that does not tell its passes (a GPU runs ahead of its host): what
-        they take beyond `passes_s`, the passes as the profile prices them. One request only, as the
-        rows of kind `engine` are."""
-        layers = draft.num_hidden_layers if draft else 0
-        for step in steps:
-            if not step.prefill and step.batch == 1 and step.target_tokens == step.gamma + 1:
-                vocabulary = self.asked.architecture.vocab_size
-                shape = EngineShape(self.engine, step.gamma, vocabulary, layers)
-                key, passes = _Times("engine", shape, "warm"), passes_s(draft, step)
-                self._keep(key, step.seconds - passes.value)
-                self.price_stds[key] = passes.std
-
     def _pass(
         self,
         role: Any,
@@ -214,11 +193,7 @@ class StepRows:
             shape, how = key.shape, (self.asked.dtype, self.asked.mode, key.cache)
             if key in self.contexts:
                 shape = replace(shape, context=_rounded(statistics.fmean(self.contexts[key])))
-            row = row_of(key.kind, shape, how, times, slowdown)
-            if key in self.price_stds:
-                std_s = math.hypot(row.error_s or 0.0, self.price_stds[key])
-                row = replace(row, std_s=std_s or None)
-            found.append(row)
+            found.append(row_of(key.kind, shape, how, times, slowdown))
         self.grown.clear()
         return sorted(found, key=lambda row: 2 * _marks(row) or row.kind == "pass")
 
@@ -240,20 +215,11 @@ def measured_models(
     rows: Sequence[Measurement], engine: str, target: Architecture, drafts: Sequence[Architecture]
 ) -> set[Architecture | None]:
     """Which of `drafts` (None: the target alone) were measured in `engine`, by `rows` of kind
-    `pass` (or `engine`, where the engine tells whole steps only)."""
+    `pass`."""
     passes = [PassShape.of(row) for row in rows if _marks(row)]
     found = {shape.architecture for shape in passes if shape.engine == engine}
-    extras = [EngineShape.of(row) for row in rows if row.kind == "engine"]
-    own = [shape for shape in extras if shape.engine == engine]
-    whole = {(shape.gamma, shape.draft_layers, shape.vocab_size) for shape in own}
-    known: set[Architecture | None] = set()
-    if target in found or (0, 0, target.vocab_size) in whole:
-        known.add(None)
-    for number, draft in enumerate(drafts):
-        first = (GAMMAS[number % len(GAMMAS)][0], draft.num_hidden_layers, target.vocab_size)
-        if draft in found or first in whole:
-            known.add(draft)
-    return known
+    known: set[Architecture | None] = {draft for draft in drafts if draft in found}
+    return known | ({None} if target in found else set())
 
 
 def spread_drafts(shapes: Sequence[Architecture], count: int) -> list[Architecture]:
@@ -309,15 +275,12 @@ class _Trial:
         prompts = self.prompts(batch, max(8, context - tokens // 2), case)
         engine.generate(prompts, Sampling(max_new_tokens=tokens, ignore_end=True))
         steps = engine.steps()
-        if any(step.target_s is not None for step in steps):
-            slowdown = 0.5 * (before + asked.slowdown())
-            collected.add(steps, batch, gamma, case.draft, slowdown)
-        elif not steps or asked.passes_s is None or isinstance(case.draft, Drafter):
+        if all(step.target_s is None for step in steps):
             raise RunFailed(
                 f"{engine.name} does not tell what its steps take, so they cannot be profiled"
             )
-        elif batch == 1:
-            collected.add_whole(steps, case.draft, asked.passes_s)
+        slowdown = 0.5 * (before + asked.slowdown())
+        collected.add(steps, batch, gamma, case.draft, slowdown)
 
     def prompts(self, count: int, length: int, case: Case) -> list[EnginePrompt]:
         """Made-up prompts; a drafter that is no model sees a text twice, so that lookup finds
@@ -341,10 +304,9 @@ def measure_passes(
     record: Callable[[Measurement], None] = lambda row: None,
     progress: Progress = silent,
 ) -> list[Measurement]:
-    """Rows of kind `pass` and `rest` (or `engine`), of drafters that are no models `drafted`, from
-    an engine's own steps; each is given to `record` as soon as its case is done. Raises RunFailed
-    where the engine does not tell its steps.
-    """
+    """Rows of kind `pass` and `rest`, of drafters that are no models `drafted`, out of steps; each
+    is given to `record` as soon as its case is done. Raises RunFailed where the engine does not
+    tell its steps."""
     rows: dict[Any, Measurement] = {}
     trial = _Trial(asked)
     for number, case in enumerate(cases):

@@ -21,7 +21,6 @@ from archsearch.engines.measure.passes import (
     spread_drafts,
 )
 from archsearch.errors import RunFailed
-from archsearch.estimate import Estimate
 from archsearch.latency.engine_passes import pass_of
 from archsearch.profiles import PassShape
 from tests.doubles.made_up_engine import MadeUpEngine
@@ -93,26 +92,6 @@ def test_a_schedule_needs_one_start_a_draft() -> None:
     measured(engine, alone=False)
     starts = [entry for entry in engine.log if entry.startswith("start")]
     assert len(starts) == 8 and not any("schedule" in entry for entry in starts)
-
-
-def test_whole_steps_become_what_the_engine_adds() -> None:
-    def passes_s(draft: Architecture | None, step) -> Estimate:  # noqa: ANN001
-        gamma = step.gamma
-        seconds = (
-            10e-3 + 1e-3 * (gamma + 1) + (gamma * 1e-3 + 0.2e-3 * (2 * gamma + 1) if gamma else 0.0)
-        )
-        return Estimate(seconds, 0.05 * seconds, "modelled")
-
-    rows = measured(MadeUpEngine(tells=False), passes_s=passes_s)
-    assert {row.kind for row in rows} == {"engine"}
-    for row in rows:
-        gamma = row.sizes()["gamma"]
-        assert row.median_s == pytest.approx((2e-3 + 0.3e-3 * gamma) if gamma else 0.5e-3)
-        assert row.std_s > 0.05 * 10e-3  # what the profile's price of the passes may be off by
-        assert (
-            row.sizes()["draft_layers"] == (0 if not gamma else row.sizes()["draft_layers"])
-            and row.sizes()["vocab_size"] == 320
-        )
 
 
 def test_an_engine_that_tells_nothing_is_refused() -> None:
