@@ -68,7 +68,7 @@ class GpuProcess:
 @dataclass(frozen=True, slots=True)
 class GpuState:
     """What a GPU is doing: clocks (MHz), power (W), temperature (C), utilisation (0 to 1), who else
-    is on it. None: not told."""
+    is on it. None: not reported."""
 
     gpu: VisibleGpu
     memory_used_bytes: int | None
@@ -294,7 +294,7 @@ class _Nvml:
         """The answer of `nvml<name>`; texts decoded."""
         return _text(getattr(self.library, f"nvml{name}")(*arguments))
 
-    def told(self, name: str, *arguments: Any) -> Any:
+    def ask(self, name: str, *arguments: Any) -> Any:
         """The same; None where this driver, card or slice does not know it."""
         try:
             return self(name, *arguments)
@@ -302,22 +302,22 @@ class _Nvml:
             return None
 
     def handle(self, gpu: VisibleGpu) -> Any:
-        found = self.told("DeviceGetHandleByUUID", gpu.uuid) if gpu.uuid else None
+        found = self.ask("DeviceGetHandleByUUID", gpu.uuid) if gpu.uuid else None
         return self("DeviceGetHandleByIndex", gpu.index) if found is None else found
 
     def describe(self, handle: Any, index: int, driver: str) -> VisibleGpu:
         memory = int(self("DeviceGetMemoryInfo", handle).total)
-        uuid = self.told("DeviceGetUUID", handle) or ""
+        uuid = self.ask("DeviceGetUUID", handle) or ""
         return VisibleGpu(index, self("DeviceGetName", handle), memory, driver, uuid)
 
     def slices(self, handle: Any, whole: VisibleGpu) -> list[VisibleGpu]:
         """The card, or in MIG mode its slices; itself, marked so, where it has not been cut yet."""
-        mode = self.told("DeviceGetMigMode", handle)
+        mode = self.ask("DeviceGetMigMode", handle)
         if not mode or not mode[0]:
             return [whole]
         found = []
-        for number in range(self.told("DeviceGetMaxMigDeviceCount", handle) or 0):
-            part = self.told("DeviceGetMigDeviceHandleByIndex", handle, number)
+        for number in range(self.ask("DeviceGetMaxMigDeviceCount", handle) or 0):
+            part = self.ask("DeviceGetMigDeviceHandleByIndex", handle, number)
             if part is not None:
                 cut = self.describe(part, whole.index, whole.driver)
                 profile = cut.name.partition(" MIG ")[2] or f"{cut.memory_bytes / 2**30:.0f} GiB"
@@ -405,31 +405,31 @@ def gpu_state(gpu: VisibleGpu) -> GpuState:
             raise MissingDataError(f"cannot read the state of {gpu.name}: {nvml.problem}")
         handle = nvml.handle(gpu)
 
-        def told(name: str, *arguments: Any) -> Any:
-            return nvml.told(f"DeviceGet{name}", handle, *arguments)
+        def ask(name: str, *arguments: Any) -> Any:
+            return nvml.ask(f"DeviceGet{name}", handle, *arguments)
 
-        limit, draw = told("EnforcedPowerLimit"), told("PowerUsage")
-        mask = told("CurrentClocksEventReasons")
+        limit, draw = ask("EnforcedPowerLimit"), ask("PowerUsage")
+        mask = ask("CurrentClocksEventReasons")
         if mask is None:  # its name before driver 535
-            mask = told("CurrentClocksThrottleReasons")
-        rates, memory = told("UtilizationRates"), told("MemoryInfo")
+            mask = ask("CurrentClocksThrottleReasons")
+        rates, memory = ask("UtilizationRates"), ask("MemoryInfo")
         others = []
-        for process in told("ComputeRunningProcesses") or []:
+        for process in ask("ComputeRunningProcesses") or []:
             if process.pid != os.getpid():
-                name = nvml.told("SystemGetProcessName", process.pid) or "unknown"
+                name = nvml.ask("SystemGetProcessName", process.pid) or "unknown"
                 used = int(getattr(process, "usedGpuMemory", None) or 0)
                 others.append(GpuProcess(process.pid, name, used))
         reasons = (words for bit, words in THROTTLE_REASONS.items() if (mask or 0) & bit)
         return GpuState(
             gpu=gpu,
             memory_used_bytes=int(memory.used) if hasattr(memory, "used") else None,
-            sm_clock_mhz=told("ClockInfo", _SM_CLOCK),
-            memory_clock_mhz=told("ClockInfo", _MEMORY_CLOCK),
-            max_sm_clock_mhz=told("MaxClockInfo", _SM_CLOCK),
-            max_memory_clock_mhz=told("MaxClockInfo", _MEMORY_CLOCK),
+            sm_clock_mhz=ask("ClockInfo", _SM_CLOCK),
+            memory_clock_mhz=ask("ClockInfo", _MEMORY_CLOCK),
+            max_sm_clock_mhz=ask("MaxClockInfo", _SM_CLOCK),
+            max_memory_clock_mhz=ask("MaxClockInfo", _MEMORY_CLOCK),
             power_limit_w=None if limit is None else limit / 1000,
             power_draw_w=None if draw is None else draw / 1000,
-            temperature_c=told("Temperature", 0),  # NVML_TEMPERATURE_GPU
+            temperature_c=ask("Temperature", 0),  # NVML_TEMPERATURE_GPU
             throttle_reasons=tuple(reasons),
             utilisation=None if rates is None else rates.gpu / 100,
             processes=tuple(others),
@@ -443,7 +443,7 @@ def sm_clock_reader(gpu: VisibleGpu) -> Callable[[], float | None]:
     if nvml.problem is not None:
         return lambda: None
     handle = nvml.handle(gpu)
-    return lambda: nvml.told("DeviceGetClockInfo", handle, _SM_CLOCK)
+    return lambda: nvml.ask("DeviceGetClockInfo", handle, _SM_CLOCK)
 
 
 def idle_gpu(

@@ -7,7 +7,7 @@ milliseconds. Read here: GEMM, decode and context attention, custom all-reduce. 
 its files are opened.
 
 How the rows were taken is read from the package's own collectors
-(github.com/ai-dynamo/aiconfigurator, collector/) and told in `HOW`, which goes into every profile
+(github.com/ai-dynamo/aiconfigurator, collector/) and said in `HOW`, which goes into every profile
 made here.
 """
 
@@ -664,8 +664,8 @@ def import_tables(
 ) -> Profile:
     """The profile of `device` composed from the kernel tables; it has no folder yet.
 
-    `compact` keeps about 2,200 rows of a dtype from which the others can be told (provenance says
-    how well), of further dtypes those of the same shapes, and of experts and latent attention those
+    `compact` keeps about 2,200 rows of a dtype that predict the others (provenance says how
+    well), of further dtypes those of the same shapes, and of experts and latent attention those
     of known targets (`importers.experts`); otherwise all rows are kept, which makes a profile of
     about 60,000. Rows have one time each: `mode` graph (eager for eager all-reduce), `cache` warm
     for GEMMs whose six weight copies fit the last-level cache. Raises: ArchsearchError for a
@@ -677,7 +677,7 @@ def import_tables(
     planned = float(sum(COMPACT_ROWS.values()) if compact else len(names))
     stack = {PACKAGE: package_version, framework: source.versions["gemm"]}
     profile = Profile(device.to_dict(), stack)
-    profile.provenance = told = source.provenance(package_version, names, compact)
+    profile.provenance = about = source.provenance(package_version, names, compact)
     chosen: dict[str, set[Key]] = {}
     done = 0
     for dtype in names:
@@ -693,24 +693,24 @@ def import_tables(
             elif compact and kind in COMPACT_ROWS:
                 plain: dict[Any, float] = times  # of GEMMs and attention only
                 tick = partial(_tick, progress, f"choosing {kind} rows", done, planned)
-                kept, told["told_from_kept_rows"][label] = compress(kind, plain, tick=tick)
+                kept, about["told_from_kept_rows"][label] = compress(kind, plain, tick=tick)
                 times = {key: seconds for key, seconds in times.items() if key in kept}
                 done += COMPACT_ROWS[kind]
                 chosen[kind] = set(times)
-            told["rows_available"][label], told["rows_kept"][label] = table.read, len(times)
-            told["kernel_sources"][label] = list(table.kernel_sources)
+            about["rows_available"][label], about["rows_kept"][label] = table.read, len(times)
+            about["kernel_sources"][label] = list(table.kernel_sources)
             if table.ignored:
-                told["rows_ignored"][label] = table.ignored
+                about["rows_ignored"][label] = table.ignored
             if table.versions:
-                told["table_versions"][kind] = ", ".join(table.versions)
+                about["table_versions"][kind] = ", ".join(table.versions)
             profile.add(_rows(times, device, dtype))
             if dtype == names[0] and kind in ALWAYS:
                 compared = disagreement(whole, source.others(kind, dtype), _small)
                 if compared:
-                    told["frameworks_compared"][kind] = compared["against"]
+                    about["frameworks_compared"][kind] = compared["against"]
                     if kind != "context":
                         name = "attention" if kind == "decode" else kind
-                        told["row_relative_std"][name] = compared["relative_std"]
+                        about["row_relative_std"][name] = compared["relative_std"]
     profile.origin = (
         f"composed from kernel tables of {PACKAGE} {package_version} (NVIDIA, {LICENCE};"
         f" {FRAMEWORKS[framework]} {source.versions['gemm']} on {device.name}, CUDA graphs); not"

@@ -1,4 +1,4 @@
-"""Choosing the few rows of a large kernel table from which the rest can be told.
+"""Choosing the few rows of a large kernel table from which the rest can be predicted.
 
 A Gaussian process with fixed length scales over log(time / physical base) stands in for any smooth
 interpolation. Rows of a regular grid come first; then, one at a time, the row that improves the
@@ -170,7 +170,7 @@ def choose(
     At each step a pool of rows (half of them the worst predicted, weighed by how little is known
     there; half random) is tried, and the row stays that lowers the summed absolute log error of a
     fixed sample of all rows most. The posterior is kept for all rows and updated by one row at a
-    time (pivoted Cholesky), so no matrix is inverted: O(POOL x SAMPLE x count^2). `tick` is told
+    time (pivoted Cholesky), so no matrix is inverted: O(POOL x SAMPLE x count^2). `tick` hears
     how many rows are chosen.
     """
     total = len(rows.times_s)

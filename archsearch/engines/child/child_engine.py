@@ -68,14 +68,14 @@ class ChildEngine:
         """Raise ArchsearchError for what this engine, as it was started, cannot generate."""
 
     def request(self) -> dict[str, Any]:
-        """What the worker is told of the settings when it starts."""
+        """What the worker reads of the settings when it starts."""
         return {}
 
     def prepared(self, sources: Sequence[str]) -> list[str]:
         """The models in the form that the worker loads, target first."""
         return list(sources)
 
-    def told(self, what: str, answer: Mapping[str, Any]) -> None:
+    def answered(self, what: str, answer: Mapping[str, Any]) -> None:
         """Keep what else the worker answered to `what` (start or generate)."""
 
     # -- the protocol
@@ -139,7 +139,7 @@ class ChildEngine:
             raise
         self._child, self._version = child, str(answer["version"])
         self.gamma = gamma if draft is not None else 0
-        self.told("start", answer)
+        self.answered("start", answer)
 
     def generate(
         self, prompts: Sequence[EnginePrompt], sampling: Sampling
@@ -164,7 +164,7 @@ class ChildEngine:
             }
         )
         self._steps = tuple(EngineStep(**_tuples(fields)) for fields in answer["steps"])
-        self.told("generate", answer)
+        self.answered("generate", answer)
         return [
             GenerationResult(**{**_tuples(fields), "text": self._text(fields)})
             for fields in answer["results"]

@@ -241,7 +241,7 @@ def spread_drafts(shapes: Sequence[Architecture], count: int) -> list[Architectu
 
 
 class _Trial:
-    """An engine that runs the cases of a request, and what its steps told."""
+    """An engine that runs the cases of a request, and what its steps report."""
 
     def __init__(self, asked: PassRequest) -> None:
         self.asked, self.rng = asked, random.Random(0)

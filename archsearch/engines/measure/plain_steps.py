@@ -85,7 +85,7 @@ class PlainSteps:
             self.reference_s = statistics.median(self._step_s() for _ in range(REFERENCE_CALLS))
 
     def _step_s(self) -> float:
-        """Seconds of a plain step, median over one short answer; 0 where they are not told."""
+        """Seconds of a plain step, median over one short answer; 0 where they are not reported."""
         assert self._engine is not None
         self._engine.generate(self.prompts, Sampling(self.steps + 1, ignore_end=True))
         times = [step.seconds for step in self._engine.steps() if not step.prefill]

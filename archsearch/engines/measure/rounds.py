@@ -113,7 +113,7 @@ def measure_rounds(
     clock: Callable[[], float] = time.monotonic,
 ) -> RoundsMeasured:
     """Rows of kind `round`, each given to `record` as soon as it is there. Cases that the engine
-    cannot run are told.
+    cannot run are reported.
 
     Raises RunFailed where it could run none.
     """

@@ -67,9 +67,9 @@ class Stream:
         if not isinstance(chunk, dict):
             raise Odd(f"a chunk that is no object: {content[:60]!r}")
         if chunk.get("error"):
-            told = chunk["error"]
-            words = str(told.get("message", told) if isinstance(told, dict) else told)
-            raise Odd(f"it failed: {' '.join(words.split())[:400]}")
+            failure = chunk["error"]
+            words = failure.get("message", failure) if isinstance(failure, dict) else failure
+            raise Odd(f"it failed: {' '.join(str(words).split())[:400]}")
         choices, usage = chunk.get("choices") or [], chunk.get("usage")
         if not isinstance(choices, list) or not all(isinstance(each, dict) for each in choices):
             raise Odd(f"a chunk without a list of choices: {content[:60]!r}")

@@ -132,7 +132,7 @@ class OpenVinoEngine(ChildEngine):
             "cache": str((cache_dir() / "openvino").absolute()),
         }
 
-    def told(self, what: str, answer: Mapping[str, Any]) -> None:
+    def answered(self, what: str, answer: Mapping[str, Any]) -> None:
         if what == "start":
             self.precision = {
                 name: answer[name]

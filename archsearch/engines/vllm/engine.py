@@ -77,7 +77,7 @@ class VllmEngine(ChildEngine):
             {} if settings.memory_share is None else {"memory_share": settings.memory_share}
         )
 
-    def told(self, what: str, answer: Mapping[str, Any]) -> None:
+    def answered(self, what: str, answer: Mapping[str, Any]) -> None:
         if what == "generate":
             self.counters = dict(answer["counters"])
             if answer["preempted"]:

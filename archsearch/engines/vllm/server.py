@@ -61,10 +61,8 @@ class VllmServerEngine:
     """
 
     name = "vllm"
-    synthesises = False  # whatever vLLM itself can: a running server is told nothing
-    schedules = (
-        False  # it cannot be given one; a server that was started with one is told of by `schedule`
-    )
+    synthesises = False  # whatever vLLM itself can: a running server takes no orders
+    schedules = False  # it cannot be given one; `schedule` says with which it was started
 
     def __init__(
         self, settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None

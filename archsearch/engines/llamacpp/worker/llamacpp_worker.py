@@ -67,7 +67,7 @@ class Worker:
             ) from None
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
-        told = self.versions(request)
+        known = self.versions(request)
         self.own = request.get("server")
         self.gamma = request["gamma"] if request["draft"] is not None else 0
         if self.own:
@@ -76,7 +76,7 @@ class Worker:
             self.start_packaged(request)
         if request.get("time_passes"):
             self.clock = self.pass_clock(request)
-        return told
+        return known
 
     def pass_clock(self, request: dict[str, Any]) -> PassClock:
         """What times the passes of this server's rounds: the same files, loaded again (their pages

@@ -132,7 +132,7 @@ class Model:
 
 
 class PassClock:
-    """Adds what each pass takes to the steps that a server told."""
+    """Adds what each pass takes to the steps that a server reported."""
 
     def __init__(self, target: Any, draft: Any = None) -> None:
         self.target, self.draft = target, draft

@@ -1,7 +1,7 @@
 """Runs OpenVINO GenAI for archsearch, in OpenVINO's own environment: JSON requests on stdin, JSON
 answers on the original stdout.
 
-Imports nothing of archsearch. What can be told without OpenVINO stands in the files beside this
+Imports nothing of archsearch. What is known without OpenVINO stands in the files beside this
 one, and is tested without it.
 """
 
@@ -68,7 +68,7 @@ class Worker:
         self.logits_model: Any = None
         self.gamma = self.lookup = 0
         self.ends: list[int] = []
-        self.told: dict[str, Any] = {}
+        self.about: dict[str, Any] = {}
         self.request_number = 0
 
     def versions(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Worker:
             raise UserError(
                 f"{sys.executable} has no openvino-genai; run: archsearch engine install openvino"
             )
-        return {"version": found["openvino-genai"], "packages": found, **self.told}
+        return {"version": found["openvino-genai"], "packages": found, **self.about}
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
         self.versions(request)
@@ -139,7 +139,7 @@ class Worker:
                 self.gamma + 3,
                 True,
             )
-        self.told = {
+        self.about = {
             "weights": weights,
             "inference_precision": hint,
             "kv_cache_precision": hint,

@@ -45,7 +45,7 @@ def telling(
     While `starting`, ValueError and OSError are vLLM's checks of what it was asked for.
     """
 
-    def told(request: Mapping[str, Any]) -> dict[str, Any]:
+    def reported(request: Mapping[str, Any]) -> dict[str, Any]:
         try:
             return call(request)
         except (UserError, Failed):
@@ -65,4 +65,4 @@ def telling(
                 raise Failed(f"{type(error).__name__}: {text}") from error
             raise
 
-    return told
+    return reported

@@ -1,7 +1,7 @@
 """Runs vLLM for archsearch, inside vLLM's own environment. vLLM and torch are imported once a
 request needs them.
 
-What can be told without vLLM stands in the files beside this one, and is tested without it.
+What is known without vLLM stands in the files beside this one, and is tested without it.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Worker:
             self.clock.attach(_model_runner(self.llm))
             self.samples_rightly = not drafts or expands_rightly(ask)
         if drafts:
-            self._counters()  # absent metrics are told now, not after the run
+            self._counters()  # absent metrics are reported now, not after the run
         return {"version": version, "room": self.room, "timed": self.clock.on, "shim": shimmed}
 
     def _counters(self) -> Counters:
