@@ -11,19 +11,19 @@ import logging
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.engines.engine import EnginePrompt, Sampling
+from archsearch.engines.engine import Sampling
+from archsearch.engines.measure.rows import made_up, row_of
 from archsearch.engines.transformers.engine import TransformersEngine
-from archsearch.profiles import EngineShape, Measurement, freeze_shape, median_error_s
+from archsearch.profiles import EngineShape, Measurement, median_error_s
 from archsearch.profiling.cpu_sweep import CpuBench
 from archsearch.profiling.layers import ForwardRun, build_model
-from archsearch.profiling.timer import Timer
-from archsearch.progress import Progress
+from archsearch.progress import Progress, silent
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +84,7 @@ class _Trial:
     def __init__(self, bench: CpuBench, target: Architecture, dtype: str) -> None:
         self.vocab_size, self.dtype = target.vocab_size, dtype
         self.timer, self.flush = bench.timer(dtype), bench.flush
-        ids = torch.randint(0, min(1000, target.vocab_size), (CONTEXT - TOKENS // 2,)).tolist()
-        self.prompt = EnginePrompt("overhead", tuple(ids))
+        self.prompts = made_up(target.vocab_size, CONTEXT - TOKENS // 2)
         with torch.inference_mode():
             pool = bench.pool(dtype)
             self.target = build_model(target, pool.flat.dtype, pool)
@@ -113,24 +112,27 @@ class _Trial:
                 step = self.small[layers].step(1)
                 times.first += self.timer.time(step, before=self.flush, budget_s=0.1).times_s
                 times.later += self.timer.time(step, calls=4, budget_s=0.1).times_s
-        times.cycles += _cycle_times(
-            self.timer, self.target, self.drafts.get(layers), gamma, self.prompt
-        )
+        times.cycles += self.cycles(self.drafts.get(layers), gamma)
+
+    def cycles(self, draft: Any, gamma: int) -> list[float]:
+        """Probe-corrected seconds of the rounds (or plain tokens) of one generation; those that the
+        end cut short are left out."""
+        engine = TransformersEngine()
+        engine.start(self.target, draft, gamma)
+        before = statistics.median(self.timer.probe() for _ in range(5))
+        result = engine.generate(self.prompts, Sampling(max_new_tokens=TOKENS + gamma))[0]
+        after = statistics.median(self.timer.probe() for _ in range(5))
+        slowdown = 0.5 * (before + after) / self.timer.reference_s
+        whole = result.gaps_s[: max(1, result.rounds - 1)] if gamma else result.gaps_s
+        return [gap / slowdown for gap in whole]
 
     def row(self, case: Case, times: _Timings) -> Measurement:
         """The `engine` row of `case`."""
         gamma, layers = case
         shape = EngineShape("transformers", gamma, self.vocab_size, layers)
         extra, std = times.extra(gamma)
-        return Measurement(
-            "engine",
-            freeze_shape(shape.to_dict()),
-            self.dtype,
-            "eager",
-            "warm",
-            (extra,),
-            std_s=max(std, SMALLEST_STD_S),
-        )
+        row = row_of("engine", shape, (self.dtype, "eager", "warm"), (extra,))
+        return replace(row, std_s=max(std, SMALLEST_STD_S))
 
 
 def measure_overhead(
@@ -139,7 +141,7 @@ def measure_overhead(
     dtype: str,
     *,
     rounds: int = 3,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> list[Measurement]:
     """Rows of kind `engine` for transformers: seconds beyond the forward passes, per plain token
     (gamma 0) and per round, for each of GAMMAS with drafts of each of DRAFT_LAYERS; each a
@@ -157,7 +159,7 @@ def measured_rows(
     measure: Callable[[Case, _Timings], None],
     row_of: Callable[[Case, _Timings], Measurement],
     rounds: int,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> list[Measurement]:
     """A row for each of CASES that noise alone explains, `measure`d `rounds` times in turn; the
     others get a second chance."""
@@ -166,16 +168,10 @@ def measured_rows(
     for attempt in range(ATTEMPTS):
         timings = {case: _Timings() for case in todo}
         # Cases take turns, so that cycles and the passes they are made of feel the same machine.
+        what = "engine overhead, disturbed cases again" if attempt else "engine overhead"
         for step, case in enumerate(list(todo) * rounds):
-            if progress is not None:
-                what = (
-                    "engine overhead" if attempt == 0 else "engine overhead, disturbed cases again"
-                )
-                progress(
-                    f"{what} {step + 1}/{rounds * len(todo)}",
-                    float(step),
-                    float(rounds * len(todo)),
-                )
+            planned = rounds * len(todo)
+            progress(f"{what} {step + 1}/{planned}", float(step), float(planned))
             measure(case, timings[case])
         rows |= {case: row_of(case, times) for case, times in timings.items()}
         todo = [case for case, row in rows.items() if row.impossible]
@@ -188,18 +184,3 @@ def measured_rows(
             layers,
         )
     return [row for row in rows.values() if not row.impossible]
-
-
-def _cycle_times(
-    timer: Timer, target: Any, draft: Any, gamma: int, prompt: EnginePrompt
-) -> list[float]:
-    """Probe-corrected seconds of the rounds (or plain tokens) of one generation; those that the end
-    cut short are left out."""
-    engine = TransformersEngine()
-    engine.start(target, draft, gamma)
-    before = statistics.median(timer.probe() for _ in range(5))
-    result = engine.generate([prompt], Sampling(max_new_tokens=TOKENS + gamma))[0]
-    after = statistics.median(timer.probe() for _ in range(5))
-    slowdown = 0.5 * (before + after) / timer.reference_s
-    whole = result.gaps_s[: max(1, result.rounds - 1)] if gamma else result.gaps_s
-    return [gap / slowdown for gap in whole]
