@@ -75,8 +75,8 @@ class ChildEngine:
         """The models in the form that the worker loads, target first."""
         return list(sources)
 
-    def answered(self, what: str, answer: Mapping[str, Any]) -> None:
-        """Keep what else the worker answered to `what` (start or generate)."""
+    def answered(self, answer: Mapping[str, Any]) -> None:
+        """Keep what else the worker answered to `generate`."""
 
     # -- the protocol
     # ----------------------------------------------------------------------------------------------
@@ -139,7 +139,6 @@ class ChildEngine:
             raise
         self._child, self._version = child, str(answer["version"])
         self.gamma = gamma if draft is not None else 0
-        self.answered("start", answer)
 
     def generate(
         self, prompts: Sequence[EnginePrompt], sampling: Sampling
@@ -164,7 +163,7 @@ class ChildEngine:
             }
         )
         self._steps = tuple(EngineStep(**_tuples(fields)) for fields in answer["steps"])
-        self.answered("generate", answer)
+        self.answered(answer)
         return [
             GenerationResult(**{**_tuples(fields), "text": self._text(fields)})
             for fields in answer["results"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from archsearch.engines.child.child_engine import ChildEngine
 from archsearch.engines.engine import (
     EnginePrompt,
-    EngineSettings,
     ModelSource,
     Sampling,
     drafter_family,
@@ -31,17 +30,12 @@ class OpenVinoEngine(ChildEngine):
     refused. One request at a time tells the seconds of every pass of target and draft; several at
     once those of the target. With a draft, `first_s` ends with the first round, because the draft
     reads the prompt in it, in the request's second step, which says `prefill` too. Lookup tries
-    n-grams of one token and more, whatever the shortest is that was asked for. `precision` says
-    what was computed in, after `start`.
+    n-grams of one token and more, whatever the shortest is that was asked for.
     """
 
     name = "openvino"
     worker = WORKER
     environment = {"OPENVINO_TELEMETRY_OPT_OUT": "1"}
-
-    def __init__(self, settings: EngineSettings, tokenizer: Any = None) -> None:
-        super().__init__(settings, tokenizer)
-        self.precision: dict[str, Any] = {}
 
     def check(
         self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges
@@ -131,10 +125,3 @@ class OpenVinoEngine(ChildEngine):
             "threads": self.settings.threads,
             "cache": str((cache_dir() / "openvino").absolute()),
         }
-
-    def answered(self, what: str, answer: Mapping[str, Any]) -> None:
-        if what == "start":
-            self.precision = {
-                name: answer[name]
-                for name in ("weights", "inference_precision", "kv_cache_precision")
-            }

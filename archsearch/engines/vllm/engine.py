@@ -77,15 +77,13 @@ class VllmEngine(ChildEngine):
             {} if settings.memory_share is None else {"memory_share": settings.memory_share}
         )
 
-    def answered(self, what: str, answer: Mapping[str, Any]) -> None:
-        if what == "generate":
-            self.counters = dict(answer["counters"])
-            if answer["preempted"]:
-                log.warning(
-                    "vLLM put %d requests back for lack of KV cache; lower --concurrency or"
-                    " --max-len",
-                    answer["preempted"],
-                )
+    def answered(self, answer: Mapping[str, Any]) -> None:
+        self.counters = dict(answer["counters"])
+        if answer["preempted"]:
+            log.warning(
+                "vLLM put %d requests back for lack of KV cache; lower --concurrency or --max-len",
+                answer["preempted"],
+            )
 
 
 def make(settings: EngineSettings, tokenizer: PreTrainedTokenizerBase | None = None) -> Engine:

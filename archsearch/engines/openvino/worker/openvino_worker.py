@@ -26,7 +26,6 @@ from loop import Failed, UserError, claim_stdout, run
 from openvino_errors import openvino_errors
 from rounds import asked, draft_pass_tokens, draft_passes, trimmed
 
-PACKAGES = ("openvino-genai", "openvino", "optimum-intel", "transformers", "torch")
 NO_TOKEN = 2**31 - 1
 """An id that no vocabulary has."""
 KV_BLOCK = 32
@@ -68,16 +67,15 @@ class Worker:
         self.logits_model: Any = None
         self.gamma = self.lookup = 0
         self.ends: list[int] = []
-        self.about: dict[str, Any] = {}
         self.request_number = 0
 
     def versions(self, _: dict[str, Any]) -> dict[str, Any]:
-        found = {package: version_of(package) for package in PACKAGES}
-        if found["openvino-genai"] is None:
+        version = version_of("openvino-genai")
+        if version is None:
             raise UserError(
                 f"{sys.executable} has no openvino-genai; run: archsearch engine install openvino"
             )
-        return {"version": found["openvino-genai"], "packages": found, **self.about}
+        return {"version": version}
 
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
         self.versions(request)
@@ -93,9 +91,7 @@ class Worker:
         sources = [target] if request["draft"] is None else [target, model_folder(request["draft"])]
         if request.get("family") == "eagle3":
             check_layers(sources[1], target)
-        started = time.perf_counter()
         folders = [str(converted(folder, cache, weights, dummy)) for folder in sources]
-        converted_s = time.perf_counter() - started
         self.lookup = int(request["lookup"][1]) if request.get("lookup") else 0
         self.gamma, self.ends = (
             (request["gamma"] if len(sources) == 2 or self.lookup else 0),
@@ -139,13 +135,6 @@ class Worker:
                 self.gamma + 3,
                 True,
             )
-        self.about = {
-            "weights": weights,
-            "inference_precision": hint,
-            "kv_cache_precision": hint,
-            "device": core.get_property("CPU", "FULL_DEVICE_NAME"),
-            "converted_s": converted_s,
-        }
         return self.versions(request)
 
     def config(

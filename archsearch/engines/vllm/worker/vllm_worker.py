@@ -89,7 +89,8 @@ class Worker:
                 f"device is {ask['device']}, but vLLM {version} of {sys.executable} is built for"
                 f" {has}"
             )
-        shimmed = on_cpu and mend_cpu_build(ask)
+        if on_cpu:
+            mend_cpu_build(ask)
         keep_own_head(ask)
         join_context_weights(ask)
         positions = [
@@ -141,7 +142,7 @@ class Worker:
             self.samples_rightly = not drafts or expands_rightly(ask)
         if drafts:
             self._counters()  # absent metrics are reported now, not after the run
-        return {"version": version, "room": self.room, "timed": self.clock.on, "shim": shimmed}
+        return {"version": version}
 
     def _counters(self) -> Counters:
         metrics = {
