@@ -106,11 +106,14 @@ class SharedWork:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Say that the search lives, until the block ends. What a killed one posted is taken
-        back."""
+        """Say that the search lives, until the block ends. What it, or a killed one, posted and
+        nobody does is taken back."""
         self.claims.withdraw()
-        with self.claims.hold(SEARCH):
-            yield
+        try:
+            with self.claims.hold(SEARCH):
+                yield
+        finally:
+            self.claims.withdraw()
 
     def finish(self, jobs: Sequence[Job], do: Callable[[Job], float]) -> None:
         """Do the jobs together with whoever has joined; returns when all are done."""
