@@ -39,10 +39,9 @@ def worker(
     archsearch worker --storage postgresql+psycopg2://me@db/as --run a --folder /mnt/shared/runs/a
     archsearch worker --storage runs/a/journal.log --run a
     """
-    from archsearch.pipeline.search import score_spaces
     from archsearch.pipeline.workers import join
 
-    data = join(storage, name, score_spaces, profile, folder)
+    data = join(storage, name, profile, folder)
     text = f"{data['scored_here']} of {data['trials']} trials of {name} were scored here"
     if data["folder"] is not None:
         text += f", {data['trained_here']} of its trainings and confirmations done"

@@ -126,11 +126,6 @@ def family_spaces(
     return FamilySpaces(tuple(found), tuple(left))
 
 
-def trials_of(space: SearchSpace, asked: int) -> int:
-    """Shapes of a family's space to record."""
-    return asked if space.family == INDEPENDENT else min(asked, OTHER_TRIALS)
-
-
 def best_of_each(ranked: Sequence[Score]) -> list[Score]:
     """The first score of each family, in the order of the ranking."""
     first: dict[str, Score] = {}

@@ -3,18 +3,14 @@ it."""
 
 from __future__ import annotations
 
-from typing import Final
-
 from archsearch.engine_facts import engine_title, engines_that
 from archsearch.models.drafters import HEAD_FAMILIES
-from archsearch.pipeline.families import INDEPENDENT, trials_of
+from archsearch.pipeline.families import INDEPENDENT
+from archsearch.pipeline.scoring import scored_alone
 from archsearch.pipeline.session import SearchSession
 from archsearch.report.phrases import interval
 from archsearch.runs.run import RUNGS_FILE
-from archsearch.search import study
 from archsearch.search.objective import Score
-
-TRAINED: Final = frozenset({INDEPENDENT, *HEAD_FAMILIES})
 
 
 def hopeless(session: SearchSession) -> str:
@@ -51,19 +47,6 @@ def hopeless(session: SearchSession) -> str:
 
 
 def _highest(session: SearchSession) -> Score | None:
-    """Of what the search would train, the score whose interval reaches highest; scored alone,
-    nothing of it is kept."""
-    request, found = session.request, []
-    for space in session.families.spaces:
-        if space.family in TRAINED:
-            result = study.search(
-                space,
-                session.scorer,
-                trials=trials_of(space, request.trials),
-                seed=request.seed,
-                storage=None,
-                about=session.about(),
-                how=study.How(request.sampler),
-            )
-            found += result.best
+    """Of what the search would train, the score whose interval reaches highest."""
+    found = scored_alone(session, (INDEPENDENT, *HEAD_FAMILIES))
     return max(found, key=lambda score: interval(score.speedup)[1], default=None)

@@ -20,7 +20,7 @@ from archsearch.pipeline.candidates import write_best, write_report
 from archsearch.pipeline.climb.belief import Belief
 from archsearch.pipeline.confirm import confirm_rank
 from archsearch.pipeline.existing import EXISTING, alternatives, within_budget
-from archsearch.pipeline.families import INDEPENDENT, best_of_each, family_rows, trials_of
+from archsearch.pipeline.families import INDEPENDENT, best_of_each, family_rows
 from archsearch.pipeline.family_table import write_family_table
 from archsearch.pipeline.heads import head_rungs
 from archsearch.pipeline.hopeless import hopeless
@@ -29,13 +29,14 @@ from archsearch.pipeline.lookups import with_replays
 from archsearch.pipeline.next_steps import next_steps
 from archsearch.pipeline.pareto import write_pareto
 from archsearch.pipeline.rounds_explained import engine_data, free_layers, warnings_of
+from archsearch.pipeline.scoring import score_spaces
 from archsearch.pipeline.session import SearchRequest, SearchSession
 from archsearch.pipeline.shared_work import Job, SharedWork
 from archsearch.pipeline.side_by_side import FamilyRequest, confirm_families
 from archsearch.pipeline.text_verdict import text_verdict
 from archsearch.pipeline.training_budget import budget_data, what_budgets_buy
 from archsearch.pipeline.workers import can_confirm_beside, confirm_job, workers_beside
-from archsearch.progress import ProgressLine, human_time, say
+from archsearch.progress import human_time, say
 from archsearch.records import as_data
 from archsearch.runs.budgets import write_budgets
 from archsearch.runs.lock import run_lock
@@ -45,7 +46,6 @@ from archsearch.search import study
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import led_by_need
 from archsearch.search.rungs import Plan
-from archsearch.search.space import SearchSpace
 from archsearch.search.why import rivals
 
 
@@ -181,39 +181,6 @@ def write_ranked(
     best = [score.with_rank(rank) for rank, score in enumerate(scores, start=1)]
     write_best(session, best, {draft.architecture: draft for draft in trained})
     return best
-
-
-def score_spaces(session: SearchSession) -> study.SearchResult:
-    """Rung 0: the studies over all shapes of each family, scored without training any, as one
-    result; beside whoever scores along."""
-    with ProgressLine("search") as line:
-        return study.merged([_study_of(session, space, line) for space in session.families.spaces])
-
-
-def _study_of(session: SearchSession, space: SearchSpace, line: ProgressLine) -> study.SearchResult:
-    """The study over the shapes of one family."""
-    request = session.request
-    name = "" if space.family == INDEPENDENT else f"{space.family}, "
-
-    def progress(p: study.SearchProgress) -> None:
-        line(
-            f"{name}best {p.best.speedup.value:.2f}x" if p.best else name,
-            float(p.done),
-            float(p.total),
-        )
-
-    return study.search(
-        space,
-        session.scorer,
-        trials=trials_of(space, request.trials),
-        seed=request.seed,
-        storage=request.storage or session.run.storage_file,
-        about=session.about(),
-        progress=progress,
-        how=study.How(
-            request.sampler, shared=request.workers > 0, regret=True, goals=request.pareto
-        ),
-    )
 
 
 def with_measured(

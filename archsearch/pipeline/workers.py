@@ -26,6 +26,7 @@ from archsearch.files import read_json, write_json
 from archsearch.hardware.identify import check_claim, visible_gpus
 from archsearch.paths import STORAGE_VARIABLE
 from archsearch.pipeline.executors import make_executor
+from archsearch.pipeline.scoring import score_spaces
 from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
 from archsearch.pipeline.shared_work import Job, JobKind, SharedWork, train_job
 from archsearch.progress import say
@@ -33,7 +34,7 @@ from archsearch.records import as_data, from_data
 from archsearch.runs.run import open_run
 from archsearch.search.identity import identity_of, study_name
 from archsearch.search.storage import open_storage, storage_errors, without_password
-from archsearch.search.study import STUDY, SearchResult
+from archsearch.search.study import STUDY
 
 ANNOUNCED: Final = "archsearch-run-{name}"
 MOST_WORKERS: Final = 256
@@ -143,12 +144,11 @@ def announced(storage: str, name: str) -> Announced:
 def join(
     storage: str,
     name: str,
-    search: Callable[[SearchSession], SearchResult],
     profile: Path | None = None,
     folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Score along until the search is through (`search`: `pipeline.search.score_spaces`), then
-    train along in the run's folder (`folder`: where this machine sees it) until it ends; how much
+    """Score along until the search is through, then train along in the
+    run's folder (`folder`: where this machine sees it) until it ends; how much
     of it was done here. Raises ArchsearchError where this machine would score otherwise than who
     began, or where `folder` holds another run."""
     told = announced(storage, name)
@@ -161,7 +161,7 @@ def join(
                 " --profile"
             )
         shared = _shared_folder(told, folder)
-        result = search(session)
+        result = score_spaces(session)
         trained = 0 if shared is None else _train_along(told, storage, session, shared, name)
     return {
         "run": name,

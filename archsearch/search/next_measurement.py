@@ -30,6 +30,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Drafter
 from archsearch.estimate import Estimate
 from archsearch.search.objective import Score, Scorer
+from archsearch.search.rungs import draws_of
 
 MOST: Final = 24  # of the best candidates that are looked at
 IN_TABLE: Final = (
@@ -137,12 +138,7 @@ class Belief:
         """What is expected after `seen`."""
         learnt = seen.cross @ np.linalg.solve(seen.own, seen.cross.T)
         after = np.sqrt(np.clip(np.diag(self.covariance) - np.diag(learnt), 0.0, None))
-        values, vectors = np.linalg.eigh((learnt + learnt.T) / 2)
-        root = vectors * np.sqrt(np.clip(values, 0.0, None))
-        draws = (
-            self.mean
-            + np.random.default_rng(seed).standard_normal((_DRAWS, len(self.mean))) @ root.T
-        )
+        draws = draws_of(self.mean, learnt, seed, _DRAWS)
         winner = draws.argmax(axis=1)
         lead = self.lead
         gain = float(

@@ -51,7 +51,7 @@ LEAST_TOKENS: Final = 2_000  # below that a training says nothing
 MOST_PLACES: Final = 16
 LEAST_GAIN: Final = 0.003  # of ln(speed-up): what one more round must promise
 STD_FACTOR: Final = 1.5  # "could still win": within so many std of the difference
-_DRAWS: Final = 2048
+DRAWS: Final = 2048
 _LEADERS: Final = 10
 
 
@@ -192,12 +192,14 @@ def belief(gaps: np.ndarray, slopes: np.ndarray, level_std: float, leader: int =
     return covariance * slopes[:, None] * slopes[None, :]
 
 
-def draws_of(mean: np.ndarray, covariance: np.ndarray, seed: int = 0) -> np.ndarray:
+def draws_of(
+    mean: np.ndarray, covariance: np.ndarray, seed: int = 0, draws: int = DRAWS
+) -> np.ndarray:
     """[draws, n] of the normal distribution; directions of negative variance (a gap table is no
     exact one) are dropped."""
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
     root = vectors * np.sqrt(np.clip(values, 0.0, None))
-    noise = np.random.default_rng(seed).standard_normal((_DRAWS, len(mean)))
+    noise = np.random.default_rng(seed).standard_normal((draws, len(mean)))
     return mean + noise @ root.T
 
 

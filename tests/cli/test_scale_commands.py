@@ -17,7 +17,7 @@ from archsearch.acceptance.estimator import VocabularyCoverage
 from archsearch.architecture.architecture import Architecture
 from archsearch.cli import main
 from archsearch.errors import ArchsearchError
-from archsearch.pipeline.search import score_spaces
+from archsearch.pipeline.scoring import score_spaces
 from archsearch.pipeline.session import SearchSession
 from archsearch.pipeline.shared_work import Job, SharedWork
 from archsearch.pipeline.workers import announce, announced, join
@@ -62,7 +62,7 @@ def test_a_worker_joins_and_its_scores_are_the_searchs(tmp_path: Path) -> None:
     storage = str(tmp_path / "shared.log")
     session = SearchSession.start(request(tmp_path / "a", storage=storage, workers=1))
     assert announce(session, storage) == "a" == announce(session, storage)
-    helped = join(storage, "a", score_spaces)
+    helped = join(storage, "a")
     assert helped["scored_here"] == 24 and helped["trials"] == 24
     found = pipeline.search(request(tmp_path / "a", storage=storage, workers=1))
     assert found["trials"] == 24 and found["best"]
@@ -74,7 +74,7 @@ def test_a_worker_joins_and_its_scores_are_the_searchs(tmp_path: Path) -> None:
         <= found["best"][0]["speedup"]["value"]
         == alone(best).speedup.value
     )
-    assert join(storage, "a", score_spaces)["scored_here"] == 0
+    assert join(storage, "a")["scored_here"] == 0
     with pytest.raises(ArchsearchError, match="another search called a"):
         announce(
             SearchSession.start(
@@ -119,7 +119,7 @@ def test_a_worker_trains_along_in_the_runs_folder(world: Path) -> None:
     with work.held():
         posted = [*jobs, Job("confirm", ranked[0].architecture, rank=1)]
         work.claims.post({job.key: {"job": as_data(job)} for job in posted})
-        thread = threading.Thread(target=lambda: joined.append(join(storage, name, score_spaces)))
+        thread = threading.Thread(target=lambda: joined.append(join(storage, name)))
         thread.start()
         while (
             thread.is_alive()

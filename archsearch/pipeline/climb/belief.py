@@ -107,12 +107,6 @@ class Belief:
         """Std of the difference of two ln(speed-up)."""
         return difference_std(first, second, self.acceptance, self.scorer.context)
 
-    def own_std(self, score: Score, against: Score) -> float:
-        """Relative std of a score without what all candidates share."""
-        own = slope(score) * self.gap_std(score.architecture, against.architecture) / math.sqrt(2.0)
-        time_std = score.draft_s.std / (score.tpot_s.value * score.tau.value)
-        return math.hypot(own, time_std)
-
     def draws(self, scores: Sequence[Score]) -> np.ndarray:
         """[draws, scores] of ln(speed-up) as it may turn out when acceptance is known."""
         shapes = [score.architecture for score in scores]

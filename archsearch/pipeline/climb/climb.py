@@ -203,11 +203,7 @@ class Climb:
         scores = self.standings()
         if not scores:
             return []
-        values = [math.log(score.speedup.value) for score in scores]
-        alive = rungs.contenders(
-            values, lambda i, j: self.belief.score_gap_std(scores[i], scores[j])
-        )
-        kept = [score for score, can in zip(scores, alive, strict=True) if can]
+        kept = [score for score, can in zip(scores, self._alive(scores), strict=True) if can]
         # The best of every depth: many shapes of one depth must not crowd the others out.
         depths: dict[int, list[Score]] = {}
         for score in kept:
@@ -216,6 +212,12 @@ class Climb:
         pool = [score for group in depths.values() for score in group[:each]]
         pool += [score for score in kept if score not in pool][: max(0, POOL - len(pool))]
         return sorted(pool, key=_order)
+
+    def _alive(self, scores: Sequence[Score]) -> list[bool]:
+        """Which of `scores` could still turn out best of them."""
+        values = [math.log(score.speedup.value) for score in scores]
+        gaps = self.belief.score_gap_std
+        return rungs.contenders(values, lambda i, j: gaps(scores[i], scores[j]))
 
     def expand_neighbourhood(self, leaders: int = 5) -> None:
         """Take the neighbours of the best into the pool: what was learnt may have moved the best to
@@ -354,37 +356,19 @@ class Climb:
 
     def _judge(self, entry: RoundEntry) -> None:
         """Who of the round cannot win any more, and why."""
-        number = entry.round
-        scores = {shape: self.scorer(shape) for shape in entry.shapes}
-        leader = max(scores.values(), key=lambda score: score.speedup.value)
-        rival = max(
-            (s for s in scores.values() if s is not leader),
-            key=lambda s: s.speedup.value,
-            default=leader,
-        )
-        reached = {  # ln(speed-up), and its std without what all share
-            shape: (
-                math.log(score.speedup.value),
-                self.belief.own_std(score, rival if score is leader else leader),
-            )
-            for shape, score in scores.items()
-        }
-        for shape, score in scores.items():
-            others = [value for other, value in reached.items() if other != shape]
-            if (
-                shape not in self.out
-                and score is not leader
-                and rungs.beaten(*reached[shape], others)
-            ):
+        scores = [self.scorer(shape) for shape in entry.shapes]
+        leader = min(scores, key=_order)
+        for score, alive in zip(scores, self._alive(scores), strict=True):
+            shape = score.architecture
+            if not alive and shape not in self.out:
                 behind = math.log(leader.speedup.value / score.speedup.value)
-                std = self.belief.own_std(score, leader) * math.sqrt(2.0)
-                why = (
+                std = self.belief.score_gap_std(leader, score)
+                self.out[shape] = (
                     f"cannot win: {behind:.1%} behind {leader.architecture.label()}, std of the"
                     f" difference {std:.1%}"
                 )
-                self.out[shape] = why
             fate: Fate = "pruned" if shape in self.out else "kept"
-            self.state.record(self.row(1, number, score, fate, self.out.get(shape, "")))
+            self.state.record(self.row(1, entry.round, score, fate, self.out.get(shape, "")))
 
     # -- finalists
     # ----------------------------------------------------------------------------------------------
