@@ -234,7 +234,7 @@ def outcome(
         "left_out": list(session.families.left_out),
         "trials": result.finished,
         "invalid": result.invalid,
-        "scored": [space.to_dict() for space in result.spaces],
+        "scored": [as_data(space) for space in result.spaces],
         "regrets": [regret.to_dict() for regret in result.regrets],
         "best": [score.to_dict() for score in ranked],
         "rivals": (

@@ -170,7 +170,7 @@ def join(
         "storage": without_password(storage),
         "trials": result.finished,
         "scored_here": result.scored_here,
-        "scored": [space.to_dict() for space in result.spaces],
+        "scored": [as_data(space) for space in result.spaces],
     }
 
 

@@ -11,6 +11,7 @@ Every file is written atomically, so a killed process leaves the previous versio
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,18 +50,8 @@ FREE_ARGUMENTS: Final = (
 )
 # Arguments that run folders of earlier versions do not record: nobody can say what they were.
 UNRECORDED: Final = ("storage", "sampler", "memory_fraction", "training_budget_s")
-_REQUIRED: Final = (
-    "schema_version",
-    "created",
-    "arguments",
-    "code",
-    "packages",
-    "device",
-    "profile",
-    "space",
-    "seed",
-)
 _SECTIONS: Final = ("arguments", "code", "packages", "device", "profile", "space")
+_REQUIRED: Final = ("schema_version", "created", *_SECTIONS, "seed")
 
 
 @dataclass(frozen=True)
@@ -178,8 +169,8 @@ class Run:
         """The score at `rank`; ArchsearchError names the ranks that exist."""
         path = self.best_dir(rank) / SCORE_FILE
         if not path.is_file():
-            known = ", ".join(map(str, self.ranks())) or "none yet: the search has not finished"
-            raise ArchsearchError(f"run {self.path} has no rank {rank}; ranks: {known}")
+            there = ", ".join(map(str, self.ranks())) or "none yet: the search has not finished"
+            raise ArchsearchError(f"run {self.path} has no rank {rank}; ranks: {there}")
         return Score.from_dict(files.read_json(path, "score"))
 
     def candidate(self, rank: int) -> Candidate:
@@ -267,28 +258,14 @@ def create_run(
     "hash"}. Values must be plain (text, numbers, lists, mappings); Paths become text. Raises
     ArchsearchError where a run is there already, or the folder cannot be made.
     """
-    name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{_slug(str(arguments.get('target', 'run')))}"
-    if path is not None:
-        if (path / "run.yaml").exists():
-            raise ArchsearchError(
-                f"{path} already holds a run; continue it with the same arguments or choose another"
-                " --run"
-            )
-        folder = path
-    else:
-        folder = base / name
-    counter = 1
-    while path is None:
-        try:
-            folder.mkdir(parents=True)
-            break
-        except FileExistsError:
-            counter += 1
-            folder = base / f"{name}-{counter}"
-        except OSError as error:
-            raise ArchsearchError(
-                f"cannot make {folder}: {error.strerror or error}; choose a folder you can write to"
-            ) from error
+    if path is not None and (path / "run.yaml").exists():
+        raise ArchsearchError(
+            f"{path} already holds a run; continue it with the same arguments or choose another"
+            " --run"
+        )
+    folder = path or _new_folder(
+        base, f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{_slug(str(arguments.get('target', 'run')))}"
+    )
     info = {
         "schema_version": SCHEMA_VERSION,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -303,6 +280,21 @@ def create_run(
     }
     _write_yaml(folder / "run.yaml", info)
     return Run(folder, info)
+
+
+def _new_folder(base: Path, name: str) -> Path:
+    for number in itertools.count(1):
+        folder = base / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            break
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ArchsearchError(
+                f"cannot make {folder}: {error.strerror or error}; choose a folder you can write to"
+            ) from error
+    return folder
 
 
 def open_run(path: Path) -> Run:
@@ -323,21 +315,17 @@ def open_run(path: Path) -> Run:
     except ArchsearchError as error:
         raise ArchsearchError(f"{error}; restore it or start a new run") from error
     if not isinstance(info, dict):
-        raise ArchsearchError(
-            f"{run_file} is broken: it holds no fields; restore it or start a new run"
-        )
+        raise _broken(run_file, "it holds no fields")
     _check_version(run_file, info)
-    missing = [key for key in _REQUIRED if key not in info]
-    if missing:
-        raise ArchsearchError(
-            f"{run_file} is broken: {', '.join(missing)} missing; restore it or start a new run"
-        )
-    wrong = [key for key in _SECTIONS if not isinstance(info[key], dict)]
-    if wrong:
-        raise ArchsearchError(
-            f"{run_file} is broken: {wrong[0]} holds no fields; restore it or start a new run"
-        )
+    if missing := [key for key in _REQUIRED if key not in info]:
+        raise _broken(run_file, f"{', '.join(missing)} missing")
+    if wrong := [key for key in _SECTIONS if not isinstance(info[key], dict)]:
+        raise _broken(run_file, f"{wrong[0]} holds no fields")
     return Run(path, info)
+
+
+def _broken(run_file: Path, why: str) -> ArchsearchError:
+    return ArchsearchError(f"{run_file} is broken: {why}; restore it or start a new run")
 
 
 def _check_version(run_file: Path, info: Mapping[str, Any]) -> None:

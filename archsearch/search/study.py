@@ -72,10 +72,6 @@ class Scored:
     shapes: int
     exact: bool
 
-    def to_dict(self) -> dict[str, Any]:
-        """As `search --json` has it."""
-        return {"space": self.space, "shapes": self.shapes, "exact": self.exact}
-
     def words(self) -> str:
         """`all 98,640 shapes of space wide-shallow scored`"""
         return f"{'all ' if self.exact else ''}{self.shapes:,} shapes of space {self.space} scored"
