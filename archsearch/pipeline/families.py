@@ -105,7 +105,7 @@ def family_spaces(
     engine runs.
 
     `optional`: nobody named the families, so one without a valid shape for this target is left out
-    and told of. Raises ArchsearchError where none is left.
+    and named. Raises ArchsearchError where none is left.
     """
     found: list[SearchSpace] = []
     left: list[str] = []

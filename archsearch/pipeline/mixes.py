@@ -53,13 +53,13 @@ def request_of(mix: Mix, asked: WorkloadRequest) -> WorkloadRequest:
     """
     changes: dict[str, Any] = {}
     for name in ("tensor_parallel", "draft_tensor_parallel"):
-        told, given = getattr(mix, name), getattr(asked, name)
-        if told is not None and given is not None and told != given:
+        named, given = getattr(mix, name), getattr(asked, name)
+        if named is not None and given is not None and named != given:
             option = f"--{name.replace('_', '-')}"
             raise ArchsearchError(
-                f"{option} {given}, but the workload says {name}: {told}; leave one out"
+                f"{option} {given}, but the workload says {name}: {named}; leave one out"
             )
-        changes[name] = told if given is None else given
+        changes[name] = named if given is None else given
     return replace(
         asked,
         batch_size=mix.main.concurrency or 1,

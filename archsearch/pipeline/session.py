@@ -184,7 +184,7 @@ class SearchRequest:
         asked = {"context" if name == "context_len" else name: value for name, value in said}
         flat = vars(self) | asked
         for name in ("asked", "mix", "run", "profile", "climb", "workers", "executor", "pareto"):
-            del flat[name]  # what is told otherwise, and what a continued run may change
+            del flat[name]  # what is kept otherwise, and what a continued run may change
         flat["storage"] = without_password(self.storage)
         flat["workload"] = None if self.mix is None else json.dumps(self.mix.to_dict())
         for name in ("families", "engine_options"):

@@ -118,15 +118,15 @@ class SharedWork:
     def finish(self, jobs: Sequence[Job], do: Callable[[Job], float]) -> None:
         """Do the jobs together with whoever has joined; returns when all are done."""
         tasks = {job.key: {"job": as_data(job)} for job in jobs}
-        self.claims.finish(tasks, lambda told: do(from_data(Job, told["job"])))
+        self.claims.finish(tasks, lambda details: do(from_data(Job, details["job"])))
 
     def help_along(self, do: Mapping[JobKind, Callable[[Job], float]]) -> int:
         """Do posted jobs of the kinds in `do` for as long as the search lives; how many were done
         here."""
         while True:
             while self.claims.work(
-                lambda told: do[told["job"]["kind"]](from_data(Job, told["job"])),
-                lambda told: told["job"]["kind"] in do,
+                lambda details: do[details["job"]["kind"]](from_data(Job, details["job"])),
+                lambda details: details["job"]["kind"] in do,
             ):
                 pass
             if not self.claims.is_held(SEARCH):

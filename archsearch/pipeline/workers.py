@@ -95,7 +95,7 @@ def announce(session: SearchSession, storage: str) -> str:
     """
     import optuna
 
-    name, told = session.run.path.name, Announced.of(session)
+    name, notice = session.run.path.name, Announced.of(session)
     with storage_errors(storage):
         study = optuna.create_study(
             storage=open_storage(storage),
@@ -105,13 +105,13 @@ def announce(session: SearchSession, storage: str) -> str:
         before = study.user_attrs.get("studies")
         # The same run may ask on with another question: it ranked before it had text, and now
         # trains.
-        mine = study.user_attrs.get("home") == told.home
-        if before is not None and not mine and not set(before) & set(told.studies):
+        mine = study.user_attrs.get("home") == notice.home
+        if before is not None and not mine and not set(before) & set(notice.studies):
             raise ArchsearchError(
                 f"the storage holds another search called {name} (another space, target, workload"
                 " or profile); choose another --run or --storage"
             )
-        for key, value in as_data(told).items():
+        for key, value in as_data(notice).items():
             study.set_user_attr(key, value)
     return name
 
@@ -151,18 +151,18 @@ def join(
     run's folder (`folder`: where this machine sees it) until it ends; how much
     of it was done here. Raises ArchsearchError where this machine would score otherwise than who
     began, or where `folder` holds another run."""
-    told = announced(storage, name)
+    notice = announced(storage, name)
     with tempfile.TemporaryDirectory(prefix="archsearch-worker-") as base:
-        session = _session(told, storage, Path(base) / name, profile)
-        if tuple(studies_of(session)) != told.studies:
+        session = _session(notice, storage, Path(base) / name, profile)
+        if tuple(studies_of(session)) != notice.studies:
             raise ArchsearchError(
                 f"this machine scores otherwise than the one that began {name}: another profile"
                 f" ({session.source.words}), or another version of archsearch; pass the same"
                 " --profile"
             )
-        shared = _shared_folder(told, folder)
+        shared = _shared_folder(notice, folder)
         result = score_spaces(session)
-        trained = 0 if shared is None else _train_along(told, storage, session, shared, name)
+        trained = 0 if shared is None else _train_along(notice, storage, session, shared, name)
     return {
         "run": name,
         "folder": None if shared is None else str(shared),
@@ -174,15 +174,15 @@ def join(
     }
 
 
-def _shared_folder(told: Announced, folder: Path | None) -> Path | None:
+def _shared_folder(notice: Announced, folder: Path | None) -> Path | None:
     """The search's run folder as this machine sees it; None where it trains nothing, or where
     nobody named a folder and the search's own is not to be seen from here."""
-    if told.folder is None:
+    if notice.folder is None:
         return None
-    path = folder or told.folder
+    path = folder or notice.folder
     if not (path / "run.yaml").is_file() and folder is None:
         return None
-    if open_run(path).info["created"] != told.created:
+    if open_run(path).info["created"] != notice.created:
         raise ArchsearchError(
             f"{path} is another run than the one that was announced; name its folder with --folder"
         )
@@ -190,12 +190,12 @@ def _shared_folder(told: Announced, folder: Path | None) -> Path | None:
 
 
 def _train_along(
-    told: Announced, storage: str, session: SearchSession, folder: Path, name: str
+    notice: Announced, storage: str, session: SearchSession, folder: Path, name: str
 ) -> int:
     """Claim trainings of the search, and confirmations where this is the device that it is for; how
     many jobs were done."""
     asked, cores = int(os.environ.get("OMP_NUM_THREADS") or 0), session.source.threads
-    files = told.files
+    files = notice.files
     request = replace(
         session.request,
         prompts=files.get("prompts"),
@@ -212,7 +212,7 @@ def _train_along(
     able: dict[JobKind, Callable[[Job], float]] = {"short": train, "full": train}
     if can_confirm_beside(session):
         able["confirm"] = lambda job: confirm_job(SearchSession.reopen(folder), job, trainer)
-    return SharedWork(storage, name, told.created).help_along(able)
+    return SharedWork(storage, name, notice.created).help_along(able)
 
 
 def confirm_job(session: SearchSession, job: Job, trainer: DraftTrainer) -> float:
@@ -239,10 +239,10 @@ def can_confirm_beside(session: SearchSession) -> bool:
     return True
 
 
-def _session(told: Announced, storage: str, folder: Path, profile: Path | None) -> SearchSession:
-    named = profile or (told.profile if told.profile and told.profile.is_dir() else None)
+def _session(notice: Announced, storage: str, folder: Path, profile: Path | None) -> SearchSession:
+    named = profile or (notice.profile if notice.profile and notice.profile.is_dir() else None)
     request = SearchRequest.from_arguments(
-        told.arguments,
+        notice.arguments,
         confirm=0,
         run=folder,
         storage=storage,
@@ -251,13 +251,13 @@ def _session(told: Announced, storage: str, folder: Path, profile: Path | None) 
         heldout=None,
         text=None,
     )
-    if told.prior is not None:
+    if notice.prior is not None:
         folder.mkdir(parents=True)
-        write_json(folder / PRIOR_FILE, told.prior)
+        write_json(folder / PRIOR_FILE, notice.prior)
     session = SearchSession.start(replace(request, asked=replace(request.asked, profile=named)))
-    if told.coverage is None:
+    if notice.coverage is None:
         return session
-    return session.with_scorer(session.scorer.with_coverage(VocabularyCoverage(told.coverage)))
+    return session.with_scorer(session.scorer.with_coverage(VocabularyCoverage(notice.coverage)))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""One process at a time writes into a run folder; a second one is told who does.
+"""One process at a time writes into a run folder; a second one is refused and named the first.
 
 The lock is the kernel's (flock), which dies with its process, so a killed one leaves nothing to
 clear. The file says who holds it, and is touched while it is held: on a file system whose locks do

@@ -29,7 +29,7 @@ KEY, WORKER, ALIVE, CLOSED = "key", "worker", "alive", "closed"
 """User attributes of a trial: which task it is, who does it, the counter, and why it was closed
 without a result."""
 
-Told = Mapping[str, Any]
+Details = Mapping[str, Any]
 """What a task says of itself: user attributes of its trial."""
 
 
@@ -49,7 +49,7 @@ class Claims:
         self._seen: dict[int, tuple[int, float]] = {}
         self._random = random.Random(self.name)
 
-    def finish(self, tasks: Mapping[str, Told], do: Callable[[Told], float]) -> None:
+    def finish(self, tasks: Mapping[str, Details], do: Callable[[Details], float]) -> None:
         """Have all tasks (by key) done, by this process and whoever else works; what is done by
         then is not done again. What still waits when this ends with an error is taken back."""
         try:
@@ -60,7 +60,7 @@ class Claims:
         finally:
             self.withdraw()
 
-    def post(self, tasks: Mapping[str, Told]) -> bool:
+    def post(self, tasks: Mapping[str, Details]) -> bool:
         """Post those tasks that nobody does, has done or waits for; whether any is not done."""
         # In this order: what is done between the two is in both.
         live = {trial.user_attrs.get(KEY) for trial in self._trials("WAITING", "RUNNING")}
@@ -75,7 +75,7 @@ class Claims:
             self._close(trial, "taken back")
 
     def work(
-        self, do: Callable[[Told], float], can: Callable[[Told], bool] = lambda told: True
+        self, do: Callable[[Details], float], can: Callable[[Details], bool] = lambda details: True
     ) -> bool:
         """Do one of the tasks that wait, of those that `can` be done here; False where there is
         none."""
@@ -91,7 +91,7 @@ class Claims:
                     return True
         return False
 
-    def _do(self, trial: FrozenTrial, do: Callable[[Told], float]) -> None:
+    def _do(self, trial: FrozenTrial, do: Callable[[Details], float]) -> None:
         from optuna.exceptions import UpdateFinishedTrialError
         from optuna.trial import TrialState
 
@@ -135,10 +135,10 @@ class Claims:
         wanted: tuple[TrialState, ...] = tuple(TrialState[name] for name in states)
         return self.study.get_trials(deepcopy=False, states=wanted)
 
-    def _add(self, state: str, key: str, told: Told) -> int:
+    def _add(self, state: str, key: str, details: Details) -> int:
         from optuna.trial import TrialState, create_trial
 
-        attrs = {**told, KEY: key, ALIVE: 0}
+        attrs = {**details, KEY: key, ALIVE: 0}
         trial = create_trial(state=TrialState[state], user_attrs=attrs)
         return self._storage.create_new_trial(self.study._study_id, trial)
 

@@ -73,7 +73,7 @@ class Outlook:
 
 
 class Belief:
-    """What is believed of the best `scores` of a search together.
+    """What is known of the best `scores` of a search together.
 
     `mean` [n] and `covariance` [n, n] of ln(speed-up); `slopes` [n]: d ln(speed-up) / d
     logit(alpha); `logits` [n, n]: covariance of logit(alpha); `shared` [3, n]: how one std of each

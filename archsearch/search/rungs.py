@@ -1,5 +1,5 @@
-"""Who climbs: how a time budget is divided, which candidates are trained how long, and when that
-ends. Numbers in, choices out.
+"""Multi-fidelity search: how a time budget is divided, which candidates are trained how long, and
+when that ends. Numbers in, choices out.
 
 A search climbs from the prior over short trainings to the full training of one to three finalists.
 Scores are ln(speed-up), where what all candidates share (the target's times, the level of all
@@ -40,7 +40,7 @@ FINALIST_SHARE: Final = 0.40
 CONFIRM_SHARE: Final = 0.15
 MOST_CONFIRM_SHARE: Final = 0.30
 LEAST_PROMPTS: Final = 8
-SLOW: Final = 1.3  # slower than its profile by more, a machine is told to be
+SLOW: Final = 1.3  # slower than its profile by more, a machine is said to be
 # Kept back for what nobody plans: loading, measuring acceptance, the report.
 MARGIN_SHARE: Final = 0.03
 
@@ -321,7 +321,7 @@ def finalist_count(draws: np.ndarray, loss_per_e_fold: float, most: int = 3) -> 
     return count
 
 
-# What a short training tells of the order after the full one: (tokens, how many times farther apart
+# What a short training says of the order after the full one: (tokens, how many times farther apart
 # the shapes stand in logit(alpha) than at the end, std of each one's end given that and what its
 # size and depth have yet to bring). Ten shapes of SmolLM2-135M, 256k tokens
 # (`benchmarks/rungs.py`): those that start late (cut heads, narrow) catch up; correlation with the

@@ -125,8 +125,8 @@ class Record:
         return trial
 
     def ask(self) -> FrozenTrial | None:
-        """A shape that the study's sampler proposes, scored and told; None when every valid shape
-        of the space is known."""
+        """A shape that the study's sampler proposes, scored; None when every valid shape of the
+        space is known."""
         from optuna.trial import TrialState
 
         for attempt in itertools.count(1):

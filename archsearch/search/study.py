@@ -102,7 +102,7 @@ class SearchResult:
 
     @property
     def invalid(self) -> int:
-        """Trials of shapes of which nothing can be told."""
+        """Trials of shapes of which nothing can be said."""
         return sum(row["state"] == "PRUNED" for row in self.trials)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.search.objective import Score, Scorer, difference_std
 
-# Terms of the prior that move logit(alpha) by less than this between two drafts are not told.
+# Terms of the prior that move logit(alpha) by less than this between two drafts are left out.
 LEAST_TOLD: Final = 0.02
 TERMS_TOLD: Final = 3
 
@@ -49,7 +49,7 @@ def rivals(scorer: Scorer, scores: Sequence[Score]) -> list[Rival]:
     """Of scores, best first: what the lead wins by against the best of another hidden size and of
     another number of layers."""
     if not scores or scores[0].drafter is not None:
-        return []  # its dimensions are no draft's; the best of each family is told instead
+        return []  # its dimensions are no draft's; the best of each family is shown instead
     scores = [score for score in scores if score.drafter is None]
     lead, found = scores[0], []
     for dimension in ("hidden_size", "num_hidden_layers"):
@@ -85,5 +85,5 @@ def _terms(scorer: Scorer, lead: Score, other: Score) -> tuple[DecidingTerm, ...
         DecidingTerm(name, first.get(name, 0.0) - second.get(name, 0.0), prior.rows_of(name))
         for name in {**first, **second}
     ]
-    told = [gap for gap in gaps if abs(gap.difference) >= LEAST_TOLD]
-    return tuple(sorted(told, key=lambda gap: -abs(gap.difference))[:TERMS_TOLD])
+    large = [gap for gap in gaps if abs(gap.difference) >= LEAST_TOLD]
+    return tuple(sorted(large, key=lambda gap: -abs(gap.difference))[:TERMS_TOLD])

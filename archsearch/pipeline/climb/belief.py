@@ -1,4 +1,4 @@
-"""What is believed of acceptance after every training, how sure that is, and the scores that
+"""What is known of acceptance after every training, how sure that is, and the scores that
 follow."""
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Climb:
 
     @property
     def scorer(self) -> Scorer:
-        """Scores by what is believed now."""
+        """Scores by what is known now."""
         return self.belief.scorer
 
     def climb(self) -> list[TrainedDraft]:
