@@ -36,12 +36,9 @@ def serve_dashboard(
     where = storage or (run.storage_file if run.storage_file.is_file() else None)
     if where is None:
         asked = run.arguments.get("storage")
-        told = (
-            f"its search used {asked}: name it with --storage"
-            if asked
-            else "the search has not started"
-        )
-        raise MissingDataError(f"{path} holds no journal.log; {told}")
+        used = f"its search used {asked}: name it with --storage"
+        why = used if asked else "the search has not started"
+        raise MissingDataError(f"{path} holds no journal.log; {why}")
     from archsearch.search.study import open_storage
 
     class Quiet(WSGIRequestHandler):

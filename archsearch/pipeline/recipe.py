@@ -62,6 +62,7 @@ def make_recipe(request: RecipeRequest) -> dict[str, Any]:
     facts = session.request.asked
     asked = session.run.arguments.get("prompts")
     prompts = request.prompts.absolute() if request.prompts else asked or "prompts.jsonl"
+    own_version = facts.engine_version if facts.engine == "vllm" else None
     recipe = Recipe(
         library,
         score.proposer,
@@ -72,7 +73,7 @@ def make_recipe(request: RecipeRequest) -> dict[str, Any]:
         budget.epochs,
         _stages(session, score, needs, budget),
         share_gpus(request.gpus, serving_ranks(run), needs, online=library.name in ONLINE),
-        (facts.engine_version if facts.engine == "vllm" else None) or newest_version("vllm"),
+        own_version or newest_version("vllm"),
         str(request.run),
         request.rank,
         session.source.device.key,
@@ -81,11 +82,9 @@ def make_recipe(request: RecipeRequest) -> dict[str, Any]:
         hub_start=needs.init if "/" in needs.init else "",
         dtype=session.source.dtype,
     )
-    weights = (
-        recipe.initialised
-        and _at_hand(ref)
-        and not (score.architecture.trimmed and score.family != "independent")
-    )
+    trimmed = score.architecture.trimmed and score.family != "independent"
+    here = ref.folder is not None and has_weights(ref.folder)
+    weights = recipe.initialised and here and not trimmed
     made = write_recipe(recipe, request.output, weights=weights)
     return {**recipe.to_dict(), "output": str(made), "hours": recipe.hours, "weights": weights}
 
@@ -123,11 +122,6 @@ def _target_name(ref: TargetRef, library: str) -> str:
     return ref.hub_id
 
 
-def _at_hand(ref: TargetRef) -> bool:
-    """Whether the target's weights lie on this machine."""
-    return ref.folder is not None and has_weights(ref.folder)
-
-
 def _stages(
     session: SearchSession, score: Score, needs: Needs, budget: TrainingBudget
 ) -> tuple[Stage, ...]:
@@ -149,6 +143,5 @@ def _stages(
 
 def _alpha_at(scorer: Scorer, score: Score, tokens: float) -> Any:
     context = replace(scorer.context, trained_tokens=tokens)
-    return (
-        scorer.with_acceptance(scorer.acceptance, context).believed(score.proposer).acceptance.alpha
-    )
+    known = scorer.with_acceptance(scorer.acceptance, context).believed(score.proposer)
+    return known.acceptance.alpha

@@ -150,25 +150,19 @@ def _bars(scorer: Scorer, score: Score) -> tuple[tuple[Bar, ...], tuple[Bar, ...
     """(passes, one layer each, a round beside plain steps) of the draft and the target."""
     latency, target, workload, gamma = scorer.latency, scorer.target, scorer.workload, score.gamma
     decode, verify = scorer.decode_s, latency.verify_s(target, workload, gamma)
-    draft = score.architecture if score.drafter is None else None
+    check = f"target, verification of {gamma + 1}"
     passes = [
         _pass_bar(latency, "target, plain step", target, workload, 1, decode),
-        _pass_bar(
-            latency, f"target, verification of {gamma + 1}", target, workload, gamma + 1, verify
-        ),
+        _pass_bar(latency, check, target, workload, gamma + 1, verify),
     ]
     layers: list[Bar] = []
-    if draft is not None and isinstance(latency, LatencyModel | RooflineLatency):
+    if score.drafter is None and isinstance(latency, LatencyModel | RooflineLatency):
+        draft = score.architecture
         first, later = latency.draft_passes(draft, workload, gamma)
         shared = latency.facts.ranks_of_draft(workload)
         ranks = replace(workload, tensor_parallel=shared, draft_tensor_parallel=None)
-        step = later if gamma > 1 else first
-        passes.insert(
-            0,
-            _pass_bar(
-                latency, "draft, one token", latency.facts.served_draft(draft), ranks, 1, step
-            ),
-        )
+        served, step = latency.facts.served_draft(draft), later if gamma > 1 else first
+        passes.insert(0, _pass_bar(latency, "draft, one token", served, ranks, 1, step))
         if _prices_ops(latency):
             layers = [
                 _layer_bar(latency, "draft", draft, ranks),
@@ -177,17 +171,15 @@ def _bars(scorer: Scorer, score: Score) -> tuple[tuple[Bar, ...], tuple[Bar, ...
     time = latency.round(target, score.drafter or score.architecture, workload, gamma, verify)
     tau = score.tau.value
     plain = Estimate(tau * decode.value, tau * decode.std, decode.source)
+    spent = {
+        "draft": time.draft_s.value,
+        "verification": time.verify_s.value,
+        "what the engine adds": time.overhead_s.value,
+    }
+    alone = {"plain steps of the target": plain.value}
     rounds = (
-        Bar(f"{tau:.2f} tokens, target alone", {"plain steps of the target": plain.value}, plain),
-        Bar(
-            f"{tau:.2f} tokens, one round",
-            {
-                "draft": time.draft_s.value,
-                "verification": time.verify_s.value,
-                "what the engine adds": time.overhead_s.value,
-            },
-            time.round_s,
-        ),
+        Bar(f"{tau:.2f} tokens, target alone", alone, plain),
+        Bar(f"{tau:.2f} tokens, one round", spent, time.round_s),
     )
     return tuple(passes), tuple(layers), rounds
 

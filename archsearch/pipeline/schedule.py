@@ -54,21 +54,20 @@ def acceptance_of(
     from archsearch.drafts.records import load_trained
     from archsearch.speedup import accepted_by_position, tau_estimate
 
-    most = max(scorer.gammas)
     if folder is not None and has_weights(folder) and (folder / "trace.npz").is_file():
         trained = load_trained(score.architecture, folder)
-        replayed = [gamma for gamma in scorer.gammas if gamma in trained.tau]
         trace = Trace.load(folder / "trace.npz")
         rates = {
             gamma: list(replay_tau(trace, gamma, resamples=0).accepted_by_position)
-            for gamma in replayed
+            for gamma in scorer.gammas
+            if gamma in trained.tau
         }
         return trained.alpha, trained.tau, rates
     # The score knows alpha best (a climb learns it from short trainings); how it changes along a
     # block is the estimator's.
     known = scorer.believed(score.proposer)
     drift = known.acceptance.drift
-    positions = drifting_positions(score.alpha.value, drift.value, most)
+    positions = drifting_positions(score.alpha.value, drift.value, max(scorer.gammas))
     able = score.proposer.gammas(scorer.gammas)
     taus = {gamma: known.tau(tau_estimate(score.alpha, gamma, drift)) for gamma in able}
     reach = accepted_by_position(positions)

@@ -61,11 +61,8 @@ def initial_weights(folder: Path, target: str | None = None, answers: Sequence[P
     with atomic_path(out / "model.safetensors") as temporary:
         from safetensors.torch import save_file
 
-        save_file(
-            {name: value.contiguous() for name, value in tensors.items()},
-            temporary,
-            metadata={"format": "pt"},
-        )
+        whole = {name: value.contiguous() for name, value in tensors.items()}
+        save_file(whole, temporary, metadata={"format": "pt"})
     return out / "model.safetensors"
 
 
@@ -97,9 +94,7 @@ def _kept(
 
     if not shape.trimmed:
         return tuple(range(shape.vocab_size))
-    counts = TokenFrequencies(
-        np.zeros(shape.vocab_size, np.int64), np.zeros(shape.vocab_size, np.int64)
-    )
+    counts = TokenFrequencies(*np.zeros((2, shape.vocab_size), np.int64))
     for row in rows:
         ids, mask = np.array(row["input_ids"]), np.array(row["loss_mask"], dtype=bool)
         np.add.at(counts.written, ids[mask], 1)

@@ -52,11 +52,9 @@ class RoundTimes:
     def read(self, points: Sequence[float] | Array) -> RoundTimes:
         """The times at `points`, each between the first and the last of `at`."""
         wanted = np.asarray(points, dtype=float)
-        if len(self.at) == 1:
-            rows = np.zeros(len(wanted), dtype=int)
-            share = np.zeros(len(wanted))
-            high = rows
-        else:
+        rows = high = np.zeros(len(wanted), dtype=int)
+        share = np.zeros(len(wanted))
+        if len(self.at) > 1:
             places = np.log(np.maximum(self.at, 0.5))
             x = np.clip(np.log(np.maximum(wanted, 0.5)), places[0], places[-1])
             rows = np.clip(np.searchsorted(places, x, side="right") - 1, 0, len(places) - 2)
@@ -74,16 +72,7 @@ class RoundTimes:
         return replace(self, at=wanted, host_bound=bound, **times)
 
 
-ARRAYS: Final = (
-    "decode",
-    "decode_std",
-    "idle",
-    "draft",
-    "verify",
-    "verify_std",
-    "round",
-    "round_std",
-)
+ARRAYS: Final = "decode decode_std idle draft verify verify_std round round_std".split()
 
 
 def ladder(low: int, high: int, *, exact: int = EXACT) -> tuple[int, ...]:
@@ -112,34 +101,32 @@ def round_times(
     able = drafter.gammas(tuple(gammas))
     _prepare(latency, target, drafter, workloads, able)
     asked = drafter.model or drafter
-    rows: dict[str, list[Any]] = {name: [] for name in ARRAYS}
-    bounds, source = [], "modelled"
-    for workload in workloads:
-        plain = latency.decode_s(target, workload)
-        rounds = [
+    plain = [latency.decode_s(target, workload) for workload in workloads]
+    idle = [latency.idle_s(target, asked, workload).value for workload in workloads]
+    rounds = [
+        [
             latency.round(target, asked, workload, gamma, latency.verify_s(target, workload, gamma))
             for gamma in able
         ]
-        rows["decode"].append(plain.value)
-        rows["decode_std"].append(plain.std)
-        rows["idle"].append(latency.idle_s(target, asked, workload).value)
-        for name, values in (
-            ("draft", [time.draft_s.value for time in rounds]),
-            ("verify", [time.verify_s.value for time in rounds]),
-            ("verify_std", [time.verify_s.std for time in rounds]),
-            ("round", [time.round_s.value for time in rounds]),
-            ("round_std", [time.round_s.std for time in rounds]),
-        ):
-            rows[name].append(values)
-        bounds.append([time.bound == "host" for time in rounds])
-        source = rounds[0].round_s.source if rounds else source
-    arrays = {name: np.asarray(values, dtype=float) for name, values in rows.items()}
+        for workload in workloads
+    ]
+
+    def each(name: str, part: str) -> Array:
+        return np.array([[getattr(getattr(r, name), part) for r in row] for row in rounds], float)
+
     return RoundTimes(
         at=np.asarray(at, dtype=float),
         gammas=able,
-        source=source,
-        host_bound=np.asarray(bounds, dtype=bool),
-        **arrays,
+        decode=np.array([step.value for step in plain], dtype=float),
+        decode_std=np.array([step.std for step in plain], dtype=float),
+        idle=np.array(idle, dtype=float),
+        draft=each("draft_s", "value"),
+        verify=each("verify_s", "value"),
+        verify_std=each("verify_s", "std"),
+        round=each("round_s", "value"),
+        round_std=each("round_s", "std"),
+        source=rounds[-1][0].round_s.source if rounds and rounds[-1] else "modelled",
+        host_bound=np.array([[time.bound == "host" for time in row] for row in rounds], bool),
     )
 
 
