@@ -26,10 +26,8 @@ BY_HEART: Final = 0.015
 def trained(reading: Reading) -> list[TrainingRecord]:
     """One record a shape: of the ranked candidates, then of finalists that are not ranked."""
     found: dict[str, TrainingRecord] = {}
-    for record in (
-        *(item.trained_by for item in reading.candidates if item.trained_by is not None),
-        *reading.finalists,
-    ):
+    ranked = [item.trained_by for item in reading.candidates if item.trained_by is not None]
+    for record in (*ranked, *reading.finalists):
         if record.looks or record.tokens:
             found.setdefault(record.architecture.label(), record)
     return list(found.values())
@@ -37,24 +35,18 @@ def trained(reading: Reading) -> list[TrainingRecord]:
 
 def learning_lines(reading: Reading) -> list[str]:
     """One sentence a trained draft, for the terminal."""
-    records = trained(reading)
-    lines = [
-        f"{record.architecture.label()}: {curve_words(record)}" for record in records[:DRAFTS_TOLD]
-    ]
-    more = len(records) - DRAFTS_TOLD
+    records, more = trained(reading), len(trained(reading)) - DRAFTS_TOLD
+    lines = [f"{each.architecture.label()}: {curve_words(each)}" for each in records[:DRAFTS_TOLD]]
     return [*lines, *([f"{more} more in report.html"] if more > 0 else [])]
 
 
 def curve_words(record: TrainingRecord) -> str:
     """`24k distinct tokens, 5.8M seen (104 epochs); training loss 2.20 -> 0.18; held-out alpha .327
     at 620k tokens, kept`."""
-    distinct = (
-        f"{count_words(record.distinct_tokens)} distinct tokens, " if record.distinct_tokens else ""
-    )
-    parts = [
-        f"{distinct}{count_words(record.tokens)} seen"
-        + (f" ({epochs_words(record.epochs)})" if record.epochs else "")
-    ]
+    distinct = f"{count_words(record.distinct_tokens)} distinct tokens, "
+    epochs = f" ({epochs_words(record.epochs)})" if record.epochs else ""
+    seen = f"{count_words(record.tokens)} seen{epochs}"
+    parts = [f"{distinct}{seen}" if record.distinct_tokens else seen]
     losses = [look.loss for look in record.looks if look.loss is not None]
     if len(losses) > 1:
         parts.append(f"training loss {losses[0]:.2f} -> {losses[-1]:.2f}")
@@ -68,18 +60,13 @@ def curve_words(record: TrainingRecord) -> str:
 def _alpha_words(record: TrainingRecord) -> str:
     best, last = max(record.looks, key=lambda look: look.alpha), record.looks[-1]
     kept = record.kept
-    shown = kept or last
-    text = f"held-out alpha {shown.alpha:.3f}"
+    text = f"held-out alpha {(kept or last).alpha:.3f}"
     if kept is not None and kept.tokens < last.tokens:
-        return (
-            f"{text} at {count_words(kept.tokens)} tokens, whose weights are kept ({last.alpha:.3f}"
-            " at the end)"
-        )
+        end = f"{last.alpha:.3f} at the end"
+        return f"{text} at {count_words(kept.tokens)} tokens, whose weights are kept ({end})"
     if kept is None and best.alpha - last.alpha > BY_HEART:
-        return (
-            f"{text} at the end, {best.alpha:.3f} at {count_words(best.tokens)} tokens: the rest"
-            " was learnt by heart"
-        )
+        there = f"{best.alpha:.3f} at {count_words(best.tokens)} tokens"
+        return f"{text} at the end, {there}: the rest was learnt by heart"
     return f"{text} at the end"
 
 
@@ -176,14 +163,10 @@ def count_words(count: float | None) -> str:
         return "-"
     for size, unit in ((1e6, "M"), (1e3, "k")):
         if count >= 0.9995 * size:
-            return (
-                f"{count / size:.1f}{unit}" if count < 9.95 * size else f"{count / size:.0f}{unit}"
-            )
+            return f"{count / size:.{1 if count < 9.95 * size else 0}f}{unit}"
     return f"{count:.0f}"
 
 
 def epochs_words(epochs: float | None) -> str:
     """`7.5 epochs`; "" for none."""
-    if not epochs:
-        return ""
-    return f"{epochs:.0f} epochs" if epochs >= 9.95 else f"{epochs:.1f} epochs"
+    return f"{epochs:.{0 if epochs >= 9.95 else 1}f} epochs" if epochs else ""

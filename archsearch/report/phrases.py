@@ -55,8 +55,8 @@ def break_even_words(score: Score) -> str:
 def launches(score: Score) -> str:
     """What the host launches of the draft in a round: `24 layers twice`."""
     drafter = score.proposer
-    layers = drafter.architecture.num_hidden_layers if drafter.sharded is not None else 0
-    if not layers:
+    layers = drafter.architecture.num_hidden_layers
+    if drafter.sharded is None or not layers:
         return "the drafter"
     times = {1: "once", 2: "twice"}.get(score.gamma, f"{score.gamma} times")
     return f"{layers} layer{'s' if layers > 1 else ''} {times}"
@@ -67,9 +67,8 @@ def host_words(score: Score) -> str:
     take 9.2`."""
     assert score.host_s is not None
     text = f"the host's {1e3 * score.host_s.value:.1f} ms to launch {launches(score)}"
-    if (
-        score.engine in ENGINES and ENGINES[score.engine].in_process
-    ):  # its passes are the host's time too
+    # its passes are the host's time too
+    if score.engine in ENGINES and ENGINES[score.engine].in_process:
         return f"{text}, and the target"
     return f"{text}; the kernels take {1e3 * (score.draft_s.value + score.verify_s.value):.1f}"
 
@@ -141,16 +140,10 @@ def identity_words(data: Mapping[str, Any]) -> str:
     else:
         same, asked = identity["identical"], identity["prompts"]
         words = f"Output with and without the draft: {same} of {asked} answers identical in {dtype}"
-        if identity.get("differences"):
-            gaps = [
-                abs(item["logit_gap"])
-                for item in identity["differences"]
-                if item.get("logit_gap") is not None
-            ]
+        gaps = [item.get("logit_gap") for item in identity.get("differences") or ()]
+        if known := [abs(gap) for gap in gaps if gap is not None]:
             words += (
-                f" (the others part where two tokens' logits differ by at most {max(gaps):.3g})"
-                if gaps
-                else ""
+                f" (the others part where two tokens' logits differ by at most {max(known):.3g})"
             )
     if isinstance(exact, Mapping) and dtype != "float32":
         words += f"; {exact['identical']} of {exact['prompts']} in float32"
@@ -168,13 +161,9 @@ def shell_path(path: Path) -> str:
 
 def millions(count: int) -> str:
     """1,234,567,890 as `1.23B`, 24,000,000 as `24M`, 1,500,000 as `1.5M`."""
-    return (
-        f"{count / 1e9:.2f}B"
-        if count >= 1e9
-        else f"{count / 1e6:.0f}M"
-        if count >= 1e7
-        else f"{count / 1e6:.1f}M"
-    )
+    if count >= 1e9:
+        return f"{count / 1e9:.2f}B"
+    return f"{count / 1e6:.{0 if count >= 1e7 else 1}f}M"
 
 
 def dtype_words(result: Mapping[str, Any]) -> str:
@@ -187,9 +176,5 @@ def dtype_words(result: Mapping[str, Any]) -> str:
 def latency_warning(result: Mapping[str, Any]) -> str:
     """What the words for the latency warn of: an engine whose own passes nobody measured, and the
     command; "" for nothing."""
-    found = UNPROFILED.search(str(result["latency"]))
-    return (
-        found[1].replace("--target T ", f"--target {shlex.quote(str(result['target']))} ")
-        if found
-        else ""
-    )
+    found, target = UNPROFILED.search(str(result["latency"])), shlex.quote(str(result["target"]))
+    return found[1].replace("--target T ", f"--target {target} ") if found else ""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
+from archsearch.records import load_or_note
+from archsearch.report.compare import checked_comparison
 from archsearch.runs.budgets import BUDGETS_FILE, Budgets
 from archsearch.runs.candidate import TRAINING_FILE, Candidate, TrainingRecord
 from archsearch.runs.confirmed import Confirmed
@@ -22,7 +24,7 @@ from archsearch.runs.families import (
     FamilyRow,
     families_of,
 )
-from archsearch.runs.fields import as_estimate, read_or_tell
+from archsearch.runs.fields import as_estimate
 from archsearch.runs.load import LOAD_FILES, LoadRecord
 from archsearch.runs.run import COMPARE_FILE, RUNGS_FILE, Run
 from archsearch.runs.schedule_file import SCHEDULE_FILE, planned_schedule
@@ -34,10 +36,9 @@ if TYPE_CHECKING:
     from archsearch.acceptance.estimator import AcceptanceContext
     from archsearch.acceptance.prior import PriorAcceptance
 
-
-POSITIONS: Final = (
-    4  # acceptance by position is drawn at least so far: what a larger gamma would find
-)
+_T = TypeVar("_T")
+# acceptance by position is drawn at least so far: what a larger gamma would find
+POSITIONS: Final = 4
 
 
 @dataclass(frozen=True)
@@ -106,46 +107,38 @@ class Reading:
 
 
 def read_run(run: Run) -> Reading:
-    """Everything the report shows; a broken file costs its own part of the report and is told in
+    """Everything the report shows; a broken file costs its own part of the report and is said in
     `problems`."""
-    from archsearch.report.compare import (
-        checked_comparison,
-    )  # draws on the terminal's tables, which read runs
-
     problems: list[str] = []
-    found = [
-        item
-        for item in (_candidate(run, rank, problems) for rank in run.ranks())
-        if item is not None
-    ]
+    shown = [_candidate(run, rank, problems) for rank in run.ranks()]
+    found = [item for item in shown if item is not None]
     numbers = groups(run, [item.score for item in found])
-    paths = sorted(run.path.glob("finalists/*/training.json"))
-    finalists = [
-        read_or_tell(path, "training record", TrainingRecord.from_dict, problems) for path in paths
-    ]
-    sides = [
-        read_or_tell(path, "comparison of families", EngineComparison, problems)
-        for path in sorted(run.path.glob(COMPARISON_FILES))
-    ]
+
+    def read(name: str, what: str, kind: Callable[..., _T]) -> _T | None:
+        return load_or_note(run.path / name, what, kind, problems)
+
+    trainings = run.path.glob("finalists/*/training.json")
+    sides = run.path.glob(COMPARISON_FILES)
     return Reading(
-        candidates=[replace(item, group=numbers[item.rank]) for item in found],
-        finalists=[record for record in finalists if record is not None],
-        climb=read_or_tell(run.path / RUNGS_FILE, "state of the climb", _climb, problems) or {},
-        problems=problems,
-        text=read_or_tell(
-            run.path / TEXT_VERDICT_FILE, "verdict on the text", TextVerdict, problems
-        ),
-        curves=read_or_tell(run.path / CURVES_FILE, "curves", Curves, problems),
-        comparison=read_or_tell(
-            run.path / COMPARE_FILE, "comparison", checked_comparison, problems
-        ),
-        families=read_or_tell(
-            run.path / FAMILIES_FILE, "families of the run", families_of, problems
-        )
-        or (),
-        compared=tuple(side for side in sides if side is not None),
-        budgets=read_or_tell(run.path / BUDGETS_FILE, "budgets", Budgets, problems),
+        [replace(item, group=numbers[item.rank]) for item in found],
+        _every(trainings, "training record", TrainingRecord.from_dict, problems),
+        read(RUNGS_FILE, "state of the climb", _climb) or {},
+        problems,
+        read(TEXT_VERDICT_FILE, "verdict on the text", TextVerdict),
+        read(CURVES_FILE, "curves", Curves),
+        read(COMPARE_FILE, "comparison", checked_comparison),
+        read(FAMILIES_FILE, "families of the run", families_of) or (),
+        tuple(_every(sides, "comparison of families", EngineComparison, problems)),
+        read(BUDGETS_FILE, "budgets", Budgets),
     )
+
+
+def _every(
+    paths: Iterable[Path], what: str, kind: Callable[..., _T], problems: list[str]
+) -> list[_T]:
+    """All of the files that can be read."""
+    read = (load_or_note(path, what, kind, problems) for path in sorted(paths))
+    return [found for found in read if found is not None]
 
 
 def candidates(run: Run) -> list[Shown]:
@@ -155,28 +148,27 @@ def candidates(run: Run) -> list[Shown]:
 
 def _candidate(run: Run, rank: int, problems: list[str]) -> Shown | None:
     folder = run.best_dir(rank)
-    score = read_or_tell(folder / "score.json", "score", Score.from_dict, problems)
+
+    def read(name: str, what: str, kind: Callable[..., _T]) -> _T | None:
+        return load_or_note(folder / name, what, kind, problems)
+
+    score = read("score.json", "score", Score.from_dict)
     if score is None:
         return None
-    score = replace(score, rank=rank)
-    confirmed = read_or_tell(folder / "confirmed.json", "confirmation", Confirmed, problems)
-    by_engine = sorted(folder.glob("confirmed-*.json"))
-    others = [read_or_tell(path, "confirmation", Confirmed, problems) for path in by_engine]
+    confirmed = read("confirmed.json", "confirmation", Confirmed)
     main = confirmed.engine if confirmed is not None else None
-    loads = [
-        read_or_tell(path, "measurement under load", LoadRecord, problems)
-        for path in sorted(folder.glob(LOAD_FILES))
-    ]
+    others = _every(folder.glob("confirmed-*.json"), "confirmation", Confirmed, problems)
+    loads = _every(folder.glob(LOAD_FILES), "measurement under load", LoadRecord, problems)
     return Shown(
-        score,
+        replace(score, rank=rank),
         folder,
-        read_or_tell(folder / TRAINING_FILE, "training record", TrainingRecord.from_dict, problems),
+        read(TRAINING_FILE, "training record", TrainingRecord.from_dict),
         confirmed,
         _replayed(folder, score.gamma),
         _replayed(folder, max(score.gamma, POSITIONS)),
-        loads=tuple(load for load in loads if load is not None),
-        schedule=read_or_tell(folder / SCHEDULE_FILE, "schedule", planned_schedule, problems),
-        elsewhere=tuple(other for other in others if other is not None and other.engine != main),
+        loads=tuple(loads),
+        schedule=read(SCHEDULE_FILE, "schedule", planned_schedule),
+        elsewhere=tuple(other for other in others if other.engine != main),
     )
 
 
@@ -195,9 +187,7 @@ def _replayed(folder: Path, gamma: int) -> tuple[float, ...]:
         return ()
     try:
         return replay_tau(Trace.load(folder / "trace.npz"), gamma, resamples=0).accepted_by_position
-    except (
-        ArchsearchError
-    ):  # texts too short for this gamma, or a broken trace: the rest of the report stands
+    except ArchsearchError:  # texts too short for this gamma, or a broken trace
         return ()
 
 
