@@ -41,14 +41,13 @@ def compare_section(data: Mapping[str, Any]) -> Section:
     `Comparison.to_dict`."""
     conditions, differing = data["conditions"], data["differing"]
     same = [
-        f"{name} {conditions[name][0]}"
-        for name in conditions
-        if name not in differing and conditions[name][0]
+        f"{name} {values[0]}"
+        for name, values in conditions.items()
+        if name not in differing and values[0]
     ]
     rows = [[name, *(value or "-" for value in conditions[name])] for name in differing]
-    winners = [
-        _winner(run, winner) for run, winner in zip(data["runs"], data["winners"], strict=True)
-    ]
+    pairs = zip(data["runs"], data["winners"], strict=True)
+    winners = [_winner(*pair) for pair in pairs]
     notes = [f"{note}." for note in data["notes"]]
     return Section(
         "Runs side by side",
@@ -86,20 +85,22 @@ def _pair(pair: Mapping[str, Any], place: int) -> Section:
     place, under the second's."""
     if pair["here"] is None:
         return Section(words=[pair["words"]])
-    rows = [
-        _lead(f"{pair['first']}'s", pair["here"]),
-        *(
-            _lead(f"{swap['factor']} {swap['after'] or '-'}", swap["lead"], swap["why"])
-            for swap in pair["swaps"]
-        ),
-        _lead(f"{pair['second']}'s", pair["there"]),
+    rows = [_lead(*each) for each in _places(pair)]
+    table, chart = _table(_LEAD, rows), _chart(pair, place)
+    return Section(words=[pair["words"]], tables=[table], charts=[chart])
+
+
+def _places(pair: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any] | None, str]]:
+    """(conditions, how far the second's winner leads under them, why that is not known)."""
+    swaps = [
+        (f"{swap['factor']} {swap['after'] or '-'}", swap["lead"], swap["why"])
+        for swap in pair["swaps"]
     ]
-    return Section(
-        words=[pair["words"]], tables=[_table(_LEAD, rows)], charts=[_chart(pair, place)]
-    )
+    first, last = f"{pair['first']}'s", f"{pair['second']}'s"
+    return [(first, pair["here"], ""), *swaps, (last, pair["there"], "")]
 
 
-def _lead(what: str, lead: Mapping[str, Any] | None, why: str = "") -> list[str]:
+def _lead(what: str, lead: Mapping[str, Any] | None, why: str) -> list[str]:
     if lead is None:
         return [what, "-", "-", why[:60], "", "", "", ""]
     logs = (lead["total"], *(lead["terms"][name] for name in _TERMS))
@@ -109,12 +110,7 @@ def _lead(what: str, lead: Mapping[str, Any] | None, why: str = "") -> list[str]
 
 def _chart(pair: Mapping[str, Any], place: int) -> Chart:
     """By condition how far the second run's winner leads, a bar a term."""
-    swaps = [
-        (f"{swap['factor']} {swap['after'] or '-'}", swap["lead"])
-        for swap in pair["swaps"]
-        if swap["lead"] is not None
-    ]
-    places = [(f"{pair['first']}'s", pair["here"]), *swaps, (f"{pair['second']}'s", pair["there"])]
+    places = [(name, lead) for name, lead, _ in _places(pair) if lead is not None]
     series = []
     for number, (key, term) in enumerate(_TERMS.items()):
         leads = [(name, 100.0 * math.expm1(number_of(lead["terms"][key]))) for name, lead in places]

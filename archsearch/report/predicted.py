@@ -4,7 +4,7 @@ goes; why this one won."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from archsearch.report.charts import Chart, colour, gain_chart, line
@@ -55,18 +55,17 @@ def stops_words(name: Swept, curves: Sequence[Curve]) -> str:
     what = _AXES[name][0].partition(" against ")[2]
     at, first, last = curves[0].crossing(), points[0], points[-1]
     if at is None:
-        pays = "pays" if last.speedup.value > 1.0 else "does not pay"
-        text = (
-            f"{what}: it {pays} anywhere from {_place(name, first.x)} to {_place(name, last.x)};"
-            " not computed beyond."
+        pays, span = last.speedup.value > 1.0, (_place(name, first.x), _place(name, last.x))
+        how = "pays" if pays else "does not pay"
+        text = f"it {how} anywhere from {span[0]} to {span[1]}; not computed beyond."
+    else:
+        pays = first.speedup.value >= 1.0
+        up_to, on = (
+            f"up to {_place(name, at, math.floor)}.",
+            f"from {_place(name, at, math.ceil)} on.",
         )
-        return text + (_edge_words(name, curves[0]) if pays == "pays" else "")
-    if first.speedup.value < 1.0:
-        return f"{what}: it pays from {_place(name, math.ceil(at) if name in _COUNTED else at)} on."
-    return (
-        f"{what}: it pays up to {_place(name, math.floor(at) if name in _COUNTED else at)}."
-        + _edge_words(name, curves[0])
-    )
+        text = f"it pays {up_to if pays else on}"
+    return f"{what}: {text}{_edge_words(name, curves[0]) if pays else ''}"
 
 
 def _edge_words(name: Swept, curve: Curve) -> str:
@@ -77,13 +76,12 @@ def _edge_words(name: Swept, curve: Curve) -> str:
         return " Nowhere for sure: the lower edge of its interval lies below 1x from the start."
     if edge is None:
         return ""
-    return (
-        " The lower edge of its interval falls below 1x at"
-        f" {_place(name, math.ceil(edge) if name in _COUNTED else edge)}."
-    )
+    return f" The lower edge of its interval falls below 1x at {_place(name, edge, math.ceil)}."
 
 
-def _place(name: Swept, x: float) -> str:
+def _place(name: Swept, x: float, whole: Callable[[float], float] | None = None) -> str:
+    """A place on an axis; `whole`: which whole number, where it is counted in such."""
+    x = whole(x) if whole is not None and name in _COUNTED else x
     return {
         "batch": f"a batch of {x:.0f}",
         "context": f"{x:,.0f} tokens",
@@ -104,20 +102,15 @@ def _sweep_chart(name: Swept, curves: Sequence[Curve]) -> Chart | None:
         return None
     title, axis = _AXES[name]
     caption = {
-        "batch": (
-            "Requests share one pass of the target, so drafting saves less the more of them there"
-            " are. "
-        ),
+        "batch": "Requests share one pass of the target, so drafting saves less the more of them"
+        " there are. ",
         "context": "A longer cache makes every pass of the target slower, the draft's too. ",
         "alpha": "Alpha counts as known here: the band is that of the times alone. ",
         "gamma": "A larger gamma pays where most of the block is accepted. ",
     }[name]
     best = "At each point the best gamma. " if name != "gamma" else ""
-    band = (
-        "one standard deviation"
-        if name == "alpha"
-        else "5 to 95 %, or one standard deviation where that is all that is known"
-    )
+    quantiles = "5 to 95 %, or one standard deviation where that is all that is known"
+    band = "one standard deviation" if name == "alpha" else quantiles
     text = f"{caption}{best}Predicted; band of the first rank: {band}. Dashed across: no gain."
     logs = name in ("batch", "context")
     ticks = tuple(point.x for point in curves[0].points) if logs else ()
@@ -140,27 +133,17 @@ def section_time(curves: Curves | None) -> Section:
     at = curves.at
     where = f"batch size {at['batch_size']}, context {at['context']}, gamma {at['gamma']}"
     alone = "Ops as the profile prices each alone, weights out of memory. "
+    captions = (
+        f"As many tokens ({where}): plain steps of the target, or one round of the first rank."
+        " Predicted.",
+        f"{alone}“Launches and the rest” is what whole passes take beyond their ops; where a pass"
+        f" takes less than they do, all are shrunk to it ({where}).",
+        f"{alone}Width and feed-forward decide a layer, not the number of layers ({where}).",
+    )
     charts = [
-        _bars_chart(
-            "round",
-            "A round beside plain decoding",
-            curves.rounds,
-            f"As many tokens ({where}): plain steps of the target, or one round of the first rank."
-            " Predicted.",
-        ),
-        _bars_chart(
-            "passes",
-            "One pass by term",
-            curves.passes,
-            f"{alone}“Launches and the rest” is what whole passes take beyond their ops; where a"
-            f" pass takes less than they do, all are shrunk to it ({where}).",
-        ),
-        _bars_chart(
-            "layers",
-            "One layer by term",
-            curves.layers,
-            f"{alone}Width and feed-forward decide a layer, not the number of layers ({where}).",
-        ),
+        _bars_chart("round", "A round beside plain decoding", curves.rounds, captions[0]),
+        _bars_chart("passes", "One pass by term", curves.passes, captions[1]),
+        _bars_chart("layers", "One layer by term", curves.layers, captions[2]),
     ]
     rows: list[list[Cell | str]] = [
         [text_cell(bar.name), text_cell(term), f"{1e3 * seconds:.3f}", _share(seconds, bar)]
@@ -213,12 +196,6 @@ def section_why(curves: Curves | None) -> Section:
         for rival in once
     ]
     slower = any(rival.tokens + rival.time < 0.0 for rival in once)
-    behind = (
-        " Below zero: the rival is predicted to be faster; rank 1 stands first because it was"
-        " trained or run."
-        if slower
-        else ""
-    )
     header = columns(
         "rival | its speed-up | by tokens a round | by a round's time | together | one std |"
         " why alpha differs"
@@ -226,11 +203,15 @@ def section_why(curves: Curves | None) -> Section:
     note = (
         "What rank 1 gains over the best draft of another width and of another depth: more tokens"
         " accepted in a round, or less time for it. Less than one std: the error bars cannot tell"
-        " them apart." + behind
+        " them apart."
     )
-    return Section(
-        "Why this one won", tables=[Table(header, rows, brief=header[:-1])], notes=[note]
-    )
+    if slower:
+        note += (
+            " Below zero: the rival is predicted to be faster; rank 1 stands first because it was"
+            " trained or run."
+        )
+    table = Table(header, rows, brief=header[:-1])
+    return Section("Why this one won", tables=[table], notes=[note])
 
 
 _DIMENSIONS: Final = {"hidden_size": "width", "num_hidden_layers": "depth"}

@@ -8,6 +8,9 @@ from typing import Any, Final
 from archsearch.report.phrases import dtype_words
 from archsearch.report.terminal.layout import plus_minus, table
 
+LEGEND: Final = (
+    "±: one standard deviation. ideal: every draft token accepted. tokens/s: all requests that fit."
+)
 ROWS: Final = 14
 """Rows of a table; CSV and JSON hold all points."""
 WORDS: Final = {"batch": "batch size", "context": "context", "gamma": "gamma", "alpha": "alpha"}
@@ -24,23 +27,14 @@ def curves_text(result: Mapping[str, Any]) -> str:
     ]
     given = "given" if result["prior"] == "given" else f"the prior ({result['prior']})"
     lines = [
-        (
-            f"Target {result['target']} on {result['device']}, {dtype_words(result)},"
-            f" {', '.join(filter(None, fixed))}; over {WORDS[axis]}."
-        ),
+        f"Target {result['target']} on {result['device']}, {dtype_words(result)},"
+        f" {', '.join(filter(None, fixed))}; over {WORDS[axis]}.",
         f"Latency: {result['latency']}.",
         f"Acceptance: {'swept' if axis == 'alpha' else given}.",
     ]
     for item in result["curves"]:
         lines += ["", *_one(item, axis)]
-    lines += [
-        "",
-        (
-            "±: one standard deviation. ideal: every draft token accepted. tokens/s: all requests"
-            " that fit."
-        ),
-    ]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", LEGEND])
 
 
 def _one(item: Mapping[str, Any], axis: str) -> list[str]:
@@ -88,15 +82,11 @@ def _verdict(item: Mapping[str, Any], axis: str) -> list[str]:
         found.append(f"Pays from {name} {_number(item['starts'], axis)} on.")
     if item["stops"] is not None:
         low, high = item["stops_between"]
-        ends = [f"{_number(end, axis)}" if end is not None else None for end in (low, high)]
-        between = (
-            f" (5 to 95 %: {ends[0] or 'before'} to {ends[1] or 'beyond'})" if low != high else ""
-        )
-        again = (
-            ""
-            if item["starts"] is None or item["starts"] < item["stops"]
-            else (f", and would pay again from {_number(item['starts'], axis)} on")
-        )
+        ends = [_number(end, axis) if end is not None else None for end in (low, high)]
+        span = f" (5 to 95 %: {ends[0] or 'before'} to {ends[1] or 'beyond'})"
+        between, again = span if low != high else "", ""
+        if item["starts"] is not None and item["starts"] >= item["stops"]:
+            again = f", and would pay again from {_number(item['starts'], axis)} on"
         found.append(f"Stops paying at {name} {_number(item['stops'], axis)}{between}{again}.")
     elif all(point["pays"] for point in points):
         found.append("Pays over the whole range.")
