@@ -3,13 +3,13 @@ not.
 
     seconds(device) = seconds(relative, measured) peak(relative) / peak(device) bound by arithmetic
     seconds(device) = least(device) + rest                                           bound by memory
+                      (of Ampere less half of what overlaps, where its memory is the slower)
 
 `least` is what memory needs at its best: bytes / (REACHED bandwidth); `rest` what the kernel takes
 beyond that, in its launch and in filling and draining the multiprocessors. Slower memory does not
-slow it down (a step that reads its weights at 69 % of an A100 80 GB's bandwidth loses less than the
-ratio of bandwidths on the 40 GB card), nor do fewer multiprocessors: an H20, with a seventh of an
-H100's peak, runs steps of Qwen3-1.7B to 32B 6 to 14 % slower than this says; a rest that grew with
-the ratio of peaks was 17 to 61 % too slow (`benchmarks/transfer.py`, table 3). Libraries run the
+slow it down, nor do fewer multiprocessors: an H20, with a seventh of an H100's peak, runs steps of
+Qwen3-1.7B to 32B 6 to 14 % slower than this says; a rest that grew with the ratio of peaks was 17
+to 61 % too slow (`benchmarks/transfer.py`, table 3). Libraries run the
 same kernels on both; between generations they do not (`benchmarks/transfer.py`).
 """
 
@@ -39,6 +39,12 @@ REACHED: Final = 0.85
 """Share of its datasheet's bandwidth that a GEMM reaches where memory is all it waits for: the best
 of four GPUs by a fit of start + bytes / bandwidth to the rows of up to 16 tokens (H100 85 %, H200
 80, B200 75, A100 69; single rows reach 92)."""
+OVERLAPPED: Final = {"8": 0.5}
+"""By major compute capability: how far from one after the other to at once, where the device's
+memory is slower than its relative's. Ampere: steps of an A100 40 GB from the 80 GB card's kernels
+(which reach 69 % of its bandwidth) are 11 % too slow at 0, 0 to 5 % at 1/2 (six published steps).
+Hopper's kernels nearly fill their memory: none (0.2 would be best for H100 from H200, 0 for rounds
+on an H100 of 94 GB)."""
 STEP_ERRORS: Final = {"a target's step": 0.04, "a small draft's": 0.09}
 """Median errors of whole decode steps, the larger of the same two directions."""
 PCIE_STD: Final = 0.50
@@ -96,8 +102,12 @@ class CarriedOps:
         if OP_KINDS[op.kind].flops(op) / other > there:
             return seconds * other / peak
         known = min(1.0, seconds / there)  # weights in the cache take less than memory's least
-        rest = seconds - known * there
-        return known * here + rest
+        one_by_one = seconds + known * (here - there)
+        share = OVERLAPPED.get((self.device.compute_capability or "").split(".")[0], 0.0)
+        if here <= there or not share:
+            return one_by_one
+        # slower memory: part of its time passes while the multiprocessors fill and drain anyway
+        return one_by_one - share * (one_by_one - max(seconds, here))
 
 
 def _memory_s(device: Device, op: Op, dtype: str) -> float:

@@ -54,6 +54,18 @@ def test_a_large_gemm_follows_the_bandwidth_and_a_small_one_stays() -> None:
     assert carried.op_s(small, True)[0] == pytest.approx(10e-6, rel=0.01)  # next to no memory
 
 
+def test_on_ampere_slower_memory_overlaps_with_what_a_kernel_does_beyond_it() -> None:
+    """An A100 40 GB: between one after the other and at once."""
+    measured = Measured()
+    measured.profile = Profile(load_device("a100").to_dict(), {"vllm": "0"})
+    carried = CarriedOps(measured, load_device("a100-40gb"))
+    op = Gemm(1, 1536, 4096)
+    moved = 2 * (1536 * 4096 + 1536 + 4096) / 0.85
+    there, here = moved / 2.039e12, moved / 1.555e12
+    serial, at_once = 10e-6 + here - there, max(10e-6, here)
+    assert carried.op_s(op, True)[0] == pytest.approx((serial + at_once) / 2, rel=0.01)
+
+
 def test_a_prompt_follows_the_peak() -> None:
     seconds, _ = CarriedOps(Measured(), PCIE).op_s(Gemm(16384, 28672, 8192), True)
     assert seconds == pytest.approx(10e-6 * 989.4 / 756.5, rel=1e-3)
