@@ -8,7 +8,6 @@ it is trained.
 
 from __future__ import annotations
 
-import gc
 import math
 import random
 import time
@@ -25,7 +24,6 @@ from archsearch.engines.engine import EnginePrompt, ModelSource, Sampling
 from archsearch.engines.measure.figures import (
     Results,
     best_of_gammas,
-    identities,
     overall_speedups,
     schedule_verdict,
     token_s,
@@ -92,6 +90,7 @@ class _Case:
         check_choice(bench.choice, name, **asked)
         scorer, words = serving_scorer(bench.session, name)
         engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
+        bench = replace(bench, largest=score.architecture)
         return cls(bench, rank, score, run.best_dir(rank), scorer, words)
 
     @property
@@ -166,7 +165,7 @@ def confirm_rank(
     latency's error. Returns what confirmed.json holds (times in seconds). Raises MissingDataError
     for a rank without weights.
     """
-    run, bench = session.run, Bench(session, choice or EngineChoice(), trainer)
+    run = session.run
     check_independent(run.score(rank), "confirming", run.path)
     if not has_weights(run.best_dir(rank)):
         raise MissingDataError(
@@ -175,16 +174,26 @@ def confirm_rank(
             f" {rank} --synthetic)"
         )
     check_weights(session.target)
-    case = _Case.of(bench, rank)
+    case = _Case.of(Bench(session, choice or EngineChoice(), trainer), rank)
+    bench = case.bench
     trained = load_trained(case.shape, case.folder)
     check_tokenizer(bench.trainer.tokenizer, case.folder)
     count = prompt_count or session.request.confirm_prompts
     asked = confirming_prompts(bench.trainer, prompts, count)
     sampling = answers_of(session)
-    wanted = _known_gammas(gammas or [case.score.gamma], trained)
+    wanted = gammas or [case.score.gamma]
+    unknown = [gamma for gamma in wanted if gamma not in trained.tau]
+    if unknown:
+        raise ArchsearchError(
+            f"gamma {unknown[0]} was not measured on held-out text (1 to {max(trained.tau)}); use a"
+            " smaller gamma"
+        )
     started = time.monotonic()
     with kept_partial(case.file(PARTIAL_FILE, what="confirmed"), "prompts"):
-        results, slowdown = at_pace(session, lambda: _measured(case, wanted, asked, sampling))
+        drafters = {f"gamma {gamma}": (case.folder, gamma) for gamma in sorted(set(wanted))}
+        results, slowdown = at_pace(
+            session, lambda: bench.by_prompt(drafters, asked, sampling, best_of_gammas)
+        )
     exact, unchecked = _exactness(case, wanted[0], asked, sampling)
     context = mid_answer(asked, sampling.max_new_tokens)
     rows = [_by_prompt(case, trained, found, context, slowdown) for found in results.values()]
@@ -222,44 +231,20 @@ def confirming_prompts(trainer: DraftTrainer, file: Path | None, count: int) -> 
     ]
 
 
-def _known_gammas(wanted: Sequence[int], trained: TrainedDraft) -> Sequence[int]:
-    unknown = [gamma for gamma in wanted if gamma not in trained.tau]
-    if unknown:
-        raise ArchsearchError(
-            f"gamma {unknown[0]} was not measured on held-out text (1 to {max(trained.tau)}); use a"
-            " smaller gamma"
-        )
-    return wanted
-
-
-def _measured(
-    case: _Case, gammas: Sequence[int], asked: Sequence[EnginePrompt], sampling: Sampling
-) -> dict[str, ByPrompt]:
-    bench, draft = case.bench, case.bench.draft(case.folder, case.dtype)
-    variants = [Variant(f"gamma {gamma}", draft, gamma) for gamma in sorted(set(gammas))]
-    plan = Plan(bench.target(case.dtype), variants, asked, sampling)
-    return bench.run(plan, best_of_gammas, f"confirm in {bench.name}", largest=case.shape)
-
-
 def _exactness(
     case: _Case, gamma: int, asked: Sequence[EnginePrompt], sampling: Sampling
 ) -> tuple[Exact | None, str | None]:
     """Whether greedy output is the target's own in float32, or why that was not checked; None, None
     when sampling."""
-    bench, dtype = case.bench, "float32"
+    bench = case.bench
     if sampling.temperature != 0 or bench.choice.server_url is not None:
         return None, None
-    gc.collect()
     # an engine of its own loads as quickly for all prompts
     few, tokens = (asked[:4], 32) if bench.inside else (asked, 64)
     try:
-        draft = Variant("draft", bench.draft(case.folder, dtype), gamma)
-        plan = Plan(bench.target(dtype), [draft], few, Sampling(tokens), apart=True, starts=1)
-        words = "identical output in float32"
-        found = bench.run(plan, identities, words, largest=case.shape, dtype=dtype)["draft"]
+        return bench.exactness({"draft": (case.folder, gamma)}, few, tokens)["draft"], None
     except RunFailed as error:  # what was measured stands without it
         return None, str(error)
-    return Exact(found.prompts, found.identical, found.alpha), None
 
 
 def _by_prompt(
@@ -403,16 +388,16 @@ def confirm_load(
     With synthetic acceptance the engine accepts by chance at the predicted rates: times are real,
     the text is not the target's.
     """
-    bench = Bench(session, choice or EngineChoice())
     synthetic = request.synthetic or not has_weights(session.run.best_dir(request.rank))
     numbers = sorted(set(request.concurrencies))
     case = _Case.of(
-        bench,
+        Bench(session, choice or EngineChoice()),
         request.rank,
         synthetic=synthetic,
         schedule=request.schedule,
         concurrency=numbers[-1],
     )
+    bench = case.bench
     known = _Acceptance(*acceptance_of(case.scorer, case.score, case.folder), synthetic)
     points = _points(case, known, numbers, request.schedule)
     ranges: Ranges = ()
@@ -448,9 +433,7 @@ def confirm_load(
     with kept_partial(case.file(PARTIAL_FILE, what="load"), "whole repeats"):
         results, slowdown = at_pace(
             session,
-            lambda: bench.run(
-                plan, under_load, words, largest=case.shape, dummy=dummy, look=token_s
-            ),
+            lambda: bench.run(plan, under_load, words, dummy=dummy, look=token_s),
         )
     context = mid_answer(asked, tokens)
     local = case.scorer.at_context(context)

@@ -3,9 +3,10 @@ predict it."""
 
 from __future__ import annotations
 
+import gc
 import shlex
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -13,7 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.engine_facts import EngineFacts, engine_facts, engines_that, runnable_engine
+from archsearch.engine_facts import (
+    EngineFacts,
+    engine_facts,
+    engine_title,
+    engines_that,
+    runnable_engine,
+)
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.files import write_json
 from archsearch.models.files import has_weights
@@ -22,11 +29,12 @@ from archsearch.pipeline.latency import asked_dtype, choose_latency, machine_slo
 from archsearch.pipeline.serving import check_engine, default_mode
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.progress import ProgressLine
+from archsearch.runs.confirmed import Exact
 from archsearch.search.objective import Scorer
 
 if TYPE_CHECKING:
     from archsearch.drafts.trainer import DraftTrainer
-    from archsearch.engines.engine import EnginePrompt, EngineSettings, ModelSource
+    from archsearch.engines.engine import EnginePrompt, EngineSettings, ModelSource, Sampling
     from archsearch.engines.measure.turns import Plan, Trace, Turn
 
 PARTIAL_FILE: Final = "partial-{what}-{engine}.json"
@@ -67,7 +75,7 @@ def check_choice(
     facts = runnable_engine(name)
     if choice.server_url is not None:
         if not facts.server:
-            servers = " or ".join(engine_facts(each).title for each in engines_that(_is_server))
+            servers = " or ".join(map(engine_title, engines_that(lambda row: row.server)))
             raise ArchsearchError(
                 f"--server-url is for a running {servers} server, not for {name}; leave one of the"
                 " two out"
@@ -99,10 +107,6 @@ def check_choice(
             f" first, or use --engine {able(lambda row: row.synthesises)} with --synthetic"
         )
     check_interpreter_choice(name, choice.python)
-
-
-def _is_server(facts: EngineFacts) -> bool:
-    return facts.server
 
 
 def serving_scorer(session: SearchSession, engine: str) -> tuple[Scorer, str]:
@@ -138,13 +142,19 @@ def profile_first(session: SearchSession, scorer: Scorer, engine: str) -> str | 
     )
 
 
+Drafters = Mapping[str, tuple[Any, int]]
+"""By name: what stands in the place of a draft (its folder, a lookup, an exit), and gamma."""
+
+
 @dataclass(frozen=True)
 class Bench:
-    """The engine that a session's drafters run in."""
+    """The engine that a session's drafters run in. `largest`: the shape of the largest of them, for
+    the memory (None: no larger than the target)."""
 
     session: SearchSession
     choice: EngineChoice
     known_trainer: DraftTrainer | None = None
+    largest: Architecture | None = None
 
     @cached_property
     def trainer(self) -> DraftTrainer:
@@ -173,30 +183,72 @@ class Bench:
             return load_draft(source, dtype)
         return source
 
+    def by_prompt(
+        self,
+        drafters: Drafters,
+        asked: Sequence[EnginePrompt],
+        sampling: Sampling,
+        summary: Callable[[Trace], _R],
+        dtype: str | None = None,
+    ) -> _R:
+        """`summary` of every drafter on every prompt, back to back with the target alone."""
+        plan = self._plan(drafters, asked, sampling, dtype or self.session.source.dtype)
+        return self.run(plan, summary, f"confirm in {self.name}", dtype=dtype)
+
+    def exactness(
+        self, drafters: Drafters, asked: Sequence[EnginePrompt], tokens: int
+    ) -> dict[str, Exact]:
+        """How many greedy answers are the target's own in float32, by drafter. Raises RunFailed."""
+        from archsearch.engines.engine import Sampling
+        from archsearch.engines.measure.figures import identities
+
+        gc.collect()
+        plan = self._plan(drafters, asked, Sampling(tokens), "float32")
+        plan = replace(plan, apart=True, starts=1)
+        found = self.run(plan, identities, "identical output in float32", dtype="float32")
+        return {
+            name: Exact(each.prompts, each.identical, each.alpha) for name, each in found.items()
+        }
+
+    def _plan(
+        self, drafters: Drafters, asked: Sequence[EnginePrompt], sampling: Sampling, dtype: str
+    ) -> Plan:
+        from archsearch.engines.measure.turns import Plan, Variant
+
+        loaded = {source: self.draft(source, dtype) for source, _ in drafters.values()}
+        variants = [
+            Variant(name, loaded[source], gamma) for name, (source, gamma) in drafters.items()
+        ]
+        return Plan(self.target(dtype), variants, asked, sampling)
+
     def run(
         self,
         plan: Plan,
         summary: Callable[[Trace], _R],
         words: str,
         *,
-        largest: Architecture,
         dtype: str | None = None,
         dummy: bool = False,
         look: Callable[[Turn], object] = lambda turn: None,
     ) -> _R:
         """`summary` of what the plan came to; `words`: above its progress. One engine at a time is
-        alive where those of the plan, each with a draft of the shape `largest`, do not fit the
-        device together. `dummy`: the target's weights are made up. `look`: see `run_plan`."""
+        alive where those of the plan do not fit the device together. `dummy`: the target's weights
+        are made up. `look`: see `run_plan`."""
         from archsearch.engines.measure.turns import run_plan
         from archsearch.engines.registry import make_engine
 
-        session, most = self.session, max(plan.concurrencies)
+        most = max(plan.concurrencies)
         longest = max(len(prompt.token_ids) for prompt in plan.prompts)
-        settings = self.settings(most, longest + plan.sampling.max_new_tokens, dtype, dummy)
+        settings = self._settings(
+            concurrency=most,
+            max_len=longest + plan.sampling.max_new_tokens,
+            dtype=dtype or self.session.source.dtype,
+            dummy_weights=dummy,
+        )
         synthetic = any(variant.synthetic for variant in plan.variants)
         tokenizer = None if synthetic else self.trainer.tokenizer
         own_process = not self.inside and self.choice.server_url is None
-        if own_process and _crowded(session, largest, len(plan.variants), most):
+        if own_process and self._crowded(len(plan.variants), most):
             plan = replace(plan, apart=True)
         with ProgressLine(words) as line:
             return run_plan(
@@ -207,48 +259,40 @@ class Bench:
                 progress=line,
             )
 
-    def settings(
-        self, concurrency: int, max_len: int, dtype: str | None, dummy: bool
-    ) -> EngineSettings:
-        """The session's device, dtype and ranks as an engine takes them. Raises ArchsearchError
-        where the device is a GPU and this machine has none: nothing measured here would be that
-        GPU's."""
+    def _settings(self, **own: Any) -> EngineSettings:
+        """The session's device and ranks as an engine takes them. Raises ArchsearchError where the
+        device is a GPU and this machine has none: nothing measured here would be that GPU's."""
         from archsearch.engines.engine import EngineSettings
 
-        session, choice = self.session, self.choice
-        device = session.source.device
-        if device.kind != "cpu" and choice.server_url is None and not has_gpu():
+        source, reached = self.session.source, asdict(self.choice)
+        del reached["name"]
+        device = source.device
+        if device.kind != "cpu" and self.choice.server_url is None and not has_gpu():
             raise ArchsearchError(
                 f"confirming on {device.key} takes a machine with that GPU, and this one has none;"
                 " copy the run there, or name a running server (--server-url)"
             )
         return EngineSettings(
-            dtype=dtype or session.source.dtype,
-            concurrency=concurrency,
-            max_len=max_len,
-            mode=session.source.mode,
-            tensor_parallel=session.scorer.workload.tensor_parallel,
-            threads=session.source.threads,
+            mode=source.mode,
+            tensor_parallel=self.session.scorer.workload.tensor_parallel,
+            threads=source.threads,
             device="cpu" if device.kind == "cpu" else "gpu",
-            python=choice.python,
-            timeout_s=choice.timeout_s,
-            server_url=choice.server_url,
-            baseline_url=choice.baseline_url,
-            dummy_weights=dummy,
+            **reached,
+            **own,
         )
 
+    def _crowded(self, engines: int, concurrency: int) -> bool:
+        """Whether the engines must take turns in memory: together they would need more than the
+        device has."""
+        from archsearch.capacity import memory_bytes, usable_bytes
 
-def _crowded(session: SearchSession, draft: Architecture, engines: int, concurrency: int) -> bool:
-    """Whether the engines must take turns in memory: together they would need more than the device
-    has."""
-    from archsearch.capacity import memory_bytes, usable_bytes
-
-    device = session.source.device
-    if device.kind != "cpu":
-        return True
-    workload = replace(session.scorer.workload, batch_size=concurrency)
-    each = memory_bytes(session.target.architecture, draft, workload).total_bytes
-    return engines * (each + ENGINE_BYTES) > usable_bytes(device)
+        session, device = self.session, self.session.source.device
+        if device.kind != "cpu":
+            return True
+        workload = replace(session.scorer.workload, batch_size=concurrency)
+        target = session.target.architecture
+        each = memory_bytes(target, self.largest or target, workload).total_bytes
+        return engines * (each + ENGINE_BYTES) > usable_bytes(device)
 
 
 def has_gpu() -> bool:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,9 +21,8 @@ from archsearch.drafters.lookup import NGram
 from archsearch.drafts.heads import head_folder, load_head, trained_heads
 from archsearch.drafts.records import load_trained
 from archsearch.engine_facts import engine_facts, engine_title
-from archsearch.engines.engine import EnginePrompt, ExitAfter, Sampling
+from archsearch.engines.engine import ExitAfter
 from archsearch.engines.measure.figures import by_prompt
-from archsearch.engines.measure.turns import Plan, Variant
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.models.drafters import head_family_of
 from archsearch.models.files import has_weights
@@ -111,10 +111,16 @@ def confirm_families(
             check_tokenizer(bench.trainer.tokenizer, candidate.source)
     asked = confirming_prompts(bench.trainer, request.prompts, request.count)
     sampling = answers_of(session)
-    found = _measured(bench, candidates, asked, sampling, dtype)
-    exact = found
-    if dtype != "float32":
-        exact = _exact(bench, candidates, asked[: request.exact], sampling)
+    drafters = {each.family: (each.source, each.gamma) for each in candidates}
+    found = bench.by_prompt(drafters, asked, sampling, by_prompt)
+    exact: dict[str, Exact] = {}
+    if dtype == "float32":
+        same = {family: each.identical_output for family, each in found.items()}
+        exact = {family: Exact(each.prompts, each.identical) for family, each in same.items()}
+    elif not sampling.temperature:
+        with suppress(RunFailed):  # what was measured stands without it
+            tokens = min(64, sampling.max_new_tokens)
+            exact = bench.exactness(drafters, asked[: request.exact], tokens)
     scorer, words = serving_scorer(session, name)
     scorer = scorer.at_context(mid_answer(asked, sampling.max_new_tokens))
     rows = [
@@ -208,38 +214,6 @@ def _head(session: SearchSession, request: FamilyRequest, folder: Path) -> _Cand
     return _Candidate(trained.plan.family, folder, gamma, by_position)
 
 
-def _measured(
-    bench: Bench,
-    candidates: Sequence[_Candidate],
-    asked: Sequence[EnginePrompt],
-    sampling: Sampling,
-    dtype: str,
-) -> Mapping[str, ByPrompt]:
-    variants = [
-        Variant(each.family, bench.draft(each.source, dtype), each.gamma) for each in candidates
-    ]
-    plan = Plan(bench.target(dtype), variants, asked, sampling)
-    largest = bench.session.target.architecture
-    return bench.run(plan, by_prompt, f"confirm in {bench.name}", largest=largest, dtype=dtype)
-
-
-def _exact(
-    bench: Bench,
-    candidates: Sequence[_Candidate],
-    asked: Sequence[EnginePrompt],
-    sampling: Sampling,
-) -> Mapping[str, ByPrompt]:
-    """A short greedy run in float32, where every answer must be the target's own; {} where it
-    failed."""
-    if sampling.temperature:
-        return {}
-    short = replace(sampling, max_new_tokens=min(64, sampling.max_new_tokens))
-    try:
-        return _measured(bench, candidates, asked, short, "float32")
-    except RunFailed:  # what was measured stands without it
-        return {}
-
-
 def _predicted_score(
     session: SearchSession, scorer: Scorer, candidate: _Candidate, rank: int
 ) -> Score | None:
@@ -287,7 +261,7 @@ def order_of(rows: Sequence[Rival]) -> Order | None:
 
 
 def _row(
-    candidate: _Candidate, score: Score | None, found: ByPrompt | None, exact: ByPrompt | None
+    candidate: _Candidate, score: Score | None, found: ByPrompt | None, exact: Exact | None
 ) -> Rival | Silent:
     """One drafter as it stands in the comparison."""
     own: dict[str, Any] = {
@@ -298,13 +272,10 @@ def _row(
     }
     if found is None:
         return Silent(gamma=candidate.gamma, **own)
-    same = None
-    if exact is not None:
-        same = Exact(exact.identical_output.prompts, exact.identical_output.identical)
     return Rival.of(
         found,
         None if score is None else score.speedup.value,
-        identical_output_float32=same,
+        identical_output_float32=exact,
         warning=suspicious(candidate.by_position, found.accepted_by_position, found.rounds or 0),
         **own,
     )

@@ -116,7 +116,7 @@ def _measured_cell(item: Shown) -> Cell:
     """The median over prompts with, below it, the pooled speed-up, and whether they decide
     anything."""
     gain = item.measured_speedup
-    pooled = item.confirmed.pooled if item.confirmed is not None else None
+    pooled = item.confirmed.speedup_pooled if item.confirmed is not None else None
     if gain is None or pooled is None:
         return value_cell(gain, 2, unit="x")
     doubt, why = ("", "") if item.undecided is None else ("?", "; not decided")

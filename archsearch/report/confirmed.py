@@ -81,7 +81,7 @@ def section_confirmed(item: Shown) -> Section:
         doubts.append(
             f"Not decided: {confirmed.undecided}. Confirm it again with nothing else running."
         )
-    if words := unprofiled_words(confirmed.record):
+    if words := unprofiled_words(confirmed):
         doubts.append(words)
     notes = [_terms_note(confirmed)]
     if confirmed.prompts_seen:
@@ -182,8 +182,8 @@ def _terms(confirmed: Confirmed) -> list[_Term]:
         ]
     if expected is not None:
         terms.append(_Term("speed-up, x", expected, gain, 1.0, brings="all"))
-    if confirmed.pooled is not None:
-        pooled = _seen(confirmed.pooled)
+    if confirmed.speedup_pooled is not None:
+        pooled = _seen(confirmed.speedup_pooled)
         terms.append(_Term("speed-up, x, all tokens over all seconds", None, pooled, 1.0))
     if confirmed.predicted_at_measured_tau is not None:
         times_only = _modelled(confirmed.predicted_at_measured_tau)
@@ -271,13 +271,13 @@ def _gammas(confirmed: Confirmed) -> Section:
 
 
 def _pooled(row: ConfirmedGamma) -> str:
-    if row.pooled is None:
+    if row.speedup_pooled is None:
         return "-"
-    return f"{row.pooled:.2f}x" + ("; not decided" if row.undecided is not None else "")
+    return f"{row.speedup_pooled:.2f}x" + ("; not decided" if row.undecided is not None else "")
 
 
 def _identity_part(confirmed: Confirmed) -> Section:
-    words, differences = [identity_words(confirmed.record)], confirmed.identical_output.differences
+    words, differences = [identity_words(confirmed)], confirmed.identical_output.differences
     tables = []
     if differences:
         rows: list[list[Cell | str]] = [

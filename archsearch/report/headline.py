@@ -210,7 +210,7 @@ def _load_words(run: Run, item: Shown, load: LoadRecord, who: str) -> str:
 
 def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, where: str) -> Headline:
     assert lead.confirmed is not None
-    confirmed, data = lead.confirmed, lead.confirmed.record
+    confirmed = lead.confirmed
     gain, interval = confirmed.speedup, confirmed.interval
     if lead.undecided is not None:
         answer = f"Not decided whether speculation pays {where}: {lead.undecided}"
@@ -231,8 +231,8 @@ def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, where: st
     lines = [
         *fastest_lines([confirmed, *lead.elsewhere]),
         _draft_words(lead, confirmed.gamma),
-        f"{ran} in {confirmed.engine} {confirmed.engine_version} on {data['prompts']} held-out"
-        f" prompts, interleaved: {rates}.",
+        f"{ran} in {confirmed.engine} {confirmed.engine_version} on {confirmed.prompts}"
+        f" held-out prompts, interleaved: {rates}.",
         _how_sure(confirmed) if lead.undecided is None else nothing,
     ]
     expected, error = confirmed.predicted_speedup, confirmed.relative_error
@@ -240,10 +240,10 @@ def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, where: st
         how = "high" if error > 0 else "low"
         lines.append(f"Predicted: {expected:.2f}x, {abs(error):.0%} too {how}.")
     lines += _served_lines(run, lead)
-    lines += [words] if (words := unprofiled_words(data)) else []
-    if data.get("prompts_seen"):
-        lines.append(f"Not on unseen prompts: {data['prompts_seen']}.")
-    lines.append(identity_words(data))
+    lines += [words] if (words := unprofiled_words(confirmed)) else []
+    if confirmed.prompts_seen:
+        lines.append(f"Not on unseen prompts: {confirmed.prompts_seen}.")
+    lines.append(identity_words(confirmed))
     lines += _serving_lines(run, found, lead)
     doubtful = [str(item.rank) for item in found if item is not lead and item.undecided is not None]
     if doubtful:
@@ -257,7 +257,7 @@ def fastest_lines(confirmed: Sequence[Confirmed]) -> list[str]:
     a speed-up is over the same engine alone, and engines differ by more than drafts bring. [] where
     one ran, or where they ran other dtypes."""
     decided = [each for each in confirmed if each.undecided is None]
-    dtypes = {each.record.get("dtype") for each in decided}
+    dtypes = {each.dtype for each in decided}
     if len({each.engine for each in decided}) < 2 or len(dtypes) > 1:
         return []
     ways = [(each.baseline_tokens_per_s, engine_title(each.engine), "alone") for each in decided]
@@ -269,16 +269,17 @@ def fastest_lines(confirmed: Sequence[Confirmed]) -> list[str]:
 
 
 def _how_sure(confirmed: Confirmed) -> str:
-    median, pooled, (low, high) = confirmed.speedup.value, confirmed.pooled, confirmed.interval
+    median, pooled = confirmed.speedup.value, confirmed.speedup_pooled
+    low, high = confirmed.interval
     ways = f"median over prompts {median:.2f}x, all tokens over all seconds {pooled or 0.0:.2f}x; "
     words = (
         f"How sure: {'' if pooled is None else ways}5-95 % of the bootstrap over prompts lie"
         f" between {low:.2f}x and {high:.2f}x."
     )
-    if best_of := confirmed.record.get("best_of"):  # what picking the best of several gammas costs
+    if best_of := confirmed.best_of:  # what picking the best of several gammas costs
         words += (
-            f" Best of gamma {', '.join(map(str, best_of['gammas']))}: being picked flatters it by"
-            f" {best_of['optimism']:.2f}x, which the lower end bears."
+            f" Best of gamma {', '.join(map(str, best_of.gammas))}: being picked flatters it by"
+            f" {best_of.optimism:.2f}x, which the lower end bears."
         )
     return words
 

@@ -110,43 +110,43 @@ def round_words(score: Score) -> str:
 
 def speedup_words(confirmed: Confirmed) -> str:
     """The measured speed-up as both ways of counting give it."""
-    pooled = "" if confirmed.pooled is None else f" (pooled {confirmed.pooled:.2f}x)"
-    return f"{confirmed.speedup.value:.2f}x, measured{pooled}"
+    pooled = confirmed.speedup_pooled
+    words = "" if pooled is None else f" (pooled {pooled:.2f}x)"
+    return f"{confirmed.speedup.value:.2f}x, measured{words}"
 
 
-def unprofiled_words(data: Mapping[str, Any]) -> str:
+def unprofiled_words(confirmed: Confirmed) -> str:
     """What a prediction does without where the engine's own passes were never profiled; "" where it
     has them."""
-    command = data.get("profile_first")
+    command = confirmed.profile_first
     if not command:  # "": an earlier version wrote so where it could not measure an engine
         return ""
-    engine = engine_title(str(data["engine"]))
     return (
-        f"The prediction knows nothing of {engine}'s own passes, which were never profiled; measure"
-        f" them first: {command}"
+        f"The prediction knows nothing of {engine_title(confirmed.engine)}'s own passes, which were"
+        f" never profiled; measure them first: {command}"
     )
 
 
-def identity_words(data: Mapping[str, Any]) -> str:
+def identity_words(confirmed: Confirmed) -> str:
     """One sentence about whether the output is the target's own."""
-    identity, exact = data.get("identical_output"), data.get("identical_output_float32")
-    dtype = data.get("dtype", "the run's dtype")
-    if not isinstance(identity, Mapping):
-        words = f"Identical output: {identity}"
-    elif not identity["prompts"]:
+    identity, exact = confirmed.identical_output, confirmed.identical_output_float32
+    dtype = confirmed.dtype or "the run's dtype"
+    if not identity.prompts:
         words = (
             "Output was sampled (temperature above 0), so answers are not compared token by token"
         )
     else:
-        same, asked = identity["identical"], identity["prompts"]
-        words = f"Output with and without the draft: {same} of {asked} answers identical in {dtype}"
-        gaps = [item.get("logit_gap") for item in identity.get("differences") or ()]
-        if known := [abs(gap) for gap in gaps if gap is not None]:
+        words = (
+            f"Output with and without the draft: {identity.identical} of {identity.prompts} answers"
+            f" identical in {dtype}"
+        )
+        gaps = [abs(each.logit_gap) for each in identity.differences if each.logit_gap is not None]
+        if gaps:
             words += (
-                f" (the others part where two tokens' logits differ by at most {max(known):.3g})"
+                f" (the others part where two tokens' logits differ by at most {max(gaps):.3g})"
             )
-    if isinstance(exact, Mapping) and dtype != "float32":
-        words += f"; {exact['identical']} of {exact['prompts']} in float32"
+    if exact and dtype != "float32":
+        words += f"; {exact.words(' of ')} in float32"
     return words + "."
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from archsearch.engines.measure.results import ByPrompt
 from archsearch.estimate import Estimate
-from archsearch.records import Maybe, as_data, from_data
+from archsearch.records import Maybe, from_data
 from archsearch.runs.terms import TermErrors
 from archsearch.search.objective import Score
 from archsearch.speedup import DISTURBED_GAP, counting_doubt
@@ -84,16 +84,6 @@ class ConfirmedGamma(Judged):
     dtype: str = ""
     latency: str = ""
     profile_first: str | None = None
-
-    @property
-    def pooled(self) -> float | None:
-        """All tokens over all seconds."""
-        return self.speedup_pooled
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """It as JSON."""
-        return as_data(self)
 
     def is_stale(self, alpha: Estimate) -> bool:
         """Whether the draft's alpha on held-out text is another than the one this confirmation

@@ -152,7 +152,7 @@ def test_the_fastest_way_is_named_where_engines_differ_by_more_than_a_draft_brin
             baseline_tokens_per_s=alone,
             tokens_per_s=drafted,
             undecided=None,
-            record={"dtype": dtype},
+            dtype=dtype,
         )
 
     slow, quick = ran("transformers", 16.7, 22.6), ran("llama.cpp", 38.6, 30.3)

@@ -25,7 +25,7 @@ def confirm_text(data: dict[str, Any], run: Path, rank: int) -> str:
     gammas: list[ConfirmedGamma] = sorted([found, *found.other_gammas], key=lambda row: row.gamma)
     same, exact = found.identical_output, found.identical_output_float32
     remarks = [] if found.slowdown is None else [pace_words(found.slowdown)]
-    if words := unprofiled_words(data):
+    if words := unprofiled_words(found):
         remarks.append(f"WARNING: {words}")
     if found.identical_output_unchecked:
         remarks.append(
@@ -73,7 +73,7 @@ def _gamma_cells(row: ConfirmedGamma) -> tuple[str, ...]:
         f"{row.baseline_tokens_per_s:.1f}",
         f"{row.tokens_per_s:.1f}",
         _estimate(row.speedup),
-        f"{row.pooled:.2f}",
+        f"{row.speedup_pooled:.2f}",
         f"{row.predicted_speedup:.2f}",
         _percent(row.relative_error),
         _percent(row.relative_error_at_measured_tau),
