@@ -74,7 +74,7 @@ def train(run: Path, rank: int, budget: float, family: str, as_json: bool, **of_
         return
     from archsearch.pipeline.heads import head_plan
     from archsearch.pipeline.train import train_family
-    from archsearch.report.terminal.heads import head_text
+    from archsearch.report.terminal.train import head_text
 
     result = train_family(run, head_plan(family, **of_head, run=run), budget)
     emit(result, head_text(result, run), as_json)

@@ -7,9 +7,8 @@ at each number of requests in flight.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, TypeVar
 
@@ -126,10 +125,8 @@ class Plan:
         chosen = [self.prompts[(start + i) % len(self.prompts)] for i in range(count)]
         if count <= len(self.prompts):
             return chosen
-        return [
-            dataclasses.replace(prompt, prompt_id=f"{prompt.prompt_id}#{i}")
-            for i, prompt in enumerate(chosen)
-        ]
+        named = enumerate(chosen)
+        return [replace(prompt, prompt_id=f"{prompt.prompt_id}#{i}") for i, prompt in named]
 
 
 @dataclass(frozen=True)
@@ -145,11 +142,8 @@ class Turn:
     @cached_property
     def full(self) -> list[EngineStep]:
         """The steps that show what serving takes: see `full_steps`."""
-        return [
-            step
-            for steps in self.calls
-            for step in full_steps(steps, self.concurrency, self.ragged)
-        ]
+        full = (full_steps(steps, self.concurrency, self.ragged) for steps in self.calls)
+        return [step for steps in full for step in steps]
 
 
 @dataclass(frozen=True)
@@ -198,7 +192,7 @@ class _Engines:
                 schedule=variant.schedule,
             )
             tokens = min(_WARM_UP_TOKENS, plan.sampling.max_new_tokens)
-            warm_up = dataclasses.replace(plan.sampling, max_new_tokens=tokens)
+            warm_up = replace(plan.sampling, max_new_tokens=tokens)
             engine.generate(plan.some(0, max(plan.concurrencies)), warm_up)
             self.name, self.version = engine.name, engine.version
         return self.alive[variant.name]
@@ -206,7 +200,7 @@ class _Engines:
     def turn(self, variant: Variant, turn: int, concurrency: int) -> Turn:
         """One variant's share of a turn at a concurrency."""
         engine, plan = self.ready(variant), self.plan
-        sampling = dataclasses.replace(plan.sampling, seed=plan.sampling.seed + turn)
+        sampling = replace(plan.sampling, seed=plan.sampling.seed + turn)
         results: list[GenerationResult] = []
         calls = []
         # all groups at once would be in flight together wherever the engine has room for more
@@ -300,10 +294,13 @@ def full_steps(
 def pass_times(steps: Sequence[EngineStep]) -> tuple[float | None, float | None, float | None]:
     """Median seconds of all passes of the draft in a round, of the target's pass, and of what is
     neither; None where the engine does not report its passes."""
-    told = [step for step in steps if step.target_s is not None]
-    if not told:
+    parts = [
+        (sum(step.draft_s), step.target_s, step.other_s)
+        for step in steps
+        if step.target_s is not None
+    ]
+    if not parts:
         return None, None, None
-    parts = [(sum(step.draft_s), step.target_s, step.other_s) for step in told]
     draft_s, target_s, rest_s = map(float, np.median(np.array(parts, float), axis=0))
     return draft_s, target_s, rest_s
 
