@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,13 +75,21 @@ class FamilyRequest:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """One drafter: what the engine takes, its gamma, and the acceptance by position that held-out
-    text predicts (() for none)."""
+    """One drafter: what the engine takes, its gamma, and what held-out text predicts of it: its
+    score at that gamma by a scorer, and the acceptance by position (() for none)."""
 
     family: str
     source: Any
     gamma: int
+    score_by: Callable[[Scorer], Score | None]
     by_position: tuple[float, ...] = ()
+
+    def score(self, scorer: Scorer) -> Score | None:
+        """None where there is no held-out text, or none long enough for such a round."""
+        try:
+            return self.score_by(scorer)
+        except (ArchsearchError, KeyError):
+            return None
 
 
 def confirm_families(
@@ -126,7 +134,7 @@ def confirm_families(
     rows = [
         _row(
             candidate,
-            _predicted_score(session, scorer, candidate, request.rank),
+            candidate.score(scorer),
             found.get(candidate.family),
             exact.get(candidate.family),
         )
@@ -164,19 +172,25 @@ def _candidate(
             f" {', '.join(facts.confirms)}; name another --engine or --family"
         )
     if family == "ngram":
-        return _Candidate(family, lookup_in(engine, family), request.gamma or USUAL_GAMMA)
-    if family == "early_exit":
-        known = _exit(session)
-        layers = ExitAfter(known.architecture.num_hidden_layers)
-        return _Candidate(family, layers, request.gamma or known.gamma)
-    if family == "independent":
-        folder = session.run.best_dir(request.rank)
-        if not has_weights(folder):
-            raise MissingDataError(
-                f"rank {request.rank} of {path} has no weights; train it first: archsearch train"
-                f" {path} --rank {request.rank}"
+        found: Any = lookup_in(engine, family)
+        gamma = request.gamma or USUAL_GAMMA
+
+        def replay(scorer: Scorer) -> Score:
+            known = replayed(texts_at_hand(session), found, [gamma])
+            assert known.share is not None and known.taus is not None
+            drafter = NGram(session.target.architecture, found.shortest).with_share(
+                known.share.value
             )
-        return _Candidate(family, folder, request.gamma or session.run.score(request.rank).gamma)
+            return scorer.measured(drafter, known.acceptance.alpha, known.taus, gammas=[gamma])
+
+        return _Candidate(family, found, gamma, replay)
+    if family == "early_exit":
+        best = _exit(session)
+        gamma, layers = request.gamma or best.gamma, best.architecture.num_hidden_layers
+        known = best if best.gamma == gamma else None
+        return _Candidate(family, ExitAfter(layers), gamma, lambda scorer: known)
+    if family == "independent":
+        return _ranked(session, request)
     head = head_family_of(family)
     if head not in trained_heads(path):
         raise MissingDataError(
@@ -198,44 +212,39 @@ def _exit(session: SearchSession) -> Score:
     return max(found, key=lambda score: score.speedup.value)
 
 
+def _ranked(session: SearchSession, request: FamilyRequest) -> _Candidate:
+    run, rank = session.run, request.rank
+    folder = run.best_dir(rank)
+    if not has_weights(folder):
+        raise MissingDataError(
+            f"rank {rank} of {run.path} has no weights; train it first: archsearch train {run.path}"
+            f" --rank {rank}"
+        )
+    gamma = request.gamma or run.score(rank).gamma
+
+    def replay(scorer: Scorer) -> Score:
+        draft = load_trained(run.score(rank).architecture, folder)
+        return scorer.measured(draft.architecture, draft.alpha, draft.tau, gammas=[gamma])
+
+    return _Candidate("independent", folder, gamma, replay)
+
+
 def _head(session: SearchSession, request: FamilyRequest, folder: Path) -> _Candidate:
     from archsearch.training.heads.folder import TargetFacts, check_head
 
-    trained = load_head(folder)
+    head = load_head(folder)
     check_head(folder, TargetFacts.of(session.target.architecture, session.target.name))
-    gamma = request.gamma or served_gamma(session.run.path, trained)
-    if gamma > trained.plan.gamma:
+    gamma, family = request.gamma or served_gamma(session.run.path, head), head.plan.family
+    if gamma > head.plan.gamma:
         raise ArchsearchError(
-            f"the {trained.plan.family} head was trained for gamma {trained.plan.gamma}, got gamma"
-            f" {gamma}"
+            f"the {family} head was trained for gamma {head.plan.gamma}, got gamma {gamma}"
         )
-    replay = trained.replays.get(gamma)
-    by_position = replay.accepted_by_position if replay else ()
-    return _Candidate(trained.plan.family, folder, gamma, by_position)
 
-
-def _predicted_score(
-    session: SearchSession, scorer: Scorer, candidate: _Candidate, rank: int
-) -> Score | None:
-    """The score of a drafter at its gamma, its tokens a round as held-out text has them; None where
-    that text is not there."""
-    gamma, target = candidate.gamma, session.target.architecture
-    try:
-        if candidate.family == "ngram":
-            known = replayed(texts_at_hand(session), candidate.source, [gamma])
-            assert known.share is not None and known.taus is not None
-            drafter = NGram(target, candidate.source.shortest).with_share(known.share.value)
-            return scorer.measured(drafter, known.acceptance.alpha, known.taus, gammas=[gamma])
-        if candidate.family == "early_exit":
-            best = _exit(session)
-            return best if best.gamma == gamma else None
-        if candidate.family == "independent":
-            draft = load_trained(session.run.score(rank).architecture, session.run.best_dir(rank))
-            return scorer.measured(draft.architecture, draft.alpha, draft.tau, gammas=[gamma])
-        head = load_head(candidate.source)
+    def replay(scorer: Scorer) -> Score:
         return head_score(session, head, {gamma: head.replays[gamma].estimate()}, scorer)
-    except (ArchsearchError, KeyError):  # no held-out text, or none long enough for such a round
-        return None
+
+    known = head.replays.get(gamma)
+    return _Candidate(family, folder, gamma, replay, known.accepted_by_position if known else ())
 
 
 def order_of(rows: Sequence[Rival]) -> Order | None:

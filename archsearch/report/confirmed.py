@@ -148,7 +148,8 @@ def _seen(value: float | None) -> Estimate | None:
 
 
 def _terms(confirmed: Confirmed) -> list[_Term]:
-    score, gain, terms = confirmed.predicted, confirmed.speedup, []
+    score, gain = confirmed.predicted, confirmed.speedup
+    terms: list[_Term] = []
     expected = _modelled(confirmed.predicted_speedup)
     if score is not None:
         overhead, whole = confirmed.overhead_s, confirmed.predicted_round_s
@@ -159,24 +160,18 @@ def _terms(confirmed: Confirmed) -> list[_Term]:
         spread = math.hypot(*(part.std for part in parts))
         total = Estimate(whole, spread, score.verify_s.source) if whole is not None else None
         expected = score.speedup
+        times = (
+            ("target alone, ms/token (decode)", score.decode_s, "decode_s", "decode_s"),
+            ("draft, ms for all gamma tokens", score.draft_s, "draft_s", "draft_s"),
+            ("verify, ms", score.verify_s, "verify_s", "verify_s"),
+            ("overhead of the engine, ms", overhead, "rest_s", "overhead_s"),
+            ("round, ms (draft + verify + overhead)", total, "round_s", ""),
+        )
         terms = [
-            _Term(
-                "target alone, ms/token (decode)",
-                score.decode_s,
-                _seen(confirmed.decode_s),
-                brings="decode_s",
-            ),
-            _Term(
-                "draft, ms for all gamma tokens",
-                score.draft_s,
-                _seen(confirmed.draft_s),
-                brings="draft_s",
-            ),
-            _Term("verify, ms", score.verify_s, _seen(confirmed.verify_s), brings="verify_s"),
-            _Term(
-                "overhead of the engine, ms", overhead, _seen(confirmed.rest_s), brings="overhead_s"
-            ),
-            _Term("round, ms (draft + verify + overhead)", total, _seen(confirmed.round_s)),
+            _Term(name, value, _seen(getattr(confirmed, field)), brings=brings)
+            for name, value, field, brings in times
+        ]
+        terms += [
             _Term("alpha", score.alpha, confirmed.alpha, 1.0, 3),
             _Term("tau, tokens per round", score.tau, confirmed.tau, 1.0, brings="tau"),
         ]
