@@ -115,9 +115,7 @@ class EnginePasses:
         rows, rests = measured("pass"), measured("rest")
         self.rows = len(rows)
         self.largest_batch = max((PassShape.of(row).batch for row in rows), default=1)
-        self._own: dict[
-            tuple[Architecture, int, int, bool, bool], list[tuple[int, float, float]]
-        ] = {}
+        self._own: dict[_Key, list[tuple[int, float, float]]] = {}
         self._fit_passes(rows)
         self.rest_ = AddedFit.fit(rests)
         scattered = engine_facts(engine).scattered_head

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 # What a check is to reach: median error, a margin, and the share of cases within it.
 CPU_GOAL = (0.06, 0.12, 0.80)
 GPU_GOAL = (0.05, 0.10, 0.90)
-GPU_CHECK_MODEL_BYTES = 32 << 30
 
 
 class ProfileRun:
@@ -97,9 +96,6 @@ def check_profile(
     name = f"{dtype} {mode}" if gpu else dtype
     model = LatencyModel(profile, dtype, mode)
     before = profile.known_error.get(name, {})
-    wide: dict[str, Any] = (
-        {"contexts": (192, 768, 1536), "model_limit_bytes": GPU_CHECK_MODEL_BYTES} if gpu else {}
-    )
     points = check_points(
         drafts,
         target,
@@ -109,7 +105,6 @@ def check_profile(
         seed=before.get("checks", 0),
         memory_bytes=memory,
         mode=mode,
-        **wide,
     )
     rows: list[dict[str, Any]] = []
     with ProgressLine(f"check {name}") as line:

@@ -43,6 +43,11 @@ from archsearch.workload import DTYPE_BYTES
 CONTEXTS = (64, 256, 512, 1024)
 VERIFY_TOKENS = tuple(range(1, 10))
 FORWARD_MODEL_LIMIT_BYTES = 4 << 30
+CHECKED = {
+    False: ((96, 192, 384, 640), FORWARD_MODEL_LIMIT_BYTES),
+    True: ((192, 768, 1536), 32 << 30),
+}
+"""Contexts of a check and the bytes of a target that is run whole, on a CPU and on a GPU."""
 
 
 def _gemm_features(op: Gemm) -> list[float]:
@@ -224,16 +229,14 @@ def check_points(
     dtype: str,
     count: int,
     *,
-    batch: int = 1,
     seed: int = 0,
     memory_bytes: float = math.inf,
     mode: str = "eager",
-    contexts: Sequence[int] = (96, 192, 384, 640),
-    model_limit_bytes: float = FORWARD_MODEL_LIMIT_BYTES,
 ) -> list[Point]:
     """`count` whole drafts of shapes without a forward row, warm and cold, and as many verification
     passes of the target at (tokens, context) pairs without a row. A target is run whole where two
-    copies of its weights stay below `model_limit_bytes` and half of `memory_bytes`."""
+    copies of its weights stay below the limit of CHECKED and half of `memory_bytes`."""
+    contexts, limit = CHECKED[profile.device.get("kind") == "gpu"]
     rng = random.Random(f"check {seed}")
     seen = {ForwardShape.of(row).architecture for row in profile.select("forward", dtype, mode)}
     unseen = [arch for arch in drafts if arch not in seen]
@@ -241,19 +244,14 @@ def check_points(
     for arch in rng.sample(unseen, min(count, len(unseen))):
         context = rng.choice(contexts)
         points += [
-            Point("forward", cache, arch=arch, batch=batch, context=context)
-            for cache in ("warm", "cold")
+            Point("forward", cache, arch=arch, context=context) for cache in ("warm", "cold")
         ]
-    runs = target is not None and (mode == "eager" or layers.lean_supported(target))
-    limit = min(model_limit_bytes, memory_bytes / 2)
-    if (
-        target is not None
-        and runs
-        and 2 * weight_bytes_per_pass(target, DTYPE_BYTES[dtype]) < limit
-    ):
+    if target is None or not (mode == "eager" or layers.lean_supported(target)):
+        return points
+    if 2 * weight_bytes_per_pass(target, DTYPE_BYTES[dtype]) < min(limit, memory_bytes / 2):
         pairs = [(tokens, context) for tokens in range(2, 10) for context in contexts]
         points += [
-            Point("forward", "warm", arch=target, batch=batch, tokens=tokens, context=context)
+            Point("forward", "warm", arch=target, tokens=tokens, context=context)
             for tokens, context in rng.sample(pairs, min(max(4, count // 2), len(pairs)))
         ]
     return points
