@@ -119,18 +119,28 @@ class Service:
         """Seconds of a round while `running` requests decode: between the batch sizes that are
         known, and by the slope over the upper half of them beyond: from one to the next a batch may
         take less, where one was measured and the other was not."""
-        at, last = self.at, len(self.at) - 1
+        at, last, seconds = self.at, len(self.at) - 1, self.round_s
         if not last:
-            return self.round_s[0]
+            return seconds[0]
         batch = np.maximum(running, 1.0)
-        if self.round_s.ndim > 1:
-            batch = np.broadcast_to(batch, self.round_s.shape[1:])
+        if seconds.ndim > 1:
+            batch = np.broadcast_to(batch, seconds.shape[1:])
         low = np.minimum(np.searchsorted(at, batch, side="right") - 1, last - 1)
-        below, above = _taken(self.round_s, low), _taken(self.round_s, low + 1)
-        within = below + (above - below) / (at[low + 1] - at[low]) * (batch - at[low])
+        share = (batch - at[low]) / (at[low + 1] - at[low])
+        if seconds.ndim > 1:  # a row of each draft's column
+            here = low * batch.size + np.arange(batch.size).reshape(batch.shape)
+            below, above = np.take(seconds, here), np.take(seconds, here + batch.size)
+        else:
+            below, above = seconds[low], seconds[low + 1]
+        beyond = seconds[-1] + self._slope * (batch - at[-1])
+        return np.where(batch <= at[-1], below + (above - below) * share, beyond)[()]
+
+    @cached_property
+    def _slope(self) -> Any:
+        """Seconds that a round takes longer per request, over the upper half of `at`."""
+        at = self.at
         half = max(0, int(np.searchsorted(at[:-1], at[-1] / 2.0, side="right")) - 1)
-        slope = np.maximum(0.0, (self.round_s[-1] - self.round_s[half]) / (at[-1] - at[half]))
-        return np.where(batch <= at[-1], within, self.round_s[-1] + slope * (batch - at[-1]))[()]
+        return np.maximum(0.0, (self.round_s[-1] - self.round_s[half]) / (at[-1] - at[half]))
 
     def requests_per_s(self, running: Any) -> Any:
         """Requests finished a second while `running` of them decode."""
@@ -145,14 +155,6 @@ class Service:
         for size in self.at:
             most = np.where(size <= self.held, np.maximum(most, self.requests_per_s(size)), most)
         return _number(most)
-
-
-def _taken(seconds: Array, rows: Any) -> Array:
-    """A row of each draft's column [sizes, ...], or the rows of the only column."""
-    if seconds.ndim == 1:
-        return seconds[rows]
-    each = np.arange(rows.size).reshape(rows.shape)
-    return np.take(seconds, rows * rows.size + each)
 
 
 @dataclass(frozen=True, slots=True)
