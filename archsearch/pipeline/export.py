@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from archsearch.models.drafters import head_family_of
 from archsearch.models.files import has_tokenizer
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.candidates import serving_ranks
-from archsearch.pipeline.families import check_independent
+from archsearch.pipeline.families import INDEPENDENT, check_independent
 from archsearch.pipeline.heads import served_gamma
 from archsearch.pipeline.session import SearchSession
 from archsearch.records import as_data
@@ -56,46 +57,34 @@ def export_rank(
     run = open_run(path)
     candidate = run.candidate(rank)
     check_independent(candidate.score, "exporting", path)
+    train = f"archsearch train {path} --rank {rank}"
     if not candidate.has_weights and not allow_untrained:
         raise MissingDataError(
-            f"rank {rank} of {path} has no weights; train it first: archsearch train {path} --rank"
-            f" {rank} (or export its shape: --allow-untrained)"
+            f"rank {rank} of {path} has no weights; train it first: {train} (or export its shape:"
+            " --allow-untrained)"
         )
     if schedule is not None and not schedule.is_file():
         raise ArchsearchError(f"gamma schedule not found: {schedule}")
     planned = read_schedule(schedule or candidate.folder / SCHEDULE_FILE)
     record = _draft_record(run, candidate)
+    confirmed = (record.confirmed or {}).get("gamma")
     scheduled = gamma_at(planned.ranges, int(run.arguments.get("batch_size") or 1))
-    gamma = (
-        gamma or scheduled or int((record.confirmed or {}).get("gamma") or candidate.score.gamma)
-    )
-    dtype = str(run.info["profile"].get("dtype") or record.confirmed_dtype or "bfloat16")
+    gamma = gamma or scheduled or int(confirmed or candidate.score.gamma)
     full_head = _full_head(run, candidate, gamma, scheduled=bool(planned.ranges))
-    written = export(
-        ExportSource(
-            candidate.folder,
-            gamma,
-            schedule=planned,
-            target=_export_target(
-                run, candidate, gguf=any(engine_facts(name).gguf for name in engines)
-            ),
-            record=record,
-            full_head=full_head,
-            dtype=dtype,
-            tensor_parallel=serving_ranks(run),
-        ),
-        output,
-        engines,
-        allow_untrained=allow_untrained,
+    source = _source(run, candidate.folder, gamma, planned, record, INDEPENDENT)
+    ref, gguf = resolve_target(run.arguments["target"]), any(engine_facts(e).gguf for e in engines)
+    target = replace(
+        source.target,
+        tokenizer=None if has_tokenizer(candidate.folder) else _target_tokenizer(ref),
+        gguf=_target_gguf(ref) if gguf else None,
     )
-    note = _head_note(candidate, dtype, full_head)
+    source = replace(source, target=target, full_head=full_head)
+    note = _head_note(candidate, str(source.dtype), full_head)
     if not candidate.has_weights:
-        note = (
-            f"It holds a shape without weights; to train it: archsearch train {path} --rank {rank}."
-            f" {note}"
-        )
+        note = f"It holds a shape without weights; to train it: {train}. {note}"
+    better = full_head.better_gamma if full_head is not None else None
     return {
-        "output": str(written),
+        "output": str(export(source, output, engines, allow_untrained=allow_untrained)),
         "gamma": gamma,
         "rank": rank,
         "engines": list(engines),
@@ -103,12 +92,25 @@ def export_rank(
         "trained": candidate.has_weights,
         "note": note,
         "padded_speedup": full_head.speedup if full_head is not None else None,
-        "better_gamma": (
-            full_head.better_gamma[0]
-            if full_head is not None and full_head.better_gamma is not None
-            else None
-        ),
+        "better_gamma": better[0] if better is not None else None,
     }
+
+
+def _source(
+    run: Run, folder: Path, gamma: int, schedule: GammaSchedule, record: DraftRecord, family: str
+) -> ExportSource:
+    """A drafter of a run beside the run's target, as it was searched for."""
+    ref = resolve_target(run.arguments["target"])
+    return ExportSource(
+        folder,
+        gamma,
+        schedule,
+        ExportTarget(str(ref.folder or ref.hub_id or ref.name)),
+        record,
+        dtype=str(run.info["profile"].get("dtype") or record.confirmed_dtype or "bfloat16"),
+        tensor_parallel=serving_ranks(run),
+        family=family,
+    )
 
 
 def _draft_record(run: Run, candidate: Candidate) -> DraftRecord:
@@ -173,16 +175,6 @@ def _head_note(candidate: Candidate, dtype: str, full_head: FullHead | None) -> 
     )
 
 
-def _export_target(run: Run, candidate: Candidate, *, gguf: bool) -> ExportTarget:
-    """The run's target. `gguf`: an engine takes the target's own GGUF."""
-    ref = resolve_target(run.arguments["target"])
-    return ExportTarget(
-        str(ref.folder or ref.hub_id or ref.name),
-        None if has_tokenizer(candidate.folder) else _target_tokenizer(ref),
-        _target_gguf(ref) if gguf else None,
-    )
-
-
 def _target_tokenizer(ref: TargetRef) -> Any:
     """The target's tokenizer, None where it cannot be had: engines then take the target's own."""
     from archsearch.models.load import load_tokenizer
@@ -218,47 +210,28 @@ def export_family(
             f" {family}"
         )
     trained = load_head(head_folder(path, family))
-    from archsearch.models.targets import resolve_target
-
     ref = resolve_target(run.arguments["target"])
     check_head(trained.folder, TargetFacts.of(ref.architecture, ref.name))
-    wanted = gamma or served_gamma(path, trained)
-    if wanted > trained.plan.gamma:
+    wanted, most = gamma or served_gamma(path, trained), trained.plan.gamma
+    if wanted > most:
         raise ArchsearchError(
-            f"the head was trained for {trained.plan.gamma} draft tokens a round and accepts little"
-            f" beyond; got gamma {wanted}"
+            f"the head was trained for {most} draft tokens a round and accepts little beyond; got"
+            f" gamma {wanted}"
         )
-    target = str(ref.folder or ref.hub_id or ref.name)
-    planned = (
-        read_schedule(schedule or trained.folder / SCHEDULE_FILE).ranges
-        if gamma is None or schedule
-        else ()
-    )
+    own = schedule or trained.folder / SCHEDULE_FILE
+    planned = read_schedule(own).ranges if gamma is None or schedule else ()
     if planned and (why := engine_facts("vllm").unscheduled_words(family)):
         if schedule is not None:
             raise ArchsearchError(f"{why}; leave --schedule out")
         planned = ()
-    if largest_gamma(planned, 0) > trained.plan.gamma:
+    if largest_gamma(planned, 0) > most:
         raise ArchsearchError(
             f"the schedule drafts up to {largest_gamma(planned, 0)} tokens, the head was trained"
             f" for {wanted}"
         )
-    source = ExportSource(
-        trained.folder,
-        wanted,
-        GammaSchedule(planned),
-        ExportTarget(target),
-        DraftRecord(training=as_data(trained.record), provenance={"run": run.info}),
-        dtype=str(run.info["profile"].get("dtype") or "bfloat16"),
-        tensor_parallel=serving_ranks(run),
-        family=family,
-    )
-    made = export(source, output)
+    record = DraftRecord(training=as_data(trained.record), provenance={"run": run.info})
+    source = _source(run, trained.folder, wanted, GammaSchedule(planned), record, family)
+    made = str(export(source, output))
     engines = list(check_engines(DEFAULT_ENGINES, family))
-    return {
-        "run": str(path),
-        "family": family,
-        "gamma": wanted,
-        "output": str(made),
-        "engines": engines,
-    }
+    what = {"run": str(path), "family": family, "gamma": wanted}
+    return {**what, "output": made, "engines": engines}

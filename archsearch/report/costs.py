@@ -23,14 +23,9 @@ def section_costs(budgets: Budgets | None, unit: str) -> Section:
     cells: list[list[Cell | str]] = []
     for row in rows:
         best, *others = row.drafters
-        rivals: dict[str, BudgetDrafter] = {}
-        for drafter in others:
-            if drafter.family != best.family:
-                rivals.setdefault(drafter.family, drafter)
-        beside = ", ".join(
-            f"{title_of(name)} {each.speedup.value:.2f}x"
-            for name, each in list(rivals.items())[:NEXT_FAMILIES]
-        )
+        rivals = {each.family: each for each in reversed(others) if each.family != best.family}
+        first = sorted(rivals.values(), key=others.index)[:NEXT_FAMILIES]
+        beside = ", ".join(f"{title_of(x.family)} {x.speedup.value:.2f}x" for x in first)
         cells.append(
             [
                 text_cell("nothing" if not row.gpu_hours else hours_words(row.gpu_hours, unit)),
