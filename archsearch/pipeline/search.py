@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from archsearch.acceptance.known import known_observations
@@ -13,6 +14,7 @@ from archsearch.drafts.records import TrainedDraft
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
+from archsearch.files import write_json
 from archsearch.models.drafters import HEAD_FAMILIES
 from archsearch.needs import Needs
 from archsearch.pipeline import climb
@@ -41,7 +43,7 @@ from archsearch.records import as_data
 from archsearch.runs.budgets import write_budgets
 from archsearch.runs.lock import run_lock
 from archsearch.runs.run import RUNGS_FILE
-from archsearch.runs.state import StateFile
+from archsearch.runs.state import FinalistsEntry, StateFile
 from archsearch.search import study
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import led_by_need
@@ -113,6 +115,8 @@ def train_and_confirm(session: SearchSession, start: float) -> dict[str, Any]:
         )
         trained = ascent.climb()
         run.write_trials(climb.trial_rows(result.trials, state))
+        if not plan.climbs and state.finalists is not None:
+            write_finalists(run.path, state.finalists, state.notes)
         session = replace(session, besides=tuple(alternatives(session)))
         others = ascent.standings() if plan.climbs else result.best
         ranked = write_ranked(session, trained, others)
@@ -145,6 +149,13 @@ def train_and_confirm(session: SearchSession, start: float) -> dict[str, Any]:
         ],
         "text": text,
     }
+
+
+def write_finalists(run: Path, entry: FinalistsEntry, notes: Sequence[str]) -> None:
+    """finalists.json, which scripts know: of rungs.json what a search without rounds decided."""
+    data = as_data(entry)
+    kept = {name: data[name] for name in ("shapes", "tokens", "foreseen", "longer") if name in data}
+    write_json(run / "finalists.json", kept | {"notes": list(notes)})
 
 
 def text_result(
