@@ -30,19 +30,6 @@ MAX_GAMMA: Final = 16
 # 24344: .81 .91 .95 .97 .97).
 RISING_POSITIONS: Final = 5
 
-# A number, or a function of gamma.
-OfGamma = Callable[[int], float]
-
-
-@dataclass(frozen=True, slots=True)
-class GammaChoice:
-    """The best gamma with its tau and speed-up. gamma 0 (tau 1, speed-up 1): speculation does not
-    pay."""
-
-    gamma: int
-    tau: float
-    speedup: float
-
 
 def _check_alpha(alpha: Any) -> None:
     within = (alpha >= 0.0) & (alpha <= 1.0)
@@ -279,21 +266,6 @@ def speedup(
     return tau_value * decode_s / (draft_s + verify_s + overhead_s)
 
 
-def tokens_per_s(tau_value: float, draft_step_s: float, gamma: int, target_s: float) -> float:
-    """Tokens per second of one sequence; `draft_step_s` is one draft step (arXiv 2402.01528: TAR /
-    (k t_draft + t_target)).
-
-    >>> round(tokens_per_s(3.0, draft_step_s=0.002, gamma=4, target_s=0.022))
-    100
-    """
-    return tau_value / (gamma * draft_step_s + target_s)
-
-
-def tpot_s(tau_value: float, draft_s: float, verify_s: float, overhead_s: float = 0.0) -> float:
-    """Seconds per output token of one sequence with the draft."""
-    return (draft_s + verify_s + overhead_s) / tau_value
-
-
 def break_even_alpha(
     gamma: int, decode_s: float, draft_s: float, verify_s: float, overhead_s: float = 0.0
 ) -> float:
@@ -309,38 +281,6 @@ def break_even_alpha(
     if gamma < 1 or needed > gamma + 1:
         return math.inf
     return alpha_from_tau(needed, gamma)
-
-
-def best_gamma(
-    alpha_or_tau_of_gamma: float | OfGamma,
-    decode_s: float,
-    draft_s_of_gamma: OfGamma,
-    verify_s_of_gamma: OfGamma,
-    overhead_s_of_gamma: OfGamma | float = 0.0,
-    max_gamma: int = MAX_GAMMA,
-) -> GammaChoice:
-    """The gamma in 0..max_gamma with the largest speed-up (the smaller of equals); 0 means that
-    speculation does not pay.
-
-    Every gamma is looked at: measured verification times are not monotone, so the speed-up need not
-    have one peak.
-    """
-    best = GammaChoice(0, 1.0, 1.0)
-    for gamma in range(1, max_gamma + 1):
-        tokens = (
-            alpha_or_tau_of_gamma(gamma)
-            if callable(alpha_or_tau_of_gamma)
-            else tau(alpha_or_tau_of_gamma, gamma)
-        )
-        overhead_s = (
-            overhead_s_of_gamma(gamma) if callable(overhead_s_of_gamma) else overhead_s_of_gamma
-        )
-        gain = speedup(
-            tokens, decode_s, draft_s_of_gamma(gamma), verify_s_of_gamma(gamma), overhead_s
-        )
-        if gain > best.speedup:
-            best = GammaChoice(gamma, tokens, gain)
-    return best
 
 
 # --- how sure
