@@ -232,7 +232,7 @@ class ComposedPass:
         off by (constants.yaml).
         """
         terms = self.ops_terms(ops).values()
-        value = sum(value for value, _ in terms)
+        value = float(sum(value for value, _ in terms))
         whole = self._constants["graph"]["relative_std"] * value if self.mode == "graph" else 0.0
         return Estimate(value, math.hypot(whole, *(std for _, std in terms)), "modelled")
 

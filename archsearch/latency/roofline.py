@@ -87,7 +87,7 @@ class RooflineLatency(DraftPasses):
 
     def ops_s(self, ops: PassOps, cold: bool = True) -> Estimate:
         """Seconds of one pass given by its ops, of any network; `cold` makes no difference."""
-        value = self._seconds(ops)
+        value = float(self._seconds(ops))
         return Estimate(value, RELATIVE_STD[self.mode] * value, "roofline")
 
     def grid_s(self, grid: ShapeGrid, passes: Sequence[Pass], ranks: int) -> list[Any]:

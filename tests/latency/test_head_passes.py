@@ -101,3 +101,4 @@ def test_the_roofline_prices_lists_of_ops_too() -> None:
         ops = forward_ops(arch, batch=1, tokens=1, context=256, ranks=2, fused=mode == "graph")
         whole = model.ops_s(PassOps(ops, type(ops)(), 2, 2))
         assert whole.value == pytest.approx(model.forward_s(arch, ranks=2).value, rel=1e-12)
+        assert type(whole.value) is float, "as JSON and its readers know it"
