@@ -64,8 +64,7 @@ def predicted(
     """(what the text would bring learnt in full, None where it is; what TIMES_MORE the prompts
     would bring), by the draft's curve; None without one. The curve says by how much logit(alpha)
     rises, from what was measured on held-out text."""
-    from archsearch.training.curves import AlphaPoint
-    from archsearch.training.data_curves import promise
+    from archsearch.training.curves import AlphaPoint, promise
 
     epoch = int(record.record.get("epoch_tokens") or 0)
     looks = draft.points or tuple((look.tokens, look.alpha) for look in record.looks)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 # SmolLM2-135M (`benchmarks/ data_curves.py`). With a kind of text left out: 3 without the
 # narrowest, 5, and 10 without the widest.
 REPEATS: Final = 5.0
+LEARNT_EPOCHS: Final = 3.0 * REPEATS  # where all but a twentieth of what repeating brings has come
 # logit(alpha) per e-fold of new tokens: a curve rises by this much at least, whatever its bend;
 # twice as much text at its best look was worth 0.13 to 0.22 per e-fold beyond 100k tokens (same
 # study).
@@ -124,11 +125,8 @@ def alpha_points(curve: Sequence[CurvePoint]) -> list[AlphaPoint]:
 
 def marks(tokens: int, *, first: float = 1 / 16, ratio: float = 1.6) -> tuple[int, ...]:
     """Where to look at alpha on the way to `tokens`: a geometric series from `first` of them, the
-    end left out.
-
-    For DistillConfig(evaluate_at=...): a curve over the logarithm of tokens needs its points there,
-    and each look costs a pass over the held-out texts.
-    """
+    end left out (DistillConfig.evaluate_at): a curve over the logarithm of tokens needs its points
+    there, and each look costs a pass over the held-out texts."""
     points, share = [], first
     while share < 1 / math.sqrt(ratio):
         points.append(max(1, round(share * tokens)))
@@ -234,6 +232,45 @@ def fit_prior(
             len(usable),
         )
     return prior
+
+
+@dataclass(frozen=True, slots=True)
+class TextPromise:
+    """`prompts` of the kind that was trained on, the distinct tokens that the target writes for
+    them, and alpha when they are learnt (a measurement on the same held-out texts; add the std over
+    texts for others)."""
+
+    prompts: int
+    distinct_tokens: int
+    alpha: Estimate
+
+
+def promise(
+    points: Sequence[AlphaPoint],
+    epoch_tokens: int,
+    *,
+    prompts: int,
+    distinct_tokens: int,
+    more_prompts: int,
+    prior: CurvePrior | None = None,
+) -> TextPromise:
+    """What `more_prompts` would bring where `prompts` brought text of `distinct_tokens` written
+    tokens, `epoch_tokens` with its prompts, and a training on that text has the curve `points`.
+
+    The curve is carried on along its effective tokens (`curves.effective_tokens`). Raises
+    ArchsearchError without points or text.
+    """
+    if prompts < 1 or more_prompts < 1 or epoch_tokens < 1:
+        raise ArchsearchError(
+            f"a promise needs text: {prompts} prompts with {epoch_tokens} tokens, asked for"
+            f" {more_prompts}"
+        )
+    share = more_prompts / prompts
+    epoch = max(1, round(epoch_tokens * share))
+    alpha = extrapolate(
+        points, round(LEARNT_EPOCHS * epoch), prior, annealed=False, epoch_tokens=epoch
+    )
+    return TextPromise(more_prompts, round(distinct_tokens * share), alpha)
 
 
 def _row(point: AlphaPoint, prior: CurvePrior) -> np.ndarray:

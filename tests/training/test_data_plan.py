@@ -6,8 +6,14 @@ import math
 import pytest
 
 from archsearch.errors import ArchsearchError
-from archsearch.training.curves import MEASURED, REPEATS, AlphaPoint, effective_tokens, extrapolate
-from archsearch.training.data_curves import promise
+from archsearch.training.curves import (
+    MEASURED,
+    REPEATS,
+    AlphaPoint,
+    effective_tokens,
+    extrapolate,
+    promise,
+)
 from archsearch.training.data_plan import Supply, best_split, split_at, text_after
 
 
