@@ -164,9 +164,8 @@ def padding_changes(
         hidden = hidden.reshape(-1, head.in_features).to(head.weight.dtype)
         best_kept = head.kept_logits(hidden).amax(-1)
         padding = hidden @ padding_row(head.weight, mean_hidden).to(head.weight.dtype)
-        return float(
-            (padding >= best_kept).float().mean()
-        )  # equal counts: argmax takes the lower id
+        # Of equal ones argmax takes the lower id: they count.
+        return float((padding >= best_kept).float().mean())
 
 
 def save_draft(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -103,13 +102,10 @@ def tokenizers_differ(
     """The first `limit` tokens (by id) on which two tokenizers disagree, as `'token': id != id`; []
     when they are equal."""
     left, right = ours.get_vocab(), other.get_vocab()
-    absent = sys.maxsize
     differing = [
         token for token in left.keys() | right.keys() if left.get(token) != right.get(token)
     ]
-    differing.sort(
-        key=lambda token: (min(left.get(token, absent), right.get(token, absent)), token)
-    )
+    differing.sort(key=lambda token: (min(v[token] for v in (left, right) if token in v), token))
     return [
         f"{token!r}: {left.get(token, 'absent')} != {right.get(token, 'absent')}"
         for token in differing[:limit]

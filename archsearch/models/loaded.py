@@ -44,11 +44,8 @@ class LoadedTarget:
 
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         fits = 2 * parameters(self.ref.architecture) <= COPY_SHARE * memory
-        return (
-            "bfloat16"
-            if self.dtype == "float32" and fits and native_bf16(torch.device(self.device))
-            else self.dtype
-        )
+        faster = self.dtype == "float32" and native_bf16(torch.device(self.device))
+        return "bfloat16" if fits and faster else self.dtype
 
     @property
     def config(self) -> Any:

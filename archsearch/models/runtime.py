@@ -43,13 +43,9 @@ def quiet_transformers() -> Iterator[None]:
     line."""
     from transformers.utils import logging as transformers_logging
 
-    verbosity, bars = (
-        transformers_logging.get_verbosity(),
-        transformers_logging.is_progress_bar_enabled(),
-    )
-    hub_log = logging.getLogger(
-        "huggingface_hub"
-    )  # tells every retry of a hub that cannot be reached, twice
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    hub_log = logging.getLogger("huggingface_hub")  # it names every retry of a hub twice
     hub_level = hub_log.level
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

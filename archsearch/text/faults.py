@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from archsearch.text.cache import CachedSequence
 
-FEW_PROMPTS: Final = (
-    32  # fewer held-out and training prompts than that leave alpha all but unknown for others
-)
+# Fewer held-out and training prompts than that leave alpha all but unknown for others.
+FEW_PROMPTS: Final = 32
 MOST: Final = 0.5  # of the answers: what is wrong with so many is said
 SHORT: Final = 1  # tokens of an answer that has nothing to draft
 LOOP_TOKENS: Final = 24  # answers shorter than that may repeat themselves and mean it
@@ -23,30 +22,23 @@ def loops(token_ids: Sequence[int]) -> bool:
     """Whether an answer goes in circles: half of its runs of four tokens came before."""
     if len(token_ids) < LOOP_TOKENS:
         return False
-    runs = [
-        tuple(token_ids[start : start + LOOP_RUN]) for start in range(len(token_ids) - LOOP_RUN + 1)
-    ]
+    starts = range(len(token_ids) - LOOP_RUN + 1)
+    runs = [tuple(token_ids[start : start + LOOP_RUN]) for start in starts]
     return len(set(runs)) < (1.0 - LOOP_SHARE) * len(runs)
 
 
 def prompt_faults(texts: Sequence[str]) -> list[str]:
     """What is wrong with a set of prompts, by their texts."""
     faults, distinct = [], len({text.strip() for text in texts})
+    some = f"{len(texts)} prompts, {distinct} of them distinct"
     if distinct < FEW_PROMPTS:
-        alike = (
-            f"{len(texts)} prompts, {distinct} of them distinct"
-            if distinct < len(texts)
-            else f"only {len(texts)} prompts"
-        )
+        alike = some if distinct < len(texts) else f"only {len(texts)} prompts"
         faults.append(
             f"{alike}: the draft learns their answers by heart, and nobody can say how it does on"
             " other prompts"
         )
     elif distinct < MOST * len(texts):
-        faults.append(
-            f"{len(texts)} prompts, {distinct} of them distinct: held-out prompts that were trained"
-            " on flatter the draft"
-        )
+        faults.append(f"{some}: held-out prompts that were trained on flatter the draft")
     return faults
 
 

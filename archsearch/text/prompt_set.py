@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 HELDOUT_SHARE: Final = 0.05
 LEAST_HELDOUT: Final = 32  # of a file, as long as that is no more than MOST_HELDOUT_SHARE of it
 MOST_HELDOUT_SHARE: Final = 0.25
-LEAST_HALF: Final = (
-    8  # held-out prompts that choose, and as many that confirm: with fewer an interval says nothing
-)
+# Held-out prompts that choose, and as many that confirm: with fewer an interval says nothing.
+LEAST_HALF: Final = 8
 
 T = TypeVar("T")
 
@@ -105,24 +104,18 @@ def load_prompt_set(
     elif len(everything) < 2 * step:
         step = 4
     if len(everything) < 8:
-        count = (
-            f"{written} prompts, {len(everything)} of them distinct"
-            if len(everything) < written
-            else f"{written} prompts"
-        )
+        count = f"{written} prompts"
+        if len(everything) < written:
+            count += f", {len(everything)} of them distinct"
         raise ArchsearchError(
             f"{prompts} has {count}: a draft would learn their answers by heart and be measured on"
             " nothing else; give at least 8, or a second file with --heldout"
         )
     kept = [prompt for number, prompt in enumerate(everything) if number % step]
-    repeated = (
-        f", {written - len(everything)} repeated prompts left out"
-        if len(everything) < written
-        else ""
-    )
-    return PromptSet(
-        kept, everything[::step], f"{prompts}, every {step}th prompt held out{repeated}"
-    )
+    source = f"{prompts}, every {step}th prompt held out"
+    if len(everything) < written:
+        source += f", {written - len(everything)} repeated prompts left out"
+    return PromptSet(kept, everything[::step], source)
 
 
 def spread_prompts(prompts: Sequence[T], count: int) -> list[T]:
@@ -130,8 +123,6 @@ def spread_prompts(prompts: Sequence[T], count: int) -> list[T]:
     represented."""
     if len(prompts) <= count:
         return list(prompts)
-    return (
-        [prompts[round(i * (len(prompts) - 1) / (count - 1))] for i in range(count)]
-        if count > 1
-        else list(prompts[:1])
-    )
+    if count <= 1:
+        return list(prompts[:1])
+    return [prompts[round(i * (len(prompts) - 1) / (count - 1))] for i in range(count)]

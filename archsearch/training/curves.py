@@ -47,9 +47,8 @@ LEARNT_EPOCHS: Final = 3.0 * REPEATS  # where all but a twentieth of what repeat
 # twice as much text at its best look was worth 0.13 to 0.22 per e-fold beyond 100k tokens (same
 # study).
 LEAST_SLOPE: Final = 0.12
-SLOPE_STD: Final = (
-    0.1  # of the slope far out, per e-fold: that of the four kinds of text in MEASURED
-)
+# Of the slope far out, per e-fold: that of the four kinds of text in MEASURED.
+SLOPE_STD: Final = 0.1
 _PSEUDO_CURVES: Final = 2.0  # how many curves the start's widths weigh against those observed
 
 

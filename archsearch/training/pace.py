@@ -110,9 +110,8 @@ class Pace:
         self._cpu_begin, self._wait_begin = cpu_clock(), wait_clock()
         self._steps = self._tokens = 0
         self._first: list[_Window] = []
-        self._before: float | None = (
-            None  # tokens/s with the other number of threads, while one is on trial
-        )
+        # Tokens/s with the other number of threads, while one is on trial.
+        self._before: float | None = None
         self._wait_s, self._next_trial = RETRY_S, 0.0
 
     def step(self, tokens: int) -> None:

@@ -66,48 +66,36 @@ class DistillConfig:
 
     def __post_init__(self) -> None:
         limits = (self.budget_s, self.max_steps, self.max_tokens)
-        if all(limit is None for limit in limits) or any(
-            limit is not None and limit <= 0 for limit in limits
-        ):
+        given = [limit for limit in limits if limit is not None]
+        if not given or min(given) <= 0:
             raise ArchsearchError(
                 f"training needs a positive budget_s, max_steps or max_tokens, got {limits}"
             )
-        averages = self.average_power is None or self.average_power > 0
-        schedule_fits = self.warmup_tokens >= 0 and 0 <= self.anneal <= 1 and averages
         if any(ratio is not None and ratio <= 1 for ratio in (self.patience, self.look_ratio)):
             raise ArchsearchError(
                 f"patience and look_ratio are ratios above 1, got {self.patience} and"
                 f" {self.look_ratio}"
             )
-        if (
-            not 0 < self.lr < 1
-            or self.batch_tokens < 2
-            or not schedule_fits
-            or self.teacher_temperature <= 0
-        ):
-            raise ArchsearchError(
-                f"training settings out of range: lr={self.lr}, batch_tokens={self.batch_tokens},"
-                f" warmup_tokens={self.warmup_tokens}, anneal={self.anneal},"
-                f" average_power={self.average_power},"
-                f" teacher_temperature={self.teacher_temperature}"
-            )
+        fits = {
+            "lr": 0 < self.lr < 1,
+            "batch_tokens": self.batch_tokens >= 2,
+            "warmup_tokens": self.warmup_tokens >= 0,
+            "anneal": 0 <= self.anneal <= 1,
+            "average_power": self.average_power is None or self.average_power > 0,
+            "teacher_temperature": self.teacher_temperature > 0,
+        }
+        if not all(fits.values()):
+            values = ", ".join(f"{name}={getattr(self, name)}" for name in fits)
+            raise ArchsearchError(f"training settings out of range: {values}")
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must agree with: everything but the length of the run, its end and how
         it is watched."""
-        ends = ("budget_s", "max_steps", "max_tokens", "anneal", "patience")
-        free = (
-            *ends,
-            "keep_best",
-            "checkpoint_every_s",
-            "evaluations",
-            "evaluate_at",
-            "look_ratio",
-        )
-        later = {
-            "train_head": True,
-            "embedding_noise": 0.0,
-        }  # checkpoints of version 0.1.0 do not know them
+        ends = "budget_s max_steps max_tokens anneal patience"
+        watched = "keep_best checkpoint_every_s evaluations evaluate_at look_ratio"
+        free = f"{ends} {watched}".split()
+        # Checkpoints of version 0.1.0 do not know them.
+        later = {"train_head": True, "embedding_noise": 0.0}
         values = dataclasses.asdict(self)
         return {
             key: value

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -22,11 +22,12 @@ from transformers import LlamaConfig
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import to_hf_config
 from archsearch.errors import ArchsearchError
-from archsearch.files import atomic_path, read_json, write_json
+from archsearch.files import read_json, write_json
 from archsearch.models.drafters import HeadFamily, head_family
 from archsearch.models.drafts import padding_row
 from archsearch.models.files import WEIGHTS_FILE
 from archsearch.records import as_data
+from archsearch.text.cache import write_bytes
 from archsearch.training.heads.eagle3 import Eagle3Head
 from archsearch.training.heads.medusa import MedusaHeads
 
@@ -49,23 +50,33 @@ class TargetFacts:
         return cls(name, arch.hidden_size, arch.num_hidden_layers, arch.vocab_size, fingerprint)
 
 
+_FROM_TARGET: Final = (
+    "rms_norm_eps",
+    "hidden_act",
+    "max_position_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+)
+_SHAPE: Final = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
+
+
 def eagle3_config(decoder: Architecture, target: Any) -> LlamaConfig:
     """The transformers config of a head's layers: shape of `decoder`; eps, activation and positions
     of `target`."""
     fields = to_hf_config(decoder.replace(draft_vocab_size=None, model_type="llama"))
-    fields.pop("model_type")
-    fields.pop("archsearch", None)
-    for name in (
-        "rms_norm_eps",
-        "rope_parameters",
-        "hidden_act",
-        "max_position_embeddings",
-        "bos_token_id",
-        "eos_token_id",
-    ):
+    for name in (*_FROM_TARGET, "rope_parameters"):
         if getattr(target.config, name, None) is not None:
             fields[name] = getattr(target.config, name)
-    fields.pop("rope_theta", None)
+    for name in ("model_type", "archsearch", "rope_theta"):
+        fields.pop(name, None)
     config = LlamaConfig(**fields)
     config.tie_word_embeddings = False
     return config
@@ -102,28 +113,12 @@ def save_eagle3(
 
 
 def _llama_fields(config: LlamaConfig) -> dict[str, Any]:
-    names = (
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "vocab_size",
-        "rms_norm_eps",
-        "max_position_embeddings",
-        "hidden_act",
-        "bos_token_id",
-        "eos_token_id",
-    )
-    fields = {name: getattr(config, name) for name in names}
+    fields = {name: getattr(config, name) for name in (*_SHAPE, *_FROM_TARGET)}
     rope: dict[str, Any] = dict(config.rope_parameters or {})
     # Both places: transformers 5 reads rope_parameters, older readers the top level.
     places = {"rope_theta": rope["rope_theta"], "rope_parameters": rope}
     if rope.get("rope_type", "default") != "default":
-        places["rope_scaling"] = {
-            name: value for name, value in rope.items() if name != "rope_theta"
-        }
+        places["rope_scaling"] = {k: value for k, value in rope.items() if k != "rope_theta"}
     own = {
         "model_type": "llama",
         "attention_bias": False,
@@ -174,13 +169,8 @@ def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> 
     from safetensors.torch import save
 
     write_json(folder / "config.json", config)
-    with atomic_path(folder / WEIGHTS_FILE) as temporary:
-        temporary.write_bytes(
-            save(
-                {name: tensor.contiguous() for name, tensor in tensors.items()},
-                metadata={"format": "pt"},
-            )
-        )
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    write_bytes(folder / WEIGHTS_FILE, save(whole, metadata={"format": "pt"}))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -208,6 +198,7 @@ def check_head(folder: Path, target: TargetFacts) -> HeadFamily:
     width = int(config.get("target_hidden_size") or config["hidden_size"])
     layers = () if family == "medusa" else aux_layers(config, folder)
     named = config.get("archsearch", {}).get("target", {})
+    other = target.fingerprint and named.get("fingerprint") not in (None, "", target.fingerprint)
     wrong = ""
     if int(config["vocab_size"]) != target.vocab_size:
         wrong = (
@@ -223,11 +214,7 @@ def check_head(folder: Path, target: TargetFacts) -> HeadFamily:
             f"it reads the inputs of layers {list(layers)}, {target.name} has layers 0 to"
             f" {target.layers - 1}"
         )
-    elif (
-        target.fingerprint
-        and named.get("fingerprint")
-        and named["fingerprint"] != target.fingerprint
-    ):
+    elif other:
         wrong = (
             f"it was trained on the states of {named.get('name')}, whose weights are not those of"
             f" {target.name}"
