@@ -1,10 +1,10 @@
 """Answers under way: prompts go in by tokens and memory, answers that ended make room for the next
 prompts.
 
-Prompts come in the order given, as many at once as fit; they are read packed into passes of equal
-size, the beginning that all share (system message, chat frame) once. Answers are written for all
-rows together, one token a pass; where keys and values lie is the matter of `blocks`. Positions are
-the row's own, so which rows lie beside it changes nothing but float noise.
+Prompts come in the order given, as many at once as fit, packed into passes of equal size; the
+beginning that all share is read once. Answers are written for all rows together, one token a pass
+(`blocks` says where keys and values lie). Positions are the row's own, so which rows lie beside it
+changes nothing but float noise.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 reads them.
 
 One pass of the target runs all rows together (one matrix product per weight) while each block is
-attended on its own columns: rows of 40 and of 1,300 tokens lie side by side without padding one to
-the other. Prompts are read without padding, behind each other in one row of the pass. Within a
-block a row ends at the right, as its tokens do:
+attended on its own columns, without padding short rows to long ones. Prompts are read behind each
+other in one row of the pass. Within a block a row ends at the right, as its tokens do:
 
     padding ...... | shared beginning | rest of the prompt | answer so far
     padding .................. | shared beginning | rest of another | answer

@@ -1,15 +1,12 @@
 """Text with the target's view of it, on disk: a folder of shards (safetensors) with the target's
 head beside them.
 
-A draft learns from what its target *writes* (on-policy text: in-domain distillation moved
-acceptance by +0.4 to +2.1 logit in Online Speculative Decoding, arXiv 2310.07177). The text is kept
-with the target's final hidden states, one vector per written token: the target's logits are `hidden
-@ head.T`, so a whole distillation needs no further pass of the target, at 2 bytes per hidden
-channel and token instead of 2 bytes per vocabulary entry.
+A draft learns from what its target *writes* (on-policy text: Online Speculative Decoding, arXiv
+2310.07177). The text is kept with the target's final hidden states, one vector per written token:
+its logits are `hidden @ head.T`, so a distillation needs no further pass of the target.
 
-Every shard is written atomically and belongs to one target, one list of prompts and one group of
-settings: what was finished before a kill is used again, and a folder made for another target is
-refused.
+Every shard is written atomically: what was finished before a kill is used again, and a folder made
+for another target, other prompts or settings is refused.
 """
 
 from __future__ import annotations

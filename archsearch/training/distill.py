@@ -1,21 +1,17 @@
 """Distillation: a draft learns to propose what its target would write.
 
-The target's logits are rebuilt from its cached hidden states on the draft's own vocabulary, so
-training runs no target. The loss is counted where the target wrote, never on the prompt. Every
-draft sees the same batches in the same order (seeded), so drafts are compared on equal tokens.
+The target's logits are rebuilt from its cached hidden states, so training runs no target. The loss
+is counted where the target wrote. Every draft sees the same batches in the same order (seeded).
 
-Schedule: a warm-up of so many tokens, a stable trunk, and a linear anneal to zero over the last
-part of the budget (WSD, arXiv 2404.06395). The trunk does not know the budget: a run that is
-continued to a larger one goes back to where its anneal began, so training to B and then to 2B ends
-where training to 2B ends. A running mean of the trunk's weights (power function of the step: Karras
-et al., arXiv 2312.02696, section 3.1) stands in for an anneal at every point of the trunk, at the
-cost of one weighted sum every few steps: that is what learning curves and rungs of a search look
-at.
+Schedule: a warm-up, a stable trunk, and a linear anneal to zero over the last part of the budget
+(WSD, arXiv 2404.06395). A run that is continued to a larger budget goes back to where its anneal
+began, so training to B and then to 2B ends where training to 2B ends. A running mean of the trunk's
+weights (`looks.RunningMean`) stands in for an anneal at every point of the trunk: learning curves
+and rungs of a search look at that.
 
-Text decides, not epochs: where a text has taught what it can, more epochs learn it by heart and
-held-out acceptance falls. With `keep_best` the weights of the best look are the ones that stay,
-with `patience` a training ends where looks no longer rise; on more text it goes on from its best
-look.
+Where a text has taught what it can, more epochs learn it by heart and held-out acceptance falls:
+with `keep_best` the weights of the best look stay, with `patience` a training ends where looks no
+longer rise; on more text it goes on from its best look.
 """
 
 from __future__ import annotations

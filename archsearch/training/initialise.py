@@ -90,15 +90,13 @@ def initialise_draft(
     random = torch.Generator().manual_seed(seed)
     layers = choose_layers(arch.num_hidden_layers, target_arch.num_hidden_layers)
     with torch.no_grad():
-        width = _width(
-            target_model,
-            target_arch.hidden_size,
-            arch.hidden_size,
-            layers,
-            calibration_ids,
-            random,
-            rotate,
-        )
+        old, new = target_arch.hidden_size, arch.hidden_size
+        rotation = None
+        if new < old or (new == old and rotate):
+            moment = residual_moment(target_model, layers, calibration_ids)
+            _, vectors = torch.linalg.eigh(moment)  # ascending eigenvalues
+            rotation = vectors[:, -new:].flip(1).float()
+        width = _Width(old, new, rotation, random)
         fewer = arch.intermediate_size < target_arch.intermediate_size
         energy = ffn_energy(target_model, layers, calibration_ids) if fewer else {}
         _fill_ends(target_model, draft, arch, width)
@@ -106,15 +104,8 @@ def initialise_draft(
             block = draft.model.layers[index]
             # A layer that adds nothing: the weights of some target layer, with silent outputs.
             given = source if source is not None else index % target_arch.num_hidden_layers
-            _fill_layer(
-                target_model.model.layers[given],
-                block,
-                target_arch,
-                arch,
-                width,
-                random,
-                energy.get(given),
-            )
+            whole = target_model.model.layers[given]
+            _fill_layer(whole, block, target_arch, arch, width, energy.get(given))
             if source is None:
                 for silent in (block.self_attn.o_proj, block.mlp.down_proj):
                     silent.weight.zero_()
@@ -150,20 +141,10 @@ def _special_tokens(target_model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _inherited_config(target_model: PreTrainedModel) -> dict[str, Any]:
-    names = (
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "rms_norm_eps",
-        "rope_parameters",
-        "hidden_act",
-        "initializer_range",
-    )
-    return {
-        name: getattr(target_model.config, name)
-        for name in names
-        if hasattr(target_model.config, name)
-    }
+    names = "bos_token_id eos_token_id pad_token_id rms_norm_eps rope_parameters hidden_act"
+    config = target_model.config
+    found = [name for name in (*names.split(), "initializer_range") if hasattr(config, name)]
+    return {name: getattr(config, name) for name in found}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -222,22 +203,6 @@ class _Width:
 
     def _noise(self, shape: tuple[int, int], like: Tensor) -> Tensor:
         return torch.randn(shape, generator=self.random) * (_SMALL * like.std())
-
-
-def _width(
-    target_model: PreTrainedModel,
-    old: int,
-    new: int,
-    layers: Sequence[int | None],
-    calibration_ids: Tensor | None,
-    random: torch.Generator,
-    rotate: bool = False,
-) -> _Width:
-    if new > old or (new == old and not rotate):
-        return _Width(old, new, None, random)
-    moment = residual_moment(target_model, layers, calibration_ids)
-    _, vectors = torch.linalg.eigh(moment)  # ascending eigenvalues
-    return _Width(old, new, vectors[:, -new:].flip(1).float(), random)
 
 
 def residual_moment(
@@ -302,13 +267,12 @@ def _fill_layer(
     target: Architecture,
     arch: Architecture,
     width: _Width,
-    random: torch.Generator,
     energy: Tensor | None,
 ) -> None:
     for name in ("input_layernorm", "post_attention_layernorm"):
         getattr(block, name).weight.copy_(width.norm(getattr(source, name).weight.float()))
-    _fill_attention(source, block, target, arch, width, random)
-    _fill_mlp(source, block, arch, width, random, energy)
+    _fill_attention(source, block, target, arch, width)
+    _fill_mlp(source, block, arch, width, energy)
 
 
 def _with_bias(linear: nn.Linear) -> Tensor:
@@ -345,7 +309,6 @@ def _fill_attention(
     target: Architecture,
     arch: Architecture,
     width: _Width,
-    random: torch.Generator,
 ) -> None:
     old, new = source.self_attn, block.self_attn
     dim, hidden = target.head_dim, target.hidden_size
@@ -367,14 +330,17 @@ def _fill_attention(
     for kv_heads, q_heads in groups:
         key = k[kv_heads].mean(0)
         value, outs = _fit_values(
-            v[kv_heads].mean(0), [o[h] for h in q_heads if h is not None], arch.head_dim, random
+            v[kv_heads].mean(0),
+            [o[h] for h in q_heads if h is not None],
+            arch.head_dim,
+            width.random,
         )
         new_k.append(_place(key[keep], places, arch.head_dim))
         new_v.append(value)
         remaining = iter(outs)
         for head in q_heads:
             if head is None:  # a head the target does not have: random question, silent answer
-                noise = torch.randn(arch.head_dim, hidden + 1, generator=random) * (
+                noise = torch.randn(arch.head_dim, hidden + 1, generator=width.random) * (
                     _SMALL * q.std()
                 )
                 noise[:, -1] = 0.0
@@ -462,20 +428,16 @@ def _fit_values(
     nearest of lower rank.
     """
     dim = value.shape[0]
-    if draft_dim == dim or not outs:
-        if draft_dim == dim:
-            return value, outs
-        return (
-            value[:draft_dim] if draft_dim < dim else _place(value, list(range(dim)), draft_dim)
-        ), []
+    if draft_dim == dim:
+        return value, outs
+    if not outs:
+        padded = value[:draft_dim] if draft_dim < dim else _place(value, [*range(dim)], draft_dim)
+        return padded, []
     if draft_dim > dim:
-        noise = torch.randn(draft_dim - dim, value.shape[1], generator=random) * (
-            _SMALL * value.std()
-        )
+        shape, extra = (draft_dim - dim, value.shape[1]), (0, draft_dim - dim)
+        noise = torch.randn(shape, generator=random) * (_SMALL * value.std())
         noise[:, -1] = 0.0
-        return torch.cat([value, noise]), [
-            nn.functional.pad(out, (0, draft_dim - dim)) for out in outs
-        ]
+        return torch.cat([value, noise]), [nn.functional.pad(out, extra) for out in outs]
     stacked = torch.cat(outs)  # [heads * d, dim]
     left, upper = torch.linalg.qr(stacked)
     right, lower = torch.linalg.qr(value.T)
@@ -518,7 +480,6 @@ def _fill_mlp(
     block: Any,
     arch: Architecture,
     width: _Width,
-    random: torch.Generator,
     energy: Tensor | None,
 ) -> None:
     """Fewer channels: those that write most, by |activation| |down| on text, by |gate| |up| |down|
@@ -534,7 +495,7 @@ def _fill_mlp(
         gate, up, down = gate[kept], up[kept], down[:, kept]
     elif new > old:
         extra = [
-            torch.randn(new - old, rows.shape[1], generator=random) * (_SMALL * rows.std())
+            torch.randn(new - old, rows.shape[1], generator=width.random) * (_SMALL * rows.std())
             for rows in (gate, up)
         ]
         for rows in extra:
