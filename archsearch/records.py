@@ -192,15 +192,13 @@ def _encode(value: Any) -> Any:
 
 
 def _of_fields(kind: Any, data: Any, known_only: bool = False) -> Any:
-    values = {}
-    fields = _fields(kind)
+    values, fields, rest = {}, _fields(kind), _object(data)
     inline = any(field.stored.inline for field in fields)
-    rest = dict(_object(data))
     if inline or known_only:
-        for name in (name for field in fields for name in field.names):
-            rest.pop(name, None)
-    if known_only and rest and not inline:
-        raise Misfit("is not known", str(next(iter(rest))))
+        own = {name for field in fields for name in field.names}
+        rest = {name: value for name, value in data.items() if name not in own}
+        if rest and not inline:
+            raise Misfit("is not known", str(next(iter(rest))))
     for field in fields:
         name = next((name for name in field.names if name in data), field.names[0])
         given = rest if field.stored.inline else data.get(name)

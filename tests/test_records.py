@@ -82,6 +82,9 @@ def test_older_files_are_read() -> None:
     row = from_data(Row, {**PLAIN, "why_stopped": "early", "points": None, "new field": 1})
     assert row == Row(Where("h100"), "kept", SHAPE, Estimate(1.5, 0.0, "measured"), stopped="early")
     assert from_data(tuple[float, ...], [1, 2.5]) == (1.0, 2.5)
+    assert from_data(Row, {**PLAIN, "shape": SHAPE}).shape == SHAPE, "made already"
+    with pytest.raises(ArchsearchError, match="new field: is not known"):
+        from_data(Where, {"device": "a", "new field": 1}, known_only=True)
     assert from_data(Estimate, 2) == Estimate(2.0, 0.0, "measured")
 
 
