@@ -23,10 +23,9 @@ from archsearch.pipeline.existing import context_of
 from archsearch.pipeline.latency import acceptance_for, choose_latency, served_target
 from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
 from archsearch.progress import human_time
-from archsearch.records import as_data
+from archsearch.records import WRONG_SHAPE, as_data
 from archsearch.report.mixes import full_words
 from archsearch.runs.confirmed import Confirmed
-from archsearch.runs.fields import WRONG_SHAPE
 from archsearch.runs.run import COMPARE_FILE, Run, open_run
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import RoundTerms, error_by_term

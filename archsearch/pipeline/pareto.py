@@ -8,10 +8,10 @@ from typing import Any
 
 from archsearch.files import write_json
 from archsearch.pipeline.session import SearchSession
+from archsearch.records import WRONG_SHAPE
 from archsearch.report.chart_files import drawn, write_picture
 from archsearch.report.pareto import pareto_chart
 from archsearch.runs.confirmed import Confirmed
-from archsearch.runs.fields import WRONG_SHAPE
 from archsearch.search.exact import can_rank_alone, exact_grid, rank_alone
 from archsearch.search.objective import Score
 from archsearch.search.pareto import GOALS, check_goals, pareto, pareto_places

@@ -4,7 +4,7 @@ graphs costs."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,41 +137,25 @@ def _told_apart(better: Score, worse: Score) -> bool:
 def _why(term: str, better: tuple[str, Score], worse: tuple[str, Score]) -> str:
     """The term in words, with the engine's name at each number: (name, score) of the better engine,
     which stands first here as it does in the gains, and of the worse."""
-
-    def named(seconds: Callable[[Score], float]) -> str:
-        return ", ".join(
-            f"{1e3 * seconds(score):.1f} ms in {name}" for name, score in (better, worse)
-        )
-
     slow = worse[1]
-    if slow.bound == "host" and term == "overhead_s":
+    host = slow.bound == "host"
+    if host and term == "overhead_s":
         return f"in {worse[0]} {host_words(slow)}"
-    if (
-        slow.bound == "host" and term == "draft_s"
-    ):  # kernel by kernel: the passes' time is the host's
-        return f"launching {launches(slow)} takes {named(lambda score: score.draft_s.value)}"
-    if term == "overhead_s":
-        return f"beyond its passes a round takes {named(_overhead)}"
-    if term == "draft_s":
-        return f"the draft's passes take {named(lambda score: score.draft_s.value)}"
-    if term == "verify_s":
-        return f"verification takes {named(lambda score: score.verify_s.value)}"
-    return (
-        "a plain step, which a draft is compared with, takes"
-        f" {named(lambda score: score.decode_s.value)}"
+    words = {
+        "decode_s": "a plain step, which a draft is compared with, takes",
+        # kernel by kernel the passes' time is the host's
+        "draft_s": f"launching {launches(slow)} takes" if host else "the draft's passes take",
+        "verify_s": "verification takes",
+        "overhead_s": "beyond its passes a round takes",
+    }
+    times = (
+        f"{1e3 * getattr(_terms(score), term):.1f} ms in {name}" for name, score in (better, worse)
     )
-
-
-def _overhead(score: Score) -> float:
-    assert score.round_s is not None
-    return score.round_s.value - score.draft_s.value - score.verify_s.value
+    return f"{words[term]} {', '.join(times)}"
 
 
 def _terms(score: Score) -> RoundTerms:
-    return RoundTerms(
-        tau=score.tau.value,
-        decode_s=score.decode_s.value,
-        draft_s=score.draft_s.value,
-        verify_s=score.verify_s.value,
-        overhead_s=_overhead(score),
-    )
+    assert score.round_s is not None
+    draft_s, verify_s = score.draft_s.value, score.verify_s.value
+    rest_s = score.round_s.value - draft_s - verify_s
+    return RoundTerms(score.tau.value, score.decode_s.value, draft_s, verify_s, rest_s)

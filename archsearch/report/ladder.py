@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from archsearch.estimate import Estimate
 from archsearch.progress import human_time
+from archsearch.records import WRONG_SHAPE, from_data
 from archsearch.report.charts import Series, colour, gain_chart, line
 from archsearch.report.learning import count_words
 from archsearch.report.reading import Reading, Shown
 from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
-from archsearch.runs.fields import WRONG_SHAPE, as_estimate
 
 FINALISTS_DRAWN: Final = 6
 PRIOR, FULL, CONFIRMED = "prior", "full training", "confirmed"
@@ -30,7 +30,7 @@ def ladders(reading: Reading, trials: Sequence[Mapping[str, Any]]) -> dict[str, 
             ladder[PRIOR] = prior
         for record in records:
             if record["label"] == item.score.label() and record["rung"] > 0:
-                ladder[_rung(record)] = as_estimate(record["score"])
+                ladder[_rung(record)] = from_data(Estimate, record["score"])
         if item.has_weights and FULL not in ladder:
             ladder[FULL] = item.score.speedup
         if item.measured_speedup is not None:
@@ -51,7 +51,7 @@ def _prior(
     trial."""
     for record in records:
         if record["label"] == item.score.label() and record["rung"] == 0:
-            return as_estimate(record["score"])
+            return from_data(Estimate, record["score"])
     for row in trials:
         if row.get("drafter") == item.score.label() and not row.get("rung"):
             try:
@@ -113,8 +113,8 @@ def section_rungs(state: Mapping[str, Any]) -> Section:
                 count_words(record["tokens"]),
                 human_time(record["seconds"]),
                 "-" if measured is None else f"{measured:.3f}",
-                value_cell(as_estimate(record["alpha"])),
-                value_cell(as_estimate(record["score"]), 2, unit="x"),
+                value_cell(from_data(Estimate, record["alpha"])),
+                value_cell(from_data(Estimate, record["score"]), 2, unit="x"),
                 text_cell(fate, wrap=True),
             ]
         )

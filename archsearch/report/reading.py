@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.records import load_or_note
+from archsearch.records import from_data, load_or_note
 from archsearch.report.compare import checked_comparison
 from archsearch.runs.budgets import BUDGETS_FILE, Budgets
 from archsearch.runs.candidate import TRAINING_FILE, Candidate, TrainingRecord
@@ -24,7 +24,6 @@ from archsearch.runs.families import (
     FamilyRow,
     families_of,
 )
-from archsearch.runs.fields import as_estimate
 from archsearch.runs.load import LOAD_FILES, LoadRecord
 from archsearch.runs.run import COMPARE_FILE, RUNGS_FILE, Run
 from archsearch.runs.schedule_file import SCHEDULE_FILE, planned_schedule
@@ -175,7 +174,7 @@ def _candidate(run: Run, rank: int, problems: list[str]) -> Shown | None:
 def _climb(data: Any) -> dict[str, Any]:
     for record in data.get("rungs", []):
         if record["rung"] > 0:
-            as_estimate(record["alpha"]), as_estimate(record["score"])
+            from_data(Estimate, record["alpha"]), from_data(Estimate, record["score"])
     return dict(data)
 
 

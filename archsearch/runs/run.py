@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from archsearch import __version__, files
 from archsearch.errors import ArchsearchError
+from archsearch.records import WRONG_SHAPE
 from archsearch.runs.candidate import SCORE_FILE, Candidate
 from archsearch.runs.confirmed import CONFIRMED_FIELDS, Confirmed
-from archsearch.runs.fields import WRONG_SHAPE
 from archsearch.runs.provenance import git_commit, package_versions
 from archsearch.search.objective import Score
 from archsearch.text.prompt_set import LEAST_HELDOUT

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate, number
+from archsearch.records import from_data, load, load_or_note
 from archsearch.runs.candidate import TrainingRecord, read_training
-from archsearch.runs.fields import as_estimate, number, optional_number, read_or_raise, read_or_tell
 from archsearch.runs.run import open_run
 
 OLD = Path(__file__).parents[1] / "fixtures" / "run-0.1.0" / "run"
@@ -54,18 +55,18 @@ def test_a_broken_record_is_one_line(tmp_path: Path) -> None:
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)
     problems: list[str] = []
     assert (
-        read_or_tell(path, "training record", TrainingRecord.from_dict, problems) is None
+        load_or_note(path, "training record", TrainingRecord.from_dict, problems) is None
         and len(problems) == 1
     )
     assert (
-        read_or_tell(tmp_path / "none.json", "x", TrainingRecord.from_dict, problems) is None
+        load_or_note(tmp_path / "none.json", "x", TrainingRecord.from_dict, problems) is None
         and len(problems) == 1
     )
-    assert read_or_raise(tmp_path / "none.json", "x", TrainingRecord.from_dict) is None
+    assert load(tmp_path / "none.json", "x", TrainingRecord.from_dict) is None
 
 
 def test_numbers_are_finite() -> None:
-    assert number(1.5) == 1.5 and optional_number(None) is None and as_estimate(2).value == 2.0
+    assert number(1.5) == 1.5 and from_data(Estimate, 2).value == 2.0
     for bad in (float("nan"), "inf", None, "1.5", True, 10**400):
         with pytest.raises((ValueError, TypeError)):
             number(bad)
