@@ -247,6 +247,15 @@ DEEPSEEK: Final = Case(
     ranks=8,
     dtype="float8_e4m3fn",
 )
+NEXTN: Final = replace(
+    DEEPSEEK,
+    source="SGLang's documentation of DeepSeek-V3 (decoding speed; gamma and lengths assumed)",
+    gpu="h200",
+    version="0.4.5",
+    gamma=3,
+    tau=None,
+    answer=0,
+)
 GPT_OSS_H200: Final = Case(
     source="developers.redhat.com 2026-04-16 (+10 to 21 % up to 200 in flight; lengths assumed)",
     target="gpt-oss-120b",
@@ -382,6 +391,10 @@ ROWS: Final = (
     *_tree_docs(),
     Row(TT_CASE, "round", 32.6, group="drafts without graphs"),
     Row(TT_CASE, "gain", 16.5 / 7.75, group="nothing given"),
+    *(
+        Row(replace(NEXTN, batch=batch), "gain", gain, group="nothing given")
+        for batch, gain in ((1, 1.8), (32, 1.5))
+    ),
     Row(GPT_OSS, "step", 2.71),
     Row(replace(GPT_OSS, batch=8), "step", 4.49),
     Row(DEEPSEEK, "step", 17.0, group="roofline"),
