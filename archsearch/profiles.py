@@ -50,7 +50,6 @@ CUT_OFF_S: Final = 1e-6
 
 MOST_ELEMENTS: Final = 10**15
 MAY_BE_ZERO: Final = ("context", "q_rank", "rope")  # of single ops
-_KINDS: Final = frozenset((*WHOLE_KINDS, *OP_KINDS))
 CACHE_STATES: Final = ("warm", "cold")
 NOISY_IQR: Final = 0.10  # torch.utils.benchmark warns at the same share of the median
 GROSSLY_NOISY_IQR: Final = 0.25  # a repeat that something else disturbed: measure again, do not fit
@@ -192,7 +191,7 @@ class Measurement:
         served_name(dtype)
         for name, value, known in (
             ("mode", mode, MODES),
-            ("kind", kind, _KINDS),
+            ("kind", kind, (*WHOLE_KINDS, *OP_KINDS)),
             ("cache state", cache, CACHE_STATES),
         ):
             if value not in known:

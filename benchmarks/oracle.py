@@ -33,8 +33,6 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 import yaml
-from archsearch.pipeline.engine_choice import engine_target
-from archsearch.pipeline.stand_ins import random_draft
 
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
@@ -46,6 +44,7 @@ from archsearch.engines.measure.turns import full_steps
 from archsearch.engines.registry import make_engine
 from archsearch.latency.model import LatencyModel
 from archsearch.models.targets import resolve_target
+from archsearch.pipeline.in_engine import engine_target, random_draft
 from archsearch.pipeline.latency import acceptance_for, choose_latency
 from archsearch.pipeline.profile_request import sample_space
 from archsearch.profiles import Profile

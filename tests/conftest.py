@@ -47,7 +47,7 @@ def own_folders(
     shipped_profiles: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if "slow" not in request.keywords:
+    slow = request.node.get_closest_marker("slow")
+    if slow is None or slow.kwargs.get("own"):  # others keep the real target's conversion
         monkeypatch.setattr(profiles, "data_dir", lambda _name: shipped_profiles)
-    if "slow" not in request.keywords:  # slow tests use the real target and may keep its conversion
         monkeypatch.setenv("ARCHSEARCH_CACHE", str(tmp_path / "cache"))

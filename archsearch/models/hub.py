@@ -17,7 +17,7 @@ _CLIENTS: Final = ("httpx", "httpcore", "requests", "urllib3")
 @contextmanager
 def hub_errors(message: str) -> Iterator[None]:
     """What keeps the hub from answering (no network, no such repository, a gated one) as one line:
-    `message`, in which {} is the reason."""
+    `message`, in which {} is the reason. Raises ArchsearchError."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:

@@ -130,8 +130,13 @@ def pass_s(model: Passes, shape: ForwardShape, cold: bool) -> Estimate:
     """A pass that ends with the logits, as it was measured."""
     if isinstance(model, LatencyModel):
         return model.measured_pass_s(shape, cold)
-    arch, batch, tokens, context = shape
-    return model.forward_s(arch, batch=batch, tokens=tokens, context=context, cold=cold)
+    return model.forward_s(
+        shape.architecture,
+        batch=shape.batch,
+        tokens=shape.tokens,
+        context=shape.context,
+        cold=cold,
+    )
 
 
 def layer_s(

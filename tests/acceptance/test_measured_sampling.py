@@ -233,9 +233,14 @@ def test_text_from_a_nucleus_stays_in_it_and_resumes(tmp_path):
     settings = Writing(12, 0.9, 0.6, limits=BatchLimits(rows=4))
     folder = tmp_path / "cache"
     texts = generate_text(
-        target, tokenizer, prompts, cache_dir=folder, writing=settings, progress=calls.append
+        target,
+        tokenizer,
+        prompts,
+        cache_dir=folder,
+        writing=settings,
+        progress=lambda *said: calls.append(said),
     )
-    assert texts.complete and len(texts.sequences) == 10 and calls[-1]["done"] == 10
+    assert texts.complete and len(texts.sequences) == 10 and calls[-1][1:] == (10, 10)
     assert sorted(s.category for s in texts.sequences) == sorted(p.category for p in prompts)
     outside = 0
     for sequence in texts.sequences:
@@ -248,7 +253,12 @@ def test_text_from_a_nucleus_stays_in_it_and_resumes(tmp_path):
     assert outside == 0
     assert any(not bool(s.greedy.all()) for s in texts.sequences)  # it is sampled
     again = generate_text(
-        target, tokenizer, prompts, cache_dir=folder, writing=settings, progress=calls.append
+        target,
+        tokenizer,
+        prompts,
+        cache_dir=folder,
+        writing=settings,
+        progress=lambda *said: calls.append(said),
     )
     assert [s.token_ids.tolist() for s in again.sequences] == [
         s.token_ids.tolist() for s in texts.sequences

@@ -226,6 +226,7 @@ def test_a_plain_text_that_is_absent(world: Path) -> None:
     assert files_in(world) == before
 
 
+@pytest.mark.slow(own=True)
 def test_a_disk_that_fills_while_rows_are_appended(
     world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -293,7 +293,7 @@ def test_a_search_names_who_serves(runs: Path) -> None:
     page = (runs / "runs/default/report.html").read_text()
     assert default["served"] in page and "round, ms" in page
     text = call(*SEARCH, "--run", "runs/default", "--explain").stdout
-    assert f"Free layers: {default['free_layers']:.1f} (" in text
+    assert f"may be up to {default['free_layers']:.1f} layers deep before launching it" in text
     assert f"served by {default['served']}." in text and all(
         f"WARNING: {warning}." in text for warning in default["warnings"]
     )

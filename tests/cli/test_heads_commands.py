@@ -410,6 +410,7 @@ def test_drafters_are_compared_prompt_by_prompt(
     )
 
 
+@pytest.mark.slow(own=True)
 def test_drafters_without_weights_run_in_transformers_beside_the_draft(with_run: Path) -> None:
     """The real engine: lookup and early exit write the target's text, each beside what had been
     foretold."""

@@ -38,6 +38,7 @@ def light(*arguments: str, where: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow(own=True)
 def test_answers_need_no_torch(tmp_path: Path) -> None:
     question = ("--target", "llama-3.1-8b", "--gpu", "h100")
     for command in (

@@ -161,7 +161,7 @@ def test_an_objective_without_a_file_is_about_one_kind_of_request() -> None:
         ({}, ("--tensor-parallel", "2"), "but the workload says tensor_parallel: 1"),
         ({"parts": [{**MIX["parts"][0], "output_tokens": 1}]}, (), "nothing to draft"),
         ({}, ("--max-tpot", "0"), "--max-tpot"),
-        ({}, ("--max-tpot", "nan"), "--max-tpot must be positive"),
+        ({}, ("--max-tpot", "nan"), "--max-tpot': nan is not a number"),
         ({}, ("--memory-fraction", "0.01"), "fits no batch"),
         ({}, ("--engine", "transformers"), "one request at a time"),
         ({}, ("--max-parameters", "1000"), "parameters=1000"),

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.commands import SEARCH, call, files_in, last_json, refused
 
 
+@pytest.mark.slow(own=True)
 def test_train_resumes(with_run: Path) -> None:
     before = json.loads((with_run / "runs/a/best/1/training.json").read_text())
     result = last_json(call("train", "runs/a", "--budget", "2s", "--json"))

@@ -218,6 +218,7 @@ def test_search_confirm_in_an_engine_that_is_not_there(with_ranks: Path) -> None
     assert "run: archsearch engine install vllm" in line and files_in(with_ranks) == before
 
 
+@pytest.mark.slow(own=True)
 def test_search_confirms_in_the_engine_of_the_search(
     with_ranks: Path, made_up: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

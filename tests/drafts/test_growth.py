@@ -43,6 +43,7 @@ def asked(cache: TextCache) -> set[tuple[int, ...]]:
     return {tuple(s.token_ids[: s.prompt_tokens].tolist()) for s in cache.sequences}
 
 
+@pytest.mark.slow(own=True)
 def test_every_source_is_used_once_it_is_the_turn_of_it_and_ends(texts: RunTexts) -> None:
     before = texts.distinct_tokens()
     supplies = {supply.name: supply for supply in texts.supplies()}
@@ -115,6 +116,7 @@ def test_prompts_that_time_did_not_reach_come_first_and_a_cut_goes_on(
     assert cut.growth._write_answers(60.0) == 0, "all were written"
 
 
+@pytest.mark.slow(own=True)
 def test_a_target_that_invents_nothing_usable_is_asked_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +188,7 @@ def untied(folder: Path) -> None:
     make_model_folder(folder / "target", TINY.replace(tie_word_embeddings=False))
 
 
+@pytest.mark.slow(own=True)
 @pytest.mark.parametrize("kind", ["empty", "loop"])
 def test_answers_that_are_empty_or_repeat_for_ever_end_with_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str

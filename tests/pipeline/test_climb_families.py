@@ -59,7 +59,7 @@ class MadeUpHeads:
             gamma: SimpleNamespace(estimate=lambda value=value: value)
             for gamma, value in taus.items()
         }
-        record = {"tokens": int(SPEED * total), "seconds": total, "text_tokens": 10**9}
+        record = SimpleNamespace(tokens=int(SPEED * total), seconds=total, text_tokens=10**9)
         return SimpleNamespace(
             plan=plan, conditional=(alpha,) * plan.gamma, replays=replays, record=record
         )

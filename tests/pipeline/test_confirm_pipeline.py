@@ -237,6 +237,7 @@ def test_a_trained_candidate_is_run_with_its_own_acceptance(
     assert drafts == {str(session.run.best_dir(2))}
 
 
+@pytest.mark.slow(own=True)
 def test_no_more_requests_are_in_flight_than_was_said(
     session: SearchSession, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,6 +405,7 @@ def test_a_target_without_weights_is_made_up_where_the_engine_can(
         confirm_load(session, replace(SHORT, concurrencies=(1,)), EngineChoice("transformers"))
 
 
+@pytest.mark.slow(own=True)
 def test_random_drafts_are_made_once(session: SearchSession, made: Made) -> None:
     confirm_load(session, replace(SHORT, concurrencies=(1,)), HERE)
     (weights,) = Path("runs/a/engine").glob("*/model.safetensors")
@@ -475,6 +477,7 @@ def test_an_engine_that_was_never_profiled_says_so_beside_its_prediction(
         ) and command in " ".join(shown.split())
 
 
+@pytest.mark.slow(own=True)
 def test_another_engine_does_not_take_the_place_of_the_run_s_own(
     session: SearchSession, made: Made
 ) -> None:
@@ -491,6 +494,7 @@ def test_another_engine_does_not_take_the_place_of_the_run_s_own(
     assert "vllm 1" in Path("runs/a/report.html").read_text()
 
 
+@pytest.mark.slow(own=True)
 def test_what_decides_nothing_does_not_replace_what_decides(
     session: SearchSession, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:

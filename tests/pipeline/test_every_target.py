@@ -73,6 +73,7 @@ def fails(cases: list[tuple[str, str, int, str, int]]) -> dict[str, int]:
     return {line: lines.count(line) for line in sorted(set(lines))}
 
 
+@pytest.mark.slow(own=True)
 def test_a_sample_of_targets_ends_in_an_answer_or_one_line():
     found = fails(FEW)
     assert found[""] >= len(FEW) // 2

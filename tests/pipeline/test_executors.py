@@ -8,9 +8,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import click
 import pytest
 
 from archsearch import pipeline
+from archsearch.cli import main
 from archsearch.cli.worker import worker as worker_command
 from archsearch.errors import ArchsearchError
 from archsearch.paths import STORAGE_VARIABLE
@@ -140,7 +142,9 @@ def test_a_workers_command_line_holds_no_url_of_the_storage(
         ((command, environment),) = started
     assert "topsecret" not in " ".join(command)
     monkeypatch.setenv(STORAGE_VARIABLE, environment[STORAGE_VARIABLE])
-    assert worker_command.make_context("worker", command[1:]).params["storage"] == storage
+    above = click.Context(main, **main.context_settings)  # -h and --help, as typed
+    asked = worker_command.make_context("worker", command[1:], parent=above)
+    assert asked.params["storage"] == storage
 
 
 def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,7 @@ def test_both_modes_are_measured_checked_and_searched_from(stand_in: Path) -> No
     assert 0 < step.value < 50 * measured.median_s
 
 
+@pytest.mark.slow(own=True)
 def test_the_same_command_continues_and_imported_tables_stay(stand_in: Path) -> None:
     first = profile_device(request(modes=("graph",), budget_s=1.0, check=0))
     second = profile_device(request(modes=("graph",), budget_s=1.0, check=0))
@@ -130,6 +131,7 @@ def test_the_same_command_continues_and_imported_tables_stay(stand_in: Path) -> 
         profile_device(request(output=folder))
 
 
+@pytest.mark.slow(own=True)
 def test_rounds_of_an_engine_are_measured_in_it(
     stand_in: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +180,7 @@ def test_rounds_of_an_engine_are_measured_in_it(
     assert again["new_rows"] == 14 - len(rows)
 
 
+@pytest.mark.slow(own=True)
 def test_a_failed_all_reduce_costs_nothing_else_and_known_kernels_stay(
     stand_in: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

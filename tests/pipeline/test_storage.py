@@ -22,6 +22,7 @@ def request(run: Path, **changes: object) -> pipeline.SearchRequest:
     return pipeline.SearchRequest("llama-3.1-8b", asked=asked, **changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow(own=True)
 def test_two_workloads_in_one_storage_keep_their_own_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def decode_s(found: dict[str, Any]) -> float:
     return float(found["drafts"][0]["decode_s"]["value"])
 
 
+@pytest.mark.slow(own=True)
 def test_quantised_checkpoints_take_less_time_and_fewer_gpus(tmp_path: Path) -> None:
     plain = estimated(folder(tmp_path / "plain", None), "h100")
     fp8 = estimated(folder(tmp_path / "fp8", CASES["RedHat fp8"]), "h100")

@@ -20,6 +20,7 @@ def test_the_examples_of_its_functions() -> None:
     )
 
 
+@pytest.mark.slow(own=True)
 def test_regret_is_that_of_the_enumeration(make_scorer, small_space, monkeypatch) -> None:
     monkeypatch.setattr(regret_module, "ALONE_POINTS", 100_000)
     scorer = make_scorer()

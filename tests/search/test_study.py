@@ -50,6 +50,7 @@ def test_within_one_percent_of_the_exact_best(make_scorer, smollm2, case, seed):
     assert found.speedup.value <= exact.speedup.value and found.rank == 1
 
 
+@pytest.mark.slow(own=True)
 def test_a_thousand_distinct_shapes_with_a_journal(make_scorer, smollm2, tmp_path):
     """Trials once repeated shapes: 2,000 of them took minutes and scored 607."""
     space = load_space("demo")

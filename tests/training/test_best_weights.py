@@ -101,6 +101,7 @@ def test_an_anneal_that_makes_it_worse_is_not_kept(cache, script):
     assert torch.equal(weights(draft), seen[1])
 
 
+@pytest.mark.slow(own=True)
 def test_a_stopped_training_stays_stopped_on_the_same_text_and_goes_on_from_its_best_look_on_more(
     cache, script, tmp_path
 ):

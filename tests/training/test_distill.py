@@ -115,8 +115,8 @@ def test_the_schedule_warms_up_holds_and_anneals_to_zero():
 # ---- training
 
 
-@pytest.mark.parametrize("rows", [None, 30])
-@pytest.mark.parametrize("hidden", [HIDDEN, 24])
+@pytest.mark.parametrize("rows", [None, pytest.param(30, marks=pytest.mark.slow(own=True))])
+@pytest.mark.parametrize("hidden", [HIDDEN, pytest.param(24, marks=pytest.mark.slow(own=True))])
 def test_training_lowers_the_loss_and_raises_agreement(cache, rows, hidden):
     counts = torch.bincount(torch.cat([s.written for s in cache.sequences]), minlength=VOCAB)
     kept = None if rows is None else sorted(counts.argsort(descending=True)[:rows].tolist())
@@ -164,6 +164,7 @@ def test_the_teacher_is_rebuilt_on_the_kept_tokens(cache):
     assert heldout_divergence(make_draft(), cache.head, heldout)[0] > 0.1
 
 
+@pytest.mark.slow(own=True)
 def test_a_shortlisted_head_learns_too_and_leaves_no_token_out_of_the_batch(cache, monkeypatch):
     monkeypatch.setattr("archsearch.training.teacher._FULL_HEAD_LIMIT", 16)
     monkeypatch.setattr("archsearch.training.teacher._RANDOM_NEGATIVES", 4)
@@ -406,6 +407,7 @@ def test_without_an_anneal_the_draft_ends_as_the_running_mean_of_its_weights(cac
     assert torch.allclose(weights(raw), seen[-1])
 
 
+@pytest.mark.slow(own=True)
 def test_the_mean_of_the_weights_agrees_more_than_the_weights_at_a_high_learning_rate(cache):
     train, _ = training.split_heldout(cache.sequences, 4)
     config = dataclasses.replace(CONFIG, max_steps=80, lr=2e-2, anneal=0.0)

@@ -102,6 +102,7 @@ esac""",
     )
 
 
+@pytest.mark.slow(own=True)
 def test_install_from_nothing_and_everything_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

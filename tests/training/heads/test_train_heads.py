@@ -58,6 +58,7 @@ def test_chains_are_judged_only_inside_the_text_and_after_right_tokens() -> None
     ) and counts.alpha == pytest.approx(3 / 5)
 
 
+@pytest.mark.slow(own=True)
 def test_matches_are_those_of_each_start_alone(world) -> None:
     target, cache, auxiliary = world
     head = make_eagle3(target, kept=EVERY).eval()
