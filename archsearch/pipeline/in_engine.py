@@ -305,7 +305,7 @@ def has_gpu() -> bool:
 @contextmanager
 def kept_partial(path: Path, what: str) -> Iterator[None]:
     """Where an engine fails in the block and had come to something, that is in `path` and the
-    RunFailed that it raises says so."""
+    message says so. Raises RunFailed."""
     try:
         yield
     except RunFailed as error:
