@@ -104,11 +104,13 @@ def architecture(name: str) -> Architecture:
 
 @dataclass(frozen=True)
 class Setup:
-    """One engine with one target; its files lie in `folder`."""
+    """One engine with one target; its files lie in `folder`. `which` predictions: "" for those of
+    the last profile, "first-" for those of one before, where a disturbed one was made again."""
 
     engine: str
     target: str
     folder: Path = FOLDER
+    which: str = ""
 
     @property
     def name(self) -> str:
@@ -120,7 +122,7 @@ class Setup:
 
     @property
     def predicted_file(self) -> Path:
-        return self.folder / f"predicted-{self.name}.csv"
+        return self.folder / f"{self.which}predicted-{self.name}.csv"
 
     @cached_property
     def shapes(self) -> dict[str, Architecture]:
@@ -421,7 +423,7 @@ def regret(picked: Sequence[Point], measured: dict[Point, float]) -> float:
     return 1.0 - max(measured[point] for point in picked) / best
 
 
-def noise(table: pd.DataFrame, finals: dict[Point, list[float]]) -> dict[str, float]:
+def noise(table: pd.DataFrame, finals: dict[Point, list[float]]) -> dict[str, float | None]:
     """What the oracle loses to itself: the finalist that is best by one half of its visits, valued
     by the other half; and the spread of one visit."""
     chance, lost = random.Random(0), []
@@ -435,8 +437,8 @@ def noise(table: pd.DataFrame, finals: dict[Point, list[float]]) -> dict[str, fl
         lost.append(regret([max(one, key=lambda point: one[point])], other))
     spread = [statistics.stdev(v) / statistics.fmean(v) for v in finals.values() if len(v) > 1]
     return {
-        "regret_of_the_oracle": statistics.fmean(lost) if lost else float("nan"),
-        "spread_of_a_visit": statistics.median(spread) if spread else float("nan"),
+        "regret_of_the_oracle": statistics.fmean(lost) if lost else None,
+        "spread_of_a_visit": statistics.median(spread) if spread else None,
     }
 
 
@@ -466,11 +468,11 @@ def wrong_alpha(table: pd.DataFrame, measured: dict[Point, float]) -> dict[str, 
 
 def judge(setup: Setup, level: str) -> dict[str, Any]:
     """All figures of a set-up at a level of alpha. Finalists are valued by their final visits,
-    where each has two."""
+    where they have enough."""
     table, rows = believed(setup, level), setup.rows()
     first = value_of(table, costs([row for row in rows if row["visit"] < 100]))
     finals = costs(rows, finals=True)
-    finals = {point: values for point, values in finals.items() if len(values) >= 2}
+    finals = {point: values for point, values in finals.items() if len(values) >= FINAL_VISITS}
     measured = value_of(table, finals) if finals else first
     chosen = picks(table, first)
     if not all(point in measured for picked in chosen.values() for point in picked):
@@ -482,6 +484,7 @@ def judge(setup: Setup, level: str) -> dict[str, Any]:
     error = (frame.predicted / frame.measured - 1.0).abs()
     return {
         "setup": setup.name,
+        "predictions": setup.which + "predicted",
         "level": level,
         "alpha": [float(table.alpha.min()), float(table.alpha.max())],
         "points": len(first),
@@ -505,7 +508,8 @@ def judge(setup: Setup, level: str) -> dict[str, Any]:
 def text(found: dict[str, Any]) -> str:
     best = found["best"]
     lines = [
-        f"{found['setup']}, alpha {found['level']} ({found['alpha'][0]:.2f} to"
+        f"{found['setup']}, {found['predictions']}, alpha {found['level']}"
+        f" ({found['alpha'][0]:.2f} to"
         f" {found['alpha'][1]:.2f}): {found['shapes']} shapes, {found['points']} points,"
         f" {found['visits']} visits ({found['unsteady']} unsteady); regrets by"
         f" {found['valued_by']} (by sweeps)",
@@ -517,7 +521,9 @@ def text(found: dict[str, Any]) -> str:
         lines.append(f"  {name:16} {both}  {where}".rstrip())
     own = found["noise"]
     lines += [
-        f"  the oracle against itself {own['regret_of_the_oracle']:.1%}, spread of a visit"
+        "  the oracle against itself: too few final visits"
+        if own["regret_of_the_oracle"] is None
+        else f"  the oracle against itself {own['regret_of_the_oracle']:.1%}, spread of a visit"
         f" {own['spread_of_a_visit']:.1%}",
         f"  Spearman {found['spearman_points']:.3f} over points, {found['spearman_shapes']:.3f}"
         f" over shapes; error of the speed-up: median {found['median_error']:.1%},"
@@ -612,7 +618,9 @@ def main() -> None:
     pairs = [name.split("-", 1) for name in sorted(names, reverse=True)]
     setups = [Setup(engine, target, asked.folder) for engine, target in pairs]
     setups = [each for each in setups if set(each.points) == set(costs(each.rows()))]  # whole
-    found = [judge(setup, level) for setup in setups for level in LEVELS]
+    before = [replace(each, which="first-") for each in setups]
+    both = [*setups, *(each for each in before if each.predicted_file.exists())]
+    found = [judge(setup, level) for setup in both for level in LEVELS]
     (asked.folder / "figures.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     shown = "\n\n".join(map(text, found))
     (asked.folder / "figures.txt").write_text(shown + "\n", encoding="utf-8")
