@@ -235,7 +235,7 @@ def watch_trainings(path: Path) -> None:
     this process."""
     from archsearch.training import distill
 
-    whole, update, counted = distill.distill, distill._Run._update, [0]
+    whole, update, counted = distill.distill, distill.TrainingRun._update, [0]
 
     def counting(run: Any, *rest: Any) -> float:
         counted[0] += 1
@@ -257,7 +257,7 @@ def watch_trainings(path: Path) -> None:
             handle.write("\n" + json.dumps(row) + "\n")
         return result
 
-    distill._Run._update = counting  # type: ignore[method-assign]
+    distill.TrainingRun._update = counting  # type: ignore[method-assign]
     distill.distill = watched
 
 
