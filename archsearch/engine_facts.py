@@ -41,7 +41,7 @@ class EngineFacts:
     server: bool = False  # a running server of it can be measured: --server-url
     cpu_only: bool = False  # does not run on GPUs
     batches: bool = False  # runs several requests at once
-    synthesises: bool = False  # accepts draft tokens by chance when told to
+    synthesises: bool = False  # accepts draft tokens by chance on request
     schedules: bool = False  # takes gamma by batch size
     dummy_weights: bool = False  # makes up weights for folders that hold a config.json only
     confirms: tuple[str, ...] = (
@@ -85,9 +85,7 @@ class EngineFacts:
 
     # -- exporting for it
     export: str = ""  # path of (Setup) -> Serving, the command and files that make it use a draft
-    draft_folder: bool = (
-        False  # loads the draft's folder itself: nothing but the model card tells how
-    )
+    draft_folder: bool = False  # loads the draft's folder itself: only the model card says how
     gguf: bool = (
         False  # needs a copy of the weights as GGUF, and computes in the formats of such files
     )
@@ -282,7 +280,7 @@ _ROWS: Final = (
         confirms=(
             "independent",
             "eagle3",
-        ),  # prompt lookup runs, but tells no rounds (extended_perf_metrics is None)
+        ),  # prompt lookup runs, but reports no rounds (extended_perf_metrics is None)
         families={"independent": "", "eagle3": "", "dflash": "", "ngram": ""},  # prompt_lookup=True
         shortest_ngram=1,
         head_limits={"eagle3": (1, 3)},

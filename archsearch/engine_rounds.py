@@ -221,8 +221,8 @@ class EngineRounds:
         )
 
     def cache_dtype(self, dtype: str) -> str:
-        """The dtype of the KV cache where weights are kept in `dtype`: engines keep 16 bits unless
-        told, but TensorRT-LLM, whose fp8 checkpoints ask for an 8-bit cache themselves."""
+        """The dtype of the KV cache where weights are kept in `dtype`: 16 bits by default. The fp8
+        checkpoints of TensorRT-LLM ask for 8 bits themselves."""
         if dtype != "float8_e4m3fn":
             return dtype
         asked = self.options.get("kv_cache_dtype", "auto")

@@ -211,8 +211,8 @@ def read_yaml(path: Path, what: str) -> Any:
 
 
 def _nodes(data: Any, counted: dict[int, int], open_: set[int]) -> int:
-    """Values in `data`, those of an alias wherever it stands; of one that holds itself more than
-    any file may have. OverflowError for an integer beyond 64 bits."""
+    """Values in `data`, those of an alias counted wherever it occurs; of one that holds itself more
+    than any file may have. OverflowError for an integer beyond 64 bits."""
     if not isinstance(data, dict | list):
         if isinstance(data, int) and abs(data) >= 2**63:
             raise OverflowError

@@ -108,7 +108,7 @@ class Measurement:
 
     @property
     def key(self) -> tuple[str, Shape, str, str, str]:
-        """What tells rows apart: kind, shape, dtype, mode, cache state."""
+        """What identifies a row: kind, shape, dtype, mode, cache state."""
         return (self.kind, self.shape, self.dtype, self.mode, self.cache)
 
     @property

@@ -11,7 +11,7 @@ from typing import Self
 
 Progress = Callable[[str, float, float], None]
 """How long work reports: `progress(what, done, total)`. `what` is read by a person; `done` and
-`total` share one unit (seconds of a budget, prompts, tokens), whichever tells best how much is
+`total` share one unit (seconds of a budget, prompts, tokens), whichever shows best how much is
 left."""
 
 

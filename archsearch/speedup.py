@@ -417,10 +417,10 @@ def speedup_interval(
     tau_bounds: tuple[float, float],
     round_s: Estimate | None = None,
 ) -> tuple[float, float]:
-    """5 and 95 % of a speed-up whose tau lies between `tau_bounds`: what its std holds besides
+    """5 and 95 % of a speed-up whose tau lies between `tau_bounds`. What its std holds besides
     tau's, the times' part, is normal in the logarithm; on each side the two add in squares. A round
-    with bounds of its own (an engine's host, which may be much slower and hardly faster) stands
-    with them instead of its std."""
+    with bounds of its own counts with them instead of its std: an engine's host may be much slower
+    and hardly faster."""
     times = max(speedup.relative_std**2 - tau_value.relative_std**2, 0.0)
     rounds = (0.0, 0.0)
     if round_s is not None and round_s.low is not None and round_s.high is not None:

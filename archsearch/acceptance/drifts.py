@@ -83,8 +83,8 @@ def sweep_errors(sweep: Sweep, drift: float) -> np.ndarray:
     )
 
 
-# Each study's drift is one draw from N(mean, BETWEEN^2), mean from N(0, BETWEEN^2); tau is believed
-# to TAU_STD beyond that.
+# Each study's drift is one draw from N(mean, BETWEEN^2), mean from N(0, BETWEEN^2); beyond that
+# tau has the error TAU_STD.
 DRIFT_BETWEEN: Final = 0.12
 DRIFT_TAU_STD: Final = 0.02
 DRIFT_GRID: Final = np.linspace(-0.6, 0.6, 121)

@@ -14,7 +14,7 @@ from archsearch.acceptance.terms import REFERENCE_LAYERS
 from archsearch.architecture.architecture import Architecture
 from archsearch.estimate import Estimate
 
-TEXTS_TOLD: Final = 3
+TEXTS_SHOWN: Final = 3
 RUNS_TOLD: Final = 2
 
 
@@ -53,14 +53,14 @@ class Earlier:
 
     def words(self) -> str:
         """One line for people."""
-        told = [
+        shown = [
             f"{text.words()} {_moved(self.before, text.alpha, self.layers if not number else None)}"
-            for number, text in enumerate(self.texts[:TEXTS_TOLD])
+            for number, text in enumerate(self.texts[:TEXTS_SHOWN])
         ]
-        more = len(self.texts) - TEXTS_TOLD
+        more = len(self.texts) - TEXTS_SHOWN
         rest = f"; {more} more text{'s' if more > 1 else ''}" if more > 0 else ""
         together = f"; together to {self.after.value:.2f}" if len(self.texts) > 1 else ""
-        return f"earlier runs: {'; '.join(told)}{rest}{together}"
+        return f"earlier runs: {'; '.join(shown)}{rest}{together}"
 
     def to_dict(self) -> dict[str, Any]:
         return {

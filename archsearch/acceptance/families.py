@@ -1,5 +1,5 @@
-"""What is believed of a drafter of any family: alpha at the first position, its drift along the
-block, and how often it drafts.
+"""The predicted acceptance of a drafter of any family: alpha at the first position, its drift along
+the block, and how often it drafts.
 
 | `Drafter.acceptance` | from |
 |---|---|
@@ -12,8 +12,7 @@ block, and how often it drafts.
 Of a head of another size than usual HEAD_SIZE is assumed. An alpha that the user gave holds for
 every family.
 
-ASSUMED names the families of which too little was published to be ranked by what is believed of
-them.
+ASSUMED names the families of which too little was published to rank them by predicted acceptance.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ PARALLEL_HEAD_DRIFT: Final = Estimate(-0.17, 0.14, "prior")
 # The same of PARD: its paper's first and fourth position of one draft, .93 -> .90 and .88 -> .85.
 PARALLEL_DRIFT: Final = Estimate(-0.11, 0.15, "prior")
 # logit: what drafting in parallel costs at the first position. Nobody varied it at equal training;
-# one P-EAGLE head stands 0.2 to 0.6 above another's EAGLE-3 head of the same target.
+# one P-EAGLE head is 0.2 to 0.6 above another's EAGLE-3 head of the same target.
 PARALLEL_STD: Final = 0.3
 # Lookup: what followed once goes on once it has begun. Conditional acceptance by position of n-gram
 # drafts of a Llama of 8B in vLLM (pull request 24344): .81 .91 .95 .97 .97 on code edits, .69 .83
@@ -150,7 +149,7 @@ class FamilyAcceptance:
 def acceptance_of(
     drafter: Drafter, estimator: AcceptanceEstimator, context: AcceptanceContext
 ) -> FamilyAcceptance:
-    """What is believed of `drafter` in `context`, whose `drafter` is left to this function."""
+    """Predicted acceptance of `drafter` in `context`, whose own `drafter` field is set here."""
     found = _believed(drafter, estimator, context)
     if isinstance(drafter, ChainHead) and drafter.tree is not None:
         found = _of_tree(drafter.tree, found.acceptance, estimator)

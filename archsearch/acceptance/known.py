@@ -189,7 +189,7 @@ def _shape(target: str | Architecture) -> Architecture | None:
 
 def _same_target(name: str, target: str | Architecture) -> Architecture | None:
     """The shape behind `name` where it is `target`: by name, folder or shape. None where it is
-    another or cannot be told."""
+    another or unknown."""
     wanted, shape = _shape(target), _shape(name)
     if isinstance(target, str) and name == target:
         return wanted

@@ -1,5 +1,5 @@
-"""Targets that the table knows: drafts of theirs, and of their family's other sizes, condition what
-is believed of a new draft.
+"""Targets that the table knows: drafts of theirs, and of their family's other sizes, condition the
+prediction for a new draft.
 
 A target is known by its shape (fine-tunes share it) where the catalogue has that shape.
 """

@@ -86,8 +86,8 @@ class Ngram:
 
 
 class _NgramReader:
-    """`_first`: for every n-gram that has a token after it, where that token stands at its first
-    occurrence."""
+    """`_first`: for every n-gram that has a token after it, the index of that token at the n-gram's
+    first occurrence."""
 
     def __init__(self, rule: Ngram, prompt: Sequence[int]) -> None:
         self._tokens: list[int] = []

@@ -349,8 +349,7 @@ def _cat(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 class _DraftHead:
-    """A draft's head: [n, hidden] -> logits [n, rows], and which token each row stands for (`ids`
-    [rows])."""
+    """A draft's head: [n, hidden] -> logits [n, rows], and the token of each row (`ids` [rows])."""
 
     def __init__(self, draft: Any) -> None:
         import torch

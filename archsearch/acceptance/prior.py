@@ -4,21 +4,21 @@ trained.
     logit(alpha) = x . beta + target + e
     beta ~ N(mean, covariance)  one coefficient per term of COEFFICIENTS
 
-Effects are nearly additive in logit(alpha) across published studies. Where the table of published
-measurements (published.csv, with this project's own sketches in anchors.yaml) says something about
-a term, its coefficient is the posterior of a regression with random effects (`published.py`); where
-it says nothing (narrow or over-wide drafts, fewer KV heads, windows) it keeps the belief of
-`PriorTerms`. `published_fit.json` holds the outcome, so that nothing is fitted here.
+Effects are nearly additive in logit(alpha) across published studies. The table of published
+measurements is published.csv, with this project's own sketches in anchors.yaml. A term that it
+covers has the posterior of a regression with random effects (`published.py`). Other terms (narrow
+or over-wide drafts, fewer KV heads, windows) keep the prior of `PriorTerms`. `published_fit.json`
+holds the outcome, so that nothing is fitted here.
 
-What is believed of a *new* target is wider than the coefficients: the spread over studies and lots
+The prediction for a *new* target is wider than the coefficients. The spread over studies and lots
 is part of the intercept's std, the spread of a domain over studies and data sets part of each
-domain's. All drafts of a search share both, so the std of a *difference* between two shapes (about
+domain's. All drafts of a search share both: the std of a *difference* between two shapes (about
 0.15 for usual ones) is far below the absolute one (about 0.6).
 
 `fit` is the conjugate update of all coefficients: one measured draft moves the intercept almost
-wholly, several sharpen the slopes. What was measured on another text than the asked one has that
-text's own effect: a Gaussian process over texts, whose correlation follows from how alike their
-words are (`text_correlation`).
+wholly, several sharpen the slopes. What was measured on another text has that text's own
+effect: a Gaussian process over texts, correlated by how alike their words are
+(`text_correlation`).
 """
 
 from __future__ import annotations
@@ -486,7 +486,7 @@ class PriorAcceptance:
         return f"{coefficient}{per}; {basis}"
 
 
-# Terms that are told also where they are 0: the shape's.
+# Terms that are listed also where they are 0: the shape's.
 _SHAPE_ROWS: Final = (
     "size",
     "target_size",

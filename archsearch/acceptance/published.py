@@ -305,7 +305,7 @@ def _labels(
 @dataclass(frozen=True, slots=True)
 class Spread:
     """Std in logit of each effect, and of what is left; `slope`: how far the terms of SLOPES differ
-    from study to study, as a share of what is believed of each before the table."""
+    from study to study, as a share of each one's prior std."""
 
     family: float = 0.2
     family_domain: float = 0.2

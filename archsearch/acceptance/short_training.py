@@ -2,8 +2,8 @@
 with.
 
 The prior is fitted to where the short trainings lead. A shape that was trained also has an effect
-of its own that no term of the prior explains; of that, its measurement is believed as far as its
-error lets it.
+of its own that no term of the prior explains. Its measurement counts for that effect by its error:
+the smaller the error, the more.
 """
 
 from __future__ import annotations

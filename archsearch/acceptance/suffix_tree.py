@@ -47,7 +47,7 @@ class SuffixLimits:
 
 class _Node:
     """`count` suffixes pass here. More than one: `children` by token, most frequent first in
-    `order`. One: what follows stands in `text` from `at` on."""
+    `order`. One: what follows is in `text` from `at` on."""
 
     __slots__ = ("at", "children", "count", "order", "text")
 
@@ -131,7 +131,7 @@ class SuffixTree:
                 return
             yield self.length - start, node
         if len(self._ends) < self.length:
-            return  # a suffix within the text stands alone already, so longer ones do
+            return  # a suffix within the text occurs only once already, so longer ones do
         for size in range(self.length + 1, len(context)):
             found = self._find(context[len(context) - size :])
             if found is None:

@@ -68,7 +68,7 @@ DOMAIN_PARTS: Final[Mapping[str, tuple[str, ...]]] = {"mixed": ("chat", "code", 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One coefficient in logit(alpha): what is believed before any table is read."""
+    """The prior of one coefficient in logit(alpha), before any table is read."""
 
     mean: float
     std: float
@@ -76,9 +76,8 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class PriorTerms:
-    """What is believed without the table. Wide where the table decides (its rows are not counted
-    twice), and the last word where no published study varied the term: then wide as well, for
-    nobody knows."""
+    """Priors of the coefficients without the table. Wide where the table decides, whose rows must
+    not count twice. Where no published study varied a term its prior is final, and wide as well."""
 
     # What the law of excess loss leaves: greedy, chat. The table decides.
     intercept: Term = Term(0.0, 0.4)
@@ -167,7 +166,7 @@ COEFFICIENTS: Final = SHAPE_TERMS + DOMAIN_TERMS + DRAFTER_TERMS + LOT_TERMS
 
 
 def prior_of(name: str) -> Term:
-    """What is believed of a coefficient before the table."""
+    """The prior of a coefficient, before the table."""
     if name == "domain chat":
         return Term(0.0, 1e-6)  # the other domains are counted from it
     if name.startswith("lot "):

@@ -205,7 +205,7 @@ class Architecture:
 
     @property
     def kv_numbers(self) -> int:
-        """Numbers that a layer keeps of a token: keys and values, or the latent that stands for
+        """Numbers that a layer keeps of a token: keys and values, or the latent that replaces
         them."""
         return self.kv_lora_rank + self.qk_rope_head_dim if self.kv_lora_rank else 2 * self.kv_size
 

@@ -62,7 +62,7 @@ class ShapeGrid(Architecture):
     """All of bodies x layers x windows x heads, every combination a valid shape of its own.
 
     BODY_FIELDS are [bodies, 1, 1, 1], `num_hidden_layers` [1, layers, 1, 1], `draft_vocab_size`
-    (None: all heads are full) and `tie_word_embeddings` [1, 1, 1, heads]; `windows_of` stands for
+    (None: all heads are full) and `tie_word_embeddings` [1, 1, 1, heads]; `windows_of` replaces
     `window_pattern` and `sliding_window`. What is counted of it broadcasts to `shape`.
     """
 
@@ -128,7 +128,7 @@ class ShapeGrid(Architecture):
         return Architecture(**found)
 
     def places_of(self, arch: Architecture) -> list[tuple[int, ...]]:
-        """Where a shape stands in the grid."""
+        """The indices of a shape in the grid."""
         alike = np.all(
             [np.equal(getattr(self, name), getattr(arch, name)) for name in BODY_FIELDS], axis=0
         )

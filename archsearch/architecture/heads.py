@@ -107,7 +107,7 @@ def head_parameters(head: FeatureHead) -> int:
         count += decoder.head_rows * decoder.hidden_size
         count += (
             head.fc_inputs if head.kind == "peagle" else 0
-        )  # what stands for the states of a mask row
+        )  # what replaces the states of a mask row
     else:  # mtp: norms of embedding and state, final norm; dflash: norm of the states, final norm
         count += (3 if head.kind == "mtp" else 2) * norm
     return count + (embedding_params(decoder) if head.own_embedding else 0)

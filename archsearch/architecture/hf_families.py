@@ -48,8 +48,8 @@ EXPERTS_ONLY: Final = ("mxfp4", "experts_int8")
 
 
 def text_config(config: Config) -> Config:
-    """The part of `config` that describes the language model, with the quantisation that stands
-    beside it.
+    """The part of `config` that describes the language model, with the quantisation that is
+    written beside it.
 
     Raises InvalidShapeError where a model with more than language lacks text_config.
     """

@@ -37,7 +37,7 @@ FAMILY_OF: Final = {  # by architectures[0] or speculators_model_type
     "medusa": "medusa",
 }
 MASK_FIELDS: Final = ("ptd_token_id", "pard_token", "mask_token_id")
-"""Where the id of a mask token stands (vLLM 0.32, `_init_parallel_drafting_params`): such a drafter
+"""Fields of the id of a mask token (vLLM 0.32, `_init_parallel_drafting_params`): such a drafter
 fills its block at once."""
 NO_IDS: Final = (
     "its config names no eagle_aux_hidden_state_layer_ids: engines guess which layers it reads;"

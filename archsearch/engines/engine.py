@@ -273,8 +273,7 @@ def check_start(
 
 
 def drafter_family(draft: ModelSource | None) -> str:
-    """The family of what stands in the place of a draft; a hub id and a module are independent
-    drafts."""
+    """The family of what is given as a draft; a hub id and a module are independent drafts."""
     if isinstance(draft, Ngram):
         return "ngram"
     if isinstance(draft, ExitAfter):

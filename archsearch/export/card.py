@@ -33,7 +33,7 @@ _SCORE_ROWS: Final = (  # (field of score.json, words, factor, digits)
 @dataclass(frozen=True)
 class ExportPlan:
     """An export that was checked. `output`: where it will lie; `architecture`: of an independent
-    draft; `dtype`: what engines compute in; `served`: how each engine that has a server is told;
+    draft; `dtype`: what engines compute in; `served`: how each engine with a server is set up;
     `trained`: it has weights; `head`: of a trimmed head."""
 
     source: ExportSource

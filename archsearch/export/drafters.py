@@ -1,4 +1,4 @@
-"""What engines are told of a drafter that is no independent draft: the config.json of its shape,
+"""Settings of engines for a drafter that is no independent draft: the config.json of its shape,
 vLLM's speculative config."""
 
 from __future__ import annotations
@@ -98,9 +98,8 @@ def block_fields(drafter: DFlash, target: Architecture) -> dict[str, Any]:
 
 
 def mask_token(target: Architecture) -> int:
-    """The row of the target's embedding that stands for a token still to be drafted: the last one,
-    which tokenizers reserve or pad with. Who trains such a drafter writes the one that it was
-    trained with."""
+    """The row of the target's embedding used for a token still to be drafted: the last one, which
+    tokenizers reserve or pad with. Trained drafters name the one that they were trained with."""
     return target.vocab_size - 1
 
 

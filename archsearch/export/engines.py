@@ -1,4 +1,4 @@
-"""How each engine is told to use a draft: its command line, its files, and what the user must know.
+"""How to serve a draft with each engine: its command line, its files, and what the user must know.
 
 Checked against, in November 2026: vLLM 0.32 (config/speculative.py), SGLang main (server_args.py
 and its page on speculative decoding), TensorRT-LLM 1.3/1.4rc (llmapi/llm_args.py,
@@ -37,7 +37,7 @@ TENSORRT_FILE: Final = "tensorrt-llm.yaml"
 
 @dataclass(frozen=True)
 class Setup:
-    """What the engines are told. `folder`: where the export will lie; `target`: folder or hub id;
+    """The settings of an export. `folder`: where the export will lie; `target`: folder or hub id;
     `dtype` as torch names it; `layers`: of the target, whose inputs a head reads."""
 
     folder: Path
@@ -111,7 +111,7 @@ def check_engines(names: Sequence[str], family: str = INDEPENDENT) -> tuple[str,
 
 
 def serving(engine: str, setup: Setup) -> Serving:
-    """How `engine` (one whose facts name an export) is told to use the draft."""
+    """How `engine` (one whose facts name an export) is set up to use the draft."""
     served: Serving = load(ENGINES[engine].export)(setup)
     return served
 

@@ -106,9 +106,9 @@ def plan(
     trained = has_weights(source.draft)
     copied = [name for name in names if ENGINES[name].gguf]
     if not trained and (copied or not allow_untrained):
-        told = f"{copied[0]} needs weights: train the draft first" if allow_untrained else ""
-        told = told or "train the draft before exporting it"
-        raise MissingDataError(f"no model.safetensors in {source.draft}; {told}")
+        why = f"{copied[0]} needs weights: train the draft first" if allow_untrained else ""
+        why = why or "train the draft before exporting it"
+        raise MissingDataError(f"no model.safetensors in {source.draft}; {why}")
     output = output.expanduser().absolute()
     dtype = source.dtype or source.record.confirmed_dtype or _dtype(source.draft)
     setup = Setup(

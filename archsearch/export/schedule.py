@@ -80,11 +80,11 @@ def schedule_words(engine: str, family: str, ranges: Ranges, gamma: int) -> str:
             f" {json.dumps([list(entry) for entry in ranges])}"
         )
     if engine == "tensorrt-llm":
-        told = tensorrt_schedule(ranges)
-        if told is not None:
+        lengths = tensorrt_schedule(ranges)
+        if lengths is not None:
             return (
                 f"{title}: draft_len_schedule:"
-                f" {json.dumps({str(key): value for key, value in told.items()})}"
+                f" {json.dumps({str(key): value for key, value in lengths.items()})}"
             )
         return f"{title}: max_draft_len: {gamma}" + (
             f", max_concurrency: {most}" if most is not None else ""

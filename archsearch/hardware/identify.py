@@ -157,7 +157,7 @@ def _last_level_cache_bytes(root: Path) -> int:
 
 def _memory_bytes(root: Path) -> int:
     """Memory this process may use: the machine's, or the container's limit where that is lower; 0
-    where nothing tells."""
+    where neither is known."""
     match = re.search(r"^MemTotal:\s*(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     total = int(match[1]) * 1024 if match else 0
     if not total and root == Path("/"):

@@ -70,7 +70,7 @@ WEIGHT_COPIES: Final = 6  # collect_gemm.py: outside_loop_count = 6 for bfloat16
 STATIC_SCALES: Final = {"trtllm": ("computescale",), "vllm": ("computescale", "scale_matrix")}
 """What a server of a checkpoint with static scales does not run, by framework (see
 `static_scales`)."""
-BAD_SHARE: Final = 0.1  # more unusable rows than this and the file is not believed
+BAD_SHARE: Final = 0.1  # with more unusable rows than this a file is refused
 # a product of one token slower than this times the same one of 2 to 16 tokens was disturbed ...
 SLOW_START: Final = 1.1
 SLOW_SHARE: Final = 0.5  # ... where more than this share of a table's matrices is so
@@ -97,7 +97,7 @@ SAID: Final = {
     "copyright": COPYRIGHT,
     "url": SOURCE,
     "changes": (
-        "milliseconds to seconds, sizes renamed, rows chosen as told in rows_kept and rows_ignored"
+        "milliseconds to seconds, sizes renamed, rows chosen as in rows_kept and rows_ignored"
     ),
     "how": HOW,
     "not_in_tables": list(ABSENT),
@@ -268,7 +268,7 @@ def _one_version(path: Path, frame: Any) -> None:
     """Every row was measured with the framework version that the folder is named after.
 
     Not asked of all-reduce tables, which may carry older ones (L40S: rows of vLLM 0.14.0 under
-    0.22.0; `Table.versions` tells), and of experts, whose reader leaves others out (B200: a
+    0.22.0; see `Table.versions`), and of experts, whose reader leaves others out (B200: a
     development version of vLLM).
     """
     versions = set(frame.version)

@@ -1,6 +1,6 @@
 """Choosing the few rows of a large kernel table from which the rest can be predicted.
 
-A Gaussian process with fixed length scales over log(time / physical base) stands in for any smooth
+A Gaussian process with fixed length scales over log(time / physical base) represents any smooth
 interpolation. Rows of a regular grid come first; then, one at a time, the row that improves the
 prediction of the others most. (Taking the worst predicted row each time collects the noisy ones: on
 H100 it predicted the rest worse than random rows did.)

@@ -78,7 +78,7 @@ class AddedFit:
         rounds = [row for row in usable(rows) if row.sizes()["gamma"] > 0]
         depths = [float(row.sizes().get("draft_layers") or 1) for row in rounds]
         terms = ROUND[kind]
-        if kind == "engine" and len(set(depths)) <= 1:  # what a layer adds cannot be told
+        if kind == "engine" and len(set(depths)) <= 1:  # what a layer adds is unknown
             terms = terms[:2]
         points = [
             _round_point(terms, row.sizes()["gamma"], row.sizes().get("batch", 1), depth)

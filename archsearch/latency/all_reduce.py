@@ -126,7 +126,7 @@ class AllReduces:
         return moved_bytes / link + LINK_LATENCY_S, LINK_STD
 
     def _like(self) -> ReduceTable | None:
-        """The shipped table that stands in, in this mode; None where no device of this link ships,
+        """The shipped table used instead, in this mode; None where no device of this link ships,
         or the numbers are wider.
 
         A link that the datasheet leaves open (bridges between two PCIe cards) is like no other.

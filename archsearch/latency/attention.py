@@ -95,13 +95,13 @@ class UnpackedQueries:
 
     For one row that kernel packs the query heads of a KV head into a block and splits the keys over
     blocks; for more it does neither (flash_api.cpp, mha_varlen_fwd: "only apply split-k for
-    decoding" stands under `seqlenq_ngroups_swapped`, which asks for one row). Each query head's
-    block then walks over all keys alone, computing a tile of TILE rows:
+    decoding" under `seqlenq_ngroups_swapped`, which asks for one row). Each query head's block then
+    walks over all keys alone, computing a tile of TILE rows:
 
         seconds = max(start + waves of blocks x one block, decode x how often the cache is read)
 
     One block: the table's row of one head and one sequence, which runs unsplit and unpacked too. A
-    cache is read once for all heads whose blocks run at the same time: blocks are started by
+    cache is read once for all heads whose blocks run at the same time. Blocks are started by
     sequence and then by head, one to a multiprocessor (128 such blocks take an A100 twice as long
     as 8).
     """

@@ -1,7 +1,7 @@
-"""Rounds of many drafts at once: what a latency of `DraftPasses` says of each of a `ShapeGrid`,
-without its std, which who wants it asks of one shape.
+"""Rounds of many drafts at once: what a latency of `DraftPasses` predicts for each shape of a
+`ShapeGrid`. There is no std: ask for it of one shape.
 
-Passes are priced by the same formulas (`grid_s`); how a round is put together from them stands here
+Passes are priced by the same formulas (`grid_s`); how a round is put together from them is here,
 over arrays, beside `latency.rounds` (tests/search/test_grid.py holds the two to 1e-9).
 """
 
@@ -99,7 +99,7 @@ class GridLatency:
         layers: Any,
         own: tuple[RoundCosts, Estimate] | None = None,
     ) -> Array:
-        """`rounds.round_time` of an engine whose host is told apart; `own`: other costs, and
+        """`rounds.round_time` of an engine whose host is modelled; `own`: other costs, and
         another verification."""
         costs, read = own or (self.latency.rounds.costs, self._verified[gamma])
         verify, more = read.value, gamma - 1

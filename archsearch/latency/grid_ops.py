@@ -31,7 +31,7 @@ def priced(op: Op, price: Callable[[Sequence[Op]], Any]) -> Any:
 
 @lru_cache(maxsize=512)
 def _distinct(*arrays: Sizes) -> tuple[list[tuple[int, ...]], Any]:
-    """Rows of sizes that differ, and which of them stands at each place."""
+    """The distinct rows of sizes, and which of them is at each place."""
     together = [np.asarray(each) for each in np.broadcast_arrays(*arrays)]
     key = np.zeros(together[0].size, dtype=np.int64)
     for array in together:

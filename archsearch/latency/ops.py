@@ -322,7 +322,7 @@ class OpModel:
     (in the last-level cache).
 
     GPU tables seldom hold both states. A row that was measured in one state then answers for the
-    other too; where both were measured, warm is told from cold by their ratio. `prepare` and
+    other too; where both were measured, their ratio relates warm to cold. `prepare` and
     `uncertainty` price many ops at once (0.1 ms each on a GPU table, most of it saved on the second
     ask); asking one by one takes about ten times as long.
 
@@ -377,8 +377,7 @@ class OpModel:
     # ----------------------------------------------------------------------------------------------
 
     def _dtype_of_rows(self) -> str:
-        """float16 stands in for bfloat16 and the other way round on GPUs; nothing stands in for
-        another width."""
+        """On GPUs float16 and bfloat16 replace each other; no other dtype has a replacement."""
         pair = {"float16": "bfloat16", "bfloat16": "float16"}.get(self.dtype)
         if not self._gpu or pair is None or self.profile.select("gemm", self.dtype, self.mode):
             return self.dtype
@@ -524,7 +523,7 @@ class OpModel:
                 self._seen[op, cold] = self._cpu_s(op, cold)
 
     def uncertainty(self, ops: Sequence[Op], cold: bool = True) -> Array:
-        """Relative std of each op, [ops]: where it is large a measurement tells most."""
+        """Relative std of each op, [ops]: where it is large a measurement helps most."""
         self.prepare(ops, cold)
         return np.array([self._seen[op, cold][1] for op in ops])
 

@@ -2,11 +2,11 @@
 published as the prior.
 
 The law is that of `rounds` (the longer of GPU and host where the engine overlaps), the same in fit
-and prediction, and not linear: a row tells about the side that decided it. So it is a maximum of
-the posterior, by least squares from several starts, with the covariance of the law's derivatives
-there: what no row tells about stays at its prior, with the prior's std. The kernels' times are
-modelled and may be off too; a factor for the target and one for each draft are fitted beside them
-and forgotten.
+and prediction. It is not linear: a row constrains only the side that decided it. So the fit is a
+maximum of the posterior, by least squares from several starts, with the covariance of the law's
+derivatives there. What no row constrains stays at its prior, with the prior's std. The kernels'
+times are modelled and may be off too; a factor for the target and one for each draft are fitted
+beside them and forgotten.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROW_STD: Final = (
 KERNEL_STD: Final = 0.03  # relative, at least: what modelled kernels of one model may be off by
 STARTS: Final = (1.0, 0.5, 2.0)
 """Factors on the host's prior at which the fit begins: from the wrong side of the maximum a row
-tells nothing about it."""
+does not constrain it."""
 TARGET: Final = ""
 IDENTIFIED: Final = 0.9  # a cost whose std fell below this share of its prior's was measured
 

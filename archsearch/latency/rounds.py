@@ -43,8 +43,8 @@ class RoundTime:
     """Seconds of one round. `round_s` = `draft_s` + `verify_s` + `overhead_s`; where the host
     decides, `overhead_s` is its lead.
 
-    `host_s`: what the host needs to launch the round, None where the engine's host is not told
-    apart. `bound`: which of the two decides. The std of `round_s` is that of the larger of two
+    `host_s`: what the host needs to launch the round, None where the engine's host is not
+    modelled. `bound`: which of the two decides. The std of `round_s` is that of the larger of two
     uncertain times, so it is not the parts' sum.
     """
 
@@ -321,7 +321,7 @@ def _nothing_drafted(workload: Workload) -> Passes:
 
 class LatencyOfRounds:
     """`round` and `free_layers` for a latency that prices passes: by `rounds` where the engine's
-    host is told apart, else the sum of `draft_s`, `verify_s` and `added_s`.
+    host is modelled, else the sum of `draft_s`, `verify_s` and `added_s`.
 
     A class that takes this in has `facts`, `draft_passes`, `draft_s` and `verify_s`; one without
     `rounds` needs the last two.
@@ -340,7 +340,7 @@ class LatencyOfRounds:
         )
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """What the engine adds to a round, where nothing of its host is told apart."""
+        """What the engine adds to a round, where its host is not modelled."""
         return Estimate(0.0, 0.0, "modelled")
 
     def added_layer_s(self, target: Architecture) -> float:
@@ -447,7 +447,7 @@ class LatencyOfRounds:
         self: Any, target: Architecture, draft: Draft, workload: Workload, gamma: int
     ) -> float | None:
         """Layers that a draft of this one's kernel times may have before the engine's host decides
-        the round; None where no host is told apart, or the drafter is no model."""
+        the round; None where no host is modelled, or the drafter is no model."""
         if isinstance(draft, Drafter):
             draft = draft.model  # type: ignore[assignment]
         if self.rounds is None or draft is None:

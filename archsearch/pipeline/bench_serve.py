@@ -65,7 +65,7 @@ def bench_serve(request: BenchRequest, progress: Progress = silent) -> dict[str,
         raise ArchsearchError(
             f"--output {request.output}: the folder {request.output.parent} does not exist"
         )
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "load": _load_words(request, asks),
         "text": "made up" if request.prompts is None else str(request.prompts),
     }
@@ -85,33 +85,33 @@ def bench_serve(request: BenchRequest, progress: Progress = silent) -> dict[str,
                 answers,
                 in_flight=request.concurrency,
                 temperature=request.temperature,
-                kept=_keep(request, told, name, answers),
+                kept=_keep(request, result, name, answers),
                 progress=progress,
             )
             measured[name] = summary(answers)
         except BaseException as error:  # whatever it is: what was measured is kept
             words = str(error) or f"stopped by hand after {len(answers)} of {len(asks)} requests"
             kept = {"stopped": words, f"{name}_requests": [asdict(each) for each in answers]}
-            write_json(request.output, told | kept)
+            write_json(request.output, result | kept)
             words = f"{words}; what was measured is kept in {request.output}"
             if isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt(f"{words}; the same command begins anew") from error
             if not isinstance(error, RunFailed):
                 raise
             raise RunFailed(words) from error
-        told[name] = asdict(measured[name])
-        told[f"{name}_requests"] = [asdict(answer) for answer in answers]
+        result[name] = asdict(measured[name])
+        result[f"{name}_requests"] = [asdict(answer) for answer in answers]
     if "without" in measured:
-        told["speedup"] = measured["without"].tpot_s / max(measured["with_draft"].tpot_s, 1e-12)
-    write_json(request.output, told)
+        result["speedup"] = measured["without"].tpot_s / max(measured["with_draft"].tpot_s, 1e-12)
+    write_json(request.output, result)
     if request.estimate is not None:
         seen = measured["with_draft"]
         prompt = round(seen.prompt_tokens) or request.prompt_tokens
         written = max(1, round(seen.output_tokens))
-        told["predicted"] = _predicted(request, request.estimate, prompt, written)
-        told["relative_error"] = _errors(told["predicted"], measured)
-    write_json(request.output, told)
-    said = {name: value for name, value in told.items() if not name.endswith("_requests")}
+        result["predicted"] = _predicted(request, request.estimate, prompt, written)
+        result["relative_error"] = _errors(result["predicted"], measured)
+    write_json(request.output, result)
+    said = {name: value for name, value in result.items() if not name.endswith("_requests")}
     return said | {"output": str(request.output)}
 
 
@@ -153,14 +153,14 @@ def load_of(request: BenchRequest) -> list[Ask]:
 
 
 def _keep(
-    request: BenchRequest, told: dict[str, Any], name: str, kept: list[Answer]
+    request: BenchRequest, result: dict[str, Any], name: str, kept: list[Answer]
 ) -> Callable[[], None]:
     """Write what was measured so far every 20 answers, so that a killed run loses few."""
 
     def keep() -> None:
         if len(kept) % 20 == 0:
             seen = {"unfinished": True, f"{name}_requests": [asdict(each) for each in kept]}
-            write_json(request.output, told | seen)
+            write_json(request.output, result | seen)
 
     return keep
 
@@ -195,8 +195,8 @@ def _predicted(
     (entry,) = drafts_under_load(TrafficRequest(asked, mix=Mix((part,)), simulated=0))["drafts"]
     (found,) = entry["parts"]
     best = found["drafting"] if found["gamma"] else found["off"]
-    told = {name: found[name] for name in ("gamma", "tau", "speedup")}
-    return {**told, "served": entry["served"], "with_draft": best, "without": found["plain"]}
+    chosen = {name: found[name] for name in ("gamma", "tau", "speedup")}
+    return {**chosen, "served": entry["served"], "with_draft": best, "without": found["plain"]}
 
 
 def _errors(

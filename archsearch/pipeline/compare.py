@@ -1,10 +1,10 @@
 """`archsearch compare`: what differs between runs, and why another draft won there: one condition
 swapped at a time.
 
-Of two runs of one target the winner of each is priced under the conditions of both, and under those
-of the first with one of the second's conditions in place of its own (device, engine, mode, batch
-size, ...). How far one winner leads the other is told by term (tokens a round, drafting,
-verification, what the engine adds); the terms add up.
+Of two runs of one target the winner of each is priced under the conditions of both. It is also
+priced under those of the first with one of the second's conditions in place of its own (device,
+engine, mode, batch size, ...). How far one winner leads the other is given by term (tokens a round,
+drafting, verification, what the engine adds); the terms add up.
 """
 
 from __future__ import annotations
@@ -261,9 +261,9 @@ def compare_runs(paths: Sequence[Path]) -> Comparison:
     if len(set(names)) < len(names):
         for item, path in zip(opened, paths, strict=True):
             item.name = str(path)
-    told = [item.conditions() for item in opened]
-    every = dict.fromkeys(name for each in told for name in each)
-    conditions = {name: tuple(each.get(name, "") for each in told) for name in every}
+    found = [item.conditions() for item in opened]
+    every = dict.fromkeys(name for each in found for name in each)
+    conditions = {name: tuple(each.get(name, "") for each in found) for name in every}
     both = [
         {name: (values[0], values[number]) for name, values in conditions.items()}
         for number in range(len(opened))

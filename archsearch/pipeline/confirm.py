@@ -243,7 +243,7 @@ def _exactness(
     few, tokens = (asked[:4], 32) if bench.inside else (asked, 64)
     try:
         return bench.exactness({"draft": (case.folder, gamma)}, few, tokens)["draft"], None
-    except RunFailed as error:  # what was measured stands without it
+    except RunFailed as error:  # what was measured holds without it
         return None, str(error)
 
 
@@ -275,7 +275,7 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
     one keeps its place.
 
     What decides nothing does not take the place of a decided one of the same weights in the same
-    engine: it stands beside it.
+    engine: it is written beside it.
     """
     run, name = case.session.run, case.bench.name
     own, beside = case.file("confirmed-{engine}.json"), case.file(UNDECIDED_FILE)

@@ -19,8 +19,8 @@ def serve_dashboard(
     storage: str | None = None,
     host: str = "127.0.0.1",
 ) -> None:
-    """Serve the dashboard of a run until it is stopped; `ready` is told its address once it
-    answers.
+    """Serve the dashboard of a run until it is stopped; `ready` is called with its
+    address once it answers.
 
     `storage`: the Optuna URL that the search was given, where it was given one: run.yaml keeps no
     password. Port 0: any that is free. Raises MissingDataError without optuna-dashboard or without

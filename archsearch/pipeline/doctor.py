@@ -160,7 +160,7 @@ def _known(gpu: VisibleGpu) -> Device | None:
 
 def _cuda_problem() -> tuple[str, str] | None:
     """Why torch does not see a GPU that the driver shows, and what to do; None where it is a CUDA
-    build (told by its name)."""
+    build (by its name)."""
     build = installed("torch")
     if build is None or "+cpu" not in build:
         return None
@@ -233,7 +233,7 @@ def _draft_class(name: str, installed: str | None) -> Finding:
     set_here = other == rounds.version
     command = " ".join(f"export {k}={v}" for k, v in switches.items()) if set_here else ""
     remedy = f"; {rounds.remedy_words()}" if rounds.remedy_words() and not command else ""
-    level: Level = "mend" if visible_gpus() else "note"  # without a GPU it tells of other machines
+    level: Level = "mend" if visible_gpus() else "note"  # without a GPU it concerns other machines
     return Finding(level, f"{text}; {rounds.without_graphs}{remedy}", command)
 
 
@@ -260,7 +260,7 @@ def _memory(meminfo: Path = Path("/proc/meminfo")) -> Iterator[Finding]:
     text = meminfo.read_text() if meminfo.is_file() else ""
     match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     if match is None:
-        yield Finding("note", f"{total / 2**30:.1f} GiB; how much is free is not told here")
+        yield Finding("note", f"{total / 2**30:.1f} GiB; how much is free is not known here")
         return
     free = int(match[1]) * 1024
     words = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
@@ -273,7 +273,7 @@ def _memory(meminfo: Path = Path("/proc/meminfo")) -> Iterator[Finding]:
 def _load() -> Iterator[Finding]:
     share, command = _busy_share(), "ps aux --sort=-pcpu | head"
     if share is None:
-        yield Finding("note", "how busy the CPU is is not told here", command)
+        yield Finding("note", "how busy the CPU is is not known here", command)
     elif share > BUSY_SHARE:
         text = f"others use {share:.0%} of the CPU: what is timed now is a busy machine's"
         yield Finding("mend", text, command)

@@ -187,7 +187,7 @@ def _with_prompts(item: Priced) -> dict[str, Any] | None:
 
 
 def _groups(priced: Sequence[Priced]) -> list[list[Score]]:
-    """Which drafts in one engine cannot be told apart; each was asked about as it was made."""
+    """Groups of tied drafts in one engine; each is judged in the context it was priced in."""
     contexts = {id(item.score): item.scorer.context for item in priced}
     scores = [item.score for item in priced]
     return groups_of(priced[0].scorer, scores, lambda score: contexts[id(score)])

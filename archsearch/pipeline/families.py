@@ -135,7 +135,7 @@ def best_of_each(ranked: Sequence[Score]) -> list[Score]:
 
 
 def family_row(score: Score) -> dict[str, Any]:
-    """A drafter that stands for its family as data, for --json and the terminal."""
+    """The drafter that represents its family, as data for --json and the terminal."""
     return {
         "family": score.family,
         "rank": score.rank,

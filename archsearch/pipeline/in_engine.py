@@ -143,7 +143,7 @@ def profile_first(session: SearchSession, scorer: Scorer, engine: str) -> str | 
 
 
 Drafters = Mapping[str, tuple[Any, int]]
-"""By name: what stands in the place of a draft (its folder, a lookup, an exit), and gamma."""
+"""By name: what drafts (a folder, a lookup, an exit), and gamma."""
 
 
 @dataclass(frozen=True)

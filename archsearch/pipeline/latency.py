@@ -390,7 +390,7 @@ def _fastest_dtype(
 
 
 def asked_dtype(engine: str, dtype: str) -> str:
-    """What `archsearch profile` is told of the dtype: an engine on GGUF files is measured in others
+    """The dtype option of `archsearch profile`: an engine on GGUF files is measured in other dtypes
     than torch."""
     return f" --dtype {dtype}" if engine_facts(engine).gguf else ""
 
@@ -491,8 +491,8 @@ def acceptance_for(
         estimator = estimator.about(shape)
     estimator = estimator.fit([draft.observation for draft in known])
     if state is not None and isinstance(estimator, PriorAcceptance):
-        told = moved.to_dict() if moved is not None else None
-        write_json(state, {"words": words, "earlier": told, **estimator.to_dict()})
+        earlier_runs = moved.to_dict() if moved is not None else None
+        write_json(state, {"words": words, "earlier": earlier_runs, **estimator.to_dict()})
     return estimator, words
 
 

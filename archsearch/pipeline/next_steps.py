@@ -67,7 +67,7 @@ LOAD_BYTES_PER_S: Final = 1e9
 """Assumed, of weights from a disk."""
 GPU_TRAINING_SHARE: Final = 0.3
 """Assumed: training's share of a GPU's peak."""
-TOLD_LEAST: Final = 0.001
+SHOWN_LEAST: Final = 0.001
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def next_steps(session: SearchSession, scores: Sequence[Score]) -> list[NextStep
     best: dict[Kind, NextStep] = {}
     for step in sorted(_options(session, belief), key=lambda step: -step.value_per_minute):
         narrows = step.std_after < step.std  # else the winner may only change for a less sure one
-        if narrows and step.value_per_minute * step.minutes >= TOLD_LEAST:
+        if narrows and step.value_per_minute * step.minutes >= SHOWN_LEAST:
             best.setdefault(step.kind, step)
     return list(best.values())
 

@@ -145,7 +145,7 @@ def _model_cases(
     drafts = spread_drafts(small or full, len(gammas))
     known = measured_models(profile.select("pass", dtype, "eager"), name, target, drafts)
     # Gamma by batch size needs a schedule; without one an engine is profiled at one request, where
-    # it tells all its passes.
+    # it reports all its passes.
     batches = BATCHES if facts.schedules else (1,) * len(BATCHES)
     cases = [] if None in known else [Case([(batch, 0) for batch in batches])]
     return cases + [

@@ -69,7 +69,7 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
                 collectives.measurable(wanted.all_reduces()), dtype, mode
             ):
                 profile.record(row)
-        except RunFailed as error:  # everything else is measured; a shipped table stands in
+        except RunFailed as error:  # everything else is measured; a shipped table is used
             skipped.append(str(error))
         if request.engine and not engine_facts(request.engine_name).in_process and mode == "graph":
             for opened in benches.values():

@@ -11,7 +11,7 @@ from archsearch.models.targets import TargetRef
 from archsearch.search.space import InvalidShape, SearchSpace
 
 ENGINE_STAND_IN = Architecture(512, 1408, 4, 8, 8, 64, 32000)
-"""Stands for a target where none was named, or where it is too large to run whole."""
+"""Used for a target where none was named, or where it is too large to run whole."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ WORTH_SAYING = 1.01
 
 def free_layers(scorer: Scorer, score: Score) -> float | None:
     """Layers a draft of this one's kernel times may have before the host decides; None where layers
-    cost the host nothing, or the host is not told apart."""
+    cost the host nothing, or the host is not modelled."""
     free = scorer.latency.free_layers(scorer.target, score.proposer, scorer.workload, score.gamma)
     return None if free is None or math.isinf(free) else free
 
@@ -43,7 +43,7 @@ def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score
     drafts without graphs.
 
     `priced`: name, scorer and score of drafts in it; the one that would gain most with graphs is
-    told of, by name where there are several.
+    mentioned, by name where there are several.
     """
     rounds = source.rounds
     if rounds is None:
@@ -135,8 +135,8 @@ def _told_apart(better: Score, worse: Score) -> bool:
 
 
 def _why(term: str, better: tuple[str, Score], worse: tuple[str, Score]) -> str:
-    """The term in words, with the engine's name at each number: (name, score) of the better engine,
-    which stands first here as it does in the gains, and of the worse."""
+    """The term in words, with the engine's name at each number. `better`, `worse`: (name, score)
+    of the two engines."""
     slow = worse[1]
     host = slow.bound == "host"
     if host and term == "overhead_s":

@@ -154,7 +154,7 @@ def schedule_rank(
         )
         write_json(folder / "speculative_config.json", config)
     what = {"rank": rank, "architecture": score.label(), "note": note}
-    return asked.told(what, schedule, score.gamma)
+    return asked.data(what, schedule, score.gamma)
 
 
 def schedule_head(
@@ -183,7 +183,7 @@ def schedule_head(
     alpha = Estimate(trained.conditional[0], 0.0, "measured")
     schedule, note = _planned(asked, (drafter, alpha, taus), batch_sizes, trained.folder)
     what = {"rank": None, "family": known, "architecture": f"{known} head", "note": note}
-    return asked.told(what, schedule, gamma)
+    return asked.data(what, schedule, gamma)
 
 
 class _Asked:
@@ -201,7 +201,7 @@ class _Asked:
         if why := facts.unscheduled_words(drafter.family):
             raise ArchsearchError(f"{why}; serve {otherwise}")
 
-    def told(self, what: Mapping[str, Any], schedule: GammaSchedule, gamma: int) -> dict[str, Any]:
+    def data(self, what: Mapping[str, Any], schedule: GammaSchedule, gamma: int) -> dict[str, Any]:
         """What the command says of a schedule."""
         words = schedule_words(self.engine, self.drafter.family, schedule.ranges, gamma)
         doubt = engine_facts(self.engine).schedule_doubt

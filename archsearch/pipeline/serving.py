@@ -31,7 +31,7 @@ from archsearch.workload import GGUF_DTYPES, Mode, WorkloadRequest
 
 
 def default_engine(device: Device, mode: Mode | None = None) -> str:
-    """Who serves on a device unless told otherwise: on a GPU vLLM, and transformers where a mode
+    """The engine of a device where none is named: on a GPU vLLM, or transformers where a mode
     without CUDA graphs is asked."""
     return "transformers" if device.kind == "cpu" or mode == "eager" else "vllm"
 
@@ -187,7 +187,7 @@ def rounds_of(
         version = installed_version(engine, device) or _version_measured(asked, engine, device)
     options = parse_options(engine, asked.engine_options)
     if asked.host is not None:
-        host_speed(asked.host)  # refuses what is none, also where no host is told apart
+        host_speed(asked.host)  # refuses what is none, also where no host is modelled
         options[HOST] = asked.host
     return engine_rounds(engine, version, options, drafter)
 

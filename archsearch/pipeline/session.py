@@ -315,7 +315,7 @@ class SearchSession:
         return self.families.spaces[0]
 
     def groups(self, scores: Sequence[Score]) -> list[list[Score]]:
-        """Which of `scores` cannot be told apart, best first."""
+        """Groups of tied `scores`, best first."""
         return groups_of(self.scorer, scores, self.context_of)
 
     def scorer_of(self, score: Score) -> Scorer:

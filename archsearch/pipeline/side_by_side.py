@@ -126,7 +126,7 @@ def confirm_families(
         same = {family: each.identical_output for family, each in found.items()}
         exact = {family: Exact(each.prompts, each.identical) for family, each in same.items()}
     elif not sampling.temperature:
-        with suppress(RunFailed):  # what was measured stands without it
+        with suppress(RunFailed):  # what was measured holds without it
             tokens = min(64, sampling.max_new_tokens)
             exact = bench.exactness(drafters, asked[: request.exact], tokens)
     scorer, words = serving_scorer(session, name)
@@ -250,21 +250,24 @@ def _head(session: SearchSession, request: FamilyRequest, folder: Path) -> _Cand
 def order_of(rows: Sequence[Rival]) -> Order | None:
     """The drafters by speed-up as predicted and as measured, and the pairs that came out the other
     way round. None with fewer than two to compare."""
-    told = {row.family: row.predicted for row in rows if row.predicted is not None}
-    seen = {row.family: row.speedup for row in rows if row.family in told}
-    if len(told) < 2:
+    predictions = {row.family: row.predicted for row in rows if row.predicted is not None}
+    seen = {row.family: row.speedup for row in rows if row.family in predictions}
+    if len(predictions) < 2:
         return None
     swapped = []
-    for one, other in itertools.combinations(told, 2):
-        if (told[one].value - told[other].value) * (seen[one].value - seen[other].value) < 0:
+    for one, other in itertools.combinations(predictions, 2):
+        if (predictions[one].value - predictions[other].value) * (
+            seen[one].value - seen[other].value
+        ) < 0:
             inside = any(
                 abs(found[one].value - found[other].value)
                 <= math.hypot(found[one].std, found[other].std)
-                for found in (told, seen)
+                for found in (predictions, seen)
             )
             swapped.append(Swap((one, other), inside))
     predicted, measured = (
-        tuple(sorted(found, key=lambda family: -found[family].value)) for found in (told, seen)
+        tuple(sorted(found, key=lambda family: -found[family].value))
+        for found in (predictions, seen)
     )
     return Order(predicted, measured, tuple(swapped))
 
@@ -272,7 +275,7 @@ def order_of(rows: Sequence[Rival]) -> Order | None:
 def _row(
     candidate: _Candidate, score: Score | None, found: ByPrompt | None, exact: Exact | None
 ) -> Rival | Silent:
-    """One drafter as it stands in the comparison."""
+    """One drafter's row of the comparison."""
     own: dict[str, Any] = {
         "family": candidate.family,
         "foretold_by_position": candidate.by_position,
@@ -304,7 +307,7 @@ def suspicious(predicted: Sequence[float], counted: Sequence[float], rounds: int
     if seen >= expected - open_:
         return None
     return (
-        f"the engine accepts {seen:.2f} at position 1 where held-out text foretold {expected:.2f}:"
+        f"the engine accepts {seen:.2f} at position 1 where held-out text predicted {expected:.2f}:"
         " it may read other layers than the head was trained on"
         " (eagle_aux_hidden_state_layer_ids), or norm in another order (norm_before_residual)"
     )

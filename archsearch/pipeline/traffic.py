@@ -127,7 +127,7 @@ def _mix(request: TrafficRequest) -> tuple[Mix, Trace | None]:
 
 def _served(item: Priced, mix: Mix, trace: Trace | None, simulated: int) -> dict[str, Any]:
     scorer, drafter, facts = item.scorer, item.score.proposer, engine_facts(item.source.engine)
-    parts, told = [], []
+    parts, rows = [], []
     for part in mix.parts:
         workload = replace(scorer.workload, context_len=part.context)
         held = [
@@ -138,7 +138,7 @@ def _served(item: Priced, mix: Mix, trace: Trace | None, simulated: int) -> dict
         parts.append(served)
         comes = part.requests_per_second is not None and simulated
         seen = _simulated(served, trace, simulated) if comes else None
-        told.append({**served.to_dict(), "held": held[0], "held_alone": held[1], "simulated": seen})
+        rows.append({**served.to_dict(), "held": held[0], "held_alone": held[1], "simulated": seen})
     ranks = scorer.workload.tensor_parallel
     tokens = training_tokens(scorer.context, drafter.parameters())
     broken = broken_limits(parts, mix, drafter, scorer.workload, tokens)
@@ -151,7 +151,7 @@ def _served(item: Priced, mix: Mix, trace: Trace | None, simulated: int) -> dict
         "speedup": objective_of(parts, "speedup", ranks),
         "pays": objective_of(parts, "tpot", ranks) < objective_of(parts, "tpot", ranks, plain=True),
         "broken_limits": broken,
-        "parts": told,
+        "parts": rows,
     }
 
 

@@ -334,7 +334,7 @@ def torch_index(uuid: str) -> int:
     for index, found in enumerate(seen):
         if bare and found.removeprefix("gpu-") == bare:
             return index
-    if len(seen) == 1:  # a MIG slice has the UUID of its card in torch; an old torch tells none
+    if len(seen) == 1:  # a MIG slice has the UUID of its card in torch; an old torch has none
         return 0
     raise ArchsearchError(
         f"torch does not see the GPU {uuid} that NVML shows (it sees {len(seen)}); check"
@@ -359,8 +359,8 @@ def cuda_problem() -> str | None:
 
 
 def supported_dtypes(device: Device, mode: str) -> list[str]:
-    """The dtypes that can be measured on `device`, best first; float8_e4m3fn stands for GEMMs in
-    graph mode only."""
+    """The dtypes that can be measured on `device`, best first; float8_e4m3fn means GEMMs in graph
+    mode only."""
     halves = [dtype for dtype in ("bfloat16", "float16") if dtype in device.flops_per_s]
     capability = tuple(int(part) for part in (device.compute_capability or "0.0").split("."))
     return [

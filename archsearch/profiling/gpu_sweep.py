@@ -4,7 +4,7 @@ about.
 `Needs` are the passes that a search on this device will price (draft steps, verification passes of
 the target) as ops with counts. The op model is fitted to the rows so far; each op's std in seconds,
 times how often it runs, is what it adds to the uncertainty of those passes. The next batch is
-chosen greedily: a row also tells about ops of nearby sizes, so once an op is chosen its neighbours
+chosen greedily: a row also constrains ops of like sizes, so once an op is chosen its neighbours
 count less. It stops when the predicted relative std of a pass is below the target, or the budget is
 spent. Elementwise ops are lines in their size, so their spread first points are all there is.
 
@@ -74,7 +74,7 @@ REFIT_GROWTH: Final = 1.6
 """Hyper-parameters are learnt anew when the rows have grown by this factor; in between a refit
 keeps them and is quick."""
 REACH: Final = 0.7
-"""How far a row tells about its neighbours: the length scale, in the features below (log sizes), of
+"""How far a row constrains its neighbours: the length scale, in the features below (log sizes), of
 the correlation assumed."""
 SEEDS: Final = {"gemm": 16, "attention": 8, "elementwise": 6}
 """Spread points before the first fit, per kind and cache state (and elementwise name; decode and
@@ -125,7 +125,7 @@ class Predictor(Protocol):
         """Seconds and relative std."""
 
     def prepare(self, ops: Iterable[Any], cold: bool) -> None:
-        """Told which ops will be asked, it may price them together."""
+        """May price the ops together that will be asked."""
 
 
 @dataclass(frozen=True)

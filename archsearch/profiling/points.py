@@ -110,7 +110,7 @@ def stack_point(
 
 
 def draft_features(arch: Architecture) -> list[float]:
-    """What tells drafts apart, in log sizes."""
+    """What distinguishes drafts, in log sizes."""
     return [
         math.log(arch.hidden_size),
         math.log(arch.intermediate_size),

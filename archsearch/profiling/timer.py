@@ -116,7 +116,7 @@ class Probe:
 def plan(
     estimate_s: float, alone: bool, calls: int | None, budget_s: float, each_s: float = 0.0
 ) -> tuple[int, int]:
-    """Calls per repeat (`calls`, else one where each stands `alone`, else as many as fill
+    """Calls per repeat (`calls`, else one where each is timed `alone`, else as many as fill
     MIN_REPEAT_S) and repeats within `budget_s`; `each_s`: what a repeat takes besides."""
     calls = calls or (1 if alone else max(1, round(MIN_REPEAT_S / estimate_s)))
     repeats = budget_s / (calls * estimate_s + each_s)

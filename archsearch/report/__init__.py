@@ -2,8 +2,8 @@
 self-contained page.
 
 Both read the run folder and nothing else. A number that is not in the files is not shown; what is
-worked out here from numbers that are (overhead, which candidates cannot be told apart, rounding
-steps) says so where it stands.
+worked out here from numbers that are (overhead, which candidates are tied, rounding steps) says
+so where it is shown.
 """
 
 from archsearch.report.charts import Chart, Series

@@ -34,7 +34,7 @@ LONGEST_NAME: Final = 40
 @dataclass(frozen=True)
 class Option:
     """A drafter of the first screen: `gain` is its speed-up, `measured` or predicted; `group`:
-    options with the same number cannot be told apart from the best of that group; `assumed`: why
+    options with the same number are tied with the best of that group; `assumed`: why
     its acceptance is no more than assumed."""
 
     rank: int
@@ -74,7 +74,7 @@ class Option:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What tells rows of the table apart: not the number of heads."""
+        """What distinguishes rows of the table: not the number of heads."""
         if self.at_hand:
             return (self.name,)
         shape = self.drafter.architecture

@@ -34,7 +34,7 @@ class Series:
     """One line, cloud of points or row of bars.
 
     `x` may be names (bars). `low`, `high`: of each y; a band where `band`, else error bars.
-    `right`: on the scale at the right. `notes`: what stands beside each point where a reader asks.
+    `right`: on the scale at the right. `notes`: what a reader sees who points at a point.
     `named`: in the legend.
     """
 

@@ -118,20 +118,20 @@ def pace_words(slowdown: float) -> str:
 def _terms_note(confirmed: Confirmed) -> str:
     """What the columns of the term table are, true of what this engine reported."""
     times = {"draft": "draft_s", "verify": "verify_s", "overhead": "rest_s"}
-    told = [name for name, field in times.items() if getattr(confirmed, field) is not None]
-    untold = [name for name in times if name not in told]
-    if not told:
+    own = [name for name, field in times.items() if getattr(confirmed, field) is not None]
+    missing = [name for name in times if name not in own]
+    if not own:
         words = (
             "The engine times whole rounds, so draft, verify and overhead have no measured value of"
             " their own. "
         )
     else:
         words = (
-            f"The engine timed the parts of its rounds: measured {', '.join(told)} are medians over"
+            f"The engine timed the parts of its rounds: measured {', '.join(own)} are medians over"
             " whole rounds. "
         )
-        words += "Overhead is what is neither draft nor verify. " if "overhead" in told else ""
-        words += f"It did not tell {', '.join(untold)}. " if untold else ""
+        words += "Overhead is what is neither draft nor verify. " if "overhead" in own else ""
+        words += f"It did not report {', '.join(missing)}. " if missing else ""
     brings = _BRINGS + slowdown_words(confirmed.slowdown) if _shares(confirmed) else ""
     return _ERRORS + words + _WINDOW + brings
 

@@ -64,7 +64,7 @@ def _needs(drafter: BudgetDrafter, unit: str) -> str:
 
 def _chart(budgets: Budgets, unit: str) -> Chart:
     hours = [row.gpu_hours for row in budgets.rows if row.gpu_hours]
-    free = min(hours, default=1.0) / 10  # where zero stands on an axis that is logarithmic
+    free = min(hours, default=1.0) / 10  # where zero is drawn on a logarithmic axis
     found: dict[tuple[str, str, str | None, float], BudgetDrafter] = {}
     for row in budgets.rows:
         for drafter in row.drafters:

@@ -1,4 +1,4 @@
-"""Drafters of several families: what was foretold of each, what it cost to train, and what an
+"""Drafters of several families: what was predicted of each, what it cost to train, and what an
 engine measured beside it."""
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def section_families(rows: Sequence[FamilyRow], compared: Sequence[EngineCompari
 def with_heads(
     head: Headline, run: Run, rows: Sequence[FamilyRow], compared: Sequence[EngineComparison]
 ) -> Headline:
-    """The headline with the best head of a run that trained any: how it stands beside the draft,
-    and, where it leads, its commands before the draft's."""
+    """The headline with the best head of a run that trained any, compared with the draft. Where
+    the head leads, its commands come before the draft's."""
     best = next((row for row in rows if row.family in HEAD_FAMILIES), None)
     draft = next((row for row in rows if row.family == INDEPENDENT), None)
     if best is None or draft is None:
@@ -80,7 +80,7 @@ def _beside(run: Run, path: str, family: str) -> tuple[str, str]:
     engine = str(run.arguments.get("engine") or "")
     named = engine if engine in ENGINES and family in ENGINES[engine].confirms else "vllm"
     command = f"archsearch confirm {path} --engine {named} --family {family} --family {INDEPENDENT}"
-    return "A head stands above the draft on held-out text; run both in an engine", command
+    return "A head is above the draft on held-out text; run both in an engine", command
 
 
 def _measured_words(item: EngineComparison, family: str) -> str:
@@ -165,32 +165,32 @@ def _compared(item: EngineComparison) -> Section:
 
 
 def order_words(item: EngineComparison) -> str:
-    """Whether they came out in the order foretold."""
+    """Whether they came out in the order predicted."""
     if item.order is None:
         return ""
     pairs = (
-        f"{' and '.join(map(title_of, swap.pair))} came out the other way round than foretold, "
+        f"{' and '.join(map(title_of, swap.pair))} came out the other way round than predicted, "
         f"{'inside' if swap.inside else 'outside'} their error bars."
         for swap in item.order.swapped
     )
-    return " ".join(pairs) or "They came out in the order foretold."
+    return " ".join(pairs) or "They came out in the order predicted."
 
 
 def _charts(item: EngineComparison, engine: str) -> list[Chart]:
     """A pair of bars a drafter: predicted and measured; [] where nothing was predicted."""
     found = [(row, row.predicted) for row in item.rivals]
-    told = [(row, predicted) for row, predicted in found if predicted is not None]
-    if not told:
+    pairs = [(row, predicted) for row, predicted in found if predicted is not None]
+    if not pairs:
         return []
-    names = tuple(title_of(row.family) for row, _ in told)
+    names = tuple(title_of(row.family) for row, _ in pairs)
     series = (
-        _bars("predicted", names, [predicted for _, predicted in told], SERIES[4]),
-        _bars(f"measured in {engine}", names, [row.speedup for row, _ in told], SERIES[0]),
+        _bars("predicted", names, [predicted for _, predicted in pairs], SERIES[4]),
+        _bars(f"measured in {engine}", names, [row.speedup for row, _ in pairs], SERIES[0]),
     )
     chart = Chart(
         f"families-{item.engine}",
         f"Families side by side in {engine}",
-        "Speed-up over the target alone, foretold from profile and held-out text, and measured;"
+        "Speed-up over the target alone, predicted from profile and held-out text, and measured;"
         " bars are one standard deviation.",
         "drafter",
         "speed-up",

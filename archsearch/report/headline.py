@@ -64,30 +64,29 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
     lead = found[0]
     score, gain = lead.score, lead.score.speedup
     load = _own_load(run, lead)
-    believed, how, timed = gain, "predicted", False
+    stated, how, timed = gain, "predicted", False
     if load is not None:
-        believed = load.best(_batch_size(run)).speedup
+        stated = load.best(_batch_size(run)).speedup
         how, timed = "measured under load", True
         if load.synthetic:  # what acceptance the draft will reach stays as unsure as it was
-            believed = Estimate(believed.value, math.hypot(believed.std, gain.std), gain.source)
+            stated = Estimate(stated.value, math.hypot(stated.std, gain.std), gain.source)
             how, timed = "with synthetic acceptance", False
     where += "" if score.mix is None else " over the mix of work"
-    at_best = " at best" if load is None and believed.value <= 1.0 else ""
+    at_best = " at best" if load is None and stated.value <= 1.0 else ""
     answer = (
-        f"Speculation {verdict(believed, measured=timed)} {where}: {believed.value:.2f}x"
-        f" {how}{at_best}"
+        f"Speculation {verdict(stated, measured=timed)} {where}: {stated.value:.2f}x {how}{at_best}"
     )
     alpha = score.alpha
-    low, high = interval(believed)
+    low, high = interval(stated)
     lines = [
         _draft_words(lead, score.gamma),
         *([] if score.mix is None else [f"{_capital(objective_words(score.mix))}."]),
         *_served_lines(run, lead),
         *_serving_lines(run, found, lead),
-        f"How sure: {believed.value:.2f}x ± {believed.std:.2f} (one standard deviation; 5 to 95 %:"
+        f"How sure: {stated.value:.2f}x ± {stated.std:.2f} (one standard deviation; 5 to 95 %:"
         f" {low:.2f}x to {high:.2f}x)"
-        + ("; 1x, no gain, lies inside" if verdict(believed) == "may pay" else "")
-        + f". Weakest part: {believed.source} ({SOURCES[believed.source]})."
+        + ("; 1x, no gain, lies inside" if verdict(stated) == "may pay" else "")
+        + f". Weakest part: {stated.source} ({SOURCES[stated.source]})."
         + ("" if load is None else f" Predicted: {gain.value:.2f}x ± {gain.std:.2f}."),
         f"Acceptance: alpha {alpha.value:.2f} ± {alpha.std:.2f} ({alpha.source});"
         f" {break_even_words(score)}.",
@@ -101,7 +100,7 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
         )
     lines += _edge_lines(run, lead)
     independent = next((item.rank for item in found if item.score.drafter is None), None)
-    return Headline(answer + ".", lines, _next(run, lead, believed.value > 1.0, independent), lead)
+    return Headline(answer + ".", lines, _next(run, lead, stated.value > 1.0, independent), lead)
 
 
 def _unconfirmed_words(lead: Shown) -> str:
@@ -138,7 +137,7 @@ def with_text(head: Headline, text: TextVerdict | None) -> Headline:
 
 
 def _edge_lines(run: Run, lead: Shown) -> list[str]:
-    """In which dimensions the lead stands at the end of what was searched."""
+    """The dimensions in which the lead is at the end of what was searched."""
     target = target_shape(run)
     if target is None or lead.score.drafter is not None:
         return []
@@ -430,14 +429,14 @@ def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> 
 
 
 def _other_engine(run: Run) -> str:
-    """What `confirm` must be told where archsearch does not run the engine that the prediction is
-    for."""
+    """The option that `confirm` needs where archsearch does not run the engine that the prediction
+    is for."""
     asked = ENGINES.get(str(run.arguments.get("engine")))
     return " --engine vllm" if asked is not None and not asked.make else ""
 
 
 def _engine_option(run: Run, engine: str) -> str:
-    """What `confirm` must be told to run in `engine` again; "" where it is the run's own, which it
-    takes by itself."""
+    """The option with which `confirm` runs in `engine` again; "" where it is the run's own, the
+    default."""
     own = run.arguments.get("engine") or "transformers"
     return f" --engine {shlex.quote(engine)}" if engine and engine != own else ""

@@ -20,8 +20,8 @@ Ladder = dict[str, Estimate]
 
 
 def ladders(reading: Reading, trials: Sequence[Mapping[str, Any]]) -> dict[str, Ladder]:
-    """By label, best rank first: what was believed of the speed-up at each rung that a candidate
-    stood on."""
+    """By label, best rank first: the speed-up predicted or measured at each rung that a candidate
+    reached."""
     records = [record for record in reading.climb.get("rungs", []) if record.get("score")]
     found: dict[str, Ladder] = {}
     for item in reading.candidates[:FINALISTS_DRAWN]:
@@ -47,8 +47,8 @@ def _rung(record: Mapping[str, Any]) -> str:
 def _prior(
     item: Shown, records: Sequence[Mapping[str, Any]], trials: Sequence[Mapping[str, Any]]
 ) -> Estimate | None:
-    """What was believed before anything was trained: the climb's own record, or the search's
-    trial."""
+    """The speed-up predicted before anything was trained: from the climb's own record, or the
+    search's trial."""
     for record in records:
         if record["label"] == item.score.label() and record["rung"] == 0:
             return from_data(Estimate, record["score"])
@@ -64,7 +64,7 @@ def _prior(
 
 
 def section_ladder(reading: Reading, trials: Sequence[Mapping[str, Any]]) -> Section:
-    """Chart and table of the ladders; empty where nothing stands on more than one rung."""
+    """Chart and table of the ladders; empty where nothing reached more than one rung."""
     found = ladders(reading, trials)
     if not found:
         return Section()
@@ -72,7 +72,7 @@ def section_ladder(reading: Reading, trials: Sequence[Mapping[str, Any]]) -> Sec
     rungs = [PRIOR, *sorted(rung for rung in seen if rung.startswith("short")), FULL, CONFIRMED]
     rungs = [rung for rung in rungs if rung in seen]
     caption = (
-        "The speed-up that was believed at each rung, one line a finalist, with one standard"
+        "The speed-up as known at each rung, one line a finalist, with one standard"
         " deviation: the band narrows as the draft itself is measured. Dashed across: no gain."
     )
     chart = gain_chart(

@@ -38,7 +38,7 @@ from archsearch.runs.run import Run
 
 @dataclass(frozen=True)
 class Opening:
-    """What stands above the sections: `number` is the speed-up and how sure it is, "" for none."""
+    """What is above the sections: `number` is the speed-up and how sure it is, "" for none."""
 
     kicker: str
     title: str

@@ -41,7 +41,7 @@ def shown(name: str, value: float, unit: str) -> str:
 
 def pareto_chart(data: Mapping[str, Any]) -> Chart:
     """The speed-up, or the first goal, against the next one (logarithmic): bars are one std of the
-    speed-up; confirmed ones and the cheapest of those that cannot be told apart stand out."""
+    speed-up; confirmed ones and the cheapest of those that are tied stand out."""
     goals, members = list(data["goals"]), data["members"]
     y = "speedup" if "speedup" in goals else goals[0]
     x = next(name for name in goals if name != y)

@@ -207,7 +207,7 @@ def section_why(curves: Curves | None) -> Section:
     )
     if slower:
         note += (
-            " Below zero: the rival is predicted to be faster; rank 1 stands first because it was"
+            " Below zero: the rival is predicted to be faster; rank 1 comes first because it was"
             " trained or run."
         )
     table = Table(header, rows, brief=header[:-1])

@@ -47,7 +47,7 @@ class Shown(Candidate):
     `trained_by`: training.json, None where it was not trained; `confirmed`: confirmed.json;
     `replayed`: acceptance by position from the trace on held-out text at the score's gamma;
     `replayed_on`: the same in blocks of at least POSITIONS; `group`: candidates with the same
-    number cannot be told apart from the best of that group; `loads`: load-<engine>.json, by name of
+    number are tied with the best of that group; `loads`: load-<engine>.json, by name of
     the engine; `schedule`: schedule.json; `elsewhere`: confirmed-<engine>.json of engines other
     than that of `confirmed`.
     """

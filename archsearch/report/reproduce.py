@@ -11,7 +11,7 @@ from archsearch.report.section import Section
 from archsearch.runs.run import WORKLOAD_FILE, Run
 from archsearch.workload import MEMORY_FRACTION
 
-# What `search` takes unless told otherwise, in the order of its command; None: nothing.
+# The defaults of `search`, in the order of its command; None: nothing.
 USUAL: Final[dict[str, Any]] = {
     **dict.fromkeys(("target", "gpu", "profile", "workload")),
     **{"batch_size": 1, "context": 256, "temperature": 0.0, "draft_tensor_parallel": None},

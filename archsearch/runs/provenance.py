@@ -1,4 +1,4 @@
-"""By which code a run was made: version, git commit, versions of the packages it stands on."""
+"""The code that made a run: version, git commit, versions of the packages it depends on."""
 
 from __future__ import annotations
 

@@ -329,11 +329,11 @@ def _broken(run_file: Path, why: str) -> ArchsearchError:
 
 
 def _check_version(run_file: Path, info: Mapping[str, Any]) -> None:
-    """Refuse a run of a version that writes other files, before anything else of it is believed."""
+    """Refuse a run of a version that writes other files, before anything else of it is used."""
     found = info.get("schema_version")
     if (
         found == SCHEMA_VERSION or found is None
-    ):  # none at all: a broken file, told with what else it lacks
+    ):  # none at all: a broken file, reported with what else it lacks
         return
     code = info.get("code")
     version = code.get("version") if isinstance(code, Mapping) else None

@@ -124,9 +124,9 @@ class FinalistsEntry:
 
 @dataclass
 class HeadEntry:
-    """A head among the families of a search: `measured` speed-up where it stands after `tokens` and
-    `seconds` of training, `foreseen` after a full one (predicted after its short training); None
-    before a training, and without a short one."""
+    """A head among the families of a search: `measured` speed-up after `tokens` and `seconds` of
+    training so far, None before any. `foreseen`: the one predicted after a full training, from
+    its short one; None without."""
 
     family: HeadFamily
     gamma: int
@@ -188,7 +188,7 @@ class ClimbState:
     format: int = FORMAT
 
     def record(self, row: RungRow) -> None:
-        """A row of what was learnt: one per rung, round and shape, the last one stands."""
+        """A row of what was learnt: one per rung, round and shape, the last one holds."""
         for number, known in enumerate(self.rungs):
             if known.key == row.key:
                 self.rungs[number] = row

@@ -34,7 +34,7 @@ class TextVerdict:
 
     `label`: of the draft; `asked`: prompts to train on, answered or not; `now`: what the draft
     reached; `learnt`: what its text would bring were it learnt in full, None where it is; `more`:
-    what more prompts of the kind would bring, None where no curve tells; `narrow`: the category
+    what more prompts of the kind would bring, None where no curve shows it; `narrow`: the category
     whose alpha is well above that of all, "" for none; `faults`: what is wrong with prompts or
     answers.
     """

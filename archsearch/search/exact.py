@@ -37,7 +37,7 @@ ALIKE: Final = 1e-12  # relative difference of speed-ups below which two windows
 EVERY: Final = 3  # of so many trials one is the best of its width and depth
 
 Found = tuple[float, Place]
-"""Worth of a shape (its speed-up, or the gain of a mix's objective) and where it stands."""
+"""Worth of a shape (its speed-up, or the gain of a mix's objective) and its place."""
 
 
 @dataclass

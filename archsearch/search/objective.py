@@ -87,7 +87,7 @@ class Latency(Protocol):
         self, target: Architecture, draft: Draft, workload: Workload, gamma: int
     ) -> float | None:
         """Layers a draft may have before the engine's host decides the round; None where no host is
-        told apart."""
+        modelled."""
         ...
 
     def with_rounds(self, rounds: EngineRounds) -> Latency:
@@ -103,7 +103,7 @@ class Score:
     run the target alone). `kv_bytes_per_token`: of the draft. `break_even_alpha`: None where no
     alpha would make the draft pay. Times in seconds. `round_s`: one round. `host_s`: what the
     engine's host needs to launch it, `bound`: which of GPU and host decides it; both None where the
-    host is not told apart (CPUs, engines of which nothing is known). `family` and `drafter`: what
+    host is not modelled (CPUs, engines of which nothing is known). `family` and `drafter`: what
     drafts; `drafter` None: an independent draft of that `architecture`. Of a drafter that does not
     draft in every round tau is over all rounds and alpha of those that draft. `assumed`: why its
     acceptance is no more than a belief (`acceptance.families.ASSUMED`). `mix`: what it is worth
@@ -263,7 +263,7 @@ LATER: Final = (
 CHUNK: Final = 1 << 17
 """Numbers that are scored together: their arrays stay in the processor's cache."""
 Place = tuple[int, int, int, int]
-"""Where a shape stands in a grid: body, depth, window, head."""
+"""The indices of a shape in a grid: body, depth, window, head."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ class GridScores:
     feasible: NDArray[np.bool_]
 
     def place(self, flat: int) -> Place:
-        """Where the shape at a place of the flattened arrays stands in the grid."""
+        """The place in the grid of index `flat` of the flattened arrays."""
         body, depth, window, head = (int(i) for i in np.unravel_index(flat, self.speedup.shape))
         return self.start + body, depth, window, head
 

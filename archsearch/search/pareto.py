@@ -1,5 +1,5 @@
-"""Several goals at once: the drafts that no other beats in all of them, and which of these cannot
-be told apart.
+"""Several goals at once: the drafts that no other beats in all of them, and which of these are
+tied.
 
 Goals are numbers of a draft that cost nothing to know: `speedup` (more is better), `training_cost`,
 `parameters`, `kv_bytes`, `memory`, `draft_s` (less is better). Of a space that was scored in full
@@ -91,7 +91,7 @@ GOALS: Final[Mapping[str, Goal]] = {
 @dataclass(frozen=True)
 class Member:
     """A draft that no other beats in all goals. `values`: by goal; `group`: the number of the group
-    of drafts whose speed-ups cannot be told apart; `cheapest`: whether it has the fewest parameters
+    of drafts whose speed-ups are tied; `cheapest`: whether it has the fewest parameters
     of that group; `measured`: its confirmed speed-up, None where it was not confirmed."""
 
     score: Score

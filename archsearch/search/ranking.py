@@ -1,5 +1,4 @@
-"""The order of a ranking whose first places cannot be told apart: what one has, or has cheapest,
-first."""
+"""The order of a ranking whose first places are tied: what one has, or has cheapest, first."""
 
 from __future__ import annotations
 

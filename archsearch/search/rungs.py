@@ -321,8 +321,8 @@ def finalist_count(draws: np.ndarray, loss_per_e_fold: float, most: int = 3) -> 
     return count
 
 
-# What a short training says of the order after the full one: (tokens, how many times farther apart
-# the shapes stand in logit(alpha) than at the end, std of each one's end given that and what its
+# What a short training says of the order after the full one: (tokens, how many times wider
+# the spread of logit(alpha) is than at the end, std of each one's end given that and what its
 # size and depth have yet to bring). Ten shapes of SmolLM2-135M, 256k tokens
 # (`benchmarks/rungs.py`): those that start late (cut heads, narrow) catch up; correlation with the
 # end .50, .65, .75, .92, .95. Without what size and depth bring the stds were .18, .11, .077, .038;
@@ -339,8 +339,8 @@ CATCH_UP_LEAST: Final = 0.03  # of the std, however long the short training was
 
 
 def catch_up(tokens: int) -> tuple[float, float]:
-    """(how many times farther apart shapes stand after `tokens` than at the end, std of each one's
-    end given where it stands).
+    """(how many times wider shapes are spread after `tokens` than at the end, std of each one's end
+    given its value then).
 
     Straight in ln(tokens) between the points of CATCH_UP; the last one's std stays.
     """

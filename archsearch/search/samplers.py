@@ -1,10 +1,10 @@
-"""Optuna's samplers, where a space is too large to score all of it: asked for a shape, told what it
-is worth.
+"""Optuna's samplers, where a space is too large to score all of it: asked for a shape, then given
+what it is worth.
 
-The study in the storage is the one that is asked, so several processes may ask it at once, and a
+The study in the storage is the one that is asked. So several processes may ask it at once, and a
 search that was stopped goes on from what it holds. A shape that was proposed before is answered
-from memory; where a sampler proposes nothing new for `VAIN` times, the next shape is a random one,
-and of a space that is as good as exhausted the next in order.
+from memory. Where a sampler proposes nothing new for `VAIN` times, the next shape is a random one;
+of a space that is as good as exhausted, the next in order.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Dimension:
         return int(value) if self.parameter != self.name else self.choices.index(value)
 
     def distribution(self) -> BaseDistribution:
-        """What Optuna is told of it."""
+        """The distribution of it that Optuna samples."""
         from optuna.distributions import CategoricalDistribution, IntDistribution
 
         if not self.ordered:
@@ -201,7 +201,7 @@ class SearchSpace:
         )
 
     def edges(self, shape: Architecture, target: Architecture) -> list[str]:
-        """The dimensions in which a shape stands at the first or last of several choices, so that a
+        """The dimensions in which a shape has the first or last of several choices, so that a
         better one may lie outside.
 
         Not where nothing lies beyond: one layer, a head with all rows. How heads are cut is left

@@ -114,8 +114,9 @@ class BatchWriter:
     ) -> bool:
         """Write the answers of `rows`, and say whether all came to their end.
 
-        `ended` is told of each at its end. The deadline (time.monotonic) is looked at before every
-        pass after the first; prompts that were not reached have no answer, those under way are cut.
+        `ended` is called with each row when it ends. The deadline (time.monotonic) is checked
+        before every pass after the first. Prompts not reached have no answer; those under way are
+        cut.
         """
         batch = _Batch(self, rows, report, deadline, ended)
         with torch.inference_mode(), batch.passes.attention():

@@ -66,7 +66,7 @@ class PromptSet:
         return chosen
 
     def check_apart(self) -> None:
-        """Raise ArchsearchError where a prompt stands on both sides: what is measured on it would
+        """Raise ArchsearchError where a prompt is on both sides: what is measured on it would
         flatter the draft."""
         both = {prompt.text for prompt in self.heldout} & {prompt.text for prompt in self.train}
         if both:
@@ -96,7 +96,7 @@ def load_prompt_set(
     if heldout is not None:
         return PromptSet(everything, read_prompts(heldout), f"{prompts}, held out: {heldout}")
     written = len(everything)
-    # A prompt that stands in the file twice would be trained on and measured on.
+    # A prompt that is in the file twice would be trained on and measured on.
     everything = list({prompt.messages: prompt for prompt in reversed(everything)}.values())[::-1]
     step = max(2, round(1 / HELDOUT_SHARE))
     if least:

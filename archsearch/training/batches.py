@@ -93,7 +93,7 @@ def kept_token_ids(draft: PreTrainedModel) -> torch.Tensor | None:
 
 def draft_states(draft: PreTrainedModel, batch: Batch) -> torch.Tensor:
     """The draft's final hidden states [n, hidden] at the positions that predict a written token."""
-    # No mask: padding stands on the right, where a causal model does not look.
+    # No mask: padding is on the right, where a causal model does not look.
     states = draft.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
     return states.reshape(-1, states.shape[-1])[batch.positions]
 

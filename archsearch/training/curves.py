@@ -292,7 +292,7 @@ def _beyond_the_bend(x: float, mean: np.ndarray) -> float:
 
 
 def _scatter(points: Sequence[AlphaPoint], mean: np.ndarray, prior: CurvePrior) -> float:
-    """How many times farther than the noise the points lie from their curve, at least 1: text of
+    """The points' distance from their curve in units of the noise, at least 1: text of
     mixed kinds scatters more. The prior's own noise counts as three points."""
     errors = (
         _targets(points) - np.stack([_row(point, prior) for point in points]) @ mean

@@ -5,12 +5,12 @@ is counted where the target wrote. Every draft sees the same batches in the same
 
 Schedule: a warm-up, a stable trunk, and a linear anneal to zero over the last part of the budget
 (WSD, arXiv 2404.06395). A run that is continued to a larger budget goes back to where its anneal
-began, so training to B and then to 2B ends where training to 2B ends. A running mean of the trunk's
-weights (`looks.RunningMean`) stands in for an anneal at every point of the trunk: learning curves
-and rungs of a search look at that.
+began: training to B and then to 2B ends where training to 2B ends. A running mean of the trunk's
+weights (`looks.RunningMean`) replaces an anneal at every point of the trunk. Learning curves and
+rungs of a search use it.
 
-Where a text has taught what it can, more epochs learn it by heart and held-out acceptance falls:
-with `keep_best` the weights of the best look stay, with `patience` a training ends where looks no
+Where a text has taught what it can, more epochs learn it by heart and held-out acceptance falls.
+With `keep_best` the weights of the best look stay. With `patience` a training ends where looks no
 longer rise; on more text it goes on from its best look.
 """
 

@@ -217,7 +217,7 @@ def test_terms_the_engine_told_are_shown_with_what_each_brings(run_of):
     part = flat(page_of(run))
     assert (
         "measured draft are medians" in part
-        and "It did not tell verify, overhead" in part
+        and "It did not report verify, overhead" in part
         and "12.30 measured" in part
     )
     assert "part of the speed-up's error" not in part

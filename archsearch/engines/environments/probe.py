@@ -76,7 +76,7 @@ def import_facts(engine: str, inside: Path, where: str) -> dict[str, Any]:
             )
         raise RunFailed(f"importing {known.module} with {inside} failed: {reason}{where}")
     facts: dict[str, Any] = json.loads(output)
-    # Without the build (2026.4.1.0-3072-..., +cpu): which build it is stands in the packages.
+    # Without the build (2026.4.1.0-3072-..., +cpu), which the packages name.
     return {**facts, "version": facts["version"].split("+")[0].split("-")[0]}
 
 

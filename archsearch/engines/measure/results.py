@@ -1,5 +1,4 @@
-"""What came out of a plan, as it stands in the files of a run. Import stays light: reports read
-it."""
+"""The results of a plan, as the files of a run hold them. Import stays light: reports read it."""
 
 from __future__ import annotations
 

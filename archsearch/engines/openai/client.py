@@ -82,11 +82,11 @@ class Stream:
             ids = isinstance(tokens, list) and all(type(token) is int for token in tokens)
             if not ids or not isinstance(text, str) or not isinstance(finish, str | None):
                 raise Odd(f"a chunk with fields of another type: {content[:80]!r}")
-            told_ids = "token_ids" in choice
-            if tokens or (text and not told_ids):
+            has_ids = "token_ids" in choice
+            if tokens or (text and not has_ids):
                 self.times.append(now)
                 self.chunks.append(tuple(tokens))
-            self.ids &= told_ids
+            self.ids &= has_ids
             self.text += text
             self.finish = finish or self.finish
 

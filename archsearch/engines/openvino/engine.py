@@ -25,12 +25,12 @@ class OpenVinoEngine(ChildEngine):
     """OpenVINO GenAI in a child process. Folders are converted once and kept in the cache, by
     content.
 
-    Greedy answers are the target's. With a temperature above 0 and a draft OpenVINO GenAI does not
-    sample from the target (it accepts by the probabilities of two different tokens), so that is
-    refused. One request at a time tells the seconds of every pass of target and draft; several at
-    once those of the target. With a draft, `first_s` ends with the first round, because the draft
-    reads the prompt in it, in the request's second step, which says `prefill` too. Lookup tries
-    n-grams of one token and more, whatever the shortest is that was asked for.
+    Greedy answers are the target's. With a draft a temperature above 0 is refused: OpenVINO GenAI
+    then accepts by the probabilities of two different tokens, so it does not sample from the
+    target. One request at a time reports the seconds of every pass of target and draft; several at
+    once those of the target. With a draft, `first_s` ends with the first round: the draft reads the
+    prompt in it, in the request's second step, which is marked `prefill` too. Lookup tries n-grams
+    of one token and more, whatever the shortest is that was asked for.
     """
 
     name = "openvino"

@@ -67,13 +67,13 @@ class Belief:
             end = max(self.full_tokens or at, at)
             context = replace(context, trained_tokens=float(end))
             shared = fit_prior(curves)
-            stands = levels(
+            reached = levels(
                 looked, shared, capacity_to_come(PriorAcceptance().fit(self.known), context)
             )
             # What is trained here is known better from here than from an earlier run on other text.
-            others = [item for item in self.known if item.architecture not in stands]
+            others = [item for item in self.known if item.architecture not in reached]
             fitted = ExtrapolatedAcceptance(
-                stands,
+                reached,
                 growth(
                     shared,
                     effective_tokens(at, self.epoch_tokens),

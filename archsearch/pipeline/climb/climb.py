@@ -190,7 +190,7 @@ class Climb:
         )
         return not entry.end
 
-    # -- who stands where
+    # -- ranking
     # ----------------------------------------------------------------------------------------------
 
     def standings(self) -> list[Score]:

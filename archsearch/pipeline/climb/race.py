@@ -3,10 +3,10 @@ only the shapes of one.
 
 Beside the rounds of short trainings every family of heads that was asked for has one of its own; a
 head that cannot win any more after it is dropped. Half of the time for full trainings then goes to
-all families alike (the finalists among the independent drafts count as one), half to the family
-that stands best after it. Independent drafts always have their part: ranks and exports are of them.
-Everything decided is in rungs.json before it is done, and heads have the checkpoints and curves of
-drafts.
+all families alike, where the finalists among the independent drafts count as one. The other half
+goes to the family that leads after it. Independent drafts always have their part: ranks and exports
+are of them. Everything decided is in rungs.json before it is done, and heads have the checkpoints
+and curves of drafts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FORESEEN_STD: Final = (
 @dataclass(frozen=True)
 class HeadRungs:
     """The heads of a search. `gammas`: of each family that was asked for, the draft tokens a round
-    that it is trained for; `train`: to so many seconds in all, going on where the head stands;
+    that it is trained for; `train`: to so many seconds in all, going on where the head stopped;
     `score`: by what was measured of it at the taus given (None: its own)."""
 
     gammas: Mapping[HeadFamily, int]

@@ -39,8 +39,8 @@ def bench_text(result: Mapping[str, Any]) -> str:
                 row.append("no end" if value is not None and not math.isfinite(value) else shown)
     lines = [f"{result['load']}; text {result['text']}.", "", table(rows, header), ""]
     if "speedup" in result:
-        told = f", predicted {predicted['speedup']:.2f}x" if predicted is not None else ""
-        lines.append(f"Speed-up by time per token: {result['speedup']:.2f}x{told}.")
+        beside = f", predicted {predicted['speedup']:.2f}x" if predicted is not None else ""
+        lines.append(f"Speed-up by time per token: {result['speedup']:.2f}x{beside}.")
     if predicted is not None:
         lines.append(
             f"Predicted for {predicted['served']}, gamma {predicted['gamma']}, tau"

@@ -240,9 +240,9 @@ def _order_lines(order: Order) -> list[str]:
     """Whether the drafters came out in the order predicted."""
     names = ", ".join(map(title_of, order.predicted))
     if not order.swapped:
-        return [f"They came out in the order foretold: {names}."]
+        return [f"They came out in the order predicted: {names}."]
     return [
-        f"Foretold order: {names}.",
+        f"Predicted order: {names}.",
         *(
             f"{' and '.join(map(title_of, swap.pair))} came out the other way round,"
             f" {'inside' if swap.inside else 'OUTSIDE'} their error bars."

@@ -88,13 +88,13 @@ def _said(result: dict[str, Any]) -> list[str]:
 
 def _prompts(result: dict[str, Any]) -> list[str]:
     """That prompts are left out, and what they change."""
-    told = result.get("with_prompts")
-    if not told:
+    served = result.get("with_prompts")
+    if not served:
         return []
     return [
-        f"Decoding only. With prompts of {told['prompt_tokens']:,} tokens and answers of"
-        f" {told['output_tokens']}, {told['concurrency']} in flight, {told['draft']} gives"
-        f" {told['gain']:.2f}x the tokens/s (others: --workload FILE)."
+        f"Decoding only. With prompts of {served['prompt_tokens']:,} tokens and answers of"
+        f" {served['output_tokens']}, {served['concurrency']} in flight, {served['draft']} gives"
+        f" {served['gain']:.2f}x the tokens/s (others: --workload FILE)."
     ]
 
 

@@ -66,15 +66,15 @@ def gpu_lines(result: dict[str, Any]) -> list[str]:
 
 
 def rounds_words(fitted: dict[str, Any]) -> str:
-    """What the rounds of an engine told: costs in ms, those that no row told about in brackets."""
+    """Costs fitted to the rounds of an engine, in ms; those that no row determines in brackets."""
     words = []
     for name, cost in fitted["costs"].items():
         if cost["value"] or cost["std"]:
-            told = f"{name.replace('_', ' ')} {1e3 * cost['value']:.2f} ± {1e3 * cost['std']:.2f}"
-            words.append(told if name in fitted["identified"] else f"({told})")
+            text = f"{name.replace('_', ' ')} {1e3 * cost['value']:.2f} ± {1e3 * cost['std']:.2f}"
+            words.append(text if name in fitted["identified"] else f"({text})")
     return (
         f"rounds of class {fitted['class']}, {fitted['rows']} measured, median error of the law"
-        f" {fitted['median_absolute_error']:.1%}; ms, not told apart in brackets:"
+        f" {fitted['median_absolute_error']:.1%}; ms, those not determined in brackets:"
         f" {', '.join(words)}."
     )
 

@@ -15,8 +15,8 @@ MEANS: Final = (
     " waiting."
 )
 MANY: Final = 256
-"""Requests that engines run at once at most unless told otherwise (vLLM's max_num_seqs): where
-memory holds fewer, it limits."""
+"""Requests that engines run at once at most by default (vLLM's max_num_seqs); memory may hold
+fewer."""
 
 
 def traffic_text(result: Mapping[str, Any]) -> str:

@@ -203,7 +203,7 @@ def _convert_eagle3(folder: Path, files: Sequence[Path], ir: Path, weights: str)
             if name not in ("archsearch", "auto_map", "model_type")
         }
     )
-    # The exporter tells libraries apart by the module of a class, and knows none of its own.
+    # The exporter identifies a library by the module of a class, and knows none of its own.
     named_class = type(
         "LlamaEagle3ForCausalLM", (LlamaEagle3ForCausalLM,), {"__module__": LlamaConfig.__module__}
     )

@@ -1,8 +1,8 @@
 """Runs OpenVINO GenAI for archsearch, in OpenVINO's own environment: JSON requests on stdin, JSON
 answers on the original stdout.
 
-Imports nothing of archsearch. What is known without OpenVINO stands in the files beside this
-one, and is tested without it.
+Imports nothing of archsearch. What needs no OpenVINO is in the files beside this one, and is
+tested without it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""vLLM's errors as one line each, of the kind that the parent tells."""
+"""vLLM's errors as one line each, of the kind that the parent prints."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def is_memory(error: BaseException) -> bool:
 def telling(
     call: Callable[[Mapping[str, Any]], dict[str, Any]], *, starting: bool = False
 ) -> Callable[..., dict[str, Any]]:
-    """`call` with vLLM's errors turned into those that the parent tells in one line; a bug of ours
+    """`call` with vLLM's errors turned into those that the parent prints in one line; a bug of ours
     stays what it is.
 
     While `starting`, ValueError and OSError are vLLM's checks of what it was asked for.

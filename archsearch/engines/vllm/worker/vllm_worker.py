@@ -1,7 +1,7 @@
 """Runs vLLM for archsearch, inside vLLM's own environment. vLLM and torch are imported once a
 request needs them.
 
-What is known without vLLM stands in the files beside this one, and is tested without it.
+What needs no vLLM is in the files beside this one, and is tested without it.
 """
 
 from __future__ import annotations
