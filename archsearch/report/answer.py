@@ -141,15 +141,16 @@ def rows_text(options: Sequence[Option], unit: str, most: int = MOST_ROWS) -> li
     tied = sum(option.group == lead for option in rows) > 1
     cells = []
     for option in rows:
-        marks = f"{'*' if option.assumed else ' '}{'=' if tied and option.group == lead else ' '}"
+        known = "m" if option.measured else "*" if option.assumed else " "
+        marks = f"{known}{'=' if tied and option.group == lead else ' '}"
         what = (f" {_clipped(option.name)}", f" {having_words(option, unit)}")
         alpha = f"{option.alpha.value:.2f}"
         gain = gain_words(option.gain) + marks
         cells.append((str(option.rank), *what, str(option.gamma), alpha, gain))
-    gain = "measured" if any(option.measured for option in rows) else "speed-up, 5 to 95 %"
-    header = f"# |  drafter |  needs (tokens) | gamma | alpha | {gain}"
+    header = "# |  drafter |  needs (tokens) | gamma | alpha | speed-up, 5 to 95 %"
     lines = table(cells, header).splitlines()
     said = ["= cannot be told apart from the first"] * tied
+    said += ["m measured, others predicted"] * any(option.measured for option in rows)
     assumed = any(option.assumed for option in rows)
     said += ["* acceptance assumed: ranked by the lower end"] * assumed
     return [*(line.rstrip() for line in lines), *([". ".join(said) + "."] if said else [])]

@@ -101,6 +101,14 @@ def test_the_table_keeps_to_a_hundred_columns_and_says_what_each_needs() -> None
     )
 
 
+def test_only_what_was_measured_is_said_to_be() -> None:
+    seen = replace(option(1, HEAD, gain(1.96, 1.8, 2.1)), measured=True)
+    lines = rows_text([seen, *OPTIONS[1:]], "GPU")
+    assert "speed-up, 5 to 95 %" in lines[0] and "measured" not in lines[0]
+    assert [line for line in lines if "m=" in line or line.endswith("m")] == [lines[2]]
+    assert "m measured, others predicted" in lines[-1]
+
+
 def test_today_and_the_budget_are_named_with_their_price() -> None:
     text = sentences(OPTIONS, "for t on d", "GPU", 24.0)
     assert text[0] == "Speculation should pay for t on d."
