@@ -62,8 +62,13 @@ from archsearch.errors import ArchsearchError
     "The engine",
     o.opt(
         "--engine name",
-        "transformers, vllm or openvino (default: the one of the search).",
+        "transformers, vllm, openvino or llama.cpp (default: the one of the search).",
         o.RUN_ENGINE,
+    ),
+    o.opt(
+        "--dtype",
+        "Precision other than the run's: llama.cpp also q8_0.",
+        o.DTYPE,
     ),
     o.python_opt,
     o.opt(
@@ -102,7 +107,12 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
     )
     from archsearch.pipeline.side_by_side import FamilyRequest, confirm_families, with_gamma
     from archsearch.records import as_data
-    from archsearch.report.terminal.confirm import confirm_text, families_text, load_text
+    from archsearch.report.terminal.confirm import (
+        confirm_text,
+        engines_text,
+        families_text,
+        load_text,
+    )
     from archsearch.runs.lock import run_lock
 
     click.get_current_context().with_resource(run_lock(run, "archsearch confirm"))
@@ -125,7 +135,7 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
     if families:
         request = FamilyRequest(families, rank=rank, count=count, prompts=prompts)
         compared = confirm_families(session, with_gamma(request, gammas), choice)
-        emit(as_data(compared), families_text(compared, run), as_json)
+        emit(as_data(compared), families_text(compared, run) + engines_text(run), as_json)
     elif loaded:
         usual = (1, 2, 4, 8) if options["schedule"] else (1,)
         options["concurrencies"] = options["concurrencies"] or usual
@@ -134,4 +144,4 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
     else:
         asked = {"gammas": gammas, "prompt_count": count, "prompts": prompts, "choice": choice}
         result = confirm_rank(session, rank, **asked)
-        emit(result, confirm_text(result, run, rank), as_json)
+        emit(result, confirm_text(result, run, rank) + engines_text(run), as_json)

@@ -34,6 +34,7 @@ from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.estimate import Estimate
 from archsearch.models.files import has_tokenizer, has_weights
 from archsearch.pipeline.candidates import write_report
+from archsearch.pipeline.engine_ways import write_engines
 from archsearch.pipeline.families import check_independent
 from archsearch.pipeline.in_engine import (
     PARTIAL_FILE,
@@ -59,6 +60,7 @@ from archsearch.schedule import Ranges, SchedulePoint, largest_gamma, schedule_f
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import RoundTerms
 from archsearch.text.prompt_set import LEAST_HALF, PromptSet, spread_prompts
+from archsearch.workload import GGUF_DTYPES
 
 if TYPE_CHECKING:
     from archsearch.engines.measure.results import ByPrompt
@@ -88,7 +90,7 @@ class _Case:
         score = run.score(rank)
         check_independent(score, "confirming", run.path)
         check_choice(bench.choice, name, **asked)
-        scorer, words = serving_scorer(bench.session, name)
+        scorer, words = serving_scorer(bench.session, name, bench.dtype)
         engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
         bench = replace(bench, largest=score.architecture)
         return cls(bench, rank, score, run.best_dir(rank), scorer, words)
@@ -103,11 +105,17 @@ class _Case:
 
     @property
     def dtype(self) -> str:
-        return self.session.source.dtype
+        return self.bench.dtype
+
+    @property
+    def own_dtype(self) -> bool:
+        """Whether it runs at the run's precision."""
+        return self.dtype == self.session.source.dtype
 
     def file(self, name: str, **words: str) -> Path:
         """A file of the candidate about this engine."""
-        return self.folder / name.format(engine=self.bench.name, **words)
+        where = self.bench.name + ("" if self.own_dtype else f"-{self.dtype}")
+        return self.folder / name.format(engine=where, **words)
 
 
 @dataclass(frozen=True)
@@ -209,6 +217,7 @@ def confirm_rank(
         seconds=time.monotonic() - started,
     )
     data = as_data(_kept(case, result, trained.alpha))
+    write_engines(session)
     write_report(run)
     return data
 
@@ -237,7 +246,8 @@ def _exactness(
     """Whether greedy output is the target's own in float32, or why that was not checked; None, None
     when sampling."""
     bench = case.bench
-    if sampling.temperature != 0 or bench.choice.server_url is not None:
+    quantised = case.dtype in GGUF_DTYPES  # its answers are another model's than in float32
+    if sampling.temperature != 0 or bench.choice.server_url is not None or quantised:
         return None, None
     # an engine of its own loads as quickly for all prompts
     few, tokens = (asked[:4], 32) if bench.inside else (asked, 64)
@@ -266,7 +276,7 @@ def _by_prompt(
         slowdown=slowdown,
         dtype=case.dtype,
         latency=case.latency_words,
-        profile_first=profile_first(case.session, case.scorer, case.bench.name),
+        profile_first=profile_first(case.session, case.scorer, case.bench.name, case.dtype),
     )
 
 
@@ -283,7 +293,7 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
         load_or_note(path, "confirmation", Confirmed, [])  # a broken one is replaced
         for path in (case.folder / "confirmed.json", own)
     )
-    earlier = last or main
+    earlier = last or (main if case.own_dtype else None)
     if result.undecided and earlier and earlier.engine == name and not earlier.undecided:
         if not earlier.is_stale(alpha):
             words = (
@@ -293,7 +303,8 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
             result = replace(result, kept_earlier=words)
             save(beside, result)
             return result
-    if name == case.session.request.engine or main is None or main.engine == name:
+    first = name == case.session.request.engine or main is None or main.engine == name
+    if first and case.own_dtype:
         run.write_confirmed(case.rank, as_data(result))  # the run's own engine keeps this place
     save(own, result)
     beside.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ from archsearch.files import write_json
 from archsearch.models.files import has_weights
 from archsearch.models.targets import TargetRef
 from archsearch.pipeline.latency import asked_dtype, choose_latency, machine_slowdown
-from archsearch.pipeline.serving import check_engine, default_mode
+from archsearch.pipeline.serving import check_dtype, check_engine, default_mode
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.progress import ProgressLine
 from archsearch.runs.confirmed import Exact
@@ -47,7 +47,7 @@ class EngineChoice:
     """Which engine runs and how it is reached; None and empty mean the run's own and the defaults.
 
     `python`: interpreter of the engine's environment; `server_url`, `baseline_url`: running servers
-    with and without the draft.
+    with and without the draft; `dtype`: a precision other than the run's.
     """
 
     name: str | None = None
@@ -55,6 +55,7 @@ class EngineChoice:
     server_url: str | None = None
     baseline_url: str | None = None
     timeout_s: float = 600.0
+    dtype: str | None = None
 
 
 def check_choice(
@@ -107,18 +108,23 @@ def check_choice(
             f" first, or use --engine {able(lambda row: row.synthesises)} with --synthetic"
         )
     check_interpreter_choice(name, choice.python)
+    check_dtype(choice.dtype or "", facts)
 
 
-def serving_scorer(session: SearchSession, engine: str) -> tuple[Scorer, str]:
-    """The session's scorer with the latencies of `engine`, and where those come from in words."""
-    if engine == session.request.engine:
+def serving_scorer(
+    session: SearchSession, engine: str, dtype: str | None = None
+) -> tuple[Scorer, str]:
+    """The session's scorer with the latencies of `engine` (at another precision than the run's),
+    and where those come from in words."""
+    dtype = dtype or session.source.dtype
+    if (engine, dtype) == (session.request.engine, session.source.dtype):
         return session.scorer, session.source.words
     folder, chosen = session.source.profile.get("folder"), session.source
     check_engine(engine_facts(engine), chosen.device)
     asked = replace(
         session.request.asked,
         profile=Path(folder) if folder else None,
-        dtype=chosen.dtype,
+        dtype=dtype,
         mode=chosen.mode if chosen.device.kind == "cpu" else default_mode(chosen.device, engine),
         # those asked for are of the run's own engine
         engine=engine,
@@ -129,13 +135,15 @@ def serving_scorer(session: SearchSession, engine: str) -> tuple[Scorer, str]:
     return session.scorer.with_latency(source.latency), source.words
 
 
-def profile_first(session: SearchSession, scorer: Scorer, engine: str) -> str | None:
+def profile_first(
+    session: SearchSession, scorer: Scorer, engine: str, dtype: str | None = None
+) -> str | None:
     """The command that measures the engine's own passes, where the prediction of `scorer` does
     without them; None where it has them. A profile's passes are those of transformers."""
     if engine == "transformers" or getattr(scorer.latency, "engine_", None) is not None:
         return None
     gpu, target = session.request.asked.gpu or session.source.device.key, session.request.target
-    dtype = asked_dtype(engine, session.source.dtype)
+    dtype = asked_dtype(engine, dtype or session.source.dtype)
     return (
         f"archsearch profile --gpu {shlex.quote(gpu)} --target {shlex.quote(target)} --engine"
         f" {engine}{dtype}"
@@ -166,6 +174,10 @@ class Bench:
         return self.choice.name or self.session.request.engine
 
     @property
+    def dtype(self) -> str:
+        return self.choice.dtype or self.session.source.dtype
+
+    @property
     def inside(self) -> bool:
         """Whether the engine runs in this process and takes modules, not folders."""
         return engine_facts(self.name).in_process
@@ -192,7 +204,7 @@ class Bench:
         dtype: str | None = None,
     ) -> _R:
         """`summary` of every drafter on every prompt, back to back with the target alone."""
-        plan = self._plan(drafters, asked, sampling, dtype or self.session.source.dtype)
+        plan = self._plan(drafters, asked, sampling, dtype or self.dtype)
         return self.run(plan, summary, f"confirm in {self.name}", dtype=dtype)
 
     def exactness(
@@ -242,7 +254,7 @@ class Bench:
         settings = self._settings(
             concurrency=most,
             max_len=longest + plan.sampling.max_new_tokens,
-            dtype=dtype or self.session.source.dtype,
+            dtype=dtype or self.dtype,
             dummy_weights=dummy,
         )
         synthetic = any(variant.synthetic for variant in plan.variants)
@@ -265,7 +277,7 @@ class Bench:
         from archsearch.engines.engine import EngineSettings
 
         source, reached = self.session.source, asdict(self.choice)
-        del reached["name"]
+        del reached["name"], reached["dtype"]
         device = source.device
         if device.kind != "cpu" and self.choice.server_url is None and not has_gpu():
             raise ArchsearchError(

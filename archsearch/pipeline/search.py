@@ -21,6 +21,7 @@ from archsearch.pipeline import climb
 from archsearch.pipeline.candidates import write_best, write_report
 from archsearch.pipeline.climb.belief import Belief
 from archsearch.pipeline.confirm import confirm_rank
+from archsearch.pipeline.engine_ways import write_engines
 from archsearch.pipeline.existing import EXISTING, alternatives, within_budget
 from archsearch.pipeline.families import INDEPENDENT, best_of_each, family_rows
 from archsearch.pipeline.family_table import write_family_table
@@ -223,6 +224,7 @@ def outcome(
     device = session.source.device
     budgets = what_budgets_buy(session.scorer, device, ranked, result.best, besides)
     write_budgets(session.run.path, budgets)  # before the report, which draws it
+    write_engines(session)
     report = write_report(session.run, session)
     groups = session.groups(ranked)
     return {

@@ -33,6 +33,7 @@ from archsearch.pipeline.confirm import (
     check_tokenizer,
     confirming_prompts,
 )
+from archsearch.pipeline.engine_ways import write_engines
 from archsearch.pipeline.heads import head_score, served_gamma
 from archsearch.pipeline.in_engine import (
     Bench,
@@ -103,8 +104,8 @@ def confirm_families(
     is not started with, a head or draft that is not trained or not of this target, a gamma beyond a
     head's.
     """
-    bench, dtype = Bench(session, choice), session.source.dtype
-    name = bench.name
+    bench = Bench(session, choice)
+    name, dtype = bench.name, bench.dtype
     check_weights(session.target)
     check_choice(choice, name)
     if choice.server_url:
@@ -129,7 +130,7 @@ def confirm_families(
         with suppress(RunFailed):  # what was measured holds without it
             tokens = min(64, sampling.max_new_tokens)
             exact = bench.exactness(drafters, asked[: request.exact], tokens)
-    scorer, words = serving_scorer(session, name)
+    scorer, words = serving_scorer(session, name, dtype)
     scorer = scorer.at_context(mid_answer(asked, sampling.max_new_tokens))
     rows = [
         _row(
@@ -153,11 +154,13 @@ def confirm_families(
         latency=words,
     )
     path = session.run.path
+    where = name if dtype == session.source.dtype else f"{name}-{dtype}"
     for row in rows:
         if row.family != "independent":
-            file = path / "heads" / row.family / f"confirmed-{name}.json"
+            file = path / "heads" / row.family / f"confirmed-{where}.json"
             save(file, as_data(row) | {"dtype": dtype})
-    save(path / COMPARISON_FILE.format(engine=name), compared)
+    save(path / COMPARISON_FILE.format(engine=where), compared)
+    write_engines(session)
     write_report(open_run(path))
     return compared
 

@@ -228,7 +228,6 @@ def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, where: st
         "This confirmation counts for nothing. Stop other work on the machine and confirm again."
     )
     lines = [
-        *fastest_lines([confirmed, *lead.elsewhere]),
         _draft_words(lead, confirmed.gamma),
         f"{ran} in {confirmed.engine} {confirmed.engine_version} on {confirmed.prompts}"
         f" held-out prompts, interleaved: {rates}.",
@@ -249,22 +248,6 @@ def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, where: st
         lines.append(f"Not decided either way, confirm again: rank {', '.join(doubtful)}.")
     lines += _unconfirmed_lines(found, gain.value) if lead.undecided is None else []
     return Headline(answer + ".", lines, _next(run, lead, interval[0] > 1.0), lead)
-
-
-def fastest_lines(confirmed: Sequence[Confirmed]) -> list[str]:
-    """Which of the engines that ran is the fastest way to run the target, with its draft or alone:
-    a speed-up is over the same engine alone, and engines differ by more than drafts bring. [] where
-    one ran, or where they ran other dtypes."""
-    decided = [each for each in confirmed if each.undecided is None]
-    dtypes = {each.dtype for each in decided}
-    if len({each.engine for each in decided}) < 2 or len(dtypes) > 1:
-        return []
-    ways = [(each.baseline_tokens_per_s, engine_title(each.engine), "alone") for each in decided]
-    ways += [(each.tokens_per_s, engine_title(each.engine), "with this draft") for each in decided]
-    (tokens, engine, how), *slower = sorted(ways, reverse=True)
-    others = ", ".join(f"{name} {what} {rate:.1f}" for rate, name, what in slower)
-    best = "No draft is faster than" if how == "alone" else "Fastest of the engines that ran:"
-    return [f"{best} {engine} {how}, {tokens:.1f} tokens/s ({others})."]
 
 
 def _how_sure(confirmed: Confirmed) -> str:

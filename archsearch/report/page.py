@@ -20,6 +20,7 @@ from archsearch.report.chart_page import scripts, web_file
 from archsearch.report.compare import compare_section
 from archsearch.report.confirmed import section_confirmed
 from archsearch.report.costs import section_costs
+from archsearch.report.engines import run_dtype, section_engines, ways_of, with_engines
 from archsearch.report.families import section_families, with_heads
 from archsearch.report.headline import Headline, headline, with_text
 from archsearch.report.ladder import section_ladder, section_rungs
@@ -66,6 +67,7 @@ def page_of(run: Run) -> tuple[str, list[Section]]:
     reading = read_run(run)
     head = with_text(headline(run, reading.candidates), reading.text)
     head = with_heads(head, run, reading.families, reading.compared)
+    head = with_engines(head, reading, run)
     sections = [section for section in sections_of(run, reading, head) if section]
     opening = _opening(run, head, [Option.of(item) for item in reading.candidates], reading.curves)
     title = f"archsearch: {run.arguments.get('target', '')} on {run.info['device'].get('key', '')}"
@@ -86,6 +88,7 @@ def sections_of(run: Run, reading: Reading, head: Headline) -> list[Section]:
         section_best(found, unit),
         section_mix(found),
         section_families(reading.families, reading.compared),
+        section_engines(ways_of(reading), run_dtype(run)),
         section_time(reading.curves),
         section_elsewhere(reading.curves),
         section_why(reading.curves),

@@ -17,6 +17,7 @@ from archsearch.runs.budgets import BUDGETS_FILE, Budgets
 from archsearch.runs.candidate import TRAINING_FILE, Candidate, TrainingRecord
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.curves import CURVES_FILE, Curves
+from archsearch.runs.engines import ENGINES_FILE, EngineWays
 from archsearch.runs.families import (
     COMPARISON_FILES,
     FAMILIES_FILE,
@@ -48,8 +49,8 @@ class Shown(Candidate):
     `replayed`: acceptance by position from the trace on held-out text at the score's gamma;
     `replayed_on`: the same in blocks of at least POSITIONS; `group`: candidates with the same
     number are tied with the best of that group; `loads`: load-<engine>.json, by name of
-    the engine; `schedule`: schedule.json; `elsewhere`: confirmed-<engine>.json of engines other
-    than that of `confirmed`.
+    the engine; `schedule`: schedule.json; `elsewhere`: confirmed-<engine>.json of other engines
+    or precisions than that of `confirmed`.
     """
 
     trained_by: TrainingRecord | None
@@ -90,7 +91,8 @@ class Reading:
     `finalists`: training records of finalists/; `climb`: rungs.json, {} without one; `problems`:
     one line for each file that is there and cannot be read; `text`: the verdict on its text,
     `curves`: curves.json, None without one; `comparison`: compare.json, None without one;
-    `families`: families.json, `compared`: heads/comparison-<engine>.json; `budgets`: budgets.json.
+    `families`: families.json, `compared`: heads/comparison-<engine>.json; `budgets`: budgets.json;
+    `engines`: engines.json.
     """
 
     candidates: list[Shown]
@@ -103,6 +105,7 @@ class Reading:
     families: tuple[FamilyRow, ...] = ()
     compared: tuple[EngineComparison, ...] = ()
     budgets: Budgets | None = None
+    engines: EngineWays | None = None
 
 
 def read_run(run: Run) -> Reading:
@@ -129,6 +132,7 @@ def read_run(run: Run) -> Reading:
         read(FAMILIES_FILE, "families of the run", families_of) or (),
         tuple(_every(sides, "comparison of families", EngineComparison, problems)),
         read(BUDGETS_FILE, "budgets", Budgets),
+        read(ENGINES_FILE, "engines of the run", EngineWays),
     )
 
 
@@ -155,7 +159,7 @@ def _candidate(run: Run, rank: int, problems: list[str]) -> Shown | None:
     if score is None:
         return None
     confirmed = read("confirmed.json", "confirmation", Confirmed)
-    main = confirmed.engine if confirmed is not None else None
+    main = (confirmed.engine, confirmed.dtype) if confirmed is not None else None
     others = _every(folder.glob("confirmed-*.json"), "confirmation", Confirmed, problems)
     loads = _every(folder.glob(LOAD_FILES), "measurement under load", LoadRecord, problems)
     return Shown(
@@ -167,7 +171,7 @@ def _candidate(run: Run, rank: int, problems: list[str]) -> Shown | None:
         _replayed(folder, max(score.gamma, POSITIONS)),
         loads=tuple(loads),
         schedule=read(SCHEDULE_FILE, "schedule", planned_schedule),
-        elsewhere=tuple(other for other in others if other.engine != main),
+        elsewhere=tuple(other for other in others if (other.engine, other.dtype) != main),
     )
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,10 +16,8 @@ from archsearch.drafters.registry import family
 from archsearch.estimate import Estimate
 from archsearch.needs import NOTHING, Needs
 from archsearch.report.answer import Option, rows_text, sentences, serve_command, shown_rows
-from archsearch.report.headline import fastest_lines
 from archsearch.report.phrases import interval, verdict
 from archsearch.report.terminal.layout import WIDTH, wrapped
-from archsearch.runs.confirmed import Confirmed
 
 TARGET = catalogue.load("llama-3.1-8b").architecture
 SHAPE = Architecture(1536, 7680, 2, 32, 32, 64, 128256)
@@ -150,27 +147,4 @@ def test_the_command_that_serves_what_exists_is_one_that_vllm_reads() -> None:
     assert (
         serve_command(DRAFTS[0], "t", "vllm", 1) is None
         and serve_command(EXISTS, "t", "sglang", 1) is None
-    )
-
-
-def test_the_fastest_way_is_named_where_engines_differ_by_more_than_a_draft_brings() -> None:
-    def ran(engine: str, alone: float, drafted: float, dtype: str = "float32") -> Confirmed:
-        return SimpleNamespace(  # type: ignore[return-value]
-            engine=engine,
-            baseline_tokens_per_s=alone,
-            tokens_per_s=drafted,
-            undecided=None,
-            dtype=dtype,
-        )
-
-    slow, quick = ran("transformers", 16.7, 22.6), ran("llama.cpp", 38.6, 30.3)
-    (line,) = fastest_lines([slow, quick])
-    assert line.startswith(
-        "No draft is faster than llama.cpp alone, 38.6 tokens/s (llama.cpp with this draft 30.3,"
-        " transformers"
-    )
-    (line,) = fastest_lines([slow, ran("vllm", 20.0, 41.0)])
-    assert line.startswith("Fastest of the engines that ran: vLLM with this draft, 41.0 tokens/s")
-    assert (
-        fastest_lines([slow]) == [] == fastest_lines([slow, ran("llama.cpp", 60.0, 40.0, "q8_0")])
     )

@@ -10,12 +10,15 @@ from archsearch.estimate import Estimate
 from archsearch.progress import human_time
 from archsearch.records import from_data
 from archsearch.report.confirmed import pace_words
+from archsearch.report.engines import fastest_lines, run_dtype, ways_of
 from archsearch.report.families import title_of
 from archsearch.report.phrases import unprofiled_words
+from archsearch.report.reading import read_run
 from archsearch.report.terminal.layout import table
 from archsearch.runs.confirmed import Confirmed, ConfirmedGamma
 from archsearch.runs.families import EngineComparison, Order, Rival, Silent
 from archsearch.runs.load import LoadRecord, LoadRow, ScheduleRun
+from archsearch.runs.run import open_run
 from archsearch.runs.terms import TERMS, TermErrors
 
 
@@ -63,6 +66,13 @@ def confirm_text(data: dict[str, Any], run: Path, rank: int) -> str:
             _next(found, run, rank),
         ]
     )
+
+
+def engines_text(run: Path) -> str:
+    """The fastest engine here, behind what one of them measured; "" where there is one."""
+    opened = open_run(run)
+    lines = fastest_lines(ways_of(read_run(opened)), run_dtype(opened))
+    return "".join(f"\n{line}" for line in ["", *lines]) if lines else ""
 
 
 def _gamma_cells(row: ConfirmedGamma) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from archsearch.report.answer import (
     serve_command,
 )
 from archsearch.report.best import section_mix
+from archsearch.report.engines import fastest_lines, run_dtype, ways_of, with_engines
 from archsearch.report.families import found_section, with_heads
 from archsearch.report.headline import headline, with_text
 from archsearch.report.ladder import section_rungs
@@ -78,9 +79,11 @@ def search_text(result: dict[str, Any], *, explain: bool = False) -> str:
     if any(option.weights for option in options):
         head_of_text = with_text(head, reading.text)
         with_climb = with_heads(head_of_text, run, reading.families, reading.compared)
-        above = [with_climb.title, *with_climb.lines[:HEADLINE_LINES]]
+        shown = with_engines(with_climb, reading, run)
+        above = [shown.title, *shown.lines[:HEADLINE_LINES]]
     else:
         above = sentences(options, where, unit, budget and budget["gpu_hours"])
+        above[1:1] = fastest_lines(ways_of(reading), run_dtype(run))[:1]
     above = [above[0], _assumed_words(result, budget, unit), *above[1:]]
     unprofiled = latency_warning(result)
     warnings = [*([unprofiled] if unprofiled else []), *result["warnings"], *reading.problems]

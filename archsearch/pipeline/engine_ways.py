@@ -1,0 +1,77 @@
+"""What each engine installed here is predicted to write per second, for the verdict over
+engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from archsearch.engine_facts import engine_facts
+from archsearch.engines.environments.environment import overview
+from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
+from archsearch.models.files import has_weights
+from archsearch.pipeline.in_engine import profile_first, serving_scorer
+from archsearch.pipeline.schedule import acceptance_of
+from archsearch.pipeline.session import SearchSession
+from archsearch.profiles import PassShape, Profile
+from archsearch.records import save
+from archsearch.runs.engines import ENGINES_FILE, EngineWays, Way
+from archsearch.search.objective import Score, Scorer
+
+
+def write_engines(session: SearchSession) -> None:
+    """engines.json of a run: every engine that is installed, at the run's precision and at those
+    that its own passes were measured in. Nothing on a GPU, over a mix of work or at several
+    requests at once, and where one engine is all there is."""
+    source, request = session.source, session.request
+    here = [row["engine"] for row in overview() if row["installed"]]
+    apart = request.mix is not None or session.scorer.workload.batch_size > 1
+    if source.device.kind != "cpu" or apart or len(here) < 2:
+        return
+    rows = Profile.load(Path(source.profile["folder"])).rows.values()
+    measured = {(PassShape.of(row).engine, row.dtype) for row in rows if row.kind == "pass"}
+    ways = []
+    for engine in here:
+        own = sorted(dtype for name, dtype in measured if name == engine)
+        for dtype in dict.fromkeys([source.dtype, *own]):
+            try:
+                ways += _ways(session, engine, dtype)
+            except ArchsearchError:  # no passes of that precision; weights it does not run
+                continue
+    save(session.run.path / ENGINES_FILE, EngineWays(source.dtype, tuple(ways)))
+
+
+def _ways(session: SearchSession, engine: str, dtype: str) -> list[Way]:
+    """The engine alone and with the best of the run's ranks that it runs."""
+    scorer, _ = serving_scorer(session, engine, dtype)
+    scores = [
+        score for score in session.run.scores() if not engine_facts(engine).lacks(score.family)
+    ]
+    trained = [score for score in scores if has_weights(session.run.best_dir(score.rank or 0))]
+    found = [(score, _score(session, scorer, score)) for score in trained or scores]
+    if not found:
+        return []
+    rank, best = max(found, key=lambda pair: pair[1].speedup.value)
+    first = profile_first(session, scorer, engine, dtype)
+    return [
+        Way(engine=engine, dtype=dtype, tokens_per_s=_rate(best.decode_s), profile_first=first),
+        Way(
+            engine=engine,
+            dtype=dtype,
+            tokens_per_s=_rate(best.tpot_s),
+            drafter=f"rank {rank.rank}",
+            gamma=best.gamma,
+            profile_first=first,
+        ),
+    ]
+
+
+def _score(session: SearchSession, scorer: Scorer, score: Score) -> Score:
+    alpha, taus, _ = acceptance_of(scorer, score, session.run.best_dir(score.rank or 0))
+    return scorer.measured(score.proposer, alpha, taus)
+
+
+def _rate(seconds: Estimate) -> Estimate:
+    """Tokens per second of so many seconds a token."""
+    rate = 1.0 / seconds.value
+    return Estimate(rate, rate * seconds.std / seconds.value, "modelled")

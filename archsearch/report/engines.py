@@ -1,0 +1,144 @@
+"""The verdict over engines: the fastest way to run the target on this machine, with or without a
+draft.
+
+A speed-up is over the same engine alone, and engines differ by more than drafts bring: compared are
+tokens per second, at one precision. What an engine measured takes the place of what was predicted
+of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from archsearch.engine_facts import engine_title
+from archsearch.estimate import Estimate
+from archsearch.report.charts import SERIES, Chart, Series
+from archsearch.report.families import title_of
+from archsearch.report.headline import Headline
+from archsearch.report.reading import Reading
+from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
+from archsearch.runs.confirmed import Exact, Judged
+from archsearch.runs.engines import Way
+from archsearch.runs.run import Run
+
+_WAYS: Final = "engine | precision | drafter | gamma | tokens/s | same text"
+
+
+def ways_of(reading: Reading) -> list[Way]:
+    """Every engine alone and with its best drafter, fastest first: as measured, else as predicted.
+    Measured pairs ran in turns; the best drafter is that of the largest speed-up."""
+    pairs: dict[tuple[str, str], tuple[float, list[Way]]] = {}
+
+    def add(found: Judged, dtype: str, drafter: str) -> None:
+        key, gain, same = (found.engine, dtype), found.speedup, found.identical_output
+        if found.undecided is not None or key in pairs and pairs[key][0] >= gain.value:
+            return
+        alone = Estimate(found.baseline_tokens_per_s, 0.0, "measured")
+        rate = Estimate(found.tokens_per_s, found.tokens_per_s * gain.relative_std, "measured")
+        own = Way(engine=found.engine, dtype=dtype, tokens_per_s=alone)
+        exact = Exact(same.prompts, same.identical) if same.prompts else None
+        drafted = replace(own, tokens_per_s=rate, drafter=drafter, gamma=found.gamma, same=exact)
+        pairs[key] = gain.value, [own, drafted]
+
+    for item in reading.candidates:
+        for each in filter(None, (item.confirmed, *item.elsewhere)):
+            if not each.is_stale(item.score.alpha):
+                add(each, each.dtype, f"rank {item.rank}")
+    for compared in reading.compared:
+        for row in compared.rivals:
+            add(row, compared.dtype, title_of(row.family))
+    ways = [way for _, both in pairs.values() for way in both]
+    predicted = reading.engines.ways if reading.engines is not None else ()
+    ways += [way for way in predicted if (way.engine, way.dtype) not in pairs]
+    return sorted(ways, key=lambda way: -way.tokens_per_s.value)
+
+
+def way_words(way: Way) -> str:
+    """`llama.cpp alone 38.6 tokens/s` and where that comes from."""
+    how = f"with {way.drafter} at gamma {way.gamma}" if way.drafter else "alone"
+    words = f"{engine_title(way.engine)} {how} {way.tokens_per_s.value:.1f}"
+    return words if way.measured else f"{words} (predicted)"
+
+
+def fastest_lines(ways: Sequence[Way], dtype: str) -> list[str]:
+    """The fastest way at the run's precision, measured where any was, and what is predicted to be
+    faster; [] where there is one engine."""
+    own = [way for way in ways if way.dtype == dtype]
+    if len({way.engine for way in own}) < 2:
+        return []
+    best = next((way for way in own if way.measured), own[0])
+    start = "Fastest in" if best.drafter else "No draft is faster than none in"
+    words = f"{start} {dtype} here: {way_words(best)} tokens/s"
+    if best.drafter and best.same is not None:
+        words += f", {best.same.words(' of ')} answers the target's own"
+    others = [way_words(way) for way in own if way is not best]
+    lines = [f"{words} ({', '.join(others)})."]
+    lines += [
+        f"{engine_title(engine)} is predicted without its own passes, which were never profiled;"
+        f" measure them: {command}"
+        for engine, command in {
+            way.engine: way.profile_first for way in own if way.profile_first
+        }.items()
+    ]
+    return lines
+
+
+def run_dtype(run: Run) -> str:
+    """The run's precision."""
+    return str(run.info["profile"].get("dtype") or "")
+
+
+def with_engines(head: Headline, reading: Reading, run: Run) -> Headline:
+    """The headline with the fastest way over all engines first, where there are several."""
+    lines = fastest_lines(ways_of(reading), run_dtype(run))
+    return replace(head, lines=[*lines[:1], *head.lines, *lines[1:]])
+
+
+def section_engines(ways: Sequence[Way], dtype: str) -> Section:
+    """Every engine in tokens per second; empty where there is one way's worth of engines."""
+    if len({(way.engine, way.dtype) for way in ways}) < 2:
+        return Section()
+    rows: list[list[Cell | str]] = [
+        [
+            text_cell(engine_title(way.engine)),
+            way.dtype,
+            text_cell(way.drafter or "none"),
+            str(way.gamma or "-"),
+            value_cell(way.tokens_per_s, 1),
+            "-" if way.same is None else way.same.words(" of "),
+        ]
+        for way in ways
+    ]
+    names = tuple(dict.fromkeys(f"{engine_title(way.engine)}, {way.dtype}" for way in ways))
+    series = []
+    for number, (title, drafted) in enumerate((("alone", False), ("with its best drafter", True))):
+        found = {
+            f"{engine_title(way.engine)}, {way.dtype}": way.tokens_per_s.value
+            for way in ways
+            if bool(way.drafter) == drafted
+        }
+        bars = tuple((name, found[name]) for name in names if name in found)
+        if bars:
+            xs, ys = zip(*bars, strict=True)
+            series.append(Series(title, xs, ys, "bar", SERIES[4 * (1 - number)]))
+    chart = Chart(
+        "engines",
+        "Engines on this machine",
+        "Tokens per second of one request, alone and with the best drafter of each engine; measured"
+        " or predicted as the table says. Another precision is another model.",
+        "engine and precision",
+        "tokens/s",
+        tuple(series),
+        y_from_zero=True,
+    )
+    fastest, *doubts = fastest_lines(ways, dtype) or [""]
+    return Section(
+        "Engines on this machine",
+        [fastest] if fastest else [],
+        [Table(columns(_WAYS), rows)],
+        [chart],
+        ["Best drafter: the largest speed-up in that engine, of what was run or is ranked here."],
+        doubts,
+    )

@@ -1,0 +1,89 @@
+"""The verdict over engines: the fastest way to run the target, measured before predicted, at one
+precision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from archsearch.engines.measure.results import Identity
+from archsearch.estimate import Estimate
+from archsearch.report.engines import fastest_lines, section_engines, ways_of
+from archsearch.runs.engines import EngineWays, Way
+
+
+def ran(engine: str, alone: float, drafted: float, dtype: str = "float32", **more: Any) -> Any:
+    fields = {
+        "engine": engine,
+        "baseline_tokens_per_s": alone,
+        "tokens_per_s": drafted,
+        "speedup": Estimate(drafted / alone, 0.1, "measured"),
+        "undecided": None,
+        "dtype": dtype,
+        "gamma": 3,
+        "identical_output": Identity(12, 11),
+        "is_stale": lambda alpha: False,
+    }
+    return SimpleNamespace(**fields | more)
+
+
+def reading(*confirmed: Any, predicted: tuple[Way, ...] = ()) -> Any:
+    """A run whose first rank was confirmed so."""
+    first, *others = confirmed or (None,)
+    item = SimpleNamespace(
+        rank=1, confirmed=first, elsewhere=others, score=SimpleNamespace(alpha=None)
+    )
+    return SimpleNamespace(candidates=[item], compared=(), engines=EngineWays("float32", predicted))
+
+
+def lines(*confirmed: Any, predicted: tuple[Way, ...] = ()) -> list[str]:
+    return fastest_lines(ways_of(reading(*confirmed, predicted=predicted)), "float32")
+
+
+SLOW, QUICK = ran("transformers", 16.7, 22.6), ran("llama.cpp", 38.6, 30.3)
+VLLM = Way(engine="vllm", dtype="float32", tokens_per_s=Estimate(99.0, 9.0, "modelled"))
+
+
+def test_the_fastest_way_may_be_without_a_draft() -> None:
+    (line,) = lines(SLOW, QUICK)
+    assert line == (
+        "No draft is faster than none in float32 here: llama.cpp alone 38.6 tokens/s (llama.cpp"
+        " with rank 1 at gamma 3 30.3, transformers with rank 1 at gamma 3 22.6, transformers alone"
+        " 16.7)."
+    )
+    (line,) = lines(SLOW, ran("vllm", 20.0, 41.0))
+    assert line.startswith(
+        "Fastest in float32 here: vLLM with rank 1 at gamma 3 41.0 tokens/s, 11 of 12 answers the"
+        " target's own ("
+    )
+
+
+def test_one_engine_another_precision_and_what_decides_nothing_make_no_verdict() -> None:
+    assert lines(SLOW) == [] == lines(SLOW, ran("llama.cpp", 60.0, 40.0, "q8_0"))
+    assert lines(SLOW, ran("llama.cpp", 60.0, 40.0, undecided="noise")) == []
+    stale = ran("llama.cpp", 60.0, 40.0, is_stale=lambda alpha: True)
+    assert lines(SLOW, stale) == []
+
+
+def test_a_prediction_never_leads_a_measurement_and_says_what_it_lacks() -> None:
+    first = "archsearch profile --gpu cpu --target T --engine vllm"
+    (line, mends) = lines(SLOW, predicted=(replace(VLLM, profile_first=first),))
+    assert (
+        "transformers with rank 1" in line.split("(")[0] and "vLLM alone 99.0 (predicted)" in line
+    )
+    assert mends.startswith("vLLM is predicted without its own passes") and first in mends
+    own = ran("vllm", 15.0, 14.0)  # what was measured takes its place
+    assert "99.0" not in lines(SLOW, own, predicted=(VLLM,))[0]
+    (line,) = lines(predicted=(VLLM, replace(VLLM, engine="transformers")))
+    assert "(predicted) tokens/s" in line
+
+
+def test_the_report_draws_every_engine() -> None:
+    found = section_engines(ways_of(reading(SLOW, ran("llama.cpp", 60.0, 40.0, "q8_0"))), "float32")
+    assert len(found.tables[0].rows) == 4 and not found.words  # another precision: no verdict
+    bars = {
+        series.name: dict(zip(series.x, series.y, strict=True)) for series in found.charts[0].series
+    }
+    assert bars["alone"] == {"llama.cpp, q8_0": 60.0, "transformers, float32": 16.7}
+    assert not section_engines(ways_of(reading(SLOW)), "float32")
