@@ -332,6 +332,7 @@ _ROWS: Final = (
         version="2026.10.11549",  # of the package xllamacpp: build 11549
         make="archsearch.engines.llamacpp.engine:LlamaCppEngine",
         recipe="archsearch.engines.environments.recipes:LLAMA_CPP",
+        confirms=("independent", "eagle3"),
         synthesises=True,  # --spec-synth-rates (ggml-org/llama.cpp pull request 27711)
         catches_up=True,  # common_speculative_process
         export="archsearch.export.engines:llama_cpp",

@@ -57,18 +57,21 @@ def export(
     archsearch export runs/demo --output my-draft
     archsearch export runs/demo --output my-draft --for vllm --for llama.cpp
     archsearch export runs/demo --family eagle3 --output my-head
+    archsearch export runs/demo --family eagle3 --output my-head --for llama.cpp
     """
+    from archsearch.export import DEFAULT_ENGINES
+
     if family != "independent":
-        if engines or allow_untrained:
+        if allow_untrained:
             raise ArchsearchError(
-                "a head is exported for all engines that run it; leave --for and"
-                " --allow-untrained out"
+                "a head is exported with its weights; leave --allow-untrained out"
             )
         from archsearch.pipeline.export import export_family
 
-        made = export_family(run, family, output, gamma=gamma, schedule=schedule)
+        made = export_family(
+            run, family, output, engines=engines or DEFAULT_ENGINES, gamma=gamma, schedule=schedule
+        )
     else:
-        from archsearch.export import DEFAULT_ENGINES
         from archsearch.pipeline import export_rank
 
         asked: dict[str, Any] = {

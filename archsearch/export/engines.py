@@ -28,6 +28,7 @@ HEADS: Final = {
     "vllm": frozenset({"eagle3", "peagle", "medusa"}),
     "sglang": frozenset({"eagle3"}),
     "tensorrt-llm": frozenset({"eagle3"}),
+    "llama.cpp": frozenset({"eagle3"}),
 }
 """Trained heads that are exported for an engine."""
 ADAPTIVE_FILE: Final = "sglang-adaptive.json"
@@ -244,6 +245,7 @@ def tensorrt_llm(setup: Setup) -> Serving:
 def llama_cpp(setup: Setup) -> Serving:
     """llama.cpp: `llama-server` with the draft as GGUF."""
     draft, gamma = str(setup.folder / GGUF_FILE), str(setup.gamma)
+    kind = "draft-simple" if setup.family == INDEPENDENT else f"draft-{setup.family}"
     named = ("`TARGET.gguf` is the target in GGUF.",) * (setup.target_gguf == "TARGET.gguf")
     notes = (
         "Measure before you serve: on a CPU llama.cpp's pass over several tokens can cost several"
@@ -259,7 +261,7 @@ def llama_cpp(setup: Setup) -> Serving:
         " as large.",
     )
     command = (
-        *("llama-server", "--model", setup.target_gguf, "--spec-type", "draft-simple"),
+        *("llama-server", "--model", setup.target_gguf, "--spec-type", kind),
         *("--spec-draft-model", draft, "--spec-draft-n-max", gamma),
         *("--spec-draft-n-min", "0", "--spec-draft-p-min", "0"),
     )

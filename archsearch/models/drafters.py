@@ -44,3 +44,18 @@ def head_family_of(name: str) -> HeadFamily:
             return family
     reason = UNTRAINED.get(name, f"drafters of family {name!r} cannot be trained here")
     raise ArchsearchError(f"{reason}; --family takes independent, {', '.join(HEAD_FAMILIES)}")
+
+
+def aux_layers(config: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
+    """The layers whose inputs an EAGLE-3 or P-EAGLE head reads. Raises ArchsearchError where its
+    config does not say."""
+    nested = config.get("eagle_config") or {}
+    ids = nested.get("eagle_aux_hidden_state_layer_ids") or config.get(
+        "eagle_aux_hidden_state_layer_ids"
+    )
+    if not ids:
+        raise ArchsearchError(
+            f"{folder / 'config.json'} does not name eagle_aux_hidden_state_layer_ids; engines"
+            " would guess, and a wrong guess accepts next to nothing: write them"
+        )
+    return tuple(int(layer) for layer in ids)

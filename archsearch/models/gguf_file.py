@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import read_architecture
+from archsearch.drafters.read import family_of_config
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import read_json
+from archsearch.models.drafters import aux_layers
 
 if TYPE_CHECKING:
     import gguf
@@ -39,6 +41,12 @@ _FAMILIES: Final = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
 }  # model_type -> GGUF architecture
+_HEAD_NAMES: Final = {
+    "fc.weight": "fc.weight",
+    "norm.weight": "output_norm.weight",
+    "layers.0.hidden_norm.weight": "blk.0.attn_norm_2.weight",
+}
+"""Tensors that an EAGLE-3 head has and no model of layers."""
 _LLAMA3_SPLIT: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -62,12 +70,14 @@ def write_gguf(
 
     `dtype`, one of GGUF_KINDS: float32 keeps every weight as it is; the others round matrices
     (norms stay float32; embedding and head at least Q8_0; rows that do not divide into blocks of 32
-    are float16). The tokenizer is copied out of `tokenizer_gguf`, or read from `tokenizer_folder`
+    are float16). An EAGLE-3 head becomes llama.cpp's `eagle3`, which shares the target's embedding.
+    The tokenizer is copied out of `tokenizer_gguf`, or read from `tokenizer_folder`
     (default: the draft's own folder); with `tokens_needed` False a folder without one gets made-up
     texts, for whoever speaks in ids. Raises MissingDataError without weights or tokenizer,
     ArchsearchError where the shape or the tokenizer cannot be said exactly.
     """
     import gguf
+    import numpy as np
     import torch
     from safetensors import safe_open
 
@@ -79,27 +89,40 @@ def write_gguf(
             f"no model.safetensors in {draft_folder}; llama.cpp needs weights: train the draft"
             " first"
         )
-    family = _family(arch, config, draft_folder)
+    head = family_of_config(config) == "eagle3"
+    family = "eagle3" if head else _family(arch, config, draft_folder)
     writer = gguf.GGUFWriter(path, family)
     try:
         _add_shape(writer, arch, config)
+        if head:
+            _add_states(writer, arch, config, draft_folder)
         if tokenizer_gguf is not None:
             _copy_tokenizer(writer, tokenizer_gguf, arch.vocab_size)
         elif tokens_needed or (draft_folder / "tokenizer.json").is_file():
             _add_tokenizer(writer, tokenizer_folder or draft_folder, arch.vocab_size)
         else:
             _add_made_up_tokens(writer, arch.vocab_size)
-        architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
+        plain = "llama" if head else family
+        architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == plain)
         names = gguf.get_tensor_name_map(architecture, arch.num_hidden_layers)
         kinds = {name: gguf.GGMLQuantizationType[kind] for name, kind in GGUF_KINDS.items()}
         with safe_open(weights, framework="pt") as file:
             for name in sorted(file.keys()):
                 if name == "lm_head.weight" and arch.tie_word_embeddings and not arch.trimmed:
                     continue
+                if head and name in ("t2d", "embed_tokens.weight"):
+                    continue  # the target's embedding is shared
+                if head and name == "d2t":  # offsets; llama.cpp wants the ids themselves
+                    ids = file.get_tensor(name).numpy()
+                    writer.add_tensor(name, ids + np.arange(len(ids)))
+                    continue
                 tensor = file.get_tensor(name).to(torch.float32)
-                if family == "llama":
+                if plain == "llama":
                     tensor = _permuted(name, tensor, arch)
-                mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
+                known = _HEAD_NAMES.get(name.replace("midlayer.", "layers.0.")) if head else None
+                mapped = known or names.get_name(
+                    _plain_name(name) if head else name, try_suffixes=(".weight", ".bias")
+                )
                 if mapped is None:
                     raise ArchsearchError(
                         f"GGUF has no name for tensor {name} of {draft_folder}; {CONVERTER}"
@@ -165,6 +188,27 @@ def _add_shape(writer: gguf.GGUFWriter, arch: Architecture, config: Mapping[str,
     writer.add_rope_dimension_count(arch.head_dim)
     writer.add_rope_freq_base(arch.rope_theta)
     writer.add_layer_norm_rms_eps(float(config.get("rms_norm_eps", 1e-6)))
+
+
+def _plain_name(name: str) -> str:
+    """What a model of layers calls a tensor of an EAGLE-3 head."""
+    name = name.replace("midlayer.", "layers.0.")
+    return f"model.{name}" if name.startswith("layers.") else name
+
+
+def _add_states(
+    writer: gguf.GGUFWriter, arch: Architecture, config: Mapping[str, Any], folder: Path
+) -> None:
+    """What an EAGLE-3 head reads of its target. Raises ArchsearchError for several layers, and
+    where the config does not name those whose inputs it reads."""
+    if arch.num_hidden_layers != 1:
+        raise ArchsearchError(
+            f"llama.cpp runs an EAGLE-3 head of 1 layer, not of {arch.num_hidden_layers}"
+        )
+    writer.add_array("eagle3.target_layers", list(aux_layers(config, folder)))
+    width = int(config.get("target_hidden_size") or arch.hidden_size)
+    writer.add_uint32("eagle3.target_hidden_size", width)
+    writer.add_bool("eagle3.norm_before_residual", bool(config.get("norm_before_residual")))
 
 
 def _permuted(name: str, tensor: Tensor, arch: Architecture) -> Tensor:

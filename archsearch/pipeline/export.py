@@ -193,16 +193,29 @@ def _target_gguf(ref: TargetRef) -> Path | None:
 
 
 def export_family(
-    path: Path, name: str, output: Path, *, gamma: int | None = None, schedule: Path | None = None
+    path: Path,
+    name: str,
+    output: Path,
+    *,
+    engines: Sequence[str] = DEFAULT_ENGINES,
+    gamma: int | None = None,
+    schedule: Path | None = None,
 ) -> dict[str, Any]:
-    """Export a trained head of a run, ready to serve beside its target. `schedule`: gamma by batch
+    """Export a trained head of a run, ready to serve beside its target in those of `engines` that
+    run it. `schedule`: gamma by batch
     size; without one the head's own schedule.json, where no `gamma` is asked for.
 
-    Raises ArchsearchError for a gamma that the head was not trained for.
+    Raises ArchsearchError for a gamma that the head was not trained for, and where none of the
+    engines runs it.
     """
     from archsearch.training.heads.folder import TargetFacts, check_head
 
     family = head_family_of(name)
+    able = check_engines(engines, family)
+    if not able:
+        raise ArchsearchError(
+            f"{family} heads are not exported for {', '.join(engines)}; leave --for out"
+        )
     run = open_run(path)
     if family not in trained_heads(path):
         raise MissingDataError(
@@ -231,7 +244,9 @@ def export_family(
         )
     record = DraftRecord(training=as_data(trained.record), provenance={"run": run.info})
     source = _source(run, trained.folder, wanted, GammaSchedule(planned), record, family)
-    made = str(export(source, output))
-    engines = list(check_engines(DEFAULT_ENGINES, family))
+    if any(engine_facts(engine).gguf for engine in able):  # the file holds the target's tokenizer
+        tokenizer, gguf = _target_tokenizer(ref), _target_gguf(ref)
+        source = replace(source, target=replace(source.target, tokenizer=tokenizer, gguf=gguf))
+    made = str(export(source, output, able))
     what = {"run": str(path), "family": family, "gamma": wanted}
-    return {**what, "output": made, "engines": engines}
+    return {**what, "output": made, "engines": list(able)}

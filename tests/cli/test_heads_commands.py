@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import gguf
 import pytest
 import yaml
 
@@ -333,12 +334,24 @@ def test_a_head_has_gamma_by_batch_size_in_every_engine_that_takes_it(with_heads
     )
 
 
+def test_a_head_is_exported_for_llama_cpp(with_heads: Path) -> None:
+    call("export", "runs/a", "--family", "eagle3", "--output", "out/l", "--for", "llama.cpp")
+    fields = gguf.GGUFReader(with_heads / "out/l/draft.gguf").fields
+    assert fields["general.architecture"].contents() == "eagle3"
+    assert "tokenizer.ggml.tokens" in fields
+    command = json.loads((with_heads / "out/l/export.json").read_text())["commands"]["llama.cpp"]
+    assert command[command.index("--spec-type") + 1] == "draft-eagle3"
+
+
 def test_exports_that_cannot_be_are_refused(with_heads: Path) -> None:
     assert "accepts little beyond" in refused(
         "export", "runs/a", "--family", "eagle3", "--output", "out/x", "--gamma", "4"
     )
-    assert "leave --for" in refused(
-        "export", "runs/a", "--family", "eagle3", "--output", "out/x", "--for", "vllm"
+    assert "leave --allow-untrained out" in refused(
+        "export", "runs/a", "--family", "eagle3", "--output", "out/x", "--allow-untrained"
+    )
+    assert "medusa heads are not exported for llama.cpp" in refused(
+        "export", "runs/a", "--family", "medusa", "--output", "out/x", "--for", "llama.cpp"
     )
     shutil.rmtree(with_heads / "runs/a/heads/medusa")
     assert "train it first" in refused(

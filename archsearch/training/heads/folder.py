@@ -10,7 +10,6 @@ a draft's padded head.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +22,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import to_hf_config
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json, write_json
-from archsearch.models.drafters import HeadFamily, head_family
+from archsearch.models.drafters import HeadFamily, aux_layers, head_family
 from archsearch.models.drafts import padding_row
 from archsearch.models.files import WEIGHTS_FILE
 from archsearch.records import as_data
@@ -224,18 +223,3 @@ def check_head(folder: Path, target: TargetFacts) -> HeadFamily:
             f"the head in {folder} is not for this target: {wrong}; use a head of this target"
         )
     return family
-
-
-def aux_layers(config: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
-    """The layers whose inputs an EAGLE-3 or P-EAGLE head reads. Raises ArchsearchError where its
-    config does not say."""
-    nested = config.get("eagle_config") or {}
-    ids = nested.get("eagle_aux_hidden_state_layer_ids") or config.get(
-        "eagle_aux_hidden_state_layer_ids"
-    )
-    if not ids:
-        raise ArchsearchError(
-            f"{folder / 'config.json'} does not name eagle_aux_hidden_state_layer_ids; engines"
-            " would guess, and a wrong guess accepts next to nothing: write them"
-        )
-    return tuple(int(layer) for layer in ids)

@@ -34,6 +34,8 @@ SHORTEST_CONTEXT = 256
 short answer."""
 START_S = 600.0
 """Longest time that a server takes to load its models."""
+KINDS = {"independent": "draft-simple", "eagle3": "draft-eagle3"}
+"""What --spec-type calls a family."""
 MANY = 512
 """Most likely tokens that are asked for with their probability."""
 
@@ -117,7 +119,8 @@ class Worker:
         if self.gamma:
             kinds = llama.common_speculative_type
             speculative = params.speculative
-            speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+            kind = KINDS[request["family"]].replace("-", "_").upper()
+            speculative.types = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_{kind}")]
             draft = speculative.draft
             draft.cache_type_k, draft.cache_type_v = params.cache_type_k, params.cache_type_v
             draft.mparams.path, draft.n_max, draft.n_min, draft.p_min = (
@@ -150,7 +153,8 @@ class Worker:
         given |= {"-ctk": "f32", "-ctv": "f32", "-fa": "off"} if exact else {}
         given |= {"-t": threads, "-tb": threads} if threads else {}
         if self.gamma:
-            given |= {"--spec-type": "draft-simple", "--spec-draft-model": request["draft"]}
+            given["--spec-type"] = KINDS[request["family"]]
+            given["--spec-draft-model"] = request["draft"]
             given |= {"--spec-draft-n-max": self.gamma, "--spec-draft-n-min": 0}
             given |= {"--spec-draft-p-min": 0}
             given |= {"-ctkd": "f32", "-ctvd": "f32"} if exact else {}
