@@ -15,8 +15,8 @@ from typing import Final
 from archsearch.engine_facts import engine_title
 from archsearch.estimate import Estimate
 from archsearch.report.charts import SERIES, Chart, Series
-from archsearch.report.families import title_of
-from archsearch.report.headline import Headline
+from archsearch.report.families import title_of, with_heads
+from archsearch.report.headline import Headline, headline, with_text
 from archsearch.report.reading import Reading
 from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.confirmed import Exact, Judged
@@ -90,8 +90,11 @@ def run_dtype(run: Run) -> str:
     return str(run.info["profile"].get("dtype") or "")
 
 
-def with_engines(head: Headline, reading: Reading, run: Run) -> Headline:
-    """The headline with the fastest way over all engines first, where there are several."""
+def whole_headline(run: Run, reading: Reading) -> Headline:
+    """The headline with the fastest engine, where there are several, the verdict on the text and
+    the best head."""
+    head = with_text(headline(run, reading.candidates), reading.text)
+    head = with_heads(head, run, reading.families, reading.compared)
     lines = fastest_lines(ways_of(reading), run_dtype(run))
     return replace(head, lines=[*lines[:1], *head.lines, *lines[1:]])
 
@@ -111,18 +114,20 @@ def section_engines(ways: Sequence[Way], dtype: str) -> Section:
         ]
         for way in ways
     ]
-    names = tuple(dict.fromkeys(f"{engine_title(way.engine)}, {way.dtype}" for way in ways))
-    series = []
-    for number, (title, drafted) in enumerate((("alone", False), ("with its best drafter", True))):
-        found = {
-            f"{engine_title(way.engine)}, {way.dtype}": way.tokens_per_s.value
-            for way in ways
-            if bool(way.drafter) == drafted
-        }
-        bars = tuple((name, found[name]) for name in names if name in found)
-        if bars:
-            xs, ys = zip(*bars, strict=True)
-            series.append(Series(title, xs, ys, "bar", SERIES[4 * (1 - number)]))
+    series = tuple(
+        Series(
+            title,
+            tuple(f"{engine_title(way.engine)}, {way.dtype}" for way in own),
+            tuple(way.tokens_per_s.value for way in own),
+            "bar",
+            colour,
+        )
+        for title, colour, own in (
+            ("alone", SERIES[4], [way for way in ways if not way.drafter]),
+            ("with its best drafter", SERIES[0], [way for way in ways if way.drafter]),
+        )
+        if own
+    )
     chart = Chart(
         "engines",
         "Engines on this machine",
@@ -130,7 +135,7 @@ def section_engines(ways: Sequence[Way], dtype: str) -> Section:
         " or predicted as the table says. Another precision is another model.",
         "engine and precision",
         "tokens/s",
-        tuple(series),
+        series,
         y_from_zero=True,
     )
     fastest, *doubts = fastest_lines(ways, dtype) or [""]

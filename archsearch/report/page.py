@@ -20,9 +20,9 @@ from archsearch.report.chart_page import scripts, web_file
 from archsearch.report.compare import compare_section
 from archsearch.report.confirmed import section_confirmed
 from archsearch.report.costs import section_costs
-from archsearch.report.engines import run_dtype, section_engines, ways_of, with_engines
-from archsearch.report.families import section_families, with_heads
-from archsearch.report.headline import Headline, headline, with_text
+from archsearch.report.engines import run_dtype, section_engines, ways_of, whole_headline
+from archsearch.report.families import section_families
+from archsearch.report.headline import Headline
 from archsearch.report.ladder import section_ladder, section_rungs
 from archsearch.report.learning import section_learning
 from archsearch.report.load import section_load
@@ -65,9 +65,7 @@ def page_of(run: Run) -> tuple[str, list[Section]]:
     """(the page, its sections). A run that has not finished, or of an older version, has fewer, and
     the page says so."""
     reading = read_run(run)
-    head = with_text(headline(run, reading.candidates), reading.text)
-    head = with_heads(head, run, reading.families, reading.compared)
-    head = with_engines(head, reading, run)
+    head = whole_headline(run, reading)
     sections = [section for section in sections_of(run, reading, head) if section]
     opening = _opening(run, head, [Option.of(item) for item in reading.candidates], reading.curves)
     title = f"archsearch: {run.arguments.get('target', '')} on {run.info['device'].get('key', '')}"

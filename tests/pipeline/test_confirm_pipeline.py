@@ -32,6 +32,7 @@ from archsearch.pipeline import (
     confirm,
     confirm_load,
     confirm_rank,
+    engine_ways,
     in_engine,
     schedule_rank,
     search,
@@ -41,8 +42,9 @@ from archsearch.pipeline.profile_engine import profile_engine
 from archsearch.profiles import Profile
 from archsearch.records import as_data, from_data
 from archsearch.report import summary_text
-from archsearch.report.terminal.confirm import confirm_text
+from archsearch.report.terminal.confirm import confirm_text, engines_text
 from archsearch.runs import confirmed
+from archsearch.runs.engines import EngineWays
 from archsearch.runs.load import ErrorSummary, LoadRecord
 from archsearch.search.space import load_space
 from archsearch.speedup import MAX_GAMMA, accepted_by_position
@@ -644,3 +646,45 @@ def test_a_profile_of_a_target_that_is_only_a_shape(session: SearchSession, made
     assert made[0].settings.dummy_weights  # type: ignore[attr-defined]
     with pytest.raises(MissingDataError, match="openvino needs them; .*--engine vllm"):
         engine_profile(ref, tiny_drafts(), engine_name="openvino")
+
+
+# --------------------------------------------------------------------------------------------------
+# engines beside one another
+
+
+def test_engines_that_are_installed_are_compared_in_tokens_per_second(
+    session: SearchSession, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("transformers", "vllm", "openvino", "llama.cpp")
+    here = [{"engine": name, "installed": name != "llama.cpp"} for name in names]
+    monkeypatch.setattr(engine_ways, "overview", lambda: here)
+    confirm_rank(session, 2, gammas=(2,), prompt_count=4, choice=HERE)
+    data = from_data(EngineWays, read("runs/a/engines.json"))
+    alone = {way.engine: way for way in data.ways if not way.drafter and way.dtype == data.dtype}
+    drafted = {way.engine: way for way in data.ways if way.drafter and way.dtype == data.dtype}
+    assert set(alone) == set(drafted) == {"transformers", "vllm", "openvino"}
+    assert alone["vllm"].tokens_per_s.value == pytest.approx(1.0 / LAW["decode_s"](1, 0), rel=0.1)
+    assert alone["vllm"].profile_first is None and drafted["vllm"].gamma >= 1
+    command = "archsearch profile --gpu cpu --target target --engine openvino"
+    assert alone["openvino"].profile_first == command
+    said = engines_text(Path("runs/a"))
+    assert " in float32 here: vLLM " in said and command in said
+    assert "transformers alone" in said and "(predicted)" in said
+    page = " ".join(Path("runs/a/report.html").read_text().split())
+    assert "Engines on this machine" in page and "in float32 here: vLLM" in page
+    assert "in float32 here: vLLM" in " ".join(summary_text(session.run).split())
+
+
+def test_another_precision_is_kept_beside_the_run_s_own(session: SearchSession, made: Made) -> None:
+    confirm_rank(session, 2, gammas=(2,), prompt_count=4, choice=HERE)
+    first = read("runs/a/best/2/confirmed.json")
+    other = replace(HERE, dtype="bfloat16")
+    try:
+        data = confirm_rank(session, 2, gammas=(2,), prompt_count=4, choice=other)
+    except MissingDataError as error:  # a profile of one precision
+        assert "bfloat16" in str(error)
+        return
+    assert data["dtype"] == "bfloat16" and read("runs/a/best/2/confirmed.json") == first
+    assert read("runs/a/best/2/confirmed-vllm-bfloat16.json") == json.loads(json.dumps(data))
+    with pytest.raises(ArchsearchError, match="a format of GGUF files, in which vLLM"):
+        confirm_rank(session, 2, choice=replace(HERE, dtype="q8_0"))

@@ -11,12 +11,12 @@ from archsearch.progress import human_time
 from archsearch.records import from_data
 from archsearch.report.confirmed import pace_words
 from archsearch.report.engines import fastest_lines, run_dtype, ways_of
-from archsearch.report.families import title_of
+from archsearch.report.families import order_words, title_of
 from archsearch.report.phrases import unprofiled_words
 from archsearch.report.reading import read_run
 from archsearch.report.terminal.layout import table
 from archsearch.runs.confirmed import Confirmed, ConfirmedGamma
-from archsearch.runs.families import EngineComparison, Order, Rival, Silent
+from archsearch.runs.families import EngineComparison, Rival, Silent
 from archsearch.runs.load import LoadRecord, LoadRow, ScheduleRun
 from archsearch.runs.run import open_run
 from archsearch.runs.terms import TERMS, TermErrors
@@ -227,7 +227,7 @@ def families_text(found: EngineComparison, run: Path) -> str:
         f"{found.prompts} prompts in {found.engine}, {found.dtype}, each with every drafter in"
         " turn:"
     )
-    notes += _order_lines(found.order) if found.order is not None else []
+    notes += [words] if (words := order_words(found)) else []
     return "\n".join([head, "", table(cells, header), *notes, "", f"Kept in {run / 'heads'}."])
 
 
@@ -244,18 +244,3 @@ def _rival_cells(row: Rival) -> tuple[str, ...]:
         _estimate(row.predicted),
         exact.words() if exact else "-",
     )
-
-
-def _order_lines(order: Order) -> list[str]:
-    """Whether the drafters came out in the order predicted."""
-    names = ", ".join(map(title_of, order.predicted))
-    if not order.swapped:
-        return [f"They came out in the order predicted: {names}."]
-    return [
-        f"Predicted order: {names}.",
-        *(
-            f"{' and '.join(map(title_of, swap.pair))} came out the other way round,"
-            f" {'inside' if swap.inside else 'OUTSIDE'} their error bars."
-            for swap in order.swapped
-        ),
-    ]

@@ -20,9 +20,9 @@ from archsearch.report.answer import (
     serve_command,
 )
 from archsearch.report.best import section_mix
-from archsearch.report.engines import fastest_lines, run_dtype, ways_of, with_engines
-from archsearch.report.families import found_section, with_heads
-from archsearch.report.headline import headline, with_text
+from archsearch.report.engines import fastest_lines, run_dtype, ways_of, whole_headline
+from archsearch.report.families import found_section
+from archsearch.report.headline import headline
 from archsearch.report.ladder import section_rungs
 from archsearch.report.mixes import asked_words, load_words, mix_words
 from archsearch.report.pareto import pareto_section
@@ -77,10 +77,8 @@ def search_text(result: dict[str, Any], *, explain: bool = False) -> str:
     where = f"for {result['target']} on {result['device']}"
     where += "" if result.get("mix") is None else " over the mix of work"
     if any(option.weights for option in options):
-        head_of_text = with_text(head, reading.text)
-        with_climb = with_heads(head_of_text, run, reading.families, reading.compared)
-        shown = with_engines(with_climb, reading, run)
-        above = [shown.title, *shown.lines[:HEADLINE_LINES]]
+        whole = whole_headline(run, reading)
+        above = [whole.title, *whole.lines[:HEADLINE_LINES]]
     else:
         above = sentences(options, where, unit, budget and budget["gpu_hours"])
         above[1:1] = fastest_lines(ways_of(reading), run_dtype(run))[:1]

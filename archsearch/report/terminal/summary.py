@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from archsearch.report.best import section_ranks
-from archsearch.report.families import with_heads
-from archsearch.report.headline import headline, with_text
+from archsearch.report.engines import whole_headline
 from archsearch.report.learning import learning_lines
 from archsearch.report.phrases import shell_path
 from archsearch.report.reading import Reading, read_run
@@ -22,8 +21,7 @@ def summary_text(run: Run, reading: Reading | None = None) -> str:
     read."""
     reading = reading or read_run(run)
     found = reading.candidates
-    head = with_text(headline(run, found), reading.text)
-    head = with_heads(head, run, reading.families, reading.compared)
+    head = whole_headline(run, reading)
     said = [*head.lines, *(f"WARNING: {problem}" for problem in reading.problems)]
     lines = [head.title, *(f"  {line}" for text in said for line in wrap(text, 96)), ""]
     if found:

@@ -3,6 +3,7 @@ with."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import gguf
 import pytest
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.engines.engine import EngineSettings
+from archsearch.engines.engine import EnginePrompt, EngineSettings, Sampling
 from archsearch.engines.llamacpp.engine import SERVER_VARIABLE, WORKER, LlamaCppEngine, gguf_of
-from archsearch.errors import ArchsearchError
+from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.models.drafts import build_draft, save_draft
 from tests.doubles.worker_modules import worker_modules
 
@@ -103,3 +104,55 @@ def test_what_it_is_not_started_with(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(SERVER_VARIABLE, str(tmp_path / "nothing"))
     with pytest.raises(ArchsearchError, match="cannot be run; name a llama-server"):
         start()
+
+
+SERVER = """#!{python}
+import http.server, json, os, sys
+if "--version" in sys.argv:
+    sys.exit(print("version: 11549 (abc)"))
+given = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+if given.get("--spec-type") == "draft-simple" and "{fault}" != "dies":
+    sys.exit("error: {fault}")
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def do_POST(self):
+        self.send_response(200); self.end_headers()
+        event = dict(tokens=[5], timings=dict(predicted_ms=1.0, draft_n=0))
+        self.wfile.write(b"data: " + json.dumps(event).encode() + b"\\n"); self.wfile.flush()
+        os._exit(9)
+    def log_message(self, *words): pass
+http.server.HTTPServer(("127.0.0.1", int(given["--port"])), Handler).serve_forever()
+"""
+
+
+def own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> LlamaCppEngine:
+    """An engine on a llama-server that is made up and goes wrong; a draft beside it."""
+    script = tmp_path / "llama-server"
+    script.write_text(SERVER.format(python=sys.executable, fault=fault))
+    script.chmod(0o755)
+    monkeypatch.setenv(SERVER_VARIABLE, str(script))
+    save_draft(build_draft(ARCH), tmp_path / "draft")
+    return LlamaCppEngine(EngineSettings(dtype="float16", max_len=32))
+
+
+def test_a_server_that_dies_in_mid_answer_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = own_server(tmp_path, monkeypatch, "dies")
+    engine.start(tmp_path / "draft", tmp_path / "draft", 2)
+    assert engine.version == "11549"
+    with pytest.raises(RunFailed, match="broke off in the answer to prompt 'p'") as told:
+        engine.generate([EnginePrompt("p", (1, 2))], Sampling(4))
+    assert "\n" not in str(told.value)
+    engine.stop()
+
+
+@pytest.mark.parametrize("fault", ["unknown speculative type: draft-simple", "port is in use"])
+def test_a_server_that_does_not_come_up_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    engine = own_server(tmp_path, monkeypatch, fault)
+    with pytest.raises(RunFailed, match=f"status 1 while loading: error: {fault}") as told:
+        engine.start(tmp_path / "draft", tmp_path / "draft", 2)
+    assert "\n" not in str(told.value)

@@ -16,6 +16,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -163,15 +164,19 @@ class Worker:
                 given["--spec-synth-rates"] = ",".join(str(rate) for rate in request["synthetic"])
         flags = [str(part) for pair in given.items() for part in pair]
         command = [str(self.own), "--metrics", *flags]
+        log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            command, stdout=sys.stderr, stderr=sys.stderr, stdin=subprocess.DEVNULL
+            command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
         )
         self.address = ("127.0.0.1", port)
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
+                log.seek(0)
+                said = log.read().decode("utf-8", "replace").strip().splitlines() or [""]
                 raise Failed(
-                    f"{self.own} ended with status {self.process.returncode} while loading"
+                    f"{self.own} ended with status {self.process.returncode} while loading:"
+                    f" {said[-1][:300]}"
                 )
             try:
                 if self.ask("GET", "/health").status == 200:

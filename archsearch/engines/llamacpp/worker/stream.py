@@ -42,6 +42,8 @@ def streamed(
         token_ids += tokens
     if not token_ids:
         raise Failed(f"no token was written for prompt {prompt_id!r}")
+    if not events[-1].get("stop"):
+        raise Failed(f"the server broke off in the answer to prompt {prompt_id!r}")
     ended = events[-1].get("stop_type") == "eos"
     whole = [(gamma, length) for length in whole_rounds(lengths[1:], gamma, limit - 1, ended)]
     least = times[-1] - times[0] + 1e-9
