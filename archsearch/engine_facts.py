@@ -51,6 +51,8 @@ class EngineFacts:
         None  # tokens of the shortest n-gram that lookup goes down to, where that cannot be set
     )
 
+    newest_ngram: int | None = None  # where lookup knows one length, and takes the newest match
+
     # -- how it runs a draft
     # computes the kept rows of a trimmed head; else it loads the padded one and pays for all rows
     trimmed_head: bool = False
@@ -332,7 +334,8 @@ _ROWS: Final = (
         version="2026.10.11549",  # of the package xllamacpp: build 11549
         make="archsearch.engines.llamacpp.engine:LlamaCppEngine",
         recipe="archsearch.engines.environments.recipes:LLAMA_CPP",
-        confirms=("independent", "eagle3"),
+        confirms=("independent", "eagle3", "ngram"),
+        newest_ngram=2,  # ngram-simple; its own default of 12 finds next to nothing in answers
         synthesises=True,  # --spec-synth-rates (ggml-org/llama.cpp pull request 27711)
         catches_up=True,  # common_speculative_process
         export="archsearch.export.engines:llama_cpp",

@@ -113,6 +113,32 @@ class _NgramReader:
 
 
 @dataclass(frozen=True, slots=True)
+class NewestNgram(Ngram):
+    """llama.cpp's `ngram-simple` (common/ngram-map.cpp): n-grams of `longest` tokens only, of whose
+    occurrences the newest drafts; nothing where it has fewer than `longest` tokens behind it."""
+
+    def starts(self) -> Callable[[Sequence[int]], Reader]:
+        return lambda prompt: _NewestReader(self.longest, prompt)
+
+
+class _NewestReader:
+    def __init__(self, size: int, prompt: Sequence[int]) -> None:
+        self._size, self._tokens = size, list(prompt)
+
+    def write(self, token: int) -> None:
+        self._tokens.append(token)
+
+    def propose(self, gammas: Sequence[int]) -> Proposals:
+        # The last token is not in the history that is searched yet.
+        tokens, size, end = self._tokens, self._size, len(self._tokens) - 1
+        pattern = tokens[end + 1 - size :]
+        starts = range(end - size - 1, 0, -1)
+        at = next((start for start in starts if tokens[start : start + size] == pattern), 0) + size
+        found = tokens[at:end] if size < at <= end - size else []
+        return {gamma: found[:gamma] if size <= gamma < end - size - 1 else [] for gamma in gammas}
+
+
+@dataclass(frozen=True, slots=True)
 class Suffix:
     """Suffix decoding with vLLM's defaults. `shared`: answers of earlier requests are looked up as
     well, in the order of the texts, one request after the other (vLLM keeps 10,000)."""

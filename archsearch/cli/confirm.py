@@ -28,8 +28,9 @@ from archsearch.errors import ArchsearchError
     ),
     o.opt(
         "--family families",
-        "Compare drafters prompt by prompt: independent; eagle3, peagle, medusa (trained before;"
-        " vllm); ngram (vllm, transformers); early_exit (transformers); repeatable.",
+        "Compare drafters prompt by prompt: independent; eagle3 (trained before; vllm, openvino,"
+        " llama.cpp); peagle, medusa (vllm); ngram (vllm, transformers, llama.cpp); early_exit"
+        " (transformers); repeatable.",
         o.FAMILY,
         multiple=True,
     ),

@@ -8,7 +8,15 @@ from typing import Final
 
 from archsearch.acceptance.estimator import Acceptance, GivenAcceptance
 from archsearch.acceptance.families import FamilyAcceptance
-from archsearch.acceptance.lookup import LookupReplay, LookupText, Ngram, Suffix, replay, texts_of
+from archsearch.acceptance.lookup import (
+    LookupReplay,
+    LookupText,
+    NewestNgram,
+    Ngram,
+    Suffix,
+    replay,
+    texts_of,
+)
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
@@ -19,7 +27,10 @@ LOOKUPS: Final[Mapping[str, Ngram | Suffix]] = {"ngram": Ngram(), "suffix": Suff
 
 def lookup_in(engine: str, name: str) -> Ngram | Suffix:
     """The lookup of the family `name` (a key of LOOKUPS) as `engine` does it."""
-    shortest = engine_facts(engine).shortest_ngram
+    facts = engine_facts(engine)
+    shortest, newest = facts.shortest_ngram, facts.newest_ngram
+    if name == "ngram" and newest is not None:
+        return NewestNgram(newest, newest)
     return Ngram(shortest) if name == "ngram" and shortest is not None else LOOKUPS[name]
 
 

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from archsearch.acceptance.lookup import LookupText, Ngram, Suffix, replay
+from archsearch.acceptance.lookup import LookupText, NewestNgram, Ngram, Suffix, replay
 from archsearch.acceptance.suffix_tree import SuffixCache, SuffixLimits
 from archsearch.errors import ArchsearchError
 
@@ -276,3 +276,19 @@ def test_a_hundred_answers_take_a_second_or_two():
     start = time.process_time()
     replay(Suffix(), texts, (1, 2, 4, 8))
     assert time.process_time() - start < 10
+
+
+def test_llama_cpp_takes_the_newest_n_gram_of_one_length() -> None:
+    """As common/ngram-map.cpp: the last token is not yet in the history that is searched, position
+    0 never matches, and what has too little behind it drafts nothing."""
+
+    def drafted(tokens: list[int], gamma: int = 2, size: int = 2) -> list[int]:
+        return NewestNgram(size, size).starts()(tokens).propose([gamma])[gamma]
+
+    history = [99, 1, 2, 7, 8, 3, 4, 1]
+    assert drafted([*history, 2]) == [7, 8] and drafted([*history, 9]) == []
+    assert drafted([0, 1, 2, 7, 8, 1, 2, 5, 6, 3, 1, 2]) == [5, 6]  # the newest of two
+    assert drafted([1, 2, 7, 8, 3, 4, 5, 6, 1, 2]) == []  # at position 0
+    assert drafted([99, 5, 6, 3, 1, 2, 4, 1, 2]) == [4, 1] and drafted([9, 9, 9, 1, 2, 1, 2]) == []
+    assert drafted([*history, 2], gamma=1) == []  # fewer than the n-gram is long
+    assert drafted([*history, 2], gamma=5) == [] and drafted([*history, 2], gamma=4) == [7, 8, 3, 4]

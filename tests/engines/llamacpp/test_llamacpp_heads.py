@@ -1,5 +1,5 @@
-"""EAGLE-3 heads of archsearch as GGUF, in llama.cpp (slow, in its own environment): same text, and
-acceptance as predicted from cached states."""
+"""EAGLE-3 heads of archsearch as GGUF, and n-grams, in llama.cpp (slow, in its own environment): same
+text, and acceptance as predicted from cached states or replayed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
+from archsearch.acceptance.lookup import LookupText, NewestNgram, replay
 from archsearch.architecture.hf_config import from_hf_config
 from archsearch.engines.engine import EnginePrompt, EngineSettings, Sampling
 from archsearch.engines.llamacpp.engine import LlamaCppEngine
@@ -97,3 +98,35 @@ def test_a_head_writes_the_targets_text_and_accepts_what_was_predicted(
     ]
     expected = foretold(head.eval(), target, answers[1], prompts, tmp_path / "foretold", True)
     assert counted == pytest.approx(expected, abs=0.08) and counted[0] > 0.1
+
+
+@pytest.mark.slow
+def test_n_grams_write_the_targets_text_and_draft_what_the_replay_says(tmp_path: Path) -> None:
+    engine_here("llama.cpp")
+    target = make_target(tmp_path / "target")
+    cache = write_texts(tmp_path / "text", target, 48)
+    prompts = [
+        EnginePrompt(str(i), tuple(s.token_ids[:12].tolist()))
+        for i, s in enumerate(cache.sequences[:8])
+    ]
+    lookup, answers = NewestNgram(2, 2), []
+    for source in (None, lookup):
+        engine = LlamaCppEngine(EngineSettings(dtype="float32", max_len=160, threads=1))
+        engine.start(tmp_path / "target", source, GAMMA if source is not None else 0)
+        try:
+            answers.append(engine.generate(prompts, Sampling(120, ignore_end=True)))
+        finally:
+            engine.stop()
+    assert [a.token_ids for a in answers[0]] == [a.token_ids for a in answers[1]]
+    texts = [
+        LookupText(prompt.token_ids, each.token_ids)
+        for prompt, each in zip(prompts, answers[1], strict=True)
+    ]
+    found = replay(lookup, texts, [GAMMA])[GAMMA]
+    rounds = sum(each.rounds for each in answers[1])
+    drafting = found.rounds * found.drafts_share.value
+    assert rounds > 20 and rounds == pytest.approx(drafting, abs=len(prompts))
+    counted = [
+        sum(each.accepted_by_position[k] for each in answers[1]) / rounds for k in range(GAMMA)
+    ]
+    assert counted == pytest.approx(found.accepted_by_position, abs=0.05)

@@ -35,7 +35,7 @@ SHORTEST_CONTEXT = 256
 short answer."""
 START_S = 600.0
 """Longest time that a server takes to load its models."""
-KINDS = {"independent": "draft-simple", "eagle3": "draft-eagle3"}
+KINDS = {"independent": "draft-simple", "eagle3": "draft-eagle3", "ngram": "ngram-simple"}
 """What --spec-type calls a family."""
 MANY = 512
 """Most likely tokens that are asked for with their probability."""
@@ -50,6 +50,7 @@ class Worker:
         self.address: tuple[str, int] | None = None
         self.gamma = 0
         self.own: str | None = None
+        self.lookup: list[int] | None = None
         self.clock: PassClock | None = None
 
     def versions(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +73,9 @@ class Worker:
     def start(self, request: dict[str, Any]) -> dict[str, Any]:
         known = self.versions(request)
         self.own = request.get("server")
-        self.gamma = request["gamma"] if request["draft"] is not None else 0
+        self.lookup = request["lookup"]
+        drafts = self.lookup or request["draft"] is not None
+        self.gamma = request["gamma"] if drafts else 0
         if self.own:
             self.start_own(request)
         else:
@@ -93,7 +96,7 @@ class Worker:
             )
         functions = library(str(shared))
         size = (self.context(request), request.get("threads") or os.cpu_count() or 1)
-        draft = Model(functions, request["draft"], *size) if self.gamma else None
+        draft = Model(functions, request["draft"], *size) if request["draft"] else None
         return PassClock(Model(functions, request["target"], *size), draft)
 
     def context(self, request: dict[str, Any]) -> int:
@@ -122,6 +125,10 @@ class Worker:
             speculative = params.speculative
             kind = KINDS[request["family"]].replace("-", "_").upper()
             speculative.types = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_{kind}")]
+            if self.lookup:
+                simple = speculative.ngram_simple
+                simple.size_n, simple.size_m, simple.min_hits = self.lookup[1], self.gamma, 1
+        if request["draft"]:
             draft = speculative.draft
             draft.cache_type_k, draft.cache_type_v = params.cache_type_k, params.cache_type_v
             draft.mparams.path, draft.n_max, draft.n_min, draft.p_min = (
@@ -155,6 +162,11 @@ class Worker:
         given |= {"-t": threads, "-tb": threads} if threads else {}
         if self.gamma:
             given["--spec-type"] = KINDS[request["family"]]
+        if self.lookup:
+            given["--spec-ngram-simple-size-n"] = self.lookup[1]
+            given |= {"--spec-ngram-simple-size-m": self.gamma}
+            given |= {"--spec-ngram-simple-min-hits": 1}
+        if request["draft"]:
             given["--spec-draft-model"] = request["draft"]
             given |= {"--spec-draft-n-max": self.gamma, "--spec-draft-n-min": 0}
             given |= {"--spec-draft-p-min": 0}
@@ -243,7 +255,8 @@ class Worker:
                     f"the server broke off in the answer to prompt {prompt['id']!r}: {error}"
                 ) from error
             seconds, limit = time.perf_counter() - started, request["max_new_tokens"]
-            result, *rounds = streamed(prompt["id"], events, seconds, self.gamma, limit)
+            sizes = (self.gamma, limit, bool(self.lookup))
+            result, *rounds = streamed(prompt["id"], events, seconds, *sizes)
             results.append(result)
             own = steps_of(result, tuple(rounds), len(prompt["token_ids"]), self.gamma)
             if self.clock is not None:

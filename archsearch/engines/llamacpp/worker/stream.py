@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from answers import answer_of, whole_rounds
+from answers import answer_of, drafting_rounds
 from loop import Failed
 
 
 def streamed(
-    prompt_id: str, events: Sequence[dict[str, Any]], seconds: float, gamma: int, limit: int
+    prompt_id: str,
+    events: Sequence[dict[str, Any]],
+    seconds: float,
+    gamma: int,
+    limit: int,
+    ragged: bool = False,
 ) -> tuple[dict[str, Any], list[int], list[int]]:
     """An answer of at most `limit` tokens; tokens written and drafted in each round behind the
     first token.
@@ -45,7 +50,8 @@ def streamed(
     if not events[-1].get("stop"):
         raise Failed(f"the server broke off in the answer to prompt {prompt_id!r}")
     ended = events[-1].get("stop_type") == "eos"
-    whole = [(gamma, length) for length in whole_rounds(lengths[1:], gamma, limit - 1, ended)]
+    each = drafted[1:] if ragged else [gamma] * len(lengths[1:])
+    whole = drafting_rounds(lengths[1:], each, limit - 1, ended)
     least = times[-1] - times[0] + 1e-9
     answer = answer_of(prompt_id, token_ids, max(seconds, least), (times, lengths), whole, gamma)
     return answer, lengths[1:], drafted[1:]
