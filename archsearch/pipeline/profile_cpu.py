@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.engine_facts import ANY_ENGINE, EngineFacts, engine_facts
@@ -18,6 +19,9 @@ from archsearch.pipeline.serving import check_dtype
 from archsearch.profiles import EngineShape, Profile, cpu_stack
 from archsearch.progress import ProgressLine
 from archsearch.workload import GGUF_DTYPES, dtype_name
+
+PROBE_S: Final = 8.0  # beside some seconds to build the models
+PROBE_POOL_BYTES: Final = 32 << 20
 
 if TYPE_CHECKING:
     from archsearch.profiling.cpu_sweep import CpuBench
@@ -88,6 +92,35 @@ def device_dtypes(
     if facts.gguf:
         return ["float16", *GGUF_DTYPES]
     return ["bfloat16", "float32"] if device.native_bf16 else ["float32", "bfloat16"]
+
+
+def faster_dtype(
+    device: Device, target: Architecture, context: int, seconds: float = PROBE_S
+) -> str:
+    """The dtype in which plain steps of `target` at `context` take least on this CPU now: its own
+    shapes with random weights, the dtypes in turn for about `seconds`."""
+    import torch
+
+    from archsearch.models.runtime import torch_dtype
+    from archsearch.profiling.layers import ForwardRun, build_model
+    from archsearch.profiling.timer import WeightPool
+
+    torch.set_num_threads(device.threads or 1)
+    times: dict[str, list[float]] = {}
+    with torch.inference_mode():
+        steps = {}
+        for name in device_dtypes(device, ()):
+            dtype = torch_dtype(name)
+            model = build_model(target, dtype, WeightPool(PROBE_POOL_BYTES, dtype))
+            steps[name] = ForwardRun(model, batch=1, context=context).step(1)
+            steps[name]()
+        end = time.perf_counter() + seconds
+        while not times or time.perf_counter() < end:
+            for name, step in steps.items():
+                start = time.perf_counter()
+                step()
+                times.setdefault(name, []).append(time.perf_counter() - start)
+    return min(times, key=lambda name: statistics.median(times[name]))
 
 
 def _has_model(profile: Profile, dtype: str) -> bool:

@@ -1,0 +1,76 @@
+"""The demo's own choices: the dtype that it profiles, and how much of everything it asks for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from archsearch import pipeline
+from archsearch.architecture.architecture import Architecture
+from archsearch.demo import run as demo
+from archsearch.hardware.identify import identify_cpu
+from archsearch.pipeline import profile_cpu
+
+TINY = Architecture(32, 64, 1, 2, 2, 16, 64)
+
+
+def test_the_probe_takes_the_dtype_whose_steps_are_faster(monkeypatch) -> None:
+    device = replace(identify_cpu(), threads=1)
+    assert profile_cpu.faster_dtype(device, TINY, 8, seconds=0.05) in ("float32", "bfloat16")
+    # One dtype's clock runs slower: the other one is taken, whichever is native.
+    for slow, fast in (("float32", "bfloat16"), ("bfloat16", "float32")):
+        now, last = [0.0], [""]
+
+        class Steps:
+            def __init__(self, model: Any, **_: Any) -> None:
+                self.name = str(next(model.parameters()).dtype).removeprefix("torch.")
+
+            def step(self, tokens: int) -> Any:
+                def run() -> None:
+                    last[0] = self.name
+                    now[0] += 2.0 if self.name == slow else 1.0
+
+                return run
+
+        monkeypatch.setattr("archsearch.profiling.layers.ForwardRun", Steps)
+        monkeypatch.setattr(profile_cpu.time, "perf_counter", lambda: now[0])
+        assert profile_cpu.faster_dtype(device, TINY, 8, seconds=5.0) == fast
+        monkeypatch.undo()
+
+
+def test_the_demo_asks_for_one_dtype_two_finalists_and_no_head(monkeypatch, tmp_path) -> None:
+    asked: dict[str, Any] = {}
+
+    def searched(request: pipeline.SearchRequest, *, anyway: bool) -> dict[str, Any]:
+        asked["search"] = request
+        return {"families": [], "notes": []}
+
+    def profiled(request: pipeline.ProfileRequest) -> dict[str, Any]:
+        asked["profile"] = request
+        return {"rows": 1, "folder": "f"}
+
+    monkeypatch.setattr(pipeline, "check_weights", lambda target: None)
+    monkeypatch.setattr(pipeline, "search", searched)
+    monkeypatch.setattr(pipeline, "profile_device", profiled)
+    monkeypatch.setattr(pipeline, "export_rank", lambda *_: {"output": "o", "note": "n"})
+    monkeypatch.setattr(profile_cpu, "faster_dtype", lambda *_: "float32")
+    monkeypatch.setattr(demo, "profiled", lambda: False)
+    monkeypatch.setattr(demo, "demo_text", lambda *_: "")
+    target = SimpleNamespace(architecture=TINY)
+    monkeypatch.setattr("archsearch.models.targets.resolve_target", lambda name: target)
+    demo.run_demo(budget_s=60.0, output=Path("o"), run_path=tmp_path)
+    assert asked["profile"].dtypes == ("float32",)
+    search = asked["search"]
+    assert (search.finalists, search.confirm, search.families) == (2, 1, ())
+
+
+@pytest.mark.parametrize("dtypes", [("bfloat16",), ("bfloat16", "float32")])
+def test_a_profile_of_one_dtype_is_enough(monkeypatch, dtypes) -> None:
+    rows = [None] * (demo.ENOUGH_ROWS * len(dtypes))
+    monkeypatch.setattr(demo, "find_profile", lambda *_: "")
+    monkeypatch.setattr(demo.Profile, "load", lambda folder: SimpleNamespace(rows=rows))
+    assert demo.profiled()
