@@ -18,28 +18,29 @@ from archsearch.pipeline import profile_cpu
 TINY = Architecture(32, 64, 1, 2, 2, 16, 64)
 
 
-def test_the_probe_takes_the_dtype_whose_steps_are_faster(monkeypatch) -> None:
+def test_the_probe_runs() -> None:
     device = replace(identify_cpu(), threads=1)
     assert profile_cpu.faster_dtype(device, TINY, 8, seconds=0.05) in ("float32", "bfloat16")
-    # One dtype's clock runs slower: the other one is taken, whichever is native.
-    for slow, fast in (("float32", "bfloat16"), ("bfloat16", "float32")):
-        now, last = [0.0], [""]
 
-        class Steps:
-            def __init__(self, model: Any, **_: Any) -> None:
-                self.name = str(next(model.parameters()).dtype).removeprefix("torch.")
 
-            def step(self, tokens: int) -> Any:
-                def run() -> None:
-                    last[0] = self.name
-                    now[0] += 2.0 if self.name == slow else 1.0
+@pytest.mark.parametrize(("slow", "fast"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_the_probe_takes_the_dtype_whose_steps_are_faster(monkeypatch, slow, fast) -> None:
+    now = [0.0]
 
-                return run
+    class Steps:
+        def __init__(self, model: Any, **_: Any) -> None:
+            name = str(next(model.parameters()).dtype).removeprefix("torch.")
+            self.seconds = 2.0 if name == slow else 1.0
 
-        monkeypatch.setattr("archsearch.profiling.layers.ForwardRun", Steps)
-        monkeypatch.setattr(profile_cpu.time, "perf_counter", lambda: now[0])
-        assert profile_cpu.faster_dtype(device, TINY, 8, seconds=5.0) == fast
-        monkeypatch.undo()
+        def step(self, tokens: int) -> Any:
+            def run() -> None:
+                now[0] += self.seconds
+
+            return run
+
+    monkeypatch.setattr("archsearch.profiling.layers.ForwardRun", Steps)
+    monkeypatch.setattr(profile_cpu.time, "perf_counter", lambda: now[0])
+    assert profile_cpu.faster_dtype(identify_cpu(), TINY, 8, seconds=5.0) == fast
 
 
 def test_the_demo_asks_for_one_dtype_two_finalists_and_no_head(monkeypatch, tmp_path) -> None:
