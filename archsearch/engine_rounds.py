@@ -211,6 +211,8 @@ class EngineRounds:
     fuses_reduces: bool = (
         False  # an all-reduce and the norm after it are one kernel, where the GPU has it
     )
+    # of the kernel that quantises activations before each GEMM in fp8, where it is one of its own
+    quantise_s: Estimate = _ZERO
     measured: int = 0  # rounds of the profile that the costs were fitted to
 
     def label(self) -> str:
@@ -437,6 +439,7 @@ def _resolved(
         remedy=remedy,
         source=_table()["versions"][engine]["source"],
         fuses_reduces=_fuses_reduces(engine, version, options),
+        quantise_s=_ms(_table()["quantises"].get(engine, {}).get("kernel")),
     )
 
 

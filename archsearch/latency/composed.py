@@ -124,12 +124,17 @@ class ComposedPass:
         self._constants = constants()
         self.wait = all_reduce_wait(None, None)
         self._wide_cache = False
+        # a table of the engine's own holds it
+        self._fused = "sglang" not in profile.stack
+        self._quantise: tuple[float, float] = (0.0, 0.0)  # seconds before a GEMM in fp8, their std
 
     def serving(self, rounds: EngineRounds | None, dtype: str, wait: Estimate) -> Self:
-        """The same as the engine of `rounds` runs it: its KV cache of a target in `dtype`, and how
-        long its ranks wait."""
+        """The same as the engine of `rounds` runs it: its KV cache of a target in `dtype`, how its
+        activations are quantised, and how long its ranks wait."""
         changed = self.waiting(wait)
         changed._wide_cache = rounds is not None and rounds.cache_dtype(dtype) != dtype
+        if rounds is not None and self._fused and dtype == "float8_e4m3fn":
+            changed._quantise = (rounds.quantise_s.value, rounds.quantise_s.relative_std)
         return changed
 
     def waiting(self, wait: Estimate) -> Self:
@@ -216,6 +221,8 @@ class ComposedPass:
             sums["attention" if isinstance(op, LatentAttention) else op.kind].append(
                 (count * seconds, std)
             )
+            if self._quantise[0] and isinstance(op, Gemm) and self._model_of(op) is self._gemm:
+                sums["elementwise"].append((count * self._quantise[0], self._quantise[1]))
         for op, count in ops.outside.items():
             seconds, std = answer(self._rest, op)  # 8-bit checkpoints keep embedding and head in 16
             sums["head"].append((count * seconds, std))

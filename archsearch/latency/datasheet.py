@@ -18,9 +18,9 @@ from archsearch.workload import DTYPE_BYTES
 BANDWIDTH_SHARE: Final = 0.8
 PEAK_SHARE: Final = 0.7
 KERNEL_S: Final = 3e-6
-AMD_KERNEL_S: Final = 6e-6
-"""The same under ROCm: from one published step, DeepSeek-V3 on eight MI300X, batch 1, SGLang: 17 ms
-(10.5 with 3 us)."""
+AMD_KERNEL_S: Final = 7.5e-6
+"""The same under ROCm, from one published latency: DeepSeek-V3 on eight MI300X, SGLang 0.5.0, one
+request of 3,200 and 800 tokens: 17.3 s, so 21.4 ms a step (10.5 with 3 us)."""
 KERNELS: Final = {"experts": 10, "latent_attention": 25}
 """Kernels of an op that is several. Whatever the bytes, experts take 15 to 40 us (t0 of the fits of
 t0 + b x experts touched, four GPUs), a block of latent attention 50 us in TensorRT-LLM and about

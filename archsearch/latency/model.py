@@ -127,7 +127,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         )
         self._attention_std = serving_attention(profile).std if foreign else 0.0
         self.round_fit_: RoundFit | None = None
-        self.wait, self.cache_dtype = all_reduce_wait(None, None), dtype
+        self.wait, self.cache_dtype, self.quantise_s = all_reduce_wait(None, None), dtype, 0.0
         if profile.device.get("kind") == "gpu" and engine is not None and not measured:
             self.rounds = rounds or engine_rounds(engine)
             self._take_wait()
@@ -307,9 +307,11 @@ class LatencyModel(FittedPasses, DraftPasses):
     def _take_wait(self) -> None:
         wait = all_reduce_wait(self.rounds, self._compute_capability)
         cache = self.rounds.cache_dtype(self.dtype) if self.rounds is not None else self.dtype
-        if (wait, cache) == (self.wait, self.cache_dtype):
+        quantise = self.rounds.quantise_s.value if self.rounds is not None else 0.0
+        taken = (wait, cache, quantise)
+        if taken == (self.wait, self.cache_dtype, self.quantise_s):
             return
-        self.wait, self.cache_dtype = wait, cache
+        self.wait, self.cache_dtype, self.quantise_s = taken
         if self.composed_ is not None:
             self.composed_ = self.composed_.serving(self.rounds, self.dtype, wait)
         self._passes = {}
