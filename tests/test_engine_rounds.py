@@ -285,6 +285,11 @@ def test_who_runs_an_all_reduce_and_a_norm_as_one_kernel(
     assert rounds(engine, version, **options).fuses_reduces is fused
 
 
+def test_sglang_quantises_by_a_kernel_of_its_own() -> None:
+    assert rounds("sglang", "0.5.23").quantise_s.value == pytest.approx(5.1e-6)
+    assert rounds("vllm", "0.33.0").quantise_s.value == 0.0
+
+
 def test_switches_are_checked() -> None:
     assert table.parse_options("vllm", ("async_scheduling=True", "VLLM_USE_V2_MODEL_RUNNER=0")) == {
         "async_scheduling": "1",

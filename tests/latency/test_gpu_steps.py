@@ -322,3 +322,18 @@ def test_shipped_profiles_price_llama_65b_on_four_gpus(
         for n in ("sheared-llama-1.3b", "wide-796m")
     )
     assert 1.3 < deep / wide < 3.0  # about the same bytes, a fifth of the layers
+
+
+def test_a_step_in_fp8_pays_for_quantising_where_the_engine_launches_it() -> None:
+    profile = Profile.load(find_profile("h100-sxm5-80gb"))
+    target, part = catalogue.load("qwen3-8b").architecture, Part(4, 1, 350)
+    passes = composed.ComposedPass(profile, "float8_e4m3fn", "graph")
+    wait = composed.all_reduce_wait(None, None)
+    plain, more = (
+        passes.serving(engine_rounds(name), "float8_e4m3fn", wait).step_s(target, [part]).value
+        for name in ("vllm", "sglang")
+    )
+    gemms = 4 * target.num_hidden_layers  # the head runs in 16 bits
+    assert more - plain == pytest.approx(gemms * 5.1e-6)
+    in_16_bits = passes.serving(engine_rounds("sglang"), "bfloat16", wait)
+    assert in_16_bits._quantise == (0.0, 0.0)
