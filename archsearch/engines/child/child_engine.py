@@ -4,6 +4,7 @@ and folders as models."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,6 +12,7 @@ from archsearch.acceptance.lookup import Ngram
 from archsearch.engine_facts import engine_facts
 from archsearch.engines.child.child import Child
 from archsearch.engines.engine import (
+    Chained,
     EnginePrompt,
     EngineSettings,
     EngineStep,
@@ -108,10 +110,13 @@ class ChildEngine:
         check_start(gamma, draft, synthetic, schedule)
         family = check_family(self.facts, draft)
         self.check(draft, gamma, synthetic, schedule)
+        chain = draft if isinstance(draft, Chained) else None
+        lookup = draft if chain is None else chain.lookup
+        model = draft if chain is None else chain.draft
         models = [
-            model for model in (target, draft) if model is not None and not isinstance(model, Ngram)
+            each for each in (target, model) if each is not None and not isinstance(each, Ngram)
         ]
-        sources = [self._source(model) for model in models]
+        sources = [self._source(each) for each in models]
         check_vocabularies(sources)
         self.stop()
         sources = self.prepared(sources)
@@ -123,7 +128,10 @@ class ChildEngine:
                     "target": sources[0],
                     "draft": sources[1] if len(sources) > 1 else None,
                     "family": family,
-                    "lookup": [draft.shortest, draft.longest] if isinstance(draft, Ngram) else None,
+                    "lookup": (
+                        [lookup.shortest, lookup.longest] if isinstance(lookup, Ngram) else None
+                    ),
+                    "rule": None if chain is None else asdict(chain.rule),
                     "gamma": gamma,
                     "synthetic": list(synthetic),
                     "schedule": [list(entry) for entry in schedule],

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from archsearch.acceptance.lookup import NewestNgram
 from archsearch.engines.child.child_engine import ChildEngine
-from archsearch.engines.engine import ModelSource
+from archsearch.engines.engine import Chained, ModelSource
 from archsearch.errors import ArchsearchError
 from archsearch.files import scratch_dir
 from archsearch.models.gguf_file import GGUF_KINDS, write_gguf
@@ -45,6 +46,13 @@ class LlamaCppEngine(ChildEngine):
             raise ArchsearchError(
                 "llama.cpp takes one gamma for all batch sizes; use --engine vllm for a schedule"
             )
+        if isinstance(draft, Chained):
+            if draft.rule.least and draft.rule.with_last:
+                raise ArchsearchError(
+                    "llama.cpp drops the token that a draft is unsure of; give a rule without it"
+                )
+            if draft.lookup is not None and not isinstance(draft.lookup, NewestNgram):
+                raise ArchsearchError("a chain in llama.cpp begins with its own n-gram lookup")
         if self.settings.dtype not in GGUF_KINDS:
             known = ", ".join(GGUF_KINDS)
             raise ArchsearchError(f"llama.cpp runs {known} here, got dtype {self.settings.dtype!r}")

@@ -9,11 +9,13 @@ import gguf
 import numpy as np
 import pytest
 
+from archsearch.acceptance.chain import ChainRule
 from archsearch.acceptance.lookup import LookupText, NewestNgram, replay
 from archsearch.architecture.hf_config import from_hf_config
-from archsearch.engines.engine import EnginePrompt, EngineSettings, Sampling
+from archsearch.engines.engine import Chained, EnginePrompt, EngineSettings, Sampling
 from archsearch.engines.llamacpp.engine import LlamaCppEngine
 from archsearch.errors import ArchsearchError
+from archsearch.models.drafts import build_draft, save_draft
 from archsearch.models.gguf_file import write_gguf
 from archsearch.text.auxiliary import auxiliary_states
 from archsearch.training.heads.eagle3 import initialise_eagle3
@@ -130,3 +132,34 @@ def test_n_grams_write_the_targets_text_and_draft_what_the_replay_says(tmp_path:
         sum(each.accepted_by_position[k] for each in answers[1]) / rounds for k in range(GAMMA)
     ]
     assert counted == pytest.approx(found.accepted_by_position, abs=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rule", "lookup"),
+    [
+        (ChainRule(4, 2), NewestNgram(2, 2)),
+        (ChainRule(0, 3, least=0.5, with_last=False), None),
+    ],
+)
+def test_a_chain_writes_the_targets_text_in_rounds_of_both_sizes(
+    tmp_path: Path, rule: ChainRule, lookup: NewestNgram | None
+) -> None:
+    engine_here("llama.cpp")
+    target = make_target(tmp_path / "target")
+    arch = from_hf_config(target.config.to_dict())
+    save_draft(build_draft(arch.replace(num_hidden_layers=1)), tmp_path / "draft")
+    prompts = [EnginePrompt(str(i), tuple(range(1 + i, 13 + i))) for i in range(6)]
+    answers, drafted = [], set()
+    for source in (None, Chained(tmp_path / "draft", rule, lookup)):
+        engine = LlamaCppEngine(EngineSettings(dtype="float32", max_len=160, threads=1))
+        engine.start(tmp_path / "target", source, rule.longest if source is not None else 0)
+        try:
+            answers.append(engine.generate(prompts, Sampling(100, ignore_end=True)))
+            drafted = {step.gamma for step in engine.steps() if not step.prefill}
+        finally:
+            engine.stop()
+    assert [a.token_ids for a in answers[0]] == [a.token_ids for a in answers[1]]
+    assert max(drafted) <= rule.longest
+    # the lookup's rounds are longer than the draft's; an unsure draft proposes nothing
+    assert {2, 4} <= drafted if lookup is not None else 0 in drafted

@@ -35,8 +35,31 @@ SHORTEST_CONTEXT = 256
 short answer."""
 START_S = 600.0
 """Longest time that a server takes to load its models."""
-KINDS = {"independent": "draft-simple", "eagle3": "draft-eagle3", "ngram": "ngram-simple"}
-"""What --spec-type calls a family."""
+PARAMETERS = {
+    "--model": "model.path",
+    "-np": "n_parallel",
+    "--cache-ram": "cache_ram_mib",
+    "-c": "n_ctx",
+    "-ctk": "cache_type_k",
+    "-ctv": "cache_type_v",
+    "-fa": "flash_attn_type",
+    "-t": "cpuparams.n_threads",
+    "-tb": "cpuparams_batch.n_threads",
+    "-ctkd": "speculative.draft.cache_type_k",
+    "-ctvd": "speculative.draft.cache_type_v",
+    "-td": "speculative.draft.cpuparams.n_threads",
+    "-tbd": "speculative.draft.cpuparams_batch.n_threads",
+    "--spec-type": "speculative.types",
+    "--spec-synth-rates": "speculative.synth_rates",
+    "--spec-draft-model": "speculative.draft.mparams.path",
+    "--spec-draft-n-max": "speculative.draft.n_max",
+    "--spec-draft-n-min": "speculative.draft.n_min",
+    "--spec-draft-p-min": "speculative.draft.p_min",
+    "--spec-ngram-simple-size-n": "speculative.ngram_simple.size_n",
+    "--spec-ngram-simple-size-m": "speculative.ngram_simple.size_m",
+    "--spec-ngram-simple-min-hits": "speculative.ngram_simple.min_hits",
+}
+"""What the package calls each flag."""
 MANY = 512
 """Most likely tokens that are asked for with their probability."""
 
@@ -51,6 +74,7 @@ class Worker:
         self.gamma = 0
         self.own: str | None = None
         self.lookup: list[int] | None = None
+        self.ragged = False
         self.clock: PassClock | None = None
 
     def versions(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -74,6 +98,7 @@ class Worker:
         known = self.versions(request)
         self.own = request.get("server")
         self.lookup = request["lookup"]
+        self.ragged = bool(self.lookup or request.get("rule"))
         drafts = self.lookup or request["draft"] is not None
         self.gamma = request["gamma"] if drafts else 0
         if self.own:
@@ -104,43 +129,54 @@ class Worker:
         beyond it."""
         return max(request["max_len"] + self.gamma + 1, SHORTEST_CONTEXT)
 
+    def settings(self, request: dict[str, Any]) -> dict[str, Any]:
+        """How the server is started, as flags of llama-server."""
+        exact, threads = request["dtype"] == "float32", request.get("threads")
+        rule, draft = request.get("rule") or {}, request["draft"]
+        given: dict[str, Any] = {"--model": request["target"], "-np": 1, "--cache-ram": 0}
+        given["-c"] = self.context(request)
+        given |= {"-ctk": "f32", "-ctv": "f32", "-fa": "off"} if exact else {}  # -fa rounds to 16
+        given |= {"-t": threads, "-tb": threads} if threads else {}
+        kinds = ["ngram-simple"] * bool(self.lookup)  # a chain asks its lookup first
+        if self.lookup:
+            given["--spec-ngram-simple-size-n"] = self.lookup[1]
+            given["--spec-ngram-simple-size-m"] = rule.get("found", self.gamma)
+            given["--spec-ngram-simple-min-hits"] = 1
+        if draft:
+            kinds.append("draft-eagle3" if request["family"] == "eagle3" else "draft-simple")
+            given["--spec-draft-model"] = draft
+            given["--spec-draft-n-max"] = rule.get("gamma", self.gamma)
+            given |= {"--spec-draft-n-min": 0, "--spec-draft-p-min": rule.get("least", 0.0)}
+            given |= {"-ctkd": "f32", "-ctvd": "f32"} if exact else {}
+            given |= {"-td": threads, "-tbd": threads} if threads else {}
+        if kinds:
+            given["--spec-type"] = ",".join(kinds)
+        if request["synthetic"]:
+            given["--spec-synth-rates"] = ",".join(str(rate) for rate in request["synthetic"])
+        return given
+
     def start_packaged(self, request: dict[str, Any]) -> None:
         """The package's server, on a free port of this machine."""
         import xllamacpp as llama
 
         params = llama.CommonParams()
-        params.model.path = request["target"]
-        params.n_ctx, params.n_parallel, params.port = self.context(request), 1, 0
-        params.endpoint_metrics, params.cache_ram_mib = True, 0
-        if request["dtype"] == "float32":
-            params.cache_type_k = params.cache_type_v = llama.ggml_type.GGML_TYPE_F32
-            params.flash_attn_type = (
-                llama.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-            )  # it rounds to 16 bits
-        threads = request.get("threads")
-        if threads:
-            params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-        if self.gamma:
-            kinds = llama.common_speculative_type
-            speculative = params.speculative
-            kind = KINDS[request["family"]].replace("-", "_").upper()
-            speculative.types = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_{kind}")]
-            if self.lookup:
-                simple = speculative.ngram_simple
-                simple.size_n, simple.size_m, simple.min_hits = self.lookup[1], self.gamma, 1
-        if request["draft"]:
-            draft = speculative.draft
-            draft.cache_type_k, draft.cache_type_v = params.cache_type_k, params.cache_type_v
-            draft.mparams.path, draft.n_max, draft.n_min, draft.p_min = (
-                request["draft"],
-                self.gamma,
-                0,
-                0.0,
-            )
-            if threads:
-                draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = threads
-            if request["synthetic"]:
-                speculative.synth_rates = request["synthetic"]
+        params.port, params.endpoint_metrics = 0, True
+        kinds = llama.common_speculative_type
+        named = {
+            "f32": llama.ggml_type.GGML_TYPE_F32,
+            "off": llama.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+        }
+        for flag, value in self.settings(request).items():
+            if flag == "--spec-type":
+                names = (name.replace("-", "_").upper() for name in value.split(","))
+                value = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_{name}") for name in names]
+            elif flag == "--spec-synth-rates":
+                value = request["synthetic"]
+            *path, last = PARAMETERS[flag].split(".")
+            part = params
+            for name in path:
+                part = getattr(part, name)
+            setattr(part, last, named.get(value, value) if isinstance(value, str) else value)
         try:
             self.server = llama.Server(params)
         except RuntimeError as error:
@@ -151,29 +187,11 @@ class Worker:
         self.address = (host, int(port))
 
     def start_own(self, request: dict[str, Any]) -> None:
-        """A llama-server of the user's own: the same settings as flags."""
+        """A llama-server of the user's own."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        exact, threads = request["dtype"] == "float32", request.get("threads")
-        given: dict[str, Any] = {"--model": request["target"], "--host": "127.0.0.1"}
-        given |= {"--port": port, "-np": 1, "-c": self.context(request), "--cache-ram": 0}
-        given |= {"-ctk": "f32", "-ctv": "f32", "-fa": "off"} if exact else {}
-        given |= {"-t": threads, "-tb": threads} if threads else {}
-        if self.gamma:
-            given["--spec-type"] = KINDS[request["family"]]
-        if self.lookup:
-            given["--spec-ngram-simple-size-n"] = self.lookup[1]
-            given |= {"--spec-ngram-simple-size-m": self.gamma}
-            given |= {"--spec-ngram-simple-min-hits": 1}
-        if request["draft"]:
-            given["--spec-draft-model"] = request["draft"]
-            given |= {"--spec-draft-n-max": self.gamma, "--spec-draft-n-min": 0}
-            given |= {"--spec-draft-p-min": 0}
-            given |= {"-ctkd": "f32", "-ctvd": "f32"} if exact else {}
-            given |= {"-td": threads, "-tbd": threads} if threads else {}
-            if request["synthetic"]:
-                given["--spec-synth-rates"] = ",".join(str(rate) for rate in request["synthetic"])
+        given = self.settings(request) | {"--host": "127.0.0.1", "--port": port}
         flags = [str(part) for pair in given.items() for part in pair]
         command = [str(self.own), "--metrics", *flags]
         log = tempfile.TemporaryFile()
@@ -255,7 +273,7 @@ class Worker:
                     f"the server broke off in the answer to prompt {prompt['id']!r}: {error}"
                 ) from error
             seconds, limit = time.perf_counter() - started, request["max_new_tokens"]
-            sizes = (self.gamma, limit, bool(self.lookup))
+            sizes = (self.gamma, limit, self.ragged)
             result, *rounds = streamed(prompt["id"], events, seconds, *sizes)
             results.append(result)
             own = steps_of(result, tuple(rounds), len(prompt["token_ids"]), self.gamma)
