@@ -27,31 +27,45 @@ _WAYS: Final = "engine | precision | drafter | gamma | tokens/s | same text"
 
 
 def ways_of(reading: Reading) -> list[Way]:
-    """Every engine alone and with its best drafter, fastest first: as measured, else as predicted.
-    Measured pairs ran in turns; the best drafter is that of the largest speed-up."""
-    pairs: dict[tuple[str, str], tuple[float, list[Way]]] = {}
+    """Every engine alone and with its best drafter (of the largest speed-up), fastest first: as
+    measured, else as predicted.
 
-    def add(found: Judged, dtype: str, drafter: str) -> None:
-        key, gain, same = (found.engine, dtype), found.speedup, found.identical_output
-        if found.undecided is not None or key in pairs and pairs[key][0] >= gain.value:
-            return
-        alone = Estimate(found.baseline_tokens_per_s, 0.0, "measured")
-        rate = Estimate(found.tokens_per_s, found.tokens_per_s * gain.relative_std, "measured")
-        own = Way(engine=found.engine, dtype=dtype, tokens_per_s=alone)
-        exact = Exact(same.prompts, same.identical) if same.prompts else None
-        drafted = replace(own, tokens_per_s=rate, drafter=drafter, gamma=found.gamma, same=exact)
-        pairs[key] = gain.value, [own, drafted]
-
+    Runs of different days differ by what else the machine did, which only slows: alone is the
+    quickest run alone, and with a drafter that times what the drafter brought in turns with it.
+    """
+    ran: dict[tuple[str, str], list[tuple[Judged, str]]] = {}
+    found: tuple[Judged, str]
     for item in reading.candidates:
         for each in filter(None, (item.confirmed, *item.elsewhere)):
             if not each.is_stale(item.score.alpha):
-                add(each, each.dtype, f"rank {item.rank}")
+                found = each, f"rank {item.rank}"
+                ran.setdefault((each.engine, each.dtype), []).append(found)
     for compared in reading.compared:
         for row in compared.rivals:
-            add(row, compared.dtype, title_of(row.family))
-    ways = [way for _, both in pairs.values() for way in both]
+            found = row, title_of(row.family)
+            ran.setdefault((compared.engine, compared.dtype), []).append(found)
+    ways: list[Way] = []
+    measured = set()
+    for (engine, dtype), runs in ran.items():
+        decided = [(each, drafter) for each, drafter in runs if each.undecided is None]
+        if not decided:
+            continue
+        measured.add((engine, dtype))
+        best, drafter = max(decided, key=lambda pair: pair[0].speedup.value)
+        alone = max(each.baseline_tokens_per_s for each, _ in decided)
+        rate = alone * best.tokens_per_s / best.baseline_tokens_per_s
+        same = best.identical_output
+        own = Way(engine=engine, dtype=dtype, tokens_per_s=Estimate(alone, 0.0, "measured"))
+        drafted = replace(
+            own,
+            tokens_per_s=Estimate(rate, rate * best.speedup.relative_std, "measured"),
+            drafter=drafter,
+            gamma=best.gamma,
+            same=Exact(same.prompts, same.identical) if same.prompts else None,
+        )
+        ways += [own, drafted]
     predicted = reading.engines.ways if reading.engines is not None else ()
-    ways += [way for way in predicted if (way.engine, way.dtype) not in pairs]
+    ways += [way for way in predicted if (way.engine, way.dtype) not in measured]
     return sorted(ways, key=lambda way: -way.tokens_per_s.value)
 
 
@@ -74,7 +88,7 @@ def fastest_lines(ways: Sequence[Way], dtype: str) -> list[str]:
     if best.drafter and best.same is not None:
         words += f", {best.same.words(' of ')} answers the target's own"
     others = [way_words(way) for way in own if way is not best]
-    lines = [f"{words} ({', '.join(others)})."]
+    lines = [f"{words}.", f"Others: {', '.join(others)}."]
     lines += [
         f"{engine_title(engine)} is predicted without its own passes, which were never profiled;"
         f" measure them: {command}"
@@ -91,12 +105,17 @@ def run_dtype(run: Run) -> str:
 
 
 def whole_headline(run: Run, reading: Reading) -> Headline:
-    """The headline with the fastest engine, where there are several, the verdict on the text and
-    the best head."""
+    """The headline: the fastest engine, where several are here and one was measured, then whether
+    speculation pays, the verdict on the text and the best head."""
     head = with_text(headline(run, reading.candidates), reading.text)
     head = with_heads(head, run, reading.families, reading.compared)
-    lines = fastest_lines(ways_of(reading), run_dtype(run))
-    return replace(head, lines=[*lines[:1], *head.lines, *lines[1:]])
+    ways, dtype = ways_of(reading), run_dtype(run)
+    lines = fastest_lines(ways, dtype)
+    if not lines:
+        return head
+    if any(way.measured for way in ways if way.dtype == dtype):
+        lines[:2], head = [lines[1], head.title], replace(head, title=lines[0])
+    return replace(head, lines=[*lines[:2], *head.lines, *lines[2:]])
 
 
 def section_engines(ways: Sequence[Way], dtype: str) -> Section:
@@ -138,12 +157,15 @@ def section_engines(ways: Sequence[Way], dtype: str) -> Section:
         series,
         y_from_zero=True,
     )
-    fastest, *doubts = fastest_lines(ways, dtype) or [""]
+    lines = fastest_lines(ways, dtype)
     return Section(
         "Engines on this machine",
-        [fastest] if fastest else [],
+        lines[:2],
         [Table(columns(_WAYS), rows)],
         [chart],
-        ["Best drafter: the largest speed-up in that engine, of what was run or is ranked here."],
-        doubts,
+        [
+            "Best drafter: the largest speed-up in that engine, of what was run or is ranked here."
+            " Alone is the quickest run alone; with the drafter, that times what it brought."
+        ],
+        lines[2:],
     )

@@ -81,7 +81,7 @@ def search_text(result: dict[str, Any], *, explain: bool = False) -> str:
         above = [whole.title, *whole.lines[:HEADLINE_LINES]]
     else:
         above = sentences(options, where, unit, budget and budget["gpu_hours"])
-        above[1:1] = fastest_lines(ways_of(reading), run_dtype(run))[:1]
+        above[1:1] = [" ".join(fastest_lines(ways_of(reading), run_dtype(run))[:2])]
     above = [above[0], _assumed_words(result, budget, unit), *above[1:]]
     unprofiled = latency_warning(result)
     warnings = [*([unprofiled] if unprofiled else []), *result["warnings"], *reading.problems]
