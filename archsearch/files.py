@@ -197,6 +197,10 @@ def read_yaml(path: Path, what: str) -> Any:
         raise ArchsearchError(f"cannot read {what} {path}: {words}") from error
     except OverflowError:
         raise ArchsearchError(f"{path} holds {BEYOND}") from None
+    except UnicodeEncodeError:
+        raise ArchsearchError(
+            f"{path} holds a character that is no Unicode: half of a surrogate pair"
+        ) from None
     except (RecursionError, ValueError) as error:  # nested thousands deep; a date that is none
         words = type(error).__name__
         raise ArchsearchError(f"{path} is not YAML that can be read: {words}") from None
@@ -212,8 +216,11 @@ def read_yaml(path: Path, what: str) -> Any:
 
 def _nodes(data: Any, counted: dict[int, int], open_: set[int]) -> int:
     """Values in `data`, those of an alias counted wherever it occurs; of one that holds itself more
-    than any file may have. OverflowError for an integer beyond 64 bits."""
+    than any file may have. OverflowError for an integer beyond 64 bits, UnicodeEncodeError for half
+    of a surrogate pair."""
     if not isinstance(data, dict | list):
+        if isinstance(data, str):
+            data.encode()
         if isinstance(data, int) and abs(data) >= 2**63:
             raise OverflowError
         return 1

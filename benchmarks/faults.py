@@ -413,11 +413,13 @@ def _trainings(path: Path) -> list[dict[str, Any]]:
 def done_twice(folder: Path) -> list[str]:
     """Rows and trials that are there twice, and trainings that went on although they had reached
     their end before."""
+    from archsearch.profiles import Measurement
+
     found = []
-    for path in folder.glob("p/rows.jsonl"):
-        names = ("kind", "shape", "dtype", "mode", "cache")
-        keys = [json.dumps([row[name] for name in names], sort_keys=True) for row in _lines(path)]
-        found += [f"row {key[:80]}" for key in set(keys) if keys.count(key) > 1]
+    for path in folder.glob("p/rows.jsonl"):  # one that something disturbed is measured again
+        rows = map(Measurement.from_dict, _lines(path))
+        keys = [row.key for row in rows if not (row.grossly_noisy or row.throttled)]
+        found += [f"row {key}" for key in set(keys) if keys.count(key) > 1]
     for path in folder.glob("runs/*/trials.csv"):
         with path.open(encoding="utf-8", newline="") as handle:
             numbers = [row["number"] for row in csv.DictReader(handle)]

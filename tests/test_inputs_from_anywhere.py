@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from archsearch.cli import main
 from archsearch.errors import ArchsearchError
-from archsearch.files import parse_json, read_json
+from archsearch.files import parse_json, read_json, read_yaml
 from archsearch.profiles import Measurement, Profile, freeze_shape
 from archsearch.search.storage import without_password
 from archsearch.text.prompts import Prompt, encode_prompts
@@ -67,6 +67,13 @@ def test_json_from_anywhere_is_read_or_refused_in_one_line(text: str, tmp_path: 
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(ArchsearchError, match="x.json is not JSON"):
         read_json(tmp_path / "x.json", "thing")
+
+
+def test_half_of_a_surrogate_pair_in_yaml_is_refused(tmp_path: Path) -> None:
+    """It could be read, and no report that names it written."""
+    (tmp_path / "x.yaml").write_text('a: ["\\ud800"]')
+    with pytest.raises(ArchsearchError, match=r"x.yaml holds .* surrogate pair$"):
+        read_yaml(tmp_path / "x.yaml", "thing")
 
 
 def test_json_that_is_fine(tmp_path: Path) -> None:

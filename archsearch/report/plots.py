@@ -66,7 +66,7 @@ def plotted_trials(scored: Sequence[Mapping[str, Any]]) -> list[PlottedTrial]:
             step_s = float(row["draft_s"]) / int(row["gamma"])
             sizes = (int(row["num_hidden_layers"]), int(row["hidden_size"]), int(row["parameters"]))
             gain, feasible = float(row["speedup"]), row.get("feasible") is not False
-        except (KeyError, TypeError, ValueError):  # a row without a score
+        except (ArithmeticError, KeyError, TypeError, ValueError):  # a row without a score
             continue
         label = row.get("drafter") or f"{sizes[0]}x{sizes[1]}"
         family = row.get("family") or "independent"

@@ -51,6 +51,10 @@ FREE_ARGUMENTS: Final = (
 # Arguments that run folders of earlier versions do not record: nobody can say what they were.
 UNRECORDED: Final = ("storage", "sampler", "memory_fraction", "training_budget_s")
 _SECTIONS: Final = ("arguments", "code", "packages", "device", "profile", "space")
+_NUMBERS: Final = {  # or nothing
+    "arguments": ("batch_size", "max_gamma", "temperature", "tensor_parallel", "trials"),
+    "device": ("memory_bytes", "threads"),
+}
 _REQUIRED: Final = ("schema_version", "created", *_SECTIONS, "seed")
 
 
@@ -321,6 +325,10 @@ def open_run(path: Path) -> Run:
         raise _broken(run_file, f"{', '.join(missing)} missing")
     if wrong := [key for key in _SECTIONS if not isinstance(info[key], dict)]:
         raise _broken(run_file, f"{wrong[0]} holds no fields")
+    for section, names in _NUMBERS.items():
+        for name in names:
+            if not isinstance(info[section].get(name), float | int | None):
+                raise _broken(run_file, f"{section}: {name} is no number")
     return Run(path, info)
 
 

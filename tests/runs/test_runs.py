@@ -186,6 +186,11 @@ def test_missing_and_broken_runs(tmp_path):
         ArchsearchError, match=f"schema version 99, written by archsearch {re.escape(__version__)}"
     ):
         open_run(broken)
+    for section, name in (("arguments", "batch_size"), ("device", "memory_bytes")):
+        changed = {**data, section: {**data[section], name: "x"}}
+        (broken / "run.yaml").write_text(yaml.safe_dump(changed))
+        with pytest.raises(ArchsearchError, match=f"{section}: {name} is no number"):
+            open_run(broken)
     assert [r.path for r in list_runs(tmp_path)] == [run.path]
     assert list_runs(tmp_path / "none") == []
 
