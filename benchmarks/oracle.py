@@ -54,7 +54,7 @@ from archsearch.speedup import accepted_by_position, drifting_positions, logit, 
 from archsearch.workload import WorkloadRequest
 from engine_figures import shape as read_shape
 
-FOLDER: Final = Path(__file__).parent / "results" / "2026-11-25-oracle"
+FOLDER: Final = Path(__file__).parent / "results" / "2026-11-25-oracle-quiet"
 PICTURE: Final = Path(__file__).parents[1] / "docs" / "pictures" / "oracle.png"
 GAMMAS: Final = (1, 2, 3, 4, 5, 6)
 MADE_UP: Final = "made-up-360m"  # the shape of SmolLM2-360M, random weights

@@ -107,15 +107,9 @@ class _Case:
     def dtype(self) -> str:
         return self.bench.dtype
 
-    @property
-    def own_dtype(self) -> bool:
-        """Whether it runs at the run's precision."""
-        return self.dtype == self.session.source.dtype
-
     def file(self, name: str, **words: str) -> Path:
         """A file of the candidate about this engine."""
-        where = self.bench.name + ("" if self.own_dtype else f"-{self.dtype}")
-        return self.folder / name.format(engine=where, **words)
+        return self.folder / name.format(engine=self.bench.file_name, **words)
 
 
 @dataclass(frozen=True)
@@ -293,7 +287,7 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
         load_or_note(path, "confirmation", Confirmed, [])  # a broken one is replaced
         for path in (case.folder / "confirmed.json", own)
     )
-    earlier = last or (main if case.own_dtype else None)
+    earlier = last or (main if case.bench.own_dtype else None)
     if result.undecided and earlier and earlier.engine == name and not earlier.undecided:
         if not earlier.is_stale(alpha):
             words = (
@@ -304,7 +298,7 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
             save(beside, result)
             return result
     first = name == case.session.request.engine or main is None or main.engine == name
-    if first and case.own_dtype:
+    if first and case.bench.own_dtype:
         run.write_confirmed(case.rank, as_data(result))  # the run's own engine keeps this place
     save(own, result)
     beside.unlink(missing_ok=True)

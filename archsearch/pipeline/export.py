@@ -202,8 +202,8 @@ def export_family(
     schedule: Path | None = None,
 ) -> dict[str, Any]:
     """Export a trained head of a run, ready to serve beside its target in those of `engines` that
-    run it. `schedule`: gamma by batch
-    size; without one the head's own schedule.json, where no `gamma` is asked for.
+    run it. `schedule`: gamma by batch size; without one the head's own schedule.json, where no
+    `gamma` is asked for.
 
     Raises ArchsearchError for a gamma that the head was not trained for, and where none of the
     engines runs it.

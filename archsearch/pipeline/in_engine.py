@@ -178,6 +178,16 @@ class Bench:
         return self.choice.dtype or self.session.source.dtype
 
     @property
+    def own_dtype(self) -> bool:
+        """Whether it runs at the run's precision."""
+        return self.dtype == self.session.source.dtype
+
+    @property
+    def file_name(self) -> str:
+        """What its files are called by: the engine, and a precision other than the run's."""
+        return self.name if self.own_dtype else f"{self.name}-{self.dtype}"
+
+    @property
     def inside(self) -> bool:
         """Whether the engine runs in this process and takes modules, not folders."""
         return engine_facts(self.name).in_process

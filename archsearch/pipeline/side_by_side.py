@@ -154,7 +154,7 @@ def confirm_families(
         latency=words,
     )
     path = session.run.path
-    where = name if dtype == session.source.dtype else f"{name}-{dtype}"
+    where = bench.file_name
     for row in rows:
         if row.family != "independent":
             file = path / "heads" / row.family / f"confirmed-{where}.json"

@@ -12,6 +12,7 @@ Every file is written atomically, so a killed process leaves the previous versio
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -327,7 +328,8 @@ def open_run(path: Path) -> Run:
         raise _broken(run_file, f"{wrong[0]} holds no fields")
     for section, names in _NUMBERS.items():
         for name in names:
-            if not isinstance(info[section].get(name), float | int | None):
+            value = info[section].get(name)
+            if not (value is None or (isinstance(value, float | int) and math.isfinite(value))):
                 raise _broken(run_file, f"{section}: {name} is no number")
     return Run(path, info)
 

@@ -1,5 +1,6 @@
 """The run folder: what is written can be read, resumed, and refused with reasons."""
 
+import math
 import re
 from pathlib import Path
 
@@ -186,8 +187,12 @@ def test_missing_and_broken_runs(tmp_path):
         ArchsearchError, match=f"schema version 99, written by archsearch {re.escape(__version__)}"
     ):
         open_run(broken)
-    for section, name in (("arguments", "batch_size"), ("device", "memory_bytes")):
-        changed = {**data, section: {**data[section], name: "x"}}
+    for section, name, value in (
+        ("arguments", "batch_size", "x"),
+        ("arguments", "batch_size", math.nan),
+        ("device", "memory_bytes", "x"),
+    ):
+        changed = {**data, section: {**data[section], name: value}}
         (broken / "run.yaml").write_text(yaml.safe_dump(changed))
         with pytest.raises(ArchsearchError, match=f"{section}: {name} is no number"):
             open_run(broken)
