@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,15 +40,21 @@ def shipped_profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shipped_alone(shipped_profiles: Path) -> Iterator[None]:
+    """From before the first fixture of a session: what those make is searched with them too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiles, "data_dir", lambda _name: shipped_profiles)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def own_folders(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-    shipped_profiles: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.chdir(tmp_path)
     slow = request.node.get_closest_marker("slow")
-    if slow is None or slow.kwargs.get("own"):  # others keep the real target's conversion
-        monkeypatch.setattr(profiles, "data_dir", lambda _name: shipped_profiles)
+    if slow is None or slow.kwargs.get("own"):
         monkeypatch.setenv("ARCHSEARCH_CACHE", str(tmp_path / "cache"))
+    else:  # the user's own: the real target's conversion, engines, the machine's profile
+        monkeypatch.setattr(profiles, "data_dir", data_dir)

@@ -67,7 +67,7 @@ def test_what_is_done_twice_is_seen(tmp_path: Path) -> None:
     assert done_twice(tmp_path) == ["d to 100: 5 steps more"]
     row = {
         "kind": "gemm",
-        "shape": {"m": 1},
+        "shape": {"m": 1, "n": 64, "k": 64},
         "dtype": "float32",
         "mode": "eager",
         "cache": "cold",
@@ -76,6 +76,9 @@ def test_what_is_done_twice_is_seen(tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "rows.jsonl").write_text(2 * (json.dumps(row) + "\n") + '{"cut')
     assert len(done_twice(tmp_path)) == 2 and len(records(tmp_path)) == 1
+    noisy = json.dumps({**row, "times_s": [1.0, 1.0, 2.0, 2.0]}) + "\n"
+    (tmp_path / "p" / "rows.jsonl").write_text(noisy + json.dumps(row) + "\n")
+    assert len(done_twice(tmp_path)) == 1  # measured again, as a disturbed row is
 
 
 @pytest.mark.slow

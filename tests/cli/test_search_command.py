@@ -77,11 +77,15 @@ def test_continuing_with_other_arguments_is_refused(world: Path) -> None:
     }
 
 
-def killed_search(world: Path, until) -> None:
+def killed_search(world: Path, until, shipped: Path) -> None:
     """Start a long search in a process of its own, SIGKILL it when `until()` holds."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    code = (  # a process sees nothing of the tests' patches
+        "import pathlib, sys; from archsearch import profiles; from archsearch.cli import main;"
+        " shipped = pathlib.Path(sys.argv.pop(1)); profiles.data_dir = lambda name: shipped; main()"
+    )
     process = subprocess.Popen(
-        [sys.executable, "-m", "archsearch.cli", *SEARCH[:-1], "4000", "--run", "runs/a"],
+        [sys.executable, "-c", code, str(shipped), *SEARCH[:-1], "4000", "--run", "runs/a"],
         cwd=world,
         env=environment,
         stdout=subprocess.DEVNULL,
@@ -97,9 +101,11 @@ def killed_search(world: Path, until) -> None:
         process.wait()
 
 
-def test_a_killed_search_continues(world: Path) -> None:
+def test_a_killed_search_continues(world: Path, shipped_profiles: Path) -> None:
     journal = world / "runs" / "a" / "journal.log"
-    killed_search(world, lambda: journal.exists() and journal.stat().st_size > 40_000)
+    killed_search(
+        world, lambda: journal.exists() and journal.stat().st_size > 40_000, shipped_profiles
+    )
     assert not (world / "runs" / "a" / "trials.csv").exists()  # killed half-way
     assert "none yet" in call("list", "runs").stdout
     assert "search has not finished" in refused("export", "runs/a", "--output", "out")
