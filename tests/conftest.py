@@ -54,7 +54,5 @@ def own_folders(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     slow = request.node.get_closest_marker("slow")
-    if slow is None or slow.kwargs.get("own"):
+    if slow is None or slow.kwargs.get("own"):  # others keep the real target's conversion
         monkeypatch.setenv("ARCHSEARCH_CACHE", str(tmp_path / "cache"))
-    else:  # the user's own: the real target's conversion, engines, the machine's profile
-        monkeypatch.setattr(profiles, "data_dir", data_dir)
