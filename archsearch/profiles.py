@@ -598,10 +598,18 @@ def list_profiles() -> list[Path]:
 
 
 def profiles_of(device_key: str) -> list[Path]:
-    """The profiles of a device: rows of this tool's own profiler before imported tables, then the
-    most rows first."""
+    """The profiles of a device: rows of this tool's own profiler before imported tables, those of
+    the working directory before those that ship, then the most rows first."""
+    roots = profile_roots()
     found = [folder for folder in list_profiles() if folder.parent.name == device_key]
-    return sorted(found, key=lambda folder: (_imported(folder), -_size(folder / "rows.jsonl")))
+    return sorted(
+        found,
+        key=lambda folder: (
+            _imported(folder),
+            roots.index(folder.parents[1]),
+            -_size(folder / "rows.jsonl"),
+        ),
+    )
 
 
 def find_profile(device_key: str, stack: Mapping[str, str] | None = None) -> Path:

@@ -161,6 +161,20 @@ def test_the_users_profile_is_found_and_the_same_stack_preferred(tmp_path: Path)
     assert find_profile("cpu-test", {"torch": "9", "transformers": "9"}) == other.folder
 
 
+def test_the_working_directorys_profile_goes_before_a_larger_one_that_ships(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("archsearch.profiles.data_dir", lambda name: tmp_path / "ships" / name)
+    own, shipped = (
+        Profile.open(root / "profiles" / "cpu-test" / stack_key(STACK), {"key": "cpu-test"}, STACK)
+        for root in (tmp_path, tmp_path / "ships")
+    )
+    own.record(row())
+    for n in (64, 128, 256):
+        shipped.record(row(n=n))
+    assert find_profile("cpu-test", STACK) == own.folder
+
+
 def test_statistics_and_noise() -> None:
     quiet = row(times=(1.0, 1.01, 1.02, 1.03, 1.04))
     assert quiet.median_s == 1.02 and not quiet.noisy
