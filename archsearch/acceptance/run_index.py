@@ -8,9 +8,10 @@ index itself can be deleted at any time.
 from __future__ import annotations
 
 import json
+import logging
 import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,10 +19,11 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.files import read_json, read_yaml, write_text
-from archsearch.records import as_data, from_data
+from archsearch.records import Misfit, as_data, from_data
 from archsearch.text.sketch_file import SKETCH_FILE, TextSketch, load_sketch
 
-FORMAT: Final = 2
+log = logging.getLogger(__name__)
+FORMAT: Final = 3
 INDEX: Final = ".known.json"
 ARGUMENTS: Final = (
     "target",
@@ -55,48 +57,16 @@ class DraftFact:
     coverage: float | None
     folder: str
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            **asdict(self),
-            "architecture": self.architecture.to_dict(),
-            "alpha": self.alpha.to_dict(),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> DraftFact:
-        values = {
-            **data,
-            "architecture": Architecture.from_dict(data["architecture"]),
-            "alpha": Estimate.from_dict(data["alpha"]),
-        }
-        return cls(**values)
-
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a run was asked (ARGUMENTS), its drafts, and the sketch of its prompts, None where it
-    kept none."""
+    """What a run was asked (ARGUMENTS), its drafts, the sketch of its prompts, None where it kept
+    none, and which of its folders could not be read, with the reason."""
 
-    arguments: Mapping[str, Any]
+    arguments: dict[str, Any]
     drafts: tuple[DraftFact, ...]
     text: TextSketch | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        text = {"text": as_data(self.text)} if self.text is not None else {}
-        return {
-            "arguments": dict(self.arguments),
-            "drafts": [draft.to_dict() for draft in self.drafts],
-            **text,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> RunFacts:
-        text = from_data(TextSketch, data["text"]) if "text" in data else None
-        return cls(
-            dict(data["arguments"]),
-            tuple(DraftFact.from_dict(draft) for draft in data["drafts"]),
-            text,
-        )
+    broken: tuple[str, ...] = ()
 
 
 def runs_under(root: Path) -> dict[Path, RunFacts]:
@@ -107,7 +77,9 @@ def runs_under(root: Path) -> dict[Path, RunFacts]:
         stamp, entry = _stamp(run), known.get(run.name)
         facts = _stored(entry) if entry is not None and entry.get("stamp") == stamp else None
         found[run] = facts if facts is not None else read_run(run)
-        fresh[run.name] = {"stamp": stamp, **found[run].to_dict()}
+        for words in found[run].broken:
+            log.warning("an earlier run cannot be read and is left out: %s/%s", run, words)
+        fresh[run.name] = {"stamp": stamp, **as_data(found[run])}
     if fresh != known:
         try:
             # In one line: the indented form of hundreds of runs takes longer to write and to read
@@ -122,9 +94,12 @@ def runs_under(root: Path) -> dict[Path, RunFacts]:
 
 
 def read_run(run: Path) -> RunFacts:
-    """Read a run folder. What is broken, unfinished or of another version is passed over."""
-    arguments = _arguments(run / "run.yaml")
-    drafts = []
+    """Read a run folder. What is broken or of another version is left out and named."""
+    drafts, broken = [], []
+    try:
+        arguments = _arguments(run / "run.yaml")
+    except ArchsearchError as error:
+        arguments, broken = {}, [f"run.yaml ({error})"]
     for read, pattern in (
         (_finalist, "finalists/*/training.json"),
         (_confirmed, "best/[0-9]*/confirmed.json"),
@@ -132,9 +107,11 @@ def read_run(run: Path) -> RunFacts:
         for path in sorted(run.glob(pattern)):
             try:
                 drafts.append(read(run, path.parent))
-            except (ArchsearchError, KeyError, TypeError, ValueError, AttributeError, OSError):
-                continue  # what it says is lost, the search goes on
-    return RunFacts(arguments, tuple(drafts), load_sketch(run) if drafts else None)
+            except (ArchsearchError, KeyError, TypeError, ValueError, AttributeError, OSError) as e:
+                name = path.parent.relative_to(run).as_posix()
+                broken.append(f"{name} ({Misfit.at('', e)})")
+    sketch = load_sketch(run) if drafts else None
+    return RunFacts(arguments, tuple(drafts), sketch, tuple(broken))
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -148,8 +125,8 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _stored(entry: Mapping[str, Any]) -> RunFacts | None:
     try:
-        return RunFacts.from_dict(entry)
-    except (ArchsearchError, KeyError, TypeError, ValueError, AttributeError):
+        return from_data(RunFacts, entry)
+    except ArchsearchError:
         return None
 
 
@@ -164,11 +141,8 @@ def _stamp(run: Path) -> list[list[Any]]:
     return stamp
 
 
-def _arguments(run_file: Path) -> Mapping[str, Any]:
-    try:
-        info = read_yaml(run_file, "the run's file")
-    except ArchsearchError:
-        return {}
+def _arguments(run_file: Path) -> dict[str, Any]:
+    info = read_yaml(run_file, "the run's file")
     arguments = info.get("arguments") if isinstance(info, dict) else None
     return {name: arguments.get(name) for name in ARGUMENTS} if isinstance(arguments, dict) else {}
 

@@ -226,7 +226,9 @@ def test_what_earlier_runs_moved_is_told(tmp_path) -> None:
         "yaml",
     ],
 )
-def test_broken_folders_are_passed_over(tmp_path, damage: str) -> None:
+def test_broken_folders_are_left_out_and_named(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     good = make_run(tmp_path, "good")
     add_finalist(good)
     run = make_run(tmp_path, "bad")
@@ -249,6 +251,12 @@ def test_broken_folders_are_passed_over(tmp_path, damage: str) -> None:
     assert [o.alpha.value for o in known_observations("smollm2-135m", [tmp_path])] == pytest.approx(
         [0.7]
     )
+    for _ in range(2):  # the second time from the index
+        if damage != "no run.yaml":  # no run at all
+            where = "run.yaml (" if damage == "yaml" else "finalists/a ("
+            assert caplog.text.count(f"left out: {run}/{where}") == 1
+        caplog.clear()
+        assert len(known_observations("smollm2-135m", [tmp_path])) == 1
     assert known_observations("smollm2-135m", [tmp_path / "nowhere"]) == []
 
 
