@@ -36,7 +36,7 @@ import numpy as np
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.heads import first_pass_ops, later_step_ops
 from archsearch.architecture.ops import Part
-from archsearch.architecture.published_heads import head_for
+from archsearch.architecture.published_drafters import head_for
 from archsearch.engine_rounds import MACHINE_STD, RoundCosts, plain_costs, round_costs
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate

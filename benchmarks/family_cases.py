@@ -32,7 +32,7 @@ from typing import Any, Final
 
 from archsearch.acceptance.estimator import GivenAcceptance
 from archsearch.acceptance.lookup import Ngram
-from archsearch.architecture.published_heads import usual_head
+from archsearch.architecture.published_drafters import usual_head
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.lookup import NGram
 from archsearch.engines.engine import (

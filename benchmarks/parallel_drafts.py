@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from archsearch.acceptance.drifts import Drifts, Sweep, first_alpha
-from archsearch.acceptance.fitted import FIT_FILE, load_fit
-from archsearch.acceptance.terms import Term
+from archsearch.acceptance.terms import FIT_FILE, Term, load_fit
 from archsearch.speedup import logit
 
 ROWS: Final = Path(__file__).parent / "results/2026-11-22-families/parallel.csv"

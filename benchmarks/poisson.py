@@ -45,12 +45,11 @@ from archsearch.models.targets import resolve_target
 from archsearch.pipeline.in_engine import random_draft
 from archsearch.pipeline.latency import choose_latency
 from archsearch.search.objective import Scorer
-from archsearch.traffic.lengths import Lengths
 from archsearch.traffic.mix import LoadPart
 from archsearch.traffic.served import ServedPart, serve_part
 from archsearch.traffic.simulation import poisson, simulate
 from archsearch.traffic.steady import Service
-from archsearch.traffic.traces import Request
+from archsearch.traffic.traces import Lengths, Request
 from archsearch.workload import WorkloadRequest
 
 RATE: Final = 0.7  # of each draft token, given those before

@@ -42,11 +42,11 @@ from unittest import mock
 import numpy as np
 
 from archsearch.acceptance.drifts import Drifts, sweep_errors, sweeps
-from archsearch.acceptance.fitted import load_fit
 from archsearch.acceptance.learnt import Learning
 from archsearch.acceptance.prior import SHAPE_NOISE_STD
 from archsearch.acceptance.published import Design, Levels, best_spread, design, lot_of
 from archsearch.acceptance.table import OWN_STUDY, Published, load_published
+from archsearch.acceptance.terms import load_fit
 from archsearch.files import write_json
 from archsearch.speedup import sigmoid
 

@@ -22,7 +22,7 @@ from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import flops_per_token, kv_cache_bytes, weight_bytes_per_pass
 from archsearch.estimate import Estimate
-from archsearch.latency.rounds import LatencyOfRounds
+from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.search.exact import rank_alone
 from archsearch.search.objective import Latency, Scorer
 from archsearch.search.space import load_space

@@ -31,10 +31,9 @@ from typing import Any, Final
 import numpy as np
 
 from archsearch.acceptance.estimator import AcceptanceContext
-from archsearch.acceptance.fitted import load_fit
 from archsearch.acceptance.prior import trimmed_alpha
 from archsearch.acceptance.table import STUDY_SHAPE
-from archsearch.acceptance.terms import COEFFICIENTS, prior_of, regressors, shape_terms
+from archsearch.acceptance.terms import COEFFICIENTS, load_fit, prior_of, regressors, shape_terms
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.files import read_json, write_json

@@ -31,13 +31,13 @@ from archsearch.estimate import Estimate
 from archsearch.hardware.device import load_device
 from archsearch.pipeline.latency import choose_latency
 from archsearch.speedup import alpha_from_tau
-from archsearch.traffic.services import (
+from archsearch.traffic.steady import RoundTokens, Service, in_flight
+from archsearch.traffic.times import (
     drafting_service,
     plain_service,
     prefill_s,
     times_over_batches,
 )
-from archsearch.traffic.steady import RoundTokens, Service, in_flight
 from archsearch.workload import WorkloadRequest
 
 TARGET: Final = "llama-3.1-70b"

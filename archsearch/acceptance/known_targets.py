@@ -12,7 +12,6 @@ from typing import Final
 
 import numpy as np
 
-from archsearch.acceptance.fitted import load_fit
 from archsearch.acceptance.published import (
     Levels,
     Lot,
@@ -23,7 +22,7 @@ from archsearch.acceptance.published import (
     lot_of,
 )
 from archsearch.acceptance.table import OWN_LOT, OWN_STUDY, Published, load_published, own_drafts
-from archsearch.acceptance.terms import lot_term
+from archsearch.acceptance.terms import load_fit, lot_term
 from archsearch.architecture.architecture import Architecture
 
 # How much of what the published drafts of a target show in common a next one of their kind, on a

@@ -34,15 +34,16 @@ import numpy as np
 
 from archsearch.acceptance.drifts import first_alpha
 from archsearch.acceptance.estimator import Acceptance, AcceptanceContext, AcceptanceObservation
-from archsearch.acceptance.fitted import FIT_FILE, load_fit
 from archsearch.acceptance.known_targets import known_target
 from archsearch.acceptance.published import Spread
 from archsearch.acceptance.terms import (
     COEFFICIENTS,
     FEATURE_DRAFTERS,
+    FIT_FILE,
     REFERENCE_GAMMA,
     Term,
     domain_terms,
+    load_fit,
     lot_term,
     regressors,
     shape_terms,

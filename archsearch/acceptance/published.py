@@ -32,7 +32,6 @@ import numpy as np
 
 from archsearch.acceptance.drifts import Drifts, first_alpha, kind_of, sweeps
 from archsearch.acceptance.estimator import DOMAINS, AcceptanceContext
-from archsearch.acceptance.fitted import FIT_FILE, PublishedFit
 from archsearch.acceptance.learnt import (
     PUBLISHED_HEAD_TOKENS,
     USUAL_TARGET_TOKENS,
@@ -49,8 +48,10 @@ from archsearch.acceptance.table import (
 from archsearch.acceptance.terms import (
     COEFFICIENTS,
     FEATURE_DRAFTERS,
+    FIT_FILE,
     LOT_TERMS,
     REFERENCE_GAMMA,
+    PublishedFit,
     Term,
     attention_terms,
     depth_terms,

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.attention import layer_windows
+from archsearch.architecture.architecture import Architecture, layer_windows
+from archsearch.architecture.ops import Op, Part
 
 Array = NDArray[np.float64]
 AXES: Final = ("bodies", "layers", "windows", "heads")
@@ -161,3 +163,33 @@ def _sizes(values: Any) -> Sizes:
 def _along(axis: int, values: Any) -> Any:
     """Values along one of AXES."""
     return _sizes(values).reshape([-1 if each == axis else 1 for each in range(len(AXES))])
+
+
+Pass = tuple[Part, bool]
+"""What is read, and whether the weights come from memory."""
+
+
+def priced(op: Op, price: Callable[[Sequence[Op]], Any]) -> Any:
+    """Seconds of an op whose sizes may be arrays, of the arrays' shape. `price`: seconds of each of
+    several ops."""
+    sizes = {field.name: getattr(op, field.name) for field in fields(op)}
+    names = [name for name, value in sizes.items() if isinstance(value, np.ndarray)]
+    if not names:
+        return price([op])[0]
+    arrays = tuple(sizes[name] for name in names)
+    alike, where = _distinct(*arrays)
+    each = [type(op)(**{**sizes, **dict(zip(names, row, strict=True))}) for row in alike]
+    return np.asarray(price(each))[where]
+
+
+@lru_cache(maxsize=512)
+def _distinct(*arrays: Sizes) -> tuple[list[tuple[int, ...]], Any]:
+    """The distinct rows of sizes, and which of them is at each place."""
+    together = [np.asarray(each) for each in np.broadcast_arrays(*arrays)]
+    key = np.zeros(together[0].size, dtype=np.int64)
+    for array in together:
+        flat = array.ravel()
+        key = key * (int(flat.max()) + 1) + flat
+    _, first, where = np.unique(key, return_index=True, return_inverse=True)
+    rows = zip(*(array.ravel()[first].tolist() for array in together), strict=True)
+    return list(rows), where.reshape(together[0].shape)

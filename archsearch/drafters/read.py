@@ -13,10 +13,9 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.heads import FeatureHead, HeadKind
 from archsearch.architecture.hf_config import from_hf_config
 from archsearch.architecture.hf_fields import check_fields
-from archsearch.architecture.published_heads import AUXILIARY_STATES, BLOCK_LAYERS
+from archsearch.architecture.published_drafters import AUXILIARY_STATES, BLOCK_LAYERS
 from archsearch.drafters.drafter import Drafter
-from archsearch.drafters.heads import DFlash, Eagle, Eagle3, FeatureDrafter, PEagle
-from archsearch.drafters.medusa import Medusa
+from archsearch.drafters.heads import DFlash, Eagle, Eagle3, FeatureDrafter, Medusa, PEagle
 from archsearch.drafters.models import Pard
 from archsearch.errors import ArchsearchError, InvalidShapeError
 

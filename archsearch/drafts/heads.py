@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.acceptance.replay import Replay, replay_chains
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.published_heads import usual_head
+from archsearch.architecture.published_drafters import usual_head
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate

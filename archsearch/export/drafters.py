@@ -9,9 +9,8 @@ from typing import Any, Final
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import to_hf_config
 from archsearch.drafters.drafter import Drafter
-from archsearch.drafters.heads import DFlash, FeatureDrafter
+from archsearch.drafters.heads import DFlash, FeatureDrafter, Medusa
 from archsearch.drafters.lookup import NGram, Suffix
-from archsearch.drafters.medusa import Medusa
 from archsearch.schedule import Ranges, largest_gamma
 
 # vllm/config/speculative.py of 0.32: `method`, and what else the family needs.

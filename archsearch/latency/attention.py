@@ -1,4 +1,5 @@
-"""Which attention kernels a GPU profile holds, and how far those of serving engines lie from them.
+"""Whose kernels a prediction rests on: attention, experts and quantised weights, in words; and how
+far the attention of serving engines lies from the kernels that a GPU profile holds.
 
 Attention is the kernel in which frameworks differ most: the same shape on the same GPU takes them
 times that are 7 to 18 % apart. A profile that was measured under CUDA graphs holds torch's kernels;
@@ -13,9 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.experts import ROUTING_SKEW
 from archsearch.architecture.ops import Attention, Op
+from archsearch.latency.datasheet import FORMAT_SHARE, FORMAT_STD
 from archsearch.latency.ops import SHORT, VERIFY_STD, Answer
 from archsearch.profiles import Profile
+from archsearch.workload import WEIGHT_BYTES
 
 FLASH: Final = "FlashAttention 2"
 
@@ -149,3 +154,62 @@ def unpacks(profile: Profile, engine: str | None) -> bool:
     """Whether `engine` runs FlashAttention 2 on the profile's GPU: vLLM before Hopper. SGLang
     (FlashInfer) and TensorRT-LLM pack several query rows there."""
     return engine == "vllm" and serving_attention(profile).kernel == FLASH
+
+
+def kernel_words(profile: Profile, target: Architecture, dtype: str) -> str:
+    """In a clause how the target's experts and its latent attention are priced; "" for a target
+    without either."""
+    words = ""
+    if target.num_experts:
+        asked = "bfloat16" if target.expert_format and dtype == "float16" else dtype
+        rows = [
+            row.sizes()
+            for row in profile.rows.values()
+            if row.kind == "experts" and row.dtype == asked
+        ]
+        shapes = {(row["hidden"], row["experts"], row["format"]) for row in rows}
+        own = (target.hidden_size, target.num_experts, target.expert_format) in shapes
+        whose = (
+            "rows of this shape"
+            if own
+            else (
+                "rows of other shapes"
+                if shapes
+                else "no rows in this dtype, priced as plain GEMMs that move as many bytes (30 %)"
+            )
+        )
+        skew = ROUTING_SKEW if target.routing_skew is None else target.routing_skew
+        words += f"; experts: {whose}, routing skew {skew:g}"
+    if target.kv_lora_rank:
+        known = any(
+            row.kind == "latent_attention" and row.dtype == dtype for row in profile.rows.values()
+        )
+        several = (
+            "several tokens at once are modelled"
+            if known
+            else "no rows, priced as its projections and one wide KV head (30 %)"
+        )
+        words += f"; latent attention: {several}"
+    return words
+
+
+def format_words(profile: Profile | None, target: Architecture) -> str:
+    """In a clause how weights in a format of their own are priced (`profile` None: by a datasheet);
+    "" for weights in the dtype of the pass."""
+    name = target.weight_format
+    if not name:
+        return ""
+    rows = profile.rows.values() if profile is not None else ()
+    known = any(row.kind == "gemm" and row.sizes().get("format") == name for row in rows)
+    whose = (
+        "rows of such kernels"
+        if known
+        else (
+            f"modelled from their bytes at {FORMAT_SHARE[name]:.0%} of the bandwidth that 16-bit"
+            f" kernels reach (a GEMM within {FORMAT_STD[name]:.0%})"
+        )
+    )
+    return (
+        f"; weights in {name}, {WEIGHT_BYTES[name]:g} bytes each: {whose}; cache, embedding and"
+        " head in 16 bits"
+    )

@@ -20,6 +20,7 @@ import numpy as np
 import yaml
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.grid import priced
 from archsearch.architecture.ops import (
     AllReduce,
     Attention,
@@ -35,7 +36,6 @@ from archsearch.engine_rounds import EngineRounds
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
 from archsearch.latency.attention import UnpackedQueries, unpacks
-from archsearch.latency.grid_ops import priced
 from archsearch.latency.ops import OpModel
 from archsearch.latency.transfer import CarriedOps
 from archsearch.profiles import Profile

@@ -2,13 +2,187 @@
 
 from __future__ import annotations
 
+import copy
+import math
+from dataclasses import replace
+from typing import Any, Self
+
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.grid import Pass
 from archsearch.architecture.ops import Part
+from archsearch.drafters.drafter import Draft, Drafter, RoundPlan, RoundRows
 from archsearch.engine_facts import EngineFacts
+from archsearch.engine_rounds import EngineRounds
 from archsearch.estimate import Estimate
-from archsearch.latency.grid_ops import Pass
-from archsearch.latency.rounds import LatencyOfRounds, plain_step, verified_rows
+from archsearch.latency.drafted import drafter_idle_s, drafter_round
+from archsearch.latency.rounds import (
+    Passes,
+    RoundTime,
+    extra_s,
+    free_layers,
+    plain_step,
+    round_time,
+    summed,
+    verified_rows,
+)
 from archsearch.workload import Workload
+
+
+def nothing_drafted(workload: Workload) -> Passes:
+    """A round of no draft tokens, as far as what the engine adds is concerned."""
+    none = Estimate(0.0, 0.0, "modelled")
+    return Passes(none, none, none, 0, workload.batch_size, 0, 0, context=workload.context_len)
+
+
+class LatencyOfRounds:
+    """`round` and `free_layers` for a latency that prices passes: by `rounds` where the engine's
+    host is modelled, else the sum of `draft_s`, `verify_s` and `added_s`.
+
+    A class that takes this in has `facts`, `draft_passes`, `draft_s` and `verify_s`; one without
+    `rounds` needs the last two.
+    """
+
+    engine: str | None = None
+    rounds: EngineRounds | None = None
+    target_correlation: float = 0.0
+
+    def first_tokens(self: Any, gamma: int) -> int:
+        """Tokens per sequence in the first pass of a draft in a round."""
+        return int(
+            self.rounds.costs.first_pass_tokens(gamma)
+            if self.rounds is not None
+            else self.facts.first_tokens(gamma)
+        )
+
+    def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
+        """What the engine adds to a round, where its host is not modelled."""
+        return Estimate(0.0, 0.0, "modelled")
+
+    def added_layer_s(self, target: Architecture) -> float:
+        """Seconds that the engine adds to each layer of a draft pass, where that was measured."""
+        return 0.0
+
+    def drafted_s(
+        self, drafter: Drafter, rows: RoundRows, plan: RoundPlan
+    ) -> tuple[Estimate, Estimate] | None:
+        """(a drafter's kernels, all else of a round beside the target's pass), where the engine was
+        measured with such ones."""
+        return None
+
+    def round(
+        self: Any,
+        target: Architecture,
+        draft: Draft,
+        workload: Workload,
+        gamma: int,
+        verify_s: Estimate | None = None,
+    ) -> RoundTime:
+        """One round of `gamma` draft tokens. `verify_s`: the target's pass, where it is known
+        already."""
+        if isinstance(draft, Drafter):
+            if draft.model is None:
+                return drafter_round(self, target, draft, workload, gamma, verify_s)
+            draft = draft.model
+        verify = verify_s or self.verify_s(target, workload, gamma)
+        if self.rounds is not None:
+            return round_time(
+                self.rounds.costs, self.round_passes(target, draft, workload, gamma, verify)
+            )
+        return summed(
+            self.draft_s(draft, workload, gamma), verify, self.added_s(target, workload, gamma)
+        )
+
+    def round_passes(
+        self: Any,
+        target: Architecture,
+        draft: Architecture,
+        workload: Workload,
+        gamma: int,
+        verify_s: Estimate,
+    ) -> Passes:
+        """The GPU's passes of a round of `gamma` draft tokens."""
+        first, later = self.draft_passes(draft, workload, gamma)
+        return self._passes_of(target, draft, workload, (verify_s, first, later), gamma)
+
+    def _passes_of(
+        self: Any,
+        target: Architecture,
+        draft: Architecture,
+        workload: Workload,
+        times: tuple[Estimate, Estimate, Estimate],
+        gamma: int,
+    ) -> Passes:
+        """A round's passes from the times of the target's, the draft's first and each later one."""
+        layers = draft.num_hidden_layers
+        sharded = self.facts.ranks_of_draft(workload) > 1
+        reduces = 2 * layers + 1 if sharded else 0  # two a layer, one for the embedding
+        sizes = (
+            gamma,
+            workload.batch_size,
+            layers,
+            target.num_hidden_layers,
+            reduces,
+            workload.context_len,
+        )
+        return Passes(*times, *sizes, catches_up=self.facts.catches_up)
+
+    def idle_s(self: Any, target: Architecture, draft: Draft, workload: Workload) -> Estimate:
+        """What a loaded draft costs a step in which the schedule drafts nothing: its idle pass, and
+        on a GPU what launching that takes longer than a plain step. What a round adds for the
+        tokens it drafted is not charged (assumed: there are none); what it adds by itself is, where
+        the engine's speculative step stays (`EngineFacts.idle_round`)."""
+        if self.rounds is not None and self.facts.idle_round:
+            return extra_s(self.rounds.costs, nothing_drafted(workload))
+        if isinstance(draft, Drafter):
+            if draft.model is None:
+                return drafter_idle_s(self, draft, workload)
+            draft = draft.model
+        idle = self.idle_draft_s(draft, workload)
+        if self.rounds is None or not idle.value:
+            return idle
+        passes = self._passes_of(
+            target, draft, workload, (self.verify_s(target, workload, 0), idle, idle), 1
+        )
+        time = round_time(
+            replace(self.rounds.costs, round_s=replace(self.rounds.costs.round_s, value=0.0)),
+            passes,
+        )
+        longer = time.round_s.value - self.decode_s(target, workload).value
+        if longer <= idle.value:
+            return idle
+        # The target's step is in both and cancels; where the host decides, the overhead's std is
+        # the whole round's.
+        return Estimate(longer, math.hypot(idle.std, time.overhead_s.std), idle.source)
+
+    def free_layers(
+        self: Any, target: Architecture, draft: Draft, workload: Workload, gamma: int
+    ) -> float | None:
+        """Layers that a draft of this one's kernel times may have before the engine's host decides
+        the round; None where no host is modelled, or the drafter is no model."""
+        if isinstance(draft, Drafter):
+            draft = draft.model  # type: ignore[assignment]
+        if self.rounds is None or draft is None:
+            return None
+        verify = self.verify_s(target, workload, gamma)
+        return free_layers(
+            self.rounds.costs, self.round_passes(target, draft, workload, gamma, verify)
+        )
+
+    def with_rounds(self, rounds: EngineRounds) -> Self:
+        """The same latency with another version of its engine, or other switches."""
+        changed = copy.copy(self)
+        changed.rounds = rounds
+        changed._take_wait()
+        return changed
+
+    def _take_wait(self) -> None:
+        """Takes over how long ranks wait at an all-reduce under `rounds`, and forgets what was
+        priced with another wait."""
+
+    @property
+    def engine_version(self) -> str | None:
+        """The version whose rounds are priced; None where nothing depends on it."""
+        return self.rounds.version if self.rounds is not None else None
 
 
 class DraftPasses(LatencyOfRounds):

@@ -27,14 +27,13 @@ from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters, kv_cache_bytes
-from archsearch.architecture.grid import ShapeGrid
+from archsearch.architecture.grid import Pass, ShapeGrid
 from archsearch.architecture.ops import Attention, Gemm, Part, PassOps
 from archsearch.drafters.drafter import RoundPlan
 from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
 from archsearch.latency.added import AddedFit, DraftedFit
 from archsearch.latency.fitted_passes import CacheFit, fit_cache, linear, place_of
-from archsearch.latency.grid_ops import Pass
 from archsearch.latency.regression import Residual
 from archsearch.profiles import Measurement, PassShape, Profile, RestShape
 from archsearch.workload import DTYPE_BYTES

@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
-from archsearch.architecture.grid import ShapeGrid
+from archsearch.architecture.grid import Pass, ShapeGrid, priced
 from archsearch.architecture.ops import Elementwise, Op, Part, PassOps, head_ops, model_pass
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
-from archsearch.latency.grid_ops import Pass, priced
 from archsearch.latency.ops import OpModel, steady
 from archsearch.latency.regression import Residual, nonnegative_fit
 from archsearch.profiles import ForwardShape, Measurement, Profile

@@ -18,7 +18,8 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import Array, ShapeGrid
 from archsearch.engine_rounds import RoundCosts
 from archsearch.estimate import Estimate
-from archsearch.latency.rounds import Passes, _extra, _nothing_drafted, host_time
+from archsearch.latency.draft_passes import nothing_drafted
+from archsearch.latency.rounds import Passes, extra_s, host_time
 from archsearch.workload import Workload
 
 NOTHING: Final = Estimate(0.0, 0.0, "given")
@@ -75,7 +76,7 @@ class GridLatency:
         """`LatencyOfRounds.idle_s`: what the drafts cost a step that drafts nothing."""
         latency, facts = self.latency, self.latency.facts
         if latency.rounds is not None and facts.idle_round:
-            return _extra(latency.rounds.costs, _nothing_drafted(self.workload)).value
+            return extra_s(latency.rounds.costs, nothing_drafted(self.workload)).value
         if not facts.idle_pass:
             return 0.0
         headless = self.grid.replace(draft_vocab_size=1)
@@ -110,7 +111,7 @@ class GridLatency:
         )
         costs = costs.launching(batch * (gamma + 1))
         passes = Passes(NOTHING, NOTHING, NOTHING, gamma, batch, 0, target_layers, context=context)
-        added = _extra(costs, passes)
+        added = extra_s(costs, passes)
         extra = added.value
         sharded = int(self.ranks > 1)
         reduces = (2 * layers + 1) * sharded * (costs.graph != "full")

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.grid import ShapeGrid
+from archsearch.architecture.grid import Pass, ShapeGrid, priced
 from archsearch.architecture.ops import (
     AllReduce,
     Elementwise,
@@ -60,10 +60,8 @@ from archsearch.latency.composed import (
 from archsearch.latency.draft_passes import DraftPasses
 from archsearch.latency.engine_passes import EnginePasses, known_engines
 from archsearch.latency.fitted_passes import GROUPS, MIN_ROWS, FittedPasses, asked_pass
-from archsearch.latency.grid_ops import Pass, priced
-from archsearch.latency.measured_rounds import with_measured_rounds
 from archsearch.latency.ops import OpModel
-from archsearch.latency.round_fit import RoundFit
+from archsearch.latency.round_fit import RoundFit, with_measured_rounds
 from archsearch.latency.rounds import PACE_CORRELATION, verified_rows
 from archsearch.latency.transfer import kernels_of
 from archsearch.profiles import ForwardShape, Measurement, Profile

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.grid import ShapeGrid
+from archsearch.architecture.grid import Pass, ShapeGrid, priced
 from archsearch.architecture.ops import Op, Part, PassOps, model_pass
 from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds, engine_rounds
@@ -26,7 +26,6 @@ from archsearch.hardware.device import Device
 from archsearch.latency.composed import all_reduce_wait, constants, sync_waits
 from archsearch.latency.datasheet import datasheet_s
 from archsearch.latency.draft_passes import DraftPasses
-from archsearch.latency.grid_ops import Pass, priced
 from archsearch.latency.rounds import PACE_CORRELATION
 
 RELATIVE_STD: Final = {"graph": 0.30, "eager": 0.40}

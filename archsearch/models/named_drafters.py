@@ -14,9 +14,8 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.published_drafters import published_as
 from archsearch.drafters.drafter import FAMILY_NAMES, Drafter
 from archsearch.drafters.models import Independent
-from archsearch.drafters.published import Found, found_as, found_for
 from archsearch.drafters.read import drafter_of_config, family_of_config
-from archsearch.drafters.registry import family, is_family
+from archsearch.drafters.registry import Found, family, found_as, found_for, is_family
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
 from archsearch.models.hub import hub_config_folder

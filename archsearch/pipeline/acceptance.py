@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.acceptance.estimator import AcceptanceContext, GivenAcceptance
-from archsearch.acceptance.training import recorded_tokens, trained_as, training_of
+from archsearch.acceptance.learnt import recorded_tokens, trained_as, training_of
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import read_architecture
 from archsearch.errors import ArchsearchError, MissingDataError

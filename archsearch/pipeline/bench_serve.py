@@ -19,10 +19,9 @@ from archsearch.pipeline.estimate import EstimateRequest
 from archsearch.pipeline.traffic import TrafficRequest, drafts_under_load, only_one
 from archsearch.progress import Progress, silent
 from archsearch.text.prompts import read_prompts
-from archsearch.traffic.lengths import Lengths
 from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.traffic.simulation import poisson
-from archsearch.traffic.traces import read_trace
+from archsearch.traffic.traces import Lengths, read_trace
 
 WORDS: Final = (
     "time people way water number day word part place year work name sound line home great small"

@@ -15,7 +15,7 @@ from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
 from archsearch.pipeline.rounds_explained import engine_data
 from archsearch.pipeline.serving import check_batch
 from archsearch.traffic.curve import Curve, Sweep, curve, sweep_of
-from archsearch.traffic.held import held_by
+from archsearch.traffic.times import held_by
 
 COLUMNS: Final = (
     "draft engine engine_version x gamma alpha tau speedup speedup_low speedup_high speedup_off"

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from archsearch.acceptance.estimator import AcceptanceEstimator, GivenAcceptance
 from archsearch.acceptance.known import AskedText
-from archsearch.acceptance.training import guessed_head, recorded_tokens, trained_as, training_of
+from archsearch.acceptance.learnt import guessed_head, recorded_tokens, trained_as, training_of
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.published_drafters import published_as
 from archsearch.drafters.drafter import Drafter, RoundKind

@@ -15,12 +15,17 @@ from archsearch.acceptance.estimator import (
     AcceptanceObservation,
     GivenAcceptance,
 )
-from archsearch.acceptance.learnt import DISTILLED_WORTH, PARENT_WORTH, tokens_behind
-from archsearch.acceptance.training import trained_as, training_of
+from archsearch.acceptance.learnt import (
+    DISTILLED_WORTH,
+    PARENT_WORTH,
+    tokens_behind,
+    trained_as,
+    training_of,
+)
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.models import Independent
-from archsearch.drafters.published import Found, found_for
+from archsearch.drafters.registry import Found, found_for
 from archsearch.engine_facts import engine_facts, shared_by
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate

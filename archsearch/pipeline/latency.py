@@ -18,9 +18,8 @@ from archsearch.errors import ArchsearchError, InvalidShapeError, MissingDataErr
 from archsearch.files import read_json, write_json
 from archsearch.hardware.device import Device, devices
 from archsearch.hardware.identify import resolve_device
-from archsearch.latency.attention import attention_words
+from archsearch.latency.attention import attention_words, format_words, kernel_words
 from archsearch.latency.composed import composable
-from archsearch.latency.experts import format_words, kernel_words
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.latency.transfer import STEP_ERRORS, distance, same_generation
@@ -179,7 +178,7 @@ def choose_latency(
         if source.rounds is not None
         else installed_version(source.engine, device)
     )
-    words = source.words + format_words(source.latency, target)
+    words = source.words + format_words(getattr(source.latency, "profile", None), target)
     about = {**source.profile, "served": served, "weights": target.weight_format or source.dtype}
     source = replace(source, version=version, served=served, profile=about, words=words)
     work = _workload(asked, source.device, target, source.dtype, mode)
@@ -465,9 +464,8 @@ def acceptance_for(
     prior that a search began with, written when it is new; what the earlier runs moved is its
     `earlier`.
     """
-    from archsearch.acceptance.earlier import earlier
     from archsearch.acceptance.estimator import GivenAcceptance
-    from archsearch.acceptance.known import AskedText, all_known
+    from archsearch.acceptance.known import AskedText, all_known, earlier
     from archsearch.acceptance.known_targets import known_target
     from archsearch.acceptance.prior import PriorAcceptance
     from archsearch.acceptance.registry import CHOICES

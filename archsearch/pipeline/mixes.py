@@ -11,8 +11,8 @@ from archsearch.engine_facts import EngineFacts
 from archsearch.errors import ArchsearchError
 from archsearch.hardware.device import Device
 from archsearch.pipeline.serving import check_batch
-from archsearch.traffic.lengths import Lengths
 from archsearch.traffic.mix import LoadPart, Mix, ServingLimits, mix_of, read_mix
+from archsearch.traffic.traces import Lengths
 from archsearch.workload import MEMORY_FRACTION, OBJECTIVES, LoadRequest, WorkloadRequest
 
 ANSWER: Final = 256

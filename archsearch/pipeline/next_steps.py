@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
+from archsearch.acceptance.learnt import training_of
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.acceptance.terms import tokens_of
-from archsearch.acceptance.training import training_of
 from archsearch.architecture import catalogue
 from archsearch.architecture.counts import parameters
 from archsearch.engine_facts import ENGINES, engine_facts, engines_that

@@ -14,7 +14,7 @@ from archsearch.acceptance.lookup import Ngram
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import parameters, weight_bytes_per_pass
 from archsearch.drafters.drafter import Drafter
-from archsearch.drafters.medusa import Medusa
+from archsearch.drafters.heads import Medusa
 from archsearch.drafters.registry import family
 from archsearch.engine_facts import EngineFacts, engine_facts, engines_that
 from archsearch.engines.engine import Engine, EngineSettings, ModelSource

@@ -25,7 +25,7 @@ from archsearch.engines.environments.environment import installed
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
-from archsearch.latency.measured_rounds import measured_version
+from archsearch.latency.round_fit import measured_version
 from archsearch.profiles import Profile, find_profile
 from archsearch.workload import GGUF_DTYPES, Mode, WorkloadRequest
 

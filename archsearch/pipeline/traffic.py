@@ -13,8 +13,6 @@ from archsearch.errors import ArchsearchError
 from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
 from archsearch.pipeline.mixes import check_flight, request_of, with_limits
 from archsearch.pipeline.rounds_explained import engine_data
-from archsearch.traffic.held import held_by
-from archsearch.traffic.lengths import Lengths
 from archsearch.traffic.mix import LoadPart, Mix, read_mix
 from archsearch.traffic.served import (
     ServedPart,
@@ -25,7 +23,8 @@ from archsearch.traffic.served import (
 )
 from archsearch.traffic.simulation import Simulated, poisson, simulate
 from archsearch.traffic.steady import Service
-from archsearch.traffic.traces import Request, Trace, read_trace
+from archsearch.traffic.times import held_by
+from archsearch.traffic.traces import Lengths, Request, Trace, read_trace
 from archsearch.workload import MEMORY_FRACTION, OBJECTIVES, LoadRequest
 
 SIMULATED: Final = 800

@@ -31,7 +31,7 @@ from archsearch.acceptance.estimator import DOMAINS
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import number
 from archsearch.files import read_yaml
-from archsearch.traffic.lengths import Lengths, mean_context
+from archsearch.traffic.traces import Lengths, mean_context
 from archsearch.workload import MEMORY_FRACTION, OBJECTIVES, Objective
 
 MOST_IN_FLIGHT: Final = 1_000_000_000

@@ -34,7 +34,6 @@ from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
 from archsearch.search.mixed import MixScore, PartScore, gain_of
 from archsearch.search.objective import GridScores, Latency, Score, Scorer
-from archsearch.traffic.held import held_by
 from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.traffic.served import (
     Load,
@@ -47,6 +46,7 @@ from archsearch.traffic.served import (
     training_tokens,
 )
 from archsearch.traffic.steady import MOST_RUNNING, RoundTokens
+from archsearch.traffic.times import held_by
 from archsearch.workload import Workload
 
 TokensOf = Callable[[int], RoundTokens | None]

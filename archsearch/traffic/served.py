@@ -18,13 +18,6 @@ from archsearch.drafters.drafter import Drafter
 from archsearch.errors import ArchsearchError
 from archsearch.search.objective import Scorer
 from archsearch.traffic.mix import LoadPart, Mix
-from archsearch.traffic.services import (
-    batch_ladder,
-    drafting_service,
-    plain_service,
-    prefill_s,
-    times_over_batches,
-)
 from archsearch.traffic.steady import (
     MOST_RUNNING,
     RoundTokens,
@@ -35,7 +28,14 @@ from archsearch.traffic.steady import (
     crossing_rate,
     in_flight,
 )
-from archsearch.traffic.times import RoundTimes
+from archsearch.traffic.times import (
+    RoundTimes,
+    batch_ladder,
+    drafting_service,
+    plain_service,
+    prefill_s,
+    times_over_batches,
+)
 from archsearch.workload import Objective, Workload
 
 MOST_PRICED: Final = 512

@@ -17,9 +17,8 @@ from typing import Final
 
 import numpy as np
 
-from archsearch.traffic.lengths import Lengths
 from archsearch.traffic.steady import Service
-from archsearch.traffic.traces import Request
+from archsearch.traffic.traces import Lengths, Request
 
 BUDGET: Final = 8192  # tokens of a step (vLLM's max_num_batched_tokens)
 WARM_UP: Final = 0.1  # share of the requests that are served before anything is counted

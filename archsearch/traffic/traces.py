@@ -15,13 +15,125 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, Final
 
+import numpy as np
+
 from archsearch.errors import ArchsearchError
-from archsearch.traffic.lengths import Lengths
+from archsearch.estimate import number
+
+POINTS: Final = 16
+LONGEST: Final = 10_000_000
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """`values` tokens, each with its share of requests (`weights` add up to 1)."""
+
+    values: tuple[int, ...]
+    weights: tuple[float, ...]
+
+    @classmethod
+    def of(
+        cls, counts: Sequence[float], weights: Sequence[float] | None = None, what: str = "lengths"
+    ) -> Lengths:
+        """From values with their weights (default: alike). Raises ArchsearchError for negative
+        lengths, or weights of nothing."""
+        shares = [1.0] * len(counts) if weights is None else [number(weight) for weight in weights]
+        if not counts or len(shares) != len(counts):
+            raise ArchsearchError(
+                f"{what}: {len(counts)} values and {len(shares)} weights; there must be as many, at"
+                " least one"
+            )
+        if not all(0 <= value <= LONGEST for value in counts):
+            raise ArchsearchError(
+                f"{what}: a length must lie between 0 and {LONGEST}, got {min(counts)} to"
+                f" {max(counts)}"
+            )
+        total = math.fsum(shares)
+        if min(shares) < 0 or not 0 < total < math.inf:
+            raise ArchsearchError(
+                f"{what}: weights must be numbers, none negative, not all 0, got {shares}"
+            )
+        return cls(
+            tuple(round(value) for value in counts), tuple(share / total for share in shares)
+        )
+
+    @classmethod
+    def read(cls, data: Any, what: str) -> Lengths:
+        """A number; `{mean, std}` (log-normal); `{low, high}` (even); `{values, weights}`.
+        ArchsearchError for anything else."""
+        if isinstance(data, int | float) and not isinstance(data, bool):
+            return cls.of([data], what=what)
+        if isinstance(data, Mapping):
+            names = set(data)
+            try:
+                if names == {"mean", "std"}:
+                    return cls._log_normal(number(data["mean"]), number(data["std"]), what)
+                if names == {"low", "high"}:
+                    low, high = number(data["low"]), number(data["high"])
+                    if not low <= high:
+                        raise ArchsearchError(f"{what}: low {low:g} lies above high {high:g}")
+                    steps = (np.arange(POINTS) + 0.5) / POINTS
+                    return cls.of([low + (high - low) * float(step) for step in steps], what=what)
+                if names in ({"values"}, {"values", "weights"}):
+                    return cls.of(
+                        [number(value) for value in data["values"]], data.get("weights"), what
+                    )
+            except (TypeError, ValueError, OverflowError) as error:
+                if isinstance(error, ArchsearchError):
+                    raise
+                raise ArchsearchError(f"{what}: {data!r} holds what is no number") from None
+        raise ArchsearchError(
+            f"{what}: {data!r} is neither a number, {{mean, std}}, {{low, high}} nor {{values,"
+            " weights}"
+        )
+
+    @classmethod
+    def _log_normal(cls, mean: float, std: float, what: str) -> Lengths:
+        if not 0 < mean < math.inf or not 0 <= std < math.inf:
+            raise ArchsearchError(
+                f"{what}: mean must be positive and std not negative, got {mean:g} and {std:g}"
+            )
+        if std == 0:
+            return cls.of([mean], what=what)
+        spread = math.sqrt(math.log1p((std / mean) ** 2))
+        normal = [NormalDist().inv_cdf((step + 0.5) / POINTS) for step in range(POINTS)]
+        values = np.exp(spread * np.array(normal))
+        return cls.of([float(value) for value in values * mean / values.mean()], what=what)
+
+    @property
+    def cv2(self) -> float:
+        """Squared coefficient of variation; 0 where all are alike."""
+        return max(0.0, self.mean_square / self.mean**2 - 1.0) if self.mean else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `read` takes it."""
+        return {"values": list(self.values), "weights": list(self.weights)}
+
+    @property
+    def mean(self) -> float:
+        return math.fsum(v * weight for v, weight in zip(self.values, self.weights, strict=True))
+
+    @property
+    def mean_square(self) -> float:
+        return math.fsum(v**2 * weight for v, weight in zip(self.values, self.weights, strict=True))
+
+    def sample(self, rng: np.random.Generator, count: int) -> list[int]:
+        """`count` lengths by chance."""
+        return [int(value) for value in rng.choice(self.values, size=count, p=self.weights)]
+
+
+def mean_context(prompt: Lengths, output: Lengths) -> int:
+    """Tokens in the cache of a request that decodes, on the mean over time: long answers are seen
+    for longer."""
+    written = output.mean
+    return round(prompt.mean + (output.mean_square / (2.0 * written) if written else 0.0))
+
 
 FORMS: Final = (
     "vLLM's bench serve JSON, Mooncake's JSON lines (timestamp, input_length, output_length) or"
@@ -133,7 +245,7 @@ def _numbers(data: Mapping[str, Any], name: str, path: Path) -> list[float]:
 
 def _mooncake(lines: Iterable[str], path: Path) -> list[tuple[float, float, float]]:
     rows = []
-    for number, line in enumerate(lines, start=1):
+    for count, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
@@ -147,7 +259,7 @@ def _mooncake(lines: Iterable[str], path: Path) -> list[tuple[float, float, floa
             )
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
             raise ArchsearchError(
-                f"the trace {path}, line {number}: no timestamp, input_length and output_length; it"
+                f"the trace {path}, line {count}: no timestamp, input_length and output_length; it"
                 f" must be {FORMS}"
             ) from None
     return rows
@@ -161,17 +273,17 @@ def _burst(lines: list[str], path: Path) -> tuple[list[tuple[float, float, float
         raise ArchsearchError(
             f"the trace {path} has the columns {', '.join(names)}; it must be {FORMS}"
         )
-    for number, line in enumerate(csv.DictReader(lines), start=2):
+    for count, line in enumerate(csv.DictReader(lines), start=2):
         try:
             row = tuple(float(line[str(name)]) for name in wanted)
         except (TypeError, ValueError):
-            raise ArchsearchError(f"the trace {path}, line {number}: a number is missing") from None
+            raise ArchsearchError(f"the trace {path}, line {count}: a number is missing") from None
         rows.append((row[0], row[1], row[2]))
     return rows, ""
 
 
 def _checked(read: list[tuple[float, float, float]], path: Path, note: str) -> Trace:
-    rows = [(number, *row) for number, row in enumerate(read, start=1) if row[2] != 0]
+    rows = [(count, *row) for count, row in enumerate(read, start=1) if row[2] != 0]
     if failed := len(read) - len(rows):
         note = "; ".join(
             [*([note] if note else []), f"{failed} requests without an answer were left out"]
@@ -182,20 +294,20 @@ def _checked(read: list[tuple[float, float, float]], path: Path, note: str) -> T
         )
     began, before = rows[0][1], rows[0][1]
     requests: list[Request] = []
-    for number, arrival, prompt, output in rows:
+    for count, arrival, prompt, output in rows:
         if (
             not all(math.isfinite(value) for value in (arrival, prompt, output))
             or prompt < 0
             or output < 1
         ):
             raise ArchsearchError(
-                f"the trace {path}, request {number}: it arrived at {arrival:g} s with {prompt:g}"
+                f"the trace {path}, request {count}: it arrived at {arrival:g} s with {prompt:g}"
                 f" prompt tokens and {output:g} written ones; neither may be negative, and all must"
                 " be numbers"
             )
         if arrival < before:
             raise ArchsearchError(
-                f"the trace {path} is out of order: request {number} arrived at {arrival:g} s, the"
+                f"the trace {path} is out of order: request {count} arrived at {arrival:g} s, the"
                 f" one before it at {before:g} s; sort it by arrival"
             )
         requests.append(Request(arrival - began, int(prompt), int(output)))

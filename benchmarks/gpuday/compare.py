@@ -15,10 +15,10 @@ from archsearch.engine_rounds import EngineRounds, engine_rounds, round_costs
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
-from archsearch.latency.measured_rounds import rounds_of_row
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.ops import op_of
 from archsearch.latency.roofline import RELATIVE_STD, RooflineLatency
+from archsearch.latency.round_fit import rounds_of_row
 from archsearch.profiles import ForwardShape, Profile, RoundShape, list_profiles
 from archsearch.workload import Workload
 from gpuday.cycles import round_law

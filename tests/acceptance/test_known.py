@@ -10,8 +10,13 @@ import numpy as np
 import pytest
 
 from archsearch.acceptance import run_index
-from archsearch.acceptance.earlier import earlier
-from archsearch.acceptance.known import AskedText, known_drafts, known_observations, read_alpha_file
+from archsearch.acceptance.known import (
+    AskedText,
+    earlier,
+    known_drafts,
+    known_observations,
+    read_alpha_file,
+)
 from archsearch.acceptance.measured import Trace
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture import catalogue

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from archsearch.acceptance.estimator import AcceptanceContext
-from archsearch.acceptance.fitted import load_fit
 from archsearch.acceptance.known_targets import known_target
+from archsearch.acceptance.learnt import training_of
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.acceptance.published import Levels, Query, Spread, coefficients_for, design
-from archsearch.acceptance.terms import COEFFICIENTS
-from archsearch.acceptance.training import training_of
+from archsearch.acceptance.terms import COEFFICIENTS, load_fit
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.models.targets import TargetRef, resolve_target

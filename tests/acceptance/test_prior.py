@@ -18,10 +18,9 @@ from archsearch.acceptance.estimator import (
     GivenAcceptance,
     VocabularyCoverage,
 )
-from archsearch.acceptance.fitted import load_fit
 from archsearch.acceptance.prior import PriorAcceptance, assumed_coverage, trimmed_alpha
 from archsearch.acceptance.table import load_anchors
-from archsearch.acceptance.terms import COEFFICIENTS, REFERENCE_GAMMA, usual_tokens
+from archsearch.acceptance.terms import COEFFICIENTS, REFERENCE_GAMMA, load_fit, usual_tokens
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from archsearch.acceptance.estimator import AcceptanceContext
-from archsearch.acceptance.fitted import FIT_FILE, load_fit
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.acceptance.table import PUBLISHED_FILE, load_published
+from archsearch.acceptance.terms import FIT_FILE, load_fit
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 

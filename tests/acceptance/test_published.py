@@ -10,7 +10,6 @@ import pytest
 
 from archsearch.acceptance.drifts import Drifts, Sweep, sweep_errors, sweeps
 from archsearch.acceptance.estimator import DRAFTERS
-from archsearch.acceptance.fitted import load_fit
 from archsearch.acceptance.published import (
     EFFECTS,
     Design,
@@ -29,7 +28,7 @@ from archsearch.acceptance.table import (
     load_published,
     load_shape_study,
 )
-from archsearch.acceptance.terms import COEFFICIENTS, Term, prior_of
+from archsearch.acceptance.terms import COEFFICIENTS, Term, load_fit, prior_of
 from archsearch.errors import ArchsearchError
 from archsearch.speedup import alpha_from_tau, drifting_positions, sigmoid, tau, tau_from_positions
 

@@ -14,8 +14,7 @@ from archsearch.architecture.published_drafters import (
     published_for,
 )
 from archsearch.drafters.drafter import FAMILY_NAMES
-from archsearch.drafters.published import found_as, found_for
-from archsearch.drafters.registry import family
+from archsearch.drafters.registry import family, found_as, found_for
 from archsearch.errors import ArchsearchError
 
 

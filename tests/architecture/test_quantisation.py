@@ -12,7 +12,7 @@ import pytest
 from archsearch.architecture import catalogue
 from archsearch.architecture.counts import parameters, weight_bytes
 from archsearch.architecture.hf_config import from_hf_config, read_architecture
-from archsearch.architecture.quantisation import weight_format
+from archsearch.architecture.hf_families import weight_format
 from archsearch.workload import WEIGHT_BYTES
 
 LLAMA: dict[str, Any] = {

@@ -10,9 +10,8 @@ import pytest
 from archsearch.architecture import catalogue
 from archsearch.architecture.ops import Attention, Gemm, PassOps
 from archsearch.drafters.drafter import FAMILY_NAMES, Drafter, RoundRows
-from archsearch.drafters.heads import DFlash, Eagle3, PEagle
+from archsearch.drafters.heads import DFlash, Eagle3, Medusa, PEagle
 from archsearch.drafters.lookup import NGram
-from archsearch.drafters.medusa import Medusa
 from archsearch.drafters.models import EarlyExit, Independent, Pard
 from archsearch.drafters.registry import FAMILIES, as_drafter, family, read_drafter
 from archsearch.engine_facts import ENGINES, engine_facts

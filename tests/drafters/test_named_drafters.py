@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from archsearch.drafters.heads import DFlash, Eagle, Eagle3
-from archsearch.drafters.medusa import Medusa
+from archsearch.drafters.heads import DFlash, Eagle, Eagle3, Medusa
 from archsearch.drafters.models import Independent, Pard
 from archsearch.errors import ArchsearchError
 from archsearch.models.named_drafters import resolve_drafter

@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 
 from archsearch.drafters.drafter import Drafter, RoundRows
-from archsearch.drafters.heads import Eagle3, PEagle
+from archsearch.drafters.heads import Eagle3, Medusa, PEagle
 from archsearch.drafters.lookup import NGram
-from archsearch.drafters.medusa import Medusa
 from archsearch.latency.model import LatencyModel
 from archsearch.profiles import DraftedShape, Measurement, Profile, freeze_shape
 from archsearch.workload import Workload

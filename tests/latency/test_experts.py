@@ -11,7 +11,7 @@ import pytest
 
 import archsearch.architecture.catalogue as catalogue
 from archsearch.architecture.ops import Attention, Experts, Gemm, LatentAttention, layer_ops
-from archsearch.latency.experts import kernel_words
+from archsearch.latency.attention import kernel_words
 from archsearch.latency.ops import OpModel, stand_ins
 from archsearch.profiles import Measurement, Profile
 from tests.latency.test_op_model import attention_s, decodes, gemm_s, gemms, profile_of, row

@@ -16,8 +16,8 @@ from archsearch.engine_rounds import engine_rounds
 from archsearch.engines.measure.rounds import round_drafts
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import load_device
-from archsearch.latency.measured_rounds import measured_version, rounds_of_row, with_measured_rounds
 from archsearch.latency.roofline import RooflineLatency
+from archsearch.latency.round_fit import measured_version, rounds_of_row, with_measured_rounds
 from archsearch.latency.rounds import round_time
 from archsearch.pipeline.latency import choose_latency
 from archsearch.pipeline.profile_rounds import variants

@@ -12,7 +12,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
 from archsearch.architecture.heads import first_pass_ops
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Part, model_pass
-from archsearch.architecture.published_heads import usual_head
+from archsearch.architecture.published_drafters import usual_head
 from archsearch.errors import MissingDataError
 from archsearch.latency.model import LatencyModel
 from archsearch.pipeline import sample_space

@@ -14,9 +14,9 @@ from archsearch.engine_rounds import BEYOND, MACHINE_STD, RoundCosts, engine_rou
 from archsearch.estimate import Estimate
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.composed import constants
+from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.latency.rounds import (
-    LatencyOfRounds,
     Passes,
     free_layers,
     host_time,

@@ -16,7 +16,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters
 from archsearch.drafts.records import ShortTraining, TrainedDraft, read_curve
 from archsearch.estimate import Estimate
-from archsearch.latency.rounds import LatencyOfRounds
+from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.pipeline import climb
 from archsearch.pipeline.climb.belief import Belief
 from archsearch.records import save

@@ -12,7 +12,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.hardware.identify import resolve_device
-from archsearch.latency.rounds import LatencyOfRounds
+from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.pipeline.schedule import schedule_points, speedup_when_off
 from archsearch.search.objective import Scorer
 from archsearch.speedup import tau

@@ -20,7 +20,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
 from archsearch.estimate import Estimate
 from archsearch.files import write_json
-from archsearch.latency.rounds import LatencyOfRounds
+from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.runs.run import Run, create_run, list_runs, open_run
 from archsearch.search import study
 from archsearch.search.objective import Scorer

@@ -12,7 +12,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import parameters
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.latency.rounds import LatencyOfRounds
+from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.search.objective import Score, Scorer, draft_bytes, score
 from archsearch.search.space import Limits
 from archsearch.workload import Workload

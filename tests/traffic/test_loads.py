@@ -13,10 +13,9 @@ import yaml
 from archsearch.acceptance.estimator import GivenAcceptance
 from archsearch.errors import ArchsearchError
 from archsearch.search.objective import Scorer
-from archsearch.traffic.lengths import Lengths, mean_context
 from archsearch.traffic.mix import Mix, mix_of, read_mix
 from archsearch.traffic.served import broken_limits, objective_of, serve_part
-from archsearch.traffic.traces import read_trace
+from archsearch.traffic.traces import Lengths, mean_context, read_trace
 from archsearch.workload import Workload
 from tests.doubles.serving import DRAFT, TARGET, FormulaLatency
 

@@ -7,10 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from archsearch.traffic.lengths import Lengths
 from archsearch.traffic.simulation import poisson, simulate
 from archsearch.traffic.steady import RoundTokens, Service, at_rate, slot_waiting
-from archsearch.traffic.traces import Request
+from archsearch.traffic.traces import Lengths, Request
 
 AT = np.array([1.0, 8.0, 64.0, 256.0])
 PROMPT, OUTPUT = (
