@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from archsearch.engines.engine import EnginePrompt, EngineSettings, Sampling
-from archsearch.engines.measure.plain_steps import PlainSteps
+from archsearch.engines.measure.rows import PlainSteps
 from archsearch.engines.registry import make_engine
 from archsearch.latency.model import LatencyModel
 from archsearch.models.targets import resolve_target

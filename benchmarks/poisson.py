@@ -36,7 +36,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.models import Independent
 from archsearch.engines.engine import EngineSettings
 from archsearch.engines.environments.environment import find_python
-from archsearch.engines.measure.plain_steps import PlainSteps
+from archsearch.engines.measure.rows import PlainSteps
 from archsearch.engines.registry import make_engine
 from archsearch.engines.vllm.engine import WORKER, VllmEngine
 from archsearch.latency.model import LatencyModel

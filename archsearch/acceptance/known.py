@@ -35,7 +35,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.files import read_json
 from archsearch.models.targets import resolve_target
-from archsearch.text.sketch_file import TextSketch
+from archsearch.text.likeness import TextSketch
 
 # Prompts this much alike are of one domain, whatever two people called it.
 SAME_DOMAIN: Final = 0.5

@@ -28,7 +28,7 @@ import numpy as np
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.files import atomic_path
-from archsearch.text.sampling import check_sampling, warped_probs
+from archsearch.text.settings import check_sampling, warped_probs
 
 if TYPE_CHECKING:
     import torch

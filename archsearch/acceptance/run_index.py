@@ -20,7 +20,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.files import read_json, read_yaml, write_text
 from archsearch.records import Misfit, as_data, from_data
-from archsearch.text.sketch_file import SKETCH_FILE, TextSketch, load_sketch
+from archsearch.text.likeness import SKETCH_FILE, TextSketch, load_sketch
 
 log = logging.getLogger(__name__)
 FORMAT: Final = 3

@@ -22,7 +22,7 @@ from archsearch.progress import ProgressLine
 from archsearch.records import load, save
 from archsearch.text.prompts import Prompt
 from archsearch.text.settings import Writing
-from archsearch.training.data_plan import Supply
+from archsearch.training.curves import Supply
 from archsearch.training.settings import HELDOUT_SEQUENCES
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from archsearch.drafts.trainer import DraftTrainer
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.files import atomic_path
-from archsearch.models.drafters import HEAD_FAMILIES, HeadFamily
-from archsearch.models.files import has_weights
+from archsearch.models.files import HEAD_FAMILIES, HeadFamily, has_weights
 from archsearch.progress import ProgressLine
 from archsearch.records import load, save
 from archsearch.training.pace import Slowdown

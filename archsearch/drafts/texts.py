@@ -17,17 +17,16 @@ from typing import TYPE_CHECKING, Any, Final
 from archsearch.drafts.growth import Growth
 from archsearch.errors import MissingDataError
 from archsearch.files import write_json
-from archsearch.models.loaded import LoadedTarget
+from archsearch.models.load import LoadedTarget
 from archsearch.progress import ProgressLine, say
-from archsearch.text.faults import answer_faults, prompt_faults
-from archsearch.text.prompt_set import PromptSet
+from archsearch.text.prompt_set import PromptSet, answer_faults, prompt_faults
 from archsearch.text.settings import Writing
 
 if TYPE_CHECKING:
     from archsearch.acceptance.estimator import VocabularyCoverage
     from archsearch.text.cache import TextCache
     from archsearch.text.prompts import EncodedPrompt, Prompt
-    from archsearch.training.data_plan import Supply
+    from archsearch.training.curves import Supply
 
 # Of the time to write: plain text is read much faster than answers are written.
 PLAIN_SHARE: Final = 0.3

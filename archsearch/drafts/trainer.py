@@ -27,7 +27,7 @@ from archsearch.drafts.records import (
 )
 from archsearch.drafts.texts import RunTexts
 from archsearch.files import write_json
-from archsearch.models.loaded import LoadedTarget
+from archsearch.models.load import LoadedTarget
 from archsearch.models.targets import TargetRef
 from archsearch.progress import ProgressLine
 from archsearch.records import as_data, load, save
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from archsearch.text.cache import CachedSequence, TextCache
     from archsearch.text.vocabulary import DraftVocabulary
-    from archsearch.training.data_plan import Supply
+    from archsearch.training.curves import Supply
     from archsearch.training.settings import CurvePoint, DistillResult
 
 

@@ -16,7 +16,7 @@ from archsearch.acceptance.chain import ChainRule
 from archsearch.acceptance.lookup import Ngram, Suffix
 from archsearch.engine_facts import EngineFacts, engines_that
 from archsearch.errors import ArchsearchError
-from archsearch.models.drafters import folder_family
+from archsearch.models.files import folder_family
 from archsearch.schedule import Ranges, check_schedule, largest_gamma
 
 ModelSource = Path | str | Any

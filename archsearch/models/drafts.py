@@ -15,9 +15,8 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import from_hf_config, read_architecture, to_hf_config
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import atomic_path, plain_os_errors, read_json, scratch_dir, write_json
-from archsearch.models.checked import load_checked
 from archsearch.models.files import DRAFT_VOCAB_FILE, WEIGHTS_FILE, gamma_settings, has_weights
-from archsearch.models.runtime import quiet_transformers, torch_dtype
+from archsearch.models.runtime import load_checked, quiet_transformers, torch_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

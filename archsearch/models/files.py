@@ -1,12 +1,15 @@
-"""Which files make a model folder: weights, tokenizer, a draft's own and its gamma. Nothing here
-loads torch."""
+"""Which files make a model folder: weights, tokenizer, a draft's own and its gamma; and which
+family of drafters it holds. Nothing here loads torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+from archsearch.drafters.read import family_of_config
 from archsearch.errors import ArchsearchError
+from archsearch.files import read_json
 
 WEIGHTS_FILE: Final = "model.safetensors"
 """A draft's weights. Written last: a draft folder that holds them is whole."""
@@ -58,3 +61,53 @@ def gamma_settings(gamma: int, least: float = 0.0) -> dict[str, Any]:
         "num_assistant_tokens_schedule": "constant",
         "assistant_confidence_threshold": least,
     }
+
+
+HeadFamily = Literal["eagle3", "medusa", "peagle"]
+HEAD_FAMILIES: Final[tuple[HeadFamily, ...]] = ("eagle3", "medusa", "peagle")
+"""Heads that are trained here."""
+UNTRAINED: Final = {
+    "ngram": "n-gram lookup needs no training: archsearch confirm RUN --family ngram",
+    "suffix": "suffix decoding needs no training",
+    "early_exit": "an early exit uses the target's own layers; nothing is trained",
+    "mtp": "MTP layers come with the target's own checkpoint; they cannot be trained here",
+}
+
+
+def head_family(config: Mapping[str, Any]) -> HeadFamily | None:
+    """The family of a config.json, where it is of a head like those that are trained here."""
+    found = family_of_config(config)
+    return next((family for family in HEAD_FAMILIES if family == found), None)
+
+
+def folder_family(folder: Path) -> str:
+    """The family of a drafter's folder; `independent` for a model that drafts token by token.
+    ArchsearchError where it has no config.json."""
+    return (
+        family_of_config(read_json(folder / "config.json", "the drafter's config")) or "independent"
+    )
+
+
+def head_family_of(name: str) -> HeadFamily:
+    """The family called `name`, where heads of it can be trained here; else ArchsearchError with
+    the reason."""
+    for family in HEAD_FAMILIES:
+        if name == family:
+            return family
+    reason = UNTRAINED.get(name, f"drafters of family {name!r} cannot be trained here")
+    raise ArchsearchError(f"{reason}; --family takes independent, {', '.join(HEAD_FAMILIES)}")
+
+
+def aux_layers(config: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
+    """The layers whose inputs an EAGLE-3 or P-EAGLE head reads. Raises ArchsearchError where its
+    config does not say."""
+    nested = config.get("eagle_config") or {}
+    ids = nested.get("eagle_aux_hidden_state_layer_ids") or config.get(
+        "eagle_aux_hidden_state_layer_ids"
+    )
+    if not ids:
+        raise ArchsearchError(
+            f"{folder / 'config.json'} does not name eagle_aux_hidden_state_layer_ids; engines"
+            " would guess, and a wrong guess accepts next to nothing: write them"
+        )
+    return tuple(int(layer) for layer in ids)

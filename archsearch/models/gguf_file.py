@@ -17,7 +17,7 @@ from archsearch.architecture.hf_config import read_architecture
 from archsearch.drafters.read import family_of_config
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import read_json
-from archsearch.models.drafters import aux_layers
+from archsearch.models.files import aux_layers
 
 if TYPE_CHECKING:
     import gguf

@@ -18,8 +18,7 @@ from archsearch.drafters.read import drafter_of_config, family_of_config
 from archsearch.drafters.registry import Found, family, found_as, found_for, is_family
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
-from archsearch.models.hub import hub_config_folder
-from archsearch.models.targets import TargetRef, resolve_target
+from archsearch.models.targets import TargetRef, hub_config_folder, resolve_target
 from archsearch.workload import WEIGHT_BYTES
 
 

@@ -22,8 +22,7 @@ from archsearch.export import (
     padded_head_cost,
 )
 from archsearch.files import read_json
-from archsearch.models.drafters import head_family_of
-from archsearch.models.files import has_tokenizer
+from archsearch.models.files import has_tokenizer, head_family_of
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.candidates import serving_ranks
 from archsearch.pipeline.families import INDEPENDENT, check_independent

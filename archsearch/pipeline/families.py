@@ -14,7 +14,7 @@ from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import family
 from archsearch.engine_facts import EngineFacts
 from archsearch.errors import ArchsearchError
-from archsearch.models.drafters import HEAD_FAMILIES
+from archsearch.models.files import HEAD_FAMILIES
 from archsearch.models.targets import TargetRef
 from archsearch.search.objective import Score
 from archsearch.search.space import SearchSpace, load_space

@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 from archsearch.engine_facts import engine_title, engines_that
-from archsearch.models.drafters import HEAD_FAMILIES
+from archsearch.models.files import HEAD_FAMILIES
 from archsearch.pipeline.families import INDEPENDENT
 from archsearch.pipeline.scoring import scored_alone
 from archsearch.pipeline.session import SearchSession

@@ -183,7 +183,7 @@ def _plain_steps(
     """What says how slow the machine is: plain steps where a second engine has room; their
     reference is kept in the profile."""
     from archsearch.engines import registry
-    from archsearch.engines.measure.plain_steps import PlainSteps
+    from archsearch.engines.measure.rows import PlainSteps
 
     name, ref = request.engine_name, request.target_ref
     if ref is None or not can_run(name, ref):

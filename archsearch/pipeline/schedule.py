@@ -166,7 +166,7 @@ def schedule_head(
     Raises ArchsearchError where the run has no such head, or the engine takes no schedule for it.
     """
     from archsearch.drafts.heads import head_folder, load_head, trained_heads
-    from archsearch.models.drafters import head_family_of
+    from archsearch.models.files import head_family_of
     from archsearch.models.named_drafters import resolve_drafter
 
     known = head_family_of(family)

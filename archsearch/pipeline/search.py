@@ -15,7 +15,7 @@ from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.files import write_json
-from archsearch.models.drafters import HEAD_FAMILIES
+from archsearch.models.files import HEAD_FAMILIES
 from archsearch.needs import Needs
 from archsearch.pipeline import climb
 from archsearch.pipeline.candidates import write_best, write_report

@@ -42,8 +42,8 @@ from archsearch.search.samplers import AUTO, Sampler
 from archsearch.search.space import Limits, SearchSpace, load_space
 from archsearch.search.storage import open_storage, without_password
 from archsearch.speedup import MAX_GAMMA
+from archsearch.text.likeness import load_sketch, save_sketch
 from archsearch.text.prompt_set import load_prompt_set
-from archsearch.text.sketch_file import load_sketch, save_sketch
 from archsearch.traffic.mix import Mix
 from archsearch.traffic.mix_scorer import MixScorer, held_alone
 from archsearch.workload import Workload, WorkloadRequest

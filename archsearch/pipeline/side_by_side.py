@@ -24,8 +24,7 @@ from archsearch.engine_facts import engine_facts, engine_title
 from archsearch.engines.engine import ExitAfter
 from archsearch.engines.measure.figures import by_prompt
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
-from archsearch.models.drafters import head_family_of
-from archsearch.models.files import has_weights
+from archsearch.models.files import has_weights, head_family_of
 from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.confirm import (
     USUAL_COUNT,

@@ -28,7 +28,7 @@ NARROW_ABOVE: Final = (
 
 def text_verdict(scorer: Scorer, trainer: DraftTrainer, draft: TrainedDraft) -> TextVerdict:
     """The verdict on the text that `draft` learnt; kept in the run folder for the report."""
-    from archsearch.text.faults import answer_faults, prompt_faults
+    from archsearch.text.prompt_set import answer_faults, prompt_faults
 
     record = TrainingRecord.from_dict(read_json(draft.folder / TRAINING_FILE, "training record"))
     answers = trainer.texts.training().sequences

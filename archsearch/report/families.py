@@ -11,7 +11,7 @@ from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import family as family_class
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
-from archsearch.models.drafters import HEAD_FAMILIES
+from archsearch.models.files import HEAD_FAMILIES
 from archsearch.progress import human_time
 from archsearch.report.charts import SERIES, Chart, Series, bounds
 from archsearch.report.headline import Headline

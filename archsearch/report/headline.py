@@ -11,7 +11,7 @@ from typing import Final
 
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
-from archsearch.models.drafters import HEAD_FAMILIES
+from archsearch.models.files import HEAD_FAMILIES
 from archsearch.report.mixes import objective_words
 from archsearch.report.phrases import (
     SOURCES,

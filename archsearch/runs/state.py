@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.models.drafters import HeadFamily
+from archsearch.models.files import HeadFamily
 from archsearch.progress import say
 from archsearch.records import Maybe, Stored, from_data, load, save
 from archsearch.search.objective import Score

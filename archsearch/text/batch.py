@@ -19,8 +19,14 @@ import torch
 from archsearch.text.blocks import Block, Passes, Segment, merged
 from archsearch.text.cache import CachedSequence
 from archsearch.text.prompts import EncodedPrompt
-from archsearch.text.sampling import best_tokens, draw, warped_probs
-from archsearch.text.settings import Writing, kv_tokens, prefill_tokens
+from archsearch.text.settings import (
+    Writing,
+    best_tokens,
+    draw,
+    kv_tokens,
+    prefill_tokens,
+    warped_probs,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -15,11 +15,10 @@ from archsearch.errors import ArchsearchError
 from archsearch.progress import Progress, silent
 from archsearch.text.batch import Report
 from archsearch.text.cache import SHARD_PROMPTS, CachedSequence, TextCache
-from archsearch.text.generate import plain_head
+from archsearch.text.generate import CacheJob, Store, Work, make_cache, plain_head
 from archsearch.text.prompt_files import read_texts
 from archsearch.text.prompts import EncodedPrompt
 from archsearch.text.settings import BatchLimits, prefill_tokens
-from archsearch.text.shards import CacheJob, Store, Work, make_cache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -1,18 +1,34 @@
-"""Text that a target writes for prompts, with its hidden states."""
+"""Text that a target writes for prompts, with its hidden states; and the one place where a text
+cache is made shard by shard: resumed, stopped by a budget and reported."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from archsearch.errors import ArchsearchError
 from archsearch.progress import Progress, silent
+from archsearch.records import save
 from archsearch.text.batch import BatchWriter, Report
-from archsearch.text.cache import CachedSequence, TextCache
+from archsearch.text.cache import (
+    META_FILE,
+    SHARD_PROMPTS,
+    CachedSequence,
+    Fingerprint,
+    TextCache,
+    digest,
+    load_shard,
+    open_folder,
+    save_shard,
+    shard_complete,
+    target_fingerprint,
+)
 from archsearch.text.prompts import (
     EncodedPrompt,
     Prompt,
@@ -21,10 +37,10 @@ from archsearch.text.prompts import (
     prompt_limit,
 )
 from archsearch.text.settings import Writing
-from archsearch.text.shards import CacheJob, Store, Work, make_cache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 
 DEFAULTS: Final = Writing()
 
@@ -130,3 +146,157 @@ def plain_head(target: PreTrainedModel) -> torch.Tensor:
         )
     weight: torch.Tensor = module.weight.detach()
     return weight
+
+
+SAVE_EVERY_S: Final = 60.0  # a kill loses at most what was written since
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One text still to be made: its number among all, its shard and place there, and what of it
+    was made before a cut."""
+
+    number: int
+    shard: int
+    place: int
+    text: EncodedPrompt
+    begun: CachedSequence | None = None
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.text.token_ids
+
+
+# (number of the text, what was made of it, whether it came to its end)
+Store = Callable[[int, CachedSequence, bool], None]
+# (texts to be made, deadline, report, store) -> whether all of them came to their end
+Write = Callable[[Sequence[Work], float | None, Report, Store], bool]
+
+
+@dataclass(frozen=True)
+class CacheJob:
+    """What a cache is made of: `texts`, made by `write`; `settings` go into its fingerprint.
+    `ended`: whether a text that was found in an unfinished shard needs no more."""
+
+    folder: Path
+    target: PreTrainedModel
+    head: torch.Tensor
+    texts: Sequence[EncodedPrompt]
+    settings: dict[str, Any]
+    write: Write
+    ended: Callable[[CachedSequence], bool] = lambda sequence: True
+
+    def fingerprint(self) -> Fingerprint:
+        """What a cache must have been made for to be continued."""
+        prompts = digest(json.dumps([text.token_ids for text in self.texts]))
+        own = {"shard_prompts": SHARD_PROMPTS, "dtype": str(self.head.dtype)}
+        return Fingerprint(target_fingerprint(self.target), prompts, {**self.settings, **own})
+
+
+def make_cache(
+    job: CacheJob, begin: float, budget_s: float | None, progress: Progress
+) -> TextCache:
+    """Make the texts that are not there yet, until `budget_s` seconds after `begin`; finished ones
+    are used as they are, those that were cut go on. `progress` is in seconds of the budget, in
+    texts where there is none.
+
+    Raises ArchsearchError when the folder was made for another target, other texts or settings.
+    """
+    meta = open_folder(job.folder, job.fingerprint(), job.head)
+    deadline = None if budget_s is None else begin + budget_s
+    shards = [_Shard.find(job, index) for index in range(-(-len(job.texts) // SHARD_PROMPTS))]
+    work = [work for shard in shards for work in shard.left(job)]
+    done = len(job.texts) - len(work)
+    if work and not (deadline is not None and done and time.monotonic() >= deadline):
+
+        def report(what: str, ended: int, written: int) -> None:
+            seconds, ready, total = time.monotonic() - begin, done + ended, len(job.texts)
+            rate = written / max(seconds, 1e-9)
+            words = f"{what}: {ready} of {total} answered, {written} tokens, {rate:.0f}/s"
+            progress(words, *((ready, total) if budget_s is None else (seconds, budget_s)))
+
+        try:
+            complete = job.write(
+                work,
+                deadline,
+                report,
+                lambda number, text, ended: shards[number // SHARD_PROMPTS].take(
+                    number, text, ended
+                ),
+            )
+        finally:  # what was written before Ctrl-C is kept
+            for shard in shards:
+                shard.save()
+    else:
+        complete = not work
+    if meta.complete != complete:
+        save(job.folder / META_FILE, replace(meta, complete=complete))
+    return TextCache.load(job.folder)
+
+
+@dataclass
+class _Shard:
+    """SHARD_PROMPTS texts that share a file. `found`: what was made of each, by its number;
+    `ended`: those that need no more."""
+
+    path: Path
+    index: int
+    numbers: range
+    found: dict[int, CachedSequence] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    saved_at: float = field(default_factory=time.monotonic)
+    changed: bool = False
+
+    @classmethod
+    def find(cls, job: CacheJob, index: int) -> _Shard:
+        numbers = range(index * SHARD_PROMPTS, min((index + 1) * SHARD_PROMPTS, len(job.texts)))
+        shard = cls(job.folder / f"shard-{index:05d}.safetensors", index, numbers)
+        if shard_complete(shard.path):
+            shard.ended = set(numbers)
+        elif shard.path.exists():
+            shard._find_begun(job)
+        return shard
+
+    def _find_begun(self, job: CacheJob) -> None:
+        """Which texts the sequences of an unfinished shard are: those with the same prompt, in
+        their order."""
+        waiting: dict[tuple[int, ...], list[int]] = {}
+        for number in reversed(self.numbers):
+            waiting.setdefault(tuple(job.texts[number].token_ids), []).append(number)
+        whole = job.settings.get("kind") != "written"  # a piece of plain text is its own prompt
+        for sequence in load_shard(self.path):
+            prompt = sequence.token_ids if whole else sequence.token_ids[: sequence.prompt_tokens]
+            if numbers := waiting.get(tuple(prompt.tolist())):
+                number = numbers.pop()
+                self.found[number] = sequence
+                if job.ended(sequence):
+                    self.ended.add(number)
+
+    def left(self, job: CacheJob) -> list[Work]:
+        return [
+            Work(number, self.index, place, job.texts[number], self.found.get(number))
+            for place, number in enumerate(self.numbers)
+            if number not in self.ended
+        ]
+
+    def take(self, number: int, sequence: CachedSequence, ended: bool) -> None:
+        """Keep a text; the file is written once all of the shard ended, and once in a while
+        before."""
+        self.found[number] = sequence
+        self.changed = True
+        if ended:
+            self.ended.add(number)
+        if len(self.ended) == len(self.numbers) or time.monotonic() - self.saved_at >= SAVE_EVERY_S:
+            self.save()
+
+    def save(self) -> None:
+        if not self.changed:
+            return
+        save_shard(
+            self.path,
+            [self.found[n] for n in sorted(self.found)],
+            len(self.ended) == len(self.numbers),
+        )
+        self.changed, self.saved_at = False, time.monotonic()
+        if len(self.ended) == len(self.numbers):
+            self.found = {}

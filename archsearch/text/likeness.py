@@ -21,16 +21,19 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
+from archsearch import records
 from archsearch.errors import ArchsearchError
 from archsearch.text.prompt_set import PromptSet, spread_prompts
-from archsearch.text.sketch_file import TextSketch
 
 if TYPE_CHECKING:
     from archsearch.text.prompts import Prompt
+
 
 BUCKETS: Final = 2048
 MOST_PROMPTS: Final = 2000  # more say nothing new; a sketch is made in a second
@@ -114,3 +117,29 @@ def _unpacked(half: str) -> np.ndarray:
     counts = np.sign(levels) * levels**2
     length = float(np.linalg.norm(counts))
     return counts / length if length > 0 else counts
+
+
+SKETCH_FILE: Final = "text_sketch.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TextSketch:
+    """text_sketch.json of a run: what is kept of its prompts, so that later runs can tell how alike
+    theirs are. `digest`: of the prompts, whatever their order; `halves`:
+    [BUCKETS] signed bytes each, as base64: sign and square root of the share of word pairs, the
+    largest being 127."""
+
+    digest: str
+    prompts: int
+    halves: tuple[str, str]
+    format: Literal[1] = 1
+
+
+def save_sketch(sketch: TextSketch, folder: Path) -> None:
+    """Write the sketch of a text into a run folder."""
+    records.save(folder / SKETCH_FILE, sketch)
+
+
+def load_sketch(folder: Path) -> TextSketch | None:
+    """The sketch that lies in a run folder; None where there is none that can be read."""
+    return records.load_or_note(folder / SKETCH_FILE, "sketch of the prompts", TextSketch, [])

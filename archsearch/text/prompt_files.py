@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import parse_json
-from archsearch.models.hub import hub_errors
+from archsearch.models.targets import hub_errors
 
 SUFFIXES: Final = (".jsonl", ".json", ".parquet", ".csv")
 FORMS: Final = "JSON lines, a JSON array, CSV or Parquet"

@@ -1,4 +1,5 @@
-"""How text is written, and how much of it goes through the target at once."""
+"""How text is written: settings, how much of it goes through the target at once, and how a token
+is sampled: temperature, nucleus, and a draw from what they leave."""
 
 from __future__ import annotations
 
@@ -6,8 +7,12 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from archsearch.errors import ArchsearchError
+
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
+
 
 PREFILL_TOKENS: Final = {
     "cpu": 1024,
@@ -87,3 +92,96 @@ def kv_tokens(target: PreTrainedModel, limits: BatchLimits) -> int:
 def prefill_tokens(target: PreTrainedModel, limits: BatchLimits) -> int:
     """Tokens of prompts in one pass."""
     return limits.prefill_tokens or PREFILL_TOKENS.get(target.device.type, PREFILL_TOKENS["cuda"])
+
+
+GROUP: Final = 256  # neighbours in the vocabulary that are summed, or compared, as one
+
+
+def warped_probs(logits: torch.Tensor, temperature: float, top_p: float = 1.0) -> torch.Tensor:
+    """Probabilities [n, vocab] (float32) after temperature and nucleus, in the order in which
+    engines apply them.
+
+    A token stays while the tokens more likely than it hold less than `top_p` together (at least the
+    best one stays), which is transformers' TopPLogitsWarper; the rest share what is left in
+    proportion.
+    """
+    import torch
+
+    probs = torch.softmax(logits.float() / temperature, dim=-1)
+    if top_p >= 1.0:
+        return probs
+    width, count = probs.shape[-1], 64
+    while True:
+        # The nucleus is short: look at a few best tokens first and at more only where they do not
+        # reach top_p.
+        count = min(count, width)
+        best, order = probs.topk(count, dim=-1)
+        below = best.cumsum(-1) - best
+        if count == width or bool((below[:, -1] + best[:, -1] >= top_p).all()):
+            break
+        count *= 8
+    kept = torch.where(below < top_p, best, 0.0)
+    kept[:, 0] = best[:, 0]
+    return torch.zeros_like(probs).scatter_(-1, order, kept / kept.sum(-1, keepdim=True))
+
+
+def draw(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """One token [n] per row of `probs` [n, vocab]: where the running sum passes `noise` [n],
+    uniform in 0..1."""
+    import torch
+
+    if probs.shape[-1] <= 4 * GROUP:
+        total = probs.double().cumsum(-1)  # [n, vocab]
+        # Strictly above: a token of probability 0 is never drawn, however small the noise.
+        return torch.searchsorted(total, (noise.to(total) * total[:, -1])[:, None], right=True)[
+            :, 0
+        ]
+    # A running sum over the vocabulary in float64 costs more than the softmax: over groups first,
+    # then within the one.
+    short = -probs.shape[-1] % GROUP
+    groups = torch.nn.functional.pad(probs, (0, short)).unflatten(
+        -1, (-1, GROUP)
+    )  # [n, groups, GROUP]
+    total = groups.sum(-1, dtype=torch.float64).cumsum(-1)  # [n, groups]
+    wanted = noise.to(total) * total[:, -1]
+    group = torch.searchsorted(total, wanted[:, None], right=True)[:, 0].clamp_max(
+        groups.shape[1] - 1
+    )
+    rows = torch.arange(len(probs), device=probs.device)
+    before = torch.where(group > 0, total[rows, (group - 1).clamp_min(0)], 0.0)
+    inside = groups[rows, group].double().cumsum(-1)  # [n, GROUP]
+    # Rounding may put the wanted sum at or above the group's own: then its last token that can be
+    # drawn.
+    wanted = torch.minimum(wanted - before, inside[:, -1] * (1 - 1e-12))
+    return group * GROUP + torch.searchsorted(inside, wanted[:, None], right=True)[:, 0]
+
+
+def best_tokens(logits: torch.Tensor) -> torch.Tensor:
+    """[n]: the first of the largest of each row of `logits` [n, vocab].
+
+    torch's argmax takes ten times as long on a CPU as the largest value alone, which is looked for
+    in groups.
+    """
+    import torch
+
+    count = logits.shape[-1] // GROUP * GROUP
+    if logits.device.type != "cpu" or count < 4 * GROUP:
+        return logits.argmax(-1)
+    groups = logits[:, :count].unflatten(-1, (-1, GROUP))  # [n, groups, GROUP]
+    highest, rows = groups.amax(-1), torch.arange(len(logits))
+    group = highest.argmax(-1)
+    best = group * GROUP + groups[rows, group].argmax(-1)
+    if count == logits.shape[-1]:
+        return best
+    rest, place = logits[:, count:].max(-1)
+    return torch.where(rest > highest[rows, group], count + place, best)
+
+
+def check_sampling(temperature: float, top_p: float) -> None:
+    """Raise ArchsearchError for settings that no engine takes."""
+    if not 0 <= temperature < 100:
+        raise ArchsearchError(
+            f"temperature must be at least 0 (greedy) and finite, got {temperature}"
+        )
+    if not 0 < top_p <= 1:
+        raise ArchsearchError(f"top_p must lie above 0 and at most at 1 (no cut), got {top_p}")

@@ -37,6 +37,7 @@ from archsearch.text.cache import CachedSequence, TextCache
 from archsearch.training.batches import (
     Batch,
     NoisyEmbedding,
+    Teacher,
     autocast,
     draft_states,
     greedy_matches,
@@ -44,11 +45,9 @@ from archsearch.training.batches import (
     plan_epoch,
     split_heldout,
 )
-from archsearch.training.checkpoint import load_state, save_state
-from archsearch.training.looks import Looks, Place, RunningMean, copy_into
+from archsearch.training.looks import Looks, Place, RunningMean, copy_into, load_state, save_state
 from archsearch.training.pace import Pace
 from archsearch.training.settings import CurvePoint, DistillConfig, DistillResult
-from archsearch.training.teacher import Teacher
 
 logger = logging.getLogger(__name__)
 

@@ -22,9 +22,8 @@ from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
-from archsearch.text.likeness import sketch_of_set
+from archsearch.text.likeness import save_sketch, sketch_of_set
 from archsearch.text.prompt_set import load_prompt_set
-from archsearch.text.sketch_file import save_sketch
 
 TARGET = catalogue.load("smollm2-135m").architecture
 DRAFT = Architecture(576, 1536, 2, 9, 3, 64, 49152)

@@ -11,7 +11,7 @@ import torch
 
 from archsearch.drafts.growth import SAMPLED_ROUNDS, Growth
 from archsearch.drafts.texts import RunTexts
-from archsearch.models.loaded import LoadedTarget
+from archsearch.models.load import LoadedTarget
 from archsearch.models.targets import resolve_target
 from archsearch.text.cache import TextCache
 from archsearch.text.prompt_set import PromptSet, load_prompt_set

@@ -11,8 +11,8 @@ import torch
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.heads import HeadPlan, HeadTrainer
 from archsearch.drafts.trainer import DraftTrainer
-from archsearch.models.drafters import HeadFamily
 from archsearch.models.drafts import load_draft
+from archsearch.models.files import HeadFamily
 from archsearch.models.targets import resolve_target
 from archsearch.text.prompt_set import load_prompt_set
 from archsearch.training.batches import Batch

@@ -12,7 +12,7 @@ from archsearch.drafts.records import ShortTraining, paired_logit_std
 from archsearch.drafts.texts import RunTexts
 from archsearch.drafts.trainer import DraftTrainer, choose_finalists
 from archsearch.errors import ArchsearchError
-from archsearch.models.loaded import LoadedTarget
+from archsearch.models.load import LoadedTarget
 from archsearch.models.targets import resolve_target
 from archsearch.text.prompt_set import load_prompt_set
 from tests.doubles.world import TINY, make_model_folder, make_prompts

@@ -25,8 +25,7 @@ from archsearch.search import rungs
 from archsearch.search.objective import Scorer
 from archsearch.search.space import SearchSpace
 from archsearch.speedup import sigmoid, tau
-from archsearch.training.curves import effective_tokens
-from archsearch.training.data_plan import Supply, text_after
+from archsearch.training.curves import Supply, effective_tokens, text_after
 from archsearch.workload import Workload
 
 TARGET = Architecture(576, 1536, 30, 9, 3, 64, 49152, tie_word_embeddings=True)

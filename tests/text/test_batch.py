@@ -15,8 +15,14 @@ from archsearch.text.batch import READS, WRITES, BatchWriter, Report, common_pre
 from archsearch.text.blocks import Passes, takes_blocks
 from archsearch.text.cache import CachedSequence
 from archsearch.text.prompts import EncodedPrompt, prompt_limit
-from archsearch.text.sampling import best_tokens, draw
-from archsearch.text.settings import BatchLimits, Writing, kv_bytes_per_token, kv_tokens
+from archsearch.text.settings import (
+    BatchLimits,
+    Writing,
+    best_tokens,
+    draw,
+    kv_bytes_per_token,
+    kv_tokens,
+)
 
 VOCAB = 64
 END = 1

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from archsearch.text.cache import CachedSequence
-from archsearch.text.faults import FEW_PROMPTS, answer_faults, loops, prompt_faults
+from archsearch.text.prompt_set import FEW_PROMPTS, answer_faults, loops, prompt_faults
 
 
 def answer(*written: int) -> CachedSequence:

@@ -10,9 +10,16 @@ import pytest
 
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json, write_json
-from archsearch.text.likeness import likeness, sketch_of, words_of
+from archsearch.text.likeness import (
+    SKETCH_FILE,
+    TextSketch,
+    likeness,
+    load_sketch,
+    save_sketch,
+    sketch_of,
+    words_of,
+)
 from archsearch.text.prompts import Prompt
-from archsearch.text.sketch_file import SKETCH_FILE, TextSketch, load_sketch, save_sketch
 
 
 def sketch(texts: list[str]) -> TextSketch:

@@ -258,7 +258,7 @@ def test_sampled_text_records_where_it_left_the_greedy_path(tmp_path, tokenizer,
 def test_a_killed_run_is_resumed_and_a_finished_shard_is_not_made_again(
     tmp_path, tokenizer, target, prompts, monkeypatch
 ):
-    monkeypatch.setattr("archsearch.text.shards.SHARD_PROMPTS", 2)
+    monkeypatch.setattr("archsearch.text.generate.SHARD_PROMPTS", 2)
     whole = generate_text(
         target, tokenizer, prompts, cache_dir=tmp_path / "whole", writing=Writing(8)
     )
@@ -326,7 +326,7 @@ def test_answers_that_a_deadline_cut_go_on_where_they_stopped(
 
 
 def test_rows_are_refilled_across_shards(tmp_path, tokenizer, target, prompts, monkeypatch):
-    monkeypatch.setattr("archsearch.text.shards.SHARD_PROMPTS", 2)
+    monkeypatch.setattr("archsearch.text.generate.SHARD_PROMPTS", 2)
     batches = []
     real = BatchWriter.write_rows
     monkeypatch.setattr(
@@ -342,7 +342,7 @@ def test_rows_are_refilled_across_shards(tmp_path, tokenizer, target, prompts, m
 def test_the_budget_stops_with_what_is_there_and_a_later_call_goes_on(
     tmp_path, tokenizer, target, prompts, monkeypatch
 ):
-    monkeypatch.setattr("archsearch.text.shards.SHARD_PROMPTS", 3)
+    monkeypatch.setattr("archsearch.text.generate.SHARD_PROMPTS", 3)
     cut = generate_text(
         target, tokenizer, prompts, cache_dir=tmp_path, writing=Writing(50), budget_s=1e-6 + 0.05
     )

@@ -10,11 +10,14 @@ from archsearch.training.curves import (
     MEASURED,
     REPEATS,
     AlphaPoint,
+    Supply,
+    best_split,
     effective_tokens,
     extrapolate,
     promise,
+    split_at,
+    text_after,
 )
-from archsearch.training.data_plan import Supply, best_split, split_at, text_after
 
 
 def test_tokens_that_come_again_are_worth_less_and_less():

@@ -11,9 +11,8 @@ from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.models.drafts import build_draft
 from archsearch.text.cache import TextCache
 from archsearch.training import distill as training
-from archsearch.training.batches import heldout_divergence
+from archsearch.training.batches import Teacher, heldout_divergence
 from archsearch.training.distill import DistillConfig, distill
-from archsearch.training.teacher import Teacher
 from tests.doubles.tiny_text import HIDDEN, VOCAB, make_cache, make_target
 
 
@@ -166,8 +165,8 @@ def test_the_teacher_is_rebuilt_on_the_kept_tokens(cache):
 
 @pytest.mark.slow(own=True)
 def test_a_shortlisted_head_learns_too_and_leaves_no_token_out_of_the_batch(cache, monkeypatch):
-    monkeypatch.setattr("archsearch.training.teacher._FULL_HEAD_LIMIT", 16)
-    monkeypatch.setattr("archsearch.training.teacher._RANDOM_NEGATIVES", 4)
+    monkeypatch.setattr("archsearch.training.batches._FULL_HEAD_LIMIT", 16)
+    monkeypatch.setattr("archsearch.training.batches._RANDOM_NEGATIVES", 4)
     draft = make_draft(layers=2)
     config = dataclasses.replace(CONFIG, max_steps=150, lr=5e-3, batch_tokens=256, shortlist=8)
     teacher = Teacher(draft, cache, cache.sequences, config.shortlist)

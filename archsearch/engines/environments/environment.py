@@ -19,10 +19,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.engine_facts import engines_that, has_recipe
-from archsearch.engines.environments.lock import lock_of
 from archsearch.engines.environments.pip import pip_install, remove_broken
-from archsearch.engines.environments.probe import import_facts, release_numbers
-from archsearch.engines.environments.processes import Log, run_logged
+from archsearch.engines.environments.processes import (
+    Log,
+    import_facts,
+    lock_of,
+    release_numbers,
+    run_logged,
+)
 from archsearch.engines.environments.recipes import (
     GB,
     DeviceKind,

@@ -9,8 +9,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from archsearch.engines.environments.probe import is_broken
-from archsearch.engines.environments.processes import Log, run_logged
+from archsearch.engines.environments.processes import Log, is_broken, run_logged
 from archsearch.engines.environments.recipes import DeviceKind, Recipe
 from archsearch.errors import RunFailed
 from archsearch.progress import Progress

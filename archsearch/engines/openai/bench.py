@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from archsearch.engines.openai.client import LOST, Answer, OpenAIServer
-from archsearch.engines.openai.connection import Lost
+from archsearch.engines.openai.client import LOST, Answer, Lost, OpenAIServer
 from archsearch.errors import RunFailed
 from archsearch.progress import Progress, silent
 

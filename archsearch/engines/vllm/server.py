@@ -35,8 +35,7 @@ from archsearch.engines.engine import (
     Sampling,
     check_start,
 )
-from archsearch.engines.openai.client import OpenAIServer, Stream, refusal
-from archsearch.engines.openai.connection import Lost
+from archsearch.engines.openai.client import Lost, OpenAIServer, Stream, refusal
 from archsearch.engines.vllm.metrics import Counters, deal, parse_metrics
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import read_json

@@ -35,7 +35,7 @@ from archsearch.search import rungs
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.rungs import Plan, Round
 from archsearch.search.space import InvalidShape, SearchSpace
-from archsearch.training.data_plan import Split
+from archsearch.training.curves import Split
 
 POOL: Final = 48  # candidates that a choice is made among
 LEAST_PICK: Final = 0.0005  # ln(speed-up): a shape that promises less is not trained to be compared

@@ -12,7 +12,7 @@ import numpy as np
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts
 from archsearch.files import write_json
-from archsearch.models.drafters import HEAD_FAMILIES
+from archsearch.models.files import HEAD_FAMILIES
 from archsearch.pipeline.latency import machine_slowdown
 from archsearch.pipeline.session import SearchSession
 from archsearch.progress import human_time, say

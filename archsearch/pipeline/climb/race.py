@@ -23,7 +23,7 @@ from archsearch.drafts.heads import HeadPlan, TrainedHead
 from archsearch.drafts.records import TrainedDraft
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.models.drafters import HeadFamily
+from archsearch.models.files import HeadFamily
 from archsearch.pipeline.climb.trainings import ALL_SHARE, Trainings
 from archsearch.progress import human_time, say
 from archsearch.runs.state import HeadEntry, Race, StateFile

@@ -26,7 +26,7 @@ from archsearch.progress import human_time, say
 from archsearch.runs.state import FinalistsEntry, Longer, StateFile, TextEntry
 from archsearch.search import rungs
 from archsearch.search.objective import Score, Scorer
-from archsearch.training.data_plan import Split, Supply, best_split, split_at
+from archsearch.training.curves import Split, Supply, best_split, split_at
 
 ALL_SHARE: Final = 0.5  # of the time for full trainings; the rest goes to the best
 SAME_TOKENS: Final = 0.02  # apart by less than this share, two trainings count as equally long

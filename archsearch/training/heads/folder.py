@@ -22,9 +22,8 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import to_hf_config
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json, write_json
-from archsearch.models.drafters import HeadFamily, aux_layers, head_family
 from archsearch.models.drafts import padding_row
-from archsearch.models.files import WEIGHTS_FILE
+from archsearch.models.files import WEIGHTS_FILE, HeadFamily, aux_layers, head_family
 from archsearch.records import as_data
 from archsearch.text.cache import write_bytes
 from archsearch.training.heads.eagle3 import Eagle3Head

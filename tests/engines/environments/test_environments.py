@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from archsearch.cli import main
 from archsearch.engine_facts import ENGINES, EngineFacts, engines_that, has_recipe
-from archsearch.engines.environments import environment, pip, probe, recipes
+from archsearch.engines.environments import environment, pip, processes, recipes
 from archsearch.engines.environments.environment import (
     MARKER,
     check,
@@ -287,7 +287,7 @@ def test_a_killed_install_leaves_the_lock_to_its_pip_only(tmp_path: Path) -> Non
 
 
 def test_an_import_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "CHECK_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(processes, "CHECK_TIMEOUT_S", 0.3)
     python = script(tmp_path / "python", f"sleep 600 & echo $! > {tmp_path / 'pid'}; wait")
     begun = time.monotonic()
     with pytest.raises(RunFailed, match="took more than"):

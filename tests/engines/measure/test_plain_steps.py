@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from archsearch.engines.measure.plain_steps import FRESH_S, PlainSteps
+from archsearch.engines.measure.rows import FRESH_S, PlainSteps
 from tests.doubles.made_up_engine import MadeUpEngine
 
 

@@ -13,10 +13,9 @@ from contextlib import contextmanager
 
 import pytest
 
-import archsearch.engines.openai.connection as connection
+import archsearch.engines.openai.client as connection
 from archsearch.engines.openai.bench import Ask, drive, summary
-from archsearch.engines.openai.client import Answer, OpenAIServer
-from archsearch.engines.openai.connection import Connection, Lost
+from archsearch.engines.openai.client import Answer, Connection, Lost, OpenAIServer
 from archsearch.errors import ArchsearchError, RunFailed
 
 HEAD = b"HTTP/1.0 200 OK\r\n\r\n"

@@ -125,7 +125,7 @@ def test_the_cache_key_follows_the_content(tmp_path: Path) -> None:
 
 
 def test_of_an_error_the_last_line_is_told() -> None:
-    last_line = worker.openvino_errors.last_line
+    last_line = worker.convert.last_line
     assert (
         last_line(RuntimeError("Exception from core.cpp:1\n\n  Cannot read the model  \n"))
         == "Cannot read the model"

@@ -52,7 +52,7 @@ def test_a_made_up_eagle_head_keeps_its_own_rows(
     for name in ("vllm", "vllm.model_executor", "vllm.model_executor.models"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "vllm.model_executor.models.interfaces", interfaces)  # type: ignore[arg-type]
-    keep = worker.made_up.keep_own_head
+    keep = worker.model_config.keep_own_head
     assert (
         not keep({"family": "eagle3", "dummy_weights": False})
         and not SupportsEagleBase.has_own_lm_head
@@ -198,7 +198,7 @@ def _by_chance(
     """Two requests, of 2 and 1 draft tokens, rates 0.5 and 0.5; the target says 90, 91, 92 and the
     bonus is 80, 81."""
     output = torch.full((2, 3), -1, dtype=torch.int32)
-    worker.synthetic.accept_by_chance(
+    worker.cpu_build.accept_by_chance(
         output,
         torch.tensor([2, 3]),
         torch.tensor(drafts),
@@ -227,8 +227,8 @@ def test_chance_refuses_padding_and_leaves_others_alone(worker: SimpleNamespace)
 
 def test_without_chance_the_engines_own_kernels_run(worker: SimpleNamespace) -> None:
     seen: list[tuple[object, ...]] = []
-    for names, count in ((worker.synthetic.GREEDY, 7), (worker.synthetic.RANDOM, 11)):
-        worker.synthetic.by_chance(lambda *args: seen.append(args), names)(*range(count))
+    for names, count in ((worker.cpu_build.GREEDY, 7), (worker.cpu_build.RANDOM, 11)):
+        worker.cpu_build.by_chance(lambda *args: seen.append(args), names)(*range(count))
     assert seen == [tuple(range(7)), tuple(range(11))]
 
 
@@ -236,7 +236,7 @@ def test_chance_accepts_at_the_asked_rates(worker: SimpleNamespace) -> None:
     rounds, rates = 4000, torch.tensor([0.8, 0.5, 0.25])  # conditional
     generator = torch.Generator().manual_seed(1)
     output = torch.full((rounds, 4), -1, dtype=torch.int32)
-    worker.synthetic.by_chance(lambda *args: None, worker.synthetic.GREEDY)(
+    worker.cpu_build.by_chance(lambda *args: None, worker.cpu_build.GREEDY)(
         output,
         torch.arange(3, 3 * rounds + 1, 3),
         torch.arange(3 * rounds),
@@ -309,7 +309,7 @@ def test_prompts_do_not_share_a_seed(worker: SimpleNamespace) -> None:
 
 
 def test_errors_of_vllm_become_a_line(worker: SimpleNamespace) -> None:
-    loop, telling = worker.loop, worker.vllm_errors.telling
+    loop, telling = worker.loop, worker.installed_vllm.telling
     heading = (
         "1 validation error for SpeculativeConfig\n  Value error, vocabularies differ."
         " [type=value_error, input_value=1]\n"
@@ -367,7 +367,7 @@ def test_a_package_that_does_not_load_is_named(
 def test_even_chances_meet_the_asked_rates_soon(worker: SimpleNamespace) -> None:
     rates, rounds = (0.8, 0.5, 0.2), 60
     conditional = torch.tensor([0.8, 0.5 / 0.8, 0.2 / 0.5])
-    chances = worker.synthetic.EvenChances()
+    chances = worker.cpu_build.EvenChances()
     chances.begin(3)
     drafted = torch.arange(3).repeat(2, 1).flatten()
     counts = [0, 0, 0]
@@ -376,7 +376,7 @@ def test_even_chances_meet_the_asked_rates_soon(worker: SimpleNamespace) -> None
             torch.rand(6, dtype=torch.float64), torch.tensor([3, 6]), conditional
         )
         output = torch.full((2, 4), -1)
-        worker.synthetic.accept_by_chance(
+        worker.cpu_build.accept_by_chance(
             output,
             torch.tensor([3, 6]),
             drafted,
@@ -465,7 +465,7 @@ def test_a_proposal_in_one_go_is_one_pass(worker: SimpleNamespace) -> None:
         model=SimpleNamespace(compute_logits=lambda: None),
         drafter=SimpleNamespace(propose=lambda: [1]),
     )
-    clock = worker.pass_clock.PassClock()
+    clock = worker.counting.PassClock()
     clock.attach(runner)
     assert clock.on and runner.drafter.propose() == [1]
     assert len(clock.draft_s) == len(clock.draft_tokens) == 1

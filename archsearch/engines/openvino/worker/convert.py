@@ -1,4 +1,5 @@
-"""Model folders converted once to OpenVINO's own format (IR), and kept in a cache by content."""
+"""Model folders converted once to OpenVINO's own format (IR), and kept in a cache by content; its
+errors as one line each."""
 
 from __future__ import annotations
 
@@ -10,11 +11,30 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from loop import Failed, UserError
-from openvino_errors import last_line
+
+
+def last_line(error: BaseException) -> str:
+    """The line of an error that says most: OpenVINO writes where it was thrown first and what is
+    wrong last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:300]
+
+
+@contextlib.contextmanager
+def openvino_errors(what: str) -> Iterator[None]:
+    """OpenVINO throws RuntimeErrors of many lines; the last one says what is wrong."""
+    try:
+        yield
+    except RuntimeError as error:
+        line = last_line(error)
+        if "allocate" in str(error).lower() or "out of memory" in str(error).lower():
+            raise MemoryError(line) from error
+        raise Failed(f"{what}: {line}") from error
+
 
 CONVERTER = 1
 """Part of the cache key: raise it when the same folder must be converted again."""

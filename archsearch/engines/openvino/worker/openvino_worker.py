@@ -21,9 +21,8 @@ sys.path.insert(
 )  # where `loop` is; siblings are found beside the script
 
 from answers import answer_of, pairs_of, whole_rounds
-from convert import check_layers, converted, model_folder, precision, version_of
+from convert import check_layers, converted, model_folder, openvino_errors, precision, version_of
 from loop import Failed, UserError, claim_stdout, run
-from openvino_errors import openvino_errors
 from rounds import asked, draft_pass_tokens, draft_passes, trimmed
 
 NO_TOKEN = 2**31 - 1

@@ -18,15 +18,20 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parents[2] / "child")
 )  # where `loop` is; siblings are found beside the script
 
-from counting import Counters, Request, disagreement
-from cpu_build import expands_rightly, mend_cpu_build
-from installed_vllm import check_loads, checked_version
+from counting import Counters, PassClock, Request, disagreement
+from cpu_build import CHANCES, expands_rightly, mend_cpu_build
+from installed_vllm import check_loads, checked_version, telling
 from loop import Failed, UserError, claim_stdout, serve
-from made_up import join_context_weights, keep_own_head
-from model_config import cache_gib, end_tokens, has_positions, read_config, read_json, text_config
-from pass_clock import PassClock
-from synthetic import CHANCES
-from vllm_errors import telling
+from model_config import (
+    cache_gib,
+    end_tokens,
+    has_positions,
+    join_context_weights,
+    keep_own_head,
+    read_config,
+    read_json,
+    text_config,
+)
 
 _METHODS = {
     "independent": "draft_model",
