@@ -117,11 +117,12 @@ def memory_bytes(target: Architecture, draft: Draft | None, workload: Workload) 
     if isinstance(
         draft, Drafter
     ):  # not a model: shared evenly, its few whole parts counted as shared too
-        weights = -(-draft.bytes(size, batch, 0) // ranks)
-        cache = -(-draft.bytes(size, batch, context) // ranks) - weights
+        weights = -(-draft.bytes(workload, batch, 0) // ranks)
+        cache = -(-draft.bytes(workload, batch, context) // ranks) - weights
     elif draft is not None:
         draft = shard(draft, ranks)
-        weights, cache = weight_bytes(draft, size), kv_cache_bytes(draft, context, size, batch)
+        weights = weight_bytes(draft, size)
+        cache = kv_cache_bytes(draft, context, workload.cache_bytes, batch)
     return MemoryUse(
         target_weight_bytes=weight_bytes(part, size),
         draft_weight_bytes=weights,

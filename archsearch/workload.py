@@ -80,7 +80,7 @@ class Workload:
 
     `context_len`: tokens already in the KV cache; `mode`: `eager` (transformers) or `graph` (CUDA
     graphs). `draft_tensor_parallel`: devices that share the draft, 1 or all that share the target;
-    None: as the engine does it. `cache_dtype`: of the target's KV cache; None: `dtype`.
+    None: as the engine does it. `cache_dtype`: of the KV caches; None: `dtype`.
     """
 
     batch_size: int = 1
@@ -121,7 +121,7 @@ class Workload:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of one number in the target's KV cache."""
+        """Bytes of one number in a KV cache."""
         return DTYPE_BYTES[self.cache_dtype or self.dtype]
 
 

@@ -20,6 +20,7 @@ from archsearch.architecture.hf_fields import check_types
 from archsearch.architecture.ops import PassOps
 from archsearch.architecture.published_drafters import PublishedDrafter
 from archsearch.errors import InvalidShapeError
+from archsearch.workload import Workload
 
 Family = Literal[
     "independent",
@@ -189,11 +190,10 @@ class Drafter(ABC):
         """Bytes of its own KV cache for one token of one sequence."""
         return 2 * self.architecture.num_hidden_layers * self.architecture.kv_size * dtype_bytes
 
-    def bytes(self, dtype_bytes: int, batch: int, context: int) -> int:
-        """Memory of weights and KV cache."""
-        return self.weight_bytes(dtype_bytes) + batch * context * self.kv_bytes_per_token(
-            dtype_bytes
-        )
+    def bytes(self, workload: Workload, batch: int, context: int) -> int:
+        """Memory of weights and KV cache of `batch` sequences, in the precisions of a workload."""
+        cache = batch * context * self.kv_bytes_per_token(workload.cache_bytes)
+        return self.weight_bytes(workload.dtype_bytes) + cache
 
     def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
         """Those of `asked` that it can draft."""

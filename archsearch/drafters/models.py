@@ -22,6 +22,7 @@ from archsearch.drafters.drafter import (
     only,
 )
 from archsearch.errors import InvalidShapeError
+from archsearch.workload import Workload
 
 USUAL_LAYERS = 4
 USUAL_EXIT = 3  # of how many parts of the target's layers the first one drafts
@@ -84,11 +85,10 @@ class Independent(OwnModel):
         )
         return RoundPlan(first, step, rows.gamma - 1, rows.batch * rows.gamma, layers, rows.gamma)
 
-    def bytes(self, dtype_bytes: int, batch: int, context: int) -> int:
+    def bytes(self, workload: Workload, batch: int, context: int) -> int:
         """As of every drafter; layers with a window keep no more than that."""
-        return self.weight_bytes(dtype_bytes) + kv_cache_bytes(
-            self.architecture, context, dtype_bytes, batch
-        )
+        cache = kv_cache_bytes(self.architecture, context, workload.cache_bytes, batch)
+        return self.weight_bytes(workload.dtype_bytes) + cache
 
 
 @dataclass(frozen=True)

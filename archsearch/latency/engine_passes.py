@@ -55,6 +55,11 @@ MIN_PASS_ROWS: Final = 12
 START_STD: Final = 0.03
 """Relative std of the same pass from one start of an engine to the next: four starts of vLLM
 decoded in 29.7 to 31.9 ms."""
+SEVERAL_TOKENS: Final = Estimate(0.6, 0.2, "prior")
+"""Exponent of the time of llama.cpp's passes in their tokens, on a CPU where they were not
+measured: 0 where weights come from memory once for all tokens, 1 where arithmetic decides.
+SmolLM2-135M on one thread, 2 to 9 tokens: .34 to .77 in F16, .33 to 1.0 in Q8_0 (a Xeon, in
+benchmarks/results/2026-11-24-llamacpp, and a Zen 3)."""
 
 
 _Key = tuple[Architecture, int, int, bool, bool]  # shape, batch, tokens, cold, of the target
@@ -272,6 +277,17 @@ class EnginePasses:
             "drafted": self.drafted_.to_dict(),
             "first_pass": {"constant": self.first_pass.constant, "slope": self.first_pass.slope},
         }
+
+
+def several_tokens(arch: Architecture | ShapeGrid, part: Part) -> tuple[Any, Any]:
+    """A pass over several tokens in passes over one, and its std, by SEVERAL_TOKENS; the head only
+    computes the rows whose logits are wanted."""
+    body, head = body_parameters(arch), arch.head_rows * arch.hidden_size
+    factor, std = 0.0, 0.0
+    for weights, rows in ((body, part.tokens), (head, part.logits or part.tokens)):
+        times = weights / (body + head) * rows**SEVERAL_TOKENS.value
+        factor, std = factor + times, std + times * math.log(rows) * SEVERAL_TOKENS.std
+    return factor, std
 
 
 def _inputs(arch: Architecture) -> list[Any]:

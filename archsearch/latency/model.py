@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -58,7 +59,12 @@ from archsearch.latency.composed import (
     sync_waits,
 )
 from archsearch.latency.draft_passes import DraftPasses
-from archsearch.latency.engine_passes import EnginePasses, known_engines
+from archsearch.latency.engine_passes import (
+    SEVERAL_TOKENS,
+    EnginePasses,
+    known_engines,
+    several_tokens,
+)
 from archsearch.latency.fitted_passes import GROUPS, MIN_ROWS, FittedPasses, asked_pass
 from archsearch.latency.ops import OpModel
 from archsearch.latency.round_fit import RoundFit, with_measured_rounds
@@ -260,8 +266,11 @@ class LatencyModel(FittedPasses, DraftPasses):
         def choice_s(ops: Sequence[Op]) -> list[float]:
             return [self.ops.op_s(op, True)[0] for op in ops]
 
-        found = self._grid_device_s(shard(grid, ranks), passes)  # type: ignore[arg-type]
+        asked = [self._single(each) for each in passes]
+        found = self._grid_device_s(shard(grid, ranks), asked)  # type: ignore[arg-type]
         for i, (part, _) in enumerate(passes):
+            if asked[i] != passes[i]:
+                found[i] = found[i] * several_tokens(grid, part)[0]
             if ranks > 1:
                 found[i] = found[i] + self._between_ranks(grid, part, ranks)[0]
             if self._chooses:
@@ -370,11 +379,27 @@ class LatencyModel(FittedPasses, DraftPasses):
     def model_pass_s(
         self, arch: Architecture, asked: Pass, ranks: int, *, is_target: bool = False
     ) -> Estimate:
-        """As the engine was measured where it was."""
-        if self.engine_ is None:
-            return super().model_pass_s(arch, asked, ranks, is_target=is_target)
+        """As the engine was measured where it was; where llama.cpp was not, whose kernels for
+        several tokens are not torch's, its passes over them are a prior on those over one."""
         part, cold = asked
-        return self.engine_.forward_s(arch, part, cold=cold or is_target, is_target=is_target)
+        if self.engine_ is not None:
+            return self.engine_.forward_s(arch, part, cold=cold or is_target, is_target=is_target)
+        single = self._single(asked)
+        found = super().model_pass_s(arch, single, ranks, is_target=is_target)
+        if single == asked:
+            return found
+        factor, std = several_tokens(arch, part)
+        std = math.hypot(factor * found.std, std * found.value)
+        return Estimate(factor * found.value, std, SEVERAL_TOKENS.source)
+
+    def _single(self, asked: Pass) -> Pass:
+        """The pass over one token from which one over several is guessed; where nothing is guessed
+        the pass itself."""
+        part, cold = asked
+        guessed = (
+            self.facts.gguf and self.engine_ is None and self.profile.device.get("kind") == "cpu"
+        )
+        return (replace(part, tokens=1), cold) if guessed else asked
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """What the engine was measured to add to a round of gamma draft tokens; 0 where nothing is

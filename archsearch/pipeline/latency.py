@@ -20,6 +20,7 @@ from archsearch.hardware.device import Device, devices
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.attention import attention_words, format_words, kernel_words
 from archsearch.latency.composed import composable
+from archsearch.latency.engine_passes import SEVERAL_TOKENS
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.latency.transfer import STEP_ERRORS, distance, same_generation
@@ -400,10 +401,12 @@ def _engine_words(model: LatencyModel, device: Device, engine: str) -> str:
     if model.engine_ is not None:
         return f"; passes as {engine} ran them ({model.engine_.rows} rows)"
     if not engine_facts(engine).in_process and device.kind == "cpu":
+        power = f"n^({SEVERAL_TOKENS.value:.1f} ± {SEVERAL_TOKENS.std:.1f})"
+        several = f", a pass over n tokens is taken as {power} of one"
         return (
             f"; WARNING: passes of transformers, {engine}'s own kernels were not measured"
-            " (archsearch profile --gpu cpu --target T --engine"
-            f" {engine}{asked_dtype(engine, model.dtype)})"
+            f"{several if engine_facts(engine).gguf else ''} (archsearch profile --gpu cpu"
+            f" --target T --engine {engine}{asked_dtype(engine, model.dtype)})"
         )
     return _round_words(model.rounds)
 

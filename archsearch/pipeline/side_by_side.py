@@ -39,6 +39,7 @@ from archsearch.pipeline.in_engine import (
     EngineChoice,
     check_choice,
     mid_answer,
+    profile_first,
     serving_scorer,
 )
 from archsearch.pipeline.lookups import lookup_in, replayed, texts_at_hand
@@ -151,6 +152,7 @@ def confirm_families(
         rows=tuple(rows),
         order=order_of(ran),
         latency=words,
+        profile_first=profile_first(session, scorer, name, dtype),
     )
     path = session.run.path
     where = bench.file_name

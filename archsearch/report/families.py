@@ -15,7 +15,7 @@ from archsearch.models.files import HEAD_FAMILIES
 from archsearch.progress import human_time
 from archsearch.report.charts import SERIES, Chart, Series, bounds
 from archsearch.report.headline import Headline
-from archsearch.report.phrases import shell_path
+from archsearch.report.phrases import shell_path, unprofiled_words
 from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.families import EngineComparison, FamilyRow
 from archsearch.runs.run import Run
@@ -154,7 +154,7 @@ def _compared(item: EngineComparison) -> Section:
     rate = "" if alone is None else f" Alone {alone:.1f} tokens/s."
     note = (
         f"{item.prompts} prompts in {engine}, {item.dtype}, each with every drafter in turn.{rate}"
-        f" {order_words(item)}"
+        f" {order_words(item)} {unprofiled_words(item)}"
     )
     return Section(
         f"Side by side in {engine}",

@@ -11,6 +11,7 @@ from typing import Any, Final
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
 from archsearch.runs.confirmed import Confirmed
+from archsearch.runs.families import EngineComparison
 from archsearch.search.objective import Score
 
 # What the sources of an Estimate mean to a reader.
@@ -115,14 +116,14 @@ def speedup_words(confirmed: Confirmed) -> str:
     return f"{confirmed.speedup.value:.2f}x, measured{words}"
 
 
-def unprofiled_words(confirmed: Confirmed) -> str:
+def unprofiled_words(found: Confirmed | EngineComparison) -> str:
     """What a prediction does without where the engine's own passes were never profiled; "" where it
     has them."""
-    command = confirmed.profile_first
+    command = found.profile_first
     if not command:  # "": an earlier version wrote so where it could not measure an engine
         return ""
     return (
-        f"The prediction knows nothing of {engine_title(confirmed.engine)}'s own passes, which were"
+        f"The prediction knows nothing of {engine_title(found.engine)}'s own passes, which were"
         f" never profiled; measure them first: {command}"
     )
 

@@ -91,7 +91,8 @@ class Order:
 @dataclass(frozen=True, kw_only=True)
 class EngineComparison:
     """Drafters of several families in one engine, each on every prompt. `baseline_tokens_per_s`: of
-    the target alone; `order`: None where there were none to order."""
+    the target alone; `order`: None where there were none to order; `profile_first`: the command
+    that measures what the predictions do without."""
 
     run: str = ""
     engine: str
@@ -102,6 +103,7 @@ class EngineComparison:
     rows: tuple[Rival | Silent, ...]
     order: Order | None = None
     latency: str = ""
+    profile_first: str | None = None
 
     @property
     def rivals(self) -> list[Rival]:

@@ -543,7 +543,7 @@ class Scorer:
             verify_s=best.verify_s,
             speedup=gain,
             tpot_s=speculation.tpot_estimate(tau, round_s),
-            kv_bytes_per_token=drafter.kv_bytes_per_token(self.workload.dtype_bytes),
+            kv_bytes_per_token=drafter.kv_bytes_per_token(self.workload.cache_bytes),
             break_even_alpha=speculation.break_even_estimate(
                 gamma, self.decode_s, self._drafting(round_s, drafter)
             ),
@@ -608,7 +608,7 @@ class Scorer:
 def draft_bytes(draft: Draft, workload: Workload) -> int:
     """Memory of the draft: weights, and KV cache of batch_size sequences of context_len tokens,
     over all ranks."""
-    return as_drafter(draft).bytes(workload.dtype_bytes, workload.batch_size, workload.context_len)
+    return as_drafter(draft).bytes(workload, workload.batch_size, workload.context_len)
 
 
 def score(

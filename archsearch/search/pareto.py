@@ -69,7 +69,7 @@ GOALS: Final[Mapping[str, Goal]] = {
     ),
     "kv_bytes": Goal(
         lambda s, _: float(s.kv_bytes_per_token),
-        lambda g, s, scorer: kv_bytes_per_token(g, scorer.workload.dtype_bytes),
+        lambda g, s, scorer: kv_bytes_per_token(g, scorer.workload.cache_bytes),
         "B/token",
         "bytes of the draft's KV cache for one token",
     ),

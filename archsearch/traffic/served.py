@@ -338,7 +338,7 @@ def overs(
             value = 1e3 * point.ttft_p99_s
             rows.append((part, "ttft 99 %", value, limits.ttft_p99_ms, late, f"{most} ms"))
         running = np.maximum(1, np.rint(point.running))
-        used = drafter.bytes(workload.dtype_bytes, running, each.context) / 2**30
+        used = drafter.bytes(workload, running, each.context) / 2**30
         rows.append((part, "memory", used, limits.memory_gib, "the draft takes {:.1f} GiB", most))
     count = drafter.parameters()
     allowed = None if limits.parameters is None else limits.parameters / 1e6

@@ -194,4 +194,18 @@ def test_an_engine_that_was_not_profiled_catches_up_too(profile: Profile) -> Non
         theirs.draft_s(UNSEEN, workload, 3).value
         >= other.draft_s(UNSEEN, workload, 3).value + 0.9 * later.value
     )
-    assert theirs.verify_s(TARGET, workload, 3) == other.verify_s(TARGET, workload, 3)
+
+
+def test_passes_over_several_tokens_in_llama_cpp_are_a_prior_until_they_were_measured(
+    profile: Profile,
+) -> None:
+    workload = Workload(context_len=192, dtype="float32")
+    model = LatencyModel(profile, "float32", engine="llama.cpp")
+    one, five = (model.verify_s(TARGET, workload, gamma) for gamma in (0, 4))
+    assert one == LatencyModel(profile, "float32", engine="openvino").verify_s(TARGET, workload, 0)
+    assert five.value == pytest.approx(5**0.6 * one.value) and five.source == "prior"
+    # 2.1 to 4.6 passes over one token were measured for five (a Xeon in F16, a Zen 3 in Q4_1)
+    low, high = five.value - 2.0 * five.std, five.value + 3.0 * five.std
+    assert low < 2.1 * one.value and 4.6 * one.value < high
+    first, later = model.draft_passes(UNSEEN, workload, 4)  # its head computes one row
+    assert later.value < first.value < 5**0.6 * later.value

@@ -181,7 +181,7 @@ def cpu() -> Profile:
     return write_profile(None, sample_space(load_space("demo"), SMOLLM2, 60), SMOLLM2, CostLaw())
 
 
-@pytest.mark.parametrize("engine", [None, "transformers"])
+@pytest.mark.parametrize("engine", [None, "transformers", "llama.cpp"])
 def test_whole_passes_of_a_cpu(cpu: Profile, engine: str | None) -> None:
     space = load_space("demo").served(1, 300)
     grid = grid_of(space, SMOLLM2)

@@ -228,6 +228,7 @@ def families_text(found: EngineComparison, run: Path) -> str:
         " turn:"
     )
     notes += [words] if (words := order_words(found)) else []
+    notes += [f"WARNING: {words}"] if (words := unprofiled_words(found)) else []
     return "\n".join([head, "", table(cells, header), *notes, "", f"Kept in {run / 'heads'}."])
 
 
