@@ -62,6 +62,7 @@ class EngineFacts:
     catches_up: bool = (
         False  # runs a pass of the draft over what the target verified, besides those that draft
     )
+    drops_unsure: bool = False  # leaves out the token at which a draft stops when unsure
     idle_pass: bool = False  # runs a pass of the draft even where a schedule says gamma 0
     idle_round: bool = False  # what a round adds stays where a schedule says gamma 0
 
@@ -221,7 +222,7 @@ _ROWS: Final = (
         draft_folder=True,
         # prompt_lookup_num_tokens; assistant_early_exit (its own cache); use_mtp needs a target
         # with such a layer
-        families={"independent": "", "ngram": "", "early_exit": "", "mtp": "5.23"},
+        families={"independent": "", "ngram": "", "early_exit": "", "mtp": "5.23", "chain": ""},
     ),
     EngineFacts(
         name="vllm",
@@ -338,6 +339,7 @@ _ROWS: Final = (
         newest_ngram=2,  # ngram-simple; its own default of 12 finds next to nothing in answers
         synthesises=True,  # --spec-synth-rates (ggml-org/llama.cpp pull request 27711)
         catches_up=True,  # common_speculative_process
+        drops_unsure=True,  # --spec-draft-p-min
         export="archsearch.export.engines:llama_cpp",
         gguf=True,
         families={
@@ -346,7 +348,8 @@ _ROWS: Final = (
             "dflash": "",
             "mtp": "",
             "ngram": "",
-        },  # --spec-type draft-*, ngram-*
+            "chain": "",
+        },  # --spec-type draft-*, ngram-*, several with commas
         head_limits={"eagle3": (1, None)},
     ),
     EngineFacts(

@@ -72,7 +72,8 @@ class ChainReplay:
     lookup's that drafted 0, 1, ... tokens (none drafts 0), and `drafted` [rule.gamma + 1] the
     draft's. `unseen`: tokens written in rounds of the lookup for each round of the draft, which
     the draft has to read before it goes on. `accepted_by_position` [rule.longest]: of all rounds.
-    `tau`: mean tokens a round, with its bootstrap std over texts.
+    `tau`: mean tokens a round, with its bootstrap std over texts. `by_text` [texts, 1 +
+    rule.found + 1 + rule.gamma + 1]: tokens written, then `found` and `drafted` of each text.
     """
 
     rule: ChainRule
@@ -82,12 +83,24 @@ class ChainReplay:
     unseen: float
     accepted_by_position: tuple[float, ...]
     tau: Estimate
-    resampled: Resampled = field(repr=False, compare=False)
+    by_text: np.ndarray = field(repr=False, compare=False)
 
     @property
     def found_share(self) -> float:
         """Share of rounds that are the lookup's."""
         return sum(self.found) / self.rounds
+
+    @property
+    def shares(self) -> np.ndarray:
+        """Of all rounds [rule.found + 1 + rule.gamma + 1]: by who drafts and how many tokens."""
+        return np.array([*self.found, *self.drafted]) / self.rounds
+
+    def rate(self, seconds: Sequence[float]) -> Resampled:
+        """Tokens a second, where each of those rounds takes so many `seconds`; the draws over texts
+        are the same for every rule, so that their differences are paired."""
+        spent = self.by_text[:, 1:] @ np.asarray(seconds, dtype=np.float64)
+        totals = np.stack([self.by_text[:, 0], spent], axis=1)
+        return resampled_ratio(totals, fallback_std=totals[:, 0].sum() / spent.sum())
 
 
 def finds(
@@ -137,13 +150,8 @@ def replay_chain(
             "confidence; measure the draft again, at temperature 0"
         )
     longest = rule.longest
-    totals = np.zeros((len(trace.accepted), 2))
-    accepted, by_find, by_draft = (
-        np.zeros(longest + 1),
-        np.zeros(rule.found + 1),
-        np.zeros(rule.gamma + 1),
-    )
-    unseen = 0.0
+    by_text = np.zeros((len(trace.accepted), 1 + rule.found + 1 + rule.gamma + 1))
+    accepted, unseen = np.zeros(longest + 1), 0.0
     written = np.arange(1, longest + 2)
     for index, chances in enumerate(trace.accepted):
         sure = trace.confidences[index] if rule.least else None
@@ -161,18 +169,22 @@ def replay_chain(
         outcomes = starts[:, None] * lengths
         rounds = outcomes.sum(axis=1)
         mine, sizes = by_lookup[first:][: len(starts)], drafted[first:][: len(starts)]
-        by_find += np.bincount(sizes[mine], rounds[mine], rule.found + 1)
-        by_draft += np.bincount(sizes[~mine], rounds[~mine], rule.gamma + 1)
         unseen += float(outcomes[mine].sum(axis=0) @ written)
         accepted += outcomes.sum(axis=0)
-        totals[index] = outcomes.sum(axis=0) @ written, rounds.sum()
+        by_text[index] = (
+            outcomes.sum(axis=0) @ written,
+            *np.bincount(sizes[mine], rounds[mine], rule.found + 1),
+            *np.bincount(sizes[~mine], rounds[~mine], rule.gamma + 1),
+        )
     rounds_in_all = float(accepted.sum())
     if rounds_in_all <= 0:
         raise ArchsearchError(
             f"no text is long enough for a whole round of {longest} tokens; measure on more or"
             " longer text"
         )
+    totals = np.stack([by_text[:, 0], by_text[:, 1:].sum(axis=1)], axis=1)
     tau = resampled_ratio(totals, resamples=resamples, seed=seed, fallback_std=1.0)
+    by_find, by_draft = np.split(by_text[:, 1:].sum(axis=0), [rule.found + 1])
     return ChainReplay(
         rule,
         rounds_in_all,
@@ -181,7 +193,7 @@ def replay_chain(
         unseen / by_draft.sum() if by_draft.any() else 0.0,
         tuple(float(accepted[k:].sum() / rounds_in_all) for k in range(1, longest + 1)),
         tau.estimate(),
-        tau,
+        by_text,
     )
 
 

@@ -30,7 +30,8 @@ from archsearch.errors import ArchsearchError
         "--family families",
         "Compare drafters prompt by prompt: independent; eagle3 (trained before; vllm, openvino,"
         " llama.cpp); peagle, medusa (vllm); ngram (vllm, transformers, llama.cpp); early_exit"
-        " (transformers); repeatable.",
+        " (transformers); chain (n-gram, then the rank's draft; transformers, llama.cpp);"
+        " repeatable.",
         o.FAMILY,
         multiple=True,
     ),
@@ -94,7 +95,7 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
         --concurrency 8 --schedule
     archsearch confirm runs/demo --engine vllm --family eagle3 --family medusa --family ngram \\
         --family independent
-    archsearch confirm runs/demo --family ngram --family independent
+    archsearch confirm runs/demo --family chain --family ngram --family independent
     archsearch confirm runs/demo --engine vllm --server-url http://gpu1:8000 \\
         --baseline-url http://gpu1:8001
     """

@@ -34,6 +34,7 @@ Family = Literal[
     "pard",
     "dflash",
     "early_exit",
+    "chain",
 ]
 FAMILY_NAMES: Final[tuple[str, ...]] = get_args(Family)
 RoundKind = Literal[

@@ -167,6 +167,47 @@ class EarlyExit(Drafter):
         return f"exit after layer {self.architecture.num_hidden_layers} of {self.target_layers}"
 
 
+@dataclass(frozen=True)
+class Chain(OwnModel):
+    """n-grams of `min_n` to `max_n` tokens are looked up, at most `found` tokens drafted; where
+    nothing is found a small model (`architecture`) drafts `gamma`, until a token has a probability
+    below `least`. What both do together is replayed on text (`pipeline.chains`), which prices their
+    rounds; alone it is its model."""
+
+    min_n: int = 2
+    max_n: int = 5
+    found: int = 4
+    gamma: int = 4
+    least: float = 0.0
+
+    family: ClassVar[Family] = "chain"
+    title: ClassVar[str] = "chain"
+    rounds: ClassVar[RoundKind] = "draft_model"
+    acceptance: ClassVar[str] = "independent"
+
+    @classmethod
+    def lacking(cls, target: Architecture) -> str:
+        return (
+            "a chain is replayed with the trained draft of a run (archsearch confirm RUN --family"
+            " chain)"
+        )
+
+    @property
+    def model(self) -> Architecture | None:
+        return self.architecture
+
+    def plan(self, rows: RoundRows) -> RoundPlan:
+        return Independent(self.architecture).plan(rows)
+
+    def label(self) -> str:
+        lengths = f"{self.min_n} to {self.max_n}" if self.min_n < self.max_n else str(self.min_n)
+        stops = f", stops below {self.least:g}" if self.least else ""
+        return (
+            f"n-gram of {lengths}, {self.found} tokens; else {self.architecture.label()}, gamma"
+            f" {self.gamma}{stops}"
+        )
+
+
 def _whole_pass(model: Architecture, rows: RoundRows, tokens: int, logits: int) -> PassOps:
     """A pass of a whole model over `tokens` rows a sequence, the logits of `logits` of them and the
     choice of tokens included."""

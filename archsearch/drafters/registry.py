@@ -14,7 +14,7 @@ from archsearch.architecture.published_drafters import PublishedDrafter, publish
 from archsearch.drafters.drafter import FAMILY_NAMES, Drafter
 from archsearch.drafters.heads import DFlash, Eagle, Eagle3, Medusa, Mtp, PEagle
 from archsearch.drafters.lookup import NGram, Suffix
-from archsearch.drafters.models import EarlyExit, Independent, Pard
+from archsearch.drafters.models import Chain, EarlyExit, Independent, Pard
 from archsearch.errors import ArchsearchError, InvalidShapeError
 
 _CLASSES: Final = (
@@ -29,6 +29,7 @@ _CLASSES: Final = (
     Pard,
     DFlash,
     EarlyExit,
+    Chain,
 )
 FAMILIES: Final[dict[str, type[Drafter]]] = {each.family: each for each in _CLASSES}
 ALIASES: Final = {

@@ -98,7 +98,8 @@ class GenerationResult:
     only: a round cut by max_new_tokens or by the end of the text is in the text and the times but
     not in the counts. `rounds`; `drafted` = gamma * rounds (a lookup or a chain: what it proposed
     in them); `accepted_by_position[i]`: rounds in which draft token i was accepted (so all before
-    it were too); `round_lengths`: tokens each round wrote, accepted + 1. `gaps_s`: seconds between
+    it were too); `round_lengths`: tokens each round wrote, accepted + 1; `unrefused`: rounds that
+    drafted fewer than gamma tokens and had all of them accepted. `gaps_s`: seconds between
     successive hand-overs of tokens (rounds, or single tokens without a draft).
     """
 
@@ -114,6 +115,7 @@ class GenerationResult:
     accepted_by_position: tuple[int, ...] = ()
     round_lengths: tuple[int, ...] = ()
     gaps_s: tuple[float, ...] = ()
+    unrefused: int = 0
 
     @property
     def accepted(self) -> int:
@@ -123,7 +125,8 @@ class GenerationResult:
     def rejected(self) -> int:
         """Draft tokens that were judged and refused: one in each round that was not accepted
         whole."""
-        return self.rounds - (self.accepted_by_position[-1] if self.accepted_by_position else 0)
+        whole = self.accepted_by_position[-1] if self.accepted_by_position else 0
+        return self.rounds - whole - self.unrefused
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -39,7 +39,8 @@ TENSORRT_FILE: Final = "tensorrt-llm.yaml"
 @dataclass(frozen=True)
 class Setup:
     """The settings of an export. `folder`: where the export will lie; `target`: folder or hub id;
-    `dtype` as torch names it; `layers`: of the target, whose inputs a head reads."""
+    `dtype` as torch names it; `layers`: of the target, whose inputs a head reads; `stops`: see
+    `ExportSource`."""
 
     folder: Path
     target: str
@@ -50,6 +51,7 @@ class Setup:
     target_gguf: str = "TARGET.gguf"
     family: str = INDEPENDENT
     layers: tuple[int, ...] = ()
+    stops: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     def ranks(self, option: str) -> tuple[str, ...]:
         """The option that shares the target over devices; () for one."""
@@ -244,18 +246,22 @@ def tensorrt_llm(setup: Setup) -> Serving:
 
 def llama_cpp(setup: Setup) -> Serving:
     """llama.cpp: `llama-server` with the draft as GGUF."""
-    draft, gamma = str(setup.folder / GGUF_FILE), str(setup.gamma)
+    tokens, least = setup.stops.get("llama.cpp", (setup.gamma, 0.0))
+    draft, gamma = str(setup.folder / GGUF_FILE), str(tokens)
     kind = "draft-simple" if setup.family == INDEPENDENT else f"draft-{setup.family}"
     named = ("`TARGET.gguf` is the target in GGUF.",) * (setup.target_gguf == "TARGET.gguf")
     notes = (
         "Measure before you serve: on a CPU llama.cpp's pass over several tokens can cost several"
         " times its pass over one, and a draft that pays elsewhere may slow it down (`archsearch"
         " confirm RUN --engine llama.cpp`).",
-        "`p-min 0` makes it draft exactly gamma tokens (some builds stop earlier by default, where"
-        " the draft is unsure).",
+        f"`p-min {least:g}` makes it stop where the draft gives a token less than that, as it was"
+        " measured here."
+        if least
+        else "`p-min 0` makes it draft exactly gamma tokens (some builds stop earlier by default,"
+        " where the draft is unsure).",
         *named,
         f"Builds from before the flags were renamed take `-md {shlex.quote(draft)} --draft-max"
-        f" {gamma} --draft-min 0 --draft-p-min 0`.",
+        f" {gamma} --draft-min 0 --draft-p-min {least:g}`.",
         *(("It has no gamma by batch size.",) if setup.schedule else ()),
         "The draft is float16; `llama-quantize draft.gguf draft-q8.gguf Q8_0` makes it about half"
         " as large.",
@@ -263,6 +269,6 @@ def llama_cpp(setup: Setup) -> Serving:
     command = (
         *("llama-server", "--model", setup.target_gguf, "--spec-type", kind),
         *("--spec-draft-model", draft, "--spec-draft-n-max", gamma),
-        *("--spec-draft-n-min", "0", "--spec-draft-p-min", "0"),
+        *("--spec-draft-n-min", "0", "--spec-draft-p-min", f"{least:g}"),
     )
     return Serving("llama.cpp", command, notes=notes)

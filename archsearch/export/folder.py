@@ -121,6 +121,7 @@ def plan(
         target_gguf=str(source.target.gguf) if source.target.gguf else "TARGET.gguf",
         family=source.family,
         layers=() if whole else _layers(source.draft),
+        stops=source.stops,
     )
     served = tuple(serving(name, setup) for name in names if not ENGINES[name].draft_folder)
     cost = padded_head_cost(arch, dtype) if arch is not None and arch.trimmed else None
@@ -134,6 +135,7 @@ def _marker(made: ExportPlan) -> dict[str, Any]:
         "archsearch": archsearch.__version__,
         "family": source.family,
         "gamma": source.gamma,
+        "stops": {engine: list(found) for engine, found in source.stops.items()},
         "schedule": [list(entry) for entry in source.schedule.ranges],
         "target": source.target.name,
         "trained": made.trained,
@@ -212,7 +214,8 @@ def _build(made: ExportPlan, folder: Path) -> None:
     if made.architecture is not None:
         settings = source.draft / "generation_config.json"
         generation = read_json(settings, "generation config") if settings.is_file() else {}
-        write_json(folder / settings.name, {**generation, **gamma_settings(source.gamma)})
+        gamma, least = source.stops.get("transformers", (source.gamma, 0.0))
+        write_json(folder / settings.name, {**generation, **gamma_settings(gamma, least)})
     if source.family == "eagle3":
         config = read_json(source.draft / "config.json", "the head's config")
         other = speculators_config(config, source.gamma, source.target.name or "TARGET")

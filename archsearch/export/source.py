@@ -82,9 +82,10 @@ class DraftRecord:
 class ExportSource:
     """A draft folder, or that of a head of `family`, to export with `gamma` draft tokens a round.
 
-    `schedule`: gamma by batch size, for engines that take one. `dtype`: what engines compute in
-    (None: as confirmed, else as the weights are stored). `tensor_parallel`: devices the target is
-    served on. `full_head`: of a trained draft with a trimmed head.
+    `stops`: by engine, gamma and the probability below which the draft stops, where that was
+    measured there. `schedule`: gamma by batch size, for engines that take one. `dtype`: what
+    engines compute in (None: as confirmed, else as the weights are stored). `tensor_parallel`:
+    devices the target is served on. `full_head`: of a trained draft with a trimmed head.
     """
 
     draft: Path
@@ -96,3 +97,4 @@ class ExportSource:
     dtype: str | None = None
     tensor_parallel: int = 1
     family: str = Independent.family
+    stops: Mapping[str, tuple[int, float]] = field(default_factory=dict)

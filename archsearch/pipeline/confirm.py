@@ -34,6 +34,7 @@ from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.estimate import Estimate
 from archsearch.models.files import has_tokenizer, has_weights
 from archsearch.pipeline.candidates import write_report
+from archsearch.pipeline.chains import Replays
 from archsearch.pipeline.engine_ways import write_engines
 from archsearch.pipeline.families import check_independent
 from archsearch.pipeline.in_engine import (
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 UNDECIDED_FILE: Final = "undecided-{engine}.json"
 RIVAL_GAMMAS: Final = (1, 3, 5)
 SCHEDULED: Final = "schedule"  # the name of the variant that follows the schedule
+STOPPING: Final = "stopping"  # of the draft that stops where unsure
 USUAL_COUNT: Final = 24  # prompts
 
 
@@ -135,9 +137,14 @@ class _Beside:
             local.measured(shape, alpha, {gamma: tau}, gammas=[gamma]) for tau in taus
         )
         overhead = local.latency.round(local.target, shape, local.workload, gamma).overhead_s
+        return cls.at(score, counted.speedup.value, overhead)
+
+    @classmethod
+    def at(cls, score: Score, at_measured_tau: float, overhead: Estimate) -> _Beside:
+        """With what the engine adds to a round."""
         times = (score.decode_s, score.draft_s, score.verify_s, overhead)
         terms = RoundTerms(score.tau.value, *(each.value for each in times))
-        return cls(score, counted.speedup.value, overhead, terms)
+        return cls(score, at_measured_tau, overhead, terms)
 
     def error_by_term(
         self, measured: RoundTerms | None, slowdown: float | None
@@ -158,9 +165,11 @@ def confirm_rank(
     prompts: Path | None = None,
     trainer: DraftTrainer | None = None,
     choice: EngineChoice | None = None,
+    stopping: bool = True,
 ) -> dict[str, Any]:
     """Run target alone and target + draft in the engine, interleaved, on held-out prompts; write
-    confirmed.json.
+    confirmed.json. Where no `gammas` are asked for, a draft that gains by `stopping` where it is
+    unsure, by replay, runs so beside its gamma.
 
     The prediction beside it is the score's: latency from the profile, tau from the trace on
     held-out text; and once more with the tau that the engine counted, which leaves only the
@@ -192,13 +201,29 @@ def confirm_rank(
         )
     started = time.monotonic()
     with kept_partial(case.file(PARTIAL_FILE, what="confirmed"), "prompts"):
-        drafters = {f"gamma {gamma}": (case.folder, gamma) for gamma in sorted(set(wanted))}
+        drafters: dict[str, tuple[Any, int]] = {
+            f"gamma {gamma}": (case.folder, gamma) for gamma in sorted(set(wanted))
+        }
+        replays = None
+        if stopping and not gammas and bench.choice.server_url is None:
+            replays = Replays.known(case.scorer, bench.name, trained, bench.trainer)
+        stops = replays.stopping if replays is not None else None
+        if stops is not None:
+            drafters[STOPPING] = (stops.source(case.folder), stops.rule.gamma)
         results, slowdown = at_pace(
             session, lambda: bench.by_prompt(drafters, asked, sampling, best_of_gammas)
         )
     exact, unchecked = _exactness(case, wanted[0], asked, sampling)
     context = mid_answer(asked, sampling.max_new_tokens)
+    stopped = results.pop(STOPPING, None)
     rows = [_by_prompt(case, trained, found, context, slowdown) for found in results.values()]
+    own: dict[str, Any] = {}
+    if replays is not None and stops is not None and stopped is not None:
+        score = replays.score(stops, case.scorer.at_context(context))
+        at_measured_tau = score.speedup.value * stopped.tau.value / score.tau.value
+        beside = _Beside.at(score, at_measured_tau, _added(score))
+        row = _beside_measured(case, beside, stopped, context, slowdown, stops.rule.least)
+        own = {"stopping": row, "stopping_gain": stops.gain(replays.fixed)}
     best = max(rows, key=lambda row: row.speedup.value)
     result = Confirmed(
         **vars(best),
@@ -208,6 +233,7 @@ def confirm_rank(
         identical_output_float32=exact,
         identical_output_unchecked=unchecked,
         other_gammas=tuple(row for row in rows if row is not best),
+        **own,
         seconds=time.monotonic() - started,
     )
     data = as_data(_kept(case, result, trained.alpha))
@@ -257,6 +283,24 @@ def _by_prompt(
     """One gamma: measured beside predicted."""
     local, taus = case.scorer.at_context(context), (trained.tau[found.gamma], found.tau)
     beside = _Beside.of(local, case.shape, found.gamma, trained.alpha, taus)
+    return _beside_measured(case, beside, found, context, slowdown)
+
+
+def _added(score: Score) -> Estimate:
+    """What is left of a score's round beside its passes."""
+    assert score.round_s is not None
+    rest = score.round_s.value - score.draft_s.value - score.verify_s.value
+    return Estimate(rest, score.round_s.std, score.round_s.source)
+
+
+def _beside_measured(
+    case: _Case,
+    beside: _Beside,
+    found: ByPrompt,
+    context: int,
+    slowdown: float | None,
+    stops_below: float = 0.0,
+) -> ConfirmedGamma:
     return ConfirmedGamma.of(
         found,
         beside.score.speedup.value,
@@ -271,6 +315,7 @@ def _by_prompt(
         dtype=case.dtype,
         latency=case.latency_words,
         profile_first=profile_first(case.session, case.scorer, case.bench.name, case.dtype),
+        stops_below=stops_below,
     )
 
 

@@ -28,8 +28,9 @@ from archsearch.pipeline.candidates import serving_ranks
 from archsearch.pipeline.families import INDEPENDENT, check_independent
 from archsearch.pipeline.heads import served_gamma
 from archsearch.pipeline.session import SearchSession
-from archsearch.records import as_data
+from archsearch.records import as_data, load_or_note
 from archsearch.runs.candidate import Candidate
+from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import Run, open_run
 from archsearch.runs.schedule_file import SCHEDULE_FILE, read_schedule
 from archsearch.schedule import GammaSchedule, gamma_at, largest_gamma
@@ -67,6 +68,7 @@ def export_rank(
     planned = read_schedule(schedule or candidate.folder / SCHEDULE_FILE)
     record = _draft_record(run, candidate)
     confirmed = (record.confirmed or {}).get("gamma")
+    stops = {} if gamma or planned.ranges else _stops(candidate)
     scheduled = gamma_at(planned.ranges, int(run.arguments.get("batch_size") or 1))
     gamma = gamma or scheduled or int(confirmed or candidate.score.gamma)
     full_head = _full_head(run, candidate, gamma, scheduled=bool(planned.ranges))
@@ -77,7 +79,7 @@ def export_rank(
         tokenizer=None if has_tokenizer(candidate.folder) else _target_tokenizer(ref),
         gguf=_target_gguf(ref) if gguf else None,
     )
-    source = replace(source, target=target, full_head=full_head)
+    source = replace(source, target=target, full_head=full_head, stops=stops)
     note = _head_note(candidate, str(source.dtype), full_head)
     if not candidate.has_weights:
         note = f"It holds a shape without weights; to train it: {train}. {note}"
@@ -87,6 +89,7 @@ def export_rank(
         "gamma": gamma,
         "rank": rank,
         "engines": list(engines),
+        "stops": {engine: list(found) for engine, found in stops.items()},
         "schedule": [list(entry) for entry in planned.ranges],
         "trained": candidate.has_weights,
         "note": note,
@@ -124,6 +127,17 @@ def _draft_record(run: Run, candidate: Candidate) -> DraftRecord:
         loads=tuple(read_json(path, "run under load") for path in loads),
         provenance={"run": run.info, "rank": candidate.rank, "confirmed": confirmed},
     )
+
+
+def _stops(candidate: Candidate) -> dict[str, tuple[int, float]]:
+    """By engine, gamma and threshold of the draft that stops where unsure, where it was measured
+    there and not slower than its best gamma."""
+    found = {}
+    for path in sorted(candidate.folder.glob("confirmed-*.json")):
+        known = load_or_note(path, "confirmation", Confirmed, [])
+        if known is not None and (row := known.stops) is not None:
+            found[known.engine] = (row.gamma, row.stops_below)
+    return found
 
 
 def _full_head(run: Run, candidate: Candidate, gamma: int, *, scheduled: bool) -> FullHead | None:

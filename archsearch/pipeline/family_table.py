@@ -18,6 +18,7 @@ from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
+from archsearch.pipeline.chains import Replays
 from archsearch.pipeline.families import family_row
 from archsearch.pipeline.heads import head_score
 from archsearch.pipeline.lookups import LOOKUPS, lookup_in, replayed
@@ -62,7 +63,14 @@ def family_results(
             (each.rank for each in session.run.scores() if each.architecture == best.architecture),
             None,
         )
-        found.append(FamilyResult(replace(score, rank=rank), tokens, _seconds(best.folder)))
+        replays = None
+        if session.scorer.workload.batch_size == 1:  # chains run one request at a time
+            replays = Replays.known(session.scorer, session.request.engine, best, trainer)
+        note = replays.stopping_words if replays is not None else ""
+        seconds = _seconds(best.folder)
+        found.append(FamilyResult(replace(score, rank=rank), tokens, seconds, note=note))
+        if replays is not None:
+            found += _chain_result(replays, tokens)
     for name in trained_heads(session.run.path):
         found.append(_head_result(session, load_head(head_folder(session.run.path, name)), tokens))
     texts, engine = texts_of(trainer.texts.choosing().sequences), session.request.engine
@@ -74,6 +82,16 @@ def family_results(
         scorer = session.scorer.with_families({lookup: known})
         found.append(FamilyResult(scorer(_usual(lookup, session)), tokens))
     return sorted(found, key=lambda result: -result.score.speedup.value)
+
+
+def _chain_result(replays: Replays, tokens: str) -> list[FamilyResult]:
+    """The best chain of a draft; [] where nothing repeats."""
+    try:
+        best = replays.chain()
+    except ArchsearchError:
+        return []
+    note = f"beside its draft's training; {replays.words(best)}"
+    return [FamilyResult(replays.score(best), tokens, note=note)]
 
 
 def _usual(lookup: str, session: SearchSession) -> Drafter:

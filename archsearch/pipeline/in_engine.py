@@ -198,9 +198,11 @@ class Bench:
 
     def draft(self, source: ModelSource, dtype: str) -> ModelSource:
         """A draft model's folder as the engine takes it; any other drafter as it is."""
-        from archsearch.engines.engine import drafter_family
+        from archsearch.engines.engine import Chained, drafter_family
         from archsearch.models.drafts import load_draft
 
+        if isinstance(source, Chained):
+            return replace(source, draft=self.draft(source.draft, dtype))
         if self.inside and isinstance(source, Path) and drafter_family(source) == "independent":
             return load_draft(source, dtype)
         return source

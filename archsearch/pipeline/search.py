@@ -325,7 +325,8 @@ class Confirming:
             file.save()
         for rank in missing():
             prompts = self.prompts(count - rank + 1 + later)
-            confirm_rank(session, rank, trainer=self.trainer, prompt_count=prompts)
+            # Without the draft that stops where unsure: its time is in no plan.
+            confirm_rank(session, rank, trainer=self.trainer, prompt_count=prompts, stopping=False)
             done += [] if rank in done else [rank]
             file.save()
         file.step("confirm", time.monotonic() - begin)

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.drafters.lookup import NGram
 from archsearch.drafts.heads import head_folder, load_head, trained_heads
-from archsearch.drafts.records import load_trained
+from archsearch.drafts.records import TrainedDraft, load_trained
 from archsearch.engine_facts import engine_facts, engine_title
 from archsearch.engines.engine import ExitAfter
 from archsearch.engines.measure.figures import by_prompt
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.models.files import has_weights, head_family_of
 from archsearch.pipeline.candidates import write_report
+from archsearch.pipeline.chains import CHAIN, Replays
 from archsearch.pipeline.confirm import (
     USUAL_COUNT,
     answers_of,
@@ -62,9 +63,10 @@ NEAR: Final = (
 
 @dataclass(frozen=True)
 class FamilyRequest:
-    """What runs: `families` (independent, eagle3, peagle, medusa, ngram, early_exit); `gamma` for
-    all of them (None: what each was scored or trained for); `rank`: the independent draft; `count`
-    held-out prompts, or those of a file; `exact`: so many of them in float32 besides."""
+    """What runs: `families` (independent, eagle3, peagle, medusa, ngram, early_exit, chain);
+    `gamma` for all of them (None: what each was scored or trained for); `rank`: the independent
+    draft, which a chain has too; `count` held-out prompts, or those of a file; `exact`: so many of
+    them in float32 besides."""
 
     families: tuple[str, ...]
     gamma: int | None = None
@@ -84,6 +86,7 @@ class _Candidate:
     gamma: int
     score_by: Callable[[Scorer], Score | None]
     by_position: tuple[float, ...] = ()
+    note: str = ""
 
     def score(self, scorer: Scorer) -> Score | None:
         """None where there is no held-out text, or none long enough for such a round."""
@@ -112,12 +115,11 @@ def confirm_families(
         raise ArchsearchError(
             "a running server has one drafter; leave --server-url or --family out"
         )
-    candidates = [
-        _candidate(session, family, request, name) for family in dict.fromkeys(request.families)
-    ]
+    candidates = [_candidate(bench, family, request) for family in dict.fromkeys(request.families)]
     for candidate in candidates:
-        if isinstance(candidate.source, Path):
-            check_tokenizer(bench.trainer.tokenizer, candidate.source)
+        model = getattr(candidate.source, "draft", candidate.source)  # of a chain
+        if isinstance(model, Path):
+            check_tokenizer(bench.trainer.tokenizer, model)
     asked = confirming_prompts(bench.trainer, request.prompts, request.count)
     sampling = answers_of(session)
     drafters = {each.family: (each.source, each.gamma) for each in candidates}
@@ -166,9 +168,8 @@ def confirm_families(
     return compared
 
 
-def _candidate(
-    session: SearchSession, family: str, request: FamilyRequest, engine: str
-) -> _Candidate:
+def _candidate(bench: Bench, family: str, request: FamilyRequest) -> _Candidate:
+    session, engine = bench.session, bench.name
     facts, path = engine_facts(engine), session.run.path
     if family not in facts.confirms:
         raise ArchsearchError(
@@ -195,6 +196,8 @@ def _candidate(
         return _Candidate(family, ExitAfter(layers), gamma, lambda scorer: known)
     if family == "independent":
         return _ranked(session, request)
+    if family == CHAIN:
+        return _chain(bench, request)
     head = head_family_of(family)
     if head not in trained_heads(path):
         raise MissingDataError(
@@ -216,21 +219,41 @@ def _exit(session: SearchSession) -> Score:
     return max(found, key=lambda score: score.speedup.value)
 
 
-def _ranked(session: SearchSession, request: FamilyRequest) -> _Candidate:
-    run, rank = session.run, request.rank
-    folder = run.best_dir(rank)
+def _trained(session: SearchSession, rank: int) -> TrainedDraft:
+    """The draft of a rank. MissingDataError where it has no weights."""
+    run = session.run
+    folder, score = run.best_dir(rank), run.score(rank)
     if not has_weights(folder):
         raise MissingDataError(
             f"rank {rank} of {run.path} has no weights; train it first: archsearch train {run.path}"
             f" --rank {rank}"
         )
-    gamma = request.gamma or run.score(rank).gamma
+    return load_trained(score.architecture, folder)
+
+
+def _ranked(session: SearchSession, request: FamilyRequest) -> _Candidate:
+    draft = _trained(session, request.rank)
+    gamma = request.gamma or session.run.score(request.rank).gamma
 
     def replay(scorer: Scorer) -> Score:
-        draft = load_trained(run.score(rank).architecture, folder)
         return scorer.measured(draft.architecture, draft.alpha, draft.tau, gammas=[gamma])
 
-    return _Candidate("independent", folder, gamma, replay)
+    return _Candidate("independent", draft.folder, gamma, replay)
+
+
+def _chain(bench: Bench, request: FamilyRequest) -> _Candidate:
+    """The best chain of a rank's draft, by replay in this engine."""
+    draft = _trained(bench.session, request.rank)
+    scorer, _ = serving_scorer(bench.session, bench.name, bench.dtype)
+    replays = Replays.of(scorer, bench.name, draft, bench.trainer)
+    best = replays.chain(request.gamma)
+    return _Candidate(
+        CHAIN,
+        best.source(draft.folder),
+        best.rule.longest,
+        lambda local: replays.score(best, local),
+        note=f"{replays.score(best).proposer.label()}; {replays.words(best)}",
+    )
 
 
 def _head(session: SearchSession, request: FamilyRequest, folder: Path) -> _Candidate:
@@ -293,6 +316,7 @@ def _row(
         None if score is None else score.speedup.value,
         identical_output_float32=exact,
         warning=suspicious(candidate.by_position, found.accepted_by_position, found.rounds or 0),
+        note=candidate.note,
         **own,
     )
 

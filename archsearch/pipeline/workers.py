@@ -220,9 +220,9 @@ def confirm_job(session: SearchSession, job: Job, trainer: DraftTrainer) -> floa
     from archsearch.pipeline.confirm import confirm_rank
 
     return float(
-        confirm_rank(session, job.rank, trainer=trainer, prompt_count=job.prompts)["speedup"][
-            "value"
-        ]
+        confirm_rank(session, job.rank, trainer=trainer, prompt_count=job.prompts, stopping=False)[
+            "speedup"
+        ]["value"]
     )
 
 

@@ -83,7 +83,7 @@ def section_confirmed(item: Shown) -> Section:
         )
     if words := unprofiled_words(confirmed):
         doubts.append(words)
-    notes = [_terms_note(confirmed)]
+    notes = [_terms_note(confirmed), *filter(None, [stopping_words(confirmed)])]
     if confirmed.prompts_seen:
         notes.insert(0, f"Not on unseen prompts: {confirmed.prompts_seen}.")
     if confirmed.slowdown is not None:
@@ -112,6 +112,19 @@ def pace_words(slowdown: float) -> str:
     return (
         f"The machine ran {slowdown:.2f} times slower than the profile's reference, which predicted"
         " times are for; a speed-up does not feel it."
+    )
+
+
+def stopping_words(confirmed: Confirmed) -> str:
+    """What the draft did that stops where unsure; "" where it did not run."""
+    row, gain = confirmed.stopping, confirmed.stopping_gain
+    if row is None or gain is None or row.predicted_speedup is None:
+        return ""
+    served = "export writes it" if confirmed.stops is not None else "not faster, not exported"
+    return (
+        f"Stopping where its token has less than {row.stops_below:g}, gamma at most {row.gamma}:"
+        f" {row.gain.value:.2f}x ± {row.gain.std:.2f} measured, {row.predicted_speedup:.2f}x"
+        f" predicted ({gain.value:+.1%} ± {gain.std:.1%} over the best gamma by replay); {served}."
     )
 
 

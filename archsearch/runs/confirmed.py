@@ -71,7 +71,8 @@ class ConfirmedGamma(Judged):
     held-out text; `..._at_measured_tau`: with the one that the engine counted, which leaves the
     error of the times; `predicted_round_s` holds `overhead_s`, what the engine adds; `context`:
     tokens in the KV cache in mid-answer; `slowdown`: of the machine against the profile, taken out
-    of the measured times of `error_by_term`; `latency`: where predicted times come from."""
+    of the measured times of `error_by_term`; `latency`: where predicted times come from;
+    `stops_below`: the probability below which the draft stops, 0 for never."""
 
     predicted: Score | None = None
     predicted_at_measured_tau: float | None = None
@@ -84,6 +85,7 @@ class ConfirmedGamma(Judged):
     dtype: str = ""
     latency: str = ""
     profile_first: str | None = None
+    stops_below: float = 0.0
 
     def is_stale(self, alpha: Estimate) -> bool:
         """Whether the draft's alpha on held-out text is another than the one this confirmation
@@ -98,7 +100,9 @@ class ConfirmedGamma(Judged):
 @dataclass(frozen=True, kw_only=True)
 class Confirmed(ConfirmedGamma):
     """confirmed.json: its best gamma, and the `other_gammas` that ran. `prompts_seen`: why the
-    prompts are not unseen ones; `kept_earlier`: which earlier confirmation keeps its place."""
+    prompts are not unseen ones; `kept_earlier`: which earlier confirmation keeps its place.
+    `stopping`: the same draft when it stops where unsure, where that gains by replay (by the share
+    `stopping_gain` over its best gamma); else None."""
 
     rank: int | None = None
     prompts_seen: str | None = None
@@ -106,8 +110,17 @@ class Confirmed(ConfirmedGamma):
     identical_output_float32: Exact | None = None
     identical_output_unchecked: str | None = None
     other_gammas: tuple[ConfirmedGamma, ...] = ()
+    stopping: ConfirmedGamma | None = None
+    stopping_gain: Maybe[Estimate] = None
     seconds: float = 0.0
     kept_earlier: Maybe[str] = None
+
+    @property
+    def stops(self) -> ConfirmedGamma | None:
+        """The draft that stops where unsure, where that was measured and not slower; else None."""
+        found = self.stopping
+        better = found is not None and found.gain.value >= self.gain.value
+        return found if better and found is not None and found.undecided is None else None
 
 
 CONFIRMED_FIELDS: Final = tuple(

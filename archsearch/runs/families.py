@@ -41,7 +41,7 @@ class FamilyRow:
 class Rival(Judged):
     """One drafter in an engine beside the target alone. `foretold_by_position`: its acceptance on
     held-out text; `predicted_std`: of the speed-up. `identical_output_float32`: None where nobody
-    looked; `warning`: why its acceptance does not fit."""
+    looked; `warning`: why its acceptance does not fit; `note`: what else was replayed of it."""
 
     family: str
     foretold_by_position: tuple[float, ...] = ()
@@ -49,6 +49,7 @@ class Rival(Judged):
     predicted_std: Maybe[float] = None
     identical_output_float32: Exact | None = None
     warning: str | None = None
+    note: str = ""
 
     @property
     def predicted(self) -> Estimate | None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from archsearch.acceptance.measured import Trace
+from archsearch.pipeline import chains
 from tests.cli.commands import UNDER_LOAD, call, files_in, last_json, refused
 from tests.doubles.world import TINY, make_model_folder, make_tokenizer
 
@@ -238,3 +242,64 @@ def test_a_full_disk_under_load(with_ranks: Path, made_up: None, full_disk: list
     assert full_disk and not {
         name for name in files_in(with_ranks) - before if name.endswith(".json")
     }
+
+
+def test_a_chain_beside_its_halves(with_run: Path) -> None:
+    families = ("--family", "chain", "--family", "independent", "--family", "ngram")
+    arguments = ("confirm", "runs/a", *families, "--count", "3")
+    found = last_json(call(*arguments, "--json"))
+    chain = next(row for row in found["rows"] if row["family"] == "chain")
+    assert "alone by replay; the lookup drafts in" in chain["note"] and "n-gram of" in chain["note"]
+    exact = chain["identical_output_float32"]
+    assert chain["predicted_speedup"] > 0 and exact["identical"] == exact["prompts"] == 3
+    assert (with_run / "runs/a/heads/chain/confirmed-transformers.json").is_file()
+    assert "alone by replay" in call(*arguments).stdout
+    table = json.loads((with_run / "runs/a/families.json").read_text())["families"]
+    row = next(row for row in table if row["family"] == "chain")
+    assert "by replay" in row["note"] and row["gamma"] == chain["gamma"]
+
+
+def test_what_chains_need_is_said_in_one_line(with_run: Path) -> None:
+    chain = ("--family", "chain")
+    own = ("--engine", "openvino", "--engine-python", sys.executable)
+    line = refused("confirm", "runs/a", *chain, *own)
+    assert "not started with chain drafters here" in line and line.endswith("--family")
+    assert "has no weights" in refused("confirm", "runs/a", *chain, "--rank", "2")
+    searched = ("search", "--target", "target", "--gpu", "cpu", *chain)
+    assert "archsearch confirm RUN --family chain" in refused(*searched)
+    assert "leave out --family" in refused(*searched, "--confirm", "1")
+    trace = with_run / "runs/a/best/1/trace.npz"
+    known = Trace.load(trace)
+    replace(known, ids=tuple(f"other {each}" for each in known.ids)).save(trace)
+    assert "not of the run's held-out text" in refused("confirm", "runs/a", *chain)
+
+
+def test_a_draft_that_stops_when_unsure_is_exported_as_it_was_measured(
+    with_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chains, "SURE", -1e9)  # also where it gains nothing
+    monkeypatch.setattr(chains, "LEAST_HALF", 1)
+    arguments = ("confirm", "runs/a", "--count", "3")
+    found = last_json(call(*arguments, "--json"))
+    stopping = found["stopping"]
+    assert found["stops_below"] == 0.0 < stopping["stops_below"] < 1.0
+    assert stopping["predicted_speedup"] > 0 and found["stopping_gain"]["source"] == "modelled"
+    assert f"Stopping where its token has less than {stopping['stops_below']:g}" in (
+        call("report", "runs/a").stdout + (with_run / "runs/a/report.html").read_text()
+    )
+    path = with_run / "runs/a/best/1/confirmed-transformers.json"
+    asked = ("export", "runs/a", "--output", "out")
+    for faster, more in ((True, ()), (False, ()), (True, ("--gamma", "2"))):
+        row = {**stopping, "undecided": None, "speedup": {**stopping["speedup"], "value": 9.0}}
+        row["speedup"]["value"] = 9.0 if faster else 0.1
+        path.write_text(json.dumps({**found, "stopping": row}))
+        made = last_json(call(*asked, *more, "--json"))
+        settings = json.loads((with_run / "out/generation_config.json").read_text())
+        served = faster and not more
+        assert settings["assistant_confidence_threshold"] == served * stopping["stops_below"]
+        assert settings["num_assistant_tokens"] == (stopping["gamma"] if served else made["gamma"])
+        assert made["stops"] == (
+            {"transformers": [stopping["gamma"], stopping["stops_below"]]} if served else {}
+        )
+    asked_gamma = last_json(call(*arguments, "--gamma", "2", "--json"))
+    assert asked_gamma["stopping"] is None, "a gamma that was asked for is fixed"

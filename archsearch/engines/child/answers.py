@@ -72,5 +72,6 @@ def answer_of(
         "drafted": sum(drafts for drafts, _ in whole),
         "accepted_by_position": round_statistics(written, gamma),
         "round_lengths": tuple(written),
+        "unrefused": sum(drafts < gamma and length > drafts for drafts, length in whole),
         "gaps_s": tuple(later - earlier for earlier, later in pairs_of(times)),
     }

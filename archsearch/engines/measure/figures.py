@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from archsearch.engines.engine import GenerationResult
+from archsearch.engines.engine import Chained, GenerationResult
 from archsearch.engines.measure.results import (
     BestOf,
     ByPrompt,
@@ -56,16 +56,18 @@ def by_prompt(trace: Trace) -> dict[str, ByPrompt]:
 
 def best_of_gammas(trace: Trace) -> dict[str, ByPrompt]:
     """As `by_prompt`, for one draft at several gammas: the best of them bears what being picked
-    adds by chance."""
+    adds by chance. A draft that stops where unsure is not picked from."""
     found = by_prompt(trace)
-    if len(found) < 2:
+    stops = {each.name for each in trace.plan.drafting if isinstance(each.draft, Chained)}
+    fixed = [name for name in found if name not in stops]
+    if len(fixed) < 2:
         return found
-    name = max(found, key=lambda each: found[each].speedup.value)
+    name = max(fixed, key=lambda each: found[each].speedup.value)
     best = found[name]
-    ratios = np.array([_ratios(_counts(trace, each)) for each in found])  # [gammas, prompts]
+    ratios = np.array([_ratios(_counts(trace, each)) for each in fixed])  # [gammas, prompts]
     shared = ratios[:, ~np.isnan(ratios).any(axis=0)]
     if shared.size:
-        gammas = tuple(each.gamma for each in found.values())
+        gammas = tuple(found[each].gamma for each in fixed)
         cost = choice_cost(shared, gammas, best.gamma, trace.plan.seed)
         low, high = best.interval
         interval = (low - cost.optimism, high)

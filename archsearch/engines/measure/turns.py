@@ -16,6 +16,7 @@ import numpy as np
 
 from archsearch.acceptance.lookup import Ngram
 from archsearch.engines.engine import (
+    Chained,
     Engine,
     EnginePrompt,
     EngineStep,
@@ -53,7 +54,7 @@ class Variant:
     @property
     def ragged(self) -> bool:
         """Whether its rounds may draft fewer than gamma tokens, or none."""
-        return isinstance(self.draft, Ngram)
+        return isinstance(self.draft, Ngram | Chained)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from archsearch.estimate import Estimate
 from archsearch.progress import human_time
 from archsearch.records import from_data
-from archsearch.report.confirmed import pace_words
+from archsearch.report.confirmed import pace_words, stopping_words
 from archsearch.report.engines import fastest_lines, run_dtype, ways_of
 from archsearch.report.families import order_words, title_of
 from archsearch.report.phrases import unprofiled_words
@@ -41,6 +41,7 @@ def confirm_text(data: dict[str, Any], run: Path, rank: int) -> str:
         if row.undecided
     ]
     remarks += [found.kept_earlier] if found.kept_earlier else []
+    remarks += [words] if (words := stopping_words(found)) else []
     identity = (
         f"Same output as the target alone: {same.identical} of {same.prompts} in {found.dtype}"
     )
@@ -216,6 +217,7 @@ def families_text(found: EngineComparison, run: Path) -> str:
             notes.append(f"{title}: {row.note}.")
             continue
         cells.append(_rival_cells(row))
+        notes += [f"{title}: {row.note}."] if row.note else []
         if row.family == "ngram" and row.drafting_share is not None:
             notes.append(
                 f"{title} proposed in {row.drafting_share:.0%} of the steps; acceptance is of"
