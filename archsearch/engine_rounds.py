@@ -29,13 +29,13 @@ Order = Literal["overlapped", "serial"]
 Drafter = Literal[
     "draft_model", "feature_head", "parallel_head", "parallel_draft", "block", "medusa", "lookup"
 ]
-MACHINE_STD: Final = 0.55
-"""Std of the logarithm of host times between machines: 0.27, 0.40 and about 0.8 ms a draft layer on
-three hosts that are known (two servers; a cloud notebook, of which the version was not
-verified)."""
-HOSTS: Final = {"fast": (0.8, 0.2), "usual": (1.0, 0.25), "slow": (2.4, 0.3)}
+MACHINE_STD: Final = 0.6
+"""Std of the logarithm of host times between machines, about the constants: 0.93, 1.2, 1.4 and 2.6
+times those on four hosts that are known (three servers; a cloud notebook, of which the version was
+not verified)."""
+HOSTS: Final = {"fast": (0.9, 0.2), "usual": (1.0, 0.25), "slow": (2.6, 0.3)}
 """What `--host` may say: factor on host times, and the std of their logarithm that is left. One
-host each for fast (0.27 ms a layer) and slow (0.8); the constants lie between 0.27 and 0.40."""
+host each for fast and slow."""
 HOST: Final = "host"
 """Among an engine's switches: the host that it runs on."""
 BEYOND: Final = 2.0
@@ -62,7 +62,8 @@ class RoundCosts:
     """One class of engine: how a draft's passes are launched, and what a round takes beside its
     kernels. Seconds.
 
-    GPU: `round_s` + gamma `token_s` + batch (`sequence_s` + (gamma + 1) `row_s`). Host:
+    GPU: `round_s` + gamma (`token_s` + draft layers x `gap_s`) + batch (`sequence_s` + (gamma + 1)
+    `row_s`). Host:
     `host_round_s` + gamma (`host_token_s` + draft layers x `host_layer_s`) + target layers x
     `host_target_layer_s`, and `host_all_reduce_s` for every all-reduce of a pass without graph;
     gamma `host_scatter_s` where a trimmed head's logits are written into rows of the whole
@@ -92,6 +93,7 @@ class RoundCosts:
     source: str
     row_s: Estimate = _ZERO  # for each token that is verified, of any sequence
     row_token_s: Estimate = _ZERO  # for each verified row and token of its context
+    gap_s: Estimate = _ZERO  # the GPU idles so long between the graphs of a draft's layers
     # verification reads each token as a sequence of its own, so its cache gamma + 1 times
     expands: bool = False
     covariance: tuple[
@@ -129,7 +131,7 @@ class RoundCosts:
         times and not its mean over machines."""
         sure: dict[str, Any] = {
             f"{name}_s": replace(getattr(self, f"{name}_s"), std=0.0)
-            for name in (*COSTS, "row", "row_token", "host_scatter", "ungraphed_layer")
+            for name in (*COSTS, "row", "row_token", "gap", "host_scatter", "ungraphed_layer")
         }
         return replace(self, machine_std=0.0, covariance=(), **sure)
 
@@ -287,6 +289,7 @@ def round_costs(name: str) -> RoundCosts:
         host_scatter_s=_ms(row.get("host_scatter")),
         row_s=_ms(row.get("row")),
         row_token_s=_ms(row.get("row_token")),
+        gap_s=_ms(row.get("gap")),
         ungraphed_layer_s=_ms(row.get("ungraphed_layer")),
         tree_step_s=_ms(row["tree_step"]) if "tree_step" in row else None,
         expands=bool(row.get("expands", False)),

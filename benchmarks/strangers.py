@@ -211,6 +211,38 @@ def _specforge(batch: int) -> Case:
     )
 
 
+# (batch, tree): tokens/s, tokens a round; of whole benchmarks, so with one request in flight only
+SPECFORGE_TREES: Final = {
+    "3,3,4": (207.62, 1.99),
+    "3,3,8": (172.99, 2.20),
+    "4,6,12": (171.54, 2.42),
+    "4,7,16": (191.90, 2.52),
+    "8,8,60": (177.50, 3.20),
+}
+ANGELSLIM_163: Final = "github Tencent/AngelSlim issues/163 (SGLang of 2025-12, four H100)"
+TP4_TREES: Final = {
+    "3,3,4": (170.35, 2.017),
+    "2,3,8": (185.28, 2.216),
+    "4,4,16": (185.64, 2.542),
+    "10,7,64": (193.31, 3.034),
+}
+
+
+def _mixture_trees() -> Iterator[Row]:
+    """Qwen3-30B-A3B + EAGLE-3 in SGLang of 2025-12, on two and on four H100."""
+    four = replace(_specforge(1), source=ANGELSLIM_163, ranks=4)
+    yield Row(four, "step", 1e3 / 218.89, group="SGLang")
+    for case, alone, trees in (
+        (_specforge(1), 222.47, SPECFORGE_TREES),
+        (four, 218.89, TP4_TREES),
+    ):
+        for tree, (rate, tokens) in trees.items():
+            steps = int(tree.split(",")[1])
+            asked = replace(case, gamma=steps, tau=tokens, tree=tree)
+            yield Row(asked, "round", 1e3 * tokens / rate, group="SGLang")
+            yield Row(asked, "speedup", rate / alone, group="SGLang")
+
+
 COLAB_CASE: Final = Case(
     source=COLAB,
     target="qwen3-8b",
@@ -399,6 +431,7 @@ ROWS: Final = (
     Row(LLAMA_SGLANG, "step", 1e3 / 158, group="SGLang"),
     Row(replace(LLAMA_SGLANG, target="llama-3.3-70b", ranks=8), "step", 1e3 / 88.6, group="SGLang"),
     *_gpustack(),
+    *_mixture_trees(),
     *_tree_docs(),
     Row(TT_CASE, "round", 32.6, group="drafts without graphs"),
     Row(TT_CASE, "gain", 16.5 / 7.75, group="nothing given"),

@@ -59,6 +59,7 @@ def test_a_class_is_whole_used_and_says_where_it_comes_from(name: str) -> None:
         "row_token",
         "expands",
         "tree_step",
+        "gap",
         "host_scatter",
         "ungraphed_layer",
         *COSTS,

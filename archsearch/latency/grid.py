@@ -112,7 +112,7 @@ class GridLatency:
         costs = costs.launching(batch * (gamma + 1))
         passes = Passes(NOTHING, NOTHING, NOTHING, gamma, batch, 0, target_layers, context=context)
         added = extra_s(costs, passes)
-        extra = added.value
+        extra = added.value + gamma * layers * costs.gap_s.value
         sharded = int(self.ranks > 1)
         reduces = (2 * layers + 1) * sharded * (costs.graph != "full")
         launch = (

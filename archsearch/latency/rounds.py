@@ -3,7 +3,8 @@
 Engines that overlap launch the draft's passes while the GPU still verifies; they wait for the
 slower of the two:
 
-    gpu = verify + draft passes + round_s + gamma token_s + batch (sequence_s + (gamma + 1) row_s)
+    gpu = verify + draft passes + round_s + gamma (token_s + layers gap_s)
+          + batch (sequence_s + (gamma + 1) row_s)
     host = host_round_s + gamma (host_token_s + layers host_layer_s)
            + target layers host_target_layer_s
     round = the mean of the larger of gpu and host, both uncertain (Clark 1961)
@@ -182,12 +183,12 @@ def free_layers(costs: RoundCosts, passes: Passes) -> float:
     """
     if costs.order == "serial":
         return 0.0
-    per_layer = costs.host_layer_s.value
+    per_layer = costs.host_layer_s.value - costs.gap_s.value
     if costs.graph != "full" and passes.draft_layers:
         per_layer += costs.host_all_reduce_s.value * passes.draft_all_reduces / passes.draft_layers
     if per_layer <= 0.0:
         return math.inf
-    gpu = _gpu_s(costs, passes)
+    gpu = _gpu_s(replace(costs, gap_s=Estimate(0.0, 0.0, "published")), passes)
     fixed = costs.host_round_s.value + passes.target_layers * costs.host_target_layer_s.value
     return max(0.0, ((gpu - fixed) / passes.gamma - costs.host_token_s.value) / per_layer)
 
@@ -199,11 +200,12 @@ def _gpu_s(costs: RoundCosts, passes: Passes) -> float:
 def extra_s(costs: RoundCosts, passes: Passes) -> Estimate:
     """What a round adds on the GPU's side: synchronisation, sampling, copies."""
     gamma, batch = passes.gamma, passes.batch
-    rows = batch * (gamma + 1)
+    rows, gaps = batch * (gamma + 1), gamma * passes.draft_layers
     row_s = costs.row_s.value + passes.context * costs.row_token_s.value
     value = (
         costs.round_s.value
         + gamma * costs.token_s.value
+        + gaps * costs.gap_s.value
         + batch * costs.sequence_s.value
         + rows * row_s
     )
@@ -212,6 +214,7 @@ def extra_s(costs: RoundCosts, passes: Passes) -> Estimate:
         own = (
             costs.round_s.std,
             gamma * costs.token_s.std,
+            gaps * costs.gap_s.std,
             batch * costs.sequence_s.std,
             rows * (costs.row_s.std + passes.context * costs.row_token_s.std),
         )

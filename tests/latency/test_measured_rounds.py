@@ -68,7 +68,7 @@ def profile_of(version: str, options: Any, **changes: float) -> Profile:
 
 
 def test_rounds_of_the_same_class_are_taken_whatever_the_version() -> None:
-    profile = profile_of("0.32.0", PIECEWISE, host_round=3.0, host_layer=0.2, round=1.0)
+    profile = profile_of("0.32.0", PIECEWISE, host_round=2.0, host_layer=0.2, round=1.0)
     model = latency("0.33.0", dict(PIECEWISE))
     rounds, fit = with_measured_rounds(model, profile)
     assert (

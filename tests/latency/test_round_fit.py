@@ -215,7 +215,7 @@ def test_the_measured_host_is_surer_than_its_parts() -> None:
         6 * fit.rounds.costs.host_token_s.std,
         144 * fit.rounds.costs.host_layer_s.std,
     ]
-    assert std < 0.02 * host_time(real.costs, made_of[0]).value < math.hypot(*loose)
+    assert std < 0.02 * host_time(real.costs, made_of[0]).value and 2.0 * std < math.hypot(*loose)
     assert host_time(fit.rounds.costs, made_of[0]).source == "measured"
     summary = fit.to_dict()
     assert (
