@@ -188,7 +188,8 @@ def free_layers(costs: RoundCosts, passes: Passes) -> float:
         per_layer += costs.host_all_reduce_s.value * passes.draft_all_reduces / passes.draft_layers
     if per_layer <= 0.0:
         return math.inf
-    gpu = _gpu_s(replace(costs, gap_s=Estimate(0.0, 0.0, "published")), passes)
+    gaps = passes.gamma * passes.draft_layers * costs.gap_s.value
+    gpu = _gpu_s(costs, passes) - gaps
     fixed = costs.host_round_s.value + passes.target_layers * costs.host_target_layer_s.value
     return max(0.0, ((gpu - fixed) / passes.gamma - costs.host_token_s.value) / per_layer)
 
