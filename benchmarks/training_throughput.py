@@ -43,7 +43,6 @@ def rates(draft: Any, cache: Any, rounds: int, steps: int) -> dict[str, float]:
     kept = training.kept_token_ids(draft)
     head = cache.head if kept is None else cache.head[kept]
     teachers = [functional.linear(batch.hidden.to(head.dtype), head) for batch in batches]
-    nobody = torch.full((1,), -100)
 
     def distilling() -> float:
         marks: list[float] = []
@@ -75,7 +74,8 @@ def rates(draft: Any, cache: Any, rounds: int, steps: int) -> dict[str, float]:
                     if states.shape[-1] == batch.hidden.shape[-1]
                     else (None, None)
                 )
-                training.distill_loss(logits, teacher, nobody, config, *features).backward()
+                loss = training.distill_loss(logits, teacher, config.feature_weight, *features)
+                loss.backward()
                 optimizer.step()
             else:
                 logits.backward(torch.ones_like(logits))

@@ -130,8 +130,8 @@ def padding_row(kept_rows: Tensor, mean_hidden: Tensor | None) -> Tensor:
     `kept_rows` [kept, hidden]; `mean_hidden` [hidden]: mean of the final, normalised hidden state.
     The row is -s * mean / |mean|^2, so the padded logit at hidden state h is -s times h's share of
     the mean (1 at the mean itself), with s = 2 * max |kept logit at the mean|. Where h points away
-    from the mean a padded token may win: `padding_changes` counts that. Without a mean the row is
-    zero (logit 0).
+    from the mean a padded token may win (docs/decisions/004). Without a mean the row is zero (logit
+    0).
     """
     if mean_hidden is None:
         return torch.zeros(kept_rows.shape[1], dtype=torch.float32)
@@ -140,31 +140,13 @@ def padding_row(kept_rows: Tensor, mean_hidden: Tensor | None) -> Tensor:
     return -scale * mean / mean.square().sum().clamp_min(1e-12)
 
 
-def padded_head(model: PreTrainedModel, mean_hidden: Tensor | None = None) -> Tensor:
-    """The full head [vocab, hidden] of a trimmed model in its dtype: kept rows as they are, padding
+def padded_head(head: TrimmedHead, mean_hidden: Tensor | None = None) -> Tensor:
+    """The full head [vocab, hidden] of a trimmed one in its dtype: kept rows as they are, padding
     rows elsewhere."""
-    head = model.lm_head
-    assert isinstance(head, TrimmedHead)
     weight = head.weight.detach()
     full = padding_row(weight, mean_hidden).to(weight.dtype).expand(head.out_features, -1).clone()
     full[head.draft_token_ids] = weight
     return full
-
-
-def padding_changes(
-    model: PreTrainedModel, hidden: Tensor, mean_hidden: Tensor | None = None
-) -> float:
-    """Share of positions in `hidden` [..., hidden_size] (final, normalised) where the padded argmax
-    is not the trimmed one."""
-    if not isinstance(model.lm_head, TrimmedHead):
-        return 0.0
-    with torch.no_grad():
-        head = model.lm_head
-        hidden = hidden.reshape(-1, head.in_features).to(head.weight.dtype)
-        best_kept = head.kept_logits(hidden).amax(-1)
-        padding = hidden @ padding_row(head.weight, mean_hidden).to(head.weight.dtype)
-        # Of equal ones argmax takes the lower id: they count.
-        return float((padding >= best_kept).float().mean())
 
 
 def save_draft(
@@ -190,7 +172,7 @@ def save_draft(
     state = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     if ids is not None:
         del state["lm_head.draft_token_ids"]
-        state["lm_head.weight"] = padded_head(model, mean_hidden)
+        state["lm_head.weight"] = padded_head(model.lm_head, mean_hidden)
     elif model.config.tie_word_embeddings:
         del state[
             "lm_head.weight"

@@ -174,26 +174,6 @@ def autocast(weight: torch.Tensor, enabled: bool | None) -> torch.autocast:
     return torch.autocast(weight.device.type, torch.bfloat16, enabled=use)
 
 
-class NoisyEmbedding:
-    """Uniform noise on what an embedding answers while its module trains: `alpha` / sqrt(tokens of
-    a row x width) each way (NEFTune, arXiv 2310.05914)."""
-
-    def __init__(self, embedding: torch.nn.Module, alpha: float) -> None:
-        self.alpha = alpha
-        self._handle = embedding.register_forward_hook(self._add)
-
-    def _add(
-        self, module: torch.nn.Module, inputs: object, output: torch.Tensor
-    ) -> torch.Tensor | None:
-        if not torch.is_grad_enabled():  # a look is no training
-            return None
-        most = self.alpha / (output.shape[-2] * output.shape[-1]) ** 0.5
-        return output + torch.empty_like(output).uniform_(-most, most)
-
-    def remove(self) -> None:
-        self._handle.remove()
-
-
 _FULL_HEAD_LIMIT: Final = 16384  # above this many rows the loss is taken on a shortlist
 # Without them a shortlisted full head learns nothing about the other rows.
 _RANDOM_NEGATIVES: Final = 512

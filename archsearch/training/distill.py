@@ -36,7 +36,6 @@ from archsearch.progress import Progress, say, silent
 from archsearch.text.cache import CachedSequence, TextCache
 from archsearch.training.batches import (
     Batch,
-    NoisyEmbedding,
     Teacher,
     autocast,
     draft_states,
@@ -65,37 +64,22 @@ _AVERAGE_EVERY: Final = 4  # steps between updates of the running mean
 def distill_loss(
     draft_logits: torch.Tensor,
     teacher_logits: torch.Tensor,
-    greedy_index: torch.Tensor,
-    config: DistillConfig,
+    feature_weight: float = 0.0,
     draft_hidden: torch.Tensor | None = None,
     teacher_hidden: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Mean loss over positions. `draft_logits`, `teacher_logits` [n, vocab] over the same tokens (a
-    trimmed vocabulary renormalises both); `greedy_index` [n] into them, -100 where the target's
-    greedy token is not among them."""
+    """Mean over positions of the Kullback-Leibler divergence from the target, and of the relative
+    squared error of the hidden states [n, hidden] where they are given. `draft_logits`,
+    `teacher_logits` [n, vocab] over the same tokens (a trimmed vocabulary renormalises both)."""
     log_draft = functional.log_softmax(draft_logits.float(), -1)
     with torch.no_grad():
-        log_teacher = functional.log_softmax(
-            teacher_logits.float() / config.teacher_temperature, -1
-        )
-        teacher = log_teacher.exp()
-    loss = log_draft.new_zeros(())
-    if config.kl_weight:
-        loss = loss + config.kl_weight * functional.kl_div(
-            log_draft, log_teacher, reduction="batchmean", log_target=True
-        )
-    if config.ce_weight and bool((greedy_index >= 0).any()):
-        loss = loss + config.ce_weight * functional.nll_loss(
-            log_draft, greedy_index, ignore_index=-100
-        )
-    if config.tv_weight:
-        loss = loss + config.tv_weight * 0.5 * (teacher - log_draft.exp()).abs().sum(-1).mean()
-    if config.feature_weight and draft_hidden is not None and teacher_hidden is not None:
+        log_teacher = functional.log_softmax(teacher_logits.float(), -1)
+    loss = functional.kl_div(log_draft, log_teacher, reduction="batchmean", log_target=True)
+    if feature_weight and draft_hidden is not None and teacher_hidden is not None:
         reference = teacher_hidden.float()
-        error = (draft_hidden.float() - reference).square().sum(-1) / reference.square().sum(
-            -1
-        ).clamp_min(1e-6)
-        loss = loss + config.feature_weight * error.mean()
+        size = reference.square().sum(-1).clamp_min(1e-6)
+        error = (draft_hidden.float() - reference).square().sum(-1) / size
+        loss = loss + feature_weight * error.mean()
     return loss
 
 
@@ -169,13 +153,10 @@ class TrainingRun:
         self.device = self.weight.device
         self.same_width = int(self.weight.shape[1]) == caches[0].hidden_size
         self.was_trainable = {name: p.requires_grad for name, p in draft.named_parameters()}
-        self.noise = None
         if (embedding := draft.get_input_embeddings()) is not None:
-            embedding.weight.requires_grad_(config.train_embedding)
-            if config.embedding_noise:
-                self.noise = NoisyEmbedding(embedding, config.embedding_noise)
+            embedding.weight.requires_grad_(False)
         if embedding is None or self.weight is not embedding.weight:
-            self.weight.requires_grad_(config.train_head)
+            self.weight.requires_grad_(True)
         self.trainable = {name: p for name, p in draft.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(
             self.trainable.values(),
@@ -197,8 +178,6 @@ class TrainingRun:
 
     def __exit__(self, *error: object) -> None:
         self.pace.close()
-        if self.noise is not None:
-            self.noise.remove()
         for name, parameter in self.draft.named_parameters():
             parameter.requires_grad_(self.was_trainable[name])
         self.draft.zero_grad(set_to_none=True)
@@ -336,16 +315,13 @@ class TrainingRun:
         return value
 
     def _loss(self, batch: Batch) -> torch.Tensor:
-        greedy = self.teacher.index_of[batch.greedy_ids]
         rows = self.teacher.shortlist(batch, self.config.seed * 1_000_003 + self.place.step)
         with autocast(self.weight, self.config.autocast):
             hidden = draft_states(self.draft, batch)
             logits = functional.linear(hidden, self.weight if rows is None else self.weight[rows])
-        if rows is not None:
-            greedy = torch.where(greedy >= 0, torch.searchsorted(rows, greedy), -100)
         features = (hidden, batch.hidden) if self.same_width else (None, None)
         teacher = self.teacher.logits(batch.hidden, rows)
-        return distill_loss(logits, teacher, greedy, self.config, *features)
+        return distill_loss(logits, teacher, self.config.feature_weight, *features)
 
     def _batch(self, indices: Sequence[int]) -> Batch:
         """The sequences of one step."""

@@ -67,16 +67,14 @@ def initialise_draft(
     calibration_ids: Tensor | None = None,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
-    rotate: bool = False,
 ) -> PreTrainedModel:
     """A draft of shape `arch` with weights made from `target_model`'s, in `dtype` and eval mode.
 
     `draft_token_ids`: the tokens a trimmed head keeps. `calibration_ids` [sequences, tokens]: text
     on which the residual stream is observed when the draft is narrower than the target; without it
-    the token embeddings stand in. `rotate`: turn the stream to its principal components even where
-    none is cut, so that the first channels are the most important ones. rope_theta and the special
-    tokens are the target's. Raises ArchsearchError for a target that is not Llama-like, a draft of
-    another kind or another vocabulary.
+    the token embeddings stand in. rope_theta and the special tokens are the target's. Raises
+    ArchsearchError for a target that is not Llama-like, a draft of another kind or another
+    vocabulary.
     """
     target_arch = from_hf_config(target_model.config.to_dict())
     _check(target_model, target_arch, arch)
@@ -92,7 +90,7 @@ def initialise_draft(
     with torch.no_grad():
         old, new = target_arch.hidden_size, arch.hidden_size
         rotation = None
-        if new < old or (new == old and rotate):
+        if new < old:
             moment = residual_moment(target_model, layers, calibration_ids)
             _, vectors = torch.linalg.eigh(moment)  # ascending eigenvalues
             rotation = vectors[:, -new:].flip(1).float()
@@ -158,7 +156,7 @@ class _Width:
 
     old: int
     new: int
-    rotation: Tensor | None  # [d, d'], orthonormal columns, when d' < d or rotation is asked for
+    rotation: Tensor | None  # [d, d'], orthonormal columns, when d' < d
     random: torch.Generator
 
     @property

@@ -10,6 +10,12 @@ from archsearch.errors import ArchsearchError
 from archsearch.training.pace import Slowdown
 
 HELDOUT_SEQUENCES: Final = 64  # answers that are kept out to compare drafts on, at most
+# Settings of earlier versions, in which nothing else brought acceptance (docs/log): their
+# checkpoints say them.
+FIXED: Final = {
+    **{"kl_weight": 1.0, "ce_weight": 0.0, "tv_weight": 0.0},
+    **{"teacher_temperature": 1.0, "train_embedding": False},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +30,11 @@ class DistillConfig:
     looked at, or `look_ratio`: every so many times more tokens, instead of `evaluations` equally
     spaced points. `keep_best`: leave the weights in the draft that were best on held-out text, not
     the last ones. `patience`: stop where the trunk has seen so many times the tokens of its best
-    look, and looked at least twice since; None never stops before the limits. `kl_weight`,
-    `ce_weight`, `tv_weight`, `feature_weight`: Kullback-Leibler divergence from the target at
-    `teacher_temperature`, cross entropy on the target's greedy token, total variation (1 - the
-    acceptance of sampling), and relative squared error of the final hidden state (left out where
-    draft and target differ in width). `shortlist`: tokens that a head of more than 16,384 rows is
-    trained on per step, besides those of the batch and random ones. `train_embedding`,
-    `train_head`: whether these learn too, or stay as the target has them. `embedding_noise`:
-    uniform noise on the inputs' embeddings, this over the root of tokens x width (NEFTune, arXiv
-    2310.05914; 5 there). `autocast`: bfloat16 arithmetic; None asks the machine.
+    look, and looked at least twice since; None never stops before the limits. `feature_weight`: of
+    the relative squared error of the final hidden state (left out where draft and target differ in
+    width), beside the Kullback-Leibler divergence from the target. `shortlist`: tokens that a head
+    of more than 16,384 rows is trained on per step, besides those of the batch and random ones.
+    `autocast`: bfloat16 arithmetic; None asks the machine.
     """
 
     budget_s: float | None = None
@@ -44,15 +46,8 @@ class DistillConfig:
     anneal: float = 0.25
     average_power: float | None = 6.0
     clip: float = 1.0
-    kl_weight: float = 1.0
-    ce_weight: float = 0.0
-    tv_weight: float = 0.0
     feature_weight: float = 0.3
-    teacher_temperature: float = 1.0
     weight_decay: float = 0.0
-    train_embedding: bool = False
-    train_head: bool = True
-    embedding_noise: float = 0.0
     shortlist: int = 8192
     heldout_sequences: int = HELDOUT_SEQUENCES
     evaluations: int = 8
@@ -82,7 +77,6 @@ class DistillConfig:
             "warmup_tokens": self.warmup_tokens >= 0,
             "anneal": 0 <= self.anneal <= 1,
             "average_power": self.average_power is None or self.average_power > 0,
-            "teacher_temperature": self.teacher_temperature > 0,
         }
         if not all(fits.values()):
             values = ", ".join(f"{name}={getattr(self, name)}" for name in fits)
@@ -94,14 +88,8 @@ class DistillConfig:
         ends = "budget_s max_steps max_tokens anneal patience"
         watched = "keep_best checkpoint_every_s evaluations evaluate_at look_ratio"
         free = f"{ends} {watched}".split()
-        # Checkpoints of version 0.1.0 do not know them.
-        later = {"train_head": True, "embedding_noise": 0.0}
-        values = dataclasses.asdict(self)
-        return {
-            key: value
-            for key, value in values.items()
-            if key not in free and later.get(key, ...) != value
-        }
+        values = {key: v for key, v in dataclasses.asdict(self).items() if key not in free}
+        return values | FIXED
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,22 +57,12 @@ def load_medusa(folder: Path) -> MedusaHeads:
     kept = config.get("archsearch", {}).get("draft_token_ids") or list(
         range(int(config["vocab_size"]))
     )
-    gamma, shared = int(config["num_heads"]), bool(config["original_lm_head"])
-    heads = MedusaHeads(
-        int(config["hidden_size"]), int(config["vocab_size"]), gamma, kept, shared=shared
-    )
+    gamma = int(config["num_heads"])
+    heads = MedusaHeads(int(config["hidden_size"]), int(config["vocab_size"]), gamma, kept)
     tensors = _tensors(folder)
     named = {f"blocks.{j}.weight": tensors[f"blocks.{j}.layers.0.weight"] for j in range(gamma)}
-    for j in range(len(heads.lm_heads)):
-        named[f"lm_heads.{j}.weight"] = tensors[
-            "lm_head.weight" if shared else f"lm_heads.{j}.weight"
-        ][kept]
-    _fill(
-        heads,
-        named,
-        folder,
-        tuple(f"lm_heads.{j}.draft_token_ids" for j in range(len(heads.lm_heads))),
-    )
+    named["lm_heads.0.weight"] = tensors["lm_head.weight"][kept]
+    _fill(heads, named, folder, ("lm_heads.0.draft_token_ids",))
     return heads.eval()
 
 

@@ -102,7 +102,7 @@ def step_logits(head: Head, batch: HeadBatch, steps: int) -> Iterator[Tensor]:
     texts, starts, _ = batch.chains(0)
     ahead = torch.tensor(batch.written)[texts] - 1 - starts  # tokens of its text after each start
     for step in range(steps):
-        yield functional.linear(states[step][ahead > step], head.rows(step))
+        yield functional.linear(states[step][ahead > step], head.lm_head.weight)
 
 
 def chain_matches(

@@ -22,7 +22,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import to_hf_config
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json, write_json
-from archsearch.models.drafts import padding_row
+from archsearch.models.drafts import padded_head
 from archsearch.models.files import WEIGHTS_FILE, HeadFamily, aux_layers, head_family
 from archsearch.records import as_data
 from archsearch.text.cache import write_bytes
@@ -80,12 +80,10 @@ def eagle3_config(decoder: Architecture, target: Any) -> LlamaConfig:
     return config
 
 
-def save_eagle3(
-    head: Eagle3Head, folder: Path, target: TargetFacts, dtype: torch.dtype = torch.float32
-) -> None:
+def save_eagle3(head: Eagle3Head, folder: Path, target: TargetFacts) -> None:
     """Write config.json and model.safetensors of an EAGLE-3 or P-EAGLE head; weights last."""
     kept = head.lm_head.draft_token_ids
-    tensors = {name: tensor.detach().to(dtype) for name, tensor in head.saved().items()}
+    tensors = {name: tensor.detach().float() for name, tensor in head.saved().items()}
     ids = torch.arange(len(kept))
     present = torch.zeros(head.config.vocab_size, dtype=torch.bool)
     present[kept] = True
@@ -93,7 +91,7 @@ def save_eagle3(
         "architectures": [EAGLE3_ARCHITECTURE],
         "target_hidden_size": head.target_hidden_size,
         "draft_vocab_size": len(kept),
-        "torch_dtype": str(dtype).removeprefix("torch."),
+        "torch_dtype": "float32",
         "norm_before_residual": False,
         "eagle_config": {
             "eagle_aux_hidden_state_layer_ids": list(head.aux_layers),
@@ -127,26 +125,17 @@ def _llama_fields(config: LlamaConfig) -> dict[str, Any]:
 
 
 def save_medusa(
-    heads: MedusaHeads,
-    folder: Path,
-    target: TargetFacts,
-    mean_state: Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
+    heads: MedusaHeads, folder: Path, target: TargetFacts, mean_state: Tensor | None = None
 ) -> None:
     """Write config.json and model.safetensors. `mean_state` [hidden]: mean final state, what
     padding rows point away from."""
     kept = heads.lm_head.draft_token_ids
     blocks: Any = heads.blocks
     tensors = {
-        f"blocks.{j}.layers.0.weight": block.weight.detach().to(dtype)
+        f"blocks.{j}.layers.0.weight": block.weight.detach().float()
         for j, block in enumerate(blocks)
     }
-    lm_heads: Any = heads.lm_heads
-    for j, own in enumerate(lm_heads):
-        rows = own.weight.detach()
-        full = padding_row(rows, mean_state).expand(heads.vocab_size, -1).clone()
-        full[kept] = rows
-        tensors["lm_head.weight" if heads.shared else f"lm_heads.{j}.weight"] = full.to(dtype)
+    tensors["lm_head.weight"] = padded_head(heads.lm_head, mean_state).float()
     config = {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
@@ -155,9 +144,9 @@ def save_medusa(
         "truncated_vocab_size": heads.vocab_size,
         "num_heads": heads.gamma,
         "num_hidden_layers": 1,
-        "original_lm_head": heads.shared,
+        "original_lm_head": True,
         "medusa_fc_bias": False,
-        "torch_dtype": str(dtype).removeprefix("torch."),
+        "torch_dtype": "float32",
         "archsearch": {"target": as_data(target), "draft_token_ids": kept.tolist()},
     }
     _write(folder, config, tensors)

@@ -22,62 +22,37 @@ class MedusaHeads(nn.Module):
     """`gamma` heads of a target; forward: [..., hidden] -> per head the state [..., hidden] that
     its rows read.
 
-    `shared`: one matrix of vocabulary rows for all heads, else one each. Rows are those of the
-    `kept` tokens.
+    One matrix of vocabulary rows serves all heads; rows are those of the `kept` tokens.
     """
 
-    def __init__(
-        self,
-        hidden_size: int,
-        vocab_size: int,
-        gamma: int,
-        kept: Sequence[int],
-        *,
-        shared: bool = True,
-    ) -> None:
+    def __init__(self, hidden_size: int, vocab_size: int, gamma: int, kept: Sequence[int]) -> None:
         super().__init__()
-        self.hidden_size, self.vocab_size, self.gamma, self.shared = (
-            hidden_size,
-            vocab_size,
-            gamma,
-            shared,
-        )
+        self.hidden_size, self.vocab_size, self.gamma = hidden_size, vocab_size, gamma
         self.blocks = nn.ModuleList(
             nn.Linear(hidden_size, hidden_size, bias=False) for _ in range(gamma)
         )
-        self.lm_heads = nn.ModuleList(
-            TrimmedHead(hidden_size, vocab_size, kept) for _ in range(1 if shared else gamma)
-        )
+        # A list of one: checkpoints know its weight as lm_heads.0.weight.
+        self.lm_heads = nn.ModuleList([TrimmedHead(hidden_size, vocab_size, kept)])
 
     @property
     def lm_head(self) -> Any:
-        """The first head's rows: all heads keep the same tokens."""
+        """The rows [kept, hidden] that every head compares its state with."""
         return self.lm_heads[0]
 
     def get_input_embeddings(self) -> None:
         """None: heads read no tokens."""
 
-    def rows(self, head: int) -> Tensor:
-        """[kept, hidden]: what `head` (from 0) compares its state with."""
-        kept: Any = self.lm_heads[0 if self.shared else head]
-        weight: Tensor = kept.weight
-        return weight
-
     def forward(self, hidden: Tensor) -> list[Tensor]:
         return [hidden + functional.silu(block(hidden)) for block in self.blocks]
 
 
-def initialise_medusa(
-    target: Any, gamma: int, kept: Sequence[int], *, shared: bool = True
-) -> MedusaHeads:
+def initialise_medusa(target: Any, gamma: int, kept: Sequence[int]) -> MedusaHeads:
     """Heads that all begin as the target's own head, cut to the kept tokens."""
     config = target.config
-    heads = MedusaHeads(int(config.hidden_size), int(config.vocab_size), gamma, kept, shared=shared)
+    heads = MedusaHeads(int(config.hidden_size), int(config.vocab_size), gamma, kept)
     with torch.no_grad():
-        blocks: Any = heads.blocks
-        for block in blocks:
-            block.weight.zero_()
-        own: Any = heads.lm_heads
-        for head in own:
-            head.weight.copy_(target.get_output_embeddings().weight.detach()[head.draft_token_ids])
+        for parameter in heads.blocks.parameters():
+            parameter.zero_()
+        own = target.get_output_embeddings().weight.detach()
+        heads.lm_head.weight.copy_(own[heads.lm_head.draft_token_ids])
     return heads

@@ -166,14 +166,12 @@ class HeadRun(TrainingRun):
         assert isinstance(batch, HeadBatch)
         steps = self._steps()
         teacher = self.teacher.logits(batch.hidden)
-        greedy = self.teacher.index_of[batch.greedy_ids]
         losses, weights = [], []
         with autocast(self.weight, self.config.autocast):
             for step, logits in enumerate(step_logits(self.draft, batch, steps)):
                 places = batch.chains(step)[2]
                 if len(places):
-                    loss = distill_loss(logits, teacher[places], greedy[places], self.config)
-                    losses.append(STEP_WEIGHT**step * loss)
+                    losses.append(STEP_WEIGHT**step * distill_loss(logits, teacher[places]))
                     weights.append(STEP_WEIGHT**step)
         return torch.stack(losses).sum() / sum(weights)
 

@@ -17,15 +17,12 @@ from tests.doubles.tiny_heads import HIDDEN, KEPT, LAYERS, VOCAB, make_deep_targ
 FACTS = TargetFacts("tiny", HIDDEN, LAYERS, VOCAB, "abc")
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_heads_begin_as_the_targets_and_come_back_from_their_folder(
-    tmp_path: Path, shared: bool
-) -> None:
+def test_heads_begin_as_the_targets_and_come_back_from_their_folder(tmp_path: Path) -> None:
     target = make_deep_target()
-    heads = initialise_medusa(target, 3, KEPT, shared=shared)
+    heads = initialise_medusa(target, 3, KEPT)
     hidden = torch.randn(5, HIDDEN)
     assert torch.equal(heads(hidden)[2], hidden) and torch.equal(
-        heads.rows(1), target.lm_head.weight[list(KEPT)]
+        heads.lm_head.weight, target.lm_head.weight[list(KEPT)]
     )
     with torch.no_grad():
         for parameter in heads.parameters():
@@ -35,16 +32,15 @@ def test_heads_begin_as_the_targets_and_come_back_from_their_folder(
     assert (
         config["model_type"] == "medusa"
         and config["num_heads"] == 3
-        and config["original_lm_head"] is shared
+        and config["original_lm_head"] is True
     )
     assert config["vocab_size"] == config["truncated_vocab_size"] == VOCAB, (
         "vLLM 0.32 cannot load fewer rows"
     )
     again = load_medusa(tmp_path)
     for head in range(3):
-        assert torch.equal(again(hidden)[head], heads(hidden)[head]) and torch.equal(
-            again.rows(head), heads.rows(head)
-        )
+        assert torch.equal(again(hidden)[head], heads(hidden)[head])
+    assert torch.equal(again.lm_head.weight, heads.lm_head.weight)
     assert check_head(tmp_path, FACTS) == "medusa"
     with pytest.raises(ArchsearchError, match="reads states of width 32"):
         check_head(tmp_path, TargetFacts("wide", 64, LAYERS, VOCAB))
@@ -57,5 +53,5 @@ def test_the_rows_of_dropped_tokens_never_win_near_the_mean(tmp_path: Path) -> N
     mean = torch.randn(HIDDEN)
     save_medusa(heads, tmp_path, FACTS, mean)
     rows = load_file(tmp_path / "model.safetensors")["lm_head.weight"]
-    assert rows.shape == (VOCAB, HIDDEN) and torch.equal(rows[list(KEPT)], heads.rows(0))
+    assert rows.shape == (VOCAB, HIDDEN) and torch.equal(rows[list(KEPT)], heads.lm_head.weight)
     assert int((rows @ mean).argmax()) in KEPT
