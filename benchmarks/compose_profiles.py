@@ -27,6 +27,7 @@ from archsearch.importers.aiconfigurator import import_profile, import_tables
 from archsearch.importers.compact import COMPACT_ROWS, Key, compress, errors, in_range
 from archsearch.profiles import Profile
 from archsearch.progress import ProgressLine
+from archsearch.records import as_data
 
 SHIPPED = ("a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-sxm")
 
@@ -54,7 +55,8 @@ def held_out(device: str, data: Path | None, seed: int) -> dict[str, Any]:
         random.Random(seed).shuffle(keys)
         seen, unseen = keys[: len(keys) // 2], keys[len(keys) // 2 :]
         kept, _ = compress(kind, {key: times[key] for key in seen})
-        result[kind] = errors(kept, {key: times[key] for key in unseen})
+        found = errors(kept, {key: times[key] for key in unseen})
+        result[kind] = {group: as_data(error) for group, error in found.items()}
     return result
 
 

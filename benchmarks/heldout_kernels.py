@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archsearch.architecture.ops import Attention, Gemm
-from archsearch.hardware.device import Device, load_device, roofline_s
+from archsearch.hardware.device import Device, load_device
 from archsearch.importers.aiconfigurator import import_tables
 from archsearch.latency.ops import GpuTable, gpu_attention_sizes, gpu_gemm_sizes, op_of
 
@@ -119,7 +119,9 @@ def judge(
     predicted, stds = table.predict_all(asked)
     predict_s = (time.perf_counter() - begin) / len(asked)
     traffic = np.array([bytes_of(op) for op in asked])
-    roofline = np.array([roofline_s(device, flops_of(op), bytes_of(op), DTYPE) for op in asked])
+    peak, bandwidth = device.peak_flops_per_s(DTYPE), device.bandwidth_bytes_per_s
+    # the slower of the two (Williams et al. 2009)
+    roofline = np.array([max(flops_of(op) / peak, bytes_of(op) / bandwidth) for op in asked])
     answers = {
         "model": predicted,
         "roofline": roofline,

@@ -24,6 +24,7 @@ import math
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,33 @@ from archsearch.files import write_json
 from archsearch.models.drafts import draft_architecture, load_draft
 from archsearch.models.load import load_target
 from archsearch.models.targets import resolve_target
-from archsearch.text.encode import with_states
-from archsearch.text.generate import eos_ids, generate_text
+from archsearch.text.cache import CachedSequence
+from archsearch.text.generate import eos_ids, generate_text, plain_head
 from archsearch.text.prompt_set import load_prompt_set, spread_prompts
-from archsearch.text.prompts import encode_prompts, read_prompts
+from archsearch.text.prompts import EncodedPrompt, encode_prompts, read_prompts
 from archsearch.text.settings import Writing
 
 GOAL = 0.015
+
+
+def with_states(
+    target: Any, prompts: Sequence[EncodedPrompt], answers: Sequence[Sequence[int]]
+) -> list[CachedSequence]:
+    """`answers` to `prompts`, by whomever, with the target's state and argmax at every answered
+    token: one pass over each."""
+    head = plain_head(target)
+    sequences = []
+    for prompt, tokens in zip(prompts, answers, strict=True):
+        ids = torch.tensor([*prompt.token_ids, *tokens])
+        start = len(prompt.token_ids)
+        with torch.inference_mode():
+            output = target.base_model(input_ids=ids[None, :-1].to(head.device), use_cache=False)
+            states = output.last_hidden_state[0, start - 1 :]  # [answer, hidden]
+            greedy = torch.nn.functional.linear(states, head).argmax(-1).cpu()
+        sequences.append(
+            CachedSequence(ids, start, states.cpu().clone(), greedy, prompt.category, prompt.id)
+        )
+    return sequences
 
 
 def engine_tau(results: list[GenerationResult]) -> measured.Resampled:

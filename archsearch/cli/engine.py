@@ -11,6 +11,7 @@ from archsearch.cli.app import main
 from archsearch.cli.options import Value, json_option, opt, options
 from archsearch.cli.output import emit
 from archsearch.engine_facts import engines_that, has_recipe
+from archsearch.records import as_data
 
 engine_argument = click.argument("engine", type=click.Choice(engines_that(has_recipe)))
 
@@ -67,7 +68,7 @@ def install_command(
         f"{engine} {done.version} ({done.device}) is ready: {done.python}\n"
         f"{done.bytes / 1e9:.1f} GB, installed and checked in {human_time(done.seconds)}"
     )
-    emit(done.to_dict(), text, as_json)
+    emit(as_data(done), text, as_json)
 
 
 @engine_group.command("list")

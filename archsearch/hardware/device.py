@@ -88,12 +88,6 @@ class Device:
         return cls(**values)
 
 
-def roofline_s(device: Device, flops: float, bytes: float, dtype: str) -> float:
-    """Seconds that `flops` and `bytes` of memory traffic take at least: the slower of the two
-    (Williams et al. 2009)."""
-    return max(flops / device.peak_flops_per_s(dtype), bytes / device.bandwidth_bytes_per_s)
-
-
 @cache
 def devices() -> Mapping[str, Device]:
     """Every known device by key: the table that ships, and what `devices/*.yaml` in the working

@@ -23,9 +23,9 @@ import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.architecture.op_kinds import row_sizes
 from archsearch.architecture.ops import AllReduce, Attention, Experts, Gemm, LatentAttention
@@ -33,10 +33,14 @@ from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import read_json, scratch_dir, write_json
 from archsearch.hardware.device import Device, load_device
 from archsearch.importers import experts
-from archsearch.importers.compact import COMPACT_ROWS, compress
+from archsearch.importers.compact import COMPACT_ROWS, Errors, compress
 from archsearch.profiles import Measurement, Profile, freeze_shape
 from archsearch.progress import Progress, silent
+from archsearch.records import as_data
 from archsearch.workload import DTYPE_BYTES, dtype_name
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 PACKAGE: Final = "aiconfigurator-core"
 PACKAGE_VERSIONS: Final = (
@@ -92,16 +96,6 @@ ABSENT: Final = (
     "engine overhead",
 )
 
-SAID: Final = {
-    "licence": LICENCE,
-    "copyright": COPYRIGHT,
-    "url": SOURCE,
-    "changes": (
-        "milliseconds to seconds, sizes renamed, rows chosen as in rows_kept and rows_ignored"
-    ),
-    "how": HOW,
-    "not_in_tables": list(ABSENT),
-}
 CACHE_STATES: Final = (
     "GEMM rows with weights up to weights_cached_below_bytes are marked warm (six copies fit the"
     " last-level cache together), all other rows cold; a KV cache below the size of that cache was"
@@ -111,19 +105,53 @@ TOLD: Final = (
     "relative errors of a plain interpolation of the kept rows on those left out; the choice of"
     " rows looked at both"
 )
-COUNTED: Final = (
-    "rows_available",
-    "rows_kept",
-    "rows_ignored",
-    "kernel_sources",
-    "row_relative_std",
-    "frameworks_compared",
-    "told_from_kept_rows",
-)
 
 Op = Gemm | Attention | AllReduce | Experts | LatentAttention
 Key = tuple[Op, str]  # an op and its mode
-Reader = Callable[[Path, Device, str, bool], "Table"]
+
+
+@dataclass(kw_only=True)
+class Provenance:
+    """What the header of a profile made here says of its rows; counts by kind of table, of further
+    dtypes by kind and dtype."""
+
+    package: str = PACKAGE
+    version: str
+    framework: str
+    framework_version: str
+    table_versions: dict[str, str] = field(default_factory=dict)
+    device_name: str
+    system: str
+    licence: str = LICENCE
+    copyright: str = COPYRIGHT
+    url: str = SOURCE
+    changes: str = (
+        "milliseconds to seconds, sizes renamed, rows chosen as in rows_kept and rows_ignored"
+    )
+    how: str = HOW
+    not_in_tables: tuple[str, ...] = ABSENT
+    weights_cached_below_bytes: int | None
+    cache_states: str = CACHE_STATES
+    dtypes: list[str]
+    compact: bool
+    told: str = TOLD
+    rows_available: dict[str, int] = field(default_factory=dict)
+    rows_kept: dict[str, int] = field(default_factory=dict)
+    rows_ignored: dict[str, dict[str, int]] = field(default_factory=dict)
+    kernel_sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    row_relative_std: dict[str, float] = field(default_factory=dict)
+    frameworks_compared: dict[str, dict[str, Compared]] = field(default_factory=dict)
+    told_from_kept_rows: dict[str, dict[str, Errors]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Another framework on the same `shapes` of the same GPU: `ratio`, median of its time over
+    ours, and the `relative_std` of one row, which leaves that ratio out."""
+
+    shapes: int
+    ratio: float
+    relative_std: float
 
 
 @dataclass
@@ -217,8 +245,10 @@ def _version_key(text: str) -> tuple[tuple[int, ...], bool, tuple[int, ...]]:
 # ------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path, device: Device, numbers: str, texts: str = "", optional: str = "") -> Any:
-    """Columns of a Parquet file (a DataFrame), and `version`, `device`, `latency` besides. Numbers
+def _read(
+    path: Path, device: Device, numbers: str, texts: str = "", optional: str = ""
+) -> DataFrame:
+    """Columns of a Parquet file, and `version`, `device`, `latency` besides. Numbers
     are floats, NaN where a value is missing; an `optional` one may be absent. All rows are of this
     device."""
     wanted, texts_ = [*numbers.split(), "latency"], [*texts.split(), "version", "device"]
@@ -251,7 +281,9 @@ def _read(path: Path, device: Device, numbers: str, texts: str = "", optional: s
         ) from error
     if not table.num_rows:
         raise ArchsearchError(f"kernel table {path} is empty; {_reinstall()}")
-    frame = table.to_pandas().astype(dict.fromkeys(wanted, float) | dict.fromkeys(texts_, str))
+    frame: DataFrame = table.to_pandas().astype(
+        dict.fromkeys(wanted, float) | dict.fromkeys(texts_, str)
+    )
     wrong = set(frame.device) - {device.name}
     if wrong:
         raise ArchsearchError(
@@ -264,7 +296,7 @@ def _reinstall() -> str:
     return f"use the tables of {PACKAGE} {PACKAGE_VERSIONS[-1]}"
 
 
-def _one_version(path: Path, frame: Any) -> None:
+def _one_version(path: Path, frame: DataFrame) -> None:
     """Every row was measured with the framework version that the folder is named after.
 
     Not asked of all-reduce tables, which may carry older ones (L40S: rows of vLLM 0.14.0 under
@@ -279,23 +311,25 @@ def _one_version(path: Path, frame: Any) -> None:
         )
 
 
-def _collect(path: Path, frame: Any, make: Callable[[Any], Key]) -> Table:
-    """Seconds by (op, mode) of the rows of `frame`. Unusable ones are counted; too many of them and
-    the file is refused."""
-    seen: dict[Key, list[float]] = {}
-    bad = 0
-    for row in frame.itertuples(index=False):
-        try:
-            if not (math.isfinite(row.latency) and row.latency > 0):
-                raise ValueError("latency")
-            seen.setdefault(make(row), []).append(row.latency * 1e-3)
-        except (ValueError, OverflowError):  # a size that is NaN or no whole positive number, too
-            bad += 1
+def _collect(
+    path: Path, frame: DataFrame, sizes: str, make: Callable[[Any], Key], zero: str = ""
+) -> Table:
+    """Seconds by (op, mode) of the rows of `frame`: what `make` says of one, whose `sizes` are
+    whole numbers of at least 1, those in `zero` of at least 0. Unusable rows are counted; too many
+    of them and the file is refused."""
+    counts = frame[[*sizes.split(), *zero.split()]]
+    least = [1] * len(sizes.split()) + [0] * len(zero.split())
+    whole = (counts >= least).all(axis=1) & (counts % 1 == 0).all(axis=1)
+    usable = whole & (frame.latency > 0) & (frame.latency < math.inf)
+    bad = int((~usable).sum())
     if bad > BAD_SHARE * len(frame):
         raise ArchsearchError(
             f"kernel table {path}: {bad} of {len(frame)} rows are negative, zero, NaN or have no"
             f" whole sizes; {_reinstall()}"
         )
+    seen: dict[Key, list[float]] = {}
+    for row in frame[usable].astype(dict.fromkeys(counts.columns, int)).itertuples(index=False):
+        seen.setdefault(make(row), []).append(row.latency * 1e-3)
     times = {key: statistics.median(found) for key, found in seen.items()}
     repeated = sum(map(len, seen.values())) - len(seen)
     ignored = {"unusable": bad, "repeated shapes (median taken)": repeated}
@@ -309,24 +343,12 @@ def _collect(path: Path, frame: Any, make: Callable[[Any], Key]) -> Table:
     )
 
 
-def _whole(*values: float, least: int = 1) -> list[int]:
-    for value in values:
-        if not value >= least or value != int(value):
-            raise ValueError(f"not a whole number of at least {least}: {value}")
-    return [int(value) for value in values]
-
-
-def read_gemm(path: Path, device: Device, dtype: str, compact: bool = False) -> Table:
+def read_gemm(path: Path, device: Device, dtype: str, compact: bool) -> Table:
     """Rows of a gemm_perf.parquet in one dtype: Gemm(m, n, k), mode graph."""
     frame = _read(path, device, "m n k", "kernel_source gemm_dtype")
     _one_version(path, frame)
     rows = frame[frame.gemm_dtype.isin(DTYPES[dtype])]
-
-    def make(row: Any) -> Key:
-        m, n, k = _whole(row.m, row.n, row.k)
-        return Gemm(m, n, k), "graph"
-
-    table = _collect(path, rows, make)
+    table = _collect(path, rows, "m n k", lambda row: (Gemm(row.m, row.n, row.k), "graph"))
     return without_slow_starts(table)
 
 
@@ -386,7 +408,7 @@ def _quantise_s(file: Path, device: Device) -> Callable[[Gemm], float]:
     return lambda op: times.get((nearest(op.m, tokens), nearest(op.k, sizes)), 0.0)
 
 
-def read_attention(path: Path, device: Device, dtype: str, compact: bool = False) -> Table:
+def read_attention(path: Path, device: Device, dtype: str, compact: bool) -> Table:
     """Rows of a generation_ or context_attention_perf.parquet in one KV-cache dtype, mode graph.
 
     Generation: isl is 1 and step the KV length before the new token, so tokens=1, context=step.
@@ -403,16 +425,15 @@ def read_attention(path: Path, device: Device, dtype: str, compact: bool = False
         rows = rows[rows.beam_width == 1]
 
     def make(row: Any) -> Key:
-        context, window = _whole(row.step, getattr(row, "window_size", 0.0), least=0)
-        batch, tokens, heads, kv_heads, size = _whole(
-            row.batch_size, row.isl, row.num_heads, row.num_key_value_heads, row.head_dim
-        )
-        return Attention(batch, tokens, context, heads, kv_heads, size, window or None), "graph"
+        heads = (row.num_heads, row.num_key_value_heads, row.head_dim)
+        window = getattr(row, "window_size", 0) or None
+        return Attention(row.batch_size, row.isl, row.step, *heads, window), "graph"
 
-    return _collect(path, rows, make)
+    zero = "step window_size" if "window_size" in rows else "step"
+    return _collect(path, rows, numbers.removesuffix(" step"), make, zero)
 
 
-def read_all_reduce(path: Path, device: Device, dtype: str, compact: bool = False) -> Table:
+def read_all_reduce(path: Path, device: Device, dtype: str, compact: bool) -> Table:
     """Rows of a custom_allreduce_perf.parquet: AllReduce(elements, ranks), modes graph and eager.
 
     message_size counts elements. Isolated spikes (slower than SPIKE times both neighbouring sizes)
@@ -422,9 +443,10 @@ def read_all_reduce(path: Path, device: Device, dtype: str, compact: bool = Fals
 
     def make(row: Any) -> Key:
         mode = "eager" if row.kernel_source.endswith("_eager") else "graph"
-        return AllReduce(*_whole(row.message_size, row.num_gpus)), mode
+        return AllReduce(row.message_size, row.num_gpus), mode
 
-    table = _collect(path, frame[frame.allreduce_dtype.isin(DTYPES[dtype])], make)
+    rows = frame[frame.allreduce_dtype.isin(DTYPES[dtype])]
+    table = _collect(path, rows, "num_gpus message_size", make)
     lines: dict[tuple[int, str], list[tuple[int, float, Key]]] = {}
     for (op, mode), time in table.times_s.items():
         if isinstance(op, AllReduce):
@@ -439,7 +461,7 @@ def read_all_reduce(path: Path, device: Device, dtype: str, compact: bool = Fals
     return table.without(spikes, "spikes")
 
 
-def read_experts(path: Path, device: Device, dtype: str, compact: bool = False) -> Table:
+def read_experts(path: Path, device: Device, dtype: str, compact: bool) -> Table:
     """Rows of a moe_perf.parquet for a pass in `dtype`: Experts, mode graph; of unusable kernels
     none."""
     frame = _read(path, device, experts.SIZES, "kernel_source moe_dtype distribution")
@@ -447,23 +469,26 @@ def read_experts(path: Path, device: Device, dtype: str, compact: bool = False) 
     rows = frame[experts.wanted(frame, dtype, framework, device, compact)]
     rows = rows[rows.version.str.startswith(version)]
     formats = experts.formats_of(device, dtype, framework)
-    table = _collect(path, rows, lambda row: (experts.experts_of(row, formats), "graph"))
+    table = _collect(
+        path, rows, experts.SIZES, lambda row: (experts.experts_of(row, formats), "graph")
+    )
     ops = {op: seconds for (op, _), seconds in table.times_s.items() if isinstance(op, Experts)}
     bad: set[Key] = {(op, "graph") for op in experts.badly_tuned(ops, device, dtype)}
     return table.without(bad, "kernels at a third of the bandwidth or less")
 
 
-def read_latent(path: Path, device: Device, dtype: str, compact: bool = False) -> Table:
+def read_latent(path: Path, device: Device, dtype: str, compact: bool) -> Table:
     """Rows of an mla_generation_ or mla_context_module_perf.parquet in one dtype of weights and
     cache: LatentAttention, graph."""
     texts = "kernel_source gemm_type kv_cache_dtype architecture"
-    frame = _read(path, device, "batch_size isl step num_heads", texts)
+    frame = _read(path, device, "batch_size isl num_heads step", texts)
     _one_version(path, frame)
     rows = frame[experts.latent_wanted(frame, dtype, compact)]
-    return _collect(path, rows, lambda row: (experts.latent_of(row), "graph"))
+    sizes = "batch_size isl num_heads"
+    return _collect(path, rows, sizes, lambda row: (experts.latent_of(row), "graph"), "step")
 
 
-READERS: Final[Mapping[str, tuple[str, str, Reader]]] = {
+READERS: Final[Mapping[str, tuple[str, str, Callable[[Path, Device, str, bool], Table]]]] = {
     "gemm": ("gemm", "gemm_perf.parquet", read_gemm),
     "decode": ("attention", "generation_attention_perf.parquet", read_attention),
     "context": ("attention", "context_attention_perf.parquet", read_attention),
@@ -505,17 +530,16 @@ def _impossible(op: Op, device: Device, dtype: str, seconds: float) -> bool:
 
 
 def disagreement(
-    ours: Mapping[Any, float],
-    others: Mapping[str, Mapping[Any, float]],
-    keep: Callable[[Any], bool],
-) -> dict[str, Any]:
+    ours: Mapping[Key, float],
+    others: Mapping[str, Mapping[Key, float]],
+    keep: Callable[[Key], bool],
+) -> tuple[float, dict[str, Compared]]:
     """How far frameworks differ on the same shapes of the same GPU: what one row may be off by.
 
-    `relative_std`: the robust std (1.4826 MAD) of log(ours / other) over sqrt(2), median over the
-    others; `ratio`: median of other / ours, which the std leaves out; `shapes`: how many were
-    compared.
+    The robust std (1.4826 MAD) of log(ours / other) over sqrt(2), median over the others, and what
+    each of them says; (0, {}) where none has 20 of the shapes.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, Compared] = {}
     stds = []
     for name, times in others.items():
         logs = [math.log(ours[key] / times[key]) for key in ours.keys() & times.keys() if keep(key)]
@@ -524,9 +548,8 @@ def disagreement(
         middle = statistics.median(logs)
         std = 1.4826 * statistics.median([abs(log - middle) for log in logs]) / math.sqrt(2)
         stds.append(std)
-        ratio = round(math.exp(-middle), 3)
-        found[name] = {"shapes": len(logs), "ratio": ratio, "relative_std": round(std, 4)}
-    return {"relative_std": round(statistics.median(stds), 4), "against": found} if stds else {}
+        found[name] = Compared(len(logs), round(math.exp(-middle), 3), round(std, 4))
+    return (round(statistics.median(stds), 4) if stds else 0.0), found
 
 
 def _small(key: Key) -> bool:
@@ -608,28 +631,6 @@ class Source:
                     found[f"{other} {versions[-1]}"] = table.times_s
         return found
 
-    def provenance(
-        self, package_version: str, dtypes: Sequence[str], compact: bool
-    ) -> dict[str, Any]:
-        """What the header of a profile of these tables says, but for its rows."""
-        size = self.device.last_level_cache_bytes
-        return {
-            "package": PACKAGE,
-            "version": package_version,
-            "framework": self.framework,
-            "framework_version": self.versions["gemm"],
-            "table_versions": {},
-            "device_name": self.device.name,
-            "system": self.system.name,
-            **SAID,
-            "weights_cached_below_bytes": None if size is None else size // WEIGHT_COPIES,
-            "cache_states": CACHE_STATES,
-            "dtypes": list(dtypes),
-            "compact": compact,
-            "told": TOLD,
-            **{name: {} for name in COUNTED},
-        }
-
 
 def _checked_dtypes(device: Device, framework: str, dtypes: Sequence[str]) -> list[str]:
     """The dtypes by name, once the tables know framework, device and all of them."""
@@ -674,10 +675,20 @@ def import_tables(
     names = _checked_dtypes(device, framework, dtypes)
     root, package_version = find_tables(data)
     source = Source(root / SYSTEMS[device.key], device, framework)
-    planned = float(sum(COMPACT_ROWS.values()) if compact else len(names))
-    stack = {PACKAGE: package_version, framework: source.versions["gemm"]}
+    cache_bytes = device.last_level_cache_bytes
+    about = Provenance(
+        version=package_version,
+        framework=framework,
+        framework_version=source.versions["gemm"],
+        device_name=device.name,
+        system=source.system.name,
+        weights_cached_below_bytes=None if cache_bytes is None else cache_bytes // WEIGHT_COPIES,
+        dtypes=names,
+        compact=compact,
+    )
+    stack = {PACKAGE: package_version, framework: about.framework_version}
     profile = Profile(device.to_dict(), stack)
-    profile.provenance = about = source.provenance(package_version, names, compact)
+    planned = float(sum(COMPACT_ROWS.values()) if compact else len(names))
     chosen: dict[str, set[Key]] = {}
     done = 0
     for dtype in names:
@@ -691,36 +702,37 @@ def import_tables(
             if compact and kind in chosen:  # a further dtype: the shapes of the first
                 times = {key: seconds for key, seconds in times.items() if key in chosen[kind]}
             elif compact and kind in COMPACT_ROWS:
-                plain: dict[Any, float] = times  # of GEMMs and attention only
-                tick = partial(_tick, progress, f"choosing {kind} rows", done, planned)
-                kept, about["told_from_kept_rows"][label] = compress(kind, plain, tick=tick)
+
+                def tick(
+                    rows: int, what: str = f"choosing {kind} rows", before: int = done
+                ) -> None:
+                    progress(what, before + rows, planned)
+
+                plain: Mapping[Any, float] = times  # of GEMMs and attention only
+                kept, about.told_from_kept_rows[label] = compress(kind, plain, tick=tick)
                 times = {key: seconds for key, seconds in times.items() if key in kept}
                 done += COMPACT_ROWS[kind]
                 chosen[kind] = set(times)
-            about["rows_available"][label], about["rows_kept"][label] = table.read, len(times)
-            about["kernel_sources"][label] = list(table.kernel_sources)
+            about.rows_available[label], about.rows_kept[label] = table.read, len(times)
+            about.kernel_sources[label] = table.kernel_sources
             if table.ignored:
-                about["rows_ignored"][label] = table.ignored
+                about.rows_ignored[label] = table.ignored
             if table.versions:
-                about["table_versions"][kind] = ", ".join(table.versions)
+                about.table_versions[kind] = ", ".join(table.versions)
             profile.add(_rows(times, device, dtype))
             if dtype == names[0] and kind in ALWAYS:
-                compared = disagreement(whole, source.others(kind, dtype), _small)
+                std, compared = disagreement(whole, source.others(kind, dtype), _small)
                 if compared:
-                    about["frameworks_compared"][kind] = compared["against"]
+                    about.frameworks_compared[kind] = compared
                     if kind != "context":
-                        name = "attention" if kind == "decode" else kind
-                        about["row_relative_std"][name] = compared["relative_std"]
+                        about.row_relative_std["attention" if kind == "decode" else kind] = std
+    profile.provenance = as_data(about)
     profile.origin = (
         f"composed from kernel tables of {PACKAGE} {package_version} (NVIDIA, {LICENCE};"
-        f" {FRAMEWORKS[framework]} {source.versions['gemm']} on {device.name}, CUDA graphs); not"
+        f" {FRAMEWORKS[framework]} {about.framework_version} on {device.name}, CUDA graphs); not"
         " measured by archsearch"
     )
     return profile
-
-
-def _tick(progress: Progress, what: str, before: int, planned: float, chosen: int) -> None:
-    progress(what, before + chosen, planned)
 
 
 def _rows(times: Mapping[Key, float], device: Device, dtype: str) -> list[Measurement]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,15 @@ COMPACT_M: Final = (*range(1, 18), 32, 33, 48, 64, 128, 256, 512, 2048, 8192)
 COMPACT_ROWS: Final = {"gemm": 1300, "decode": 550, "context": 250}
 _GRID_M: Final = (1, 4, 16, 64, 512, 8192)
 _GRID_NK: Final = (64, 512, 2048, 4096, 8192, 16384, 65536)
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Relative errors of predicted rows: the median, and the 90th percentile."""
+
+    rows: int
+    median_error: float
+    p90_error: float
 
 
 @dataclass(frozen=True)
@@ -114,7 +123,7 @@ def compress(
     *,
     count: int | None = None,
     tick: Callable[[int], None] | None = None,
-) -> tuple[dict[Key, float], dict[str, Any]]:
+) -> tuple[dict[Key, float], dict[str, Errors]]:
     """The rows kept of `kind` (COMPACT_ROWS of those in range), and how well they tell the others:
     see `errors`."""
     keys = [key for key in times if in_range(key[0])] or list(times)
@@ -126,9 +135,8 @@ def compress(
     return chosen, errors(chosen, {keys[index]: times[keys[index]] for index in rest})
 
 
-def errors(known: Mapping[Key, float], asked: Mapping[Key, float]) -> dict[str, Any]:
-    """Relative errors of `predict` from `known` on `asked`, by group: rows, median, 90th
-    percentile; {} for nothing asked."""
+def errors(known: Mapping[Key, float], asked: Mapping[Key, float]) -> dict[str, Errors]:
+    """Relative errors of `predict` from `known` on `asked`, by group; {} for nothing asked."""
     if not asked:
         return {}
     error = np.abs(
@@ -141,11 +149,11 @@ def errors(known: Mapping[Key, float], asked: Mapping[Key, float]) -> dict[str, 
         large = np.array([isinstance(op, Gemm) and op.weight_elements() > 4e6 for op in ops])
         groups = {"m up to 32, over 4M weights": small & large, "m up to 32": small} | groups
     return {
-        name: {
-            "rows": int(mask.sum()),
-            "median_error": round(float(np.median(error[mask])), 4),
-            "p90_error": round(float(np.quantile(error[mask], 0.9)), 4),
-        }
+        name: Errors(
+            int(mask.sum()),
+            round(float(np.median(error[mask])), 4),
+            round(float(np.quantile(error[mask], 0.9)), 4),
+        )
         for name, mask in groups.items()
         if mask.any()
     }

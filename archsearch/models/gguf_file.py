@@ -63,7 +63,6 @@ def write_gguf(
     *,
     dtype: str = "float16",
     tokenizer_gguf: Path | None = None,
-    tokenizer_folder: Path | None = None,
     tokens_needed: bool = True,
 ) -> None:
     """Write the model of `draft_folder` to `path`.
@@ -71,10 +70,10 @@ def write_gguf(
     `dtype`, one of GGUF_KINDS: float32 keeps every weight as it is; the others round matrices
     (norms stay float32; embedding and head at least Q8_0; rows that do not divide into blocks of 32
     are float16). An EAGLE-3 head becomes llama.cpp's `eagle3`, which shares the target's embedding.
-    The tokenizer is copied out of `tokenizer_gguf`, or read from `tokenizer_folder`
-    (default: the draft's own folder); with `tokens_needed` False a folder without one gets made-up
-    texts, for whoever speaks in ids. Raises MissingDataError without weights or tokenizer,
-    ArchsearchError where the shape or the tokenizer cannot be said exactly.
+    The tokenizer is copied out of `tokenizer_gguf`, or read from the draft's own folder; with
+    `tokens_needed` False a folder without one gets made-up texts, for whoever speaks in ids. Raises
+    MissingDataError without weights or tokenizer, ArchsearchError where the shape or the tokenizer
+    cannot be said exactly.
     """
     import gguf
     import numpy as np
@@ -99,7 +98,7 @@ def write_gguf(
         if tokenizer_gguf is not None:
             _copy_tokenizer(writer, tokenizer_gguf, arch.vocab_size)
         elif tokens_needed or (draft_folder / "tokenizer.json").is_file():
-            _add_tokenizer(writer, tokenizer_folder or draft_folder, arch.vocab_size)
+            _add_tokenizer(writer, draft_folder, arch.vocab_size)
         else:
             _add_made_up_tokens(writer, arch.vocab_size)
         plain = "llama" if head else family

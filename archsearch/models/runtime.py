@@ -8,7 +8,7 @@ import contextlib
 import ctypes
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -81,6 +81,16 @@ def cheap_initialisation() -> Iterator[None]:
     finally:
         for name, function in saved.items():
             setattr(nn.init, name, function)
+
+
+@contextlib.contextmanager
+def hooked(hooks: Sequence[Any]) -> Iterator[None]:
+    """Hooks on modules (what registering one returns) that are gone when the block ends."""
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def tune_malloc() -> bool:

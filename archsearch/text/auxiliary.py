@@ -15,6 +15,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
+from torch.nn.utils.rnn import pad_sequence
 
 from archsearch.errors import ArchsearchError
 from archsearch.progress import Progress, silent
@@ -202,13 +204,11 @@ def _layer_inputs(
 ) -> torch.Tensor:
     """[texts, longest, layers * hidden] bfloat16 on the CPU: what each of `layers` takes in, side
     by side."""
-    from archsearch.models.runtime import native_bf16
+    from archsearch.models.runtime import hooked, native_bf16
 
     fast = torch.autocast(target.device.type, torch.bfloat16, enabled=native_bf16(target.device))
-    width = max(int(text.shape[0]) for text in texts)
-    ids = torch.zeros(len(texts), width, dtype=torch.long)
-    for row, text in enumerate(texts):
-        ids[row, : text.shape[0]] = text  # padding on the right: a causal model never looks there
+    # Padding on the right: a causal model never looks there.
+    ids = pad_sequence(list(texts), batch_first=True).long()
     seen: dict[int, torch.Tensor] = {}
 
     def hook(layer: int) -> Any:
@@ -223,14 +223,8 @@ def _layer_inputs(
     handles = [
         stack[layer].register_forward_pre_hook(hook(layer), with_kwargs=True) for layer in layers
     ]
-    try:
-        with torch.inference_mode(), fast:
-            target.base_model(input_ids=ids.to(target.device), use_cache=False)
-    except _Enough:
-        pass
-    finally:
-        for handle in handles:
-            handle.remove()
+    with hooked(handles), torch.inference_mode(), fast, suppress(_Enough):
+        target.base_model(input_ids=ids.to(target.device), use_cache=False)
     return torch.cat([seen[layer] for layer in sorted(layers)], -1)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from archsearch.errors import ArchsearchError
 from archsearch.progress import Progress, silent
@@ -108,11 +109,8 @@ def by_length(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
 def _read(
     target: PreTrainedModel, head: torch.Tensor, batch: Sequence[EncodedPrompt]
 ) -> Iterator[CachedSequence]:
-    width = max(len(piece.token_ids) for piece in batch)
-    # Padding on the right needs no mask: a causal model never looks there.
-    ids = torch.tensor(
-        [(*p.token_ids, *[0] * (width - len(p.token_ids))) for p in batch], device=head.device
-    )  # [batch, width]
+    # Padding on the right needs no mask: a causal model never looks there. [batch, width]
+    ids = pad_sequence([torch.tensor(p.token_ids) for p in batch], batch_first=True).to(head.device)
     with torch.inference_mode():
         states = target.base_model(
             input_ids=ids, use_cache=False
@@ -128,23 +126,3 @@ def _read(
                 piece.category,
                 piece.id,
             )
-
-
-def with_states(
-    target: PreTrainedModel, prompts: Sequence[EncodedPrompt], answers: Sequence[Sequence[int]]
-) -> list[CachedSequence]:
-    """`answers` to `prompts`, by whomever, with the target's state and argmax at every answered
-    token: one pass over each."""
-    head = plain_head(target)
-    sequences = []
-    for prompt, tokens in zip(prompts, answers, strict=True):
-        ids = torch.tensor([*prompt.token_ids, *tokens])
-        start = len(prompt.token_ids)
-        with torch.inference_mode():
-            output = target.base_model(input_ids=ids[None, :-1].to(head.device), use_cache=False)
-            states = output.last_hidden_state[0, start - 1 :]  # [answer, hidden]
-            greedy = functional.linear(states, head).argmax(-1).cpu()
-        sequences.append(
-            CachedSequence(ids, start, states.cpu().clone(), greedy, prompt.category, prompt.id)
-        )
-    return sequences

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from archsearch.errors import ArchsearchError
 from archsearch.models.runtime import native_bf16
@@ -48,13 +49,12 @@ class Batch:
 
 def make_batch(sequences: Sequence[CachedSequence]) -> Batch:
     """One right-padded batch; the last token of each sequence is predicted, never an input."""
-    width = max(len(s) for s in sequences) - 1
-    input_ids = torch.zeros(len(sequences), width, dtype=torch.long)
-    positions = []
-    for row, sequence in enumerate(sequences):
-        length = len(sequence) - 1
-        input_ids[row, :length] = sequence.token_ids[:-1]
-        positions.append(torch.arange(sequence.prompt_tokens - 1, length) + row * width)
+    input_ids = pad_sequence([s.token_ids[:-1].long() for s in sequences], batch_first=True)
+    width = input_ids.shape[1]
+    positions = [
+        torch.arange(s.prompt_tokens - 1, len(s) - 1) + row * width
+        for row, s in enumerate(sequences)
+    ]
     return Batch(
         input_ids,
         torch.cat(positions),

@@ -30,7 +30,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import from_hf_config
 from archsearch.errors import ArchsearchError
 from archsearch.models.drafts import TrimmedHead, build_draft
-from archsearch.models.runtime import cheap_initialisation
+from archsearch.models.runtime import cheap_initialisation, hooked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -169,11 +169,9 @@ class _Width:
         """[d, in] -> [d', in]: a linear (or a transposed embedding) that writes to the stream."""
         if self.rotation is not None:
             return self.rotation.T @ weight
-        return (
-            torch.cat([weight, self._noise((self.new - self.old, weight.shape[1]), weight)])
-            if self.new > self.old
-            else weight
-        )
+        if self.new == self.old:
+            return weight
+        return torch.cat([weight, self.noise((self.new - self.old, weight.shape[1]), weight)])
 
     def consume(self, weight: Tensor, norm: Tensor) -> Tensor:
         """[out, d] -> [out, d']: a linear that reads the stream through the norm with weights
@@ -199,8 +197,15 @@ class _Width:
         plain, wanted = embedding @ self.rotation, (embedding * norm) @ self.rotation
         return self.norm_scale * (plain * wanted).sum(0) / plain.square().sum(0).clamp_min(1e-12)
 
-    def _noise(self, shape: tuple[int, int], like: Tensor) -> Tensor:
+    def noise(self, shape: tuple[int, int], like: Tensor) -> Tensor:
+        """Small weights of new channels."""
         return torch.randn(shape, generator=self.random) * (_SMALL * like.std())
+
+    def noise_rows(self, shape: tuple[int, int], like: Tensor) -> Tensor:
+        """The same with no bias, which is the last column."""
+        rows = self.noise(shape, like)
+        rows[:, -1] = 0.0
+        return rows
 
 
 def residual_moment(
@@ -223,15 +228,11 @@ def residual_moment(
     norms: list[nn.Module] = [model.norm]
     for layer in sorted({index for index in layers if index is not None}):
         norms += [model.layers[layer].input_layernorm, model.layers[layer].post_attention_layernorm]
-    hooks = [
-        norm.register_forward_pre_hook(lambda module, inputs: add(inputs[0])) for norm in norms
-    ]
-    try:
+    with hooked(
+        [norm.register_forward_pre_hook(lambda _, inputs: add(inputs[0])) for norm in norms]
+    ):
         for rows in calibration_ids.split(8):
             model(rows, use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return moment
 
 
@@ -327,22 +328,14 @@ def _fill_attention(
     new_q, new_k, new_v, new_o = [], [], [], []
     for kv_heads, q_heads in groups:
         key = k[kv_heads].mean(0)
-        value, outs = _fit_values(
-            v[kv_heads].mean(0),
-            [o[h] for h in q_heads if h is not None],
-            arch.head_dim,
-            width.random,
-        )
+        served = [o[head] for head in q_heads if head is not None]
+        value, outs = _fit_values(v[kv_heads].mean(0), served, arch.head_dim, width)
         new_k.append(_place(key[keep], places, arch.head_dim))
         new_v.append(value)
         remaining = iter(outs)
         for head in q_heads:
             if head is None:  # a head the target does not have: random question, silent answer
-                noise = torch.randn(arch.head_dim, hidden + 1, generator=width.random) * (
-                    _SMALL * q.std()
-                )
-                noise[:, -1] = 0.0
-                new_q.append(noise)
+                new_q.append(width.noise_rows((arch.head_dim, hidden + 1), q))
                 new_o.append(o.new_zeros(hidden, arch.head_dim))
             else:
                 new_q.append(q_scale * _place(q[head][keep], places, arch.head_dim))
@@ -417,7 +410,7 @@ def _place(rows: Tensor, places: list[int], size: int) -> Tensor:
 
 
 def _fit_values(
-    value: Tensor, outs: list[Tensor], draft_dim: int, random: torch.Generator
+    value: Tensor, outs: list[Tensor], draft_dim: int, width: _Width
 ) -> tuple[Tensor, list[Tensor]]:
     """Values [dim, d + 1] and output slices [d, dim] of their heads with `draft_dim` channels: best
     low-rank product, or padded.
@@ -433,8 +426,7 @@ def _fit_values(
         return padded, []
     if draft_dim > dim:
         shape, extra = (draft_dim - dim, value.shape[1]), (0, draft_dim - dim)
-        noise = torch.randn(shape, generator=random) * (_SMALL * value.std())
-        noise[:, -1] = 0.0
+        noise = width.noise_rows(shape, value)
         return torch.cat([value, noise]), [nn.functional.pad(out, extra) for out in outs]
     stacked = torch.cat(outs)  # [heads * d, dim]
     left, upper = torch.linalg.qr(stacked)
@@ -463,13 +455,9 @@ def ffn_energy(
         down = target_model.model.layers[layer].mlp.down_proj
         return down.register_forward_pre_hook(lambda module, inputs: add(layer, inputs[0]))
 
-    hooks = [hook(layer) for layer in sorted({index for index in layers if index is not None})]
-    try:
+    with hooked([hook(layer) for layer in {index for index in layers if index is not None}]):
         for rows in calibration_ids.split(8):
             target_model.model(rows, use_cache=False)
-    finally:
-        for handle in hooks:
-            handle.remove()
     return sums
 
 
@@ -492,13 +480,10 @@ def _fill_mlp(
         kept = (activity * down.norm(dim=0)).argsort(descending=True)[:new].sort().values
         gate, up, down = gate[kept], up[kept], down[:, kept]
     elif new > old:
-        extra = [
-            torch.randn(new - old, rows.shape[1], generator=width.random) * (_SMALL * rows.std())
+        gate, up = (
+            torch.cat([rows, width.noise_rows((new - old, rows.shape[1]), rows)])
             for rows in (gate, up)
-        ]
-        for rows in extra:
-            rows[:, -1] = 0.0
-        gate, up = torch.cat([gate, extra[0]]), torch.cat([up, extra[1]])
+        )
         down = nn.functional.pad(down, (0, new - old))
     _set_reader(block.mlp.gate_proj, gate, norm, width)
     _set_reader(block.mlp.up_proj, up, norm, width)

@@ -20,10 +20,10 @@ from archsearch.models.drafts import build_draft, load_draft, save_draft
 from archsearch.models.load import load_target
 from archsearch.models.targets import resolve_target
 from archsearch.pipeline.latency import choose_latency
-from archsearch.text.encode import with_states
 from archsearch.text.generate import generate_text
 from archsearch.text.prompts import EncodedPrompt, Prompt, encode_prompts, read_prompts
 from archsearch.text.settings import BatchLimits, Writing
+from replay_vs_engine import with_states
 from tests.doubles.world import TINY, make_model_folder, make_prompts, make_tokenizer, make_world
 
 VOCAB = 30

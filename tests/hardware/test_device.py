@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from archsearch.errors import ArchsearchError
-from archsearch.hardware.device import Device, devices, load_device, roofline_s
+from archsearch.hardware.device import Device, devices, load_device
 
 
 @pytest.mark.parametrize("key", sorted(devices()))
@@ -72,15 +72,11 @@ def test_unknown_devices(name, hint):
         load_device(name)
 
 
-def test_roofline():
+def test_peaks_by_any_name_of_a_dtype():
     a100 = load_device("a100")
-    assert roofline_s(a100, 312e12, 0, "bf16") == pytest.approx(1.0)
-    assert roofline_s(a100, 0, 2039e9, "bf16") == pytest.approx(1.0)
-    assert roofline_s(a100, 1e12, 2039e9, "fp16") == pytest.approx(
-        1.0
-    )  # the slower decides, they overlap
+    assert a100.peak_flops_per_s("bf16") == a100.peak_flops_per_s("fp16") == pytest.approx(312e12)
     with pytest.raises(ArchsearchError, match="float8"):
-        roofline_s(a100, 1, 1, "fp8")
+        a100.peak_flops_per_s("fp8")
 
 
 def test_a_device_travels():

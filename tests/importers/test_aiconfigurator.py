@@ -253,10 +253,10 @@ def test_row_std_is_the_noise_of_one_row() -> None:
     keys = range(4000)
     ours = {key: 1e-3 * math.exp(noise.gauss(0, 0.03)) for key in keys}
     theirs = {key: 1.1e-3 * math.exp(noise.gauss(0, 0.03)) for key in keys}
-    found = disagreement(ours, {"other 1.0": theirs}, lambda key: True)
-    assert found["relative_std"] == pytest.approx(0.03, rel=0.06)
-    assert found["against"]["other 1.0"]["ratio"] == pytest.approx(1.1, rel=0.01)
-    assert disagreement(ours, {"other 1.0": {}}, lambda key: True) == {}
+    std, found = disagreement(ours, {"other 1.0": theirs}, lambda key: True)
+    assert std == pytest.approx(0.03, rel=0.06)
+    assert found["other 1.0"].ratio == pytest.approx(1.1, rel=0.01)
+    assert disagreement(ours, {"other 1.0": {}}, lambda key: True) == (0.0, {})
 
 
 def test_other_frameworks_give_the_std(system: Path) -> None:
@@ -493,14 +493,14 @@ def test_chosen_rows_tell_the_rest_better_than_random_ones() -> None:
     seen, unseen = {key: table[key] for key in keys[:800]}, {key: table[key] for key in keys[800:]}
     kept, told = compress("gemm", seen, count=120)
     assert len(kept) == 120 and kept.items() <= seen.items()
-    assert told["all"]["rows"] == 680
+    assert told["all"].rows == 680
     rivals = [
         errors({key: table[key] for key in random.Random(seed).sample(keys[:800], 120)}, unseen)
         for seed in range(3)
     ]
     ours = errors(kept, unseen)["all"]
-    assert ours["median_error"] < 0.03
-    assert ours["median_error"] <= min(rival["all"]["median_error"] for rival in rivals)
+    assert ours.median_error < 0.03
+    assert ours.median_error <= min(rival["all"].median_error for rival in rivals)
 
 
 def test_choose_keeps_what_must_come_first_and_never_repeats() -> None:

@@ -12,12 +12,11 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as distribution_version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from archsearch import profiles
 from archsearch.engine_facts import engines_that, has_recipe
 from archsearch.engines.environments.pip import pip_install, remove_broken
 from archsearch.engines.environments.processes import (
@@ -36,8 +35,9 @@ from archsearch.engines.environments.recipes import (
     recipe,
 )
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import read_json, write_json
+from archsearch.files import read_json
 from archsearch.progress import Progress, silent
+from archsearch.records import from_data, save
 
 MARKER: Final = "archsearch-environment.json"
 LOG: Final = "install.log"
@@ -56,10 +56,6 @@ class Installed:
     seconds: float
     bytes: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for --json and the marker file."""
-        return {**asdict(self), "python": str(self.python), "packages": list(self.packages)}
-
 
 def variable(engine: str) -> str:
     """The environment variable that names an interpreter for `engine`: ARCHSEARCH_VLLM_PYTHON."""
@@ -75,15 +71,7 @@ def installed(engine: str) -> Installed | None:
     if not marker.is_file() or not python.exists():
         return None
     data = read_json(marker, "the engine environment's marker")
-    return Installed(
-        engine,
-        python,
-        data["version"],
-        data["device"],
-        tuple(data["packages"]),
-        float(data["seconds"]),
-        int(data["bytes"]),
-    )
+    return from_data(Installed, data | {"engine": engine, "python": str(python)})
 
 
 def find_python(engine: str) -> Path:
@@ -188,7 +176,7 @@ def install(
             _folder_bytes(folder),
         )
         os.replace(log_path, folder / LOG)
-        write_json(folder / MARKER, done.to_dict())
+        save(folder / MARKER, done)
     return done
 
 
@@ -243,15 +231,6 @@ def remove(engine: str) -> int:
     return size
 
 
-def _distribution_version(package: str) -> str | None:
-    """Of a package of archsearch's own environment; None where it is none (an engine that is not
-    named as its package)."""
-    try:
-        return distribution_version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def overview() -> list[dict[str, Any]]:
     """Every engine and whether it is there, without running anything: `engine`, `installed`,
     `version`, `where`, `bytes`, `device`, `note`. transformers is part of archsearch's own
@@ -259,7 +238,7 @@ def overview() -> list[dict[str, Any]]:
     empty = {"version": None, "where": None, "bytes": None, "device": None}
     rows: list[dict[str, Any]] = []
     for engine in engines_that(lambda row: row.in_process):
-        own = {"version": _distribution_version(engine), "where": sys.executable}
+        own = {"version": profiles.installed(engine), "where": sys.executable}
         note = "in archsearch's own environment"
         rows.append({"engine": engine, "installed": True, **empty, **own, "note": note})
     for engine in engines_that(has_recipe):
@@ -271,9 +250,8 @@ def overview() -> list[dict[str, Any]]:
             found = {"where": named}
         elif ready is not None:
             note, there = "" if ready.version == known.tested else f"tested: {known.tested}", True
-            kept = ready.to_dict()
-            found = {name: kept[name] for name in ("version", "bytes", "device")}
-            found["where"] = kept["python"]
+            found = {"version": ready.version, "bytes": ready.bytes, "device": ready.device}
+            found["where"] = str(ready.python)
         elif environment_dir(engine).exists():
             note = f"an install was stopped; {note}"
         rows.append({"engine": engine, "installed": there, **empty, **found, "note": note})

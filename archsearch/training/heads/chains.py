@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 
 from archsearch.text.auxiliary import AuxiliaryStates
 from archsearch.text.cache import CachedSequence
@@ -72,16 +73,10 @@ class HeadBatch(Batch):
 def head_batch(sequences: Sequence[CachedSequence], auxiliary: AuxiliaryStates | None) -> HeadBatch:
     """Texts side by side, with their auxiliary states where the head reads them."""
     plain = make_batch(sequences)
-    next_ids = torch.zeros_like(plain.input_ids)
-    states = (
-        None
-        if auxiliary is None
-        else torch.zeros(*next_ids.shape, auxiliary.width, dtype=torch.bfloat16)
-    )
-    for text, sequence in enumerate(sequences):
-        next_ids[text, : len(sequence) - 1] = sequence.token_ids[1:]
-        if auxiliary is not None and states is not None:
-            states[text, : len(sequence) - 1] = auxiliary.of(sequence)
+    next_ids = pad_sequence([s.token_ids[1:].long() for s in sequences], batch_first=True)
+    states = None
+    if auxiliary is not None:
+        states = pad_sequence([auxiliary.of(s) for s in sequences], batch_first=True)
     written = tuple(int(sequence.greedy_ids.shape[0]) for sequence in sequences)
     first = tuple(sequence.prompt_tokens - 1 for sequence in sequences)
     own = {field.name: getattr(plain, field.name) for field in fields(plain)}

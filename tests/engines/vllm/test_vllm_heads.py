@@ -59,8 +59,8 @@ def make_target(folder: Path):
 def foretold(head, target, results, prompts, auxiliary_dir: Path, aux) -> tuple[float, ...]:  # noqa: ANN001
     """Acceptance by position of rounds walked offline, over the very texts that the engine
     wrote."""
-    from archsearch.text.encode import with_states
     from archsearch.text.prompts import EncodedPrompt
+    from replay_vs_engine import with_states
 
     asked = [EncodedPrompt(prompt.token_ids, "", prompt.prompt_id) for prompt in prompts]
     sequences = with_states(target, asked, [result.token_ids for result in results])
