@@ -14,14 +14,14 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import torch
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
-from archsearch.architecture.ops import Attention, Elementwise, Gemm, Op, forward_ops, layer_ops
+from archsearch.architecture.ops import Attention, Elementwise, Gemm, forward_ops, layer_ops
 from archsearch.profiles import ForwardShape, Measurement, Profile
 from archsearch.profiling import layers
 from archsearch.profiling.points import (
@@ -31,6 +31,7 @@ from archsearch.profiling.points import (
     draft_features,
     interleaved,
     measure_or_skip,
+    op_features,
     spread,
     stack_point,
     together,
@@ -42,26 +43,24 @@ from archsearch.workload import DTYPE_BYTES
 
 CONTEXTS = (64, 256, 512, 1024)
 VERIFY_TOKENS = tuple(range(1, 10))
+WHOLE_PASSES = (
+    (1, 256),
+    (5, 256),
+    (1, 64),
+    (3, 64),
+    (9, 512),
+    (1, 1024),
+    (7, 128),
+    (2, 512),
+    (5, 1024),
+)
+"""(tokens, context) of the target's passes that are run whole."""
 FORWARD_MODEL_LIMIT_BYTES = 4 << 30
 CHECKED = {
     False: ((96, 192, 384, 640), FORWARD_MODEL_LIMIT_BYTES),
     True: ((192, 768, 1536), 32 << 30),
 }
 """Contexts of a check and the bytes of a target that is run whole, on a CPU and on a GPU."""
-
-
-def _gemm_features(op: Gemm) -> list[float]:
-    return [math.log(op.m) * 0.7, math.log(op.n), math.log(op.k)]
-
-
-def _attention_features(op: Attention) -> list[float]:
-    return [
-        math.log(op.tokens),
-        math.log(op.keys()),
-        math.log(op.q_heads),
-        math.log(op.kv_heads),
-        math.log(op.head_dim),
-    ]
 
 
 def _ops(
@@ -71,14 +70,13 @@ def _ops(
     batch: int,
     kind: type,
 ) -> list[Any]:
-    found: dict[Op, None] = {}
-    for arch in architectures:
-        for count in tokens:
-            for context in contexts:
-                for op in forward_ops(arch, batch=batch, tokens=count, context=context):
-                    if isinstance(op, kind):
-                        found[op] = None
-    return list(found)
+    """The ops of a kind that passes of the architectures run, each once."""
+    passes = product(architectures, tokens, contexts)
+    found = chain.from_iterable(
+        forward_ops(arch, batch=batch, tokens=count, context=context)
+        for arch, count, context in passes
+    )
+    return list(dict.fromkeys(op for op in found if isinstance(op, kind)))
 
 
 def plan(
@@ -96,80 +94,62 @@ def plan(
     and verification).
     """
     rng = random.Random(seed)
-    nine = list(VERIFY_TOKENS)
-    gemms: list[Point] = []
-    draft_gemms = _ops(drafts, (1,), CONTEXTS[:1], batch, Gemm)
-    chosen = spread(draft_gemms, _gemm_features, 56)
-    for op in chosen:
-        gemms += [Point("gemm", "cold", op), Point("gemm", "warm", op)]
+    targets = [target] if target is not None else []
+    steps = spread(_ops(drafts, (1,), CONTEXTS[:1], batch, Gemm), op_features, 56)
+    gemms = [Point("gemm", cache, op) for op in steps for cache in ("cold", "warm")]
+    pairs = [replace(op, m=2 * batch) for op in spread(steps, op_features, 12)]
     gemms += [
-        Point("gemm", "cold", replace(op, m=2 * batch)) for op in spread(chosen, _gemm_features, 12)
+        Point("gemm", "cold", op)
+        for op in [*pairs, *_ops(targets, VERIFY_TOKENS, CONTEXTS[:1], batch, Gemm)]
     ]
-    if target is not None:
-        gemms += [
-            Point("gemm", "cold", op) for op in _ops([target], nine, CONTEXTS[:1], batch, Gemm)
-        ]
     attentions = [
         Point("attention", cache, op)
-        for op in spread(_ops(drafts, (1,), CONTEXTS, batch, Attention), _attention_features, 24)
+        for op in spread(_ops(drafts, (1,), CONTEXTS, batch, Attention), op_features, 24)
         for cache in ("warm", "cold")
     ]
-    if target is not None:
-        attentions += [
-            Point("attention", "cold", op)
-            for op in _ops([target], (1, 2, 3, 5, 7, 9), CONTEXTS, batch, Attention)
-        ]
+    attentions += [
+        Point("attention", "cold", op)
+        for op in _ops(targets, (1, 2, 3, 5, 7, 9), CONTEXTS, batch, Attention)
+    ]
+    forwards = []
+    for arch in spread(drafts, draft_features, 36):
+        step = Point("forward", "warm", arch=arch, batch=batch, context=rng.choice(CONTEXTS))
+        forwards += [step, replace(step, cache="cold")]
+        if rng.random() < 0.25:
+            forwards.append(replace(step, tokens=2))
+    stacks = [
+        stack_point(arch, dtype, (160 << 20, 2), batch, 1, rng.choice(CONTEXTS))
+        for arch in spread(drafts, draft_features, 14)[2:]
+    ]
+    limit = min(FORWARD_MODEL_LIMIT_BYTES, memory_bytes / 2)
+    whole = [
+        Point("forward", "warm", arch=arch, batch=batch, tokens=tokens, context=context)
+        for arch in targets
+        if 2 * weight_bytes_per_pass(arch, DTYPE_BYTES[dtype]) < limit
+        for tokens, context in WHOLE_PASSES
+    ]
+    small = _elementwise(drafts, targets, batch)
+    # A draft and the target may share a GEMM: planned once.
+    return list(dict.fromkeys(interleaved(gemms, attentions, small, whole, forwards, stacks)))
+
+
+def _elementwise(
+    drafts: Sequence[Architecture], targets: Sequence[Architecture], batch: int
+) -> list[Point]:
+    """Up to six sizes of each elementwise op, from the smallest that runs to the largest."""
     elements: dict[str, set[int]] = {}
-    for arch in [*drafts, *([target] if target else [])]:
-        for tokens in (1, 5, 9) if arch is target else (1,):
-            for op in [
-                *layer_ops(arch, batch=batch, tokens=tokens, context=64, window=None),
-                Elementwise("embed", arch.hidden_size),
-            ]:
-                if isinstance(op, Elementwise):
-                    elements.setdefault(op.name, set()).add(op.elements)
+    passes = [*product(drafts, (1,)), *product(targets, (1, 5, 9))]
+    for arch, tokens in passes:
+        ops = layer_ops(arch, batch=batch, tokens=tokens, context=64, window=None)
+        for op in [*ops, Elementwise("embed", arch.hidden_size)]:
+            if isinstance(op, Elementwise):
+                elements.setdefault(op.name, set()).add(op.elements)
     small = []
     for name, sizes in sorted(elements.items()):
         ordered = sorted(sizes)
         picks = {ordered[round(i * (len(ordered) - 1) / 5)] for i in range(6)}
         small += [Point("elementwise", "warm", Elementwise(name, size)) for size in sorted(picks)]
-
-    forwards = []
-    for arch in spread(drafts, draft_features, 36):
-        context = rng.choice(CONTEXTS)
-        forwards += [
-            Point("forward", "warm", arch=arch, batch=batch, context=context),
-            Point("forward", "cold", arch=arch, batch=batch, context=context),
-        ]
-        if rng.random() < 0.25:
-            forwards.append(
-                Point("forward", "warm", arch=arch, batch=batch, context=context, tokens=2)
-            )
-    stacks = [
-        stack_point(arch, dtype, (160 << 20, 2), batch, 1, rng.choice(CONTEXTS))
-        for arch in spread(drafts, draft_features, 14)[2:]
-    ]
-    whole = []
-    if target is not None and weight_bytes_per_pass(target, DTYPE_BYTES[dtype]) * 2 < min(
-        FORWARD_MODEL_LIMIT_BYTES, memory_bytes / 2
-    ):
-        whole = [
-            Point("forward", "warm", arch=target, batch=batch, tokens=tokens, context=context)
-            for tokens, context in (
-                (1, 256),
-                (5, 256),
-                (1, 64),
-                (3, 64),
-                (9, 512),
-                (1, 1024),
-                (7, 128),
-                (2, 512),
-                (5, 1024),
-            )
-        ]
-    groups = (gemms, attentions, small, whole, forwards, stacks)
-    # A draft and the target may share a GEMM: planned once.
-    return list(dict.fromkeys(interleaved(*groups)))
+    return small
 
 
 class CpuBench(Bench):

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
-from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.architecture.ops import (
     AllReduce,
     Attention,
@@ -47,6 +46,7 @@ from archsearch.profiling.points import (
     draft_features,
     interleaved,
     measure_or_skip,
+    op_features,
     spread,
     stack_point,
     together,
@@ -101,21 +101,14 @@ class Needs:
 
     def ops(self) -> list[Need]:
         """Every op of every pass that a bench can measure alone, once, in order."""
-        found: dict[Need, None] = {}
-        for counts in self.passes:
-            for need in counts:
-                if not isinstance(need[0], AllReduce):
-                    found[need] = None
-        return list(found)
+        every = (need for counts in self.passes for need in counts)
+        return list(dict.fromkeys(need for need in every if not isinstance(need[0], AllReduce)))
 
     def all_reduces(self) -> list[AllReduce]:
         """Every all-reduce of every pass, once: `archsearch.profiling.collectives` measures them
         where several GPUs are."""
-        return list(
-            dict.fromkeys(
-                op for counts in self.passes for op, _ in counts if isinstance(op, AllReduce)
-            )
-        )
+        every = (op for counts in self.passes for op, _ in counts)
+        return list(dict.fromkeys(op for op in every if isinstance(op, AllReduce)))
 
 
 class Predictor(Protocol):
@@ -257,58 +250,35 @@ def _whole_points(
     """
     (dtype, mode), batches, contexts = how, asked.batches, asked.contexts
     usable = [arch for arch in drafts if mode == "eager" or lean_supported(arch)]
-    groups: list[
-        list[Point]
-    ] = []  # points of one model together: building it costs more than timing it
+    # Points of one model together: building it costs more than timing it.
+    groups: list[list[Point]] = []
     short = [context for context in contexts if context <= 2048] or [min(contexts)]
     for number, arch in enumerate(spread(usable, draft_features, asked.models)):
         batch, context = batches[number % len(batches)], rng.choice(short)
-        groups.append(
-            [
-                Point("forward", cache, arch=arch, batch=batch, context=context)
-                for cache in ("warm", "cold")
-            ]
-        )
+        step = Point("forward", "warm", arch=arch, batch=batch, context=context)
+        groups.append([step, replace(step, cache="cold")])
         if number % 4 == 0:
-            groups[-1].append(
-                Point("forward", "warm", arch=arch, batch=batch, context=context, tokens=2)
-            )
+            groups[-1].append(replace(step, tokens=2))
         if number % 3 == 1:
             groups.append([stack_point(arch, dtype, STACK, batch, 1, context)])
     extra: list[list[Point]] = []
     target = None if target is None else shard(target, asked.ranks)  # what one device runs of it
     if target is not None and (mode == "eager" or lean_supported(target)):
         size, limit = DTYPE_BYTES[dtype], min(room.model_limit_bytes, 0.4 * room.memory_bytes)
-        if (
-            3 * weight_bytes_per_pass(target.replace(num_hidden_layers=1, draft_vocab_size=1), size)
-            < limit
-        ):
+        layer = target.replace(num_hidden_layers=1, draft_vocab_size=1)
+        if 3 * weight_bytes_per_pass(layer, size) < limit:
             extra += [
                 [stack_point(target, dtype, STACK, batches[0], tokens, contexts[1 % len(contexts)])]
                 for tokens in (1, 5, 9, 17)
             ]
         if weight_bytes_per_pass(target, size) < limit:
-            cases = zip(
-                (*batches, *batches, *batches),
-                (1, 5, 9, 3, 1, 5, 17, 7, 2),
-                short * 9,
-                strict=False,
-            )
+            cases = zip([*batches] * 3, (1, 5, 9, 3, 1, 5, 17, 7, 2), short * 9, strict=False)
             passes = [
                 Point("forward", "warm", arch=target, batch=batch, tokens=tokens, context=context)
                 for batch, tokens, context in cases
             ]
             extra[:0] = [passes[start : start + 3] for start in range(0, len(passes), 3)]
     return [point for group in interleaved(groups, extra) for point in group]
-
-
-def op_features(op: Op) -> list[float]:
-    """Log sizes in which nearby ops take related times. The number of tokens counts double: kernels
-    change with it."""
-    place = OP_KINDS[op.kind].place(op)
-    if isinstance(op, Attention):
-        place[0] *= 2.0
-    return place
 
 
 def _group(need: Need) -> tuple[str, str, bool]:
@@ -350,15 +320,11 @@ def pass_stds(
     for counts in passes:
         total, variance = 0.0, 0.0
         groups: dict[tuple[str, str, bool], list[tuple[Array, float]]] = {}
-        for need, count in counts.items():
-            op, cold = need
-            if isinstance(op, AllReduce):
-                continue
-            seconds, std = model.op_s(op, cold)
-            total += count * seconds
+        for need, (seconds, error) in _priced(counts, model).items():
+            total += seconds
             if need not in features:
-                features[need] = np.array(op_features(op))
-            groups.setdefault(_group(need), []).append((features[need], count * seconds * std))
+                features[need] = np.array(op_features(need[0]))
+            groups.setdefault(_group(need), []).append((features[need], error))
         for members in groups.values():
             inputs = np.array([item[0] for item in members])
             errors = np.array([item[1] for item in members])
@@ -372,14 +338,20 @@ def shares(passes: Iterable[Mapping[Need, float]], model: Predictor) -> dict[Nee
     """What each op adds to the squared relative std of the passes, summed over them."""
     found: dict[Need, float] = {}
     for counts in passes:
-        parts = {
-            need: (count, *model.op_s(need[0], need[1]))
-            for need, count in counts.items()
-            if not isinstance(need[0], AllReduce)
-        }
-        total = sum(count * seconds for count, seconds, _ in parts.values())
-        for need, (count, seconds, std) in parts.items():
-            found[need] = found.get(need, 0.0) + (count * seconds * std / total) ** 2
+        parts = _priced(counts, model)
+        total = sum(seconds for seconds, _ in parts.values())
+        for need, (_, error) in parts.items():
+            found[need] = found.get(need, 0.0) + (error / total) ** 2
+    return found
+
+
+def _priced(counts: Mapping[Need, float], model: Predictor) -> dict[Need, tuple[float, float]]:
+    """Seconds and their std that each op adds to a pass, all-reduces left out."""
+    found = {}
+    for need, count in counts.items():
+        if not isinstance(need[0], AllReduce):
+            seconds, std = model.op_s(*need)
+            found[need] = (count * seconds, count * seconds * std)
     return found
 
 
@@ -492,11 +464,7 @@ def adaptive_sweep(
             try:
                 model = fit(bench.profile, dtype, bench.mode)
             except MissingDataError:
-                chosen = spread(
-                    left,
-                    lambda point: op_features(point.op) + [0.0] * (5 - len(op_features(point.op))),
-                    size,
-                )
+                chosen = spread(left, lambda point: [*op_features(point.op), *[0.0] * 5][:5], size)
             else:
                 for cold in (True, False):
                     model.prepare([op for op, state in ops if state == cold], cold)
@@ -504,16 +472,11 @@ def adaptive_sweep(
                 reached = std < stop.error_target
                 if reached and not wholes:
                     return SweepResult(new, std, "target", clock() - start)
-                needs_left = [
-                    (point.op, point.cache == "cold") for point in left if point.op is not None
-                ]
-                chosen = (
-                    []
-                    if reached
-                    else [
-                        point_of(n) for n in choose(needs_left, shares(wanted.passes, model), size)
-                    ]
-                )
+                chosen = []
+                if not reached:
+                    open_ops = [(point.op, point.cache == "cold") for point in left if point.op]
+                    best = choose(open_ops, shares(wanted.passes, model), size)
+                    chosen = [point_of(need) for need in best]
             some = wholes[: max(4, size // 4)] if chosen else wholes
             wholes = wholes[len(some) :]
             if not chosen and not some:

@@ -158,6 +158,7 @@ class LeanLayer:
     window: int | None
 
 
+@dataclass(frozen=True, eq=False)
 class LeanDecoder:
     """A decoder as a serving engine runs it: fused QKV and gate/up, fused norms, a static KV cache.
     No autograd and no decisions on the host: one pass at a fixed position can be captured in a CUDA
@@ -167,25 +168,13 @@ class LeanDecoder:
     of its own rows only.
     """
 
-    def __init__(
-        self,
-        arch: Architecture,
-        embed: Tensor,
-        layers: Sequence[LeanLayer],
-        norm: Tensor,
-        head: Tensor,
-        eps: float,
-        fused: Fused,
-    ) -> None:
-        self.arch, self.embed, self.layers, self.norm, self.head, self.eps, self.fused = (
-            arch,
-            embed,
-            layers,
-            norm,
-            head,
-            eps,
-            fused,
-        )
+    arch: Architecture
+    embed: Tensor
+    layers: Sequence[LeanLayer]
+    norm: Tensor
+    head: Tensor
+    eps: float
+    fused: Fused
 
     @classmethod
     def random(cls, arch: Architecture, pool: WeightPool, fused: Fused) -> LeanDecoder:

@@ -17,7 +17,7 @@ import torch
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
 from archsearch.architecture.op_kinds import OP_KINDS, row_sizes
-from archsearch.architecture.ops import Op
+from archsearch.architecture.ops import Attention, Op
 from archsearch.profiles import ForwardShape, Measurement, Profile, freeze_shape
 from archsearch.profiling import kernels, layers
 from archsearch.profiling.timer import WeightPool
@@ -119,6 +119,15 @@ def draft_features(arch: Architecture) -> list[float]:
         0.3 * math.log(arch.q_size),
         0.3 * math.log(arch.kv_size),
     ]
+
+
+def op_features(op: Op) -> list[float]:
+    """Log sizes in which nearby ops take related times. The number of tokens counts double: kernels
+    change with it."""
+    place = OP_KINDS[op.kind].place(op)
+    if isinstance(op, Attention):
+        place[0] *= 2.0
+    return place
 
 
 @dataclass(frozen=True)
