@@ -15,8 +15,7 @@ import time
 from typing import Any
 
 from archsearch.acceptance.prior import PriorAcceptance
-from archsearch.models.named_drafters import resolve_drafter
-from archsearch.models.targets import resolve_target
+from archsearch.models.targets import resolve_drafter, resolve_target
 from archsearch.pipeline.latency import choose_latency
 from archsearch.search.objective import Scorer
 from archsearch.traffic.curve import curve, sweep_of

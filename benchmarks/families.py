@@ -38,8 +38,7 @@ from archsearch.acceptance.estimator import GivenAcceptance
 from archsearch.acceptance.families import acceptance_of
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.estimate import Estimate
-from archsearch.models.named_drafters import resolve_drafter
-from archsearch.models.targets import resolve_target
+from archsearch.models.targets import resolve_drafter, resolve_target
 from archsearch.pipeline.latency import choose_latency
 from archsearch.pipeline.serving import with_engine
 from archsearch.search.objective import Score, Scorer

@@ -49,8 +49,7 @@ from archsearch.engines.registry import make_engine
 from archsearch.estimate import Estimate
 from archsearch.models.drafts import save_tokenizer
 from archsearch.models.load import load_target, load_tokenizer, weights_source
-from archsearch.models.named_drafters import resolve_drafter
-from archsearch.models.targets import TargetRef, resolve_target
+from archsearch.models.targets import TargetRef, resolve_drafter, resolve_target
 from archsearch.pipeline.latency import choose_latency
 from archsearch.search.objective import Score, Scorer
 from archsearch.workload import WorkloadRequest

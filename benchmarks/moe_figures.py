@@ -512,8 +512,7 @@ def cost(
 ) -> tuple[float, float]:
     """(round, verification) of a family's usual drafter over a plain step, SGLang on the profile
     that ships."""
-    from archsearch.models.named_drafters import resolve_drafter
-    from archsearch.models.targets import resolve_target
+    from archsearch.models.targets import resolve_drafter, resolve_target
     from archsearch.pipeline.latency import choose_latency
     from archsearch.workload import WorkloadRequest
 

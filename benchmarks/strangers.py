@@ -26,8 +26,7 @@ from archsearch.acceptance.estimator import GivenAcceptance
 from archsearch.drafters.heads import ChainHead
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.models.named_drafters import resolve_drafter
-from archsearch.models.targets import resolve_target
+from archsearch.models.targets import resolve_drafter, resolve_target
 from archsearch.pipeline.estimate import EstimateRequest, estimate_drafts, tree_of
 from archsearch.pipeline.latency import choose_latency
 from archsearch.pipeline.serving import with_engine

@@ -19,8 +19,7 @@ from archsearch.drafters.heads import ChainHead
 from archsearch.engine_facts import engine_facts, shared_by
 from archsearch.errors import ArchsearchError
 from archsearch.latency.drafted import running
-from archsearch.models.named_drafters import NamedDrafter, resolve_drafter
-from archsearch.models.targets import TargetRef, resolve_target
+from archsearch.models.targets import NamedDrafter, TargetRef, resolve_drafter, resolve_target
 from archsearch.needs import Needs, TrainingBudget
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, served_target
 from archsearch.pipeline.mixes import check_flight

@@ -22,7 +22,7 @@ from archsearch.drafts.trainer import DraftTrainer
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.models.files import HEAD_FAMILIES, HeadFamily, head_family_of
-from archsearch.models.named_drafters import resolve_drafter
+from archsearch.models.targets import resolve_drafter
 from archsearch.pipeline.climb.race import HeadRungs
 from archsearch.pipeline.session import SearchSession
 from archsearch.runs.families import gamma_of_family

@@ -9,13 +9,14 @@ from typing import Any
 
 from archsearch.engine_rounds import HOSTS
 from archsearch.errors import MissingDataError
-from archsearch.profiling.host import REFERENCE_S, measure_host
 
 
 def profile_host(budget_s: float) -> dict[str, Any]:
     """Measured seconds of launching a decoder layer, the factor on the engines' host times, and the
     name of HOSTS that is nearest. Raises MissingDataError without torch and transformers."""
     try:
+        from archsearch.profiling.timer import REFERENCE_S, measure_host
+
         found = measure_host(budget_s)
     except ImportError as error:
         raise MissingDataError(

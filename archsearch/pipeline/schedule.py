@@ -167,7 +167,7 @@ def schedule_head(
     """
     from archsearch.drafts.heads import head_folder, load_head, trained_heads
     from archsearch.models.files import head_family_of
-    from archsearch.models.named_drafters import resolve_drafter
+    from archsearch.models.targets import resolve_drafter
 
     known = head_family_of(family)
     if known not in trained_heads(session.run.path):

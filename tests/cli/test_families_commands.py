@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from archsearch.models.named_drafters import resolve_drafter
-from archsearch.models.targets import resolve_target
+from archsearch.models.targets import resolve_drafter, resolve_target
 from archsearch.search.objective import Score
 from tests.cli.commands import call, last_json, refused
 

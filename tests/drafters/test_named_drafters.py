@@ -12,8 +12,7 @@ import pytest
 from archsearch.drafters.heads import DFlash, Eagle, Eagle3, Medusa
 from archsearch.drafters.models import Independent, Pard
 from archsearch.errors import ArchsearchError
-from archsearch.models.named_drafters import resolve_drafter
-from archsearch.models.targets import resolve_target
+from archsearch.models.targets import resolve_drafter, resolve_target
 
 TARGET = resolve_target("llama-3.1-8b")
 LLAMA = {

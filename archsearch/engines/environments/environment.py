@@ -18,12 +18,13 @@ from typing import Any, Final
 
 from archsearch import profiles
 from archsearch.engine_facts import engines_that, has_recipe
-from archsearch.engines.environments.pip import pip_install, remove_broken
 from archsearch.engines.environments.processes import (
     Log,
     import_facts,
     lock_of,
+    pip_install,
     release_numbers,
+    remove_broken,
     run_logged,
 )
 from archsearch.engines.environments.recipes import (

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from archsearch.cli import main
 from archsearch.engine_facts import ENGINES, EngineFacts, engines_that, has_recipe
-from archsearch.engines.environments import environment, pip, processes, recipes
+from archsearch.engines.environments import environment, processes, recipes
 from archsearch.engines.environments.environment import (
     MARKER,
     check,
@@ -28,7 +28,7 @@ from archsearch.engines.environments.environment import (
     overview,
     remove,
 )
-from archsearch.engines.environments.pip import PipWatch
+from archsearch.engines.environments.processes import PipWatch
 from archsearch.engines.environments.recipes import Recipe
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 
@@ -114,9 +114,9 @@ def test_install_from_nothing_and_everything_after_it(
     link = next((index / "torch").iterdir())
     (index / "torch" / "index.html").write_text(f'<a href="{link.name}">{link.name}</a>')
     (tmp_path / "none").mkdir()
-    monkeypatch.setattr(pip, "CPU_TORCH_INDEX", index.as_uri())
-    monkeypatch.setattr(pip.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(pip.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(processes, "CPU_TORCH_INDEX", index.as_uri())
+    monkeypatch.setattr(processes.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(processes.platform, "machine", lambda: "x86_64")
     for name, value in {
         "CONFIG_FILE": os.devnull,
         "INDEX_URL": (tmp_path / "none").as_uri(),
