@@ -16,7 +16,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ from numpy.typing import NDArray
 from archsearch.architecture.ops import Experts, LatentAttention
 from archsearch.hardware.device import Device
 from archsearch.workload import DTYPE_BYTES, WEIGHT_BYTES
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 MOE_DTYPES: Final = {
     "bfloat16": {"bfloat16": "", "w4a16_mxfp4": "mxfp4"},
@@ -132,7 +135,7 @@ def formats_of(device: Device, dtype: str, framework: str) -> Mapping[str, str]:
     )
 
 
-def wanted(frame: Any, dtype: str, framework: str, device: Device, compact: bool) -> Any:
+def wanted(frame: DataFrame, dtype: str, framework: str, device: Device, compact: bool) -> Series:
     """The rows (a mask) of a moe table that say what their labels say, for a pass in `dtype`."""
     formats = formats_of(device, dtype, framework)
     kept = frame.moe_dtype.isin(formats) & ~frame.kernel_source.str.contains("min_latency")
@@ -148,7 +151,7 @@ def wanted(frame: Any, dtype: str, framework: str, device: Device, compact: bool
     return kept & _kept(frame, balanced, grouped) if compact else kept
 
 
-def _kept(frame: Any, balanced: Any, grouped: Any) -> Any:
+def _kept(frame: DataFrame, balanced: Series, grouped: Series) -> Series:
     """Whether a compact profile holds a row: known targets, up to eight ranks, tokens or experts
     split but not both."""
     shapes = zip(frame.hidden_size, frame.inter_size, frame.topk, frame.num_experts, strict=True)
@@ -201,7 +204,7 @@ def latent_of(row: Any) -> LatentAttention:
     return LatentAttention(batch=batch, tokens=tokens, context=step, heads=heads, **DEEPSEEK)
 
 
-def latent_wanted(frame: Any, dtype: str, compact: bool) -> Any:
+def latent_wanted(frame: DataFrame, dtype: str, compact: bool) -> Series:
     """Rows (a mask) of an MLA module table of DeepSeek-V3 in `dtype`; a compact profile holds every
     fourth power of two of its lengths."""
     kept = frame.gemm_type.isin(LATENT_GEMM.get(dtype, ()))

@@ -1,7 +1,7 @@
 """Finding a target or a drafter by name, without loading it: configs only, no torch for what lies
-on this machine; and what is asked of the Hugging Face hub: once, without the retries that take minutes
-where there is no network. A drafter is named by a family (`eagle3`), a head that somebody published
-(`eagle3:HUB_ID`), a folder, or a model that drafts."""
+on this machine; and what is asked of the Hugging Face hub: once, without the retries that take
+minutes where there is no network. A drafter is named by a family (`eagle3`), a head that somebody
+published (`eagle3:HUB_ID`), a folder, or a model that drafts."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from archsearch.profiles import ForwardShape, Measurement, Profile
 from archsearch.profiling import layers
 from archsearch.profiling.points import (
     Bench,
+    Models,
     Point,
     attempt,
     draft_features,
@@ -190,7 +191,7 @@ def sweep(
     with torch.inference_mode():
         for dtype, todo in points.items():
             spent += budget_s * shares[dtype] / total
-            model_cache: dict[Architecture, Any] = {}
+            model_cache: Models = {}
             pending = list(chain(*together(unmeasured(bench, todo, dtype))))
             for number, point in enumerate(pending):
                 elapsed = time.perf_counter() - start
@@ -255,7 +256,7 @@ def measure_points(
     start = time.perf_counter()
     with torch.inference_mode():
         for number in range(rounds):
-            cache: dict[Architecture, Any] = {}
+            cache: Models = {}
             for index, point in enumerate(points):
                 if point in skip:
                     continue

@@ -23,7 +23,6 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import Attention
 from archsearch.errors import ArchsearchError
 from archsearch.hardware.device import Device
@@ -32,7 +31,7 @@ from archsearch.profiles import THROTTLED_DROP, Measurement, Profile
 from archsearch.profiling import kernels, layers
 from archsearch.profiling.fused import Fused, attention_kernel, fused_for, graph_backends
 from archsearch.profiling.kernels import Run
-from archsearch.profiling.points import Bench, Point, Prepared
+from archsearch.profiling.points import Bench, Models, Point, Prepared
 from archsearch.profiling.timer import Timing, plan
 from archsearch.workload import MODES, dtype_name
 
@@ -175,9 +174,7 @@ class GpuTimer:
         return Timing(times, slowdown)
 
 
-def prepare_graph(
-    point: Point, bench: CudaBench, dtype: str, model_cache: dict[Architecture, Any]
-) -> Prepared:
+def prepare_graph(point: Point, bench: CudaBench, dtype: str, model_cache: Models) -> Prepared:
     """`point` as serving engines run it, captured as a CUDA graph. `model_cache` keeps the last
     whole model.
 
@@ -278,7 +275,7 @@ class CudaBench(Bench):
     def release(self) -> None:
         self.runner.release()
 
-    def prepare(self, point: Point, dtype: str, model_cache: dict[Architecture, Any]) -> Prepared:
+    def prepare(self, point: Point, dtype: str, model_cache: Models) -> Prepared:
         if self.mode == "eager":
             return super().prepare(point, dtype, model_cache)
         return prepare_graph(point, self, dtype, model_cache)

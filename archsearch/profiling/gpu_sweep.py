@@ -42,6 +42,7 @@ from archsearch.profiles import Profile
 from archsearch.profiling.layers import lean_supported
 from archsearch.profiling.points import (
     Bench,
+    Models,
     Point,
     draft_features,
     interleaved,
@@ -425,7 +426,7 @@ def adaptive_sweep(
     fit = fit or op_models()
     new = 0
     attempted: set[Point] = set()
-    model_cache: dict[Architecture, Any] = {}
+    model_cache: Models = {}
 
     def spent() -> bool:
         return clock() - start >= stop.budget_s or (
@@ -460,11 +461,14 @@ def adaptive_sweep(
             left = open_points(
                 point_of(need) for need in ops if not isinstance(need[0], Elementwise)
             )
+            open_ops = [(point.op, point.cache == "cold") for point in left if point.op]
             size = max(first.batch, int(BATCH_GROWTH * len(bench.profile.rows)))
             try:
                 model = fit(bench.profile, dtype, bench.mode)
             except MissingDataError:
-                chosen = spread(left, lambda point: [*op_features(point.op), *[0.0] * 5][:5], size)
+                picked = spread(
+                    open_ops, lambda need: [*op_features(need[0]), *[0.0] * 5][:5], size
+                )
             else:
                 for cold in (True, False):
                     model.prepare([op for op, state in ops if state == cold], cold)
@@ -472,11 +476,10 @@ def adaptive_sweep(
                 reached = std < stop.error_target
                 if reached and not wholes:
                     return SweepResult(new, std, "target", clock() - start)
-                chosen = []
+                picked = []
                 if not reached:
-                    open_ops = [(point.op, point.cache == "cold") for point in left if point.op]
-                    best = choose(open_ops, shares(wanted.passes, model), size)
-                    chosen = [point_of(need) for need in best]
+                    picked = choose(open_ops, shares(wanted.passes, model), size)
+            chosen = [point_of(need) for need in picked]
             some = wholes[: max(4, size // 4)] if chosen else wholes
             wholes = wholes[len(some) :]
             if not chosen and not some:

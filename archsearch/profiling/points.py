@@ -20,10 +20,12 @@ from archsearch.architecture.op_kinds import OP_KINDS, row_sizes
 from archsearch.architecture.ops import Attention, Op
 from archsearch.profiles import ForwardShape, Measurement, Profile, freeze_shape
 from archsearch.profiling import kernels, layers
-from archsearch.profiling.timer import WeightPool
+from archsearch.profiling.timer import AnyTimer, WeightPool
 from archsearch.workload import DTYPE_BYTES
 
 T = TypeVar("T")
+Models = dict[Architecture, Any]
+"""Modules by their shapes, the last one that was built alone."""
 SHORTAGES: Final = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 
 
@@ -59,9 +61,7 @@ class Point:
         )
 
 
-def spread(
-    items: Sequence[Any], features: Callable[[Any], Sequence[float]], count: int
-) -> list[Any]:
+def spread(items: Sequence[T], features: Callable[[T], Sequence[float]], count: int) -> list[T]:
     """`count` items by farthest-point sampling in feature space: each next one is the farthest from
     those taken."""
     items = list(dict.fromkeys(items))
@@ -89,7 +89,7 @@ def interleaved(*groups: Sequence[T]) -> list[T]:
 def together(points: Iterable[Point], kinds: Sequence[str] = ("forward",)) -> list[list[Point]]:
     """Points of one whole model in one group, at the place of the first: building a model costs
     more than timing it."""
-    groups: dict[Any, list[Point]] = {}
+    groups: dict[tuple[str, Architecture | None] | int, list[Point]] = {}
     for number, point in enumerate(points):
         key = (point.kind, point.arch) if point.kind in kinds else number
         groups.setdefault(key, []).append(point)
@@ -147,7 +147,7 @@ def prepare_eager(
     pool: WeightPool,
     cold_bytes: int,
     flush: kernels.Run,
-    model_cache: dict[Architecture, Any],
+    model_cache: Models,
 ) -> Prepared:
     """`point` as transformers runs it, on the pool's device. `model_cache` keeps the last whole
     model."""
@@ -193,15 +193,14 @@ class Bench:
         self.skipped: list[str] = []
         self._on = device
         self._pools: dict[str, WeightPool] = {}
-        self._timers: dict[str, Any] = {}
+        self._timers: dict[str, AnyTimer] = {}
         self.flush: kernels.Run = layers.cache_flusher(cold_bytes, device)
 
-    def new_timer(self, dtype: str) -> Any:
-        """What times callables: `time(run, before=, budget_s=, calls=) -> Timing`, `probe()`,
-        `reference_s`, `slowdowns`."""
+    def new_timer(self, dtype: str) -> AnyTimer:
+        """What times callables in a dtype."""
         raise NotImplementedError
 
-    def prepare(self, point: Point, dtype: str, model_cache: dict[Architecture, Any]) -> Prepared:
+    def prepare(self, point: Point, dtype: str, model_cache: Models) -> Prepared:
         """`point` ready to be timed."""
         return prepare_eager(point, self.pool(dtype), self.cold_bytes, self.flush, model_cache)
 
@@ -212,7 +211,7 @@ class Bench:
     def release(self) -> None:
         """Give back memory that earlier points left reserved."""
 
-    def timer(self, dtype: str) -> Any:
+    def timer(self, dtype: str) -> AnyTimer:
         """The timer of a dtype."""
         if dtype not in self._timers:
             self._timers[dtype] = self.new_timer(dtype)
@@ -240,9 +239,7 @@ class Bench:
             self._pools[dtype] = WeightPool(size, getattr(torch, dtype), str(self._on))
         return self._pools[dtype]
 
-    def measure(
-        self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None
-    ) -> Measurement:
+    def measure(self, point: Point, dtype: str, model_cache: Models | None = None) -> Measurement:
         """Time one point. `model_cache` keeps the last whole model so that its several points share
         it. Raises torch.OutOfMemoryError where the point does not fit."""
         ready = self.prepare(point, dtype, {} if model_cache is None else model_cache)
@@ -255,7 +252,7 @@ class Bench:
         return self.finished(row, point, dtype)
 
     def measure_again_if_noisy(
-        self, point: Point, dtype: str, model_cache: dict[Architecture, Any] | None = None
+        self, point: Point, dtype: str, model_cache: Models | None = None
     ) -> Measurement:
         """`measure`, up to three times while something disturbs it; the steadiest counts, an
         unthrottled one before others."""
@@ -273,9 +270,7 @@ def row_key(point: Point, dtype: str, mode: str) -> tuple[Any, ...]:
     return (point.kind, freeze_shape(point.shape()), dtype, mode, point.cache)
 
 
-def attempt(
-    bench: Bench, point: Point, dtype: str, model_cache: dict[Architecture, Any]
-) -> Measurement | None:
+def attempt(bench: Bench, point: Point, dtype: str, model_cache: Models) -> Measurement | None:
     """The measurement; None where the device's memory was too small: then the point is listed in
     `bench.skipped` and everything it took is given back."""
     try:
@@ -292,7 +287,7 @@ def attempt(
 
 
 def measure_or_skip(
-    bench: Bench, point: Point, dtype: str, model_cache: dict[Architecture, Any]
+    bench: Bench, point: Point, dtype: str, model_cache: Models
 ) -> Measurement | None:
     """`attempt`, recorded in the bench's profile."""
     row = attempt(bench, point, dtype, model_cache)

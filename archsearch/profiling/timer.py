@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
@@ -133,11 +133,28 @@ class Timing:
     slowdown: float
 
 
+class AnyTimer(Protocol):
+    """What times callables on a device: `Timer`, or `cuda.GpuTimer`."""
+
+    probe: Callable[[], float]
+    reference_s: float
+    slowdowns: list[float]
+
+    def time(
+        self,
+        run: Callable[[], object],
+        *,
+        before: Callable[[], object] | None = None,
+        budget_s: float = 0.06,
+        calls: int | None = None,
+    ) -> Timing: ...
+
+
 class Timer:
     """Times a callable against the probe. `reference_s` comes from the profile, so that all its
     rows share one scale."""
 
-    def __init__(self, probe: Probe, reference_s: float) -> None:
+    def __init__(self, probe: Callable[[], float], reference_s: float) -> None:
         self.probe = probe
         self.reference_s = reference_s
         self.slowdowns: list[float] = []
