@@ -382,9 +382,8 @@ def _left_visible(
                 break
             if not alike:
                 return gpus
-            chosen = [gpu for gpu in gpus if gpu.index == int(entry)][
-                :1
-            ]  # of a cut card CUDA takes the first slice
+            # Of a cut card CUDA takes the first slice.
+            chosen = [gpu for gpu in gpus if gpu.index == int(entry)][:1]
         else:
             chosen = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)][:1]
         if not chosen:

@@ -43,9 +43,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 PACKAGE: Final = "aiconfigurator-core"
-PACKAGE_VERSIONS: Final = (
-    "0.12.0",
-)  # the layout moved twice within a year: other versions are refused, not guessed at
+# The layout moved twice within a year: other versions are refused, not guessed at.
+PACKAGE_VERSIONS: Final = ("0.12.0",)
 INSTALL: Final = 'pip install "archsearch[aiconfigurator]"'
 LICENCE: Final = "Apache-2.0"
 COPYRIGHT: Final = "Copyright (c) 2025-2026 NVIDIA CORPORATION & AFFILIATES"

@@ -191,9 +191,8 @@ def choose(
     )
     start = np.flatnonzero(first)[:count]
     target = np.log(rows.times_s / (rows.features @ nonnegative_fit(rows.features, rows.times_s)))
-    factor = np.zeros(
-        (count, total), dtype=np.float32
-    )  # half the memory traffic, which is what this loop costs
+    # Half the memory traffic, which is what this loop costs.
+    factor = np.zeros((count, total), dtype=np.float32)
     error = target - float(np.mean(target))
     variance = np.full(total, AMPLITUDE)
     free = np.ones(total, dtype=bool)
@@ -216,9 +215,8 @@ def choose(
             )
             gain = error[pool] / (np.maximum(variance[pool], 0.0) + NOISE)
             after = np.abs(error[sample][None, :] - moved * gain[:, None])
-            pick = int(
-                pool[np.argmin(after.sum(1) - np.abs(error[pool]))]
-            )  # its own error goes: it will be in the table
+            # Its own error goes: it will be in the table.
+            pick = int(pool[np.argmin(after.sum(1) - np.abs(error[pool]))])
         covariance = (
             _kernel(rows.inputs[pick : pick + 1], rows.inputs)[0]
             - factor[:step, pick] @ factor[:step]

@@ -174,15 +174,13 @@ def save_draft(
         del state["lm_head.draft_token_ids"]
         state["lm_head.weight"] = padded_head(model.lm_head, mean_hidden)
     elif model.config.tie_word_embeddings:
-        del state[
-            "lm_head.weight"
-        ]  # safetensors refuses two names for one memory; the loader ties again
+        # safetensors refuses two names for one memory; the loader ties again.
+        del state["lm_head.weight"]
     config = model.config.to_diff_dict()
     config["architectures"] = [type(model).__name__]
     config["dtype"] = str(model.dtype).removeprefix("torch.")
-    config.setdefault(
-        "rope_theta", arch.rope_theta
-    )  # readers older than transformers 5 look here, not in rope_parameters
+    # Readers older than transformers 5 look here, not in rope_parameters.
+    config.setdefault("rope_theta", arch.rope_theta)
     config["archsearch"] = {
         **config.get("archsearch", {}),
         "architecture": arch.to_dict(),
@@ -193,9 +191,8 @@ def save_draft(
         for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
             value = getattr(tokenizer, key, None)
             for values in (config, generation):
-                if value is not None and not isinstance(
-                    values.get(key), list
-                ):  # a list (several end tokens) knows more
+                # A list (several end tokens) knows more.
+                if value is not None and not isinstance(values.get(key), list):
                     values[key] = value
     if gamma is not None:
         generation |= gamma_settings(gamma)

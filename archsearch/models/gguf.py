@@ -53,6 +53,7 @@ def converted_gguf(name: str, weights: Mapping[str, str]) -> Path:
     try:
         with scratch_dir(folder) as scratch:
             building = scratch / name
+            building.mkdir()
             _convert_gguf(gguf, building)
             version = installed(weights["package"])
             source = {"package": weights["package"], "version": version, "gguf": gguf.name}

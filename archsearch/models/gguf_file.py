@@ -309,9 +309,8 @@ def _add_made_up_tokens(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     """Texts for ids that nobody reads: llama.cpp serves no model without a tokenizer."""
     import gguf
 
-    writer.add_tokenizer_model(
-        "rwkv"
-    )  # the one kind for which llama.cpp assumes no end token of its own
+    # The one kind for which llama.cpp assumes no end token of its own.
+    writer.add_tokenizer_model("rwkv")
     writer.add_token_list([f"t{number}" for number in range(vocab_size)])
     writer.add_token_types([int(gguf.TokenType.NORMAL)] * vocab_size)
 

@@ -66,9 +66,8 @@ def resolve_target(name: str) -> TargetRef:
         return TargetRef(folder.resolve().name, read_architecture(folder), folder=folder.resolve())
     entry = catalogue.named(name)
     if entry is not None:
-        asked = (
-            name if "/" in name else entry.hub_id
-        )  # a base model has the shape of the tuned one, not its weights
+        # A base model has the shape of the tuned one, not its weights.
+        asked = name if "/" in name else entry.hub_id
         return TargetRef(entry.name, entry.architecture, hub_id=asked, weights=entry.weights)
     if name.count("/") == 1 and not name.startswith((".", "/", "~")) and all(name.split("/")):
         made_for = published_as(name)

@@ -126,9 +126,8 @@ class CudaRunner:
             torch.cuda.synchronize()
             return time.perf_counter() - start
         torch.cuda.synchronize()
-        (
-            run if before is None else before
-        )()  # keeps the GPU busy while the host queues the rest: no launch is in the time
+        # Keeps the GPU busy while the host queues the rest: no launch is in the time.
+        (run if before is None else before)()
         self._start.record()
         for _ in range(count):
             run()
@@ -387,9 +386,8 @@ def open_bench(
             f"{device.name} is not measured in {dtype} in {mode} mode; use one of"
             f" {', '.join(offered)}"
         )
-    known = _OPENED.get(
-        device.key
-    )  # once this process is on the card, it may look like another one to NVML in a container
+    # Once this process is on the card, it may look like another one to NVML in a container.
+    known = _OPENED.get(device.key)
     state = gpu_state(known) if known is not None else idle_gpu(device, allow_busy=allow_busy)
     _OPENED[device.key] = state.gpu
     index = torch_index(state.gpu.uuid)

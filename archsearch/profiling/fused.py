@@ -108,13 +108,8 @@ def agree(one: Fused, other: Fused, device: torch.device, dtype: torch.dtype) ->
     def numbers(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator).to(device, dtype)
 
-    x, residual, weight, rows, gate_up = (
-        numbers(3, 96),
-        numbers(3, 96),
-        numbers(96),
-        numbers(3, 5 * 32),
-        numbers(3, 200),
-    )
+    x, residual, weight = numbers(3, 96), numbers(3, 96), numbers(96)
+    rows, gate_up = numbers(3, 5 * 32), numbers(3, 200)
     angle = torch.rand(3, 16, generator=generator).to(device)
     results = []
     for kernels in (one, other):

@@ -90,10 +90,8 @@ def attention(op: Attention, pool: WeightPool, working_set_bytes: int) -> Run:
         key, value = torch.cat([cache[0], new[0]], dim=-2), torch.cat([cache[1], new[1]], dim=-2)
         grouped = groups > 1 and use_gqa_in_sdpa(mask, key, value)
         if not grouped:
-            key, value = (
-                repeat_kv(key, groups),
-                repeat_kv(value, groups),
-            )  # [batch, q_heads, keys, head_dim]
+            # [batch, q_heads, keys, head_dim]
+            key, value = repeat_kv(key, groups), repeat_kv(value, groups)
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, enable_gqa=grouped
         )

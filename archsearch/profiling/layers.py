@@ -54,9 +54,8 @@ class ForwardRun:
         self.cache = _cache(model)
         if context:
             ids = torch.randint(0, vocab, (batch, context)).to(self.device)
-            for start in range(
-                0, context, 512
-            ):  # in pieces: attention scores of a long prompt would fill memory
+            # In pieces: attention scores of a long prompt would fill memory.
+            for start in range(0, context, 512):
                 model(
                     ids[:, start : start + 512],
                     past_key_values=self.cache,
@@ -188,11 +187,8 @@ class LeanDecoder:
         def bias(size: int, present: bool) -> Tensor | None:
             return weight(size) if present else None
 
-        hidden, ffn, total = (
-            arch.hidden_size,
-            arch.intermediate_size,
-            arch.q_size + 2 * arch.kv_size,
-        )
+        hidden, ffn = arch.hidden_size, arch.intermediate_size
+        total = arch.q_size + 2 * arch.kv_size
         ones = pool.flat.new_ones(max(hidden, arch.head_dim))
         layers = [
             LeanLayer(
@@ -267,9 +263,8 @@ class LeanRun:
             kv[:, start:stop].copy_(
                 sequences[..., q_size:].unflatten(-1, (2, arch.num_key_value_heads, arch.head_dim))
             )
-            first = (
-                0 if layer.window is None else max(0, start + 1 - layer.window)
-            )  # the first new token's first key
+            # The first new token's first key.
+            first = 0 if layer.window is None else max(0, start + 1 - layer.window)
             query = sequences[..., :q_size].unflatten(-1, (arch.num_attention_heads, arch.head_dim))
             attended = attend(query, kv[:, first:stop, 0], kv[:, first:stop, 1], layer.window)
             block = functional.linear(attended.reshape(-1, q_size), layer.out, layer.out_bias)

@@ -72,9 +72,8 @@ class WeightPool:
         and time falsely), cheaply: no second copy of it is made, also where it is larger than the
         pool."""
         flat, available = parameter.detach().view(-1), self.flat.numel()
-        piece = (
-            len(flat) if len(flat) <= available else max(1, available // 2)
-        )  # halves, so that neighbours differ
+        # Halves, so that neighbours differ.
+        piece = len(flat) if len(flat) <= available else max(1, available // 2)
         for start in range(0, len(flat), piece):
             part = flat[start : start + piece]
             offset = self._next % max(1, available - len(part))

@@ -51,9 +51,8 @@ class AuxiliaryStates:
 
     layers: tuple[int, ...]
     width: int
-    _places: dict[bytes, tuple[Path, int, int]] = field(
-        default_factory=dict
-    )  # text -> shard, first row, rows
+    # text -> shard, first row, rows
+    _places: dict[bytes, tuple[Path, int, int]] = field(default_factory=dict)
     _open: dict[Path, Any] = field(default_factory=dict)
 
     def of(self, sequence: CachedSequence) -> torch.Tensor:
@@ -66,9 +65,8 @@ class AuxiliaryStates:
             )
         path, start, rows = place
         if path not in self._open:
-            self._open[path] = safe_open(
-                path, framework="pt"
-            ).__enter__()  # stays mapped while this object lives
+            # Stays mapped while this object lives.
+            self._open[path] = safe_open(path, framework="pt").__enter__()
         states: torch.Tensor = self._open[path].get_slice("states")[start : start + rows]
         return states
 

@@ -417,21 +417,18 @@ def _attention(
     return plan.attend(layer, query, scaling, sliding_window).transpose(1, 2).contiguous(), None
 
 
-_layer_classes: list[type] = []
-
-
 def _cache(layers: int, plan: _Plan) -> Any:
     """A transformers cache whose layers do what `plan` says."""
     from transformers.cache_utils import Cache
 
-    if not _layer_classes:
-        _define()
-    return Cache(layers=[_layer_classes[0](number, plan) for number in range(layers)])
+    layer = _layer_class()
+    return Cache(layers=[layer(number, plan) for number in range(layers)])
 
 
-def _define() -> None:
-    """The cache layer's class and the attention function, on first use: transformers is slow to
-    import."""
+@functools.cache
+def _layer_class() -> type[Any]:
+    """The cache layer's class; the attention function is registered with it, on first use:
+    transformers is slow to import."""
     from transformers import AttentionInterface
     from transformers.cache_utils import DynamicLayer
 
@@ -449,7 +446,7 @@ def _define() -> None:
             return int(self.plan.before)
 
     AttentionInterface.register(ATTENTION, _attention)
-    _layer_classes.append(PlannedLayer)
+    return PlannedLayer
 
 
 # --------------------------------------------------------------------------------------------------
@@ -479,8 +476,7 @@ def _may_take_blocks(target: PreTrainedModel) -> bool:
 def _agrees(target: PreTrainedModel) -> bool:
     """Two rows read and continued by blocks, beside the target's own pass over each: True where
     states agree."""
-    if not _layer_classes:
-        _define()
+    _layer_class()
     passes = Passes(target, together=True)
     vocab = int(target.config.get_text_config(decoder=True).vocab_size)
     rows = [[(7 * i + 3) % vocab for i in range(count)] for count in (5, 9)]

@@ -112,9 +112,8 @@ def _read(
     # Padding on the right needs no mask: a causal model never looks there. [batch, width]
     ids = pad_sequence([torch.tensor(p.token_ids) for p in batch], batch_first=True).to(head.device)
     with torch.inference_mode():
-        states = target.base_model(
-            input_ids=ids, use_cache=False
-        ).last_hidden_state  # [batch, width, hidden]
+        # [batch, width, hidden]
+        states = target.base_model(input_ids=ids, use_cache=False).last_hidden_state
         for row, piece in enumerate(batch):
             hidden = states[row, : len(piece.token_ids) - 1]
             greedy = functional.linear(hidden, head).argmax(-1).cpu()

@@ -65,9 +65,8 @@ def likeness(first: TextSketch, second: TextSketch) -> float:
     are compared as they are."""
     if first.digest == second.digest:
         return 1.0
-    a, b = (
-        np.stack([_unpacked(half) for half in sketch.halves]) for sketch in (first, second)
-    )  # [2, BUCKETS]
+    # [2, BUCKETS]
+    a, b = (np.stack([_unpacked(half) for half in sketch.halves]) for sketch in (first, second))
     within = float(a[0] @ a[1]), float(b[0] @ b[1])
     if min(within) <= 0.0:
         a, b = a.sum(0, keepdims=True), b.sum(0, keepdims=True)

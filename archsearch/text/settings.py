@@ -139,9 +139,8 @@ def draw(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     # A running sum over the vocabulary in float64 costs more than the softmax: over groups first,
     # then within the one.
     short = -probs.shape[-1] % GROUP
-    groups = torch.nn.functional.pad(probs, (0, short)).unflatten(
-        -1, (-1, GROUP)
-    )  # [n, groups, GROUP]
+    # [n, groups, GROUP]
+    groups = torch.nn.functional.pad(probs, (0, short)).unflatten(-1, (-1, GROUP))
     total = groups.sum(-1, dtype=torch.float64).cumsum(-1)  # [n, groups]
     wanted = noise.to(total) * total[:, -1]
     group = torch.searchsorted(total, wanted[:, None], right=True)[:, 0].clamp_max(

@@ -315,9 +315,8 @@ def _fill_attention(
     q = _with_bias(old.q_proj).view(target.num_attention_heads, dim, hidden + 1)
     k = _with_bias(old.k_proj).view(target.num_key_value_heads, dim, hidden + 1)
     v = _with_bias(old.v_proj).view(target.num_key_value_heads, dim, hidden + 1)
-    o = (
-        old.o_proj.weight.float().view(hidden, target.num_attention_heads, dim).permute(1, 0, 2)
-    )  # [heads, d, head_dim]
+    # [heads, d, head_dim]
+    o = old.o_proj.weight.float().view(hidden, target.num_attention_heads, dim).permute(1, 0, 2)
     importance = o.square().sum((1, 2)).sqrt()
     groups = choose_heads(
         importance, target.num_key_value_heads, arch.num_key_value_heads, arch.kv_group_size

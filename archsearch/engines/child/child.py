@@ -60,9 +60,8 @@ class Child:
             "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
             **(env or {}),
         }
-        environment.pop(
-            "PYTHONPATH", None
-        )  # ours must not shadow the packages of the engine's environment
+        # Ours must not shadow the packages of the engine's environment.
+        environment.pop("PYTHONPATH", None)
         try:
             self._process = subprocess.Popen(
                 [str(python), str(script)],

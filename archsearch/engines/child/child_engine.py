@@ -259,10 +259,8 @@ def check_vocabularies(sources: Sequence[str]) -> None:
     if len(sources) < 2 or not all(Path(source).is_dir() for source in sources):
         return
     configs = [read_json(Path(source) / "config.json", "the model's config") for source in sources]
-    nested = (
-        "text_config",
-        "transformer_layer_config",
-    )  # of targets that see more than text; of the speculators form
+    # Of targets that see more than text; of the speculators form.
+    nested = ("text_config", "transformer_layer_config")
     target, draft = (
         config.get("vocab_size")
         or next((config[name].get("vocab_size") for name in nested if name in config), None)

@@ -152,9 +152,8 @@ def install(
         started = time.monotonic()
         _remove_folder(folder)
         tell("making the environment", 0.0, 100.0)
-        log_path = (
-            folder.parent / f"{engine}-{LOG}"
-        )  # outside the environment: it outlives a failed one
+        # Outside the environment: it outlives a failed one.
+        log_path = folder.parent / f"{engine}-{LOG}"
         with open(log_path, "w", encoding="utf-8") as file:
             log = Log(file, log_path, lock)
             run_logged(

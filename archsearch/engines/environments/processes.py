@@ -293,10 +293,8 @@ class PipWatch:
             share, what = 0.75 * min(1.0, self.bytes / self.expected), self.what
         else:
             unpacked = min(self._there() - before, self.packages)
-            share, what = (
-                0.75 + 0.25 * unpacked / self.packages,
-                f"unpacking {unpacked} of {self.packages} packages",
-            )
+            share = 0.75 + 0.25 * unpacked / self.packages
+            what = f"unpacking {unpacked} of {self.packages} packages"
         return what, self.low + share * (self.high - self.low)
 
     def _beat(self) -> None:

@@ -70,9 +70,8 @@ OPENVINO: Final = Recipe(
     removable=("torchvision",),
 )
 
-_LLAMA_CPP: Final = (
-    "xllamacpp==2026.10.11549",
-)  # llama.cpp's own server; for other builds see ARCHSEARCH_LLAMA_SERVER
+# llama.cpp's own server; for other builds see ARCHSEARCH_LLAMA_SERVER.
+_LLAMA_CPP: Final = ("xllamacpp==2026.10.11549",)
 LLAMA_CPP: Final = Recipe(
     title="llama.cpp",
     module="xllamacpp",

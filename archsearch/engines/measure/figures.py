@@ -94,11 +94,8 @@ def choice_cost(ratios: np.ndarray, gammas: tuple[int, ...], best: int, seed: in
 
 def _by_prompt(trace: Trace, variant: Variant) -> ByPrompt:
     """Counts and times of the same prompts, alone and with a drafter."""
-    plan, alone, assisted = (
-        trace.plan,
-        trace.results(trace.plan.alone.name),
-        trace.results(variant.name),
-    )
+    plan = trace.plan
+    alone, assisted = trace.results(plan.alone.name), trace.results(variant.name)
     counts = _counts(trace, variant.name)
     ratios = _ratios(counts)
     timed = counts[~np.isnan(ratios)]

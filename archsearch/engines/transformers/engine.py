@@ -46,7 +46,7 @@ from archsearch.engines.engine import (
 from archsearch.engines.transformers.chain import ChainGenerator, chained
 from archsearch.errors import ArchsearchError
 from archsearch.models.drafts import gamma_settings, load_draft
-from archsearch.models.runtime import quiet_transformers, torch_dtype
+from archsearch.models.runtime import hooked, quiet_transformers, torch_dtype
 from archsearch.schedule import Ranges
 
 if TYPE_CHECKING:
@@ -83,17 +83,14 @@ class PassClock:
         self.rows: list[int] = []
         self._exit, self._timed = exit_layers, target.device.type == "cpu"
         self._started = 0.0
-        self._hooks: list[Any] = []
-        names = (
-            {"target": target}
-            if draft is None or draft is target
-            else {"target": target, "draft": draft}
-        )
-        for name, model in names.items():
-            self._hooks.append(model.register_forward_pre_hook(self._before))
-            self._hooks.append(
-                model.register_forward_hook(partial(self._after, name), with_kwargs=True)
-            )
+        self.hooks: list[Any] = []
+        models = {"target": target}
+        if draft is not None and draft is not target:
+            models["draft"] = draft
+        for name, model in models.items():
+            after = partial(self._after, name)
+            self.hooks.append(model.register_forward_pre_hook(self._before))
+            self.hooks.append(model.register_forward_hook(after, with_kwargs=True))
 
     def _before(self, module: Any, args: Any) -> None:
         self._started = time.perf_counter()
@@ -107,10 +104,6 @@ class PassClock:
             self.rows.append(tokens)
         if self._timed:
             self.passes.append((name, self._started, time.perf_counter(), tokens))
-
-    def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
 
 
 class SyntheticAcceptance(LogitsProcessor):
@@ -130,9 +123,8 @@ class SyntheticAcceptance(LogitsProcessor):
         need thousands.
         """
         self._place = (self._place + 0.6180339887498949) % 1.0
-        self._accepted = sum(
-            self._place < rate for rate in self.rates
-        )  # they do not rise: all before an accepted one are
+        # They do not rise: all before an accepted one are.
+        self._accepted = sum(self._place < rate for rate in self.rates)
         self._verifying, self._position = True, 0
 
     def draft_begins(self, *_: Any) -> None:
@@ -285,19 +277,15 @@ class TransformersEngine:
         input_ids = torch.tensor([prompt.token_ids], device=target.device)
         config = _generation_config(target, sampling)
         if self.lookup is not None:
-            config.prompt_lookup_num_tokens, config.max_matching_ngram_size = (
-                self.gamma,
-                self.lookup.longest,
-            )
+            config.prompt_lookup_num_tokens = self.gamma
+            config.max_matching_ngram_size = self.lookup.longest
         elif self.exit_layers:
             config.assistant_early_exit = self.exit_layers
         clock = RoundClock()
         rule = self.chain.rule if self.chain is not None else None
-        own = (
-            gamma_settings(rule.gamma, rule.least)
-            if rule is not None
-            else gamma_settings(max(self.gamma, 1))
-        )
+        own = gamma_settings(max(self.gamma, 1))
+        if rule is not None:
+            own = gamma_settings(rule.gamma, rule.least)
         defaults = _own_defaults(target, target if self.exit_layers else self.draft, own)
         readers, ids = self.readers, prompt.token_ids
         opened = (lambda: readers(ids)) if readers is not None else None
@@ -307,6 +295,7 @@ class TransformersEngine:
         processors, hooks = self._processors(sampling, config, prompt)
         passes = PassClock(target, self.draft, self.exit_layers)
         with (
+            hooked([*passes.hooks, *hooks]),
             torch.inference_mode(),
             torch.random.fork_rng(devices=[]),
             quiet_transformers(),
@@ -324,12 +313,10 @@ class TransformersEngine:
                 streamer=clock,
             )
             seconds = time.perf_counter() - started
-        passes.close()
-        for hook in hooks:
-            hook.remove()
         token_ids = tuple(output[0, input_ids.shape[1] :].tolist())
         times, lengths = clock.times[1:], clock.lengths[1:]  # the first is the prompt
-        room, ended = sampling.max_new_tokens, _ended(token_ids, config)
+        room = sampling.max_new_tokens
+        ended = bool(token_ids) and token_ids[-1] in _ends(config)
         drafted = [self.gamma] * len(lengths)
         whole = drafting_rounds(lengths, drafted, room, ended)
         if self.lookup is not None:
@@ -361,9 +348,7 @@ class TransformersEngine:
             return _processors(sampling), []
         target, draft = self._started(), self.draft
         assert draft is not None
-        ends = (
-            config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-        )
+        ends = _ends(config)
         proposed, refused = [token for token in range(len(ends) + 2) if token not in ends][:2]
         chance = SyntheticAcceptance(
             self.synthetic, proposed, refused, hash((sampling.seed, prompt.token_ids))
@@ -409,9 +394,9 @@ def _steps_of(
     return steps
 
 
-def _ended(token_ids: Sequence[int], config: GenerationConfig) -> bool:
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    return bool(token_ids) and token_ids[-1] in ends
+def _ends(config: GenerationConfig) -> list[int]:
+    """The tokens that end a text (see `_generation_config`)."""
+    return config.eos_token_id or []
 
 
 def _generation_config(target: PreTrainedModel, sampling: Sampling) -> GenerationConfig:

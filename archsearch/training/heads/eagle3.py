@@ -47,11 +47,8 @@ class Eagle3Head(nn.Module):
         mask_token_id: int | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.aux_layers, self.target_hidden_size = (
-            config,
-            tuple(aux_layers),
-            target_hidden_size,
-        )
+        self.config, self.target_hidden_size = config, target_hidden_size
+        self.aux_layers = tuple(aux_layers)
         self.embedding = nn.Embedding.from_pretrained(embedding.float(), freeze=True)
         self.fc = nn.Linear(
             len(self.aux_layers) * target_hidden_size, config.hidden_size, bias=False
@@ -101,9 +98,8 @@ class Eagle3Head(nn.Module):
             seen = _Memory(*layer.keys_values(x, embedded, angles))
             memory.append(seen)
             every = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
-            asking = (
-                rows.starts if last else every
-            )  # the layers below must answer for every row: their output is read as keys
+            # The layers below must answer for every row: their output is read as keys.
+            asking = rows.starts if last else every
             x = layer(
                 _rows_of(x, asking),
                 _rows_of(embedded, asking),
@@ -198,10 +194,8 @@ class _Attention(nn.Module):
     def __init__(self, config: LlamaConfig, inputs: int) -> None:
         super().__init__()
         # The config leaves two of them open for Llama's defaults.
-        self.heads, self.kv_heads = (
-            config.num_attention_heads,
-            config.num_key_value_heads or config.num_attention_heads,
-        )
+        self.heads = config.num_attention_heads
+        self.kv_heads = config.num_key_value_heads or self.heads
         self.head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
         self.q_proj = nn.Linear(inputs, self.heads * self.head_dim, bias=False)
         self.k_proj = nn.Linear(inputs, self.kv_heads * self.head_dim, bias=False)
@@ -227,13 +221,11 @@ class _Attention(nn.Module):
         grouped = (
             queries.reshape(texts, self.kv_heads, group, rows, self.head_dim) * self.head_dim**-0.5
         )
-        scores = grouped.flatten(2, 3) @ seen.keys.transpose(
-            -1, -2
-        )  # [texts, kv heads, group * rows, keys]
+        # [texts, kv heads, group * rows, keys]
+        scores = grouped.flatten(2, 3) @ seen.keys.transpose(-1, -2)
         scores = scores.view(texts, self.kv_heads, group, rows, -1)
-        later = (
-            torch.arange(seen.keys.shape[2], device=starts.device) > starts[..., None]
-        )  # [texts, rows, keys]
+        # [texts, rows, keys]
+        later = torch.arange(seen.keys.shape[2], device=starts.device) > starts[..., None]
         scores = scores.masked_fill(later[:, None, None], float("-inf"))
         diagonals = [(grouped * keys[:, :, None]).sum(-1, keepdim=True) for keys, _ in seen.own]
         shares = torch.softmax(torch.cat([scores, *diagonals], -1).float(), -1).to(
@@ -305,10 +297,8 @@ def initialise_eagle3(
 
 def _take_layer(layer: _Layer, source: Any) -> None:
     for name in ("q_proj", "k_proj", "v_proj"):
-        weight, given = (
-            getattr(layer.self_attn, name).weight,
-            getattr(source.self_attn, name).weight,
-        )
+        weight = getattr(layer.self_attn, name).weight
+        given = getattr(source.self_attn, name).weight
         if layer.first and weight.shape == (given.shape[0], 2 * given.shape[1]):
             weight[:, : given.shape[1]] = 0
             weight[:, given.shape[1] :] = given

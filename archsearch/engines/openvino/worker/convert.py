@@ -233,11 +233,8 @@ def _convert_eagle3(folder: Path, files: Sequence[Path], ir: Path, weights: str)
         f"model.{name.replace('layers.0.', 'midlayer.')}": tensor
         for name, tensor in tensors.items()
     }
-    rows, vocabulary, width = (
-        int(kept["draft_vocab_size"]),
-        int(kept["vocab_size"]),
-        int(kept["hidden_size"]),
-    )
+    sizes = ("draft_vocab_size", "vocab_size", "hidden_size")
+    rows, vocabulary, width = (int(kept[name]) for name in sizes)
     named.setdefault("model.d2t", torch.zeros(rows, dtype=torch.long))
     named.setdefault("model.t2d", torch.ones(vocabulary, dtype=torch.bool))
     named.setdefault("model.embed_tokens.weight", torch.zeros(vocabulary, width))

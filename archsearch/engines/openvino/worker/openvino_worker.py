@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[2] / "child")
-)  # where `loop` is; siblings are found beside the script
+# Where `loop` is; siblings are found beside the script.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))
 
 from answers import answer_of, pairs_of, whole_rounds
 from convert import check_layers, converted, model_folder, openvino_errors, precision, version_of
@@ -95,12 +94,8 @@ class Request:
     time.perf_counter() seconds."""
 
     def __init__(self, prompt: dict[str, Any], handle: Any, admitted: float) -> None:
-        self.prompt_id, self.prompt, self.handle, self.admitted = (
-            prompt["id"],
-            len(prompt["token_ids"]),
-            handle,
-            admitted,
-        )
+        self.prompt_id, self.prompt = prompt["id"], len(prompt["token_ids"])
+        self.handle, self.admitted = handle, admitted
         self.token_ids: list[int] = []
         self.lengths: list[int] = []
         self.times: list[float] = []
@@ -141,10 +136,8 @@ class Worker:
             check_layers(sources[1], target)
         folders = [str(converted(folder, cache, weights, dummy)) for folder in sources]
         self.lookup = int(request["lookup"][1]) if request.get("lookup") else 0
-        self.gamma, self.ends = (
-            (request["gamma"] if len(sources) == 2 or self.lookup else 0),
-            end_tokens(target),
-        )
+        self.gamma = request["gamma"] if len(sources) == 2 or self.lookup else 0
+        self.ends = end_tokens(target)
         # The KV cache holds the same type as the computation: OpenVINO's own default is 8 bits,
         # which changes the text.
         properties: dict[str, Any] = {"INFERENCE_PRECISION_HINT": hint, "KV_CACHE_PRECISION": hint}
@@ -155,9 +148,8 @@ class Worker:
         longest = self.max_len + self.gamma + 1
         scheduler.cache_size = 0
         scheduler.num_kv_blocks = self.concurrency * (longest // KV_BLOCK + 2)
-        scheduler.max_num_batched_tokens = (
-            self.concurrency * longest
-        )  # no prompt is cut into pieces
+        # No prompt is cut into pieces.
+        scheduler.max_num_batched_tokens = self.concurrency * longest
         scheduler.max_num_seqs = max(self.concurrency, 1)
         scheduler.enable_prefix_caching = False
         helped: dict[str, Any] = {}
@@ -169,12 +161,8 @@ class Worker:
             self.pipeline = genai.ContinuousBatchingPipeline(
                 folders[0], scheduler, "CPU", {**properties, **helped}
             )
-            self.core, self.properties, self.target_ir, self.logits_model = (
-                core,
-                properties,
-                folders[0],
-                None,
-            )
+            self.core, self.properties = core, properties
+            self.target_ir, self.logits_model = folders[0], None
             # The first steps are slow, and the draft's counters only begin to note empty steps
             # after a first one.
             self.single(
@@ -199,10 +187,8 @@ class Worker:
         config.ignore_eos = not ends
         # Where nothing is set the model's own end token is taken, and the draft would stop at it
         # whatever ignore_eos says.
-        config.stop_token_ids, config.eos_token_id = (
-            set(ends or [NO_TOKEN]),
-            (ends or [NO_TOKEN])[0],
-        )
+        config.stop_token_ids = set(ends or [NO_TOKEN])
+        config.eos_token_id = (ends or [NO_TOKEN])[0]
         if self.gamma:
             config.num_assistant_tokens = self.gamma
             config.assistant_confidence_threshold = (
@@ -234,11 +220,7 @@ class Worker:
         """A streamer that stops a request at an end token and keeps what it saw in `written`."""
         import openvino_genai as genai
 
-        ends, go, stop = (
-            frozenset(self.ends),
-            genai.StreamingStatus.RUNNING,
-            genai.StreamingStatus.STOP,
-        )
+        ends, status = frozenset(self.ends), genai.StreamingStatus
 
         class Stopper(genai.StreamerBase):  # type: ignore[misc]
             def __init__(self) -> None:
@@ -248,7 +230,7 @@ class Worker:
             def write(self, token: Any) -> Any:
                 tokens = token if isinstance(token, list) else [token]
                 self.written += tokens
-                return stop if any(one in ends for one in tokens) else go
+                return status.STOP if any(one in ends for one in tokens) else status.RUNNING
 
             def end(self) -> None:
                 pass
@@ -298,9 +280,8 @@ class Worker:
         token_ids = written[:end] if end else written
         lengths = trimmed(sizes, len(token_ids))
         arrivals = times[: len(lengths)]
-        seconds -= (
-            times[-1] - arrivals[-1]
-        )  # rounds behind the end, until it was noticed, are no part of the answer
+        # Rounds behind the end, until it was noticed, are no part of the answer.
+        seconds -= times[-1] - arrivals[-1]
         result = self.result(prompt["id"], token_ids, lengths, arrivals, seconds, limit, end > 0)
         first = seconds - (arrivals[-1] - arrivals[0])
         walls = [first, *(b - a for a, b in pairs_of(arrivals))]
@@ -330,9 +311,8 @@ class Worker:
                     "target_s": targets[index] if index < len(targets) else None,
                     "draft_s": row,
                     "draft_tokens": draft_pass_tokens(len(row), index == 1, prompt_tokens, whole),
-                    "prefill": (
-                        index == 0 or (index == 1 and self.gamma > 0)
-                    ),  # the draft reads the prompt in its first round
+                    # The draft reads the prompt in its first round.
+                    "prefill": index == 0 or (index == 1 and self.gamma > 0),
                     "context": float(prompt_tokens + written_before) if index else 0.0,
                 }
             )

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[2] / "child")
-)  # where `loop` is; siblings are found beside the script
+# Where `loop` is; siblings are found beside the script.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))
 
 from counting import Counters, PassClock, Request, disagreement
 from cpu_build import CHANCES, expands_rightly, mend_cpu_build
@@ -76,9 +75,8 @@ class Worker:
         configs = [read_config(source) for source in (ask["target"], ask.get("draft")) if source]
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ["VLLM_NO_USAGE_STATS"] = "1"
-        length = (
-            int(ask["max_len"]) + self.gamma + 2
-        )  # a round that begins inside max_len ends inside this
+        # A round that begins inside max_len ends inside this.
+        length = int(ask["max_len"]) + self.gamma + 2
         if on_cpu:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
             os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(
@@ -106,9 +104,8 @@ class Worker:
         longest = min([length, *positions])
         self.room = longest - (self.gamma + 2 if drafts else 0)
         limits: dict[str, Any] = {}
-        if (
-            int(ask["concurrency"]) * (self.gamma + 2) > 2048
-        ):  # vLLM's smallest default must hold one round of every request
+        # vLLM's smallest default must hold one round of every request.
+        if int(ask["concurrency"]) * (self.gamma + 2) > 2048:
             limits["max_num_batched_tokens"] = max(8192, int(ask["concurrency"]) * (self.gamma + 2))
         if ask.get("memory_share"):
             limits["gpu_memory_utilization"] = float(ask["memory_share"])
@@ -193,9 +190,8 @@ class Worker:
         from vllm.sampling_params import RequestOutputKind
 
         CHANCES.begin(int(ask["seed"]))
-        torch.manual_seed(
-            int(ask["seed"])
-        )  # the draft's own sampling and synthetic acceptance take no seed of a request
+        # The draft's own sampling and synthetic acceptance take no seed of a request.
+        torch.manual_seed(int(ask["seed"]))
         before, put_back = self._counters() if self.gamma else Counters(), self._preemptions()
         self.calls += 1
         requests: dict[str, Request] = {}
