@@ -15,6 +15,7 @@ import yaml
 
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_yaml
+from archsearch.records import as_data
 from archsearch.workload import DTYPE_BYTES, dtype_name
 
 _FOLDER = Path(__file__).parent / "devices"
@@ -65,17 +66,7 @@ class Device:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for run.yaml and profiles."""
-        data: dict[str, Any] = {}
-        for name in self.__slots__:
-            value = getattr(self, name)
-            data[name] = (
-                dict(value)
-                if isinstance(value, Mapping)
-                else list(value)
-                if isinstance(value, tuple)
-                else value
-            )
-        return data
+        return as_data(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Device:

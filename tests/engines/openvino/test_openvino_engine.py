@@ -49,7 +49,13 @@ def test_a_division_by_zero_in_bfloat16_is_explained(
 
 
 def test_the_last_token_is_never_drafted() -> None:
-    assert [worker.asked(written, 3, 10) for written in (1, 6, 7, 8, 9)] == [3, 3, 2, 1, 0]
+    assert [worker.openvino_worker.asked(written, 3, 10) for written in (1, 6, 7, 8, 9)] == [
+        3,
+        3,
+        2,
+        1,
+        0,
+    ]
 
 
 def test_only_rounds_that_were_asked_for_gamma_and_not_cut_are_whole() -> None:
@@ -68,28 +74,32 @@ def test_only_rounds_that_were_asked_for_gamma_and_not_cut_are_whole() -> None:
 def test_draft_passes_are_told_apart_or_not_told() -> None:
     # 1 token by the target (an empty entry), rounds of 3, 3, then 1 draft token for the last two
     durations = [0.0, 5.0, 1.0, 1.1, 2.0, 1.2, 1.3, 3.0]
-    assert worker.draft_passes(durations, [1, 4, 3, 2], 3, 10) == [
+    assert worker.openvino_worker.draft_passes(durations, [1, 4, 3, 2], 3, 10) == [
         [],
         [5.0, 1.0, 1.1],
         [2.0, 1.2, 1.3],
         [3.0],
     ]
-    assert worker.draft_passes(durations[:-1], [1, 4, 3, 2], 3, 10) is None
-    assert worker.draft_passes([*durations, 0.0], [1, 4, 3, 2], 3, 10) is None
+    assert worker.openvino_worker.draft_passes(durations[:-1], [1, 4, 3, 2], 3, 10) is None
+    assert worker.openvino_worker.draft_passes([*durations, 0.0], [1, 4, 3, 2], 3, 10) is None
     # a last round for the target's token alone notes an empty entry
-    assert worker.draft_passes([0.0, 5.0, 1.0, 0.0], [1, 3, 1], 2, 5) == [[], [5.0, 1.0], []]
+    assert worker.openvino_worker.draft_passes([0.0, 5.0, 1.0, 0.0], [1, 3, 1], 2, 5) == [
+        [],
+        [5.0, 1.0],
+        [],
+    ]
 
 
 def test_the_draft_s_first_pass_takes_what_it_has_not_seen() -> None:
-    assert worker.draft_pass_tokens(3, True, 7, False) == [8, 1, 1]
-    assert worker.draft_pass_tokens(3, False, 7, True) == [2, 1, 1]
-    assert worker.draft_pass_tokens(3, False, 7, False) == [1, 1, 1]
-    assert worker.draft_pass_tokens(0, True, 7, False) == []
+    assert worker.openvino_worker.draft_pass_tokens(3, True, 7, False) == [8, 1, 1]
+    assert worker.openvino_worker.draft_pass_tokens(3, False, 7, True) == [2, 1, 1]
+    assert worker.openvino_worker.draft_pass_tokens(3, False, 7, False) == [1, 1, 1]
+    assert worker.openvino_worker.draft_pass_tokens(0, True, 7, False) == []
 
 
 def test_tokens_behind_the_end_are_dropped() -> None:
-    assert worker.trimmed([1, 4, 4, 2], 7) == [1, 4, 2]
-    assert worker.trimmed([1, 4], 5) == [1, 4]
+    assert worker.openvino_worker.trimmed([1, 4, 4, 2], 7) == [1, 4, 2]
+    assert worker.openvino_worker.trimmed([1, 4], 5) == [1, 4]
 
 
 def test_precision_is_what_the_device_can() -> None:
