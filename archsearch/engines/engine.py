@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from archsearch.acceptance.chain import ChainRule
 from archsearch.acceptance.lookup import Ngram, Suffix
@@ -18,6 +18,9 @@ from archsearch.engine_facts import EngineFacts, engines_that
 from archsearch.errors import ArchsearchError
 from archsearch.models.files import folder_family
 from archsearch.schedule import Ranges, check_schedule, largest_gamma
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 ModelSource = Path | str | Any
 """A model folder, a hub id, or (engines that run in this process) a module that is already loaded.
@@ -273,6 +276,13 @@ def check_start(
             raise ArchsearchError(
                 f"gamma is {gamma}, the schedule's largest is {largest}; they must be the same"
             )
+
+
+def text_of(tokenizer: PreTrainedTokenizerBase | None, token_ids: Sequence[int]) -> str:
+    """The text of an answer, "" without a tokenizer."""
+    if tokenizer is None:
+        return ""
+    return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
 def drafter_family(draft: ModelSource | None) -> str:

@@ -21,13 +21,7 @@ logger = logging.getLogger(__name__)
 PROMPT_FIELDS: Final = ("prompt", "messages", "conversations", "question", "instruction", "turns")
 
 
-_SHAREGPT_ROLES: Final = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "system": "system",
-}
+_SHAREGPT_ROLES: Final = {"human": "user", "gpt": "assistant"}
 
 
 MAX_PROMPT_TOKENS: Final = 2048  # longer prompts are left out: one of them takes the room of dozens

@@ -21,6 +21,7 @@ from archsearch.engines.engine import (
     Sampling,
     check_family,
     check_start,
+    text_of,
 )
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
@@ -164,16 +165,13 @@ class ChildEngine:
                     {"id": prompt.prompt_id, "token_ids": list(prompt.token_ids)}
                     for prompt in prompts
                 ],
-                "max_new_tokens": sampling.max_new_tokens,
-                "temperature": sampling.temperature,
-                "seed": sampling.seed,
-                "ignore_end": sampling.ignore_end,
+                **asdict(sampling),
             }
         )
         self._steps = tuple(EngineStep(**_tuples(fields)) for fields in answer["steps"])
         self.answered(answer)
         return [
-            GenerationResult(**{**_tuples(fields), "text": self._text(fields)})
+            GenerationResult(text=text_of(self.tokenizer, fields["token_ids"]), **_tuples(fields))
             for fields in answer["results"]
         ]
 
@@ -232,11 +230,6 @@ class ChildEngine:
         if self._child is None:
             raise RuntimeError("start the engine first")
         return self._child
-
-    def _text(self, fields: Mapping[str, Any]) -> str:
-        if self.tokenizer is None:
-            return ""
-        return str(self.tokenizer.decode(list(fields["token_ids"]), skip_special_tokens=True))
 
     def _source(self, model: ModelSource) -> str:
         """A folder's absolute path or a hub id. Raises ArchsearchError for a module, or a folder

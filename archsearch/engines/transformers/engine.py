@@ -42,6 +42,7 @@ from archsearch.engines.engine import (
     Sampling,
     check_family,
     check_start,
+    text_of,
 )
 from archsearch.engines.transformers.chain import ChainGenerator, chained
 from archsearch.errors import ArchsearchError
@@ -332,13 +333,10 @@ class TransformersEngine:
         self._steps += _steps_of(
             passes.passes, [started, *times], lengths, drafted, len(prompt.token_ids)
         )
-        text = ""
-        if self.tokenizer is not None:
-            text = str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
         fields = answer_of(
             prompt.prompt_id, token_ids, seconds, (times, lengths), whole, self.gamma
         )
-        return GenerationResult(text=text, **fields)
+        return GenerationResult(text=text_of(self.tokenizer, token_ids), **fields)
 
     def _processors(
         self, sampling: Sampling, config: GenerationConfig, prompt: EnginePrompt

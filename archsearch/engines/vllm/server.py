@@ -34,6 +34,7 @@ from archsearch.engines.engine import (
     ModelSource,
     Sampling,
     check_start,
+    text_of,
 )
 from archsearch.engines.openai.client import Lost, OpenAIServer, Stream, refusal
 from archsearch.engines.vllm.metrics import Counters, deal, parse_metrics
@@ -343,9 +344,8 @@ class VllmServerEngine:
                 f"the server answered with token {max(token_ids)}, the target's vocabulary ends at"
                 f" {self._vocab_size - 1}; it serves another model ({self._model})"
             )
-        text, lengths = stream.text, [len(chunk) for chunk in stream.chunks]
-        if self.tokenizer is not None:
-            text = str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        lengths = [len(chunk) for chunk in stream.chunks]
+        text = stream.text if self.tokenizer is None else text_of(self.tokenizer, token_ids)
         whole: list[tuple[int, int]] = []
         gamma = self._gamma if self._gamma and self._chunks_may_be_rounds(lengths) else 0
         if gamma:
