@@ -200,7 +200,7 @@ def _target_tokenizer(ref: TargetRef) -> Any:
 
 def _target_gguf(ref: TargetRef) -> Path | None:
     """The target's own GGUF, where it comes in one."""
-    from archsearch.models.gguf import packaged_gguf
+    from archsearch.models.load import packaged_gguf
 
     return packaged_gguf(ref.name, ref.weights) if ref.folder is None and ref.weights else None
 

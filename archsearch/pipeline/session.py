@@ -519,7 +519,7 @@ def memory_limits(
 def check_weights(target: TargetRef) -> None:
     """Raise MissingDataError before long work where a target's weights cannot be had here (a hub is
     asked later, by loading)."""
-    from archsearch.models.gguf import packaged_gguf
+    from archsearch.models.load import packaged_gguf
 
     if target.folder is not None:
         if not has_weights(target.folder):

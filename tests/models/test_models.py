@@ -17,8 +17,7 @@ from archsearch.models.drafts import (
     padded_head,
     save_draft,
 )
-from archsearch.models.gguf import converted_gguf
-from archsearch.models.load import load_target, load_tokenizer, tokenizers_differ
+from archsearch.models.load import converted_gguf, load_target, load_tokenizer, tokenizers_differ
 from archsearch.models.runtime import tune_malloc
 from archsearch.models.targets import TargetRef, resolve_target
 
@@ -213,14 +212,14 @@ def test_a_broken_conversion_leaves_no_cache(
 ) -> None:
     monkeypatch.setenv("ARCHSEARCH_CACHE", str(tmp_path))
     monkeypatch.setattr(
-        "archsearch.models.gguf.packaged_gguf", lambda name, weights: tmp_path / "x.gguf"
+        "archsearch.models.load.packaged_gguf", lambda name, weights: tmp_path / "x.gguf"
     )
 
     def half(gguf: Path, folder: Path) -> None:
         (folder / "config.json").write_text("{}")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("archsearch.models.gguf._convert_gguf", half)
+    monkeypatch.setattr("archsearch.models.load._convert_gguf", half)
     with pytest.raises(KeyboardInterrupt):
         converted_gguf("t", WEIGHTS)
     assert not list((tmp_path / "targets").iterdir())
@@ -230,7 +229,7 @@ def test_a_broken_conversion_leaves_no_cache(
         calls.append(folder)
         (folder / "config.json").write_text("{}")
 
-    monkeypatch.setattr("archsearch.models.gguf._convert_gguf", whole)
+    monkeypatch.setattr("archsearch.models.load._convert_gguf", whole)
     assert (
         converted_gguf("t", WEIGHTS) == converted_gguf("t", WEIGHTS) == tmp_path / "targets" / "t"
     )
