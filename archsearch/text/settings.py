@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-PREFILL_TOKENS: Final = {
-    "cpu": 1024,
-    "cuda": 8192,
-}  # per pass: some seconds of a small target on one core
+# Per pass: some seconds of a small target on one core.
+PREFILL_TOKENS: Final = {"cpu": 1024, "cuda": 8192}
 MOST_KV_BYTES: Final = 4 << 30  # on a CPU
 KV_SHARE: Final = {"cpu": 0.125, "cuda": 0.25}  # of a machine's memory; of a GPU's free memory
 
