@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ModelSource = Path | str | Any
 """A model folder, a hub id, or (engines that run in this process) a module that is already loaded.
-In the place of a draft also a folder with heads on the target's hidden states (`models.drafters`),
+In the place of a draft also a folder with heads on the target's hidden states (`models.files`),
 or no model: `acceptance.lookup.Ngram`, `ExitAfter`; or a draft with more to it: `Chained`."""
 
 

@@ -38,7 +38,7 @@ from archsearch.workload import Workload, WorkloadRequest
 class EstimateRequest:
     """What `archsearch estimate` was asked.
 
-    `drafts`: names as `models.named_drafters.resolve_drafter` takes them. `alpha`: `prior`, or a
+    `drafts`: names as `models.targets.resolve_drafter` takes them. `alpha`: `prior`, or a
     number; `gamma` None: the best of 1 to 16. `tau`: instead of alpha, tokens a round at `gamma`.
     `trained_tokens`: of the target's text that the drafts saw (None: as known of each). `training`:
     how the drafts were trained, see `acceptance.estimator.TRAININGS`; None: as known of each.
