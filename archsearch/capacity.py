@@ -145,7 +145,7 @@ def activation_bytes(
     attention = part.q_size * 2 + 2 * part.kv_size
     network = (3 if target.gated_mlp else 2) * part.intermediate_size
     layer = tokens * (2 * target.hidden_size + max(attention, network)) * workload.dtype_bytes
-    return max(layer, 0) + 3 * 4 * sequences * target.vocab_size
+    return max(int(layer), 0) + 3 * 4 * sequences * target.vocab_size
 
 
 def memory_plan(

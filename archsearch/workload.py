@@ -9,12 +9,33 @@ from typing import Final, Literal, get_args
 
 from archsearch.errors import ArchsearchError
 
-DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "q8_0": 1}
-"""Bytes of a number in a dtype. Q8_0 is GGUF's: 8 bits, and a scale of 16 for each 32 numbers
-(ggml), which are not counted."""
-GGUF_DTYPES: Final = ("q8_0",)
-"""Those in which nobody but llama.cpp computes: passes are in them, all else (a KV cache, the model
-in Python) is not."""
+GGUF_DTYPES: Final = {
+    "q8_0": 1.0,
+    "q4_0": 18 / 32,
+    "q4_1": 20 / 32,
+    "q5_0": 22 / 32,
+    "q5_1": 24 / 32,
+    "q2_k": 84 / 256,
+    "q3_k_s": 110 / 256,
+    "q3_k_m": 110 / 256,
+    "q3_k_l": 110 / 256,
+    "q4_k_s": 144 / 256,
+    "q4_k_m": 144 / 256,
+    "q5_k_s": 176 / 256,
+    "q5_k_m": 176 / 256,
+    "q6_k": 210 / 256,
+}
+"""Bytes of a weight with its scales, of the formats in which nobody but llama.cpp computes: passes
+are in them, all else (a KV cache, the model in Python) is not. Of a block of 32 or 256 (ggml; the
+scales of Q8_0 are not counted); files of K-quants keep some matrices in wider ones."""
+DTYPE_BYTES: Final[dict[str, float]] = {
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    **GGUF_DTYPES,
+}
+"""Bytes of a number in a dtype."""
 WEIGHT_BYTES: Final = {
     "float8_e4m3fn": 1.0,
     "int8": 1.0,
@@ -115,14 +136,15 @@ class Workload:
             raise ArchsearchError(f"temperature must lie between 0 and 5, got {self.temperature}")
 
     @property
-    def dtype_bytes(self) -> int:
+    def dtype_bytes(self) -> float:
         """Bytes of one weight."""
         return DTYPE_BYTES[self.dtype]
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of one number in a KV cache."""
-        return DTYPE_BYTES[self.cache_dtype or self.dtype]
+        """Bytes of one number in a KV cache; llama.cpp keeps 16 bits beside any weights."""
+        usual = "float16" if self.dtype in GGUF_DTYPES else self.dtype
+        return int(DTYPE_BYTES[self.cache_dtype or usual])
 
 
 Objective = Literal["speedup", "tpot", "throughput", "tokens_per_device"]

@@ -101,7 +101,7 @@ def active_parameters(arch: Architecture) -> int:
     return parameters(arch) - idle
 
 
-def weight_bytes(arch: Architecture, dtype_bytes: int) -> int:
+def weight_bytes(arch: Architecture, dtype_bytes: float) -> int:
     """Bytes of all weights: layers and experts in the format of their own where they have one, the
     rest in `dtype_bytes`."""
     experts = arch.moe_layers * expert_params(arch) if arch.expert_format else 0
@@ -109,7 +109,12 @@ def weight_bytes(arch: Architecture, dtype_bytes: int) -> int:
     kept = experts * WEIGHT_BYTES.get(arch.expert_format, 0.0) + narrow * WEIGHT_BYTES.get(
         arch.weight_format, 0.0
     )
-    return (parameters(arch) - experts - narrow) * dtype_bytes + round(kept)
+    return _bytes(parameters(arch) - experts - narrow, dtype_bytes) + round(kept)
+
+
+def _bytes(numbers: int, each: float) -> int:
+    """Bytes of so many numbers (arrays of them, for a grid of shapes)."""
+    return int(numbers * each) if isinstance(numbers, int) else numbers * each
 
 
 def _formatted(arch: Architecture) -> int:
@@ -130,13 +135,13 @@ def body_parameters(arch: Architecture) -> int:
     return _all_layers(arch) + norm_params(arch)
 
 
-def weight_bytes_per_pass(arch: Architecture, dtype_bytes: int) -> int:
+def weight_bytes_per_pass(arch: Architecture, dtype_bytes: float) -> int:
     """Bytes of weights a forward pass reads: layers, norm and head, and all experts (many tokens
     meet them all). The embedding is a lookup of a few rows."""
     if arch.expert_format or arch.weight_format:
         rest = parameters(arch) - body_parameters(arch) - arch.head_rows * arch.hidden_size
-        return weight_bytes(arch, dtype_bytes) - rest * dtype_bytes
-    return (body_parameters(arch) + arch.head_rows * arch.hidden_size) * dtype_bytes
+        return weight_bytes(arch, dtype_bytes) - _bytes(rest, dtype_bytes)
+    return _bytes(body_parameters(arch) + arch.head_rows * arch.hidden_size, dtype_bytes)
 
 
 def kv_bytes_per_token(arch: Architecture, dtype_bytes: int) -> int:
@@ -145,12 +150,12 @@ def kv_bytes_per_token(arch: Architecture, dtype_bytes: int) -> int:
 
 
 def kv_cache_bytes(
-    arch: Architecture, context_len: int, dtype_bytes: int, batch_size: int = 1
+    arch: Architecture, context_len: int, dtype_bytes: float, batch_size: int = 1
 ) -> int:
     """Bytes of KV cache for `batch_size` sequences of `context_len` tokens; sliding layers keep
     their window only."""
     tokens = cached_tokens(arch, context_len)
-    return batch_size * tokens * arch.kv_numbers * dtype_bytes
+    return _bytes(batch_size * tokens * arch.kv_numbers, dtype_bytes)
 
 
 def flops_per_token(arch: Architecture, context_len: int) -> int:

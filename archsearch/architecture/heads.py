@@ -113,12 +113,12 @@ def head_parameters(head: FeatureHead) -> int:
     return count + (embedding_params(decoder) if head.own_embedding else 0)
 
 
-def head_weight_bytes(head: FeatureHead, dtype_bytes: int) -> int:
+def head_weight_bytes(head: FeatureHead, dtype_bytes: float) -> int:
     """Bytes of the weights that the head adds to its target; most heads are kept in 16 bits on
     8-bit targets too."""
     layers = head.decoder
     saved = parameters(layers) * dtype_bytes - weight_bytes(layers, dtype_bytes)
-    return head_parameters(head) * dtype_bytes - saved
+    return int(head_parameters(head) * dtype_bytes - saved)
 
 
 def first_pass_ops(

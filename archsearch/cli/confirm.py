@@ -69,10 +69,20 @@ from archsearch.errors import ArchsearchError
     ),
     o.opt(
         "--dtype",
-        "Precision other than the run's: llama.cpp also q8_0.",
+        "Precision other than the run's: llama.cpp also q8_0, q4_0, ... and that of a GGUF target.",
+        o.DTYPE,
+    ),
+    o.opt(
+        "--draft-dtype",
+        "llama.cpp: precision of the draft (default: the target's, else q8_0).",
         o.DTYPE,
     ),
     o.python_opt,
+    o.opt(
+        "--engine-path path",
+        "llama.cpp: a llama-server of yours (a build for this CPU, or for a GPU).",
+        o.Value("path", o.interpreter),
+    ),
     o.opt(
         "--server-url",
         "A running vLLM server with the draft, instead of starting the engine.",

@@ -35,6 +35,11 @@ from archsearch.errors import ArchsearchError
         " batch size, the confirmed one, the score's).",
         o.GAMMA,
     ),
+    o.opt(
+        "--draft-dtype",
+        "Of a GGUF: float16 (the default), q8_0, q4_0, ...",
+        o.DTYPE,
+    ),
     o.opt("--family", "A trained head instead: eagle3, peagle or medusa.", o.FAMILY, "independent"),
     o.opt("--allow-untrained", "Export a candidate without weights: its shape only.", bool),
 )
@@ -46,6 +51,7 @@ def export(
     engines: tuple[str, ...],
     schedule: Path | None,
     gamma: int | None,
+    draft_dtype: str | None,
     family: str,
     allow_untrained: bool,
     as_json: bool,
@@ -61,6 +67,7 @@ def export(
     """
     from archsearch.export import DEFAULT_ENGINES
 
+    asked: dict[str, Any] = {"gamma": gamma, "schedule": schedule, "draft_dtype": draft_dtype}
     if family != "independent":
         if allow_untrained:
             raise ArchsearchError(
@@ -68,17 +75,11 @@ def export(
             )
         from archsearch.pipeline.export import export_family
 
-        made = export_family(
-            run, family, output, engines=engines or DEFAULT_ENGINES, gamma=gamma, schedule=schedule
-        )
+        made = export_family(run, family, output, engines=engines or DEFAULT_ENGINES, **asked)
     else:
         from archsearch.pipeline import export_rank
 
-        asked: dict[str, Any] = {
-            "gamma": gamma,
-            "schedule": schedule,
-            "allow_untrained": allow_untrained,
-        }
+        asked["allow_untrained"] = allow_untrained
         made = export_rank(run, rank, output, engines=engines or DEFAULT_ENGINES, **asked)
     what = f"{family} head" if family != "independent" else f"Draft of rank {rank}"
     lines = [

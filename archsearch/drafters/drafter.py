@@ -172,10 +172,10 @@ class Drafter(ABC):
     def parameters(self) -> int:
         """Parameters that it adds to its target; tables shared with the target do not count."""
 
-    def weight_bytes(self, dtype_bytes: int) -> int:
+    def weight_bytes(self, dtype_bytes: float) -> int:
         """Bytes of those parameters, each of `dtype_bytes` unless they are kept in a format of
         their own."""
-        return self.parameters() * dtype_bytes
+        return int(self.parameters() * dtype_bytes)
 
     @property
     def training_parameters(self) -> float:

@@ -121,7 +121,7 @@ class FeatureDrafter(Drafter):
     def parameters(self) -> int:
         return head_parameters(self.head)
 
-    def weight_bytes(self, dtype_bytes: int) -> int:
+    def weight_bytes(self, dtype_bytes: float) -> int:
         return head_weight_bytes(self.head, dtype_bytes)
 
     def body_parameters(self) -> int:

@@ -56,7 +56,7 @@ class OwnModel(Drafter):
     def parameters(self) -> int:
         return parameters(self.architecture)
 
-    def weight_bytes(self, dtype_bytes: int) -> int:
+    def weight_bytes(self, dtype_bytes: float) -> int:
         return weight_bytes(self.architecture, dtype_bytes)
 
     def label(self) -> str:
@@ -160,7 +160,7 @@ class EarlyExit(Drafter):
     def parameters(self) -> int:
         return 0
 
-    def weight_bytes(self, dtype_bytes: int) -> int:
+    def weight_bytes(self, dtype_bytes: float) -> int:
         return 0
 
     def label(self) -> str:

@@ -166,17 +166,19 @@ class EngineStep:
 class EngineSettings:
     """How an engine is run.
 
-    `concurrency`: most requests in flight; `max_len`: longest prompt + answer, in tokens;
-    `threads`: of a CPU (None: the engine's choice); `python`: interpreter of the engine's own
-    environment (None: the one `archsearch engine install` made); `timeout_s`: for one answer of a
-    child process or server; `dummy_weights`: random weights for both models, whose folders then
-    need a config.json only; `server_url`, `baseline_url`: running servers, with the draft and
+    `draft_dtype`: of the draft (None: as the engine does it); `concurrency`: most requests in
+    flight; `max_len`: longest prompt + answer, in tokens; `threads`: of a CPU (None: the engine's
+    choice); `python`: interpreter of the engine's own environment (None: the one `archsearch engine
+    install` made); `path`: a server of the user's own; `timeout_s`: for one answer of a child
+    process or server; `dummy_weights`: random weights for both models, whose folders then need a
+    config.json only; `server_url`, `baseline_url`: running servers, with the draft and
     without; `environment`: variables for a child process; `memory_share`: of a GPU's memory that it
     may take (None: the engine's choice); `time_passes`: steps tell what each pass takes, also where
     that costs a second run of it.
     """
 
     dtype: str = "bfloat16"
+    draft_dtype: str | None = None
     concurrency: int = 1
     max_len: int = 2048
     mode: str = "eager"
@@ -184,6 +186,7 @@ class EngineSettings:
     threads: int | None = None
     device: str = "cpu"
     python: Path | None = None
+    path: Path | None = None
     timeout_s: float = 600.0
     dummy_weights: bool = False
     server_url: str | None = None

@@ -39,8 +39,8 @@ TENSORRT_FILE: Final = "tensorrt-llm.yaml"
 @dataclass(frozen=True)
 class Setup:
     """The settings of an export. `folder`: where the export will lie; `target`: folder or hub id;
-    `dtype` as torch names it; `layers`: of the target, whose inputs a head reads; `stops`: see
-    `ExportSource`."""
+    `dtype` as torch names it; `layers`: of the target, whose inputs a head reads; `stops`,
+    `gguf_dtype`: see `ExportSource`."""
 
     folder: Path
     target: str
@@ -52,6 +52,7 @@ class Setup:
     family: str = INDEPENDENT
     layers: tuple[int, ...] = ()
     stops: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    gguf_dtype: str = "float16"
 
     def ranks(self, option: str) -> tuple[str, ...]:
         """The option that shares the target over devices; () for one."""
@@ -263,8 +264,8 @@ def llama_cpp(setup: Setup) -> Serving:
         f"Builds from before the flags were renamed take `-md {shlex.quote(draft)} --draft-max"
         f" {gamma} --draft-min 0 --draft-p-min {least:g}`.",
         *(("It has no gamma by batch size.",) if setup.schedule else ()),
-        "The draft is float16; `llama-quantize draft.gguf draft-q8.gguf Q8_0` makes it about half"
-        " as large.",
+        f"The draft is {setup.gguf_dtype}; `archsearch export --draft-dtype` writes it in another"
+        " precision (q8_0 is half of float16).",
     )
     command = (
         *("llama-server", "--model", setup.target_gguf, "--spec-type", kind),

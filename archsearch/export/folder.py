@@ -35,6 +35,7 @@ from archsearch.models.files import (
     has_tokenizer,
     has_weights,
 )
+from archsearch.models.gguf_file import GGUF_KINDS, write_gguf
 from archsearch.schedule import check_schedule
 from archsearch.workload import DTYPE_BYTES
 
@@ -79,14 +80,8 @@ def export(
     with building(made.output) as folder:
         _build(made, folder)
         if made.copied:
-            from archsearch.models.gguf_file import write_gguf
-
-            # float16 whatever the run's dtype was: llama.cpp computes it quickly on every device
-            # (bfloat16 not), and a float32 draft reads twice the bytes for the same acceptance
-            # (10.6 against 5.2 ms a pass on one CPU core).
-            write_gguf(
-                folder, folder / GGUF_FILE, dtype="float16", tokenizer_gguf=source.target.gguf
-            )
+            file, dtype = folder / GGUF_FILE, source.gguf_dtype
+            write_gguf(folder, file, dtype=dtype, tokenizer_gguf=source.target.gguf)
     return made.output
 
 
@@ -105,6 +100,9 @@ def plan(
     arch = read_architecture(source.draft) if whole else None
     trained = has_weights(source.draft)
     copied = [name for name in names if ENGINES[name].gguf]
+    if source.gguf_dtype not in GGUF_KINDS:
+        known = ", ".join(GGUF_KINDS)
+        raise ArchsearchError(f"a draft's GGUF is written in {known}, not in {source.gguf_dtype}")
     if not trained and (copied or not allow_untrained):
         why = f"{copied[0]} needs weights: train the draft first" if allow_untrained else ""
         why = why or "train the draft before exporting it"
@@ -122,6 +120,7 @@ def plan(
         family=source.family,
         layers=() if whole else _layers(source.draft),
         stops=source.stops,
+        gguf_dtype=source.gguf_dtype,
     )
     served = tuple(serving(name, setup) for name in names if not ENGINES[name].draft_folder)
     cost = padded_head_cost(arch, dtype) if arch is not None and arch.trimmed else None

@@ -90,7 +90,7 @@ def datasheet_s(device: Device, op: Op, dtype: str) -> float:
     """Seconds of one op; ArchsearchError where the device does not compute in `dtype`."""
     width = DTYPE_BYTES[dtype]
     if isinstance(op, AllReduce):
-        return all_reduce_s(device, op, width)
+        return all_reduce_s(device, op, int(width))
     kind = OP_KINDS[op.kind]
     elements = kind.elements(op)
     if isinstance(op, Gemm) and op.format:

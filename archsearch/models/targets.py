@@ -31,8 +31,8 @@ class TargetRef:
     """A target that was found but not loaded: its shape and where its weights would come from.
 
     `folder`: a local model folder; `hub_id`: a repository on the Hugging Face hub; `weights`: where
-    a catalogue entry says that weights lie (`package`, `module`, `gguf`), None when the catalogue
-    knows the shape only.
+    a catalogue entry says that weights lie (`package`, `module`, `gguf`), or a file (`gguf`, and
+    its `dtype`); None when the catalogue knows the shape only.
     """
 
     name: str
@@ -40,6 +40,11 @@ class TargetRef:
     folder: Path | None = None
     hub_id: str | None = None
     weights: Mapping[str, str] | None = None
+
+    @property
+    def file_dtype(self) -> str | None:
+        """The precision of a GGUF file that was given, in which an engine on such files runs it."""
+        return (self.weights or {}).get("dtype")
 
     def routed(self, skew: float | None) -> TargetRef:
         """The same with experts chosen by this routing skew (None: as its config says).
@@ -55,15 +60,23 @@ class TargetRef:
 
 
 def resolve_target(name: str) -> TargetRef:
-    """The target called `name`: a folder with config.json, a catalogue name (in any case) or the
-    hub id of one, which are read here, or another hub id `org/name`.
+    """The target called `name`: a folder with config.json, a GGUF file, a catalogue name (in any
+    case) or the hub id of one, which are read here, or another hub id `org/name`.
 
     Reads configs only, never weights. Raises ArchsearchError: unknown name (with the closest
-    names), a folder without config.json, a hub id whose config cannot be had.
+    names), a folder without config.json, a hub id whose config cannot be had, what `read_gguf`
+    refuses.
     """
     folder = Path(os.path.expanduser(name))  # an unknown ~user stays as it is
     if folder.is_dir():
         return TargetRef(folder.resolve().name, read_architecture(folder), folder=folder.resolve())
+    if folder.suffix == ".gguf" and folder.is_file():
+        from archsearch.models.gguf_file import read_gguf
+
+        file = folder.resolve()
+        found = read_gguf(file)
+        kept = {"gguf": str(file), "dtype": found.dtype}
+        return TargetRef(file.stem, found.architecture, weights=kept)
     entry = catalogue.named(name)
     if entry is not None:
         # A base model has the shape of the tuned one, not its weights.

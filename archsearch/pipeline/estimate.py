@@ -223,6 +223,8 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], dict[str, Any]
     for asked in _requests(request, named):
         if mix is not None:
             asked = replace(asked, batch_size=1, context_len=mix.longest)
+        if asked.dtype is None and engine_facts(asked.engine).gguf:
+            asked = replace(asked, dtype=ref.file_dtype)
         source, workload = choose_latency(asked, ref.architecture, kind)
         if mix is not None:
             check_flight(mix, engine_facts(source.engine), source.device)

@@ -45,6 +45,7 @@ def export_rank(
     gamma: int | None = None,
     schedule: Path | None = None,
     allow_untrained: bool = False,
+    draft_dtype: str | None = None,
 ) -> dict[str, Any]:
     """Export a candidate for `engines`; says what engines pay that compute the padded head.
 
@@ -52,6 +53,7 @@ def export_rank(
     there is one). `gamma`: draft tokens a round for engines without a schedule (default: the
     schedule's at the batch size that the run was asked for, else the confirmed one, else the
     score's). An untrained candidate is refused unless `allow_untrained`, which exports its shape.
+    `draft_dtype`: of a GGUF (None: float16).
     """
     engines = check_engines(engines)
     run = open_run(path)
@@ -79,7 +81,8 @@ def export_rank(
         tokenizer=None if has_tokenizer(candidate.folder) else _target_tokenizer(ref),
         gguf=_target_gguf(ref) if gguf else None,
     )
-    source = replace(source, target=target, full_head=full_head, stops=stops)
+    dtype = draft_dtype or source.gguf_dtype
+    source = replace(source, target=target, full_head=full_head, stops=stops, gguf_dtype=dtype)
     note = _head_note(candidate, str(source.dtype), full_head)
     if not candidate.has_weights:
         note = f"It holds a shape without weights; to train it: {train}. {note}"
@@ -199,7 +202,7 @@ def _target_tokenizer(ref: TargetRef) -> Any:
 
 
 def _target_gguf(ref: TargetRef) -> Path | None:
-    """The target's own GGUF, where it comes in one."""
+    """The target's own GGUF, where it comes in one or is one."""
     from archsearch.models.load import packaged_gguf
 
     return packaged_gguf(ref.name, ref.weights) if ref.folder is None and ref.weights else None
@@ -213,10 +216,11 @@ def export_family(
     engines: Sequence[str] = DEFAULT_ENGINES,
     gamma: int | None = None,
     schedule: Path | None = None,
+    draft_dtype: str | None = None,
 ) -> dict[str, Any]:
     """Export a trained head of a run, ready to serve beside its target in those of `engines` that
-    run it. `schedule`: gamma by batch size; without one the head's own schedule.json, where no
-    `gamma` is asked for.
+    run it. `draft_dtype`: of a GGUF (None: float16); `schedule`: gamma by batch size; without one
+    the head's own schedule.json, where no `gamma` is asked for.
 
     Raises ArchsearchError for a gamma that the head was not trained for, and where none of the
     engines runs it.
@@ -257,6 +261,7 @@ def export_family(
         )
     record = DraftRecord(training=as_data(trained.record), provenance={"run": run.info})
     source = _source(run, trained.folder, wanted, GammaSchedule(planned), record, family)
+    source = replace(source, gguf_dtype=draft_dtype or source.gguf_dtype)
     if any(engine_facts(engine).gguf for engine in able):  # the file holds the target's tokenizer
         tokenizer, gguf = _target_tokenizer(ref), _target_gguf(ref)
         source = replace(source, target=replace(source.target, tokenizer=tokenizer, gguf=gguf))

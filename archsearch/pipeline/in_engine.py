@@ -46,8 +46,9 @@ _R = TypeVar("_R")
 class EngineChoice:
     """Which engine runs and how it is reached; None and empty mean the run's own and the defaults.
 
-    `python`: interpreter of the engine's environment; `server_url`, `baseline_url`: running servers
-    with and without the draft; `dtype`: a precision other than the run's.
+    `python`: interpreter of the engine's environment; `path`: a server of the user's own to start;
+    `server_url`, `baseline_url`: running servers with and without the draft; `dtype`: a precision
+    other than the run's, `draft_dtype`: of the draft, other than the target's.
     """
 
     name: str | None = None
@@ -56,6 +57,8 @@ class EngineChoice:
     baseline_url: str | None = None
     timeout_s: float = 600.0
     dtype: str | None = None
+    draft_dtype: str | None = None
+    path: Path | None = None
 
 
 def check_choice(
@@ -107,16 +110,34 @@ def check_choice(
             f"{name} cannot accept by chance, which a draft without weights needs; train the draft"
             f" first, or use --engine {able(lambda row: row.synthesises)} with --synthetic"
         )
-    check_interpreter_choice(name, choice.python)
+    for option, given in (("engine-path", choice.path), ("draft-dtype", choice.draft_dtype)):
+        if given is not None and not facts.gguf:
+            raise ArchsearchError(
+                f"--{option} is for --engine {able(lambda row: row.gguf)}, not for {name}; leave it"
+                " out"
+            )
+    if choice.path is None:
+        check_interpreter_choice(name, choice.python)
     check_dtype(choice.dtype or "", facts)
 
 
 def serving_scorer(
-    session: SearchSession, engine: str, dtype: str | None = None
+    session: SearchSession,
+    engine: str,
+    dtype: str | None = None,
+    draft_dtype: str | None = None,
 ) -> tuple[Scorer, str]:
-    """The session's scorer with the latencies of `engine` (at another precision than the run's),
-    and where those come from in words."""
-    dtype = dtype or session.source.dtype
+    """The session's scorer with the latencies of `engine` (at another precision than the run's, of
+    the draft other than the target's), and where those come from in words."""
+    dtype = dtype or served_dtype(session, engine)
+    if draft_dtype is not None and draft_dtype != dtype:
+        scorer, words = serving_scorer(session, engine, dtype)
+        latency: Any = scorer.latency
+        try:
+            scorer = scorer.with_latency(latency.with_drafts(draft_dtype))
+        except MissingDataError as error:
+            return scorer, f"{words}; drafts priced in {dtype}: {error}"
+        return scorer, f"{words}; drafts in {draft_dtype}"
     if (engine, dtype) == (session.request.engine, session.source.dtype):
         return session.scorer, session.source.words
     folder, chosen = session.source.profile.get("folder"), session.source
@@ -135,6 +156,13 @@ def serving_scorer(
     return session.scorer.with_latency(source.latency), source.words
 
 
+def served_dtype(session: SearchSession, engine: str) -> str:
+    """The precision of a run in an engine: a GGUF target's own in one on such files, else the
+    run's."""
+    own = session.target.file_dtype if engine_facts(engine).gguf else None
+    return own or session.source.dtype
+
+
 def profile_first(
     session: SearchSession, scorer: Scorer, engine: str, dtype: str | None = None
 ) -> str | None:
@@ -143,7 +171,7 @@ def profile_first(
     if engine == "transformers" or getattr(scorer.latency, "engine_", None) is not None:
         return None
     gpu, target = session.request.asked.gpu or session.source.device.key, session.request.target
-    dtype = asked_dtype(engine, dtype or session.source.dtype)
+    dtype = asked_dtype(engine, dtype or served_dtype(session, engine))
     return (
         f"archsearch profile --gpu {shlex.quote(gpu)} --target {shlex.quote(target)} --engine"
         f" {engine}{dtype}"
@@ -175,17 +203,20 @@ class Bench:
 
     @property
     def dtype(self) -> str:
-        return self.choice.dtype or self.session.source.dtype
+        return self.choice.dtype or served_dtype(self.session, self.name)
 
     @property
     def own_dtype(self) -> bool:
         """Whether it runs at the run's precision."""
-        return self.dtype == self.session.source.dtype
+        drafts = self.choice.draft_dtype or self.dtype
+        return self.session.source.dtype == self.dtype == drafts
 
     @property
     def file_name(self) -> str:
         """What its files are called by: the engine, and a precision other than the run's."""
-        return self.name if self.own_dtype else f"{self.name}-{self.dtype}"
+        drafts = self.choice.draft_dtype
+        named = f"{self.name}-{self.dtype}" + (f"-{drafts}" if drafts else "")
+        return self.name if self.own_dtype else named
 
     @property
     def inside(self) -> bool:
@@ -194,7 +225,9 @@ class Bench:
 
     def target(self, dtype: str) -> ModelSource:
         """The target as the engine takes it."""
-        return self.trainer.model(dtype) if self.inside else engine_target(self.session.target)
+        if self.inside:
+            return self.trainer.model(dtype)
+        return engine_target(self.session.target, self.name, dtype)
 
     def draft(self, source: ModelSource, dtype: str) -> ModelSource:
         """A draft model's folder as the engine takes it; any other drafter as it is."""
@@ -355,10 +388,16 @@ def mid_answer(prompts: Sequence[EnginePrompt], tokens: int) -> int:
     return round(statistics.fmean(len(prompt.token_ids) for prompt in prompts) + tokens / 2)
 
 
-def engine_target(ref: TargetRef) -> Path | str:
-    """What an engine outside this process loads as the target: a folder or a hub id."""
-    from archsearch.models.load import weights_source
+def engine_target(ref: TargetRef, engine: str, dtype: str) -> Path | str:
+    """What an engine outside this process loads as the target: a folder or a hub id; one on GGUF
+    files the target's own file, where that is of the precision `dtype`."""
+        from archsearch.models.gguf_file import read_gguf
+    from archsearch.models.load import packaged_gguf, weights_source
 
+    if ref.weights and engine_facts(engine).gguf:
+        file = packaged_gguf(ref.name, ref.weights)
+        if read_gguf(file).dtype == dtype:
+            return file
     return weights_source(ref)
 
 

@@ -39,7 +39,6 @@ from archsearch.speedup import tau
 from archsearch.threads import DEFAULT
 from archsearch.workload import (
     DTYPE_BYTES,
-    GGUF_DTYPES,
     WEIGHT_BYTES,
     Mode,
     Workload,
@@ -184,7 +183,6 @@ def choose_latency(
     source = replace(source, version=version, served=served, profile=about, words=words)
     work = _workload(asked, source.device, target, source.dtype, mode)
     cache = source.rounds.cache_dtype(source.dtype) if source.rounds is not None else source.dtype
-    cache = "float16" if source.dtype in GGUF_DTYPES else cache
     return source, work if cache == source.dtype else replace(work, cache_dtype=cache)
 
 

@@ -18,7 +18,7 @@ from archsearch.pipeline.profile_request import ENGINE_STAND_IN, ProfileRequest
 from archsearch.pipeline.serving import check_dtype
 from archsearch.profiles import EngineShape, Profile, cpu_stack
 from archsearch.progress import ProgressLine
-from archsearch.workload import GGUF_DTYPES, dtype_name
+from archsearch.workload import dtype_name
 
 PROBE_S: Final = 8.0  # beside some seconds to build the models
 PROBE_POOL_BYTES: Final = 32 << 20
@@ -48,7 +48,9 @@ def profile_cpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
     torch.set_num_threads(device.threads or 1)
     bench = sweeps.CpuBench(profile, device.last_level_cache_bytes or (32 << 20))
     facts = engine_facts(request.engine_name)
-    dtypes = device_dtypes(device, request.dtypes, facts)[: 1 if request.quick else None]
+    own = request.target_ref.file_dtype if request.target_ref and facts.gguf else None
+    asked = request.dtypes or ((own,) if own else ())
+    dtypes = device_dtypes(device, asked, facts)[: 1 if request.quick else None]
     points = {
         dtype: sweeps.plan(
             run.drafts, request.target, dtype, batch=request.batch_size, memory_bytes=run.memory
@@ -90,7 +92,7 @@ def device_dtypes(
             check_dtype(name, facts)
         return names
     if facts.gguf:
-        return ["float16", *GGUF_DTYPES]
+        return ["float16", "q8_0"]
     return ["bfloat16", "float32"] if device.native_bf16 else ["float32", "bfloat16"]
 
 

@@ -106,7 +106,11 @@ def profile_engine(
             time_passes=True,
         )
         asked = PassRequest(
-            target=engine_target(ref) if here else write_shape(ref.architecture, base / "target"),
+            target=(
+                engine_target(ref, name, dtype)
+                if here
+                else write_shape(ref.architecture, base / "target")
+            ),
             architecture=ref.architecture,
             dtype=dtype,
             mode="eager",
@@ -202,7 +206,7 @@ def _plain_steps(
     known = profile.probe_reference_s.get(key)
     probe = PlainSteps(
         lambda: registry.make_engine(name, settings),
-        engine_target(ref),
+        engine_target(ref, name, dtype),
         ref.architecture.vocab_size,
         reference_s=known,
         otherwise=otherwise,

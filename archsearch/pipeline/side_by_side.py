@@ -132,7 +132,7 @@ def confirm_families(
         with suppress(RunFailed):  # what was measured holds without it
             tokens = min(64, sampling.max_new_tokens)
             exact = bench.exactness(drafters, asked[: request.exact], tokens)
-    scorer, words = serving_scorer(session, name, dtype)
+    scorer, words = serving_scorer(session, name, dtype, choice.draft_dtype)
     scorer = scorer.at_context(mid_answer(asked, sampling.max_new_tokens))
     rows = [
         _row(

@@ -71,8 +71,9 @@ class ConfirmedGamma(Judged):
     held-out text; `..._at_measured_tau`: with the one that the engine counted, which leaves the
     error of the times; `predicted_round_s` holds `overhead_s`, what the engine adds; `context`:
     tokens in the KV cache in mid-answer; `slowdown`: of the machine against the profile, taken out
-    of the measured times of `error_by_term`; `latency`: where predicted times come from;
-    `stops_below`: the probability below which the draft stops, 0 for never."""
+    of the measured times of `error_by_term`; `draft_dtype`: of the draft, where it was another than
+    the target's; `latency`: where predicted times come from; `stops_below`: the probability below
+    which the draft stops, 0 for never."""
 
     predicted: Score | None = None
     predicted_at_measured_tau: float | None = None
@@ -83,6 +84,7 @@ class ConfirmedGamma(Judged):
     context: int | None = None
     slowdown: float | None = None
     dtype: str = ""
+    draft_dtype: str = ""
     latency: str = ""
     profile_first: str | None = None
     stops_below: float = 0.0

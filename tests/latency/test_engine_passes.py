@@ -183,6 +183,22 @@ def test_a_round_in_llama_cpp_is_priced_as_it_is_run_in_a_precision_that_torch_h
         LatencyModel(profile, "q8_0", engine="openvino")
 
 
+def test_drafts_of_another_precision_are_priced_by_their_own_passes() -> None:
+    profile, workload = profile_of("llama.cpp", "q8_0", first=1), Workload(dtype="q8_0")
+    for row in list(profile.rows.values()):
+        if row.kind == "pass":
+            thrice = tuple(3.0 * seconds for seconds in row.times_s)
+            own = Measurement(row.kind, row.shape, "float16", row.mode, row.cache, thrice)
+            profile.add([own])
+    same = LatencyModel(profile, "q8_0", engine="llama.cpp")
+    other = same.with_drafts("float16")
+    assert other.verify_s(TARGET, workload, 3) == same.verify_s(TARGET, workload, 3)
+    factor = other.draft_s(UNSEEN, workload, 3).value / same.draft_s(UNSEEN, workload, 3).value
+    assert factor == pytest.approx(3.0, rel=0.05)
+    with pytest.raises(MissingDataError, match="holds no passes of llama.cpp in q4_0"):
+        same.with_drafts("q4_0")
+
+
 def test_an_engine_that_was_not_profiled_catches_up_too(profile: Profile) -> None:
     workload = Workload(context_len=192, dtype="float32")
     other, theirs = (

@@ -17,7 +17,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.models.drafts import build_draft, save_draft
-from archsearch.models.gguf_file import _LLAMA3_SPLIT, pre_tokenizer_name, write_gguf
+from archsearch.models.gguf_file import (
+    _LLAMA3_SPLIT,
+    pre_tokenizer_name,
+    read_gguf,
+    write_gguf,
+)
+from archsearch.models.load import load_target
+from archsearch.models.targets import resolve_target
 
 ARCH = Architecture(
     hidden_size=64,
@@ -93,6 +100,72 @@ def test_float32_gives_identical_logits(
     write_gguf(folder, folder / "draft.gguf", dtype="float32")
     before, after = logits(folder), logits(folder, gguf_file="draft.gguf")
     assert before.std() > 1e-3 and torch.equal(before, after)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "changes"),
+    [
+        ("q4_0", {"tie_word_embeddings": True}),
+        ("float16", {"num_attention_heads": 6, "num_key_value_heads": 3}),
+        ("q8_0", {"attention_bias": True, "model_type": "qwen2"}),
+    ],
+)
+def test_a_file_says_its_shape_and_its_precision(
+    dtype: str,
+    changes: dict[str, Any],
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arch, file = ARCH.replace(**changes), tmp_path / "mine.gguf"
+    write_gguf(draft(tmp_path / "folder", arch, tokenizer), file, dtype=dtype)
+    assert read_gguf(file).dtype == dtype
+    ref = resolve_target(str(file))
+    # the reader cannot tell a Mistral from a Llama, which GGUF calls by one name
+    assert ref.architecture.replace(model_type=arch.model_type) == arch
+    assert ref.name == "mine" and ref.file_dtype == dtype and ref.folder is None
+    if "num_attention_heads" in changes:  # transformers has no Llama of that shape
+        return
+    monkeypatch.setenv("ARCHSEARCH_CACHE", str(tmp_path / "cache"))
+    model, read = load_target(ref, "float32")
+    assert read("packs").input_ids == tokenizer("packs").input_ids
+    with torch.no_grad():
+        ours = model(torch.arange(0, 300, 7)[None]).logits
+    assert torch.allclose(ours, logits(tmp_path, gguf_file=file.name), atol=1e-5)
+
+
+def test_a_file_that_is_not_known_is_refused_in_one_line(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    (tmp_path / "junk.gguf").write_bytes(b"GGUF" + bytes(100))
+    (tmp_path / "empty.gguf").write_bytes(b"")
+    for name in ("junk", "empty"):
+        with pytest.raises(ArchsearchError, match=f"{name}.gguf is no GGUF of a language model"):
+            resolve_target(str(tmp_path / f"{name}.gguf"))
+    folder = draft(tmp_path / "folder", ARCH, tokenizer)
+    write_gguf(folder, tmp_path / "mine.gguf", dtype="q4_0")
+    whole = (tmp_path / "mine.gguf").read_bytes()
+    for key, old, new, words in (
+        ("general.file_type", 2, 19, "of the type MOSTLY_IQ2_XXS, which is not known here"),
+        ("general.file_type", 2, 999, "of the type 999, which is not known here"),
+    ):
+        at = whole.index(key.encode()) + len(key) + 4  # behind the type of the value
+        assert whole[at : at + 4] == old.to_bytes(4, "little")
+        file = tmp_path / f"{new}.gguf"
+        file.write_bytes(whole[:at] + new.to_bytes(4, "little") + whole[at + 4 :])
+        with pytest.raises(ArchsearchError, match=words):
+            resolve_target(str(file))
+    other = tmp_path / "other.gguf"
+    other.write_bytes(
+        whole.replace(
+            b"general.architecture\x08\0\0\0\x05\0\0\0\0\0\0\0llama",
+            b"general.architecture\x08\0\0\0\x05\0\0\0\0\0\0\0bloom",
+        )
+    )
+    with pytest.raises(
+        ArchsearchError, match="holds a model of the kind bloom; known here: llama, qwen2, qwen3"
+    ):
+        resolve_target(str(other))
 
 
 def test_heads_that_do_not_divide_the_hidden_size(

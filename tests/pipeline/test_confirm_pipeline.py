@@ -688,3 +688,21 @@ def test_another_precision_is_kept_beside_the_run_s_own(session: SearchSession, 
     assert read("runs/a/best/2/confirmed-vllm-bfloat16.json") == json.loads(json.dumps(data))
     with pytest.raises(ArchsearchError, match="a format of GGUF files, in which vLLM"):
         confirm_rank(session, 2, choice=replace(HERE, dtype="q8_0"))
+    for option, more in (
+        ("draft-dtype", {"draft_dtype": "q8_0"}),
+        ("engine-path", {"path": Path()}),
+    ):
+        with pytest.raises(ArchsearchError, match=f"--{option} is for --engine llama.cpp, not for"):
+            confirm_rank(session, 2, choice=replace(HERE, **more))
+
+
+def test_a_draft_of_another_precision_is_kept_beside_the_run_s_own(
+    session: SearchSession, made: Made
+) -> None:
+    mixed = replace(HERE, name="llama.cpp", draft_dtype="q8_0")
+    data = confirm_rank(session, 2, gammas=(2,), prompt_count=4, choice=mixed)
+    own = f"{data['dtype']}-q8_0"
+    assert read(f"runs/a/best/2/confirmed-llama.cpp-{own}.json")["draft_dtype"] == "q8_0"
+    assert "holds no passes of llama.cpp in q8_0" in data["latency"]
+    assert not Path("runs/a/best/2/confirmed.json").exists()
+    assert all(each.settings.draft_dtype == "q8_0" for each in made)  # type: ignore[attr-defined]

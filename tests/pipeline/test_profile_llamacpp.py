@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from archsearch.architecture.counts import parameters
+from archsearch.capacity import memory_bytes
 from archsearch.engine_facts import engine_facts
 from archsearch.engines import registry
 from archsearch.engines.engine import EngineStep
@@ -58,7 +60,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(registry, "make_engine", make)
     monkeypatch.setattr(profile_engine, "check_interpreter_choice", lambda *args: None)
     monkeypatch.setattr(profile_engine, "can_run", lambda *args: True)
-    monkeypatch.setattr(profile_engine, "engine_target", lambda ref: "target")
+    monkeypatch.setattr(profile_engine, "engine_target", lambda *args: "target")
     monkeypatch.setattr(
         profile_engine, "random_draft", lambda arch, dtype, base: base / arch.label()
     )
@@ -105,6 +107,21 @@ def test_quick_is_one_precision_and_two_drafts(made: list[Any], tmp_path: Path) 
     shapes = [PassShape.of(row) for row in rows if row.kind == "pass"]
     assert len({shape.architecture for shape in shapes if shape.role == "draft"}) == 2
     assert {shape.tokens for shape in shapes if shape.role == "target"} == set(range(1, 7))
+
+
+def test_a_given_file_is_measured_and_priced_in_its_own_precision(
+    made: list[Any], tmp_path: Path
+) -> None:
+    given = replace(TARGET, weights={"gguf": "mine.gguf", "dtype": "q4_k_m"})
+    profile_device(request(tmp_path, target_ref=given))
+    rows = Profile.load(tmp_path).rows.values()
+    assert {row.dtype for row in rows} == {"q4_k_m"}
+    asked = WorkloadRequest(profile=tmp_path, engine="llama.cpp", dtype=given.file_dtype)
+    source, workload = choose_latency(asked, TARGET.architecture)
+    assert "passes as llama.cpp ran them" in source.words and workload.cache_bytes == 2
+    taken = memory_bytes(TARGET.architecture, TARGET.architecture, workload)
+    assert taken.target_weight_bytes == int(parameters(TARGET.architecture) * 0.5625)
+    assert taken.draft_kv_bytes == taken.target_kv_bytes
 
 
 def test_what_is_refused(made: list[Any], tmp_path: Path) -> None:

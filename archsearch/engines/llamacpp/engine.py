@@ -18,6 +18,7 @@ from archsearch.files import scratch_dir
 from archsearch.models.gguf_file import GGUF_KINDS, write_gguf
 from archsearch.paths import cache_dir
 from archsearch.schedule import Ranges
+from archsearch.workload import GGUF_DTYPES
 
 WORKER: Final = Path(__file__).parent / "worker" / "llamacpp_worker.py"
 SERVER_VARIABLE: Final = "ARCHSEARCH_LLAMA_SERVER"
@@ -30,10 +31,11 @@ class LlamaCppEngine(ChildEngine):
     """llama.cpp's server, one request at a time; a server for each gamma, which llama.cpp fixes
     when it starts.
 
-    Folders become GGUF once, in the precision of `settings.dtype` (also q8_0, q4_0, q4_1), and are
-    kept in the cache by content. Greedy answers are the target's own in the same precision, where
-    passes of several tokens take the same kernels as passes of one. Rounds and their seconds are
-    the server's own clock; the first token comes with the prompt.
+    Folders become GGUF once, in the precision of `settings.dtype` (drafts `settings.draft_dtype`),
+    and are kept in the cache by content; GGUF files are taken as they are. Greedy answers are the
+    target's own in the same precision, where passes of several tokens take the same kernels as
+    passes of one. Rounds and their seconds are the server's own clock; the first token comes with
+    the prompt.
     """
 
     name = "llama.cpp"
@@ -53,19 +55,18 @@ class LlamaCppEngine(ChildEngine):
                 )
             if draft.lookup is not None and not isinstance(draft.lookup, NewestNgram):
                 raise ArchsearchError("a chain in llama.cpp begins with its own n-gram lookup")
-        if self.settings.dtype not in GGUF_KINDS:
-            known = ", ".join(GGUF_KINDS)
-            raise ArchsearchError(f"llama.cpp runs {known} here, got dtype {self.settings.dtype!r}")
+        for dtype in (self.settings.dtype, self.draft_dtype):
+            if dtype not in GGUF_KINDS and dtype not in GGUF_DTYPES:
+                known = ", ".join(dict.fromkeys([*GGUF_KINDS, *GGUF_DTYPES]))
+                raise ArchsearchError(f"llama.cpp runs {known} here, got dtype {dtype!r}")
         if self.settings.dummy_weights or self.settings.server_url is not None:
             raise ArchsearchError(
                 "archsearch starts llama.cpp itself, on weights: train the draft first, without"
                 " --server-url"
             )
-        server = os.environ.get(SERVER_VARIABLE)
-        if server and not os.access(server, os.X_OK):
-            raise ArchsearchError(
-                f"{SERVER_VARIABLE} names {server}, which cannot be run; name a llama-server"
-            )
+        server, who = self.own_server, "--engine-path" if self.settings.path else SERVER_VARIABLE
+        if server and not (os.path.isfile(server) and os.access(server, os.X_OK)):
+            raise ArchsearchError(f"{who} names {server}, which cannot be run; name a llama-server")
         if server and self.settings.time_passes:
             raise ArchsearchError(
                 f"llama.cpp's passes are timed in the library of its package, not in {server};"
@@ -79,50 +80,70 @@ class LlamaCppEngine(ChildEngine):
         them again.
         """
         target, *drafts = (Path(source) for source in sources)
-        first = gguf_of(target, self.settings.dtype)
+        first, timed = gguf_of(target, self.settings.dtype), self.settings.time_passes
         rest = [
-            gguf_of(
-                draft,
-                self.settings.dtype,
-                like=first,
-                into=draft if self.settings.time_passes else None,
-            )
+            gguf_of(draft, self.draft_dtype, like=first, into=draft if timed else None)
             for draft in drafts
         ]
         return [str(path) for path in (first, *rest)]
 
+    @property
+    def draft_dtype(self) -> str:
+        """The precision of drafts: what was asked for, else the target's where such files are
+        written here, else Q8_0."""
+        dtype = self.settings.dtype
+        return self.settings.draft_dtype or (dtype if dtype in GGUF_KINDS else "q8_0")
+
+    def _source(self, model: ModelSource) -> str:
+        if isinstance(model, Path) and model.suffix == ".gguf" and model.is_file():
+            return str(model.resolve())
+        return super()._source(model)
+
     def request(self) -> dict[str, Any]:
-        own = os.environ.get(SERVER_VARIABLE)
         return {
             "threads": self.settings.threads,
-            "server": own,
+            "server": self.own_server,
             "time_passes": self.settings.time_passes,
         }
 
     def _interpreter(self) -> Path:
         """A llama-server of the user's own needs nothing but Python beside it."""
-        return Path(sys.executable) if os.environ.get(SERVER_VARIABLE) else super()._interpreter()
+        return Path(sys.executable) if self.own_server else super()._interpreter()
+
+    @property
+    def own_server(self) -> str | None:
+        """A llama-server of the user's own; None for the package's."""
+        return str(self.settings.path or os.environ.get(SERVER_VARIABLE) or "") or None
+
+    def child_environment(self, sources: Sequence[str]) -> dict[str, str]:
+        own = {SERVER_VARIABLE: self.own_server} if self.own_server else {}
+        return {**super().child_environment(sources), **own}
 
 
 def gguf_of(
     folder: Path, dtype: str, *, like: Path | None = None, into: Path | None = None
 ) -> Path:
     """`folder` as a GGUF file of precision `dtype`, written once, in the cache by content or in the
-    folder `into`. A GGUF file is taken as it is. A folder without a tokenizer takes that of `like`,
-    the target's file: llama.cpp refuses a draft with another.
+    folder `into`. A GGUF file is taken as it is. A draft takes the tokenizer of `like`, the
+    target's file: llama.cpp refuses one with another.
 
-    Raises ArchsearchError for a hub id, a shape that `write_gguf` cannot say, or a full disk.
+    Raises ArchsearchError for a hub id, a shape or a precision that `write_gguf` does not write, or
+    a full disk.
     """
     if folder.suffix == ".gguf" and folder.is_file():
         return folder
+    if dtype not in GGUF_KINDS:
+        raise ArchsearchError(
+            f"archsearch writes no GGUF in {dtype}: give a GGUF file of it in the place of {folder}"
+            " (llama-quantize makes one)"
+        )
     weights = folder / "model.safetensors"
     if not weights.is_file():
         raise ArchsearchError(
             f"llama.cpp needs a folder with one model.safetensors, or a GGUF file; {folder} is"
             " neither"
         )
-    like = None if (folder / "tokenizer.json").is_file() else like
-    kept = f"{dtype} {like.name}" if like is not None else dtype
+    kept = f"{dtype} {like}" if like is not None else dtype
     path = (
         into / f"{dtype}.gguf"
         if into is not None

@@ -50,6 +50,7 @@ def confirm_text(data: dict[str, Any], run: Path, rank: int) -> str:
         identity += f" (largest gap of the two logits where they part: {gap:.3f})"
     if exact and found.dtype != "float32":
         identity += f", {exact.words(' of ')} in float32"
+    in_dtype = f" in {found.draft_dtype}" if found.draft_dtype else ""
     header = (
         "gamma | alpha | tau | alone tok/s | with draft | speed-up | pooled | predicted | error %"
         " | error % at measured tau | round ms | predicted"
@@ -57,7 +58,7 @@ def confirm_text(data: dict[str, Any], run: Path, rank: int) -> str:
     return "\n".join(
         [
             f"{found.engine} {found.engine_version}, {found.dtype}, {found.prompts} held-out"
-            f" prompts, draft {found.architecture}, {human_time(found.seconds)}.",
+            f" prompts, draft {found.architecture}{in_dtype}, {human_time(found.seconds)}.",
             "",
             table([_gamma_cells(row) for row in gammas], header),
             "",

@@ -88,6 +88,29 @@ def test_a_folder_is_written_once_in_each_precision(
     ]
 
 
+def test_a_given_file_runs_as_it_is_beside_a_draft_in_its_own_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ARCHSEARCH_CACHE", str(tmp_path / "cache"))
+    save_draft(build_draft(ARCH), tmp_path / "draft")
+    target = gguf_of(tmp_path / "draft", "q4_1", into=tmp_path)
+
+    def kinds(dtype: str, draft_dtype: str | None) -> str:
+        engine = LlamaCppEngine(EngineSettings(dtype=dtype, draft_dtype=draft_dtype))
+        first, second = engine.prepared([engine._source(target), str(tmp_path / "draft")])
+        assert first == str(target)
+        tensors = gguf.GGUFReader(second).tensors
+        return next(t.tensor_type.name for t in tensors if t.name == "blk.0.ffn_up.weight")
+
+    assert kinds("q4_1", None) == "Q4_1" and kinds("q4_1", "float16") == "F16"
+    assert kinds("q4_k_m", None) == "Q8_0"  # K-quants are taken, not written
+    with pytest.raises(ArchsearchError, match="archsearch writes no GGUF in q4_k_m: give a GGUF"):
+        kinds("q4_k_m", "q4_k_m")
+    save_draft(build_draft(ARCH.replace(vocab_size=64)), tmp_path / "small")
+    with pytest.raises(ArchsearchError, match="holds 96 tokens, the draft needs 64"):
+        gguf_of(tmp_path / "small", "q8_0", like=target)
+
+
 def test_what_it_is_not_started_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(**changes: Any) -> None:
         settings = EngineSettings(**{"dtype": "float16", **changes.pop("settings", {})})
@@ -101,6 +124,8 @@ def test_what_it_is_not_started_with(tmp_path: Path, monkeypatch: pytest.MonkeyP
         start(settings={"dummy_weights": True})
     with pytest.raises(ArchsearchError, match="neither"):
         gguf_of(tmp_path, "float16")
+    with pytest.raises(ArchsearchError, match=f"--engine-path names {tmp_path}, which cannot be"):
+        start(settings={"path": tmp_path})
     monkeypatch.setenv(SERVER_VARIABLE, str(tmp_path / "nothing"))
     with pytest.raises(ArchsearchError, match="cannot be run; name a llama-server"):
         start()
@@ -131,9 +156,9 @@ def own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> L
     script = tmp_path / "llama-server"
     script.write_text(SERVER.format(python=sys.executable, fault=fault))
     script.chmod(0o755)
-    monkeypatch.setenv(SERVER_VARIABLE, str(script))
+    monkeypatch.setenv("ARCHSEARCH_CACHE", str(tmp_path / "cache"))
     save_draft(build_draft(ARCH), tmp_path / "draft")
-    return LlamaCppEngine(EngineSettings(dtype="float16", max_len=32))
+    return LlamaCppEngine(EngineSettings(dtype="float16", max_len=32, path=script))
 
 
 def test_a_server_that_dies_in_mid_answer_is_a_failure(
