@@ -244,7 +244,7 @@ DTYPE: Final = Value("d", dtype_name)
 SERVED: Final = Value("d", served_name)
 MODE: Final = click.Choice(["eager", "graph"])
 
-TARGET_WORDS: Final = "Catalogue name, folder with config.json (and weights), or hub id."
+TARGET_WORDS: Final = "Catalogue name, folder with config.json (and weights), GGUF file, or hub id."
 target_opt = opt("--target", TARGET_WORDS, TARGET, required=True)
 drafts_opt = opt(
     "--draft drafts",
