@@ -219,8 +219,9 @@ def converted_gguf(name: str, weights: Mapping[str, str]) -> Path:
             building = scratch / name
             building.mkdir()
             _convert_gguf(gguf, building)
-            version = installed(weights["package"])
-            source = {"package": weights["package"], "version": version, "gguf": gguf.name}
+            package = weights.get("package")
+            version = package and installed(package)
+            source = {"package": package, "version": version, "gguf": gguf.name}
             write_json(building / "source.json", source)
             try:
                 building.rename(folder)

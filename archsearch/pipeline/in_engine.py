@@ -391,7 +391,7 @@ def mid_answer(prompts: Sequence[EnginePrompt], tokens: int) -> int:
 def engine_target(ref: TargetRef, engine: str, dtype: str) -> Path | str:
     """What an engine outside this process loads as the target: a folder or a hub id; one on GGUF
     files the target's own file, where that is of the precision `dtype`."""
-        from archsearch.models.gguf_file import read_gguf
+    from archsearch.models.gguf_file import read_gguf
     from archsearch.models.load import packaged_gguf, weights_source
 
     if ref.weights and engine_facts(engine).gguf:
