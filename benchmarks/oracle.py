@@ -46,7 +46,6 @@ from archsearch.latency.model import LatencyModel
 from archsearch.models.targets import resolve_target
 from archsearch.pipeline.in_engine import engine_target, random_draft
 from archsearch.pipeline.latency import acceptance_for, choose_latency
-from archsearch.pipeline.profile_request import sample_space
 from archsearch.profiles import Profile
 from archsearch.search.objective import Scorer
 from archsearch.search.space import SearchSpace
@@ -85,7 +84,7 @@ def register(space: dict[str, Any], count: int) -> dict[str, list[str]]:
         target = architecture(name)
         whole = SearchSpace.from_dict(space, "oracle")
         most = whole.limits(target).max_parameters or math.inf
-        drawn = [s for s in sample_space(whole, target, 4000) if parameters(s) <= most]
+        drawn = [s for s in whole.sample(target, 4000) if parameters(s) <= most]
         heads = {shape.replace(draft_vocab_size=None): shape for shape in drawn}
         own = target.replace(num_hidden_layers=2, tie_word_embeddings=False)
         shapes = [heads[each] for each in spread_drafts(drawn, count)]

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from archsearch.pipeline.candidates import write_report
-from archsearch.pipeline.report_curves import renew_curves
+from archsearch.pipeline.curves import renew_curves
 from archsearch.report import write_figures, write_html
 from archsearch.runs.curves import CURVES_FILE
 from archsearch.runs.run import open_run

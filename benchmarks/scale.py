@@ -31,8 +31,7 @@ from archsearch.hardware.device import load_device
 from archsearch.latency.model import LatencyModel
 from archsearch.paths import data_dir
 from archsearch.profiles import Profile
-from archsearch.search.exact import exact_grid, rank_all
-from archsearch.search.grid import grid_of
+from archsearch.search.exact import exact_grid, grid_of, rank_all
 from archsearch.search.objective import Scorer
 from archsearch.search.samplers import Sampler
 from archsearch.search.space import SearchSpace, load_space

@@ -47,6 +47,7 @@ def measure(target: str, files: list[Path], work: Path, dtype: str) -> None:
     from archsearch.acceptance.measured import agreement_trace, alpha
     from archsearch.drafts.trainer import DraftTrainer
     from archsearch.models.drafts import load_draft
+    from archsearch.models.load import LoadedTarget
     from archsearch.models.targets import resolve_target
     from archsearch.text.prompt_set import PromptSet
     from archsearch.text.prompts import read_prompts
@@ -61,7 +62,11 @@ def measure(target: str, files: list[Path], work: Path, dtype: str) -> None:
         kept = [p for number, p in enumerate(prompts) if number % HELDOUT_EVERY]
         prompt_set = PromptSet(kept, prompts[::HELDOUT_EVERY], str(file))
         trainer = DraftTrainer(
-            ref, dtype, prompt_set, work / file.stem, answer_tokens=ANSWER_TOKENS, threads=1
+            LoadedTarget(ref, dtype),
+            prompt_set,
+            work / file.stem,
+            answer_tokens=ANSWER_TOKENS,
+            threads=1,
         )
         text = trainer.texts.write_training_once(900.0)
         enough, count = [], 0

@@ -21,7 +21,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.models.drafts import build_draft, save_draft
 from archsearch.models.targets import resolve_target
 from archsearch.pipeline.profile import profile_device
-from archsearch.pipeline.profile_request import ProfileRequest
+from archsearch.pipeline.profile.run import ProfileRequest
 from archsearch.profiles import PassShape, Profile
 from archsearch.search.space import load_space
 

@@ -28,7 +28,7 @@ def dashboard(run: Path, port: int, storage: str | None, show: bool) -> None:
     archsearch dashboard runs/demo
     archsearch dashboard runs/demo --port 0 --open
     """
-    from archsearch.pipeline.dashboard import serve_dashboard
+    from archsearch.pipeline.workers import serve_dashboard
 
     def ready(address: str) -> None:
         click.echo(f"Dashboard of {run}: {address} (Ctrl-C ends it)")

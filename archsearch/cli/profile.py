@@ -134,7 +134,7 @@ def profile(
     from archsearch.search.space import load_space
 
     if host:
-        from archsearch.pipeline.profile_host import profile_host
+        from archsearch.pipeline.profile import profile_host
 
         speed = profile_host(min(60.0, options["budget_s"]))
         emit(speed, speed["words"], as_json)

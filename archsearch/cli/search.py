@@ -157,8 +157,8 @@ def search(
         --objective throughput --max-ttft 500
     """
     from archsearch import pipeline
-    from archsearch.pipeline.mixes import asked_mix
-    from archsearch.pipeline.survey import survey, surveyed_devices
+    from archsearch.pipeline.search import survey, surveyed_devices
+    from archsearch.pipeline.serving import asked_mix
     from archsearch.report.terminal.search import search_text
     from archsearch.report.terminal.survey import survey_text
 

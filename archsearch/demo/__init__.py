@@ -1,1 +1,132 @@
-"""The demo of `make demo`: prompts of one narrow domain, the project's own."""
+"""`archsearch demo`: every step on this machine's CPU, with the commands a user would type printed
+as it goes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from archsearch.errors import MissingDataError
+from archsearch.hardware.identify import identify_cpu
+from archsearch.profiles import Profile, cpu_stack, find_profile
+from archsearch.progress import human_time
+from archsearch.workload import WorkloadRequest
+
+TARGET = "smollm2-135m"
+CONTEXT = 160
+PROFILE_BUDGET_S = 130.0
+ENOUGH_ROWS = 250  # of 372 planned for one dtype
+FINALISTS = 2
+CONFIRM_PROMPTS = 16
+OTHER_S = 300.0  # what the engine adds, measured; confirmation; loading
+
+
+def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]:
+    """Profile (unless a profile of this CPU and stack is there), search, train, confirm, export.
+
+    Each step continues what it finds.
+    """
+    from archsearch import pipeline
+    from archsearch.models.targets import resolve_target
+    from archsearch.pipeline.profile.cpu import faster_dtype
+    from archsearch.search.space import load_space
+
+    start = time.monotonic()
+    target = resolve_target(TARGET)
+    pipeline.check_weights(target)
+    say(f"This takes about {human_time(PROFILE_BUDGET_S + budget_s + OTHER_S)} on two quiet cores.")
+    if not profiled():
+        dtype = faster_dtype(identify_cpu(), target.architecture, CONTEXT)
+        say(
+            f"$ archsearch profile --gpu cpu --target {TARGET} --dtype {dtype}"
+            f" --budget {PROFILE_BUDGET_S:.0f}s"
+        )
+        request = pipeline.ProfileRequest(
+            "cpu",
+            target.architecture,
+            load_space("demo"),
+            dtypes=(dtype,),
+            budget_s=PROFILE_BUDGET_S,
+        )
+        summary = pipeline.profile_device(request)
+        say(f"{summary['rows']} rows in {summary['folder']}")
+    say(
+        f"$ archsearch search --target {TARGET} --gpu cpu --context {CONTEXT} --confirm 1"
+        f" --confirm-prompts {CONFIRM_PROMPTS} --finalists {FINALISTS} --run {run_path}"
+        f" --time-budget {budget_s:.0f}s"
+    )
+    found = pipeline.search(
+        pipeline.SearchRequest(
+            TARGET,
+            WorkloadRequest("cpu", context_len=CONTEXT),
+            confirm=1,
+            confirm_prompts=CONFIRM_PROMPTS,
+            finalists=FINALISTS,
+            time_budget_s=budget_s,
+            run=run_path,
+        ),
+        anyway=True,  # the whole way is what is shown
+    )
+    say(f"$ archsearch export {run_path} --output {output}")
+    exported = pipeline.export_rank(run_path, 1, output)
+    seconds = time.monotonic() - start
+    return {
+        **found,
+        "export": exported,
+        "seconds": seconds,
+        "text": demo_text(found, exported, run_path, seconds),
+    }
+
+
+def profiled() -> bool:
+    """Whether this CPU, with this software, has a profile with enough rows to search with."""
+    try:
+        return len(Profile.load(find_profile(identify_cpu().key, cpu_stack())).rows) >= ENOUGH_ROWS
+    except MissingDataError:
+        return False
+
+
+def demo_text(
+    found: dict[str, Any], exported: dict[str, Any], run_path: Path, seconds: float
+) -> str:
+    """What the demo prints at its end."""
+    from archsearch.report import summary_text
+    from archsearch.report.terminal.search import family_lines
+    from archsearch.runs.run import open_run
+
+    confirmed = found["confirmed"]
+    rows = [
+        summary_text(open_run(run_path)),
+        "",
+        *family_lines(found),
+        "",
+        f"Exported to {exported['output']}: {exported['note']}",
+        "It was confirmed in transformers only: other engines add other seconds to a round, ask"
+        f" archsearch confirm {run_path} --engine NAME before serving it there.",
+        f"Report: {found['report']}",
+        f"All of it took {human_time(seconds)}.",
+        "",
+        "What to do next:",
+        f"  open {found['report']}",
+        (
+            f"  archsearch confirm {run_path} --gamma 2 --gamma 4 --gamma 6     other gammas beside"
+            " the prediction"
+        ),
+        (
+            f"  archsearch train {run_path} --budget 30m                        acceptance still"
+            " rises with training"
+        ),
+        "  archsearch search --target YOUR-MODEL-FOLDER --prompts YOUR.jsonl --gpu cpu --confirm 1",
+    ]
+    if confirmed and not confirmed[0]["undecided"] and confirmed[0]["speedup_interval"][1] < 1:
+        rows.insert(1, "Speculation does not pay here with this much training.")
+    rows[1:1] = [f"Note: {note}." for note in found["notes"]]
+    return "\n".join(rows)
+
+
+def say(text: str) -> None:
+    """A line on stderr: stdout is for the result."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

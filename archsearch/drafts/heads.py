@@ -17,10 +17,10 @@ from archsearch.acceptance.replay import Replay, replay_chains
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.published_drafters import usual_head
 from archsearch.drafts.trainer import DraftTrainer
-from archsearch.errors import ArchsearchError
+from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.files import atomic_path
-from archsearch.models.files import HEAD_FAMILIES, HeadFamily, has_weights
+from archsearch.models.files import HEAD_FAMILIES, HeadFamily, has_weights, head_family_of
 from archsearch.progress import ProgressLine
 from archsearch.records import load, save
 from archsearch.training.pace import Slowdown
@@ -40,6 +40,7 @@ CHAINS: Final = "chains.npz"
 HEAD_ROWS: Final[dict[HeadFamily, int]] = {"eagle3": 4096, "medusa": 2048, "peagle": 4096}
 HEAD_LAYERS: Final[dict[HeadFamily, int]] = {"eagle3": 1, "medusa": 1, "peagle": 2}
 LONGEST_CHAIN: Final = 16
+USUAL_JUDGED: Final = 1000  # chains, where a record does not say how many were judged
 LOSSES_KEPT: Final = 500  # of the loss curve, in training.json
 TRAINABLE: Final = ("llama", "mistral", "qwen2")
 
@@ -136,6 +137,13 @@ class TrainedHead:
     def conditional(self) -> tuple[float, ...]:
         return self.record.heldout.conditional
 
+    @property
+    def alpha(self) -> Estimate:
+        """Of its first token, with the std of counting."""
+        first, judged = self.conditional[0], self.record.heldout.judged
+        std = math.sqrt(first * (1.0 - first) / (judged[0] if judged else USUAL_JUDGED))
+        return Estimate(first, std, "measured")
+
 
 class HeadTrainer:
     """Where heads of one run are trained: its trainer has the target and the texts."""
@@ -178,7 +186,6 @@ class HeadTrainer:
         """
         import numpy as np
 
-        from archsearch.drafts.vocabulary import stored_vocabulary
         from archsearch.training.heads.chains import chain_matches, count_chains
         from archsearch.training.heads.train import head_config, train_head
 
@@ -189,9 +196,7 @@ class HeadTrainer:
         auxiliary = self._auxiliary(plan, [*caches, choosing]) if plan.family != "medusa" else None
         before = load(folder / RECORD, RECORD_WORDS, HeadRecord)  # of a head that goes on
         auxiliary_s = time.monotonic() - start + (before.auxiliary_s if before else 0.0)
-        vocabulary = stored_vocabulary(
-            folder, plan.head_rows(caches[0].vocab_size), caches, trainer.tokenizer
-        )
+        vocabulary = trainer.texts.vocabulary(folder, plan.head_rows(caches[0].vocab_size))
         head = self._initial(plan, vocabulary.token_ids, auxiliary, seed)
         with ProgressLine(f"train {plan.family}") as line:
             result = train_head(
@@ -310,6 +315,23 @@ def trained_heads(run: Path) -> list[HeadFamily]:
         for family, folder in folders.items()
         if has_weights(folder) and (folder / RECORD).exists()
     ]
+
+
+def find_head(run: Path, family: HeadFamily) -> TrainedHead | None:
+    """The head of a family that a run has; None where it has none."""
+    return load_head(head_folder(run, family)) if family in trained_heads(run) else None
+
+
+def run_head(run: Path, name: str) -> TrainedHead:
+    """The head of the family `name` that a run has. MissingDataError, with the command that trains
+    it, where it has none."""
+    family = head_family_of(name)
+    if (head := find_head(run, family)) is None:
+        raise MissingDataError(
+            f"{run} has no trained {family} head; train it first: archsearch train {run} --family"
+            f" {family}"
+        )
+    return head
 
 
 def load_head(folder: Path) -> TrainedHead:

@@ -3,6 +3,7 @@ at."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,6 +13,7 @@ from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.models.files import has_weights
 from archsearch.records import load
+from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import MAX_GAMMA
 
 if TYPE_CHECKING:
@@ -88,6 +90,19 @@ class TrainedDraft:
     tokens: int = 0
     points: tuple[tuple[int, float], ...] = ()
     stopped: str = ""
+
+    def score(self, scorer: Scorer) -> Score:
+        """By what was measured of it."""
+        return scorer.measured(self.architecture, self.alpha, self.tau)
+
+    def check_gammas(self, gammas: Iterable[int]) -> None:
+        """Raise ArchsearchError for a gamma whose tau was not measured."""
+        unknown = [gamma for gamma in gammas if gamma not in self.tau]
+        if unknown:
+            raise ArchsearchError(
+                f"gamma {unknown[0]} was not measured on held-out text (1 to {max(self.tau)}); use"
+                " a smaller gamma"
+            )
 
 
 def trained_draft(arch: Architecture, folder: Path, trace: Trace) -> TrainedDraft:

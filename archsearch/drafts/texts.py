@@ -19,6 +19,7 @@ from archsearch.errors import MissingDataError
 from archsearch.files import write_json
 from archsearch.models.load import LoadedTarget
 from archsearch.progress import ProgressLine, say
+from archsearch.records import load, save
 from archsearch.text.prompt_set import PromptSet, answer_faults, prompt_faults
 from archsearch.text.settings import Writing
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from archsearch.acceptance.estimator import VocabularyCoverage
     from archsearch.text.cache import TextCache
     from archsearch.text.prompts import EncodedPrompt, Prompt
-    from archsearch.training.curves import Supply
+    from archsearch.text.vocabulary import DraftVocabulary
 
 # Of the time to write: plain text is read much faster than answers are written.
 PLAIN_SHARE: Final = 0.3
@@ -110,17 +111,6 @@ class RunTexts:
             write_json(done, {"tokens": self.training().written_tokens})
         return self.training()
 
-    def grow(self, budget_s: float) -> dict[str, int]:
-        """Write further text for about `budget_s`, from the best source that has some left, then
-        from the next: written tokens that came from each. `supplies` says what there is to be had;
-        drafts trained from now on see it (`all_training`)."""
-        return self.growth.grow(budget_s) if budget_s > 0 else {}
-
-    def supplies(self) -> list[Supply]:
-        """Further text that can be had, best source first: how many tokens, how many a second, and
-        what one is worth."""
-        return self.growth.supplies()
-
     def distinct_tokens(self) -> dict[str, int]:
         """Written tokens that drafts are trained on, by folder (`text`, `plain`, `answers`,
         `invented-000`, ...). A text that was written twice, as a sampled answer that equals the
@@ -189,6 +179,24 @@ class RunTexts:
         asked = {prompt.token_ids for prompt in self.encode(self.prompts.choosing)}
         chosen = [s for s in cache.sequences if s.prompt_ids in asked]
         return cache.part(chosen) if chosen else cache
+
+    def vocabulary(self, folder: Path, rows: int) -> DraftVocabulary:
+        """The `rows` tokens that the drafter in `folder` keeps, by their frequency in the training
+        texts when it was first asked for: texts that have grown since would choose others, and a
+        checkpoint would not fit."""
+        from archsearch.text.vocabulary import (
+            DraftVocabulary,
+            choose_draft_vocab,
+            token_frequencies,
+        )
+
+        file = folder / "vocabulary.json"
+        if (stored := load(file, "draft vocabulary", DraftVocabulary)) is not None:
+            return stored
+        frequencies = token_frequencies(*self.all_training())
+        chosen = choose_draft_vocab(frequencies, rows, self.target.tokenizer)
+        save(file, chosen)
+        return chosen
 
     def encode(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
         """Token ids of prompts; those that leave no room for an answer in the target's context are

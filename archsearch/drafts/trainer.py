@@ -28,14 +28,15 @@ from archsearch.drafts.records import (
 from archsearch.drafts.texts import RunTexts
 from archsearch.files import write_json
 from archsearch.models.load import LoadedTarget
-from archsearch.models.targets import TargetRef
 from archsearch.progress import ProgressLine
 from archsearch.records import as_data, load, save
+from archsearch.search.objective import Score
 from archsearch.speedup import alpha_of_divergence
 from archsearch.text.prompt_set import PromptSet
 from archsearch.training.settings import HELDOUT_SEQUENCES, DistillConfig
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from archsearch.text.cache import CachedSequence, TextCache
@@ -63,20 +64,18 @@ class DraftTrainer:
 
     def __init__(
         self,
-        target: TargetRef,
-        dtype: str,
+        loaded: LoadedTarget,
         prompts: PromptSet,
         folder: Path,
         *,
         answer_tokens: int = ANSWER_TOKENS,
         plain_text: Path | None = None,
         threads: int | None = None,
-        device: str = "cpu",
     ) -> None:
-        """`device`: where the target writes and drafts are trained, as torch names it."""
-        self.target, self.prompts, self.folder, self.device = target, prompts, folder, device
-        self.loaded = LoadedTarget(target, dtype, device)
-        self.texts = RunTexts(self.loaded, prompts, folder, answer_tokens, plain_text)
+        """`loaded`: the target, on the device where it writes and drafts are trained."""
+        self.loaded, self.prompts, self.folder = loaded, prompts, folder
+        self.target, self.device = loaded.ref, loaded.device
+        self.texts = RunTexts(loaded, prompts, folder, answer_tokens, plain_text)
         if threads is not None:
             import torch
 
@@ -124,12 +123,12 @@ class DraftTrainer:
 
     def supplies(self) -> list[Supply]:
         """Text that can still be written, in the order in which `grow` writes it."""
-        return self.texts.supplies()
+        return self.texts.growth.supplies()
 
     def grow(self, budget_s: float) -> dict[str, int]:
-        """Write more text for about `budget_s`; drafts trained from now on see it. Written tokens
-        by source."""
-        return self.texts.grow(budget_s)
+        """Write more text for about `budget_s`, from the best source that has some left, then from
+        the next; drafts trained from now on see it. Written tokens by source."""
+        return self.texts.growth.grow(budget_s)
 
     # -- one draft
     # ----------------------------------------------------------------------------------------------
@@ -147,13 +146,11 @@ class DraftTrainer:
         chosen once per shape."""
         import torch
 
-        from archsearch.drafts.vocabulary import stored_vocabulary
         from archsearch.training.initialise import initialise_draft
 
         vocabulary = None
         if arch.trimmed:
-            folder = self.draft_folder(arch)
-            vocabulary = stored_vocabulary(folder, arch.head_rows, caches, self.tokenizer)
+            vocabulary = self.texts.vocabulary(self.draft_folder(arch), arch.head_rows)
         draft = initialise_draft(
             self.source_of_weights(),
             arch,
@@ -296,12 +293,12 @@ class DraftTrainer:
         )
 
 
-def choose_finalists(ranked: Sequence[Any], count: int) -> list[Any]:
+def choose_finalists(ranked: Sequence[Score], count: int) -> list[Score]:
     """The best score, then the best of each other depth, then the next best.
 
     What a prior is least sure of is depth against width.
     """
-    chosen: list[Any] = []
+    chosen: list[Score] = []
     for distinct in (True, False):
         for score in ranked:
             if len(chosen) >= count:
@@ -329,7 +326,7 @@ def _look(point: CurvePoint, result: DistillResult) -> dict[str, Any]:
     }
 
 
-def _calibration_ids(cache: TextCache, tokens: int = 64, rows: int = 32) -> Any:
+def _calibration_ids(cache: TextCache, tokens: int = 64, rows: int = 32) -> Tensor | None:
     """[rows, tokens] of the target's text, for the statistics that narrow initialisations need;
     None where texts are short."""
     import torch
@@ -338,7 +335,7 @@ def _calibration_ids(cache: TextCache, tokens: int = 64, rows: int = 32) -> Any:
     return torch.stack(long).long() if long else None
 
 
-def _mean_hidden(draft: PreTrainedModel, cache: TextCache, count: int = 16) -> Any:
+def _mean_hidden(draft: PreTrainedModel, cache: TextCache, count: int = 16) -> Tensor:
     """Mean final hidden state of the draft over some text [hidden]: what padding rows point away
     from."""
     import torch

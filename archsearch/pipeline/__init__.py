@@ -17,8 +17,7 @@ from archsearch.pipeline.latency import (
     machine_slowdown,
 )
 from archsearch.pipeline.profile import import_tables, profile_device
-from archsearch.pipeline.profile_check import check_profile
-from archsearch.pipeline.profile_request import ProfileRequest, sample_space
+from archsearch.pipeline.profile.run import ProfileRequest
 from archsearch.pipeline.schedule import schedule_rank
 from archsearch.pipeline.search import search
 from archsearch.pipeline.session import (
@@ -39,7 +38,6 @@ __all__ = [
     "SearchSession",
     "acceptance_for",
     "cannot_train",
-    "check_profile",
     "check_tokenizer",
     "check_weights",
     "choose_latency",
@@ -51,7 +49,6 @@ __all__ = [
     "import_tables",
     "machine_slowdown",
     "profile_device",
-    "sample_space",
     "schedule_rank",
     "search",
     "train_rank",

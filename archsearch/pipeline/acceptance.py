@@ -6,13 +6,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.acceptance.estimator import AcceptanceContext, GivenAcceptance
 from archsearch.acceptance.learnt import recorded_tokens, trained_as, training_of
+from archsearch.acceptance.lookup import texts_of
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import read_architecture
 from archsearch.errors import ArchsearchError, MissingDataError
@@ -24,25 +26,27 @@ from archsearch.paths import cache_dir
 from archsearch.pipeline.latency import LatencySource, choose_latency, served_target
 from archsearch.pipeline.untrained import (
     Untrained,
-    lookup_speedups,
-    replayed,
+    by_gamma,
+    exit_shape,
+    gains_data,
+    intervals,
+    lookup_figures,
+    lookup_gain,
     untrained,
-    with_exits,
-    with_gains,
 )
 from archsearch.progress import ProgressLine
 from archsearch.search.objective import Scorer
 from archsearch.speedup import alpha_estimate, clamped, logit
 from archsearch.text.prompt_set import load_prompt_set, spread_prompts
-from archsearch.workload import Workload, WorkloadRequest
+from archsearch.workload import WorkloadRequest
 
 if TYPE_CHECKING:
-    from archsearch.acceptance.measured import Trace
+    from archsearch.acceptance.measured import Resampled, Trace
+    from archsearch.acceptance.replay import Replay
     from archsearch.text.cache import TextCache
     from archsearch.text.prompts import Prompt
 
 MAX_GAMMA: Final = 8
-LEVELS: Final = (0.90, 0.95)
 
 
 @dataclass(frozen=True)
@@ -100,13 +104,13 @@ class AcceptanceRequest:
         if self.output is not None:
             ensure_writable_dir(self.output.parent)
 
-    def priced(
-        self, served: Architecture, context_len: int
-    ) -> tuple[LatencySource, Workload] | None:
+    def priced(self, target: TargetRef, context_len: int) -> Priced | None:
         """What prices speed-ups, at the context that the texts have; None where nobody asked."""
         if self.asked.gpu is None and self.asked.profile is None:
             return None
-        return choose_latency(replace(self.asked, context_len=context_len), served)
+        served = served_target(target, self.asked).architecture
+        source, workload = choose_latency(replace(self.asked, context_len=context_len), served)
+        return Priced(source, Scorer(served, workload, source.latency, GivenAcceptance(0.5)))
 
     def said(self) -> dict[str, Any]:
         """What every answer repeats."""
@@ -116,6 +120,27 @@ class AcceptanceRequest:
             "prompts_file": None if self.prompts is None else str(self.prompts),
             "temperature": self.asked.temperature,
             "top_p": self.top_p,
+        }
+
+
+@dataclass(frozen=True)
+class Priced:
+    """What prices speed-ups, and where its latencies come from."""
+
+    source: LatencySource
+    scorer: Scorer
+
+    def of_model(self, draft: Architecture) -> Callable[[int, Estimate, Estimate], Estimate]:
+        """The modelled speed-up of a draft by gamma, alpha and tau."""
+        measured = self.scorer.measured
+        return lambda gamma, alpha, tau: measured(draft, alpha, {gamma: tau}).speedup
+
+    def data(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "latency": self.source.words,
+            "device": self.source.device.key,
+            "latency_dtype": self.source.dtype,
         }
 
 
@@ -192,16 +217,11 @@ def measure_draft(request: AcceptanceRequest, target: TargetRef) -> dict[str, An
     }
     if measures:
         trace, notes, context_len = record(request, target, draft)
-        served = served_target(target, request.asked).architecture
-        priced = request.priced(served, context_len)
-        result |= {
-            "dtype": request.dtype,
-            "context_len": context_len,
-            "notes": notes,
-            **summary(trace),
-        }
-        if priced is not None:
-            result |= speedups(result, served, draft.architecture, *priced)
+        priced = request.priced(target, context_len)
+        result |= {"dtype": request.dtype, "context_len": context_len, "notes": notes}
+        speedup = None if priced is None else priced.of_model(draft.architecture)
+        result |= Figures.of(trace).summary(speedup)
+        result |= {} if priced is None else priced.data()
         if request.trace is not None:
             trace.save(request.trace)
     if request.tau is not None:
@@ -239,9 +259,8 @@ def measure_untrained(
     prompts, source = _prompts(request)
     texts, end_ids, more = written_text(request, target, load_tokenizer(target), prompts)
     context_len = _mean_context(texts)
-    served = served_target(target, request.asked).architecture
-    priced = request.priced(served, context_len)
-    scorer = priced and Scorer(served, priced[1], priced[0].latency, GivenAcceptance(0.5))
+    priced = request.priced(target, context_len)
+    scorer = None if priced is None else priced.scorer
     result: dict[str, Any] = request.said() | {
         "family": kind.family,
         "dtype": request.dtype,
@@ -249,8 +268,8 @@ def measure_untrained(
         "notes": [f"prompts: {source}", *more],
     }
     if kind.lookup is not None:
-        result |= replayed(kind.lookup, texts, end_ids)
-        result |= lookup_speedups(result, kind, scorer) if scorer is not None else {}
+        gain = None if scorer is None else lookup_gain(kind, scorer)
+        result |= lookup_figures(kind.lookup, texts_of(texts.sequences, end_ids), gain)
     else:
         layers = kind.layers(target.architecture.num_hidden_layers)
         with ProgressLine("measure") as line:
@@ -262,9 +281,20 @@ def measure_untrained(
                 end_ids=end_ids,
                 report=lambda done, total: line("exits", done, total),
             )
-        figures = {layer: summary(trace) for layer, trace in traces.items()}
-        result |= with_exits(figures, target.architecture, scorer)
-    return result if priced is None else result | _priced_by(priced[0])
+        exits = {str(layer): _exit(trace, layer, scorer) for layer, trace in traces.items()}
+        result["exits"] = exits
+    return result if priced is None else result | priced.data()
+
+
+def _exit(trace: Trace, layer: int, scorer: Scorer | None) -> dict[str, Any]:
+    """What leaving the target after a layer does, with its best gamma where it is priced."""
+    figures = Figures.of(trace)
+    found = figures.summary()
+    if scorer is None:
+        return found
+    best = scorer.measured(exit_shape(scorer.target, layer), figures.alpha.estimate(), figures.taus)
+    gamma = best.gamma if best.pays else 0
+    return found | {"best_gamma": gamma, "speedup": best.speedup.to_dict()}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -433,76 +463,63 @@ def _files_of(folder: Path | None) -> list[list[Any]]:
 # summaries
 
 
-def summary(trace: Trace, max_gamma: int = MAX_GAMMA) -> dict[str, Any]:
-    """The figures of a trace, as they stand in the JSON file. Raises ArchsearchError where no text
-    is long enough for a round."""
-    from archsearch.acceptance.replay import replay_tau
+@dataclass(frozen=True)
+class Figures:
+    """alpha of a trace, and its rounds by gamma as far as texts are long enough for them."""
 
-    figures, positions = _figures(trace, max_gamma)
-    if not figures["tau"]:
-        replay_tau(trace, 1)  # says why
-    agreed = sum(int(a.sum()) for a in trace.agreements) / max(1, trace.tokens)
-    names = [name for name in dict.fromkeys(trace.categories) if name]
-    return figures | {
-        "argmax_agreement": agreed,
-        "accepted_by_position": list(positions),
-        "by_category": {name: _figures(trace.of_category(name), max_gamma)[0] for name in names},
-    }
+    trace: Trace
+    alpha: Resampled
+    rounds: dict[int, Replay]
 
+    @classmethod
+    def of(cls, trace: Trace) -> Figures:
+        """At gamma 1 to MAX_GAMMA."""
+        from archsearch.acceptance.measured import alpha_resampled
+        from archsearch.acceptance.replay import replay_tau
 
-def _figures(trace: Trace, max_gamma: int) -> tuple[dict[str, Any], tuple[float, ...]]:
-    """alpha and tau by gamma, as far as texts are long enough for its rounds, with their intervals;
-    acceptance by position."""
-    from archsearch.acceptance.measured import alpha_resampled
-    from archsearch.acceptance.replay import replay_tau
+        rounds = {}
+        with suppress(ArchsearchError):
+            for gamma in range(1, MAX_GAMMA + 1):
+                rounds[gamma] = replay_tau(trace, gamma)
+        return cls(trace, alpha_resampled(trace), rounds)
 
-    alpha, found = alpha_resampled(trace), {}
-    for gamma in range(1, max_gamma + 1):
-        try:
-            found[str(gamma)] = replay_tau(trace, gamma)
-        except ArchsearchError:
-            break
+    @property
+    def taus(self) -> dict[int, Estimate]:
+        """Tokens a round by gamma."""
+        return {gamma: each.estimate() for gamma, each in self.rounds.items()}
 
-    def intervals(of: Callable[[float], Any]) -> dict[str, Any]:
-        return {f"{100 * level:.0f}": of(level) for level in LEVELS}
+    def data(self, speedup: Callable[[int, Estimate, Estimate], Estimate] | None) -> dict[str, Any]:
+        """With their intervals, and the modelled speed-ups where they are asked for."""
+        alpha, taus = self.alpha.estimate(), self.taus
+        gains = {} if speedup is None else {g: speedup(g, alpha, tau) for g, tau in taus.items()}
+        return {
+            "alpha": alpha.to_dict(),
+            "prompts": len(self.trace.agreements),
+            "tokens": self.trace.tokens,
+            "tau": by_gamma(taus),
+            "intervals": {
+                "alpha": intervals(self.alpha),
+                "tau": {gamma: intervals(each) for gamma, each in by_gamma(self.rounds).items()},
+            },
+            **gains_data(gains),
+        }
 
-    return {
-        "alpha": alpha.estimate().to_dict(),
-        "prompts": len(trace.agreements),
-        "tokens": trace.tokens,
-        "tau": {gamma: each.estimate().to_dict() for gamma, each in found.items()},
-        "intervals": {
-            "alpha": intervals(alpha.interval),
-            "tau": {gamma: intervals(each.interval) for gamma, each in found.items()},
-        },
-    }, found[max(found, key=int)].accepted_by_position if found else ()
+    def summary(
+        self, speedup: Callable[[int, Estimate, Estimate], Estimate] | None = None
+    ) -> dict[str, Any]:
+        """The figures of all texts and of each category, as they stand in the JSON file; `speedup`:
+        by gamma, alpha and tau. Raises ArchsearchError where no text is long enough for a round."""
+        from archsearch.acceptance.replay import replay_tau
 
-
-def speedups(
-    result: Mapping[str, Any],
-    target: Architecture,
-    draft: Architecture,
-    source: LatencySource,
-    workload: Workload,
-) -> dict[str, Any]:
-    """Modelled speed-up at each gamma with the measured tau, the best gamma, and the best gamma of
-    each category."""
-    alpha = GivenAcceptance(float(result["alpha"]["value"]))
-    scorer = Scorer(target, workload, source.latency, alpha)
-
-    def gain(part: Mapping[str, Any], gamma: int, tau: Estimate) -> Estimate:
-        own = Estimate.from_dict(part["alpha"])
-        return scorer.measured(draft, own, {gamma: tau}, gammas=[gamma]).speedup
-
-    return with_gains(result, gain) | _priced_by(source)
-
-
-def _priced_by(source: LatencySource) -> dict[str, Any]:
-    return {
-        "latency": source.words,
-        "device": source.device.key,
-        "latency_dtype": source.dtype,
-    }
+        trace = self.trace
+        if not self.rounds:
+            replay_tau(trace, 1)  # says why
+        parts = {name: trace.of_category(name) for name in trace.categories if name}
+        return self.data(speedup) | {
+            "argmax_agreement": sum(int(a.sum()) for a in trace.agreements) / max(1, trace.tokens),
+            "accepted_by_position": list(self.rounds[max(self.rounds)].accepted_by_position),
+            "by_category": {name: Figures.of(part).data(speedup) for name, part in parts.items()},
+        }
 
 
 def _trained_tokens(request: AcceptanceRequest, draft: DraftRef) -> float | None:

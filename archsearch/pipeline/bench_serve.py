@@ -4,8 +4,7 @@ predicted of it."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,54 +63,91 @@ def bench_serve(request: BenchRequest, progress: Progress = silent) -> dict[str,
         raise ArchsearchError(
             f"--output {request.output}: the folder {request.output.parent} does not exist"
         )
-    result: dict[str, Any] = {
-        "load": _load_words(request, asks),
-        "text": "made up" if request.prompts is None else str(request.prompts),
-    }
     if request.estimate is not None:  # what cannot be is said before a server is driven for minutes
         _predicted(request, request.estimate, *_lengths(asks, request))
     urls = {"without": request.baseline_url, "with_draft": request.server_url}
     servers = {name: OpenAIServer(url, request.timeout_s) for name, url in urls.items() if url}
     for server in servers.values():
         named_model(server)
-    measured: dict[str, Measured] = {}
+    text = "made up" if request.prompts is None else str(request.prompts)
+    seen = _Seen({"load": _load_words(request, asks), "text": text})
     for name, server in servers.items():
-        answers: list[Answer] = []
-        try:
-            drive(
-                server,
-                asks,
-                answers,
-                in_flight=request.concurrency,
-                temperature=request.temperature,
-                kept=_keep(request, result, name, answers),
-                progress=progress,
-            )
-            measured[name] = summary(answers)
-        except BaseException as error:  # whatever it is: what was measured is kept
-            words = str(error) or f"stopped by hand after {len(answers)} of {len(asks)} requests"
-            kept = {"stopped": words, f"{name}_requests": [asdict(each) for each in answers]}
-            write_json(request.output, result | kept)
-            words = f"{words}; what was measured is kept in {request.output}"
-            if isinstance(error, KeyboardInterrupt):
-                raise KeyboardInterrupt(f"{words}; the same command begins anew") from error
-            if not isinstance(error, RunFailed):
-                raise
-            raise RunFailed(words) from error
-        result[name] = asdict(measured[name])
-        result[f"{name}_requests"] = [asdict(answer) for answer in answers]
-    if "without" in measured:
-        result["speedup"] = measured["without"].tpot_s / max(measured["with_draft"].tpot_s, 1e-12)
-    write_json(request.output, result)
+        _drive(request, asks, server, seen, name, progress)
+    figures = seen.figures()
+    write_json(request.output, figures | seen.requests())
     if request.estimate is not None:
-        seen = measured["with_draft"]
-        prompt = round(seen.prompt_tokens) or request.prompt_tokens
-        written = max(1, round(seen.output_tokens))
-        result["predicted"] = _predicted(request, request.estimate, prompt, written)
-        result["relative_error"] = _errors(result["predicted"], measured)
-    write_json(request.output, result)
-    said = {name: value for name, value in result.items() if not name.endswith("_requests")}
-    return said | {"output": str(request.output)}
+        found = seen.measured["with_draft"]
+        prompt = round(found.prompt_tokens) or request.prompt_tokens
+        written = max(1, round(found.output_tokens))
+        predicted = _predicted(request, request.estimate, prompt, written)
+        errors = _errors(predicted, seen.measured)
+        figures |= {"predicted": predicted, "relative_error": errors}
+        write_json(request.output, figures | seen.requests())
+    return figures | {"output": str(request.output)}
+
+
+@dataclass
+class _Seen:
+    """What was measured so far: the answers of each server, and what they came to. `about`: the
+    load."""
+
+    about: dict[str, str]
+    answers: dict[str, list[Answer]] = field(default_factory=dict)
+    measured: dict[str, Measured] = field(default_factory=dict)
+
+    def figures(self) -> dict[str, Any]:
+        """The load and what it came to."""
+        found: dict[str, Any] = {name: asdict(each) for name, each in self.measured.items()}
+        if "without" in self.measured and "with_draft" in self.measured:
+            alone, drafting = (self.measured[name].tpot_s for name in ("without", "with_draft"))
+            found["speedup"] = alone / max(drafting, 1e-12)
+        return {**self.about, **found}
+
+    def requests(self) -> dict[str, Any]:
+        """Every answer, by server."""
+        return {
+            f"{name}_requests": [asdict(each) for each in found]
+            for name, found in self.answers.items()
+        }
+
+
+def _drive(
+    request: BenchRequest,
+    asks: list[Ask],
+    server: OpenAIServer,
+    seen: _Seen,
+    name: str,
+    progress: Progress,
+) -> None:
+    """Measure one server. What is measured is kept every 20 answers, so that a killed run loses
+    few, and where this ends early, whatever ends it."""
+    answers = seen.answers[name] = []
+
+    def keep(**why: Any) -> None:
+        if why or len(answers) % 20 == 0:
+            kept = why or {"unfinished": True}
+            write_json(request.output, seen.figures() | kept | seen.requests())
+
+    try:
+        drive(
+            server,
+            asks,
+            answers,
+            in_flight=request.concurrency,
+            temperature=request.temperature,
+            kept=keep,
+            progress=progress,
+        )
+        seen.measured[name] = summary(answers)
+    except BaseException as error:
+        words = str(error) or f"stopped by hand after {len(answers)} of {len(asks)} requests"
+        keep(stopped=words)
+        words = f"{words}; what was measured is kept in {request.output}"
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(f"{words}; the same command begins anew") from error
+        if not isinstance(error, RunFailed):
+            raise
+        raise RunFailed(words) from error
 
 
 def load_of(request: BenchRequest) -> list[Ask]:
@@ -149,19 +185,6 @@ def load_of(request: BenchRequest) -> list[Ask]:
         Ask(each.arrival_s, prompt(i, each.prompt_tokens), each.output_tokens)
         for i, each in enumerate(found)
     ]
-
-
-def _keep(
-    request: BenchRequest, result: dict[str, Any], name: str, kept: list[Answer]
-) -> Callable[[], None]:
-    """Write what was measured so far every 20 answers, so that a killed run loses few."""
-
-    def keep() -> None:
-        if len(kept) % 20 == 0:
-            seen = {"unfinished": True, f"{name}_requests": [asdict(each) for each in kept]}
-            write_json(request.output, result | seen)
-
-    return keep
 
 
 def _load_words(request: BenchRequest, asks: list[Ask]) -> str:

@@ -91,7 +91,7 @@ def serving_ranks(run: Run) -> int:
 def write_report(run: Run, session: SearchSession | None = None) -> Path:
     """report.html of a run, and curves.json, which it draws, where its scores have changed.
     `session`: the run's own, where there is one at hand."""
-    from archsearch.pipeline.report_curves import renew_curves
+    from archsearch.pipeline.curves import renew_curves
     from archsearch.report import write_html
 
     renew_curves(run, session)

@@ -31,7 +31,7 @@ from archsearch.engines.engine import Chained
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.latency.rounds import RoundTime, summed
-from archsearch.pipeline.lookups import lookup_in
+from archsearch.pipeline.untrained import lookup_in
 from archsearch.search.objective import Score, Scorer
 from archsearch.text.prompt_set import LEAST_HALF
 

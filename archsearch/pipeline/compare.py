@@ -28,7 +28,7 @@ from archsearch.report.mixes import full_words
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import COMPARE_FILE, Run, open_run
 from archsearch.search.objective import Score, Scorer
-from archsearch.speedup import RoundTerms, error_by_term
+from archsearch.speedup import error_by_term
 from archsearch.traffic.mix_scorer import MixScorer
 from archsearch.workload import WorkloadRequest
 
@@ -94,7 +94,7 @@ class Lead:
 
     @classmethod
     def of(cls, first: Score, second: Score) -> Lead:
-        terms = asdict(error_by_term(terms_of(second), terms_of(first)))
+        terms = asdict(error_by_term(second.terms, first.terms))
         gains = first.speedup.value, second.speedup.value
         return cls(*gains, math.log(gains[1] / gains[0]), {name: terms[name] for name in TERMS})
 
@@ -169,15 +169,6 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         return as_data(self) | {"differing": list(self.differing)}
-
-
-def terms_of(score: Score) -> RoundTerms:
-    """What a score's speed-up is made of; files of earlier versions do not tell the round, but the
-    time per token does."""
-    by_token = score.tpot_s.value * score.tau.value
-    whole = score.round_s.value if score.round_s is not None else by_token
-    draft, verify = score.draft_s.value, score.verify_s.value
-    return RoundTerms(score.tau.value, score.decode_s.value, draft, verify, whole - draft - verify)
 
 
 @dataclass

@@ -193,12 +193,7 @@ def confirm_rank(
     asked = confirming_prompts(bench.trainer, prompts, count)
     sampling = answers_of(session)
     wanted = gammas or [case.score.gamma]
-    unknown = [gamma for gamma in wanted if gamma not in trained.tau]
-    if unknown:
-        raise ArchsearchError(
-            f"gamma {unknown[0]} was not measured on held-out text (1 to {max(trained.tau)}); use a"
-            " smaller gamma"
-        )
+    trained.check_gammas(wanted)
     started = time.monotonic()
     with kept_partial(case.file(PARTIAL_FILE, what="confirmed"), "prompts"):
         drafters: dict[str, tuple[Any, int]] = {

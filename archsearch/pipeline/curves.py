@@ -1,21 +1,38 @@
-"""`archsearch estimate --sweep`: what drafts are worth over a range of batch sizes, contexts,
-gammas or acceptances."""
+"""What drafts are worth over a range of batch sizes, contexts, gammas or acceptances: `archsearch
+estimate --sweep`, and what a report draws of a run, with where the time goes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from archsearch.capacity import memory_plan
+from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.ops import Op, head_ops, layer_ops, sample_op
+from archsearch.capacity import memory_bytes, memory_plan, usable_bytes
 from archsearch.engine_facts import engine_facts
+from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
 from archsearch.files import write_text
+from archsearch.latency.model import LatencyModel
+from archsearch.latency.roofline import RooflineLatency
 from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
 from archsearch.pipeline.rounds_explained import engine_data
+from archsearch.pipeline.schedule import acceptance_of, usual_batches
 from archsearch.pipeline.serving import check_batch
-from archsearch.traffic.curve import Curve, Sweep, curve, sweep_of
+from archsearch.pipeline.session import SearchSession
+from archsearch.records import WRONG_SHAPE, load_or_note, save
+from archsearch.runs.curves import CURVES_FILE, SWEPT, Bar, Curve, Curves, Point
+from archsearch.runs.run import Run
+from archsearch.search.objective import Score, Scorer
+from archsearch.search.ranking import rivals
+from archsearch.traffic.curve import Axis, Known, Sweep, curve, score_at, sweep_of
 from archsearch.traffic.times import held_by
+from archsearch.workload import Workload
 
 COLUMNS: Final = (
     "draft engine engine_version x gamma alpha tau speedup speedup_low speedup_high speedup_off"
@@ -36,41 +53,35 @@ def estimate_curves(request: EstimateRequest, axis: str, span: str | None = None
     if sweep.axis == "batch":
         for item in priced:
             check_batch(engine_facts(item.source.engine), item.source.device, int(sweep.values[-1]))
-    curves = [(item, _curve(item, sweep)) for item in priced]
     return {
         **about,
         "sweep": sweep.axis,
         "gamma": request.gamma,
-        "curves": [_told(item, found, sweep) for item, found in curves],
+        "curves": [_swept_draft(item, sweep) for item in priced],
     }
 
 
-def _curve(item: Priced, sweep: Sweep) -> Curve:
+def _swept_draft(item: Priced, sweep: Sweep) -> dict[str, Any]:
+    """A draft over a sweep, with what its figures rest on."""
     facts, scorer, device = engine_facts(item.source.engine), item.scorer, item.source.device
-    return curve(
+    found = curve(
         scorer,
         item.score.proposer,
         sweep,
         lambda workload, drafter: held_by(facts, scorer.target, device, workload, drafter),
     )
-
-
-def _told(item: Priced, found: Curve, sweep: Sweep) -> dict[str, Any]:
-    largest = item.scorer.latency.largest_batch
-    notes = list(item.notes)
+    notes, largest = list(item.notes), scorer.latency.largest_batch
     if largest is not None:
         notes.append(
             f"passes were measured up to batch size {largest}; beyond twice that the curve is a"
             " guess"
         )
-    memory = memory_of(
-        item, int(sweep.values[-1]) if sweep.axis == "context" else item.scorer.workload.context_len
-    )
+    longest = sweep.values[-1] if sweep.axis == "context" else scorer.workload.context_len
     return {
         "draft": item.name,
         **engine_data(item.source),
         "notes": notes,
-        "memory": memory,
+        "memory": memory_of(item, int(longest)),
         **found.to_dict(),
     }
 
@@ -116,3 +127,237 @@ def write_curves(result: Mapping[str, Any], path: Path) -> None:
 
     rows = pd.DataFrame(curve_rows(result), columns=COLUMNS)
     write_text(path, rows.to_csv(index=False, lineterminator="\n", float_format="%.6g"))
+
+
+DRAWN: Final = 6
+"""Drafters along each quantity: the best of each family."""
+SHAPES_DRAWN: Final = 3
+"""Where there is one family: shapes of unlike depth or width."""
+CONTEXTS: Final = (128, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+ALPHAS: Final = tuple(round(0.05 * step, 2) for step in range(1, 20))
+
+
+def renew_curves(run: Run, session: SearchSession | None = None) -> None:
+    """curves.json of a run, where its scores have changed since, or there is none.
+
+    A run that cannot be reopened here (its profile or target lies elsewhere) gets a file that says
+    why nothing is drawn. Raises nothing but OSError.
+    """
+    state = state_of(run)
+    known = load_or_note(run.path / CURVES_FILE, "curves", Curves, [])
+    if not run.ranks() or known is not None and known.state == state and known.sweeps.get("batch"):
+        return
+    try:
+        curves = curves_of(session or SearchSession.reopen(run.path), state)
+    except WRONG_SHAPE as error:
+        known_error = isinstance(error, ArchsearchError)
+        words = " ".join(str(error).split()) if known_error else f"{type(error).__name__}: {error}"
+        what = "Speed-up along batch, context, alpha and gamma, and where the time goes"
+        curves = Curves(state, {}, {}, notes=(f"{what}: {words}",))
+    save(run.path / CURVES_FILE, curves)
+
+
+def state_of(run: Run) -> str:
+    """A digest of all scores of a run: another one, and its curves are of before."""
+    try:
+        scores = [score.to_dict() for score in run.scores()]
+    except WRONG_SHAPE:
+        return "unreadable"
+    return hashlib.sha256(json.dumps(scores, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def curves_of(session: SearchSession, state: str = "") -> Curves:
+    """The curves of the best ranks of a run; the bars of its first."""
+    scorer, notes = session.scorer, list[str]()
+    drawn = [(rank, *_known(session, rank)) for rank in _drawn(session.run)]
+    sweeps: dict[str, tuple[Curve, ...]] = {
+        axis: tuple(
+            Curve(rank, score.label(), _swept(session, axis, score, known, notes))
+            for rank, score, known in drawn
+        )
+        for axis in SWEPT
+    }
+    lead = drawn[0][1]
+    passes, layers, rounds = _bars(scorer, lead)
+    if not layers:
+        notes.append(
+            f"Layers and terms of the draft: {lead.proposer.title} is priced as a whole, not layer"
+            " by layer."
+        )
+    workload = scorer.workload
+    at = {"batch_size": workload.batch_size, "context": workload.context_len, "gamma": lead.gamma}
+    at["tensor_parallel"] = workload.tensor_parallel
+    why = tuple(rivals(scorer, session.run.scores()))
+    return Curves(state, at, sweeps, passes, layers, rounds, why, tuple(dict.fromkeys(notes)))
+
+
+def _drawn(run: Run) -> list[int]:
+    """The ranks whose curves are drawn: the best of each family; of one family alone shapes that
+    differ in depth or width, as those of other head counts lie on top of each other."""
+    families: dict[str, int] = {}
+    shapes: dict[tuple[int, int], int] = {}
+    for rank, score in zip(run.ranks(), run.scores(), strict=True):
+        shape = score.architecture
+        families.setdefault(score.family, rank)
+        shapes.setdefault((shape.num_hidden_layers, shape.hidden_size), rank)
+    if len(families) > 1:
+        return sorted(families.values())[:DRAWN]
+    return sorted(shapes.values())[:SHAPES_DRAWN]
+
+
+def _known(session: SearchSession, rank: int) -> tuple[Score, Known]:
+    """A ranked draft with its acceptance, which along batch and context stays what it is."""
+    score = session.run.score(rank)
+    alpha, taus, _ = acceptance_of(session.scorer, score, session.run.best_dir(rank))
+    drift = session.scorer.believed(score.proposer).acceptance.drift
+    return score, Known(alpha, dict(sorted(taus.items())), drift)
+
+
+def _swept(
+    session: SearchSession, axis: Axis, score: Score, known: Known, notes: list[str]
+) -> tuple[Point, ...]:
+    """The points as far as memory holds them and the latency model answers; where it stops is
+    said. Along alpha it counts as known: the band is that of the times."""
+    points: list[Point] = []
+    try:
+        for x in _values(session, axis, score, known):
+            found = score_at(session.scorer, score.proposer, axis, x, known)
+            points.append(Point(x, found.gamma, found.speedup))
+    except ArchsearchError as error:
+        notes.append(f"Speed-up along {axis} of {score.label()}: {' '.join(str(error).split())}")
+    return tuple(points)
+
+
+def _values(
+    session: SearchSession, axis: Axis, score: Score, known: Known
+) -> Iterator[int | float]:
+    scorer, device = session.scorer, session.source.device
+    asked, draft = scorer.workload, score.drafter or score.architecture
+    if axis == "alpha":
+        yield from ALPHAS
+    elif axis == "gamma":
+        yield from (gamma for gamma in known.taus if gamma in scorer.gammas)
+    else:
+        batch, longest = axis == "batch", scorer.target.max_position_embeddings
+        usual = usual_batches(scorer, device) if batch else [x for x in CONTEXTS if x < longest]
+        own = asked.batch_size if batch else asked.context_len
+        for x in usual if batch and len(usual) == 1 else sorted({*usual, own}):
+            there = replace(asked, batch_size=x) if batch else replace(asked, context_len=x)
+            if memory_bytes(scorer.target, draft, there).total_bytes > usable_bytes(device):
+                return
+            yield x
+
+
+def _bars(scorer: Scorer, score: Score) -> tuple[tuple[Bar, ...], tuple[Bar, ...], tuple[Bar, ...]]:
+    """(passes, one layer each, a round beside plain steps) of the draft and the target."""
+    latency, target, workload, gamma = scorer.latency, scorer.target, scorer.workload, score.gamma
+    decode, verify = scorer.decode_s, latency.verify_s(target, workload, gamma)
+    check = f"target, verification of {gamma + 1}"
+    passes = [
+        _pass_bar(latency, "target, plain step", target, workload, 1, decode),
+        _pass_bar(latency, check, target, workload, gamma + 1, verify),
+    ]
+    layers: list[Bar] = []
+    if score.drafter is None and isinstance(latency, LatencyModel | RooflineLatency):
+        draft = score.architecture
+        first, later = latency.draft_passes(draft, workload, gamma)
+        shared = latency.facts.ranks_of_draft(workload)
+        ranks = replace(workload, tensor_parallel=shared, draft_tensor_parallel=None)
+        served, step = latency.facts.served_draft(draft), later if gamma > 1 else first
+        passes.insert(0, _pass_bar(latency, "draft, one token", served, ranks, 1, step))
+        if _prices_ops(latency):
+            layers = [
+                _layer_bar(latency, "draft", draft, ranks),
+                _layer_bar(latency, "target", target, workload),
+            ]
+    time = latency.round(target, score.drafter or score.architecture, workload, gamma, verify)
+    tau = score.tau.value
+    plain = Estimate(tau * decode.value, tau * decode.std, decode.source)
+    spent = {
+        "draft": time.draft_s.value,
+        "verification": time.verify_s.value,
+        "what the engine adds": time.overhead_s.value,
+    }
+    alone = {"plain steps of the target": plain.value}
+    rounds = (
+        Bar(f"{tau:.2f} tokens, target alone", alone, plain),
+        Bar(f"{tau:.2f} tokens, one round", spent, time.round_s),
+    )
+    return tuple(passes), tuple(layers), rounds
+
+
+def _prices_ops(latency: Any) -> bool:
+    """Whether single ops have a price: not where only the engine's whole passes were measured."""
+    return (
+        not isinstance(latency, LatencyModel)
+        or latency.composed_ is not None
+        or hasattr(latency, "ops")
+    )
+
+
+def _pass_bar(
+    latency: Any, name: str, arch: Architecture, workload: Workload, tokens: int, total: Estimate
+) -> Bar:
+    """A pass by term: its ops as the profile prices each alone; what the pass takes beyond them is
+    its launches and the rest."""
+    if not _prices_ops(latency):
+        return Bar(name, {"the whole pass": total.value}, total)
+    terms: dict[str, float] = {}
+    windows = arch.windows()
+    for window in set(windows):
+        for term, seconds in _layer_terms(latency, arch, workload, tokens, window).items():
+            terms[term] = terms.get(term, 0.0) + windows.count(window) * seconds
+    batch = workload.batch_size
+    head = [
+        *head_ops(arch, batch=batch, tokens=tokens, ranks=workload.tensor_parallel),
+        sample_op(arch, batch=batch, tokens=tokens),
+    ]
+    terms["head and choice of tokens"] = math.fsum(_op_s(latency, op) for op in head)
+    return Bar(name, _scaled(terms, total.value), total)
+
+
+def _layer_bar(latency: Any, name: str, arch: Architecture, workload: Workload) -> Bar:
+    terms = _layer_terms(latency, arch, workload, 1, arch.windows()[0])
+    return Bar(f"{name}, one layer", terms, Estimate(math.fsum(terms.values()), 0.0, "modelled"))
+
+
+def _layer_terms(
+    latency: Any, arch: Architecture, workload: Workload, tokens: int, window: int | None
+) -> dict[str, float]:
+    """Seconds of the ops of one layer, each alone. GEMMs up to the first one after attention are
+    its projections."""
+    batch, context, ranks = workload.batch_size, workload.context_len, workload.tensor_parallel
+    fused = latency.mode == "graph"
+    terms: dict[str, float] = {}
+    behind, projected = False, False
+    for op in layer_ops(
+        arch, batch=batch, tokens=tokens, context=context, window=window, ranks=ranks, fused=fused
+    ):
+        if op.kind == "attention":
+            term, behind = "attention over the context", True
+        elif op.kind in ("elementwise", "all_reduce"):
+            term = "norms, rope, activation" if op.kind == "elementwise" else "all-reduce"
+        elif not projected:
+            term, projected = "projections of attention", behind
+        else:
+            term = "feed-forward"
+        terms[term] = terms.get(term, 0.0) + _op_s(latency, op)
+    return terms
+
+
+def _op_s(latency: Any, op: Op) -> float:
+    """Seconds of one op by whatever prices ops in this latency model, weights out of memory."""
+    if isinstance(latency, RooflineLatency):
+        return latency.op_s(op)
+    if latency.composed_ is not None:
+        return float(latency.composed_.op_s(op)[0])
+    return float(latency.ops.op_s(op, True)[0])
+
+
+def _scaled(terms: dict[str, float], total: float) -> dict[str, float]:
+    """The terms so that they add up to the pass: with what it takes beyond its ops, or shrunk where
+    ops overlap in it."""
+    together = math.fsum(terms.values())
+    if together > total:
+        return {name: value * total / together for name, value in terms.items()}
+    return {**terms, "launches and the rest": total - together}

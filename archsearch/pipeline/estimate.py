@@ -4,7 +4,6 @@ by side."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,10 +20,10 @@ from archsearch.errors import ArchsearchError
 from archsearch.latency.drafted import running
 from archsearch.models.targets import NamedDrafter, TargetRef, resolve_drafter, resolve_target
 from archsearch.needs import Needs, TrainingBudget
+from archsearch.pipeline.families import kind_of
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, served_target
-from archsearch.pipeline.mixes import check_flight
 from archsearch.pipeline.rounds_explained import difference, engine_data, free_layers, warnings_of
-from archsearch.pipeline.serving import engine_requests, served_words
+from archsearch.pipeline.serving import check_flight, engine_requests, served_words
 from archsearch.pipeline.training_budget import budget_data, budget_s, with_budget
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import groups_of
@@ -44,7 +43,7 @@ class EstimateRequest:
     how the drafts were trained, see `acceptance.estimator.TRAININGS`; None: as known of each.
     `engines` and `engine_versions` (`0.16.0`, or `vllm=0.16.0`): instead of the engine of `asked`;
     each pair is priced in each. `mix`: what scores are over, with `asked` of its heaviest part
-    (`pipeline.mixes.asked_mix`); None: over the workload of `asked` alone. `training_budget_s`:
+    (`serving.asked_mix`); None: over the workload of `asked` alone. `training_budget_s`:
     device-seconds that alphas of drafters assume which nobody has published (None: the device's
     default). `tree`: `topk,steps,tokens` of the tree that heads draft; None: a chain.
     """
@@ -106,11 +105,7 @@ class Priced:
 
     def at_gamma(self, gamma: int) -> Score:
         """Its score at another gamma."""
-        old = self.scorer
-        if isinstance(old, MixScorer):
-            return old.with_gammas([gamma])(self.score.proposer)
-        new = Scorer(old.target, old.workload, old.latency, old.acceptance, gammas=[gamma])
-        return new.with_acceptance(old.acceptance, old.context)(self.score.proposer)
+        return self.scorer.with_gammas((gamma,))(self.score.proposer)
 
     def to_dict(self, group: int) -> dict[str, Any]:
         return {
@@ -173,8 +168,7 @@ def _with_prompts(item: Priced) -> dict[str, Any] | None:
         return None
     prompt = max(1, work.context_len - ANSWER // 2)
     part = {"concurrency": work.batch_size, "output_tokens": ANSWER, "prompt_tokens": prompt}
-    base = copy(item.scorer)
-    base.gammas = (item.score.gamma,)
+    base = item.scorer.with_gammas((item.score.gamma,))
     try:
         mix = mix_of({"parts": [part]}, "prompts")
         score = MixScorer(base, mix, item.source.device)(item.score.proposer)
@@ -219,8 +213,8 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], dict[str, Any]
     named = [resolve_drafter(name, ref) for name in request.drafts]
     if request.tree is not None:
         named = _as_trees(named, request.tree)
-    kind, mix = kind_of(named), request.mix
-    for asked in _requests(request, named):
+    kind, mix = kind_of([each.drafter.rounds for each in named]), request.mix
+    for asked in _requests(request, named, kind):
         if mix is not None:
             asked = replace(asked, batch_size=1, context_len=mix.longest)
         if asked.dtype is None and engine_facts(asked.engine).gguf:
@@ -248,17 +242,12 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], dict[str, Any]
     }
 
 
-def kind_of(named: Sequence[NamedDrafter]) -> RoundKind:
-    """The kind of drafter by which an engine's version is judged: a draft model's where one is
-    asked for, else the first's."""
-    kinds: list[RoundKind] = [each.drafter.rounds for each in named]
-    return "draft_model" if "draft_model" in kinds else kinds[0]
-
-
-def _requests(request: EstimateRequest, named: Sequence[NamedDrafter]) -> list[WorkloadRequest]:
+def _requests(
+    request: EstimateRequest, named: Sequence[NamedDrafter], kind: RoundKind
+) -> list[WorkloadRequest]:
     """One request for each engine and version; ArchsearchError where an engine does not run a
     drafter that was asked for."""
-    found = engine_requests(request.asked, request.engines, request.engine_versions, kind_of(named))
+    found = engine_requests(request.asked, request.engines, request.engine_versions, kind)
     for asked in found:
         facts = engine_facts(asked.engine)
         for each in named:

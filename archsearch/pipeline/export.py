@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from archsearch.drafts.heads import head_folder, load_head, trained_heads
+from archsearch.drafts.heads import run_head
 from archsearch.drafts.records import load_trained
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, MissingDataError
@@ -155,11 +155,7 @@ def _full_head(run: Run, candidate: Candidate, gamma: int, *, scheduled: bool) -
         return None
     scorer = SearchSession.reopen(run.path).scorer
     known = load_trained(candidate.architecture, candidate.folder)
-    if gamma not in known.tau:
-        raise ArchsearchError(
-            f"gamma {gamma} was not measured on held-out text (1 to {max(known.tau)}); use a"
-            " smaller one"
-        )
+    known.check_gammas([gamma])
     full = candidate.architecture.replace(draft_vocab_size=None)
     here, best = (
         scorer.measured(full, known.alpha, known.tau, gammas=gammas) for gammas in ([gamma], None)
@@ -234,12 +230,7 @@ def export_family(
             f"{family} heads are not exported for {', '.join(engines)}; leave --for out"
         )
     run = open_run(path)
-    if family not in trained_heads(path):
-        raise MissingDataError(
-            f"{path} has no trained {family} head; train it first: archsearch train {path} --family"
-            f" {family}"
-        )
-    trained = load_head(head_folder(path, family))
+    trained = run_head(path, family)
     ref = resolve_target(run.arguments["target"])
     check_head(trained.folder, TargetFacts.of(ref.architecture, ref.name))
     wanted, most = gamma or served_gamma(path, trained), trained.plan.gamma

@@ -3,10 +3,10 @@ one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import RoundKind
@@ -16,8 +16,9 @@ from archsearch.engine_facts import EngineFacts
 from archsearch.errors import ArchsearchError
 from archsearch.models.files import HEAD_FAMILIES
 from archsearch.models.targets import TargetRef
+from archsearch.runs.families import RankedFamily
 from archsearch.search.objective import Score
-from archsearch.search.space import SearchSpace, load_space
+from archsearch.search.space import SearchSpace
 
 INDEPENDENT: Final = Independent.family
 OTHER_TRIALS: Final = 48
@@ -43,10 +44,9 @@ def named_families(asked: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(family(name).family for name in asked))
 
 
-def kind_of(families: Sequence[str]) -> RoundKind:
-    """The kind of drafter that an engine's version must run for such a search: of a draft model,
-    where one is searched."""
-    kinds: list[RoundKind] = [family(name).rounds for name in families]
+def kind_of(kinds: Sequence[RoundKind]) -> RoundKind:
+    """The kind of drafter by which an engine's version is judged: a draft model's where one is
+    asked for, or nothing is; else the first's."""
     return "draft_model" if not kinds or "draft_model" in kinds else kinds[0]
 
 
@@ -94,23 +94,17 @@ def choose_families(
 
 
 def family_spaces(
-    families: Sequence[str],
-    facts: EngineFacts,
-    target: Architecture,
-    own: Mapping[str, SearchSpace],
-    *,
-    optional: bool,
+    spaces: Iterable[SearchSpace], facts: EngineFacts, target: Architecture, *, optional: bool
 ) -> FamilySpaces:
-    """The space of each family: of `own` where it is there, else the shipped one, within what the
-    engine runs.
+    """The space of each family within what the engine runs.
 
     `optional`: nobody named the families, so one without a valid shape for this target is left out
     and named. Raises ArchsearchError where none is left.
     """
     found: list[SearchSpace] = []
     left: list[str] = []
-    for name in families:
-        space = own.get(name) or load_space(name)
+    for space in spaces:
+        name = space.family
         layers, states = facts.head_limits.get(name, (None, None))
         space = space.within(layers, states, facts.shortest_ngram)
         try:
@@ -134,28 +128,14 @@ def best_of_each(ranked: Sequence[Score]) -> list[Score]:
     return list(first.values())
 
 
-def family_row(score: Score) -> dict[str, Any]:
-    """The drafter that represents its family, as data for --json and the terminal."""
-    return {
-        "family": score.family,
-        "rank": score.rank,
-        "label": score.proposer.label(),
-        "parameters": score.parameters,
-        "gamma": score.gamma,
-        "alpha": score.alpha.to_dict(),
-        "tau": score.tau.to_dict(),
-        "speedup": score.speedup.to_dict(),
-        "trains": score.proposer.trains if score.needs is None else score.needs.kind == "training",
-        "assumed": score.assumed,
-    }
-
-
-def family_rows(ranked: Sequence[Score]) -> list[dict[str, Any]]:
+def family_rows(ranked: Sequence[Score]) -> list[RankedFamily]:
     """The best of each family, with what it takes to have it."""
-    return [
-        {**family_row(score), "needs": None if score.needs is None else score.needs.to_dict()}
-        for score in best_of_each(ranked)
-    ]
+    found = []
+    for score in best_of_each(ranked):
+        needs = score.needs
+        trains = score.proposer.trains if needs is None else needs.kind == "training"
+        found.append(RankedFamily.of(score, needs=needs, trains=trains))
+    return found
 
 
 def check_independent(score: Score, what: str, run: Path) -> None:

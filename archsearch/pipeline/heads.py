@@ -1,38 +1,48 @@
-"""Heads of a run: what is trained of each family, how they score, how they are served."""
+"""Heads of a run: what is trained of each family, how they score, how they are served; and the best
+drafter of each family on the run's own text, heads among them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from archsearch.acceptance.lookup import texts_of
 from archsearch.drafters.drafter import Drafter
+from archsearch.drafters.lookup import NGram
 from archsearch.drafters.registry import family as family_class
 from archsearch.drafts.heads import (
     HEAD_LAYERS,
     HeadPlan,
     HeadTrainer,
     TrainedHead,
+    find_head,
     head_folder,
     load_head,
     trained_heads,
 )
+from archsearch.drafts.records import TrainedDraft, load_trained
 from archsearch.drafts.trainer import DraftTrainer
+from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.models.files import HEAD_FAMILIES, HeadFamily, head_family_of
 from archsearch.models.targets import resolve_drafter
+from archsearch.pipeline.chains import Replays
 from archsearch.pipeline.climb.race import HeadRungs
 from archsearch.pipeline.session import SearchSession
-from archsearch.runs.families import gamma_of_family
+from archsearch.pipeline.untrained import LOOKUPS, lookup_in, replayed
+from archsearch.records import save
+from archsearch.runs.candidate import read_training
+from archsearch.runs.families import FAMILIES_FILE, FamilyRow, gamma_of_family
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import tau_estimate
 
 USUAL_GAMMA: Final = 3
 HEAD_GAMMA: Final = 5
 """The longest round that a search trains heads for."""
-CHAINS: Final = 1000  # what a head's first token is taken to be judged on, for its std
 HOPED: Final = 0.8
 """Acceptance of a head that turned out well, by which the round that it is trained for is chosen: a
 head runs shorter rounds than it was trained for, and accepts little in longer ones. Trained here:
@@ -65,8 +75,8 @@ def head_plan(
         raise ArchsearchError(
             f"--aux-layers takes numbers of layers, as in 2,15,27; got {aux_layers!r}"
         ) from None
-    if gamma is None and run is not None and known in trained_heads(run):
-        gamma = load_head(head_folder(run, known)).plan.gamma
+    if gamma is None and run is not None and (head := find_head(run, known)) is not None:
+        gamma = head.plan.gamma
     return HeadPlan(known, gamma or USUAL_GAMMA, head_rows, layers or HEAD_LAYERS[known], ids)
 
 
@@ -79,11 +89,9 @@ def head_rungs(session: SearchSession, trainer: DraftTrainer) -> HeadRungs | Non
     heads, seed = HeadTrainer(trainer), session.request.seed
 
     def train(plan: HeadPlan, seconds: float) -> TrainedHead:
-        folder = head_folder(session.run.path, plan.family)
-        if plan.family in trained_heads(session.run.path):
-            known = load_head(folder)
-            if known.plan == plan and known.record.seconds >= seconds - 1.0:
-                return known
+        known = find_head(session.run.path, plan.family)
+        if known is not None and known.plan == plan and known.record.seconds >= seconds - 1.0:
+            return known
         return heads.train(plan, seconds, seed)
 
     gammas = {family: gamma_to_train(session, family) for family in families}
@@ -94,8 +102,8 @@ def gamma_to_train(session: SearchSession, family: HeadFamily) -> int:
     """Draft tokens a round that a head of this search is trained for: those of the run's head,
     where there is one; else what is best for the family's usual head on this device and load, if it
     turns out well (HOPED)."""
-    if family in trained_heads(session.run.path):
-        return load_head(head_folder(session.run.path, family)).plan.gamma
+    if (head := find_head(session.run.path, family)) is not None:
+        return head.plan.gamma
     drafter = _as_trained(session, family)
     asked = [gamma for gamma in session.scorer.gammas if gamma <= HEAD_GAMMA] or [
         min(session.scorer.gammas)
@@ -128,13 +136,83 @@ def head_score(
     than the session's."""
     drafter: Drafter = resolve_drafter(str(head.folder), session.target).drafter
     measured = {gamma: each.estimate() for gamma, each in head.replays.items()}
-    first = head.conditional[0]
-    std = math.sqrt(first * (1.0 - first) / CHAINS)
     known = dict(taus) if taus is not None else measured
-    return (scorer or session.scorer).measured(drafter, Estimate(first, std, "measured"), known)
+    return (scorer or session.scorer).measured(drafter, head.alpha, known)
 
 
 def served_gamma(path: Path, head: TrainedHead) -> int:
     """Draft tokens a round that a run's head is served with unless something else is asked: what
     the run's last table of families found best, else all that it was trained for."""
     return min(gamma_of_family(path, head.plan.family) or head.plan.gamma, head.plan.gamma)
+
+
+def family_results(
+    session: SearchSession, trainer: DraftTrainer, trained: Sequence[TrainedDraft]
+) -> list[FamilyRow]:
+    """The best of every family that was trained or needs no training, measured on the run's
+    held-out text, fastest first."""
+    scorer, run, engine = session.scorer, session.run, session.request.engine
+    tokens = f"{trainer.texts.choosing().written_tokens:,} held-out tokens"
+    found: list[FamilyRow] = []
+    if trained:
+        draft = max(trained, key=lambda draft: draft.score(scorer).speedup.value)
+        ranks = {score.architecture: score.rank for score in run.scores()}
+        score = replace(draft.score(scorer), rank=ranks.get(draft.architecture))
+        record = read_training(draft.folder)  # None: weights that were put there
+        seconds, replays = record.seconds if record is not None else 0.0, None
+        if scorer.workload.batch_size == 1:  # chains run one request at a time
+            replays = Replays.known(scorer, engine, draft, trainer)
+        note = replays.stopping_words if replays is not None else ""
+        found.append(FamilyRow.of(score, measured_on=tokens, seconds=seconds, note=note))
+        if replays is not None:
+            with suppress(ArchsearchError):  # nothing repeats
+                best = replays.chain()
+                note = f"beside its draft's training; {replays.words(best)}"
+                found.append(FamilyRow.of(replays.score(best), measured_on=tokens, note=note))
+    for name in trained_heads(run.path):
+        head, lacks = load_head(head_folder(run.path, name)), _lacks(session, name)
+        found.append(
+            FamilyRow.of(
+                head_score(session, head),
+                measured_on=tokens,
+                seconds=head.record.seconds,
+                states_s=head.record.auxiliary_s,
+                note=f"its time is priced as if the engine ran it; {lacks}" if lacks else "",
+            )
+        )
+    texts = texts_of(trainer.texts.choosing().sequences)
+    for lookup in (name for name in LOOKUPS if not _lacks(session, name)):
+        with suppress(ArchsearchError):  # no text is long enough
+            known = replayed(texts, lookup_in(engine, lookup), scorer.gammas)
+            score = scorer.with_families({lookup: known})(_usual(lookup, session))
+            found.append(FamilyRow.of(score, measured_on=tokens))
+    return sorted(found, key=lambda row: -row.speedup.value)
+
+
+def _usual(lookup: str, session: SearchSession) -> Drafter:
+    """The drafter of a lookup family in the form that was replayed."""
+    target, shortest = session.scorer.target, engine_facts(session.request.engine).shortest_ngram
+    if lookup == "ngram" and shortest is not None:
+        return NGram(target, shortest)
+    return family_class(lookup).usual(target)
+
+
+def compare_families(path: Path) -> list[FamilyRow]:
+    """The table of a run that has trained, made anew."""
+    session = SearchSession.reopen(path)
+    ranks = map(session.run.candidate, session.run.ranks())
+    trained = [load_trained(each.architecture, each.folder) for each in ranks if each.has_weights]
+    return write_family_table(session, session.trainer(), trained)
+
+
+def write_family_table(
+    session: SearchSession, trainer: DraftTrainer, trained: Sequence[TrainedDraft]
+) -> list[FamilyRow]:
+    """`family_results`, kept as families.json."""
+    rows = family_results(session, trainer, trained)
+    save(session.run.path / FAMILIES_FILE, {"families": rows})
+    return rows
+
+
+def _lacks(session: SearchSession, name: str) -> str:
+    return engine_facts(session.request.engine).lacks(name, session.source.version)

@@ -211,9 +211,7 @@ def _short_trainings(session: SearchSession, belief: Belief) -> Iterator[NextSte
     nowhere = target.folder is None and target.weights is None and target.hub_id is None
     if not engine_facts(request.engine).make or request.confirm or nowhere:
         return
-    budget = request.training_budget_s if session.budget_asked else None
-    own = {"profile": request.asked.profile, "training_budget_s": budget}
-    asked = request.arguments() | own
+    asked = request.arguments() | {"profile": request.asked.profile}
     again = search_command(asked, session.run.path / WORKLOAD_FILE)
     per_prompt, fixed = confirm_seconds(session, PROMPT_TOKENS, slowdown=1.0)
     speed, words = _training_speed(session, belief)

@@ -10,6 +10,7 @@ from typing import Any
 from archsearch.acceptance.estimator import GivenAcceptance
 from archsearch.engine_rounds import newest_version
 from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.estimate import Estimate
 from archsearch.models.files import has_weights
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.needs import Needs, TrainingBudget
@@ -141,7 +142,7 @@ def _stages(
     return tuple(found)
 
 
-def _alpha_at(scorer: Scorer, score: Score, tokens: float) -> Any:
+def _alpha_at(scorer: Scorer, score: Score, tokens: float) -> Estimate:
     context = replace(scorer.context, trained_tokens=tokens)
     known = scorer.with_acceptance(scorer.acceptance, context).believed(score.proposer)
     return known.acceptance.alpha

@@ -13,7 +13,7 @@ from archsearch.engine_rounds import EngineRounds
 from archsearch.pipeline.latency import LatencySource
 from archsearch.report.phrases import host_words, launches
 from archsearch.search.objective import Score, Scorer
-from archsearch.speedup import RoundTerms, error_by_term, tau_estimate
+from archsearch.speedup import error_by_term, tau_estimate
 
 WORTH_SAYING = 1.01
 """A change of the speed-up below this factor is none."""
@@ -110,7 +110,7 @@ class EngineDifference:
 def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> EngineDifference:
     """The term that makes the difference between two engines. `worse_there`: the worse engine at
     the better one's gamma."""
-    parts = error_by_term(_terms(better), _terms(worse_there))
+    parts = error_by_term(better.terms, worse_there.terms)
     shares = {
         name: getattr(parts, name) for name in ("decode_s", "draft_s", "verify_s", "overhead_s")
     }
@@ -149,13 +149,6 @@ def _why(term: str, better: tuple[str, Score], worse: tuple[str, Score]) -> str:
         "overhead_s": "beyond its passes a round takes",
     }
     times = (
-        f"{1e3 * getattr(_terms(score), term):.1f} ms in {name}" for name, score in (better, worse)
+        f"{1e3 * getattr(score.terms, term):.1f} ms in {name}" for name, score in (better, worse)
     )
     return f"{words[term]} {', '.join(times)}"
-
-
-def _terms(score: Score) -> RoundTerms:
-    assert score.round_s is not None
-    draft_s, verify_s = score.draft_s.value, score.verify_s.value
-    rest_s = score.round_s.value - draft_s - verify_s
-    return RoundTerms(score.tau.value, score.decode_s.value, draft_s, verify_s, rest_s)

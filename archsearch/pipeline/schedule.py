@@ -165,24 +165,21 @@ def schedule_head(
 
     Raises ArchsearchError where the run has no such head, or the engine takes no schedule for it.
     """
-    from archsearch.drafts.heads import head_folder, load_head, trained_heads
-    from archsearch.models.files import head_family_of
+    from archsearch.drafts.heads import run_head
     from archsearch.models.targets import resolve_drafter
 
-    known = head_family_of(family)
-    if known not in trained_heads(session.run.path):
-        raise ArchsearchError(
-            f"{session.run.path} has no trained {known} head; train it first: "
-            f"archsearch train {session.run.path} --family {known}"
-        )
-    trained = load_head(head_folder(session.run.path, known))
+    trained = run_head(session.run.path, family)
     gamma = trained.plan.gamma
     drafter = resolve_drafter(str(trained.folder), session.target).drafter
     asked = _Asked(session, engine, drafter, f"the head with gamma {gamma}")
     taus = {each: seen.estimate() for each, seen in trained.replays.items() if each <= gamma}
-    alpha = Estimate(trained.conditional[0], 0.0, "measured")
-    schedule, note = _planned(asked, (drafter, alpha, taus), batch_sizes, trained.folder)
-    what = {"rank": None, "family": known, "architecture": f"{known} head", "note": note}
+    schedule, note = _planned(asked, (drafter, trained.alpha, taus), batch_sizes, trained.folder)
+    what = {
+        "rank": None,
+        "family": trained.plan.family,
+        "architecture": f"{trained.plan.family} head",
+        "note": note,
+    }
     return asked.data(what, schedule, gamma)
 
 

@@ -1,14 +1,29 @@
-"""Rung 0: every family's space is scored, nothing is trained."""
+"""What is scored before anything is trained: every family's space, whether training can pay at all,
+and `--pareto`: the drafts that no other beats in all goals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any
 
+from archsearch.engine_facts import engine_title, engines_that
+from archsearch.files import write_json
+from archsearch.models.files import HEAD_FAMILIES
 from archsearch.pipeline.families import INDEPENDENT, OTHER_TRIALS
 from archsearch.pipeline.session import SearchSession
 from archsearch.progress import ProgressLine
+from archsearch.records import WRONG_SHAPE
+from archsearch.report.chart_files import drawn, write_picture
+from archsearch.report.pareto import pareto_chart
+from archsearch.report.phrases import interval
+from archsearch.runs.confirmed import Confirmed
+from archsearch.runs.run import RUNGS_FILE
 from archsearch.search import study
+from archsearch.search.exact import can_rank_alone, exact_grid, rank_alone
 from archsearch.search.objective import Score
+from archsearch.search.pareto import GOALS, check_goals, pareto, pareto_places
+from archsearch.search.samplers import AUTO
 from archsearch.search.space import SearchSpace
 
 
@@ -44,14 +59,107 @@ def _scored(
     """The study over one space; `kept`: in the run's storage."""
     request = session.request
     most = request.trials if space.family == INDEPENDENT else min(request.trials, OTHER_TRIALS)
-    how = study.How(request.sampler, shared=request.workers > 0, regret=True, goals=request.pareto)
+    how = study.How(request.sampler, about=session.about())
+    if kept:
+        shared, goals = request.workers > 0, request.pareto
+        how = replace(how, shared=shared, regret=True, goals=goals)
     return study.search(
         space,
         session.scorer,
         trials=most,
         seed=request.seed,
         storage=(request.storage or session.run.storage_file) if kept else None,
-        about=session.about(),
         progress=progress,
-        how=how if kept else study.How(request.sampler),
+        how=how,
     )
+
+
+def hopeless(session: SearchSession) -> str:
+    """Why nothing that the search would train can be expected to pay: of no shape the 5 to 95 % of
+    the predicted speed-up reach 1x, whatever alpha and times within them turn out to be. "" where
+    one does, and where the run has begun to train."""
+    if (session.run.path / RUNGS_FILE).is_file() or (session.run.path / "finalists").is_dir():
+        return ""
+    best = _highest(session)
+    if best is None or interval(best.speedup)[1] >= 1.0:
+        return ""
+    request, workload = session.request, session.scorer.workload
+    low, high = interval(best.speedup)
+    alpha, needed = best.alpha, best.break_even_alpha
+    pays = (
+        "no alpha would make it pay"
+        if needed is None
+        else f"it would need an alpha above {needed.value:.2f}"
+    )
+    others = [
+        name for name in engines_that(lambda row: row.make is not None) if name != request.engine
+    ]
+    batch = (
+        f", a smaller --batch-size than {workload.batch_size}" if workload.batch_size > 1 else ""
+    )
+    return (
+        f"no draft is expected to pay for {session.target.name} on {session.source.device.key} in"
+        f" {engine_title(request.engine)}, {workload.dtype}: the best, {best.label()} at gamma"
+        f" {best.gamma}, is predicted at {best.speedup.value:.2f}x (5 to 95 %: {low:.2f}x to"
+        f" {high:.2f}x) with alpha {alpha.value:.2f} ± {alpha.std:.2f}, and {pays}. What may change"
+        f" that: another engine (--engine {', '.join(others)}), another --dtype{batch}. The ranking"
+        " is written; to train all the same: --anyway"
+    )
+
+
+def _highest(session: SearchSession) -> Score | None:
+    """Of what the search would train, the score whose interval reaches highest."""
+    found = scored_alone(session, (INDEPENDENT, *HEAD_FAMILIES))
+    return max(found, key=lambda score: interval(score.speedup)[1], default=None)
+
+
+PARETO_FILE = "pareto.json"
+PICTURE_FILE = "pareto.svg"
+
+
+def write_pareto(session: SearchSession, scores: Sequence[Score]) -> dict[str, Any]:
+    """pareto.json and pareto.svg of the run; what the first holds. `scores`: those of the search,
+    which stand for spaces that were not scored in full."""
+    goals, scorer = check_goals(session.request.pareto), session.scorer
+    found: list[Score] = []
+    whole = []
+    for space in session.families.spaces:
+        if session.request.sampler != AUTO:
+            found += [score for score in scores if score.family == space.family]
+            continue
+        grid = exact_grid(space, scorer)
+        if grid is not None:
+            found += [scorer(grid.grid.at(place)) for place in pareto_places(scorer, grid, goals)]
+        elif can_rank_alone(space, scorer.target):
+            found += [score for *_, score in rank_alone(space, scorer).ranked]
+        else:
+            found += [score for score in scores if score.family == space.family]
+            continue
+        whole.append(space.name)
+    members = pareto(scorer, found, goals, _measured(session))
+    data = {
+        "goals": {
+            name: {"unit": GOALS[name].unit, "words": GOALS[name].words, "more": GOALS[name].more}
+            for name in goals
+        },
+        "exact": whole,
+        "members": [member.to_dict() for member in members],
+    }
+    write_json(session.run.path / PARETO_FILE, data)
+    write_picture(session.run.path / PICTURE_FILE, drawn(pareto_chart(data)))
+    return data
+
+
+def _measured(session: SearchSession) -> Callable[[Score], float | None]:
+    """What says the confirmed speed-up of a score's draft in this run; None where it was not
+    confirmed, or that decides nothing."""
+    known = {}
+    for rank in session.run.ranks():
+        try:
+            data = session.run.confirmed(rank)
+            confirmed = None if data is None else Confirmed.from_dict(data)
+        except WRONG_SHAPE:
+            continue
+        if confirmed is not None and not confirmed.undecided:
+            known[session.run.score(rank).proposer] = confirmed.speedup.value
+    return lambda score: known.get(score.proposer)

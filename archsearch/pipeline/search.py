@@ -1,21 +1,29 @@
-"""`archsearch search`: score, rank, train the finalists, confirm the best."""
+"""`archsearch search`: score, rank, train the finalists, confirm the best; or, where nobody named a
+device and this machine would not serve the target, rank on each GPU whose kernels ship."""
 
 from __future__ import annotations
 
 import itertools
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, replace
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from archsearch.acceptance.known import known_observations
+from archsearch.architecture.counts import parameters
 from archsearch.drafts.records import TrainedDraft
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts
-from archsearch.errors import ArchsearchError
+from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import write_json
+from archsearch.hardware.device import load_device
+from archsearch.hardware.identify import identify_cpu, visible_gpus
 from archsearch.models.files import HEAD_FAMILIES
+from archsearch.models.targets import resolve_target
 from archsearch.needs import Needs
 from archsearch.pipeline import climb
 from archsearch.pipeline.candidates import write_best, write_report
@@ -24,22 +32,20 @@ from archsearch.pipeline.confirm import confirm_rank
 from archsearch.pipeline.engine_ways import write_engines
 from archsearch.pipeline.existing import EXISTING, alternatives, within_budget
 from archsearch.pipeline.families import INDEPENDENT, best_of_each, family_rows
-from archsearch.pipeline.family_table import write_family_table
-from archsearch.pipeline.heads import head_rungs
-from archsearch.pipeline.hopeless import hopeless
+from archsearch.pipeline.heads import head_rungs, write_family_table
 from archsearch.pipeline.in_engine import EngineChoice
-from archsearch.pipeline.lookups import with_replays
 from archsearch.pipeline.next_steps import next_steps
-from archsearch.pipeline.pareto import write_pareto
 from archsearch.pipeline.rounds_explained import engine_data, free_layers, warnings_of
-from archsearch.pipeline.scoring import score_spaces
+from archsearch.pipeline.scoring import hopeless, score_spaces, write_pareto
 from archsearch.pipeline.session import SearchRequest, SearchSession
 from archsearch.pipeline.shared_work import Job, SharedWork
 from archsearch.pipeline.side_by_side import FamilyRequest, confirm_families
-from archsearch.pipeline.text_verdict import text_verdict
+from archsearch.pipeline.train import text_verdict
 from archsearch.pipeline.training_budget import budget_data, what_budgets_buy
+from archsearch.pipeline.untrained import with_replays
 from archsearch.pipeline.workers import can_confirm_beside, confirm_job, workers_beside
-from archsearch.progress import human_time, say
+from archsearch.profiles import find_profile, list_profiles, profile_roots
+from archsearch.progress import ProgressLine, human_time, say
 from archsearch.records import as_data
 from archsearch.runs.budgets import write_budgets
 from archsearch.runs.lock import run_lock
@@ -47,9 +53,8 @@ from archsearch.runs.run import RUNGS_FILE
 from archsearch.runs.state import FinalistsEntry, StateFile
 from archsearch.search import study
 from archsearch.search.objective import Score, Scorer
-from archsearch.search.ranking import led_by_need
+from archsearch.search.ranking import led_by_need, rivals
 from archsearch.search.rungs import Plan
-from archsearch.search.why import rivals
 
 
 def search(request: SearchRequest, *, anyway: bool = False) -> dict[str, Any]:
@@ -125,7 +130,7 @@ def train_and_confirm(session: SearchSession, start: float) -> dict[str, Any]:
         text = text_result(session.scorer, trainer, ranked, trained)
         # Before the engine, which runs each family at the gamma that this table names.
         families = write_family_table(session, trainer, trained) if trained else []
-        head = best_head([row.score.family for row in families], request.engine)
+        head = best_head([row.family for row in families], request.engine)
         beside = climb.COMPARISON_COST if head and plan.compares else 0.0
         confirming = Confirming(session, trainer, file, plan)
         count = min(request.confirm, len(trained))
@@ -134,7 +139,7 @@ def train_and_confirm(session: SearchSession, start: float) -> dict[str, Any]:
         confirming.best_head(head)
     data = outcome(session, result, ranked, confirmed)
     if families:
-        data["families"] = [row.to_dict() for row in families]
+        data["families"] = [as_data(row) for row in families]
     file.save()
     seconds = file.elapsed_s()
     say(f"all of it took {human_time(seconds)} of {human_time(request.time_budget_s)}")
@@ -202,7 +207,7 @@ def with_measured(
     """The measured scores of trained drafts, best first, and the predicted ones of the rest."""
     measured = [
         replace(
-            scorer.measured(draft.architecture, draft.alpha, draft.tau),
+            draft.score(scorer),
             needs=Needs("exists", str(draft.folder)),
         )
         for draft in trained
@@ -244,7 +249,7 @@ def outcome(
         "prior": session.prior_words,
         "earlier": session.earlier(),
         "space": ", ".join(space.name for space in session.families.spaces),
-        "families": family_rows(ranked),
+        "families": [as_data(row) for row in family_rows(ranked)],
         "left_out": list(session.families.left_out),
         "trials": result.finished,
         "invalid": result.invalid,
@@ -261,7 +266,9 @@ def outcome(
             if confirmed
             else [step.to_dict() for step in next_steps(session, in_run(result.best, ranked))]
         ),
-        "training_budget": budget_data(session.scorer.context.budget, session.budget_asked),
+        "training_budget": budget_data(
+            session.scorer.context.budget, session.request.training_budget_s is not None
+        ),
         "budgets": as_data(budgets),
         "indistinguishable": [sorted(s.rank or 0 for s in group) for group in groups],
         "cheapest": [min(group, key=lambda score: score.parameters).rank for group in groups],
@@ -356,3 +363,72 @@ class Confirming:
         file.state.compared = True
         file.step("the best head beside the draft", time.monotonic() - begin)
         file.save()
+
+
+LEAST_PARAMETERS: Final = 4e9
+"""A target with fewer is taken to be meant for this CPU, which then wants a profile."""
+
+
+def surveyed_devices(request: SearchRequest) -> tuple[str, ...]:
+    """The GPUs to answer for; () where the search is for a device: one that was named, that is
+    here, or this CPU.
+
+    Raises ArchsearchError for an unknown target.
+    """
+    asked = request.asked
+    if asked.gpu is not None or asked.profile is not None or request.confirm or visible_gpus():
+        return ()
+    target = resolve_target(request.target).architecture
+    if parameters(target) < LEAST_PARAMETERS or _on_this_cpu(parameters(target)):
+        return ()
+    shipped = (
+        path.parent.name for path in list_profiles() if path.is_relative_to(profile_roots()[-1])
+    )
+    keys = sorted(set(shipped), key=lambda key: load_device(key).bandwidth_bytes_per_s)
+    return tuple(key for key in keys if load_device(key).kind == "gpu")
+
+
+def _on_this_cpu(count: float) -> bool:
+    """Whether this CPU has a profile and memory for the weights in 16 bits."""
+    cpu = identify_cpu()
+    try:
+        find_profile(cpu.key)
+    except MissingDataError:
+        return False
+    return 2.0 * count < 0.8 * cpu.memory_bytes
+
+
+def survey(request: SearchRequest, devices: Sequence[str]) -> dict[str, Any]:
+    """The best that one can have today and the best within the training budget on each of
+    `devices`, as `search` ranks them; a device that cannot hold the target has an `error`. No run
+    folder is left."""
+    rows: list[dict[str, Any]] = []
+    with (
+        ProgressLine("search on the GPUs that ship") as line,
+        tempfile.TemporaryDirectory(prefix="archsearch-") as folder,
+    ):
+        for number, key in enumerate(devices):
+            line(key, float(number), float(len(devices)))
+            asked = replace(request.asked, gpu=key)
+            try:
+                with redirect_stderr(StringIO()):  # one bar for all of them
+                    found = search(replace(request, asked=asked, run=Path(folder) / key))
+            except ArchsearchError as error:
+                rows.append({"device": key, "error": str(error)})
+                continue
+            rows.append({"device": key, **_row(found)})
+    return {"target": request.target, "survey": rows}
+
+
+def _row(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row needs of a search's result."""
+    kinds = [(score, (score.get("needs") or {}).get("kind", "training")) for score in found["best"]]
+    return {
+        "engine": found["served"],
+        "tensor_parallel": found["workload"]["tensor_parallel"],
+        "dtype": found["dtype"],
+        "today": next((score for score, kind in kinds if kind != "training"), None),
+        "trained": next((score for score, kind in kinds if kind == "training"), None),
+        "training_budget": found.get("training_budget"),
+        "warnings": found["warnings"],
+    }

@@ -1,12 +1,13 @@
-"""Who serves: the engine, its version and its switches, chosen where they were left open, refused
-where they cannot be."""
+"""Who serves what: the engine, its version and its switches, chosen where they were left open,
+refused where they cannot be; a mix of work, from a file or of one kind of request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
+from typing import Any, Final
 
 from archsearch.drafters.drafter import RoundKind
 from archsearch.engine_facts import ENGINES, EngineFacts, engine_facts
@@ -27,7 +28,16 @@ from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.round_fit import measured_version
 from archsearch.profiles import Profile, find_profile
-from archsearch.workload import GGUF_DTYPES, Mode, WorkloadRequest
+from archsearch.traffic.mix import LoadPart, Mix, mix_of, read_mix
+from archsearch.traffic.traces import Lengths
+from archsearch.workload import (
+    GGUF_DTYPES,
+    MEMORY_FRACTION,
+    OBJECTIVES,
+    LoadRequest,
+    Mode,
+    WorkloadRequest,
+)
 
 
 def default_engine(device: Device, mode: Mode | None = None) -> str:
@@ -236,3 +246,94 @@ def _device(asked: WorkloadRequest) -> Device:
     if asked.profile is not None:
         return Device.from_dict(Profile.load(asked.profile).device)
     return resolve_device(asked.gpu or "cpu")
+
+
+ANSWER: Final = 256
+"""Tokens of an answer where only a batch size and a context were given; shorter where the context
+is."""
+LIMITS: Final = {
+    "tpot_ms": "max_tpot_ms",
+    "ttft_ms": "max_ttft_ms",
+    "memory_gib": "max_memory_gib",
+    "parameters": "max_parameters",
+}
+
+
+def asked_mix(load: LoadRequest, asked: WorkloadRequest) -> tuple[Mix | None, WorkloadRequest]:
+    """The mix that was asked for, None for none, and the request with what it says of the server;
+    batch size and context are then those of its heaviest part. Raises ArchsearchError for a file
+    that holds no mix, or contradicts the options."""
+    if not load.asks:
+        return None, asked
+    mix = read_mix(load.workload) if load.workload is not None else one_kind(asked)
+    mix = with_asked(mix, load)
+    if asked.memory_fraction != MEMORY_FRACTION:
+        mix = replace(mix, memory_fraction=asked.memory_fraction)
+    return mix, request_of(mix, asked)
+
+
+def request_of(mix: Mix, asked: WorkloadRequest) -> WorkloadRequest:
+    """The request with the batch size and context of the mix's heaviest part, and the server that
+    the mix names.
+
+    Raises ArchsearchError where mix and request name different tensor parallelism.
+    """
+    changes: dict[str, Any] = {}
+    for name in ("tensor_parallel", "draft_tensor_parallel"):
+        named, given = getattr(mix, name), getattr(asked, name)
+        if named is not None and given is not None and named != given:
+            option = f"--{name.replace('_', '-')}"
+            raise ArchsearchError(
+                f"{option} {given}, but the workload says {name}: {named}; leave one out"
+            )
+        changes[name] = named if given is None else given
+    return replace(
+        asked,
+        batch_size=mix.main.concurrency or 1,
+        context_len=mix.main.context,
+        memory_fraction=mix.memory_fraction,
+        **changes,
+    )
+
+
+def one_kind(asked: WorkloadRequest) -> Mix:
+    """Requests that keep `batch_size` in flight and, on the mean, `context_len` tokens in the
+    cache."""
+    answer = min(ANSWER, max(2, 2 * asked.context_len))
+    prompt = max(0, asked.context_len - answer // 2)
+    part = LoadPart(
+        "requests", 1.0, Lengths.of([prompt]), Lengths.of([answer]), concurrency=asked.batch_size
+    )
+    return Mix((part,), memory_fraction=asked.memory_fraction)
+
+
+def with_asked(mix: Mix, load: LoadRequest) -> Mix:
+    """The mix with the objective and the limits that were given as options instead of its own.
+
+    Raises ArchsearchError for an unknown objective, and for a limit that is not positive.
+    """
+    objective = load.objective
+    if objective is not None and objective not in OBJECTIVES:
+        raise ArchsearchError(f"--objective {objective}: choose one of {', '.join(OBJECTIVES)}")
+    mix = mix if objective is None else replace(mix, objective=objective)
+    given = {
+        name: getattr(load, option)
+        for name, option in LIMITS.items()
+        if getattr(load, option) is not None
+    }
+    if low := [name for name, value in given.items() if not value > 0]:
+        raise ArchsearchError(
+            f"--max-{low[0].partition('_')[0]} must be positive, got {given[low[0]]:g}"
+        )
+    return replace(mix, limits=replace(mix.limits, **given)) if given else mix
+
+
+def check_flight(mix: Mix, facts: EngineFacts, device: Device) -> None:
+    """Raise ArchsearchError where the engine does not run so many requests at once as a part
+    needs."""
+    check_batch(facts, device, mix.in_flight)
+
+
+def read_back(data: Mapping[str, Any]) -> Mix:
+    """A mix that a run folder keeps."""
+    return mix_of(data, "the workload of the run")

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from archsearch.acceptance import registry
-from archsearch.acceptance.estimator import AcceptanceContext
+from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator
 from archsearch.acceptance.known import AskedText
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import RoundKind
+from archsearch.drafters.registry import family
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import EngineFacts, engine_facts, runnable_engine
 from archsearch.engines.environments.environment import find_python
@@ -21,8 +22,8 @@ from archsearch.files import ensure_writable_dir, read_json, write_json
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.models.files import has_weights
+from archsearch.models.load import LoadedTarget
 from archsearch.models.targets import TargetRef, resolve_target
-from archsearch.pipeline.executors import ExecutorName
 from archsearch.pipeline.existing import Alternative, context_of
 from archsearch.pipeline.families import (
     FamilySpaces,
@@ -32,8 +33,8 @@ from archsearch.pipeline.families import (
     named_families,
 )
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, served_target
-from archsearch.pipeline.mixes import check_flight, read_back
-from archsearch.pipeline.serving import with_engine
+from archsearch.pipeline.serving import check_flight, read_back, with_engine
+from archsearch.pipeline.shared_work import ExecutorName
 from archsearch.pipeline.training_budget import budget_s, with_budget
 from archsearch.runs.run import WORKLOAD_FILE, Run, create_run, open_run, resume_run
 from archsearch.search.objective import Score, Scorer
@@ -60,9 +61,9 @@ class SearchRequest:
     engine runs where nothing is trained, else independent drafts. `sampler`: see
     `search.study.How`; `workers`: processes that score and train, 0: this one only, and none may
     join; `executor`: where they run; `pareto`: goals of a set (`search.pareto`); `mix`: what scores
-    are over, with `asked` of its heaviest part (`pipeline.mixes.asked_mix`); `training_budget_s`:
+    are over, with `asked` of its heaviest part (`serving.asked_mix`); `training_budget_s`:
     device-seconds that alphas of drafters to be trained assume (None:
-    `pipeline.budget.budget_s`)."""
+    `training_budget.budget_s`)."""
 
     target: str
     asked: WorkloadRequest = WorkloadRequest()
@@ -110,7 +111,7 @@ class SearchRequest:
     @property
     def kind(self) -> RoundKind:
         """The kind of drafter that the engine's version must run."""
-        return kind_of(self.families)
+        return kind_of([family(name).rounds for name in self.families])
 
     def spaces(
         self, engine: EngineFacts, version: str | None, target: TargetRef, ranks: int, longest: int
@@ -122,10 +123,9 @@ class SearchRequest:
         named = self.families or ((own.family,) if self.space is not None else ())
         families = choose_families(named, engine, version, target, trains=self.confirm > 0)
         known = {own.family: own}
-        served = {
-            name: (known.get(name) or load_space(name)).served(ranks, longest) for name in families
-        }
-        return family_spaces(families, engine, target.architecture, served, optional=not named)
+        spaces = (known.get(name) or load_space(name) for name in families)
+        served = [space.served(ranks, longest) for space in spaces]
+        return family_spaces(served, engine, target.architecture, optional=not named)
 
     def check_files(self) -> None:
         """Read every file of prompts or text that was given, also where only a ranking is asked
@@ -165,17 +165,8 @@ class SearchRequest:
             self,
             domain=self.domain or str(before.get("domain") or ("narrow" if narrow else "chat")),
             max_gamma=int(gamma) if gamma else self.max_gamma,
+            families=named_families(self.families),
         )
-
-    def chosen(self) -> SearchRequest:
-        """`settled`, with families by their own names and an engine that runs them; raises
-        ArchsearchError for what is wrong with files, storage and workers, before a run folder is
-        made."""
-        settled = self.settled()
-        self.check_files()
-        self.check_sharing()
-        settled = replace(settled, families=named_families(self.families))
-        return replace(settled, asked=with_engine(settled.asked, settled.kind))
 
     def arguments(self) -> dict[str, Any]:
         """What run.yaml keeps and a continued run must repeat: one flat table, under the names of
@@ -234,15 +225,20 @@ class SearchRequest:
     def from_arguments(cls, arguments: Mapping[str, Any], **changes: Any) -> SearchRequest:
         """The request that wrote these `arguments`; names it does not know are left out. `changes`:
         fields set otherwise."""
-        known = dict(arguments)
-        if "context" in known:
-            known["context_len"] = known.pop("context")
-        for name in ("prompts", "heldout", "text", "profile"):
-            known[name] = Path(known[name]) if known.get(name) else None
-        known["families"] = tuple(str(known.get("families") or "").split())
-        known["engine_options"] = tuple(str(known.get("engine_options") or "").split())
-        known["engine"] = known.get("engine") or "transformers"  # what runs of 0.1.0 were for
-        known["mix"] = read_back(json.loads(known["workload"])) if known.get("workload") else None
+        mix = arguments.get("workload")
+        known = {**arguments, "context_len": arguments.get("context", cls.asked.context_len)}
+        known |= {
+            name: Path(arguments[name]) if arguments.get(name) else None
+            for name in ("prompts", "heldout", "text", "profile")
+        }
+        known |= {
+            name: tuple(str(arguments.get(name) or "").split())
+            for name in ("families", "engine_options")
+        }
+        known |= {
+            "engine": arguments.get("engine") or "transformers",  # what runs of 0.1.0 were for
+            "mix": read_back(json.loads(mix)) if mix else None,
+        }
         asked = WorkloadRequest(
             **{name: known[name] for name in WorkloadRequest.__dataclass_fields__ if name in known}
         )
@@ -251,9 +247,10 @@ class SearchRequest:
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """What is settled for a request before anything is scored. `longest`: tokens in the KV cache
-    at the end of an answer."""
+class Setting:
+    """What a search chooses for a request before anything is scored. `longest`: tokens in the KV
+    cache at the end of an answer; `budget_s`: device-seconds that alphas of drafters to be trained
+    assume; None: runs of earlier versions knew none."""
 
     target: TargetRef
     source: LatencySource
@@ -261,10 +258,12 @@ class _Chosen:
     families: FamilySpaces
     limits: Limits
     longest: int
+    budget_s: float | None
 
     @classmethod
-    def of(cls, request: SearchRequest) -> _Chosen:
-        """Resolve names and load the profile. Raises ArchsearchError for what cannot be."""
+    def of(cls, request: SearchRequest, *, new: bool) -> Setting:
+        """Resolve names and load the profile. `new`: a training budget that nobody named is the
+        usual one. Raises ArchsearchError for what cannot be."""
         mix, asked = request.mix, request.asked
         target = served_target(resolve_target(request.target), asked)
         engine = engine_facts(request.engine)
@@ -276,35 +275,71 @@ class _Chosen:
                 find_python(engine.name)
         lone = asked if mix is None else replace(asked, batch_size=1, context_len=mix.longest)
         source, workload = choose_latency(lone, target.architecture, request.kind)
+        device, held = source.device, workload
         longest = asked.context_len + request.answer_tokens if mix is None else mix.longest
-        held = workload
         if mix is not None:  # how much of a load fits is the mix's to say
             held = replace(workload, context_len=1)
-            check_flight(mix, engine, source.device)
-            held_alone(mix, target.architecture, workload, source.latency, source.device)
-        families = request.spaces(
-            engine, source.version, target, engine.ranks_of_draft(workload), longest
-        )
-        limits = memory_limits(families.spaces[0], target.architecture, held, source.device)
-        return cls(target, source, workload, families, limits, longest)
+            check_flight(mix, engine, device)
+            held_alone(mix, target.architecture, workload, source.latency, device)
+        ranks = engine.ranks_of_draft(workload)
+        families = request.spaces(engine, source.version, target, ranks, longest)
+        limits = memory_limits(families.spaces[0], target.architecture, held, device)
+        budget = request.training_budget_s
+        if new:
+            spent = request.time_budget_s if request.confirm and device.kind == "cpu" else None
+            budget = budget_s(budget or spent, device)
+        return cls(target, source, workload, families, limits, longest, budget)
+
+    def recorded(self, request: SearchRequest) -> dict[str, Any]:
+        """What run.yaml keeps of the request, with the training budget that was chosen."""
+        return request.arguments() | {"training_budget_s": self.budget_s}
+
+    def scorer(self, request: SearchRequest, acceptance: AcceptanceEstimator) -> Scorer:
+        """What scores drafts by what is known of acceptance."""
+        target, device = self.target.architecture, self.source.device
+        scorer = Scorer(
+            target,
+            self.workload,
+            self.source.latency,
+            acceptance,
+            max_gamma=request.max_gamma,
+            domain=request.domain,
+        ).with_limits(self.limits)
+        # A window that does not reach the end of an answer costs alpha there, also where it holds
+        # the context.
+        context = replace(scorer.context, context_len=self.longest)
+        scorer = scorer.with_acceptance(acceptance, context)
+        if self.budget_s is not None:
+            scorer = with_budget(scorer, target, device, self.budget_s)
+        return scorer if request.mix is None else MixScorer(scorer, request.mix, device)
 
 
 @dataclass(frozen=True)
 class SearchSession:
     """A search in progress or reopened: what was asked (`request`), what was chosen for it
-    (`target`, `source`, `families`) and what scores by what is known (`scorer`). A step that learns
-    hands on another one. `besides`: drafters other than those of the spaces."""
+    (`setting`) and what scores by what is known (`scorer`). A step that learns hands on another
+    one. `besides`: drafters other than those of the spaces."""
 
     request: SearchRequest
-    target: TargetRef
-    source: LatencySource
-    families: FamilySpaces
+    setting: Setting
     scorer: Scorer
     run: Run
     prior_words: str = ""
     asked_text: AskedText = AskedText()
-    budget_asked: bool = False
     besides: tuple[Alternative, ...] = ()
+
+    @property
+    def target(self) -> TargetRef:
+        return self.setting.target
+
+    @property
+    def source(self) -> LatencySource:
+        """Of latencies."""
+        return self.setting.source
+
+    @property
+    def families(self) -> FamilySpaces:
+        return self.setting.families
 
     def with_scorer(self, scorer: Scorer) -> SearchSession:
         """The same search, scored by what is known now."""
@@ -334,29 +369,27 @@ class SearchSession:
     def start(cls, request: SearchRequest) -> SearchSession:
         """Choose what was left open and open or create the run folder: everything that can be
         wrong, before any work."""
-        request = request.chosen()
-        chosen = _Chosen.of(request)
-        device, asked_budget = chosen.source.device, request.training_budget_s
-        spent = request.time_budget_s if request.confirm and device.kind == "cpu" else None
-        request = replace(request, training_budget_s=budget_s(asked_budget or spent, device))
-        arguments = request.arguments()
+        request = request.settled()
+        request.check_files()
+        request.check_sharing()
+        request = replace(request, asked=with_engine(request.asked, request.kind))
+        setting = Setting.of(request, new=True)
+        arguments = setting.recorded(request)
         described: dict[str, Any] = {
-            "space": chosen.families.spaces[0].to_dict(),
+            "space": setting.families.spaces[0].to_dict(),
             "seed": request.seed,
-            "profile": chosen.source.profile,
+            "profile": setting.source.profile,
         }
         if request.continues:
             assert request.run is not None
             run = resume_run(request.run, arguments, **described)
         else:
             ensure_writable_dir(request.run or Path("runs"))
-            run = create_run(
-                Path("runs"), arguments, device=device.to_dict(), path=request.run, **described
-            )
+            device = setting.source.device.to_dict()
+            run = create_run(Path("runs"), arguments, device=device, path=request.run, **described)
             if request.mix is not None:
                 write_json(run.path / WORKLOAD_FILE, request.mix.to_dict())
-        text = _asked_text(request, run)
-        return cls._scoring(request, chosen, run, text, asked_budget is not None)
+        return cls._of(request, setting, run, _asked_text(request, run))
 
     @classmethod
     def reopen(cls, path: Path) -> SearchSession:
@@ -365,67 +398,31 @@ class SearchSession:
         run = open_run(path)
         profile = run.info["profile"]
         folder = profile.get("folder")
-        named = Path(folder) if folder and Path(folder).is_dir() else None
         request = SearchRequest.from_arguments(run.arguments, confirm=0, run=path, storage=None)
         asked = replace(
             request.asked,
             dtype=profile.get("dtype", request.asked.dtype),
             mode=profile.get("mode", request.asked.mode),
-            profile=named,
+            profile=Path(folder) if folder and Path(folder).is_dir() else None,
         )
         request = replace(request, asked=asked).settled()
         text = AskedText(load_sketch(run.path), request.domain)
-        budgeted = request.training_budget_s is not None
-        return cls._scoring(request, _Chosen.of(request), run, text, budgeted)
+        return cls._of(request, Setting.of(request, new=False), run, text)
 
     @classmethod
-    def _scoring(
-        cls,
-        request: SearchRequest,
-        chosen: _Chosen,
-        run: Run,
-        asked_text: AskedText,
-        budget_asked: bool,
+    def _of(
+        cls, request: SearchRequest, setting: Setting, run: Run, text: AskedText
     ) -> SearchSession:
         """The session with its scorer, by the prior that the run keeps."""
-        target, source = chosen.target, chosen.source
-        acceptance, prior_words = acceptance_for(
+        acceptance, words = acceptance_for(
             request.alpha,
             request.target,
-            asked=asked_text,
+            asked=text,
             temperature=request.temperature,
             state=run.path / PRIOR_FILE,
         )
-        scorer = Scorer(
-            target.architecture,
-            chosen.workload,
-            source.latency,
-            acceptance,
-            max_gamma=request.max_gamma,
-            domain=request.domain,
-            limits=chosen.limits,
-        )
-        # A window that does not reach the end of an answer costs alpha there, also where it holds
-        # the context.
-        context = replace(scorer.context, context_len=chosen.longest)
-        scorer = scorer.with_acceptance(acceptance, context)
-        if request.training_budget_s is not None:  # runs of earlier versions knew none
-            scorer = with_budget(
-                scorer, target.architecture, source.device, request.training_budget_s
-            )
-        if request.mix is not None:
-            scorer = MixScorer(scorer, request.mix, source.device)
-        return cls(
-            request,
-            target,
-            source,
-            chosen.families,
-            scorer,
-            run,
-            prior_words,
-            asked_text,
-            budget_asked,
-        )
+        scorer = setting.scorer(request, acceptance)
+        return cls(request, setting, scorer, run, words, text)
 
     def earlier(self) -> dict[str, Any] | None:
         """What earlier runs moved (`acceptance.earlier.Earlier.to_dict`); None where none did, or
@@ -450,14 +447,12 @@ class SearchSession:
         least = int(self.run.info.get("heldout_least", 0))
         prompts = load_prompt_set(self.request.prompts, self.request.heldout, least)
         return DraftTrainer(
-            self.target,
-            self.source.dtype,
+            LoadedTarget(self.target, self.source.dtype, _training_device(self.source.device.kind)),
             prompts,
             self.run.path,
             answer_tokens=self.request.answer_tokens,
             plain_text=self.request.text,
             threads=threads or self.source.threads,
-            device=_training_device(self.source.device.kind),
         )
 
 

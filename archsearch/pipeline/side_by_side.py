@@ -43,9 +43,8 @@ from archsearch.pipeline.in_engine import (
     profile_first,
     serving_scorer,
 )
-from archsearch.pipeline.lookups import lookup_in, replayed, texts_at_hand
 from archsearch.pipeline.session import SearchSession, check_weights
-from archsearch.pipeline.untrained import Untrained, exit_shape
+from archsearch.pipeline.untrained import Untrained, exit_shape, lookup_in, replayed, texts_at_hand
 from archsearch.records import as_data, save
 from archsearch.runs.confirmed import Exact
 from archsearch.runs.families import COMPARISON_FILE, EngineComparison, Order, Rival, Silent, Swap

@@ -11,8 +11,8 @@ from typing import Any, Final
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
-from archsearch.pipeline.mixes import check_flight, request_of, with_limits
 from archsearch.pipeline.rounds_explained import engine_data
+from archsearch.pipeline.serving import check_flight, request_of, with_asked
 from archsearch.traffic.mix import LoadPart, Mix, read_mix
 from archsearch.traffic.served import (
     ServedPart,
@@ -25,7 +25,7 @@ from archsearch.traffic.simulation import Simulated, poisson, simulate
 from archsearch.traffic.steady import Service
 from archsearch.traffic.times import held_by
 from archsearch.traffic.traces import Lengths, Request, Trace, read_trace
-from archsearch.workload import MEMORY_FRACTION, OBJECTIVES, LoadRequest
+from archsearch.workload import MEMORY_FRACTION, LoadRequest
 
 SIMULATED: Final = 800
 """Requests of a simulation where arrivals are made up, and the most that are taken of a trace."""
@@ -93,7 +93,7 @@ def only_one(given: Mapping[str, Any]) -> None:
 def _mix(request: TrafficRequest) -> tuple[Mix, Trace | None]:
     if request.mix is not None:
         return request.mix, None
-    file, trace, objective = request.load.workload, None, request.load.objective
+    file, trace = request.load.workload, None
     only_one(
         {
             "--workload FILE": file,
@@ -117,11 +117,7 @@ def _mix(request: TrafficRequest) -> tuple[Mix, Trace | None]:
                 for rate in request.rates
             )
         )
-    if objective is not None:
-        if objective not in OBJECTIVES:
-            raise ArchsearchError(f"--objective {objective}: choose one of {', '.join(OBJECTIVES)}")
-        mix = replace(mix, objective=objective)
-    return with_limits(mix, request.load), trace
+    return with_asked(mix, request.load), trace
 
 
 def _served(item: Priced, mix: Mix, trace: Trace | None, simulated: int) -> dict[str, Any]:

@@ -1,25 +1,134 @@
-"""`archsearch acceptance` of drafters that nobody trains: n-gram lookup and suffix decoding,
-replayed on the target's text; the target's own first layers, beside it."""
+"""Drafters that nobody trains: n-gram lookup and suffix decoding, replayed on a text of the
+target's; the target's own first layers, beside it."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from archsearch.acceptance.lookup import LookupReplay, LookupText, Ngram, Suffix, replay, texts_of
+from archsearch.acceptance.estimator import Acceptance, GivenAcceptance
+from archsearch.acceptance.families import FamilyAcceptance
+from archsearch.acceptance.lookup import (
+    LookupReplay,
+    LookupText,
+    NewestNgram,
+    Ngram,
+    Suffix,
+    replay,
+    texts_of,
+)
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.lookup import NGram
 from archsearch.drafters.lookup import Suffix as SuffixDrafter
 from archsearch.drafters.models import EarlyExit
-from archsearch.errors import ArchsearchError
+from archsearch.engine_facts import engine_facts
+from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
+from archsearch.pipeline.session import SearchSession
 from archsearch.search.objective import Scorer
 
 if TYPE_CHECKING:
-    from archsearch.text.cache import TextCache
+    pass
+
+
+LOOKUPS: Final[Mapping[str, Ngram | Suffix]] = {"ngram": Ngram(), "suffix": Suffix()}
+
+
+def lookup_in(engine: str, name: str) -> Ngram | Suffix:
+    """The lookup of the family `name` (a key of LOOKUPS) as `engine` does it."""
+    facts = engine_facts(engine)
+    shortest, newest = facts.shortest_ngram, facts.newest_ngram
+    if name == "ngram" and newest is not None:
+        return NewestNgram(newest, newest)
+    return Ngram(shortest) if name == "ngram" and shortest is not None else LOOKUPS[name]
+
+
+def replayed(
+    texts: Sequence[LookupText], lookup: Ngram | Suffix, gammas: Sequence[int]
+) -> FamilyAcceptance:
+    """What a lookup drafter does on `texts`. ArchsearchError where these are too short."""
+    found = replay(lookup, texts, gammas)
+    middle = found[sorted(found)[len(found) // 2]]
+    taus = {gamma: each.tau for gamma, each in found.items()}
+    return FamilyAcceptance(
+        Acceptance(_alpha(middle), Estimate(0.0, 0.0, "measured")), middle.drafts_share, taus=taus
+    )
+
+
+def _alpha(found: LookupReplay) -> Estimate:
+    """Of the tokens that were judged; the std is that of counting rounds that draft."""
+    counted = max(found.rounds * found.drafts_share.value, 1.0)
+    return Estimate(
+        found.alpha, math.sqrt(max(found.alpha * (1.0 - found.alpha), 0.01) / counted), "measured"
+    )
+
+
+def replayed_families(
+    session: SearchSession, texts: Sequence[LookupText]
+) -> dict[str, FamilyAcceptance]:
+    """The lookup families that the search looks at, in the one shape that was replayed; those with
+    other shapes are left out."""
+    found = {}
+    for space in session.families.spaces:
+        if space.family in LOOKUPS and space.size(session.scorer.target) == 1:
+            try:
+                found[space.family] = replayed(
+                    texts, lookup_in(session.request.engine, space.family), session.scorer.gammas
+                )
+            except ArchsearchError:  # no text is long enough for a round
+                continue
+    return found
+
+
+def texts_at_hand(session: SearchSession) -> list[LookupText]:
+    """What the run's target has written for held-out prompts, else the user's own texts (`--text`);
+    [] where there is none, or no tokenizer to read them."""
+    folder = session.run.path / "heldout"
+    if (folder / "done.json").exists():
+        from archsearch.text.cache import TextCache
+
+        return texts_of(TextCache.load(folder).sequences)
+    if session.request.text is None:
+        return []
+    from archsearch.models.load import (
+        load_tokenizer,
+    )  # torch: seconds that a search without texts need not wait
+    from archsearch.text.prompt_files import read_texts
+
+    try:
+        tokenizer = load_tokenizer(session.target)
+    except MissingDataError:
+        return []
+    ids = [
+        tokenizer(text, add_special_tokens=False)["input_ids"]
+        for text in read_texts(session.request.text)
+    ]
+    return [LookupText((), tuple(each)) for each in ids if len(each) > 1]
+
+
+def with_replays(session: SearchSession) -> tuple[SearchSession, str]:
+    """The session that knows what lookup does on the text at hand, and what was replayed in words,
+    "" for nothing. An alpha that the user gave holds for every family."""
+    given = isinstance(session.scorer.acceptance, GivenAcceptance)
+    if given or not any(space.family in LOOKUPS for space in session.families.spaces):
+        return session, ""
+    texts = texts_at_hand(session)
+    known = replayed_families(session, texts) if texts else {}
+    if not known:
+        return session, ""
+    words = f"{' and '.join(known)} replayed on {_text_words(texts)} of your text"
+    return session.with_scorer(session.scorer.with_families(known)), words
+
+
+def _text_words(texts: Iterable[LookupText]) -> str:
+    tokens = sum(len(text.answer) for text in texts)
+    return f"{tokens / 1000:.0f}k tokens" if tokens >= 2000 else f"{tokens} tokens"
+
 
 GAMMAS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 FORMS: Final = (
@@ -67,102 +176,85 @@ def untrained(name: str) -> Untrained | None:
     return found
 
 
-def replayed(drafter: Ngram | Suffix, texts: TextCache, end_ids: Sequence[int]) -> dict[str, Any]:
-    """The figures of a looked-up drafter on a target's text, as they stand in the JSON file."""
-    found = texts_of(texts.sequences, end_ids)
-    whole = _figures(replay(drafter, found, GAMMAS))
-    names = [name for name in dict.fromkeys(text.category for text in found) if name]
+Gain = Callable[[int, LookupReplay], Estimate]
+"""The modelled speed-up of a lookup by gamma and what its rounds did."""
+
+
+def lookup_figures(
+    drafter: Ngram | Suffix, texts: Sequence[LookupText], gain: Gain | None
+) -> dict[str, Any]:
+    """The figures of a looked-up drafter on a target's texts, as they stand in the JSON file."""
+    whole = _figures(texts, replay(drafter, texts, GAMMAS), gain)
     parts: dict[str, Any] = {}
-    for name in names:
-        own = [text for text in found if text.category == name]
-        try:
-            parts[name] = {**_size(own), **_figures(replay(drafter, own, GAMMAS))}
-        except ArchsearchError:  # no text of the category is long enough
-            parts[name] = {**_size(own), "tau": {}}
-    return {**_size(found), **whole, "by_category": parts}
+    for name in dict.fromkeys(text.category for text in texts if text.category):
+        own = [text for text in texts if text.category == name]
+        found: dict[int, LookupReplay] = {}
+        with suppress(ArchsearchError):  # no text of the category is long enough
+            found = replay(drafter, own, GAMMAS)
+        parts[name] = _figures(own, found, gain)
+    return whole | {"by_category": parts}
 
 
-def _size(texts: Sequence[LookupText]) -> dict[str, int]:
-    return {"prompts": len(texts), "tokens": sum(len(text.answer) for text in texts)}
+def _figures(
+    texts: Sequence[LookupText], found: Mapping[int, LookupReplay], gain: Gain | None
+) -> dict[str, Any]:
+    size = {"prompts": len(texts), "tokens": sum(len(text.answer) for text in texts)}
+    if not found:
+        return size | {"tau": {}}
 
-
-def _figures(found: Mapping[int, LookupReplay]) -> dict[str, Any]:
     def of(name: str) -> dict[str, Any]:
-        values = ((gamma, getattr(each, name)) for gamma, each in found.items())
-        return {
-            str(gamma): value.to_dict() if isinstance(value, Estimate) else value
-            for gamma, value in values
-        }
+        return by_gamma({gamma: getattr(each, name) for gamma, each in found.items()})
 
     longest = found[max(found)]
+    gains = {} if gain is None else {gamma: gain(gamma, each) for gamma, each in found.items()}
     return {
+        **size,
         "tau": of("tau"),
         "drafts_share": of("drafts_share"),
         "drafted": of("drafted"),
         "alpha_drafted": of("alpha"),
         "accepted_by_position": list(longest.accepted_by_position),
         "drafted_by_position": list(longest.drafted_by_position),
-        "intervals": {"tau": {str(gamma): _intervals(each) for gamma, each in found.items()}},
+        "intervals": {"tau": {gamma: intervals(each) for gamma, each in by_gamma(found).items()}},
+        **gains_data(gains),
     }
 
 
-def _intervals(found: LookupReplay) -> dict[str, tuple[float, float] | None]:
+def by_gamma(values: Mapping[int, Any]) -> dict[str, Any]:
+    """Values by gamma as JSON holds them."""
+    return {
+        str(gamma): value.to_dict() if isinstance(value, Estimate) else value
+        for gamma, value in values.items()
+    }
+
+
+def intervals(found: Any) -> dict[str, tuple[float, float] | None]:
+    """Of what was resampled, at 90 and 95 %."""
     return {f"{100 * level:.0f}": found.interval(level) for level in (0.90, 0.95)}
 
 
-def lookup_speedups(
-    result: Mapping[str, Any], drafter: Untrained, scorer: Scorer
-) -> dict[str, Any]:
-    """Modelled speed-up at each gamma with the replayed tau, and the best gamma (0: it does not
-    pay)."""
+def gains_data(gains: Mapping[int, Estimate]) -> dict[str, Any]:
+    """Modelled speed-ups by gamma, and the best gamma (0: none pays); {} for none."""
+    if not gains:
+        return {}
+    best = max(gains, key=lambda gamma: gains[gamma].value)
+    return {"speedup": by_gamma(gains), "best_gamma": best if gains[best].value > 1.0 else 0}
+
+
+def lookup_gain(drafter: Untrained, scorer: Scorer) -> Gain:
+    """What prices the rounds of a lookup."""
     target = scorer.target
     ngram = drafter.family == "ngram"
     shape: Drafter = NGram(target, *drafter.numbers) if ngram else SuffixDrafter(target)
 
-    def gain(part: Mapping[str, Any], gamma: int, tau: Estimate) -> Estimate:
-        alpha = Estimate(part["alpha_drafted"][str(gamma)], 0.0, "measured")
-        known = shape.with_share(part["drafts_share"][str(gamma)]["value"])
-        return scorer.measured(known, alpha, {gamma: tau}, gammas=[gamma]).speedup
+    def gain(gamma: int, found: LookupReplay) -> Estimate:
+        alpha = Estimate(found.alpha, 0.0, "measured")
+        known = shape.with_share(found.drafts_share.value)
+        return scorer.measured(known, alpha, {gamma: found.tau}).speedup
 
-    return with_gains(result, gain)
-
-
-def with_gains(
-    result: Mapping[str, Any], gain: Callable[[Mapping[str, Any], int, Estimate], Estimate]
-) -> dict[str, Any]:
-    """The modelled speed-up at each gamma of the figures `result` and of each of its categories,
-    and the best gamma (0: none pays). `gain`: of figures, at a gamma and its tau."""
-
-    def priced(part: Mapping[str, Any]) -> dict[str, Any]:
-        taus = {int(gamma): Estimate.from_dict(tau) for gamma, tau in part["tau"].items()}
-        gains = {gamma: gain(part, gamma, tau) for gamma, tau in taus.items()}
-        best = max(gains, key=lambda gamma: gains[gamma].value, default=0)
-        pays = bool(gains) and gains[best].value > 1.0
-        speedups = {str(gamma): each.to_dict() for gamma, each in gains.items()}
-        return {"speedup": speedups, "best_gamma": best if pays else 0} if gains else {}
-
-    categories = {name: {**part, **priced(part)} for name, part in result["by_category"].items()}
-    return priced(result) | {"by_category": categories}
+    return gain
 
 
 def exit_shape(target: Architecture, layer: int) -> EarlyExit:
     """The drafter that leaves the target after `layer`."""
     return EarlyExit.of(target, None, {"exit_layer": layer})
-
-
-def with_exits(
-    figures: Mapping[int, dict[str, Any]], target: Architecture, scorer: Scorer | None
-) -> dict[str, Any]:
-    """The exits' figures beside each other, priced where a scorer is given."""
-    exits = {}
-    for layer, part in figures.items():
-        exits[str(layer)] = dict(part)
-        if scorer is not None:
-            alpha = Estimate.from_dict(part["alpha"])
-            taus = {int(gamma): Estimate.from_dict(tau) for gamma, tau in part["tau"].items()}
-            best = scorer.measured(exit_shape(target, layer), alpha, taus)
-            exits[str(layer)] |= {
-                "best_gamma": best.gamma if best.pays else 0,
-                "speedup": best.speedup.to_dict(),
-            }
-    return {"exits": exits}

@@ -7,6 +7,9 @@ asks the same Optuna studies for shapes (`search.samplers`). A machine that pric
 (another profile, another version) is refused. Where the search trains and its folder is reached,
 the worker then claims trainings and confirmations (`pipeline.shared_work`), whose files lie in that
 folder.
+
+Whoever wants to look on has Optuna's own dashboard on the studies of a run (`archsearch
+dashboard`).
 """
 
 from __future__ import annotations
@@ -21,19 +24,23 @@ from typing import Any, Final
 
 from archsearch.acceptance.estimator import VocabularyCoverage
 from archsearch.drafts.trainer import DraftTrainer
-from archsearch.errors import ArchsearchError
+from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import read_json, write_json
 from archsearch.hardware.identify import check_claim, visible_gpus
 from archsearch.paths import STORAGE_VARIABLE
-from archsearch.pipeline.executors import make_executor
 from archsearch.pipeline.scoring import score_spaces
 from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
-from archsearch.pipeline.shared_work import Job, JobKind, SharedWork, train_job
+from archsearch.pipeline.shared_work import Job, JobKind, SharedWork, make_executor, train_job
 from archsearch.progress import say
 from archsearch.records import as_data, from_data
 from archsearch.runs.run import open_run
-from archsearch.search.identity import identity_of, study_name
-from archsearch.search.storage import open_storage, storage_errors, without_password
+from archsearch.search.storage import (
+    identity_of,
+    open_storage,
+    storage_errors,
+    study_name,
+    without_password,
+)
 from archsearch.search.study import STUDY
 
 ANNOUNCED: Final = "archsearch-run-{name}"
@@ -76,7 +83,7 @@ class Announced:
         profile, trains = request.asked.profile, request.confirm > 0
         files = {"prompts": request.prompts, "heldout": request.heldout, "text": request.text}
         return cls(
-            request.arguments(),
+            session.setting.recorded(request),
             read_json(prior, "prior of the run") if prior.exists() else None,
             None if coverage is None else tuple(coverage.points),
             profile and profile.resolve(),
@@ -309,3 +316,49 @@ def own_gpu(session: SearchSession, number: int) -> dict[str, str]:
         return {}
     gpus = [gpu.uuid for gpu in visible_gpus() if gpu.uuid]
     return {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if len(gpus) > 1 else {}
+
+
+def serve_dashboard(
+    path: Path,
+    port: int,
+    ready: Callable[[str], None],
+    *,
+    storage: str | None = None,
+    host: str = "127.0.0.1",
+) -> None:
+    """Serve the dashboard of a run until it is stopped; `ready` is called with its
+    address once it answers.
+
+    `storage`: the Optuna URL that the search was given, where it was given one: run.yaml keeps no
+    password. Port 0: any that is free. Raises MissingDataError without optuna-dashboard or without
+    a study, ArchsearchError for a port that is taken.
+    """
+    from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+    run = open_run(path)
+    try:
+        from optuna_dashboard import wsgi
+    except ImportError:
+        raise MissingDataError(
+            'optuna-dashboard is not installed; run: pip install "archsearch[dashboard]"'
+        ) from None
+    where = storage or (run.storage_file if run.storage_file.is_file() else None)
+    if where is None:
+        asked = run.arguments.get("storage")
+        used = f"its search used {asked}: name it with --storage"
+        why = used if asked else "the search has not started"
+        raise MissingDataError(f"{path} holds no journal.log; {why}")
+
+    class Quiet(WSGIRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            """No line a request."""
+
+    try:
+        server = make_server(host, port, wsgi(open_storage(where)), handler_class=Quiet)
+    except OSError as error:
+        raise ArchsearchError(
+            f"port {port} cannot be used ({error.strerror}); choose another --port"
+        ) from error
+    with server:
+        ready(f"http://{host}:{server.server_port}/dashboard/")
+        server.serve_forever()

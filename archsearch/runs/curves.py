@@ -11,10 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from archsearch import records
 from archsearch.estimate import Estimate
-from archsearch.runs.run import Run
-from archsearch.search.why import Rival
+from archsearch.search.ranking import Rival
 
 CURVES_FILE: Final = "curves.json"
 FORMAT: Final = 1
@@ -92,8 +90,3 @@ class Curves:
                 f"format {self.format}, this archsearch reads {FORMAT}; write it again: archsearch"
                 " report"
             )
-
-
-def write_curves(run: Run, curves: Curves) -> None:
-    """Write curves.json of a run."""
-    records.save(run.path / CURVES_FILE, curves)

@@ -3,38 +3,65 @@ heads/comparison-<engine>.json, drafters side by side in an engine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from archsearch import files
 from archsearch.estimate import Estimate
+from archsearch.needs import Needs
 from archsearch.records import Maybe, from_data, load
 from archsearch.runs.confirmed import Exact, Judged
+from archsearch.search.objective import Score
 
 FAMILIES_FILE: Final = "families.json"
 COMPARISON_FILE: Final = "heads/comparison-{engine}.json"
 COMPARISON_FILES: Final = "heads/comparison-*.json"
 
 
-@dataclass(frozen=True)
-class FamilyRow:
-    """The best drafter of a family on a run's held-out text (`measured_on`, in words). `rank`: of
-    an independent draft; `gamma`: what it runs best with, `speedup`: predicted at that; `seconds`:
-    of training, `states_s`: of reading the text's states besides.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Represented:
+    """A family by its best drafter. `rank`: None where the run does not rank it; `gamma`: what it
+    runs best with, `speedup`: predicted at that; `assumed`: why its acceptance is no more than a
+    belief."""
 
     family: str
+    rank: int | None = None
     label: str
-    rank: int | None
+    parameters: int = 0
     gamma: int
+    alpha: Maybe[Estimate] = None
     tau: Estimate
     speedup: Estimate
+    trains: bool = True
+    assumed: str = ""
+
+    @classmethod
+    def of(cls, score: Score, **more: Any) -> Self:
+        """Of a score; `more`: other fields."""
+        own = {name: getattr(score, name) for name in _OF_SCORE}
+        drafter = score.proposer
+        return cls(**{**own, "label": drafter.label(), "trains": drafter.trains} | more)
+
+
+_OF_SCORE: Final = "family rank parameters gamma alpha tau speedup assumed".split()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedFamily(Represented):
+    """In a ranking. `trains`: whether it is still to be trained."""
+
+    needs: Needs | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyRow(Represented):
+    """On a run's held-out text (`measured_on`, in words). `seconds`: of training, `states_s`: of
+    reading the text's states besides; `note`: where the engine does not run it."""
+
     measured_on: str
-    seconds: float
-    states_s: float
-    note: str
+    seconds: float = 0.0
+    states_s: float = 0.0
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,13 +139,8 @@ class EngineComparison:
         return [row for row in self.rows if isinstance(row, Rival)]
 
 
-def write_families(run: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """families.json of a run."""
-    files.write_json(run / FAMILIES_FILE, {"families": list(rows)})
-
-
 def families_of(data: Any) -> tuple[FamilyRow, ...]:
-    """What `write_families` wrote."""
+    """The rows of families.json."""
     return tuple(from_data(FamilyRow, row) for row in data["families"])
 
 

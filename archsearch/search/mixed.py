@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from archsearch.estimate import number
-
 
 @dataclass(frozen=True, slots=True)
 class PartScore:
@@ -58,22 +56,3 @@ class MixScore:
     def gain(self) -> float:
         """With the draft over without; larger is better."""
         return float(gain_of(self.objective, self.value, self.plain))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "objective": self.objective,
-            "value": self.value,
-            "plain": self.plain,
-            "parts": [part.to_dict() for part in self.parts],
-            "broken_limits": list(self.broken_limits),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> MixScore:
-        return cls(
-            str(data["objective"]),
-            number(data["value"]),
-            number(data["plain"]),
-            tuple(PartScore.from_dict(part) for part in data["parts"]),
-            tuple(data["broken_limits"]),
-        )

@@ -11,8 +11,8 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Protocol
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +31,14 @@ from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import as_drafter, read_drafter
 from archsearch.engine_rounds import EngineRounds
 from archsearch.errors import ArchsearchError, InvalidShapeError
-from archsearch.estimate import Estimate, number
+from archsearch.estimate import Estimate
 from archsearch.latency.grid import GridLatency
 from archsearch.latency.rounds import Bound, RoundTime
 from archsearch.needs import NOTHING, Needs
+from archsearch.records import Maybe, Stored, as_data, from_data
 from archsearch.search.mixed import MixScore
 from archsearch.search.space import Limits
+from archsearch.speedup import RoundTerms
 from archsearch.workload import Workload
 
 
@@ -109,14 +111,14 @@ class Score:
     acceptance is no more than a belief (`acceptance.families.ASSUMED`). `mix`: what it is worth
     over a mix of work; `speedup` and `tpot_s` are then over the mix, the rest is of its heaviest
     part. `regret`: by which share its `worth` lies below the exact best of (a part of) the space,
-    where a search did not score all of it (`search.regret`). `needs`: what it takes to have this
+    where a search did not score all of it (`samplers.Regret`). `needs`: what it takes to have this
     drafter; None in files of earlier versions.
     """
 
-    rank: int | None
+    rank: Annotated[int | None, Stored(low=1, high=1e6)]
     architecture: Architecture
-    parameters: int
-    gamma: int
+    parameters: Annotated[int, Stored(low=0, high=1e13)]
+    gamma: Annotated[int, Stored(low=0, high=1000)]
     alpha: Estimate
     tau: Estimate
     draft_s: Estimate
@@ -124,7 +126,7 @@ class Score:
     verify_s: Estimate
     speedup: Estimate
     tpot_s: Estimate
-    kv_bytes_per_token: int
+    kv_bytes_per_token: Annotated[int, Stored(low=0, high=1e10)]
     break_even_alpha: Estimate | None
     round_s: Estimate | None = None
     host_s: Estimate | None = None
@@ -135,8 +137,8 @@ class Score:
     drafter: Drafter | None = None
     assumed: str = ""
     mix: MixScore | None = None
-    regret: float | None = None
-    needs: Needs | None = None
+    regret: Annotated[float | None, Stored(omit=True, low=0.0, high=1.0)] = None
+    needs: Maybe[Needs] = None
 
     @property
     def worth(self) -> float:
@@ -169,6 +171,16 @@ class Score:
         """Whether the draft is predicted to be faster than the target alone."""
         return self.speedup.value > 1.0
 
+    @property
+    def terms(self) -> RoundTerms:
+        """What the speed-up is made of; files of earlier versions do not tell the round, but the
+        time per token does."""
+        by_token = self.tpot_s.value * self.tau.value
+        whole = by_token if self.round_s is None else self.round_s.value
+        draft, verify = self.draft_s.value, self.verify_s.value
+        rest = whole - draft - verify
+        return RoundTerms(self.tau.value, self.decode_s.value, draft, verify, rest)
+
     def with_rank(self, rank: int) -> Score:
         """The same at a place of a ranking."""
         return replace(self, rank=rank)
@@ -176,88 +188,30 @@ class Score:
     def to_dict(self) -> dict[str, Any]:
         """score.json: uncertain numbers as {"value", "std", "source"}; alpha, tau and the speed-up
         with "low" and "high" too."""
-        result: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            result[field.name] = (
-                value.to_dict()
-                if isinstance(value, Estimate | Architecture | MixScore | Needs)
-                else value
-            )
-        result["drafter"] = self.proposer.to_dict()
-        for name in ("regret", "needs"):  # nothing to say of it, as in files of before
-            if result[name] is None:
-                del result[name]
-        return result
+        return as_data(self) | {"drafter": self.proposer.to_dict()}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Score:
-        """Read back `to_dict`; ArchsearchError names fields that are missing or unknown."""
-        names = [field.name for field in fields(cls)]
-        odd = (set(names) ^ set(data)) - set(LATER)  # files of earlier versions lack some
-        if odd:
-            raise ArchsearchError(
-                f"a score has the fields {', '.join(names)}; missing or unknown:"
-                f" {', '.join(sorted(odd))}"
-            )
-        values = dict(data)
-        architecture = values["architecture"] = Architecture.from_dict(data["architecture"])
-        values["drafter"] = None
-        if data.get("family", "independent") != Independent.family:
-            values["drafter"] = read_drafter(architecture, data["drafter"])
-        for name in ESTIMATES:
-            values[name] = None if data.get(name) is None else Estimate.from_dict(data[name])
-        values["needs"] = None if data.get("needs") is None else Needs.from_dict(data["needs"])
-        values["mix"] = None if data.get("mix") is None else MixScore.from_dict(data["mix"])
+        """Read back `to_dict`; ArchsearchError names a field that is missing, unknown or out of
+        bounds."""
+        drafter = None
+        if data.get("family", Independent.family) != Independent.family:
+            drafter = read_drafter(Architecture.from_dict(data["architecture"]), data["drafter"])
+        score = from_data(cls, {**data, "drafter": drafter}, known_only=True)
         for name, (low, high) in BOUNDS.items():
-            found = values.get(name)
-            plain = found.value if isinstance(found, Estimate) else found
-            if plain is not None and not low <= number(plain) <= high:
+            found = getattr(score, name)
+            if found is not None and not low <= found.value <= high:
                 raise ArchsearchError(
-                    f"a score's {name} must lie between {low:g} and {high:g}, got {plain:g}"
+                    f"a score's {name} must lie between {low:g} and {high:g}, got {found.value:g}"
                 )
-        return cls(**values)
+        return score
 
 
-ESTIMATES: Final = (
-    "alpha",
-    "tau",
-    "draft_s",
-    "decode_s",
-    "verify_s",
-    "speedup",
-    "tpot_s",
-    "break_even_alpha",
-    "round_s",
-    "host_s",
-)
 BOUNDS: Final = {
-    "rank": (1, 10**6),
-    "parameters": (0, 10**13),
-    "gamma": (0, 1000),
-    "kv_bytes_per_token": (0, 10**10),
-    "regret": (0, 1),
-    "alpha": (0, 1),
-    "tau": (1, 1001),
-    "break_even_alpha": (0, 1),
-} | {
-    name: (0, math.inf)
+    name: (0.0, math.inf)
     for name in ("draft_s", "decode_s", "verify_s", "speedup", "tpot_s", "round_s", "host_s")
-}
-LATER: Final = (
-    "round_s",
-    "host_s",
-    "bound",
-    "engine",
-    "engine_version",
-    "family",
-    "drafter",
-    "assumed",
-    "mix",
-    "regret",
-    "needs",
-)
-"""Fields that score.json of earlier versions does not have."""
+} | {"alpha": (0.0, 1.0), "tau": (1.0, 1001.0), "break_even_alpha": (0.0, 1.0)}
+"""Of the uncertain numbers of a score."""
 
 
 CHUNK: Final = 1 << 17
@@ -305,13 +259,10 @@ class Scorer:
         max_gamma: int = speculation.MAX_GAMMA,
         gammas: Sequence[int] | None = None,
         domain: str = "chat",
-        coverage: VocabularyCoverage | None = None,
-        limits: Limits | None = None,
-        target_correlation: float | None = None,
     ) -> None:
-        """`gammas`: the ones to choose from (default 1..max_gamma); `target_correlation`: see
-        `speedup.speedup_estimate` (default: the latency model's)."""
-        self.gammas = tuple(gammas) if gammas is not None else tuple(range(1, max_gamma + 1))
+        """`gammas`: the ones to choose from (default 1..max_gamma); `domain`: which text acceptance
+        is asked for."""
+        self.gammas = tuple(range(1, max_gamma + 1) if gammas is None else gammas)
         if not self.gammas or min(self.gammas) < 1:
             raise ArchsearchError(f"gamma must be at least 1, got {list(self.gammas)}")
         self.target, self.workload, self.latency, self.acceptance = (
@@ -320,17 +271,16 @@ class Scorer:
             latency,
             acceptance,
         )
-        self.limits = limits or Limits()
-        self._asked_correlation = target_correlation
-        self.target_correlation = (
-            latency.target_correlation if target_correlation is None else target_correlation
-        )
+        self.limits = Limits()
         self.known_families: Mapping[str, FamilyAcceptance] = {}
-        self.context = AcceptanceContext(
-            target, workload.temperature, workload.context_len, domain, coverage
-        )
+        self.context = AcceptanceContext(target, workload.temperature, workload.context_len, domain)
         self.decode_s = latency.decode_s(target, workload)
         self._verify_s = {gamma: latency.verify_s(target, workload, gamma) for gamma in self.gammas}
+
+    @property
+    def target_correlation(self) -> float:
+        """See `speedup.speedup_estimate`."""
+        return self.latency.target_correlation
 
     def __call__(self, draft: Draft) -> Score:
         drafter = as_drafter(draft)
@@ -432,19 +382,31 @@ class Scorer:
 
     def at_context(self, context_len: int) -> Scorer:
         """The same scorer with another number of tokens in the KV cache."""
-        return self._changed(replace(self.workload, context_len=context_len), self.context.coverage)
+        return self._priced(replace(self.workload, context_len=context_len), self.latency)
 
     def at_batch(self, batch_size: int) -> Scorer:
         """The same scorer with another number of sequences in a pass."""
-        return self._changed(replace(self.workload, batch_size=batch_size), self.context.coverage)
+        return self._priced(replace(self.workload, batch_size=batch_size), self.latency)
 
     def with_latency(self, latency: Latency) -> Scorer:
         """The same scorer with another latency model: of another engine."""
-        return self._changed(self.workload, self.context.coverage, latency)
+        return self._priced(self.workload, latency)
+
+    def with_gammas(self, gammas: Sequence[int]) -> Scorer:
+        """The same scorer with these gammas to choose from."""
+        changed = copy.copy(self)
+        changed.gammas = tuple(gammas)
+        return changed
+
+    def with_limits(self, limits: Limits) -> Scorer:
+        """The same scorer, for drafts that take no more."""
+        changed = copy.copy(self)
+        changed.limits = limits
+        return changed
 
     def with_coverage(self, coverage: VocabularyCoverage) -> Scorer:
         """The same scorer, knowing how much of the user's text a trimmed head covers."""
-        return self._changed(self.workload, coverage)
+        return self.with_acceptance(self.acceptance, replace(self.context, coverage=coverage))
 
     def with_acceptance(
         self, acceptance: AcceptanceEstimator, context: AcceptanceContext | None = None
@@ -462,32 +424,14 @@ class Scorer:
         changed.known_families = {**self.known_families, **known}
         return changed
 
-    def _changed(
-        self,
-        workload: Workload,
-        coverage: VocabularyCoverage | None,
-        latency: Latency | None = None,
-    ) -> Scorer:
-        changed = Scorer(
-            self.target,
-            workload,
-            latency or self.latency,
-            self.acceptance,
-            gammas=self.gammas,
-            domain=self.context.domain,
-            coverage=coverage,
-            limits=self.limits,
-            target_correlation=self._asked_correlation,
-        )
+    def _priced(self, workload: Workload, latency: Latency) -> Scorer:
+        """The same scorer with the target's times of another workload or latency model."""
+        changed = Scorer(self.target, workload, latency, self.acceptance, gammas=self.gammas)
+        changed.limits = self.limits
         # What is asked of acceptance may reach beyond the cache that is priced: to the end of the
         # answers.
         beyond = self.context.context_len - self.workload.context_len
-        changed.context = replace(
-            self.context,
-            temperature=workload.temperature,
-            context_len=workload.context_len + beyond,
-            coverage=coverage,
-        )
+        changed.context = replace(self.context, context_len=workload.context_len + beyond)
         changed.known_families = self.known_families
         return changed
 
@@ -619,24 +563,11 @@ def score(
     acceptance: AcceptanceEstimator,
     *,
     max_gamma: int = speculation.MAX_GAMMA,
-    gammas: Sequence[int] | None = None,
     domain: str = "chat",
-    coverage: VocabularyCoverage | None = None,
-    target_correlation: float | None = None,
 ) -> Score:
-    """The score of one draft at its best gamma. For many drafts of one target make a `Scorer`
-    once."""
-    scorer = Scorer(
-        target,
-        workload,
-        latency,
-        acceptance,
-        max_gamma=max_gamma,
-        gammas=gammas,
-        domain=domain,
-        coverage=coverage,
-        target_correlation=target_correlation,
-    )
+    """The score of one draft at its best gamma. For many drafts of one target, or gammas of one's
+    own, make a `Scorer` once."""
+    scorer = Scorer(target, workload, latency, acceptance, max_gamma=max_gamma, domain=domain)
     return scorer(draft)
 
 
@@ -669,8 +600,7 @@ def speedup_gap_std(first: Score, second: Score, gap: float) -> float:
         alpha = item.alpha.value
         slope = speculation.tau_slope(alpha, item.gamma) * alpha * (1.0 - alpha)
         sensitivities.append(slope / item.tau.value)
-        round_s = item.tpot_s.value * item.tau.value if item.round_s is None else item.round_s.value
-        variance += (item.draft_s.std / round_s) ** 2
+        variance += (item.draft_s.std / item.terms.round_s) ** 2
     variance += (gap * sum(sensitivities) / 2) ** 2
     return math.sqrt(variance)
 

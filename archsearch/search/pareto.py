@@ -23,7 +23,7 @@ from archsearch.architecture.counts import (
 )
 from archsearch.architecture.grid import ShapeGrid
 from archsearch.errors import ArchsearchError
-from archsearch.search.grid import SpaceGrid
+from archsearch.search.exact import SpaceGrid
 from archsearch.search.objective import GridScores, Place, Score, Scorer, draft_bytes
 
 Array = NDArray[np.float64]

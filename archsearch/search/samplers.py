@@ -1,5 +1,6 @@
 """Optuna's samplers, where a space is too large to score all of it: asked for a shape, then given
-what it is worth.
+what it is worth; and what such a search missed, its best beside the exact best of the space, or of
+a part of it.
 
 The study in the storage is the one that is asked. So several processes may ask it at once, and a
 search that was stopped goes on from what it holds. A shape that was proposed before is answered
@@ -10,24 +11,27 @@ of a space that is as good as exhausted, the next in order.
 from __future__ import annotations
 
 import itertools
+import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
+from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Draft
 from archsearch.errors import ArchsearchError, InvalidShapeError
+from archsearch.search.exact import exact_grid, rank_all, rank_alone
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.pareto import GOALS
-from archsearch.search.space import InvalidShape, SearchSpace
+from archsearch.search.space import Indices, InvalidShape, SearchSpace
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
+
 Sampler = Literal["auto", "tpe", "nsga2", "random"]
-Indices = tuple[int, ...]
-"""One choice per dimension of a space."""
 AUTO: Final = "auto"
 START: Final = 20  # random shapes before a sampler that learns is asked
 VAIN: Final = 25  # proposals of known or invalid shapes, until one is drawn at random
@@ -160,10 +164,9 @@ class Record:
 
     def _unknown(self) -> Indices | None:
         """Choices of a valid shape that is not known: drawn at random, else the next in order."""
-        lengths = [len(dimension.choices) for dimension in self.dimensions]
-        draws = random.Random(len(self.known))
-        at_random = (tuple(draws.randrange(length) for length in lengths) for _ in range(DRAWS))
-        in_order: Iterator[Indices] = itertools.product(*map(range, lengths))
+        space, target = self.space, self.scorer.target
+        at_random = space.random_combinations(target, random.Random(len(self.known)), DRAWS)
+        in_order = space.combinations(target)
         for indices in itertools.chain(at_random, in_order):
             shape = self.space.build(indices, self.scorer.target)
             if not isinstance(shape, InvalidShape) and shape not in self.known:
@@ -183,3 +186,103 @@ class Record:
 def _attributes(score: Score | str) -> dict[str, Any]:
     """What a trial says of its shape: its score, or why nothing can be said of it."""
     return {"invalid": score} if isinstance(score, str) else {"score": score.to_dict()}
+
+
+GRID_POINTS: Final = (
+    1_000_000  # combinations of choices that are scored in full at once: some seconds of one core
+)
+ALONE_POINTS: Final = 100  # and where shapes are scored one by one: about a second
+
+
+@dataclass(frozen=True, slots=True)
+class Regret:
+    """The exact best of `shapes` shapes of a space, and the best that the search found; both as
+    drafts are ranked: speed-ups, over a mix of work gains in its objective (`Score.worth`).
+
+    `whole`: those are all shapes of the space. Else they are a part of it that holds the search's
+    own best: as many choices of every dimension as fit, at even distances. What was missed of the
+    whole space is then `value` or more.
+    """
+
+    space: str
+    sampler: str
+    shapes: int
+    whole: bool
+    exact: float
+    found: float
+
+    @property
+    def value(self) -> float:
+        """By which share the search's best lies below the exact one, 0 where it is that one."""
+        return max(0.0, 1.0 - self.found / self.exact)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `search --json` has it: `regret` is the share, `exact_speedup` and `found_speedup`
+        what it is made of."""
+        return {
+            "space": self.space,
+            "sampler": self.sampler,
+            "shapes": self.shapes,
+            "whole": self.whole,
+            "exact_speedup": self.exact,
+            "found_speedup": self.found,
+            "regret": self.value,
+        }
+
+
+def regret_of(
+    space: SearchSpace, scorer: Scorer, best: Score, indices: tuple[int, ...], sampler: str
+) -> Regret | None:
+    """How far `best`, at the choices `indices` of the space, lies below the exact best of the space
+    or of a part of it.
+
+    Up to GRID_POINTS combinations are scored where formulas over arrays say all, else ALONE_POINTS
+    one by one. None where no shape of them keeps within the limits.
+    """
+    for points in (GRID_POINTS, ALONE_POINTS):
+        part = space.part(through(space, scorer.target, indices, points))
+        grid = exact_grid(part, scorer, points)
+        if grid is not None:
+            ranking = rank_all(scorer, grid, 1)
+            shapes, gains = ranking.size, [gain for gain, _ in ranking.best]
+        elif points == ALONE_POINTS:
+            alone = rank_alone(part, scorer)
+            shapes, gains = alone.shapes, [score.worth for *_, score in alone.ranked]
+        else:
+            continue
+        whole = part.size(scorer.target) == space.size(scorer.target)
+        return Regret(space.name, sampler, shapes, whole, max(gains), best.worth) if gains else None
+    return None
+
+
+def through(
+    space: SearchSpace, target: Architecture, indices: Sequence[int], points: int
+) -> dict[str, tuple[int, ...]]:
+    """By dimension which of its choices make a part of at most `points` combinations that holds the
+    ones at `indices`.
+
+    The longest dimension gives first. What stays is spread evenly and has both ends where two or
+    more stay.
+    """
+    dimensions = space.dimensions(target)
+    counts = [len(dimension.choices) for dimension in dimensions]
+    while math.prod(counts) > points and max(counts) > 1:
+        counts[counts.index(max(counts))] -= 1
+    return {
+        dimension.name: spread(len(dimension.choices), count, index)
+        for dimension, count, index in zip(dimensions, counts, indices, strict=True)
+    }
+
+
+def spread(length: int, count: int, fixed: int) -> tuple[int, ...]:
+    """`count` of the numbers below `length`, ascending, at even distances; the one nearest to
+    `fixed` becomes it.
+
+    >>> spread(9, 3, 4), spread(9, 3, 5), spread(4, 4, 2), spread(5, 1, 3)
+    ((0, 4, 8), (0, 5, 8), (0, 1, 2, 3), (3,))
+    """
+    step = (length - 1) / max(count - 1, 1)
+    places = [round(step * number) for number in range(count)]
+    nearest = min(range(count), key=lambda number: abs(places[number] - fixed))
+    places[nearest] = fixed
+    return tuple(sorted(places))

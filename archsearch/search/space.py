@@ -60,6 +60,8 @@ CONSTRAINTS: Final = ("max_parameters", "max_memory", "attention_width")
 TOP_LEVEL: Final = ("description", "dimensions", "ffn_multiple", "constraints", "family", "drafter")
 # Relative hidden sizes are rounded to this, so that heads and kernels find something to divide.
 HIDDEN_MULTIPLE: Final = 32
+Indices = tuple[int, ...]
+"""One choice per dimension of a space."""
 CHECKED: Final = 1_000_000  # combinations of choices that are looked at for a valid one
 
 
@@ -312,13 +314,38 @@ class SearchSpace:
             return InvalidShape(str(error))
         return shape
 
+    def combinations(self, target: Architecture) -> Iterator[Indices]:
+        """One choice per dimension, every combination in the order of the file."""
+        return itertools.product(
+            *(range(len(dimension.choices)) for dimension in self.dimensions(target))
+        )
+
+    def random_combinations(
+        self, target: Architecture, rng: random.Random, count: int
+    ) -> Iterator[Indices]:
+        """`count` combinations drawn at random."""
+        lengths = [len(dimension.choices) for dimension in self.dimensions(target)]
+        return (tuple(rng.randrange(length) for length in lengths) for _ in range(count))
+
+    def sample(self, target: Architecture, count: int, seed: int = 0) -> list[Architecture]:
+        """Up to `count` distinct valid shapes drawn at random: what a sweep covers and a check
+        draws from."""
+        found: dict[Architecture, None] = {}
+        for indices in self.random_combinations(target, random.Random(seed), 200 * count):
+            shape = self.shape(indices, target)
+            if not isinstance(shape, InvalidShape):
+                found[shape] = None
+                if len(found) >= count:
+                    break
+        if not found:
+            self.check(target)
+        return list(found)
+
     def enumerate(self, target: Architecture) -> Iterator[Draft]:
         """Every valid shape within max_parameters, once, in the order of the file."""
         limit = self.limits(target).max_parameters
         seen: set[Draft] = set()
-        for indices in itertools.product(
-            *(range(len(dimension.choices)) for dimension in self.dimensions(target))
-        ):
+        for indices in self.combinations(target):
             shape = self.build(indices, target)
             if isinstance(shape, InvalidShape) or shape in seen:
                 continue
@@ -331,10 +358,8 @@ class SearchSpace:
         Of more than CHECKED combinations as many are drawn at random."""
         if next(self._some(target), None) is not None:
             return
-        indices = itertools.product(
-            *(range(len(dimension.choices)) for dimension in self.dimensions(target))
-        )
-        shapes = (self.build(choice, target) for choice in itertools.islice(indices, 10_000))
+        some = itertools.islice(self.combinations(target), 10_000)
+        shapes = (self.build(choice, target) for choice in some)
         reasons = [shape.reason for shape in shapes if isinstance(shape, InvalidShape)]
         limit = self.limits(target).max_parameters
         reason = (
@@ -354,9 +379,8 @@ class SearchSpace:
             yield from self.enumerate(target)
             return
         limit, rng = self.limits(target).max_parameters, random.Random(0)
-        lengths = [len(dimension.choices) for dimension in self.dimensions(target)]
-        for _ in range(CHECKED):
-            shape = self.build(tuple(rng.randrange(length) for length in lengths), target)
+        for indices in self.random_combinations(target, rng, CHECKED):
+            shape = self.build(indices, target)
             if not isinstance(shape, InvalidShape) and (
                 limit is None or as_drafter(shape).parameters() <= limit
             ):

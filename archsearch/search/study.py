@@ -14,20 +14,28 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Draft
 from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
+from archsearch.needs import Needs
 from archsearch.search.exact import can_rank_alone, exact_grid, order, rank_all, rank_alone
-from archsearch.search.identity import Direction, identity_of, open_study
+from archsearch.search.mixed import MixScore
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.pareto import GOALS
-from archsearch.search.regret import Regret, regret_of
-from archsearch.search.samplers import AUTO, Indices, Record, Sampler, make_sampler
-from archsearch.search.space import SearchSpace
-from archsearch.search.storage import open_storage, storage_errors
+from archsearch.search.samplers import AUTO, Record, Regret, Sampler, make_sampler, regret_of
+from archsearch.search.space import Indices, SearchSpace
+from archsearch.search.storage import (
+    Direction,
+    identity_of,
+    open_storage,
+    open_study,
+    storage_errors,
+)
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -50,12 +58,13 @@ class How:
     """How a space is searched. `sampler`: `auto` scores all of it where that is possible; elsewhere
     it is TPE, with `goals` (of `search.pareto`) NSGA-II. `shared`: other processes may ask the same
     study. `regret`: where not all was scored, say what was missed of the exact best
-    (`search.regret`)."""
+    (`samplers.Regret`). `about`: what scores depend on besides the space and the scorer."""
 
     sampler: Sampler = AUTO
     shared: bool = False
     regret: bool = False
     goals: tuple[str, ...] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def proposes(self) -> str:
@@ -130,7 +139,6 @@ def search(
     trials: int = 300,
     seed: int = 0,
     storage: str | Path | None = None,
-    about: Mapping[str, Any] | None = None,
     progress: Callable[[SearchProgress], None] | None = None,
     how: How | None = None,
 ) -> SearchResult:
@@ -142,9 +150,8 @@ def search(
     along in the storage.
 
     `storage`: a journal file or an Optuna URL. It may hold any number of searches: each has a study
-    of its own, named by everything its scores depend on (`search.identity`); `about`: what the
-    caller knows of that besides the space and the scorer. Scores found there are not computed
-    again. Ends early when every valid shape of a small space has been scored. Raises
+    of its own, named by everything its scores depend on (`search.storage`). Scores found there are
+    not computed again. Ends early when every valid shape of a small space has been scored. Raises
     ArchsearchError where no shape is valid or none is feasible.
     """
     if trials < 1:
@@ -157,9 +164,8 @@ def search(
     grid = exact_grid(space, scorer) if whole else None
     whole = grid is not None or (whole and can_rank_alone(space, scorer.target))
     goals = () if whole else how.goals
-    study = _study(
-        space, scorer, storage, dict(about or {}) | ({"goals": list(goals)} if goals else {}), goals
-    )
+    about = dict(how.about) | ({"goals": list(goals)} if goals else {})
+    study = _study(space, scorer, storage, about, goals)
     record = Record(space, scorer, study, goals)
     found: Iterator[FrozenTrial]
     if grid is not None:
@@ -180,12 +186,12 @@ def search(
     best_at: tuple[int, ...] = ()
     done = 0
     for trial in found:
-        rows.append(trial_row(len(rows), trial))
         data = trial.user_attrs.get("score")
-        if data is None:
+        score = None if data is None else Score.from_dict(data)
+        rows.append(trial_row(len(rows), trial, score))
+        if score is None:
             continue
         done += 1
-        score = Score.from_dict(data)
         if all(over <= 0.0 for over in trial.constraints.values()):
             feasible.append(score)
             if best is None or order(score) < order(best):
@@ -298,32 +304,34 @@ def merged(results: Sequence[SearchResult]) -> SearchResult:
     )
 
 
-def trial_row(number: int, trial: FrozenTrial) -> dict[str, Any]:
+def trial_row(number: int, trial: FrozenTrial, score: Score | None) -> dict[str, Any]:
     """A row of trials.csv: the trial, its shape, and the score's numbers (value and std apart)."""
+    done = trial.state.name == "COMPLETE"
     row: dict[str, Any] = {
         "number": number,
         "state": trial.state.name,
         "origin": trial.user_attrs.get("origin", ""),
-        "feasible": (
-            trial.state.name == "COMPLETE"
-            and all(value <= 0 for value in trial.constraints.values())
-        ),
+        "feasible": done and all(value <= 0 for value in trial.constraints.values()),
         "invalid": trial.user_attrs.get("invalid", ""),
     }
-    for name, value in trial.user_attrs.get("score", {}).items():
-        if name == "architecture":
-            row.update(value)
-        elif name == "drafter":
-            row[name] = value["label"]
-        elif name == "mix":
-            if value is not None:
-                row[value["objective"] if value["objective"] != "speedup" else "mix_speedup"] = (
-                    value["value"]
-                )
-        elif name == "needs":
-            row[name], row["gpu_hours"] = value["kind"], value.get("gpu_hours", 0.0)
-        elif isinstance(value, dict):
-            row[name], row[f"{name}_std"] = value["value"], value["std"]
-        elif name != "rank":
+    return row if score is None else row | _columns(score)
+
+
+def _columns(score: Score) -> dict[str, Any]:
+    """The numbers of a score as columns of a table."""
+    row: dict[str, Any] = {}
+    for name in (each.name for each in fields(score)):
+        value = getattr(score, name)
+        if name == "drafter":
+            row[name] = score.proposer.label()
+        elif isinstance(value, Architecture):
+            row |= value.to_dict()
+        elif isinstance(value, Estimate):
+            row |= {name: value.value, f"{name}_std": value.std}
+        elif isinstance(value, MixScore):
+            row["mix_speedup" if value.objective == "speedup" else value.objective] = value.value
+        elif isinstance(value, Needs):
+            row |= {name: value.kind, "gpu_hours": value.gpu_hours}
+        elif name != "rank" and not (value is None and name in ("mix", "regret", "needs")):
             row[name] = value
     return row

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
@@ -73,9 +72,7 @@ def at(scorer: Scorer, drafter: Drafter, axis: Axis, x: float) -> Scorer:
     if axis == "context":
         return scorer.at_context(int(x))
     if axis == "gamma":
-        changed = copy(scorer)
-        changed.gammas = (int(x),)
-        return changed
+        return scorer.with_gammas((int(x),))
     given = acceptance_of(drafter, GivenAcceptance(x), scorer.context)
     own = replace(given, share=scorer.believed(drafter).share)
     return scorer.with_families({drafter.family: own})

@@ -8,7 +8,6 @@ are of its heaviest part, `Score.mix` holds the rest.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,6 @@ from archsearch import speedup as speculation
 from archsearch.acceptance.estimator import (
     AcceptanceContext,
     AcceptanceEstimator,
-    VocabularyCoverage,
 )
 from archsearch.acceptance.families import FamilyAcceptance
 from archsearch.architecture.architecture import Architecture
@@ -78,11 +76,8 @@ class MixScorer(Scorer):
             scorer.latency,
             scorer.acceptance,
             gammas=scorer.gammas,
-            domain=scorer.context.domain,
-            coverage=scorer.context.coverage,
-            limits=scorer.limits,
-            target_correlation=scorer._asked_correlation,
         )
+        self.limits = scorer.limits
         self.context = context_of(scorer, self.main)
         self.known_families = scorer.known_families
         self._base = scorer
@@ -155,8 +150,8 @@ class MixScorer(Scorer):
         """The heaviest part alone, at the gamma that is best there."""
         single = Scorer.__new__(Scorer)
         single.__dict__.update(self.__dict__)
-        single.gammas = (next(each.gamma_drafting for each in served if each.part == self.main),)
-        return single
+        gamma = next(each.gamma_drafting for each in served if each.part == self.main)
+        return Scorer.with_gammas(single, (gamma,))
 
     def _over(
         self, score: Score, served: Sequence[ServedPart], taus: Mapping[int, Estimate] | None = None
@@ -309,12 +304,9 @@ class MixScorer(Scorer):
     def with_latency(self, latency: Latency) -> Scorer:
         return self._again(self._base.with_latency(latency))
 
-    def with_coverage(self, coverage: VocabularyCoverage) -> Scorer:
-        return self._again(self._base.with_coverage(coverage))
-
     def _again(self, base: Scorer) -> Scorer:
         changed = MixScorer(base.with_acceptance(self.acceptance), self.mix, self.device)
-        changed.context = replace(self.context, coverage=changed.context.coverage)
+        changed.context = self.context
         changed.known_families = self.known_families
         return changed
 
@@ -332,13 +324,8 @@ class MixScorer(Scorer):
         changed._served = None
         return changed
 
-    def with_gammas(self, gammas: Sequence[int]) -> MixScorer:
-        """The same with these gammas to choose from."""
-        base = copy.copy(self._base)
-        base.gammas = tuple(gammas)
-        changed = self._again(base)
-        assert isinstance(changed, MixScorer)
-        return changed
+    def with_gammas(self, gammas: Sequence[int]) -> Scorer:
+        return self._again(self._base.with_gammas(gammas))
 
 
 def _filled(part: LoadPart, temperature: float, domain: str) -> LoadPart:

@@ -18,7 +18,7 @@ from archsearch.architecture.ops import Gemm
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.hardware.device import Device, devices
 from archsearch.hardware.identify import VisibleGpu, gpu_problem, how_to_add, matches, visible_gpus
-from archsearch.pipeline.profile_gpu import gpu_dtypes
+from archsearch.pipeline.profile.gpu import gpu_dtypes
 from archsearch.profiles import Profile, current_stack
 from archsearch.profiling import cuda, kernels
 from archsearch.profiling.cuda import CudaBench, GpuTimer

@@ -18,8 +18,8 @@ from archsearch.architecture.ops import Attention
 from archsearch.engines.engine import EnginePrompt, Sampling
 from archsearch.engines.transformers.engine import TransformersEngine
 from archsearch.hardware.identify import gpu_state, identify_cpu
-from archsearch.pipeline.profile_gpu import profile_gpu
-from archsearch.pipeline.profile_request import ProfileRequest
+from archsearch.pipeline.profile.gpu import profile_gpu
+from archsearch.pipeline.profile.run import ProfileRequest
 from archsearch.profiles import Measurement, Profile, current_stack
 from archsearch.profiling import cuda, layers
 from archsearch.profiling.layers import LeanDecoder, LeanRun
@@ -451,8 +451,8 @@ def transformers_rounds(day: Day, deadline: Deadline) -> dict[str, Any]:
 def engine(day: Day, deadline: Deadline) -> dict[str, Any]:
     """Rounds of an engine itself with random drafts, into the day's profile."""
     from archsearch.models.targets import resolve_target
-    from archsearch.pipeline.profile_engine import check_engine_request
-    from archsearch.pipeline.profile_rounds import profile_rounds
+    from archsearch.pipeline.profile.engine import check_engine_request
+    from archsearch.pipeline.profile.gpu import profile_rounds
 
     assert day.engine is not None
     name, target = day.target

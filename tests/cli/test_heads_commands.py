@@ -21,9 +21,9 @@ from archsearch.engines import registry
 from archsearch.estimate import Estimate
 from archsearch.pipeline import SearchSession, heads
 from archsearch.pipeline.families import FamilySpaces
-from archsearch.pipeline.family_table import compare_families
-from archsearch.pipeline.lookups import with_replays
+from archsearch.pipeline.heads import compare_families
 from archsearch.pipeline.side_by_side import order_of
+from archsearch.pipeline.untrained import with_replays
 from archsearch.records import as_data
 from archsearch.report.terminal.search import _untrained_rival, family_lines
 from archsearch.search.space import load_space
@@ -134,19 +134,16 @@ def test_what_cannot_be_trained_is_refused_in_one_line(with_heads: Path) -> None
 def test_families_of_a_run_are_compared_on_its_text(with_heads: Path) -> None:
     """Heads by their replayed chains, n-grams by replay, each with what it cost; no more than the
     engine runs of lookup."""
-    found = {result.score.family: result for result in compare_families(Path("runs/a"))}
+    found = {result.family: result for result in compare_families(Path("runs/a"))}
     assert {"eagle3", "medusa", "peagle", "ngram"} <= set(found) and "suffix" not in found
-    gains = [result.score.speedup.value for result in compare_families(Path("runs/a"))]
+    gains = [result.speedup.value for result in compare_families(Path("runs/a"))]
     assert gains == sorted(gains, reverse=True)
     record = json.loads((with_heads / "runs/a/heads/eagle3/training.json").read_text())
     head, ngram = found["eagle3"], found["ngram"]
     assert head.seconds == record["seconds"] > 0 and "does not run eagle3" in head.note
-    assert (
-        head.score.tau.value == record["heldout"]["tau"][str(head.score.gamma)]["value"]
-        and not head.score.assumed
-    )
-    assert ngram.seconds == 0 and ngram.score.tau.source == "measured" and not ngram.score.assumed
-    text = "\n".join(family_lines({"families": [result.to_dict() for result in found.values()]}))
+    assert head.tau.value == record["heldout"]["tau"][str(head.gamma)]["value"] and not head.assumed
+    assert ngram.seconds == 0 and ngram.tau.source == "measured" and not ngram.assumed
+    text = "\n".join(family_lines({"families": [as_data(row) for row in found.values()]}))
     assert (
         "held-out tokens" in text
         and "none" in text
@@ -156,7 +153,7 @@ def test_families_of_a_run_are_compared_on_its_text(with_heads: Path) -> None:
     assert [row["family"] for row in kept] == list(found)
     call("report", "runs/a")
     page = (with_heads / "runs/a/report.html").read_text()
-    assert "Families of drafters" in page and head.score.proposer.label() in page
+    assert "Families of drafters" in page and head.label in page
 
 
 def test_a_head_is_served_with_the_gamma_that_the_last_table_names(with_heads: Path) -> None:
@@ -229,7 +226,9 @@ def test_heads_are_trained_for_the_round_that_would_be_best_if_they_turn_out_wel
 def test_a_search_replays_lookup_on_the_text_of_its_run(with_heads: Path) -> None:
     session = SearchSession.reopen(Path("runs/a"))
     assert with_replays(session)[1] == "", "its run looks at independent drafts only"
-    session = dataclasses.replace(session, families=FamilySpaces((load_space("ngram"),)))
+    families = FamilySpaces((load_space("ngram"),))
+    setting = dataclasses.replace(session.setting, families=families)
+    session = dataclasses.replace(session, setting=setting)
     assert with_replays(session)[1] == "", "alpha was given, which holds for every family"
     session = session.with_scorer(session.scorer.with_acceptance(PriorAcceptance()))
     believed = session.scorer(NGram.usual(session.scorer.target))

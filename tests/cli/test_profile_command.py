@@ -52,7 +52,7 @@ def test_profile_engine_then_search_with_its_latencies(
 ) -> None:
     # The engine's times are made up: this machine's own slowness must not divide them.
     monkeypatch.setattr(
-        "archsearch.pipeline.profile_cpu._probe_slowdown", lambda bench, dtype: lambda: 1.0
+        "archsearch.pipeline.profile.cpu._probe_slowdown", lambda bench, dtype: lambda: 1.0
     )
     profile = next((with_ranks / "profiles").glob("*/*"))
     arguments = (

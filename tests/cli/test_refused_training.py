@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from archsearch.estimate import Estimate
-from archsearch.pipeline import hopeless as asked
+from archsearch.pipeline import scoring as asked
 from archsearch.pipeline.session import SearchSession
 from tests.cli.commands import CONFIRM, invoke
 

@@ -238,10 +238,9 @@ def tiny_drafts() -> list[Architecture]:
     """Shapes of SPACE for the tiny target."""
     import yaml
 
-    from archsearch.pipeline import sample_space
     from archsearch.search.space import SearchSpace
 
-    return sample_space(SearchSpace.from_dict(yaml.safe_load(SPACE), "tiny"), TINY, 60)
+    return SearchSpace.from_dict(yaml.safe_load(SPACE), "tiny").sample(TINY, 60)
 
 
 def make_world(folder: Path) -> Path:

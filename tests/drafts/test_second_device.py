@@ -13,6 +13,7 @@ from archsearch.drafts.heads import HeadPlan, HeadTrainer
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.models.drafts import load_draft
 from archsearch.models.files import HeadFamily
+from archsearch.models.load import LoadedTarget
 from archsearch.models.targets import resolve_target
 from archsearch.text.prompt_set import load_prompt_set
 from archsearch.training.batches import Batch
@@ -35,13 +36,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trainer(folder: Path, run: str, device: str) -> DraftTrainer:
     prompts = load_prompt_set(folder / "prompts.jsonl", None)
     return DraftTrainer(
-        resolve_target(str(folder / "target")),
-        "float32",
+        LoadedTarget(resolve_target(str(folder / "target")), "float32", device),
         prompts,
         folder / run,
         answer_tokens=12,
         threads=1,
-        device=device,
     )
 
 

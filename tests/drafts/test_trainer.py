@@ -26,8 +26,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> DraftTrainer:
     make_model_folder(folder / "target")
     prompts = load_prompt_set(make_prompts(folder / "prompts.jsonl"), None)
     found = DraftTrainer(
-        resolve_target(str(folder / "target")),
-        "float32",
+        LoadedTarget(resolve_target(str(folder / "target")), "float32"),
         prompts,
         folder / "run",
         answer_tokens=16,
@@ -42,7 +41,7 @@ def test_further_text_leaves_out_the_prompts_that_drafts_are_compared_on(
 ) -> None:
     from archsearch.training.distill import DistillConfig, split_heldout
 
-    assert trainer.texts.grow(0.0) == {} and len(trainer.texts.all_training()) == 1
+    assert trainer.grow(0.0) == {} and len(trainer.texts.all_training()) == 1
     # Of all sources the one over the same prompts; the others: test_growth.
     assert trainer.texts.growth._write_sampled(60.0) > 0
     assert len(trainer.texts.all_training()) == 2
@@ -57,7 +56,7 @@ def test_further_text_leaves_out_the_prompts_that_drafts_are_compared_on(
     }
     assert unseen and answered == written - unseen
     again = DraftTrainer(
-        trainer.target, "float32", trainer.prompts, trainer.folder, answer_tokens=16
+        LoadedTarget(trainer.target, "float32"), trainer.prompts, trainer.folder, answer_tokens=16
     )  # another process finds it
     assert [cache.fingerprint for cache in again.texts.all_training()] == [
         cache.fingerprint for cache in trainer.texts.all_training()

@@ -34,7 +34,6 @@ from archsearch.hardware.device import load_device
 from archsearch.latency.composed import constants
 from archsearch.latency.model import LatencyModel
 from archsearch.paths import data_dir
-from archsearch.pipeline import sample_space
 from archsearch.profiles import ForwardShape, Measurement, Profile, freeze_shape
 from archsearch.profiling.gpu_sweep import Asked, Needs, Room, needs, point_of, seed_points
 from archsearch.profiling.points import Point
@@ -51,7 +50,7 @@ def shipped(device: str) -> LatencyModel:
 
 
 def wanted_by_a_search(target: Architecture, ranks: int) -> Needs:
-    drafts = sample_space(load_space("wide-shallow"), target, 200, 0)
+    drafts = load_space("wide-shallow").sample(target, 200, 0)
     return needs(
         drafts, target, DTYPE, MODE, Asked(ranks=ranks), Room(memory_bytes=141e9, cache_bytes=60e6)
     )

@@ -20,7 +20,7 @@ from archsearch.latency.roofline import RooflineLatency
 from archsearch.latency.round_fit import measured_version, rounds_of_row, with_measured_rounds
 from archsearch.latency.rounds import round_time
 from archsearch.pipeline.latency import choose_latency
-from archsearch.pipeline.profile_rounds import variants
+from archsearch.pipeline.profile.gpu import variants
 from archsearch.profiles import Measurement, Profile, RoundShape, find_profile, freeze_shape
 from archsearch.workload import Workload, WorkloadRequest
 

@@ -15,7 +15,6 @@ from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm,
 from archsearch.architecture.published_drafters import usual_head
 from archsearch.errors import MissingDataError
 from archsearch.latency.model import LatencyModel
-from archsearch.pipeline import sample_space
 from archsearch.profiles import ForwardShape, Measurement, Profile, freeze_shape
 from archsearch.search.space import load_space
 from archsearch.workload import Workload
@@ -28,7 +27,7 @@ OUTLIERS, WILD = 3, 4
 
 @pytest.fixture(scope="module")
 def drafts() -> list[Architecture]:
-    return sample_space(load_space("demo"), TARGET, 400)
+    return load_space("demo").sample(TARGET, 400)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,7 @@ def unseen(profile: Profile) -> list[Architecture]:
     seen = {
         ForwardShape.of(row).architecture for row in profile.select("forward", LAW.dtype, "eager")
     }
-    shapes = sample_space(load_space("demo"), TARGET, 80, seed=99)
+    shapes = load_space("demo").sample(TARGET, 80, seed=99)
     return [shape for shape in shapes if shape not in seen]
 
 

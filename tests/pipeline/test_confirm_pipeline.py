@@ -38,7 +38,7 @@ from archsearch.pipeline import (
     search,
 )
 from archsearch.pipeline.in_engine import serving_scorer
-from archsearch.pipeline.profile_engine import profile_engine
+from archsearch.pipeline.profile.engine import profile_engine
 from archsearch.profiles import Profile
 from archsearch.records import as_data, from_data
 from archsearch.report import summary_text

@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 
-from archsearch import pipeline
+from archsearch import demo, pipeline
 from archsearch.architecture.architecture import Architecture
-from archsearch.demo import run as demo
 from archsearch.hardware.identify import identify_cpu
-from archsearch.pipeline import profile_cpu
+from archsearch.pipeline.profile import cpu
 
 TINY = Architecture(32, 64, 1, 2, 2, 16, 64)
 
 
 def test_the_probe_runs() -> None:
     device = replace(identify_cpu(), threads=1)
-    assert profile_cpu.faster_dtype(device, TINY, 8, seconds=0.05) in ("float32", "bfloat16")
+    assert cpu.faster_dtype(device, TINY, 8, seconds=0.05) in ("float32", "bfloat16")
 
 
 @pytest.mark.parametrize(("slow", "fast"), [("float32", "bfloat16"), ("bfloat16", "float32")])
@@ -39,8 +38,8 @@ def test_the_probe_takes_the_dtype_whose_steps_are_faster(monkeypatch, slow, fas
             return run
 
     monkeypatch.setattr("archsearch.profiling.layers.ForwardRun", Steps)
-    monkeypatch.setattr(profile_cpu.time, "perf_counter", lambda: now[0])
-    assert profile_cpu.faster_dtype(identify_cpu(), TINY, 8, seconds=5.0) == fast
+    monkeypatch.setattr(cpu.time, "perf_counter", lambda: now[0])
+    assert cpu.faster_dtype(identify_cpu(), TINY, 8, seconds=5.0) == fast
 
 
 def test_the_demo_asks_for_one_dtype_two_finalists_and_no_head(monkeypatch, tmp_path) -> None:
@@ -58,7 +57,7 @@ def test_the_demo_asks_for_one_dtype_two_finalists_and_no_head(monkeypatch, tmp_
     monkeypatch.setattr(pipeline, "search", searched)
     monkeypatch.setattr(pipeline, "profile_device", profiled)
     monkeypatch.setattr(pipeline, "export_rank", lambda *_: {"output": "o", "note": "n"})
-    monkeypatch.setattr(profile_cpu, "faster_dtype", lambda *_: "float32")
+    monkeypatch.setattr(cpu, "faster_dtype", lambda *_: "float32")
     monkeypatch.setattr(demo, "profiled", lambda: False)
     monkeypatch.setattr(demo, "demo_text", lambda *_: "")
     target = SimpleNamespace(architecture=TINY)

@@ -54,7 +54,7 @@ def answer(case: tuple[str, str, int, str, int]) -> str:
             engine_facts(engine).draft_ranks(workload.tensor_parallel), 352
         )
         limits = memory_limits(space, target, workload, Device.from_dict(h200().device))
-        scorer = Scorer(target, workload, model(engine), PriorAcceptance(), limits=limits)
+        scorer = Scorer(target, workload, model(engine), PriorAcceptance()).with_limits(limits)
         best = search(space, scorer, trials=6).best[0]
     except ArchsearchError as error:
         assert "\n" not in str(error)

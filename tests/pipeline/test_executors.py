@@ -17,8 +17,8 @@ from archsearch.cli.worker import worker as worker_command
 from archsearch.errors import ArchsearchError
 from archsearch.paths import STORAGE_VARIABLE
 from archsearch.pipeline import workers
-from archsearch.pipeline.executors import LocalProcesses, RayTasks, make_executor
 from archsearch.pipeline.session import SearchSession
+from archsearch.pipeline.shared_work import LocalProcesses, RayTasks, make_executor
 from archsearch.workload import WorkloadRequest
 from tests.cli.commands import refused
 

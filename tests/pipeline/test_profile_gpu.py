@@ -20,8 +20,9 @@ from torch.utils._pytree import tree_leaves
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.hardware.device import load_device
 from archsearch.models.targets import TargetRef
-from archsearch.pipeline import ProfileRequest, choose_latency, profile_device, profile_rounds
+from archsearch.pipeline import ProfileRequest, choose_latency, profile_device
 from archsearch.pipeline import profile as pipeline_profile
+from archsearch.pipeline.profile import gpu
 from archsearch.profiles import Profile, RoundShape
 from archsearch.profiling import collectives, cuda
 from archsearch.profiling import gpu_sweep as selection
@@ -176,8 +177,8 @@ def test_rounds_of_an_engine_are_measured_in_it(
         folders[folder] = arch
         return folder
 
-    monkeypatch.setattr(profile_rounds, "make_engine", make)
-    monkeypatch.setattr(profile_rounds, "write_shape", write)
+    monkeypatch.setattr(gpu, "make_engine", make)
+    monkeypatch.setattr(gpu, "write_shape", write)
     monkeypatch.setattr(pipeline_profile, "check_engine_request", lambda request: None)
     target = TargetRef("tiny", TINY)
     asked = {

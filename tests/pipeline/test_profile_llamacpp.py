@@ -16,10 +16,10 @@ from archsearch.engines import registry
 from archsearch.engines.engine import EngineStep
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.models.targets import resolve_target
-from archsearch.pipeline import profile_cpu, profile_engine
 from archsearch.pipeline.latency import choose_latency
-from archsearch.pipeline.profile import profile_device
-from archsearch.pipeline.profile_request import ProfileRequest
+from archsearch.pipeline.profile import cpu, profile_device
+from archsearch.pipeline.profile import engine as in_engine
+from archsearch.pipeline.profile.run import ProfileRequest
 from archsearch.profiles import PassShape, Profile
 from archsearch.report.phrases import latency_warning
 from archsearch.search.space import load_space
@@ -58,12 +58,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return LlamaCpp(name=name, schedules=False)
 
     monkeypatch.setattr(registry, "make_engine", make)
-    monkeypatch.setattr(profile_engine, "check_interpreter_choice", lambda *args: None)
-    monkeypatch.setattr(profile_engine, "can_run", lambda *args: True)
-    monkeypatch.setattr(profile_engine, "engine_target", lambda *args: "target")
-    monkeypatch.setattr(
-        profile_engine, "random_draft", lambda arch, dtype, base: base / arch.label()
-    )
+    monkeypatch.setattr(in_engine, "check_interpreter_choice", lambda *args: None)
+    monkeypatch.setattr(in_engine, "can_run", lambda *args: True)
+    monkeypatch.setattr(in_engine, "engine_target", lambda *args: "target")
+    monkeypatch.setattr(in_engine, "random_draft", lambda arch, dtype, base: base / arch.label())
     return kept
 
 
@@ -132,7 +130,7 @@ def test_what_is_refused(made: list[Any], tmp_path: Path) -> None:
     with pytest.raises(
         ArchsearchError, match="in which vLLM does not compute; add --engine llama.cpp"
     ):
-        profile_cpu.device_dtypes(None, ("q8_0",), engine_facts("vllm"))  # type: ignore[arg-type]
+        cpu.device_dtypes(None, ("q8_0",), engine_facts("vllm"))  # type: ignore[arg-type]
     with pytest.raises(ArchsearchError, match="q8_0 is priced on a CPU only, not on h100"):
         choose_latency(
             WorkloadRequest(gpu="h100", engine="llama.cpp", dtype="q8_0"), TARGET.architecture

@@ -3,6 +3,7 @@ not serve the target."""
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 
 from archsearch.errors import ArchsearchError
-from archsearch.pipeline import survey as module
+from archsearch.pipeline.search import survey, surveyed_devices
 from archsearch.pipeline.session import SearchRequest
-from archsearch.pipeline.survey import survey, surveyed_devices
 from archsearch.report.terminal.survey import survey_text
 from archsearch.workload import WorkloadRequest
+
+module = importlib.import_module("archsearch.pipeline.search")  # its name is the function's
+
 
 SCORE = Path(__file__).parents[1] / "fixtures" / "run-0.2.0" / "gpu" / "best" / "1" / "score.json"
 SHIPPED = ("a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-sxm")

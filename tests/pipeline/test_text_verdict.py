@@ -21,7 +21,7 @@ from archsearch.files import read_json, write_json
 from archsearch.hardware.device import devices
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.pipeline.search import text_result
-from archsearch.pipeline.text_verdict import narrowest, predicted, rounded, speedup_at, text_verdict
+from archsearch.pipeline.train import narrowest, predicted, rounded, speedup_at, text_verdict
 from archsearch.records import from_data
 from archsearch.report.headline import Headline, with_text
 from archsearch.runs.candidate import TrainingRecord

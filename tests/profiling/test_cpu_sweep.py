@@ -12,7 +12,6 @@ import torch
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import Attention, Elementwise, Gemm, forward_ops
 from archsearch.engines.measure.overhead import DRAFT_LAYERS, GAMMAS, measure_overhead
-from archsearch.pipeline import sample_space
 from archsearch.profiles import Measurement, Profile, freeze_shape
 from archsearch.profiling import cpu_sweep as sweeps
 from archsearch.profiling.cpu_sweep import check_points, measure_points, plan, sweep
@@ -25,7 +24,7 @@ TARGET = Architecture(576, 1536, 30, 9, 3, 64, 49152, tie_word_embeddings=True)
 
 @pytest.fixture(scope="module")
 def drafts() -> list[Architecture]:
-    return sample_space(load_space("demo"), TARGET, 200)
+    return load_space("demo").sample(TARGET, 200)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ import torch
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Op
 from archsearch.errors import MissingDataError
-from archsearch.pipeline import sample_space
 from archsearch.profiles import Measurement, Profile, freeze_shape
 from archsearch.profiling import gpu_sweep as selection
 from archsearch.profiling.cpu_sweep import CpuBench
@@ -113,7 +112,7 @@ class FlatModel:
 
 @pytest.fixture(scope="module")
 def drafts() -> list[Architecture]:
-    return sample_space(load_space("default"), TARGET, 300)
+    return load_space("default").sample(TARGET, 300)
 
 
 @pytest.fixture(scope="module")

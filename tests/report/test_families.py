@@ -19,16 +19,14 @@ from archsearch.runs.run import Run
 def row(family: str, speedup: float) -> FamilyRow:
     gain = Estimate(speedup, 0.1, "modelled")
     return FamilyRow(
-        family,
-        f"a {family}",
-        1,
-        3,
-        Estimate(2.0, 0.1, "measured"),
-        gain,
-        "9 held-out tokens",
-        60.0,
-        0.0,
-        "",
+        family=family,
+        label=f"a {family}",
+        rank=1,
+        gamma=3,
+        tau=Estimate(2.0, 0.1, "measured"),
+        speedup=gain,
+        measured_on="9 held-out tokens",
+        seconds=60.0,
     )
 
 

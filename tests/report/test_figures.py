@@ -15,8 +15,8 @@ from PIL import Image
 
 from archsearch.estimate import Estimate
 from archsearch.needs import Needs
-from archsearch.pipeline import report_curves as curves_of_runs
-from archsearch.records import WRONG_SHAPE, from_data
+from archsearch.pipeline import curves as curves_of_runs
+from archsearch.records import WRONG_SHAPE, from_data, save
 from archsearch.report.best import section_best
 from archsearch.report.chart_files import chart_csv, named_tables
 from archsearch.report.chart_page import plotly_figure, scripts
@@ -29,8 +29,8 @@ from archsearch.report.reading import read_run
 from archsearch.report.reproduce import search_command
 from archsearch.report.section import Cell, Section, Table, charts_of, text_cell
 from archsearch.runs.budgets import BudgetDrafter, BudgetRow, Budgets, write_budgets
-from archsearch.runs.curves import CURVES_FILE, Bar, Curve, Curves, Point, write_curves
-from archsearch.search.why import DecidingTerm, Rival
+from archsearch.runs.curves import CURVES_FILE, Bar, Curve, Curves, Point
+from archsearch.search.ranking import DecidingTerm, Rival
 from tests.report.test_report import make_run
 
 BAD = '</script><img src=x onerror="alert(1)"> & "quoted"'
@@ -65,7 +65,7 @@ def some_curves(label: str = "2x576 ffn1536") -> Curves:
 
 def test_curves_come_back_as_they_were_written(tmp_path: Path) -> None:
     run = make_run(tmp_path, trials=12)
-    write_curves(run, some_curves())
+    save(run.path / CURVES_FILE, some_curves())
     assert read_run(run).curves == some_curves()
     broken = json.loads((run.path / CURVES_FILE).read_text())
     for change in (
@@ -83,7 +83,7 @@ def test_curves_come_back_as_they_were_written(tmp_path: Path) -> None:
 
 def test_where_speculation_stops_paying_and_why_it_won(tmp_path: Path) -> None:
     run = make_run(tmp_path, trials=12)
-    write_curves(run, some_curves())
+    save(run.path / CURVES_FILE, some_curves())
     page, sections = page_of(run)
     for words in (
         "batch size: it pays up to a batch of 3.",
@@ -125,7 +125,7 @@ def test_what_a_budget_buys_is_the_first_picture(tmp_path: Path) -> None:
         BudgetRow(100.0, (trained, there, lookup)),
     )
     write_budgets(run.path, Budgets("h100", rows))
-    write_curves(run, some_curves())
+    save(run.path / CURVES_FILE, some_curves())
     page, sections = page_of(run)
     charts = charts_of(sections)
     assert [chart.key for chart in charts[:2]] == ["costs", "by-batch"]
@@ -194,7 +194,7 @@ def test_a_section_without_content_is_shown_by_nobody() -> None:
 
 def test_nothing_from_files_becomes_markup_or_script(tmp_path: Path) -> None:
     run = make_run(tmp_path, trials=12, target="smollm2-135m")
-    write_curves(run, some_curves(BAD))
+    save(run.path / CURVES_FILE, some_curves(BAD))
     run.info["arguments"]["target"] = BAD
     page, sections = page_of(run)
     assert "<img" not in page and page.count("</script>") == 3 and page.count("<script") == 3
@@ -240,7 +240,7 @@ def test_a_chart_draws_bands_bars_and_two_scales() -> None:
 
 def test_pictures_and_tables_as_files(tmp_path: Path) -> None:
     run = make_run(tmp_path, "confirmed", trials=20)
-    write_curves(run, some_curves("=cmd|' /C calc'!A0"))
+    save(run.path / CURVES_FILE, some_curves("=cmd|' /C calc'!A0"))
     written = write_figures(run)
     names = {path.name for path in written}
     for key in ("by-batch", "time-passes", "trials", "ladder", "positions"):

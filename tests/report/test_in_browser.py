@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from archsearch.records import save
 from archsearch.report import write_html
-from archsearch.runs.curves import write_curves
+from archsearch.runs.curves import CURVES_FILE
 from tests.report.test_figures import BAD, some_curves
 from tests.report.test_report import make_run
 
@@ -63,7 +64,7 @@ def test_every_figure_is_drawn_and_nothing_is_cut(
 ) -> None:
     run = make_run(tmp_path, state, trials=40)
     if state != "unfinished":
-        write_curves(run, some_curves(BAD if state == "confirmed" else "2x576"))
+        save(run.path / CURVES_FILE, some_curves(BAD if state == "confirmed" else "2x576"))
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
     faults: list[str] = []

@@ -69,13 +69,9 @@ def make_scorer(smollm2):
     """A Scorer of SmolLM2 with the prior; keywords go to the latency, `limits` to the scorer."""
 
     def make(limits: Limits | None = None, workload: Workload | None = None, **latency) -> Scorer:
-        return Scorer(
-            smollm2,
-            workload or Workload(),
-            RooflineLatency(**latency),
-            PriorAcceptance(),
-            limits=limits,
-        )
+        known = RooflineLatency(**latency)
+        scorer = Scorer(smollm2, workload or Workload(), known, PriorAcceptance())
+        return scorer.with_limits(limits or Limits())
 
     return make
 

@@ -13,10 +13,10 @@ import pytest
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.search import storage as storages
-from archsearch.search.identity import identity_of, study_name
 from archsearch.search.objective import Scorer
 from archsearch.search.samplers import make_sampler
 from archsearch.search.space import SearchSpace, load_space
+from archsearch.search.storage import identity_of, study_name
 from archsearch.search.study import STUDY, How, search
 
 TARGET = Architecture(576, 1536, 30, 9, 3, 64, 49152, tie_word_embeddings=True)

@@ -77,14 +77,9 @@ class World:
 
 @pytest.fixture
 def scorer(smollm2, roofline):
-    return Scorer(
-        smollm2,
-        Workload(),
-        roofline(relative_std=0.06),
-        PriorAcceptance(),
-        gammas=(3,),
-        target_correlation=0.5,
-    )
+    latency = roofline(relative_std=0.06)
+    latency.target_correlation = 0.5
+    return Scorer(smollm2, Workload(), latency, PriorAcceptance(), gammas=(3,))
 
 
 def test_belief_has_the_stds_of_the_scores_and_of_their_differences(scorer):

@@ -6,10 +6,10 @@ import doctest
 import pytest
 
 from archsearch.report.terminal.search import regret_lines
-from archsearch.search import regret as regret_module
+from archsearch.search import samplers as regret_module
 from archsearch.search.exact import rank_alone
 from archsearch.search.objective import Score
-from archsearch.search.regret import regret_of, through
+from archsearch.search.samplers import regret_of, through
 from archsearch.search.space import Limits, SearchSpace, load_space
 from archsearch.search.study import How, merged, search
 

@@ -9,9 +9,9 @@ import pytest
 from archsearch.acceptance.estimator import GivenAcceptance, VocabularyCoverage
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.search.exact import rank_alone
-from archsearch.search.identity import identity_of, study_name
 from archsearch.search.objective import Scorer
 from archsearch.search.space import Limits, SearchSpace, load_space
+from archsearch.search.storage import identity_of, study_name
 from archsearch.search.study import How, open_storage, search
 from archsearch.workload import Workload
 

@@ -10,7 +10,7 @@ from archsearch.acceptance.estimator import GivenAcceptance
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.search.objective import Scorer
-from archsearch.search.why import LEAST_TOLD, rivals
+from archsearch.search.ranking import LEAST_TOLD, rivals
 from archsearch.workload import Workload
 
 SHAPES = [

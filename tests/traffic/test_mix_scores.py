@@ -22,6 +22,7 @@ from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.paths import data_dir
 from archsearch.profiles import Profile
+from archsearch.records import as_data, from_data
 from archsearch.search.exact import exact_grid, rank_all
 from archsearch.search.mixed import MixScore
 from archsearch.search.objective import Score, Scorer
@@ -270,7 +271,7 @@ def test_a_mix_reads_back_what_it_wrote() -> None:
         mix(CHAT, tensor_parallel=0)
     score = scorer(mix(RATE | {"requests_per_second": 1e6}))(next(iter(space().enumerate(TARGET))))
     assert score.mix is not None and math.isinf(score.mix.parts[0].ttft_s)
-    assert MixScore.from_dict(score.mix.to_dict()) == score.mix
+    assert from_data(MixScore, as_data(score.mix)) == score.mix
     assert replace(score.mix, objective="tpot", value=1.0, plain=2.0).gain == 2.0 and np.isfinite(
         score.worth
     )

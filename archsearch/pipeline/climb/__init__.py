@@ -1,12 +1,11 @@
 """A search that trains, inside a time budget: from the prior over short trainings to finalists
 (successive halving), or, by a plan without rounds, the prior's best at once.
 
-    plan.py       the minutes of every step, and the text that comes first
+    plan.py       the minutes of every step, the text that comes first, and what came of it as rows
     climb.py      the order of the steps: who is trained, who is dropped
     belief.py     what is known of acceptance after them, and how sure that is
     trainings.py  drafts trained short and in full, what that takes
     race.py       heads beside drafts: which family gets the rest
-    tables.py     columns of trials.csv, rows of the report
 
 `archsearch.search.rungs` decides (numbers in, choices out), `archsearch.drafts.trainer` trains,
 `archsearch.runs.state` remembers.
@@ -18,11 +17,13 @@ from archsearch.pipeline.climb.plan import (
     affordable_prompts,
     confirm_seconds,
     make_plan,
+    measured_row,
     plan_text,
+    summary,
+    trial_rows,
     write_texts,
 )
 from archsearch.pipeline.climb.race import HeadRungs
-from archsearch.pipeline.climb.tables import measured_row, summary, trial_rows
 from archsearch.pipeline.climb.trainings import Trainings, work
 
 __all__ = [

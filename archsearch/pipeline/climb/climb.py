@@ -17,7 +17,6 @@ from archsearch.acceptance.estimator import AcceptanceObservation
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import TrainedDraft, read_curve
 from archsearch.drafts.trainer import choose_finalists
-from archsearch.files import read_json
 from archsearch.pipeline.climb import race
 from archsearch.pipeline.climb.belief import Belief, slope
 from archsearch.pipeline.climb.trainings import Trainings
@@ -249,7 +248,7 @@ class Climb:
 
     def measured(self, draft: TrainedDraft) -> Score:
         """The score of a trained draft, by what was measured of it."""
-        return self.judge.measured(draft.architecture, draft.alpha, draft.tau)
+        return draft.score(self.judge)
 
     # -- time
     # ----------------------------------------------------------------------------------------------
@@ -411,16 +410,9 @@ class Climb:
         predicted = {score.architecture: score.alpha for score in entry.predicted}
         for draft in drafts:
             row = self.row(2, 0, self.measured(draft), "trained", "measured on held-out text")
-            training = read_json(draft.folder / "training.json", "training record")
-            self.state.record(
-                replace(
-                    row,
-                    tokens=training["tokens"],
-                    seconds=training["seconds"],
-                    measured=None,
-                    predicted_alpha=predicted[draft.architecture],
-                )
-            )
+            tokens, seconds = self.trainings.trainer.spent(draft.architecture)
+            row = replace(row, tokens=tokens, seconds=seconds, measured=None)
+            self.state.record(replace(row, predicted_alpha=predicted[draft.architecture]))
         rows = self.state.rungs
         last = {row.shape: row.round for row in sorted(rows, key=lambda row: row.round)}
         why = "not chosen for the next round or the finalists"

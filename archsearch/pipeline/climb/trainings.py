@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
@@ -19,14 +18,14 @@ from archsearch import speedup as speculation
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters
 from archsearch.drafts.records import ShortTraining, TrainedDraft
+from archsearch.drafts.trainer import DraftTrainer
 from archsearch.estimate import Estimate
-from archsearch.pipeline import shared_work
 from archsearch.pipeline.shared_work import Job, SharedWork, train_job
 from archsearch.progress import human_time, say
 from archsearch.runs.state import FinalistsEntry, Longer, StateFile, TextEntry
 from archsearch.search import rungs
 from archsearch.search.objective import Score, Scorer
-from archsearch.training.curves import Split, Supply, best_split, split_at
+from archsearch.training.curves import Split, best_split, split_at
 
 ALL_SHARE: Final = 0.5  # of the time for full trainings; the rest goes to the best
 SAME_TOKENS: Final = 0.02  # apart by less than this share, two trainings count as equally long
@@ -40,28 +39,12 @@ LEAST_MORE: Final = (
 )
 
 
-class Trainer(shared_work.Trainer, Protocol):
-    """What trains drafts and writes their text; `archsearch.drafts.trainer` has the real one."""
-
-    def draft_folder(self, arch: Architecture) -> Path: ...
-
-    def spent(self, arch: Architecture) -> tuple[int, float]:
-        """(tokens, seconds) that a draft was trained for so far."""
-        ...
-
-    def text_tokens(self) -> int: ...
-
-    def supplies(self) -> list[Supply]: ...
-
-    def grow(self, budget_s: float) -> object: ...
-
-
 @dataclass
 class Trainings:
     """Who trains, where it is written down, and what took how long so far. `shared`: where others
     train along; `shorts`: the short trainings, which a climb learns from as they come."""
 
-    trainer: Trainer
+    trainer: DraftTrainer
     file: StateFile
     seed: int = 0
     shared: SharedWork | None = None
@@ -252,7 +235,7 @@ def equal_tokens(seconds: float, speeds: Sequence[float], done: Sequence[int]) -
 
 
 def train_alike(
-    trainer: Trainer,
+    trainer: DraftTrainer,
     shapes: Sequence[Architecture],
     tokens: int,
     left_s: Callable[[], float],
@@ -309,7 +292,7 @@ def best_of(drafts: Sequence[TrainedDraft], scorer: Scorer) -> int:
     most = max(draft.tokens for draft in drafts)
     level = all(draft.stopped or most - draft.tokens <= SAME_TOKENS * most for draft in drafts)
     if level or not all(draft.points for draft in drafts):
-        scores = [scorer.measured(draft.architecture, draft.alpha, draft.tau) for draft in drafts]
+        scores = [draft.score(scorer) for draft in drafts]
     else:
         common = min(draft.points[-1][0] for draft in drafts)
         scores = [_score_at(draft, common, scorer) for draft in drafts]

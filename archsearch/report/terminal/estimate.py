@@ -6,6 +6,7 @@ from typing import Any
 
 from archsearch.estimate import Estimate
 from archsearch.needs import Needs
+from archsearch.records import from_data
 from archsearch.report.answer import SCREEN, gain_words, hours_words, needs_words
 from archsearch.report.mixes import asked_words, load_words, mix_lines, mix_words
 from archsearch.report.phrases import dtype_words, latency_warning, round_words, verdict
@@ -135,7 +136,7 @@ def explained_text(result: dict[str, Any]) -> str:
         "",
     ]
     scored = [
-        (f"{entry['draft']} in {entry['served']}", MixScore.from_dict(entry["mix"]))
+        (f"{entry['draft']} in {entry['served']}", from_data(MixScore, entry["mix"]))
         for entry in entries
         if entry["mix"]
     ]

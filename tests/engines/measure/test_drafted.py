@@ -15,7 +15,7 @@ from archsearch.drafters.read import drafter_of_config, family_of_config
 from archsearch.engine_facts import engine_facts
 from archsearch.engines.measure.passes import Case, PassRequest, measure_passes
 from archsearch.files import read_json
-from archsearch.pipeline.profile_engine import drafted_cases
+from archsearch.pipeline.profile.engine import drafted_cases
 from archsearch.profiles import DraftedShape
 from tests.doubles.made_up_engine import MadeUpEngine
 

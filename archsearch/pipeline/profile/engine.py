@@ -36,7 +36,7 @@ from archsearch.export.drafters import drafter_config
 from archsearch.files import write_json
 from archsearch.hardware.device import Device
 from archsearch.pipeline.in_engine import can_run, engine_target, random_draft, write_shape
-from archsearch.pipeline.profile_request import ProfileRequest
+from archsearch.pipeline.profile.run import ProfileRequest
 from archsearch.profiles import DraftedShape, Profile
 from archsearch.progress import ProgressLine
 from archsearch.workload import DTYPE_BYTES
@@ -52,16 +52,14 @@ ENGINE_BYTES: Final = 3 << 30
 def check_engine_request(request: ProfileRequest) -> None:
     """Raise ArchsearchError, before anything is measured, where the engine to be profiled is absent
     or has no target to run."""
-    name, ref = request.engine_name, request.target_ref
+    name = request.engine_name
     if request.quick and not engine_facts(name).gguf:
         able = " or ".join(engines_that(lambda row: row.gguf))
         raise ArchsearchError(f"--quick is for --engine {able}; give the time with --budget")
     check_interpreter_choice(name, request.engine_python)
     if engine_facts(name).in_process or not request.engine:
         return
-    if ref is None:
-        raise ArchsearchError(f"profiling {name} runs a target in it; name one with --target")
-    can_run(name, ref)
+    can_run(name, request.target_in_engine())
 
 
 def profile_engine(
@@ -83,9 +81,7 @@ def profile_engine(
     """
     from archsearch.engines import registry
 
-    name, ref = request.engine_name, request.target_ref
-    if ref is None:
-        raise ArchsearchError(f"profiling {name} runs a target in it; name one with --target")
+    name, ref = request.engine_name, request.target_in_engine()
     facts, before = engine_facts(name), len(profile.rows)
     with (
         tempfile.TemporaryDirectory(dir=profile.folder, prefix=".engine-") as temporary,

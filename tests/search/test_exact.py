@@ -30,10 +30,8 @@ from archsearch.hardware.device import load_device
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.paths import data_dir
-from archsearch.pipeline import sample_space
 from archsearch.profiles import Profile
-from archsearch.search.exact import exact_grid, rank_all, rank_alone
-from archsearch.search.grid import SpaceGrid, can_score, grid_of
+from archsearch.search.exact import SpaceGrid, can_score, exact_grid, grid_of, rank_all, rank_alone
 from archsearch.search.objective import Latency, Scorer
 from archsearch.search.space import Limits, SearchSpace, list_spaces, load_space
 from archsearch.search.study import How, search
@@ -53,8 +51,8 @@ def shipped(device: str) -> Profile:
 def scorer_of(
     target: Architecture, space: SearchSpace, latency: Latency, workload: Workload, **more: Any
 ) -> Scorer:
-    more = {"limits": space.limits(target), **more}
-    return Scorer(target, workload, latency, more.pop("acceptance", PriorAcceptance()), **more)
+    scorer = Scorer(target, workload, latency, more.pop("acceptance", PriorAcceptance()), **more)
+    return scorer.with_limits(space.limits(target))
 
 
 def compare(scorer: Scorer, grid: SpaceGrid, space: SearchSpace, some: int = 40) -> None:
@@ -178,7 +176,7 @@ def test_a_gpu_carried_over_and_one_of_its_datasheet_only() -> None:
 
 @pytest.fixture(scope="module")
 def cpu() -> Profile:
-    return write_profile(None, sample_space(load_space("demo"), SMOLLM2, 60), SMOLLM2, CostLaw())
+    return write_profile(None, load_space("demo").sample(SMOLLM2, 60), SMOLLM2, CostLaw())
 
 
 @pytest.mark.parametrize("engine", [None, "transformers", "llama.cpp"])
@@ -238,10 +236,9 @@ def test_every_gamma_text_and_what_was_measured(gammas: tuple[int, ...]) -> None
         Workload(1, 1000, 1, "bfloat16", "graph", temperature=0.8),
         gammas=gammas,
         domain="code",
-        coverage=coverage,
-        limits=Limits(2_000_000_000, 6 * 10**9),
     )
-    draft = sample_space(space, target, 1)[0]
+    scorer = scorer.with_limits(Limits(2_000_000_000, 6 * 10**9)).with_coverage(coverage)
+    draft = space.sample(target, 1)[0]
     learnt = PriorAcceptance().fit(
         [AcceptanceObservation(draft, Estimate(0.62, 0.02, "measured"), scorer.context)]
     )
@@ -277,8 +274,7 @@ def test_limits_hold_and_ranking_counts(cpu: Profile) -> None:
         space,
         LatencyModel(cpu, CostLaw().dtype),
         Workload(1, 200, 1, CostLaw().dtype),
-        limits=Limits(20_000_000),
-    )
+    ).with_limits(Limits(20_000_000))
     grid = grid_of(space, SMOLLM2)
     assert grid is not None
     ranking = rank_all(scorer, grid, 10)

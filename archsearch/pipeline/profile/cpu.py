@@ -12,20 +12,20 @@ from archsearch.engine_facts import ANY_ENGINE, EngineFacts, engine_facts
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.hardware.device import Device
 from archsearch.latency.model import LatencyModel
-from archsearch.pipeline.profile_check import ProfileRun
-from archsearch.pipeline.profile_engine import profile_engine
-from archsearch.pipeline.profile_request import ENGINE_STAND_IN, ProfileRequest
+from archsearch.pipeline.profile.engine import profile_engine
+from archsearch.pipeline.profile.run import ENGINE_STAND_IN, ProfileRequest, ProfileRun
 from archsearch.pipeline.serving import check_dtype
 from archsearch.profiles import EngineShape, Profile, cpu_stack
 from archsearch.progress import ProgressLine
 from archsearch.workload import dtype_name
 
-PROBE_S: Final = 8.0  # beside some seconds to build the models
-PROBE_POOL_BYTES: Final = 32 << 20
-
 if TYPE_CHECKING:
     from archsearch.profiling.cpu_sweep import CpuBench
     from archsearch.profiling.points import Bench
+
+
+PROBE_S: Final = 8.0  # beside some seconds to build the models
+PROBE_POOL_BYTES: Final = 32 << 20
 
 
 def profile_cpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
