@@ -21,7 +21,7 @@ import math
 import os
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -141,6 +141,23 @@ class Provenance:
     row_relative_std: dict[str, float] = field(default_factory=dict)
     frameworks_compared: dict[str, dict[str, Compared]] = field(default_factory=dict)
     told_from_kept_rows: dict[str, dict[str, Errors]] = field(default_factory=dict)
+
+    def count(self, kind: str, label: str, table: Table, kept: int) -> None:
+        """Note what a table of `kind` held, and how many of its rows are kept."""
+        self.rows_available[label], self.rows_kept[label] = table.read, kept
+        self.kernel_sources[label] = table.kernel_sources
+        if table.ignored:
+            self.rows_ignored[label] = table.ignored
+        if table.versions:
+            self.table_versions[kind] = ", ".join(table.versions)
+
+    def compare(self, kind: str, ours: Table, others: Mapping[str, Mapping[Key, float]]) -> None:
+        """Note how far other frameworks are from a table of `kind`."""
+        std, compared = disagreement(ours.times_s, others, _small)
+        if compared:
+            self.frameworks_compared[kind] = compared
+            if kind != "context":
+                self.row_relative_std["attention" if kind == "decode" else kind] = std
 
 
 @dataclass(frozen=True, slots=True)
@@ -688,43 +705,19 @@ def import_tables(
     stack = {PACKAGE: package_version, framework: about.framework_version}
     profile = Profile(device.to_dict(), stack)
     planned = float(sum(COMPACT_ROWS.values()) if compact else len(names))
-    chosen: dict[str, set[Key]] = {}
-    done = 0
+    choice = _Choice(about, progress, planned)
     for dtype in names:
-        progress(f"reading {dtype}", done, planned)
-        for kind, table in source.tables(dtype, compact).items():
+        progress(f"reading {dtype}", choice.done, planned)
+        for kind, whole in source.tables(dtype, compact).items():
             label = kind if dtype == names[0] else f"{kind} {dtype}"
-            whole = table.times_s
-            fast = {key for key in whole if _impossible(key[0], device, dtype, whole[key])}
-            table = table.without(fast, "faster than the memory")
-            times = table.times_s
-            if compact and kind in chosen:  # a further dtype: the shapes of the first
-                times = {key: seconds for key, seconds in times.items() if key in chosen[kind]}
-            elif compact and kind in COMPACT_ROWS:
-
-                def tick(
-                    rows: int, what: str = f"choosing {kind} rows", before: int = done
-                ) -> None:
-                    progress(what, before + rows, planned)
-
-                plain: Mapping[Any, float] = times  # of GEMMs and attention only
-                kept, about.told_from_kept_rows[label] = compress(kind, plain, tick=tick)
-                times = {key: seconds for key, seconds in times.items() if key in kept}
-                done += COMPACT_ROWS[kind]
-                chosen[kind] = set(times)
-            about.rows_available[label], about.rows_kept[label] = table.read, len(times)
-            about.kernel_sources[label] = table.kernel_sources
-            if table.ignored:
-                about.rows_ignored[label] = table.ignored
-            if table.versions:
-                about.table_versions[kind] = ", ".join(table.versions)
+            read = whole.times_s
+            fast = {key for key in read if _impossible(key[0], device, dtype, read[key])}
+            table = whole.without(fast, "faster than the memory")
+            times = choice.of(kind, label, table.times_s) if compact else table.times_s
+            about.count(kind, label, table, len(times))
             profile.add(_rows(times, device, dtype))
             if dtype == names[0] and kind in ALWAYS:
-                std, compared = disagreement(whole, source.others(kind, dtype), _small)
-                if compared:
-                    about.frameworks_compared[kind] = compared
-                    if kind != "context":
-                        about.row_relative_std["attention" if kind == "decode" else kind] = std
+                about.compare(kind, whole, source.others(kind, dtype))
     profile.provenance = as_data(about)
     profile.origin = (
         f"composed from kernel tables of {PACKAGE} {package_version} (NVIDIA, {LICENCE};"
@@ -732,6 +725,31 @@ def import_tables(
         " measured by archsearch"
     )
     return profile
+
+
+@dataclass
+class _Choice:
+    """Which rows of each kind a compact profile keeps; `done` of `planned` rows are chosen."""
+
+    about: Provenance
+    progress: Progress
+    planned: float
+    done: int = 0
+    chosen: dict[str, Collection[Key]] = field(default_factory=dict)
+
+    def of(self, kind: str, label: str, times: dict[Key, float]) -> dict[Key, float]:
+        """Those of `times` that are kept: of a further dtype the shapes of the first."""
+        if kind in COMPACT_ROWS and kind not in self.chosen:
+            plain: Mapping[Any, float] = times  # of GEMMs and attention only
+
+            def tick(rows: int) -> None:
+                self.progress(f"choosing {kind} rows", self.done + rows, self.planned)
+
+            found = compress(kind, plain, tick=tick)
+            self.chosen[kind], self.about.told_from_kept_rows[label] = found
+            self.done += COMPACT_ROWS[kind]
+        kept = self.chosen.get(kind, times)
+        return {key: seconds for key, seconds in times.items() if key in kept}
 
 
 def _rows(times: Mapping[Key, float], device: Device, dtype: str) -> list[Measurement]:
