@@ -76,6 +76,9 @@ class EngineFacts:
     schedule_doubt: str = (
         ""  # what is known to go wrong with its schedules, and what it has instead
     )
+    # first version that chooses step by step which draft tokens it verifies, and of which families
+    adaptive_since: str = ""
+    adaptive: frozenset[str] = frozenset()
     unscheduled: frozenset[str] = (
         frozenset()
     )  # families for which it takes one gamma only, although it schedules others
@@ -263,10 +266,13 @@ _ROWS: Final = (
             " at 0 too, and has been seen to collapse under load (vLLM issue 49548): measure it"
             " beside one gamma. Where vLLM 0.32 and later start with"
             ' "enable_adaptive_verification": true (model runner V2, attention with graphs for'
-            " unequal rows; refused at start elsewhere), use that instead, with the largest gamma"
-            " of this table: it chooses by step from costs profiled at start, at one context"
-            " (VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN), and is not priced here"
+            " unequal rows; refused at start elsewhere), that is the safer: it chooses by step"
+            " from costs profiled at start, at one context"
+            " (VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN); archsearch schedule prices both"
         ),
+        # docs/features/speculative_decoding/adaptive_verification.md of v0.32.0; pull request 52228
+        adaptive_since="0.32",
+        adaptive=frozenset({"independent", "eagle3", "eagle", "mtp", "dflash"}),
         # num_speculative_tokens_per_batch_size: Medusa and suffix assert one number, parallel
         # drafting reshapes by a fixed one
         unscheduled=frozenset({"medusa", "suffix", "peagle", "pard"}),

@@ -1,5 +1,5 @@
-"""The mathematics of speculation. Seconds and probabilities in, numbers out; nothing else is
-imported.
+"""The mathematics of speculation. Seconds and probabilities in, numbers out; nothing else of
+archsearch is imported.
 
     speedup = tau * decode_s / (draft_s + verify_s + overhead_s)
     tau = (1 - alpha^(gamma + 1)) / (1 - alpha)
@@ -18,9 +18,13 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.estimate import Estimate, weakest_source
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 ALPHA_LIMITS: Final = (0.002, 0.998)  # beyond these a measured alpha says nothing about its logit
 
@@ -223,6 +227,27 @@ def alpha_from_tau(tau_value: float, gamma: int) -> float:
             f" {gamma}"
         )
     return rising_root(lambda alpha: tau(alpha, gamma), tau_value, 0.0, 1.0)
+
+
+def tokens_by_budget(
+    alpha: float, gamma: int, known: float, requests: int = 512
+) -> NDArray[np.float64]:
+    """Tokens of a request's round, by how many draft tokens of all `requests` are verified
+    [requests * gamma + 1]: first those likeliest to be reached and accepted.
+
+    `known`: the share of acceptance's variance that is forecast token by token, between 0 (each
+    request looks alike) and 1. Forecasts follow a beta distribution, drawn with one seed.
+    """
+    import numpy as np
+
+    chances = np.full((requests, gamma), alpha)
+    if 0.0 < known < 1.0 and 0.0 < alpha < 1.0:
+        weight = 1.0 / known - 1.0
+        drawn = np.random.default_rng(0)
+        chances = drawn.beta(weight * alpha, weight * (1.0 - alpha), (requests, gamma))
+    survival = np.sort(np.cumprod(chances, axis=1), axis=None)[::-1]
+    survival *= (tau(alpha, gamma) - 1.0) * requests / max(float(survival.sum()), 1e-12)
+    return np.concatenate([[1.0], 1.0 + np.cumsum(survival) / requests])
 
 
 def rising_root(reached: Callable[[float], float], wanted: float, low: float, high: float) -> float:

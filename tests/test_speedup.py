@@ -10,7 +10,7 @@ import pytest
 
 from archsearch import speedup as sp
 from archsearch.estimate import Estimate
-from archsearch.speedup import Tree
+from archsearch.speedup import Tree, tau, tokens_by_budget
 
 LOG = (
     0.2723,
@@ -236,3 +236,12 @@ def test_trees_published_of_one_head_are_within_ten_percent() -> None:
     for tree, published in (((4, 2, 16), 2.47), ((4, 4, 16), 2.95), ((4, 8, 16), 3.26)):
         made = Tree(*tree)
         assert made.tau([0.64] * made.steps) == pytest.approx(published, rel=0.1)
+
+
+def test_tokens_by_budget_are_the_likeliest_first() -> None:
+    """Alike requests fill position after position; forecasts bring more of the same tokens sooner."""
+    alike, told = (tokens_by_budget(0.7, 4, known, requests=100) for known in (0.0, 0.4))
+    for verified in range(5):
+        assert alike[100 * verified] == pytest.approx(tau(0.7, verified))
+    assert told[0] == 1.0 and told[-1] == pytest.approx(tau(0.7, 4))
+    assert (told[1:-1] > alike[1:-1]).all() and (told[1:] >= told[:-1]).all()

@@ -8,10 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+from packaging.version import Version
+
 from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.registry import as_drafter
 from archsearch.engine_facts import engine_facts, engine_title, shared_by
+from archsearch.engine_rounds import engine_rounds, newest_version
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.export import vllm_config
@@ -34,8 +38,19 @@ from archsearch.schedule import (
     schedule_from_points,
 )
 from archsearch.search.objective import Score, Scorer
-from archsearch.speedup import drifting_positions
+from archsearch.speedup import alpha_from_tau, drifting_positions, tokens_by_budget
 from archsearch.traffic.curve import at, speedup_when_off
+
+FORECAST: Final = (0.31, 0.10)
+"""Share of acceptance's variance that the draft's own confidence forecasts, and its std: a logistic
+on logit(largest probability), as vLLM fits it, held out on 30 texts of a trained draft (0.27 and
+0.35)."""
+ADAPTING_COSTS: Final = (0.06, 0.05)
+"""Share of throughput that adaptive verification costs where it trims next to nothing: 5 to 8 % at
+4 to 32 requests (vLLM pull request 52362, MI355X; another run of it 14 to 20 %)."""
+
+WORTH_BEING_SAFE: Final = 0.15
+"""Share of throughput given up, at most, for what does not collapse (a choice)."""
 
 BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -128,6 +143,86 @@ def schedule_point(
     return SchedulePoint(batch, 0, Estimate(1.0, 0.0, off.source), off, by_gamma)
 
 
+def adaptive_speedup(scorer: Scorer, draft: Draft, tokens: Estimate, gamma: int) -> Estimate:
+    """Speed-up of drafting `gamma` tokens for every request and verifying as many of all of them as
+    bring the most tokens a second, the likeliest first: vLLM's adaptive verification.
+
+    `tokens`: tau where all are verified. Its doubt is the caller's; the std here is that of what
+    the engine can forecast and of what choosing costs it.
+    """
+    latency, target, work = scorer.latency, scorer.target, scorer.workload
+
+    graph = latency.rounds.costs.largest_graph if latency.rounds is not None else None
+    roomy = latency  # graphs are of the rows that are verified, not of all that were drafted
+    if latency.rounds is not None and graph and graph < work.batch_size * (gamma + 1):
+        served = latency.rounds
+        options = {**served.options, "max_cudagraph_capture_size": str(10**9)}
+        wide = engine_rounds(served.engine, served.version, options, served.drafter)
+        roomy = latency.with_rounds(wide) if wide is not None else latency
+
+    def round_s(verified: int) -> float:
+        timed = roomy if work.batch_size * (verified + 1) <= (graph or 0) else latency
+        read = latency.verify_s(target, work, verified)
+        return float(timed.round(target, draft, work, gamma, read).round_s.value)
+
+    # fewer rows take no longer (as in vLLM's own table)
+    seconds = np.maximum.accumulate([round_s(verified) for verified in range(gamma + 1)])
+    alpha = alpha_from_tau(tokens.value, gamma)
+
+    def best(known: float) -> float:
+        gained = tokens_by_budget(alpha, gamma, known)
+        budgets = np.linspace(0.0, gamma, len(gained))
+        rate = float(np.max(gained / np.interp(budgets, np.arange(gamma + 1), seconds)))
+        return rate * scorer.decode_s.value * (1.0 - ADAPTING_COSTS[0])
+
+    known, doubt = FORECAST
+    value = best(known)
+    unsure = np.hypot(0.5 * (best(known + doubt) - best(known - doubt)), value * ADAPTING_COSTS[1])
+    return Estimate(value, float(unsure), "modelled")
+
+
+def _adaptive(
+    asked: _Asked, draft: Draft, taus: Mapping[int, Estimate], schedule: GammaSchedule
+) -> dict[str, Any] | None:
+    """Adaptive verification beside the schedule, with the gamma that loses least on it at its worst
+    batch size: its speed-up at each point, and which to use. None where the engine has none for
+    such a drafter."""
+    facts, most = engine_facts(asked.engine), largest_gamma(schedule.ranges, 0)
+    version = asked.scorer.latency.engine_version or newest_version(asked.engine)
+    able = [gamma for gamma in sorted(taus) if gamma <= most]
+    if asked.drafter.family not in facts.adaptive or not able:
+        return None
+    if Version(version) < Version(facts.adaptive_since):
+        return None
+    places = [
+        (point, at(asked.scorer, as_drafter(draft), "batch", point.batch_size))
+        for point in schedule.points
+    ]
+
+    def speeds_of(gamma: int) -> list[Estimate]:
+        return [adaptive_speedup(local, draft, taus[gamma], gamma) for _, local in places]
+
+    def gains_of(speeds: Sequence[Estimate]) -> list[float]:
+        """Over the table, at each batch size."""
+        told = [point.speedup.value if point.speedup else 1.0 for point, _ in places]
+        return [speed.value / table for speed, table in zip(speeds, told, strict=True)]
+
+    found = {gamma: speeds_of(gamma) for gamma in able}
+    gamma = max(found, key=lambda each: min(gains_of(found[each])))
+    points, gains = [], gains_of(found[gamma])
+    for (point, _), speed in zip(places, found[gamma], strict=True):
+        # the doubt of acceptance and kernels is that of the same gamma for all requests
+        std = float(np.hypot(speed.std, speed.value * point.by_gamma[gamma].relative_std))
+        told = Estimate(speed.value, std, "modelled")
+        points.append({"batch_size": point.batch_size, "speedup": told.to_dict()})
+    low, high = (f"{100.0 * (gain - 1.0):+.0f}" for gain in (min(gains), max(gains)))
+    use = (
+        "it" if min(gains) >= 1.0 - WORTH_BEING_SAFE else "the table, once a test under load holds"
+    )
+    words = f"Adaptive verification, gamma {gamma} for all: {low} to {high} % beside this table"
+    return {"gamma": gamma, "points": points, "use": use, "words": f"{words}. Use {use}"}
+
+
 def schedule_rank(
     session: SearchSession, rank: int, engine: str | None = None, batch_sizes: Sequence[int] = ()
 ) -> dict[str, Any]:
@@ -153,7 +248,8 @@ def schedule_rank(
             else vllm_drafter_config(score.drafter, shape, largest, schedule.ranges)
         )
         write_json(folder / "speculative_config.json", config)
-    what = {"rank": rank, "architecture": score.label(), "note": note}
+    adaptive = _adaptive(asked, draft[0], taus, schedule)
+    what = {"rank": rank, "architecture": score.label(), "note": note, "adaptive": adaptive}
     return asked.data(what, schedule, score.gamma)
 
 
@@ -179,6 +275,7 @@ def schedule_head(
         "family": trained.plan.family,
         "architecture": f"{trained.plan.family} head",
         "note": note,
+        "adaptive": _adaptive(asked, drafter, taus, schedule),
     }
     return asked.data(what, schedule, gamma)
 

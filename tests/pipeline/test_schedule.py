@@ -13,7 +13,12 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.draft_passes import LatencyOfRounds
-from archsearch.pipeline.schedule import schedule_points, speedup_when_off
+from archsearch.pipeline.schedule import (
+    ADAPTING_COSTS,
+    adaptive_speedup,
+    schedule_points,
+    speedup_when_off,
+)
 from archsearch.search.objective import Scorer
 from archsearch.speedup import tau
 from archsearch.workload import Workload
@@ -95,3 +100,16 @@ def test_batches_that_do_not_fit_end_the_schedule() -> None:
         ArchsearchError, match="do not fit .* even at batch size 10000000; lower --context"
     ):
         points(Made(), (10**7,))
+
+
+def test_adaptive_verification_loses_a_little_where_rows_are_free_and_gains_under_load() -> None:
+    """Against the same gamma for all (vLLM pull request 52362: -5 to -8 % at 4 to 32 requests, +70 %
+    at 256)."""
+    found = {}
+    for batch, token_s in ((1, 0.0), (256, 0.3e-3)):
+        scorer = Scorer(TARGET, Workload(batch, 64), Made(token_s), GivenAcceptance(0.7))
+        taus = {7: Estimate(tau(0.7, 7), 0.0, "given")}
+        fixed = scorer.measured(DRAFT, Estimate(0.7, 0.0, "given"), taus, gammas=[7]).speedup
+        found[batch] = adaptive_speedup(scorer, DRAFT, taus[7], 7).value / fixed.value - 1.0
+    assert found[1] == pytest.approx(-ADAPTING_COSTS[0], abs=0.01)
+    assert found[256] > 0.5
