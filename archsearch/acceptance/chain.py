@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from archsearch.acceptance.lookup import Drafter, LookupText
+from archsearch.acceptance.lookup import Finds
 from archsearch.acceptance.measured import RESAMPLES, Resampled, Trace, resampled_ratio
 from archsearch.acceptance.replay import walked
 from archsearch.errors import ArchsearchError
@@ -55,15 +55,6 @@ class ChainRule:
     def longest(self) -> int:
         """Draft tokens of its longest round."""
         return max(self.found, self.gamma)
-
-
-@dataclass(frozen=True, slots=True)
-class Finds:
-    """A lookup along one text [tokens]: how many tokens it would draft where a round starts there,
-    and how many of them the text goes on with."""
-
-    drafted: np.ndarray
-    accepted: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,29 +92,6 @@ class ChainReplay:
         spent = self.by_text[:, 1:] @ np.asarray(seconds, dtype=np.float64)
         totals = np.stack([self.by_text[:, 0], spent], axis=1)
         return resampled_ratio(totals, fallback_std=totals[:, 0].sum() / spent.sum())
-
-
-def finds(
-    lookup: Drafter, texts: Sequence[LookupText], lengths: Sequence[int]
-) -> dict[int, list[Finds]]:
-    """What `lookup` would draft at every token of `texts`, at most so many tokens, by length."""
-    opener = lookup.starts()
-    found: dict[int, list[Finds]] = {length: [] for length in lengths}
-    for text in texts:
-        reader, answer = opener(text.prompt), text.answer
-        rows = {length: np.zeros((2, len(answer)), dtype=np.int64) for length in lengths}
-        for at, token in enumerate(answer):
-            for length, tokens in reader.propose(lengths).items():
-                accepted = 0
-                for drafted, written in zip(tokens, answer[at:], strict=False):
-                    if drafted != written:
-                        break
-                    accepted += 1
-                rows[length][:, at] = len(tokens), accepted
-            reader.write(token)
-        for length in lengths:
-            found[length].append(Finds(*rows[length]))
-    return found
 
 
 def replay_chain(

@@ -188,14 +188,36 @@ class LookupReplay:
         return self.resampled.interval(level)
 
 
-@dataclass(slots=True)
-class _Counts:
-    """Of one text and gamma: where its next round starts, and what its whole rounds did by then."""
+@dataclass(frozen=True, slots=True)
+class Finds:
+    """A lookup along one text [tokens]: how many tokens it would draft where a round starts there,
+    and how many of them the text goes on with."""
 
-    start: int
-    drafted: np.ndarray  # [gamma + 1] rounds that drafted so many tokens
-    accepted: np.ndarray  # [gamma + 1] rounds that drafted and had so many of them accepted
-    written: int = 0
+    drafted: np.ndarray
+    accepted: np.ndarray
+
+
+def finds(
+    lookup: Drafter, texts: Sequence[LookupText], lengths: Sequence[int]
+) -> dict[int, list[Finds]]:
+    """What `lookup` would draft at every token of `texts`, at most so many tokens, by length."""
+    opener = lookup.starts()
+    found: dict[int, list[Finds]] = {length: [] for length in lengths}
+    for text in texts:
+        reader, answer = opener(text.prompt), text.answer
+        rows = {length: np.zeros((2, len(answer)), dtype=np.int64) for length in lengths}
+        for at, token in enumerate(answer):
+            for length, tokens in reader.propose(lengths).items():
+                accepted = 0
+                for drafted, written in zip(tokens, answer[at:], strict=False):
+                    if drafted != written:
+                        break
+                    accepted += 1
+                rows[length][:, at] = len(tokens), accepted
+            reader.write(token)
+        for length in lengths:
+            found[length].append(Finds(*rows[length]))
+    return found
 
 
 def replay(
@@ -208,13 +230,11 @@ def replay(
     """
     if not gammas or min(gammas) < 1:
         raise ValueError(f"gamma must be at least 1, got {list(gammas)}")
-    opener = drafter.starts()
-    per_text = [_walk(opener(text.prompt), text, gammas) for text in texts]
     found = {}
-    for gamma in gammas:
-        counts = [each[gamma] for each in per_text]
-        if any(each.drafted.sum() for each in counts):
-            found[gamma] = _summed(gamma, counts)
+    for gamma, rows in finds(drafter, texts, gammas).items():
+        counts = np.array([_walk(*each, gamma) for each in zip(rows, texts, strict=True)])
+        if counts.sum():
+            found[gamma] = _summed(gamma, *np.moveaxis(counts, 1, 0))
     if not found:
         raise ArchsearchError(
             f"no text is long enough for a whole round of gamma {min(gammas)}; measure on more or"
@@ -223,49 +243,28 @@ def replay(
     return found
 
 
-def _walk(reader: Reader, text: LookupText, gammas: Sequence[int]) -> dict[int, _Counts]:
-    answer, length = text.answer, len(text.answer)
-    counts = {
-        gamma: _Counts(1, np.zeros(gamma + 1, int), np.zeros(gamma + 1, int)) for gamma in gammas
-    }
-    for at in range(length):
-        if at > 0:
-            now = [gamma for gamma in gammas if counts[gamma].start == at]
-            for gamma, tokens in (reader.propose(now) if now else {}).items():
-                _round(counts[gamma], tokens, text, at, gamma)
-        reader.write(answer[at])
+def _walk(found: Finds, text: LookupText, gamma: int) -> np.ndarray:
+    """The whole rounds of a text [2, gamma + 1]: by how many tokens they drafted, and those that
+    drafted any by how many were accepted."""
+    counts, at, length = np.zeros((2, gamma + 1), dtype=np.int64), 1, len(text.answer)
+    while at < length:
+        drafted, accepted = int(found.drafted[at]), int(found.accepted[at])
+        end = at + accepted + 1
+        # Room decides of a text that was cut; of one that ended, all rounds but the one that wrote
+        # its end.
+        if end < length if text.ended else at + gamma + 1 <= length:
+            counts[0, drafted] += 1
+            counts[1, accepted] += drafted > 0
+        at = end
     return counts
 
 
-def _round(counts: _Counts, tokens: Sequence[int], text: LookupText, at: int, gamma: int) -> None:
-    """One round of a text that starts at its token `at` and drafts `tokens`."""
-    answer, length = text.answer, len(text.answer)
-    accepted = 0
-    while (
-        accepted < len(tokens)
-        and at + accepted < length
-        and tokens[accepted] == answer[at + accepted]
-    ):
-        accepted += 1
-    counts.start = at + accepted + 1
-    # Room decides of a text that was cut; of one that ended, all rounds but the one that wrote its
-    # end.
-    whole = counts.start < length if text.ended else at + gamma + 1 <= length
-    if whole:
-        counts.drafted[len(tokens)] += 1
-        counts.written += accepted + 1
-        if tokens:
-            counts.accepted[accepted] += 1
-
-
-def _summed(gamma: int, counts: Sequence[_Counts]) -> LookupReplay:
-    drafted = np.sum([each.drafted for each in counts], axis=0)  # [gamma + 1]
-    accepted = np.sum([each.accepted for each in counts], axis=0)  # [gamma + 1]
+def _summed(gamma: int, drafts: np.ndarray, accepts: np.ndarray) -> LookupReplay:
+    """Rounds of texts [texts, gamma + 1] by what they drafted, and by what was accepted."""
+    drafted, accepted = drafts.sum(axis=0), accepts.sum(axis=0)
     rounds, drafting = int(drafted.sum()), int(drafted[1:].sum())
-    per_text = np.array(
-        [[each.written, each.drafted[1:].sum(), each.drafted.sum()] for each in counts],
-        dtype=np.float64,
-    )
+    written = drafts[:, 0] + accepts @ np.arange(1, gamma + 2)
+    per_text = np.stack([written, drafts[:, 1:].sum(axis=1), drafts.sum(axis=1)], axis=1)
     tau = resampled_ratio(per_text[:, [0, 2]], fallback_std=1.0)
     share = resampled_ratio(per_text[:, [1, 2]], fallback_std=0.5)
 

@@ -168,11 +168,10 @@ class EarlyExit(Drafter):
 
 
 @dataclass(frozen=True)
-class Chain(OwnModel):
+class Chain(Independent):
     """n-grams of `min_n` to `max_n` tokens are looked up, at most `found` tokens drafted; where
-    nothing is found a small model (`architecture`) drafts `gamma`, until a token has a probability
-    below `least`. What both do together is replayed on text (`pipeline.chains`), which prices their
-    rounds; alone it is its model."""
+    nothing is found a small model drafts `gamma`, until a token has a probability below `least`.
+    `pipeline.chains` replays both and prices their rounds; by itself it is its model."""
 
     min_n: int = 2
     max_n: int = 5
@@ -182,22 +181,10 @@ class Chain(OwnModel):
 
     family: ClassVar[Family] = "chain"
     title: ClassVar[str] = "chain"
-    rounds: ClassVar[RoundKind] = "draft_model"
-    acceptance: ClassVar[str] = "independent"
 
     @classmethod
     def lacking(cls, target: Architecture) -> str:
-        return (
-            "a chain is replayed with the trained draft of a run (archsearch confirm RUN --family"
-            " chain)"
-        )
-
-    @property
-    def model(self) -> Architecture | None:
-        return self.architecture
-
-    def plan(self, rows: RoundRows) -> RoundPlan:
-        return Independent(self.architecture).plan(rows)
+        return "a run's trained draft is part of it (archsearch confirm RUN --family chain)"
 
     def label(self) -> str:
         lengths = f"{self.min_n} to {self.max_n}" if self.min_n < self.max_n else str(self.min_n)

@@ -12,12 +12,13 @@ import math
 import random
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafts.records import TrainedDraft, load_trained
+from archsearch.drafts.records import load_trained
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import engine_facts
 from archsearch.engines.engine import EnginePrompt, ModelSource, Sampling
@@ -199,10 +200,11 @@ def confirm_rank(
         drafters: dict[str, tuple[Any, int]] = {
             f"gamma {gamma}": (case.folder, gamma) for gamma in sorted(set(wanted))
         }
-        replays = None
+        stops = None
         if stopping and not gammas and bench.choice.server_url is None:
-            replays = Replays.known(case.scorer, bench.name, trained, bench.trainer)
-        stops = replays.stopping if replays is not None else None
+            with suppress(ArchsearchError):  # an engine that takes none, a trace of other text
+                replays = Replays.of(case.scorer, bench.name, trained, bench.trainer)
+                stops = replays.stopping
         if stops is not None:
             drafters[STOPPING] = (stops.source(case.folder), stops.rule.gamma)
         results, slowdown = at_pace(
@@ -210,14 +212,23 @@ def confirm_rank(
         )
     exact, unchecked = _exactness(case, wanted[0], asked, sampling)
     context = mid_answer(asked, sampling.max_new_tokens)
-    stopped = results.pop(STOPPING, None)
-    rows = [_by_prompt(case, trained, found, context, slowdown) for found in results.values()]
+    stopped, local = results.pop(STOPPING, None), case.scorer.at_context(context)
+
+    def beside(found: ByPrompt) -> _Beside:
+        taus = (trained.tau[found.gamma], found.tau)
+        return _Beside.of(local, case.shape, found.gamma, trained.alpha, taus)
+
+    found = results.values()
+    rows = [_by_prompt(case, beside(each), each, context, slowdown) for each in found]
     own: dict[str, Any] = {}
-    if replays is not None and stops is not None and stopped is not None:
-        score = replays.score(stops, case.scorer.at_context(context))
-        at_measured_tau = score.speedup.value * stopped.tau.value / score.tau.value
-        beside = _Beside.at(score, at_measured_tau, _added(score))
-        row = _beside_measured(case, beside, stopped, context, slowdown, stops.rule.least)
+    if stops is not None and stopped is not None:
+        score = replays.score(stops, local)
+        assert score.round_s is not None
+        passes = score.draft_s.value + score.verify_s.value
+        added = replace(score.round_s, value=score.round_s.value - passes)
+        counted = score.speedup.value * stopped.tau.value / score.tau.value
+        own_beside = _Beside.at(score, counted, added)
+        row = _by_prompt(case, own_beside, stopped, context, slowdown, stops.rule.least)
         own = {"stopping": row, "stopping_gain": stops.gain(replays.fixed)}
     best = max(rows, key=lambda row: row.speedup.value)
     result = Confirmed(
@@ -273,22 +284,6 @@ def _exactness(
 
 
 def _by_prompt(
-    case: _Case, trained: TrainedDraft, found: ByPrompt, context: int, slowdown: float | None
-) -> ConfirmedGamma:
-    """One gamma: measured beside predicted."""
-    local, taus = case.scorer.at_context(context), (trained.tau[found.gamma], found.tau)
-    beside = _Beside.of(local, case.shape, found.gamma, trained.alpha, taus)
-    return _beside_measured(case, beside, found, context, slowdown)
-
-
-def _added(score: Score) -> Estimate:
-    """What is left of a score's round beside its passes."""
-    assert score.round_s is not None
-    rest = score.round_s.value - score.draft_s.value - score.verify_s.value
-    return Estimate(rest, score.round_s.std, score.round_s.source)
-
-
-def _beside_measured(
     case: _Case,
     beside: _Beside,
     found: ByPrompt,
@@ -296,6 +291,7 @@ def _beside_measured(
     slowdown: float | None,
     stops_below: float = 0.0,
 ) -> ConfirmedGamma:
+    """One gamma: measured beside predicted."""
     return ConfirmedGamma.of(
         found,
         beside.score.speedup.value,

@@ -159,16 +159,17 @@ def family_results(
         ranks = {score.architecture: score.rank for score in run.scores()}
         score = replace(draft.score(scorer), rank=ranks.get(draft.architecture))
         record = read_training(draft.folder)  # None: weights that were put there
-        seconds, replays = record.seconds if record is not None else 0.0, None
+        seconds = record.seconds if record is not None else 0.0
+        own = FamilyRow.of(score, measured_on=tokens, seconds=seconds)
+        chains: list[FamilyRow] = []
         if scorer.workload.batch_size == 1:  # chains run one request at a time
-            replays = Replays.known(scorer, engine, draft, trainer)
-        note = replays.stopping_words if replays is not None else ""
-        found.append(FamilyRow.of(score, measured_on=tokens, seconds=seconds, note=note))
-        if replays is not None:
-            with suppress(ArchsearchError):  # nothing repeats
+            with suppress(ArchsearchError):  # none can be replayed, nothing repeats
+                replays = Replays.of(scorer, engine, draft, trainer)
+                own = replace(own, note=replays.stopping_words())
                 best = replays.chain()
                 note = f"beside its draft's training; {replays.words(best)}"
-                found.append(FamilyRow.of(replays.score(best), measured_on=tokens, note=note))
+                chains = [FamilyRow.of(replays.score(best), measured_on=tokens, note=note)]
+        found += [own, *chains]
     for name in trained_heads(run.path):
         head, lacks = load_head(head_folder(run.path, name)), _lacks(session, name)
         found.append(

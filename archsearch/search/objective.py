@@ -497,7 +497,7 @@ class Scorer:
             engine=self.latency.engine,
             engine_version=self.latency.engine_version,
             family=drafter.family,
-            drafter=None if isinstance(drafter, Independent) else drafter,
+            drafter=None if drafter.family == Independent.family else drafter,
             assumed=assumed,
             needs=self.needs(drafter),
         )

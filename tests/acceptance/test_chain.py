@@ -5,8 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from archsearch.acceptance.chain import ChainRule, finds, replay_chain
-from archsearch.acceptance.lookup import LookupText, Ngram, Suffix, replay
+from archsearch.acceptance.chain import ChainRule, replay_chain
+from archsearch.acceptance.lookup import LookupText, Ngram, Suffix, finds, replay
 from archsearch.acceptance.measured import Trace
 from archsearch.acceptance.replay import replay_tau
 from archsearch.errors import ArchsearchError

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from archsearch.acceptance.measured import Trace
-from archsearch.pipeline import chains
+from archsearch.pipeline.chains import Replays
 from tests.cli.commands import UNDER_LOAD, call, files_in, last_json, refused
 from tests.doubles.world import TINY, make_model_folder, make_tokenizer
 
@@ -277,12 +277,12 @@ def test_what_chains_need_is_said_in_one_line(with_run: Path) -> None:
 def test_a_draft_that_stops_when_unsure_is_exported_as_it_was_measured(
     with_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chains, "SURE", -1e9)  # also where it gains nothing
-    monkeypatch.setattr(chains, "LEAST_HALF", 1)
+    rule = property(lambda own: own._alone(3, 0.2))  # whether or not that gains here
+    monkeypatch.setattr(Replays, "stopping", rule)
     arguments = ("confirm", "runs/a", "--count", "3")
     found = last_json(call(*arguments, "--json"))
     stopping = found["stopping"]
-    assert found["stops_below"] == 0.0 < stopping["stops_below"] < 1.0
+    assert (found["stops_below"], stopping["stops_below"], stopping["gamma"]) == (0.0, 0.2, 3)
     assert stopping["predicted_speedup"] > 0 and found["stopping_gain"]["source"] == "modelled"
     assert f"Stopping where its token has less than {stopping['stops_below']:g}" in (
         call("report", "runs/a").stdout + (with_run / "runs/a/report.html").read_text()

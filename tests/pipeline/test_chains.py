@@ -124,7 +124,8 @@ def test_a_draft_stops_where_that_gains_and_nowhere_else() -> None:
     noise = tuple(rng.random(len(row)).astype(np.float32) for row in trace.agreements)
     assert replays(replace(trace, confidences=noise), texts).stopping is None
     assert replays(replace(trace, confidences=()), texts).stopping is None
-    assert Replays.known(knows.scorer, "vllm", knows.draft, None) is None  # type: ignore[arg-type]
+    with pytest.raises(ArchsearchError, match="no chains are replayed for vllm"):
+        Replays.of(knows.scorer, "vllm", knows.draft, None)  # type: ignore[arg-type]
     few = replace(trace, confidences=sure).pick(range(7))
     assert replays(few, texts[:7]).stopping is None, "too few texts to say"
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers.generation import candidate_generator
 
-from archsearch.acceptance.chain import ChainRule, finds, replay_chain
-from archsearch.acceptance.lookup import LookupText, Ngram, Suffix
+from archsearch.acceptance.chain import ChainRule, replay_chain
+from archsearch.acceptance.lookup import LookupText, Ngram, Suffix, finds
 from archsearch.acceptance.measured import Trace
 from archsearch.architecture.architecture import Architecture
 from archsearch.engines.engine import Chained, EnginePrompt, Sampling
