@@ -277,7 +277,7 @@ def test_what_chains_need_is_said_in_one_line(with_run: Path) -> None:
 def test_a_draft_that_stops_when_unsure_is_exported_as_it_was_measured(
     with_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rule = property(lambda own: own._alone(3, 0.2))  # whether or not that gains here
+    rule = property(lambda own: own._replayed(0, 3, 0.2))  # whether or not that gains here
     monkeypatch.setattr(Replays, "stopping", rule)
     arguments = ("confirm", "runs/a", "--count", "3")
     found = last_json(call(*arguments, "--json"))
