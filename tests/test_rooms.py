@@ -32,7 +32,7 @@ FLOORS = (
     ("profiling", "acceptance", "importers"),
     ("search", "engines", "export"),
     ("runs", "drafts", "traffic", "recipes"),
-    ("report", "listing"),
+    ("report",),
     ("pipeline",),
     ("demo",),
     ("cli",),

@@ -2,25 +2,12 @@
 inside the commands."""
 
 from archsearch.cli import (  # noqa: F401  (they register their commands)
-    acceptance,
-    bench_serve,
-    compare,
-    confirm,
-    dashboard,
-    demo,
-    doctor,
-    engine,
-    estimate,
-    export,
+    drafts,
     listing,
-    profile,
-    recipe,
-    report,
-    schedule,
+    machine,
+    price,
+    results,
     search,
-    traffic,
-    train,
-    worker,
 )
 from archsearch.cli.app import main
 

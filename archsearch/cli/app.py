@@ -1,8 +1,9 @@
-"""The command group: what every command shares, and how an error reaches the user."""
+"""The command group: what every command shares, how it answers, how an error reaches the user."""
 
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import sys
@@ -81,6 +82,11 @@ class Group(click.Group):
             words = f"{words[0].upper()}{words[1:]}."
             click.echo(f"\n{words}", err=True)
             context.exit(130)
+
+
+def emit(data: dict[str, Any], text: str, as_json: bool) -> None:
+    """The human text, or the JSON object alone on the last line."""
+    click.echo(json.dumps(data) if as_json else text)
 
 
 def one_line(text: str) -> str:

