@@ -32,6 +32,7 @@ from typing import (
     Final,
     Literal,
     NamedTuple,
+    NewType,
     TypeVar,
     Union,
     get_args,
@@ -69,6 +70,8 @@ class Stored:
     high: float | None = None
 
 
+Endless = NewType("Endless", float)
+"""A number that may be infinite or none at all, as in results that are only shown."""
 Maybe = Annotated[_T | None, Stored(omit=True)]
 Count = Annotated[int, Stored(low=1)]
 Whole = Annotated[int, Stored(low=0)]
@@ -296,13 +299,15 @@ def _misfit(wanted: str, value: Any) -> Misfit:
 
 
 def _is_finite(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) <= sys.float_info.max
 
 
 _PLAIN: Final[Mapping[Any, tuple[str, Callable[[Any], bool]]]] = {
     bool: ("true or false", lambda data: isinstance(data, bool)),
     int: ("a whole number", lambda data: type(data) is int),
     float: ("a finite number", _is_finite),
+    Endless: ("a number", lambda data: isinstance(data, int | float)),
     str: ("text", lambda data: isinstance(data, str)),
     Path: ("a path", lambda data: isinstance(data, str)),
     dict: ("an object", lambda data: isinstance(data, dict)),

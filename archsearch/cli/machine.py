@@ -28,7 +28,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
     archsearch doctor --json
     """
     from archsearch.pipeline.doctor import doctor as examine
-    from archsearch.report.terminal.doctor import doctor_text
+    from archsearch.report.terminal.profile import doctor_text
 
     result = examine()
     emit(result, doctor_text(result), as_json)

@@ -115,8 +115,7 @@ def _sweep(
 ) -> None:
     """The curves, and the files that were asked for."""
     from archsearch.pipeline.curves import estimate_curves, write_curves
-    from archsearch.report.curves import check_plot, plot_curves
-    from archsearch.report.terminal.curves import curves_text
+    from archsearch.report.terminal.curves import check_plot, curves_text, plot_curves
 
     if plot is not None:
         check_plot(plot)
@@ -296,7 +295,7 @@ def bench_serve(as_json: bool, **options: Any) -> None:
     from archsearch.pipeline.bench_serve import BenchRequest, bench_serve
     from archsearch.pipeline.estimate import EstimateRequest
     from archsearch.progress import ProgressLine
-    from archsearch.report.terminal.bench_serve import bench_text
+    from archsearch.report.terminal.traffic import bench_text
 
     own = o.taken(BenchRequest, options)
     target, draft = options.pop("target"), options.pop("draft")

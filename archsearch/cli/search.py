@@ -159,8 +159,7 @@ def search(
     from archsearch import pipeline
     from archsearch.pipeline.search import survey, surveyed_devices
     from archsearch.pipeline.serving import asked_mix
-    from archsearch.report.terminal.search import search_text
-    from archsearch.report.terminal.survey import survey_text
+    from archsearch.report.terminal.search import search_text, survey_text
 
     if no_confirm and confirm_count:
         raise ArchsearchError(

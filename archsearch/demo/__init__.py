@@ -94,13 +94,14 @@ def demo_text(
     """What the demo prints at its end."""
     from archsearch.report import summary_text
     from archsearch.report.terminal.search import family_lines
+    from archsearch.runs.families import families_of
     from archsearch.runs.run import open_run
 
     confirmed = found["confirmed"]
     rows = [
         summary_text(open_run(run_path)),
         "",
-        *family_lines(found),
+        *family_lines(families_of(found), run_path, found["engine"]),
         "",
         f"Exported to {exported['output']}: {exported['note']}",
         "It was confirmed in transformers only: other engines add other seconds to a round, ask"

@@ -23,8 +23,8 @@ from archsearch.pipeline.existing import context_of
 from archsearch.pipeline.latency import acceptance_for, choose_latency, served_target
 from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
 from archsearch.progress import human_time
-from archsearch.records import WRONG_SHAPE, as_data
-from archsearch.report.mixes import full_words
+from archsearch.records import WRONG_SHAPE, as_data, from_data
+from archsearch.report.mixes import AskedMix
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import COMPARE_FILE, Run, open_run
 from archsearch.search.objective import Score, Scorer
@@ -230,7 +230,7 @@ class _Opened:
             "batch size": asked.get("batch_size"),
             **{name: asked.get(name) for name in ("context", "temperature", "domain")},
             "acceptance": asked.get("alpha"),
-            "workload": full_words(json.loads(mix)) if mix else None,
+            "workload": from_data(AskedMix, json.loads(mix)).whole_words() if mix else None,
             **{name: asked.get(name) for name in ("families", "space", "trials")},
         }
         if asked.get("confirm"):  # else nothing was trained: neither counts

@@ -13,9 +13,9 @@ from archsearch.models.files import HEAD_FAMILIES
 from archsearch.pipeline.families import INDEPENDENT, OTHER_TRIALS
 from archsearch.pipeline.session import SearchSession
 from archsearch.progress import ProgressLine
-from archsearch.records import WRONG_SHAPE
+from archsearch.records import WRONG_SHAPE, from_data
 from archsearch.report.chart_files import drawn, write_picture
-from archsearch.report.pareto import pareto_chart
+from archsearch.report.pareto import ParetoSet, pareto_chart
 from archsearch.report.phrases import interval
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import RUNGS_FILE
@@ -146,7 +146,7 @@ def write_pareto(session: SearchSession, scores: Sequence[Score]) -> dict[str, A
         "members": [member.to_dict() for member in members],
     }
     write_json(session.run.path / PARETO_FILE, data)
-    write_picture(session.run.path / PICTURE_FILE, drawn(pareto_chart(data)))
+    write_picture(session.run.path / PICTURE_FILE, drawn(pareto_chart(from_data(ParetoSet, data))))
     return data
 
 

@@ -11,7 +11,7 @@ from archsearch.report.headline import Headline, headline
 from archsearch.report.page import write_comparison, write_figures, write_html
 from archsearch.report.phrases import MANTISSA_BITS, SOURCES
 from archsearch.report.reading import Reading, Shown, candidates, complete_trials, groups, read_run
-from archsearch.report.terminal.summary import BEST_SHOWN, summary_text
+from archsearch.report.terminal.search import BEST_SHOWN, summary_text
 
 __all__ = [
     "BEST_SHOWN",

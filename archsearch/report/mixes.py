@@ -1,13 +1,16 @@
-"""A mix of work in words, and what a draft does in each of its parts."""
+"""What was asked, as every answer repeats it; a mix of work in words, and what a draft does in each
+of its parts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
 
-from archsearch.report.phrases import dtype_words
 from archsearch.report.section import columns
 from archsearch.search.mixed import MixScore
+from archsearch.traffic.lengths import Lengths
+from archsearch.workload import Workload
 
 UNITS: Final = {
     "speedup": "x",
@@ -21,47 +24,90 @@ PART_HEADER: Final = columns(
 )
 
 
-def load_words(part: Mapping[str, Any]) -> str:
-    """`chat (70% of tokens): 4 in flight, prompts of 600 tokens, answers of 250`; a part as
-    `LoadPart.to_dict` has it."""
-    rate = part.get("requests_per_second") or 0.0
-    flight = part.get("concurrency")
-    how = f"{flight} in flight" if flight else f"{rate:.3g} requests a second"
-    cached = part.get("prefix_cache_hit")
-    hit = f", {cached:.0%} of prompts cached" if cached else ""
-    prompt, output = (_mean(part[name]) for name in ("prompt_tokens", "output_tokens"))
-    return (
-        f"{part['name']} ({part['weight']:.0%} of tokens): {how}, prompts of {prompt:,.0f} tokens,"
-        f" answers of {output:,.0f}{hit}"
-    )
+@dataclass(frozen=True)
+class AskedPart:
+    """A kind of request of a load, as `LoadPart.to_dict` or `traffic` has it."""
+
+    name: str
+    weight: float
+    prompt_tokens: Lengths | float
+    output_tokens: Lengths | float
+    concurrency: int | None = None
+    requests_per_second: float | None = None
+    prefix_cache_hit: float | None = None
+
+    def words(self) -> str:
+        """`chat (70% of tokens): 4 in flight, prompts of 600 tokens, answers of 250`."""
+        rate = self.requests_per_second or 0.0
+        how = (
+            f"{self.concurrency} in flight" if self.concurrency else f"{rate:.3g} requests a second"
+        )
+        cached = self.prefix_cache_hit
+        hit = f", {cached:.0%} of prompts cached" if cached else ""
+        prompt, output = (
+            each.mean if isinstance(each, Lengths) else each
+            for each in (self.prompt_tokens, self.output_tokens)
+        )
+        return (
+            f"{self.name} ({self.weight:.0%} of tokens): {how}, prompts of {prompt:,.0f} tokens,"
+            f" answers of {output:,.0f}{hit}"
+        )
 
 
-def _mean(lengths: Any) -> float:
-    if not isinstance(lengths, Mapping):
-        return float(lengths)
-    return float(sum(v * w for v, w in zip(lengths["values"], lengths["weights"], strict=True)))
+@dataclass(frozen=True)
+class AskedMix:
+    """A mix of work, as `Mix.to_dict` has it."""
+
+    objective: str
+    limits: Mapping[str, float]
+    parts: tuple[AskedPart, ...]
+
+    def words(self) -> str:
+        """`2 kinds of requests, 8 in flight at most; best by throughput; tpot_ms at most 40`"""
+        limits = "".join(f"; {name} at most {value:g}" for name, value in self.limits.items())
+        kinds = len(self.parts)
+        return f"{kinds} kind{'s' * (kinds > 1)} of requests, best by {self.objective}{limits}"
+
+    def whole_words(self) -> str:
+        """`words` and every part, in one line."""
+        return "; ".join([self.words(), *(part.words() for part in self.parts)])
 
 
-def mix_words(mix: Mapping[str, Any]) -> str:
-    """`2 kinds of requests, 8 in flight at most; best by throughput; tpot_ms at most 40`"""
-    limits = "".join(f"; {name} at most {value:g}" for name, value in mix["limits"].items())
-    kinds = len(mix["parts"])
-    return f"{kinds} kind{'s' if kinds > 1 else ''} of requests, best by {mix['objective']}{limits}"
+@dataclass(frozen=True)
+class AskedBudget:
+    """The device-hours that drafters to be trained are given."""
+
+    gpu_hours: float
 
 
-def asked_words(result: Mapping[str, Any]) -> str:
-    """What is predicted for: `Batch 1, context 256, bfloat16, 2 devices`; the mix, where there is
-    one."""
-    workload, mix = result["workload"], result.get("mix")
-    one = f"Batch {workload['batch_size']}, context {workload['context_len']}"
-    ranks = workload["tensor_parallel"]
-    devices = f", {ranks} devices" if ranks > 1 else ""
-    return f"{one if mix is None else mix_words(mix)}, {dtype_words(result)}{devices}"
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What an answer of `estimate`, `traffic` or `search` repeats of its question. `latency`: where
+    times come from, in words; `weights`: their dtype where it is another than the workload's."""
 
+    target: str
+    device: str
+    latency: str
+    workload: Workload
+    weights: str | None = None
+    mix: AskedMix | None = None
+    training_budget: AskedBudget | None = None
+    warnings: tuple[str, ...] = ()
 
-def full_words(mix: Mapping[str, Any]) -> str:
-    """`mix_words` and every part, in one line."""
-    return "; ".join([mix_words(mix), *(load_words(part) for part in mix["parts"])])
+    @property
+    def dtype(self) -> str:
+        """The dtype of a pass, and of its weights where they are in another: `bfloat16 with weights
+        in int4`."""
+        dtype = self.workload.dtype
+        return dtype if self.weights in (None, dtype) else f"{dtype} with weights in {self.weights}"
+
+    def words(self) -> str:
+        """What is predicted for: `Batch 1, context 256, bfloat16, 2 devices`; the mix, where there
+        is one."""
+        work, ranks = self.workload, self.workload.tensor_parallel
+        one = f"Batch {work.batch_size}, context {work.context_len}"
+        devices = f", {ranks} devices" if ranks > 1 else ""
+        return f"{one if self.mix is None else self.mix.words()}, {self.dtype}{devices}"
 
 
 def part_rows(mix: MixScore) -> list[tuple[str, ...]]:
@@ -93,13 +139,3 @@ def objective_words(mix: MixScore) -> str:
     return f"{mix.objective} over the mix {mix.value:,.4g}{unit}{own}" + "".join(
         f"; breaks {text}" for text in mix.broken_limits
     )
-
-
-def mix_lines(mixes: Sequence[tuple[str, MixScore]]) -> list[str]:
-    """For each draft a line and the table of its parts."""
-    from archsearch.report.terminal.layout import table
-
-    lines: list[str] = []
-    for name, mix in mixes:
-        lines += [f"{name}: {objective_words(mix)}", table(part_rows(mix), PART_HEADER), ""]
-    return lines

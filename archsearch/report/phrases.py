@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
@@ -167,15 +166,8 @@ def millions(count: int) -> str:
     return f"{count / 1e6:.{0 if count >= 1e7 else 1}f}M"
 
 
-def dtype_words(result: Mapping[str, Any]) -> str:
-    """The dtype of a pass, and of its weights where they are in another: `bfloat16 with weights in
-    int4`."""
-    dtype, weights = str(result["workload"]["dtype"]), result.get("weights")
-    return dtype if weights in (None, dtype) else f"{dtype} with weights in {weights}"
-
-
-def latency_warning(result: Mapping[str, Any]) -> str:
+def latency_warning(latency: str, target: str) -> str:
     """What the words for the latency warn of: an engine whose own passes nobody measured, and the
     command; "" for nothing."""
-    found, target = UNPROFILED.search(str(result["latency"])), shlex.quote(str(result["target"]))
-    return found[1].replace("--target T ", f"--target {target} ") if found else ""
+    found = UNPROFILED.search(latency)
+    return found[1].replace("--target T ", f"--target {shlex.quote(target)} ") if found else ""

@@ -156,7 +156,7 @@ def _counted(server: _Server, requests: Sequence[Request]) -> Simulated:
         ttft_s=statistics.fmean(ttft),
         ttft_p99_s=ttft[min(len(ttft) - 1, int(0.99 * len(ttft)))],
         tokens_per_s=sum(each.request.output_tokens for each in counted) / (end - start),
-        full=end > BEHIND * span or late > 0.5 * span,
+        full=bool(end > BEHIND * span or late > 0.5 * span),
     )
 
 

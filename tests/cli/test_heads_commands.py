@@ -25,7 +25,8 @@ from archsearch.pipeline.heads import compare_families
 from archsearch.pipeline.side_by_side import order_of
 from archsearch.pipeline.untrained import with_replays
 from archsearch.records import as_data
-from archsearch.report.terminal.search import _untrained_rival, family_lines
+from archsearch.report.terminal.search import family_lines, untrained_rival
+from archsearch.runs.families import FamilyRow
 from archsearch.search.space import load_space
 from archsearch.speedup import tau_estimate
 from tests.cli.commands import call, last_json, refused
@@ -143,7 +144,7 @@ def test_families_of_a_run_are_compared_on_its_text(with_heads: Path) -> None:
     assert head.seconds == record["seconds"] > 0 and "does not run eagle3" in head.note
     assert head.tau.value == record["heldout"]["tau"][str(head.gamma)]["value"] and not head.assumed
     assert ngram.seconds == 0 and ngram.tau.source == "measured" and not ngram.assumed
-    text = "\n".join(family_lines({"families": [as_data(row) for row in found.values()]}))
+    text = "\n".join(family_lines(list(found.values())))
     assert (
         "held-out tokens" in text
         and "none" in text
@@ -452,32 +453,29 @@ def test_drafters_without_weights_run_in_transformers_beside_the_draft(with_run:
 
 
 def test_a_family_that_needs_no_training_and_may_be_as_fast_is_told_of() -> None:
-    def item(
-        family: str, speedup: float, trains: bool, rank: int | None = None
-    ) -> dict[str, object]:
-        return {
-            "family": family,
-            "rank": rank,
-            "trains": trains,
-            "speedup": {"value": speedup, "std": 0.1},
-        }
+    def item(family: str, speedup: float, trains: bool, rank: int | None = None) -> FamilyRow:
+        gain = Estimate(speedup, 0.1, "modelled")
+        own = {"family": family, "label": "a shape", "gamma": 4, "measured_on": "tokens"}
+        return FamilyRow(**own, rank=rank, tau=gain, speedup=gain, trains=trains)
 
-    result = {"run": "runs/a", "engine": "transformers"}
+    asked = Path("runs/a"), "transformers"
     trained = item("independent", 1.3, True, 1)
-    words, command = _untrained_rival([trained, item("ngram", 1.2, False)], result)
+    words, command = untrained_rival([trained, item("ngram", 1.2, False)], *asked)
     assert "ngram needs no training and may be as fast" in words
     assert (
         command.split() == "archsearch confirm runs/a --family independent --family ngram".split()
     )
     assert (
         "--rank 2 "
-        in _untrained_rival([{**trained, "rank": 2}, item("ngram", 1.2, False)], result)[1]
+        in untrained_rival(
+            [dataclasses.replace(trained, rank=2), item("ngram", 1.2, False)], *asked
+        )[1]
     )
-    assert not _untrained_rival([trained, item("ngram", 1.1, False)], result), "too far behind"
-    assert not _untrained_rival(
-        [item("independent", 0.9, True, 1), item("ngram", 0.95, False)], result
+    assert not untrained_rival([trained, item("ngram", 1.1, False)], *asked), "too far behind"
+    assert not untrained_rival(
+        [item("independent", 0.9, True, 1), item("ngram", 0.95, False)], *asked
     ), "neither pays"
-    assert not _untrained_rival([trained, item("suffix", 2.0, False)], result), (
+    assert not untrained_rival([trained, item("suffix", 2.0, False)], *asked), (
         "the engine is not started with it"
     )
 

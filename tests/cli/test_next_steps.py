@@ -14,7 +14,8 @@ from archsearch.engine_facts import ENGINES
 from archsearch.models.targets import resolve_target
 from archsearch.pipeline import SearchRequest, search
 from archsearch.pipeline.next_steps import existing_drafts
-from archsearch.report.terminal.search import next_lines
+from archsearch.records import from_data
+from archsearch.report.terminal.search import Step, next_lines
 from archsearch.text.likeness import sketch_of_set
 from archsearch.text.prompt_set import load_prompt_set
 from archsearch.workload import WorkloadRequest
@@ -87,7 +88,7 @@ def test_commands_of_every_kind_are_understood(target, asked, tmp_path):
     # no profile of one's own.
     assert "acceptance" in steps and {"synthetic", "profile"} & set(steps)
     assert any("a machine with NVIDIA" in step["needs"] for step in steps.values())
-    told = next_lines(result)
+    told = next_lines([from_data(Step, step) for step in result["next"]])
     assert any(result["next"][0]["command"] in line for line in told)
 
 

@@ -152,7 +152,7 @@ def test_a_prediction_without_its_passes_names_the_command(tmp_path: Path) -> No
     words = choose_latency(asked, TARGET.architecture)[0].words
     assert "llama.cpp's own kernels were not measured" in words
     assert "archsearch profile --gpu cpu --target T --engine llama.cpp --dtype float32" in words
-    said = latency_warning({"latency": words, "target": "my model"})
+    said = latency_warning(words, "my model")
     assert said.endswith(
         "(archsearch profile --gpu cpu --target 'my model' --engine llama.cpp --dtype float32)"
     )

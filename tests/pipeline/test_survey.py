@@ -13,7 +13,7 @@ import pytest
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.search import survey, surveyed_devices
 from archsearch.pipeline.session import SearchRequest
-from archsearch.report.terminal.survey import survey_text
+from archsearch.report.terminal.search import survey_text
 from archsearch.workload import WorkloadRequest
 
 module = importlib.import_module("archsearch.pipeline.search")  # its name is the function's

@@ -14,7 +14,8 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.hardware.device import load_device
 from archsearch.latency.roofline import RooflineLatency
-from archsearch.report.pareto import pareto_chart, pareto_section
+from archsearch.records import from_data
+from archsearch.report.pareto import ParetoSet, pareto_chart, pareto_section
 from archsearch.search.exact import exact_grid
 from archsearch.search.objective import Scorer
 from archsearch.search.pareto import GOALS, check_goals, pareto, pareto_places, undominated
@@ -86,16 +87,16 @@ def test_groups_have_a_cheapest_and_members_say_whether_they_were_confirmed(
         "exact": [],
         "members": [member.to_dict() for member in members],
     }
-    (table,) = pareto_section(data).tables
+    (table,) = pareto_section(from_data(ParetoSet, data)).tables
     rows = table.rows
     assert table.header == ["#", "draft", "speedup", "parameters", "group", "measured"] and len(
         rows
     ) == len(members)
     assert rows[0][-1] == "1.50x" and rows[1][-1] == "not confirmed"
-    confirmed, others, cheapest = pareto_chart(data).series
+    confirmed, others, cheapest = pareto_chart(from_data(ParetoSet, data)).series
     assert len(confirmed.x) == 1 and len(others.x) == len(members) - 1
     assert len(cheapest.x) == sum(member.cheapest for member in members)
-    assert pareto_chart({**data, "members": []}).series == ()
+    assert pareto_chart(from_data(ParetoSet, {**data, "members": []})).series == ()
 
 
 def test_goals_are_checked() -> None:

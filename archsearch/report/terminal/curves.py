@@ -1,12 +1,20 @@
-"""What `estimate --sweep` prints."""
+"""What `estimate --sweep` prints, and its picture: speed-up and throughput of several drafts over
+one axis."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
 
-from archsearch.report.phrases import dtype_words
+from archsearch.capacity import MemoryPlan
+from archsearch.errors import ArchsearchError
+from archsearch.records import Stored, from_data
+from archsearch.report.charts import Chart, Scale, Series, colour, gain_chart, line
+from archsearch.report.mixes import Asked
 from archsearch.report.terminal.layout import plus_minus, table
+from archsearch.traffic.curve import Axis, Curve, CurvePoint
 
 LEGEND: Final = (
     "±: one standard deviation. ideal: every draft token accepted. tokens/s: all requests that fit."
@@ -14,59 +22,97 @@ LEGEND: Final = (
 ROWS: Final = 14
 """Rows of a table; CSV and JSON hold all points."""
 WORDS: Final = {"batch": "batch size", "context": "context", "gamma": "gamma", "alpha": "alpha"}
+FORMATS: Final = (".svg", ".png", ".pdf")
+LABELS: Final = {
+    "batch": "requests in flight",
+    "context": "tokens in the KV cache",
+    "gamma": "gamma, draft tokens a round",
+    "alpha": "alpha, acceptance",
+}
 
 
-def curves_text(result: Mapping[str, Any]) -> str:
+@dataclass(frozen=True)
+class Memory:
+    """What the fullest device holds, of requests of `context` tokens; the draft on
+    `draft_ranks`."""
+
+    with_draft: MemoryPlan
+    alone: MemoryPlan
+    draft_ranks: int
+    context: int
+
+
+@dataclass(frozen=True)
+class DraftCurve:
+    """One draft in one engine over the axis."""
+
+    draft: str
+    engine: str
+    engine_version: str | None
+    served: str
+    notes: tuple[str, ...]
+    memory: Memory | None
+    curve: Annotated[Curve, Stored(inline=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swept(Asked):
+    """The answer of `estimate --sweep`."""
+
+    sweep: Axis
+    prior: str
+    gamma: int | None
+    curves: tuple[DraftCurve, ...]
+
+
+def curves_text(data: Mapping[str, Any]) -> str:
     """What `estimate --sweep` prints."""
-    workload, axis = result["workload"], result["sweep"]
+    result = from_data(Swept, data)
+    work, axis = result.workload, result.sweep
     fixed = [
-        f"batch size {workload['batch_size']}" if axis != "batch" else "",
-        f"context {workload['context_len']}" if axis != "context" else "",
-        f"gamma {result['gamma']}" if result["gamma"] and axis != "gamma" else "",
-        f"tensor parallel {workload['tensor_parallel']}",
+        f"batch size {work.batch_size}" if axis != "batch" else "",
+        f"context {work.context_len}" if axis != "context" else "",
+        f"gamma {result.gamma}" if result.gamma and axis != "gamma" else "",
+        f"tensor parallel {work.tensor_parallel}",
     ]
-    given = "given" if result["prior"] == "given" else f"the prior ({result['prior']})"
+    given = "given" if result.prior == "given" else f"the prior ({result.prior})"
     lines = [
-        f"Target {result['target']} on {result['device']}, {dtype_words(result)},"
+        f"Target {result.target} on {result.device}, {result.dtype},"
         f" {', '.join(filter(None, fixed))}; over {WORDS[axis]}.",
-        f"Latency: {result['latency']}.",
+        f"Latency: {result.latency}.",
         f"Acceptance: {'swept' if axis == 'alpha' else given}.",
     ]
-    for item in result["curves"]:
+    for item in result.curves:
         lines += ["", *_one(item, axis)]
     return "\n".join([*lines, "", LEGEND])
 
 
-def _one(item: Mapping[str, Any], axis: str) -> list[str]:
+def _one(item: DraftCurve, axis: Axis) -> list[str]:
     header = (
         f"{WORDS[axis]}{' | gamma' * (axis != 'gamma')} | tau | speed-up | ideal | ms a token |"
         " without | tokens/s | without | pays"
     )
-    rows = []
-    for point in thinned(item["points"]):
-        x = f"{point['x']:.2f}" if axis == "alpha" else f"{point['x']:,.0f}"
-        row = [
-            x,
-            str(point["gamma"]),
-            f"{point['tau']['value']:.2f}",
-            plus_minus(point["speedup"]),
-            f"{point['ideal']:.2f}",
-            f"{1e3 * point['tpot_s']['value']:.2f}",
-            f"{1e3 * point['plain_tpot_s']['value']:.2f}",
-            f"{point['tokens_per_s']['value']:,.0f}",
-            f"{point['plain_tokens_per_s']['value']:,.0f}",
-            "yes" if point["pays"] else "no",
+    rows = [
+        [
+            f"{point.x:.2f}" if axis == "alpha" else f"{point.x:,.0f}",
+            *([] if axis == "gamma" else [str(point.gamma)]),
+            f"{point.tau.value:.2f}",
+            plus_minus(point.speedup),
+            f"{point.ideal:.2f}",
+            f"{1e3 * point.tpot_s.value:.2f}",
+            f"{1e3 * point.plain_tpot_s.value:.2f}",
+            f"{point.tokens_per_s.value:,.0f}",
+            f"{point.plain_tokens_per_s.value:,.0f}",
+            "yes" if point.pays else "no",
         ]
-        rows.append([row[0], *row[2:]] if axis == "gamma" else row)
-    lines = [
-        f"{item['draft']}, served by {item['served']}",
-        table(rows, header),
-        *_verdict(item, axis),
+        for point in thinned(item.curve.points)
     ]
-    return lines + [f"Note: {note}" for note in item["notes"]]
+    lines = [f"{item.draft}, served by {item.served}", table(rows, header)]
+    lines += [_verdict(item.curve, axis), *_memory(item)]
+    return lines + [f"Note: {note}" for note in item.notes]
 
 
-def thinned(points: Sequence[Mapping[str, Any]], count: int = ROWS) -> list[Mapping[str, Any]]:
+def thinned(points: Sequence[CurvePoint], count: int = ROWS) -> list[CurvePoint]:
     """About `count` of the points, first and last among them: nearest to even steps of their
     order."""
     if len(points) <= count + 2:
@@ -74,56 +120,100 @@ def thinned(points: Sequence[Mapping[str, Any]], count: int = ROWS) -> list[Mapp
     return [points[round(i * (len(points) - 1) / (count - 1))] for i in range(count)]
 
 
-def _verdict(item: Mapping[str, Any], axis: str) -> list[str]:
-    """Where it pays, and what memory says."""
-    name, points = WORDS[axis], item["points"]
-    found = []
-    if item["starts"] is not None and axis in ("alpha", "gamma"):
-        found.append(f"Pays from {name} {_number(item['starts'], axis)} on.")
-    if item["stops"] is not None:
-        low, high = item["stops_between"]
+def _verdict(curve: Curve, axis: Axis) -> str:
+    """Where it pays."""
+    name, found = WORDS[axis], []
+    if curve.starts is not None and axis in ("alpha", "gamma"):
+        found.append(f"Pays from {name} {_number(curve.starts, axis)} on.")
+    if curve.stops is not None:
+        low, high = curve.stops_between
         ends = [_number(end, axis) if end is not None else None for end in (low, high)]
         span = f" (5 to 95 %: {ends[0] or 'before'} to {ends[1] or 'beyond'})"
         between, again = span if low != high else "", ""
-        if item["starts"] is not None and item["starts"] >= item["stops"]:
-            again = f", and would pay again from {_number(item['starts'], axis)} on"
-        found.append(f"Stops paying at {name} {_number(item['stops'], axis)}{between}{again}.")
-    elif all(point["pays"] for point in points):
+        if curve.starts is not None and curve.starts >= curve.stops:
+            again = f", and would pay again from {_number(curve.starts, axis)} on"
+        found.append(f"Stops paying at {name} {_number(curve.stops, axis)}{between}{again}.")
+    elif all(point.pays for point in curve.points):
         found.append("Pays over the whole range.")
-    elif not any(point["pays"] for point in points):
+    elif not any(point.pays for point in curve.points):
         found.append("Pays nowhere in the range.")
-    if item["ideal_stops"] is not None:
+    if curve.ideal_stops is not None:
         found.append(
-            f"With every token accepted it would stop at {_number(item['ideal_stops'], axis)}."
+            f"With every token accepted it would stop at {_number(curve.ideal_stops, axis)}."
         )
-    return [" ".join(found), *_memory(item)]
+    return " ".join(found)
 
 
-def _memory(item: Mapping[str, Any]) -> list[str]:
-    memory = item["memory"]
+def _memory(item: DraftCurve) -> list[str]:
+    memory = item.memory
     if memory is None:
         return []
-    with_draft, alone = memory["with_draft"], memory["alone"]
-    where = "shared by all ranks" if memory["draft_ranks"] > 1 else "on one device"
-    weights = (with_draft["target_weight_bytes"] + with_draft["draft_weight_bytes"]) / 2**30
-    if not with_draft["requests"]:
+    plan, where = (
+        memory.with_draft,
+        "shared by all ranks" if memory.draft_ranks > 1 else "on one device",
+    )
+    weights = (plan.target_weight_bytes + plan.draft_weight_bytes) / 2**30
+    if not plan.requests:
         return [
             f"Memory: {weights:.1f} GiB of weights a device leave no room for one request of"
-            f" {memory['context']:,} tokens: raise --tensor-parallel."
+            f" {memory.context:,} tokens: raise --tensor-parallel."
         ]
     lines = [
         f"Memory: weights {weights:.1f} GiB a device (draft {where}), activations"
-        f" {with_draft['activation_bytes'] / 2**30:.1f}; holds {with_draft['requests']:,} requests"
-        f" of {memory['context']:,} tokens at once, {alone['requests']:,} without the draft;"
-        f" longest context {with_draft['longest']:,}."
+        f" {plan.activation_bytes / 2**30:.1f}; holds {plan.requests:,} requests"
+        f" of {memory.context:,} tokens at once, {memory.alone.requests:,} without the draft;"
+        f" longest context {plan.longest:,}."
     ]
-    if item["memory_stops"] is not None:
+    if item.curve.memory_stops is not None:
         lines.append(
-            f"From batch size {_number(item['memory_stops'], 'batch')} on, requests wait for memory"
-            " with the draft loaded."
+            f"From batch size {_number(item.curve.memory_stops, 'batch')} on, requests wait for"
+            " memory with the draft loaded."
         )
     return lines
 
 
-def _number(value: float, axis: str) -> str:
+def _number(value: float, axis: Axis) -> str:
     return f"{value:.2f}" if axis == "alpha" else f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def check_plot(path: Path) -> None:
+    """Raise ArchsearchError for a file name that names no kind of picture."""
+    if path.suffix.lower() not in FORMATS:
+        raise ArchsearchError(f"--plot {path}: the name must end with {', '.join(FORMATS)}")
+
+
+def plot_curves(data: Mapping[str, Any], path: Path) -> None:
+    """Write the picture: speed-up above (band: 5 to 95 %; dashed: every token accepted), throughput
+    below (dashed: without a draft)."""
+    from archsearch.report.chart_files import drawn, write_picture
+
+    check_plot(path)
+    result = from_data(Swept, data)
+    gains: list[Series] = []
+    rates: list[Series] = []
+    engines = len({item.served for item in result.curves})
+    for number, item in enumerate(result.curves):
+        version = f"{item.engine} {item.engine_version or ''}".rstrip()
+        name = item.draft + (f", {version}" if engines > 1 else "")
+        look = {"colour": colour(number), "symbol": None}
+        points = item.curve.points
+        mark = {"symbol": "circle" if len(points) < 40 else None, "size": 4.0, "band": True}
+        unnamed = {**look, "dashed": True, "named": False}
+        gain = [(point.x, point.speedup) for point in points]
+        gains.append(line(name, gain, "bounds", **{**look, **mark}))
+        gains.append(line(name, [(point.x, point.ideal) for point in points], **unnamed))
+        rates.append(line(name, [(point.x, point.tokens_per_s) for point in points], **look))
+        plain = [(point.x, point.plain_tokens_per_s) for point in points]
+        rates.append(line(name, plain, **unnamed))
+    axis = result.sweep
+    scale: Scale = "log2" if axis in ("batch", "context") else "linear"
+    title = f"{result.target} on {result.device}"
+    names = "band: 5 to 95 %; dashed: every token accepted", "dashed: without a draft"
+    above = gain_chart(
+        "speedup", title, "", LABELS[axis], gains, x_scale=scale, legend_title=names[0]
+    )
+    rate = "tokens per second, all requests"
+    below = Chart(
+        "throughput", "", "", LABELS[axis], rate, tuple(rates), scale, legend_title=names[1]
+    )
+    write_picture(path, drawn(above, below, size=(7.0, 8.4)))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
+from archsearch.estimate import Estimate
 from archsearch.report.section import Section, Table, columns
 
 WIDTH: Final = 100
@@ -40,13 +41,11 @@ def table(rows: Sequence[Sequence[str]], header: Sequence[str] | str) -> str:
     return "\n".join([line(named, head=True), rule, *map(line, rows)])
 
 
-def plus_minus(value: dict[str, Any] | None, scale: float = 1.0, digits: int = 2) -> str:
+def plus_minus(value: Estimate | None, scale: float = 1.0, digits: int = 2) -> str:
     """`1.52 ± 0.20`; a dash for none."""
-    return (
-        "-"
-        if value is None
-        else f"{scale * value['value']:.{digits}f} ± {scale * value['std']:.{digits}f}"
-    )
+    if value is None:
+        return "-"
+    return f"{scale * value.value:.{digits}f} ± {scale * value.std:.{digits}f}"
 
 
 def section_lines(section: Section) -> list[str]:

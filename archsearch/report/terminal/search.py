@@ -1,90 +1,180 @@
-"""What `search` prints."""
+"""What `search` prints, also where nobody named a device, and the summary of a run."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final
 
 from archsearch.engine_facts import ENGINES, engine_title
+from archsearch.estimate import Estimate
+from archsearch.records import Stored, from_data
 from archsearch.report.answer import (
     MOST_ROWS,
     SCREEN,
     Option,
     first,
+    gain_words,
     hours_words,
     rows_text,
     sentences,
     serve_command,
 )
-from archsearch.report.best import section_mix
+from archsearch.report.best import section_mix, section_ranks
 from archsearch.report.engines import fastest_lines, run_dtype, ways_of, whole_headline
 from archsearch.report.families import found_section
 from archsearch.report.headline import headline
 from archsearch.report.ladder import section_rungs
-from archsearch.report.mixes import asked_words, load_words, mix_words
-from archsearch.report.pareto import pareto_section
-from archsearch.report.phrases import dtype_words, hub_name, interval, latency_warning, shell_path
+from archsearch.report.learning import learning_lines
+from archsearch.report.mixes import Asked, AskedBudget
+from archsearch.report.pareto import ParetoSet, pareto_section
+from archsearch.report.phrases import hub_name, interval, latency_warning, shell_path
 from archsearch.report.predicted import section_why
 from archsearch.report.reading import Reading, read_run
+from archsearch.report.section import Section
 from archsearch.report.terminal.layout import plus_minus, section_lines, table, wrap, wrapped
-from archsearch.report.terminal.summary import summary_text
-from archsearch.runs.families import families_of
+from archsearch.runs.families import FamilyRow, RankedFamily, Represented
 from archsearch.runs.run import Run, open_run
+from archsearch.search.objective import Score
+
+LEAST_ROWS: Final = 3
+HEADLINE_LINES: Final = 5
+STEPS_SHOWN: Final = 2
+BEST_SHOWN: Final = 12
+NO_REGRET: Final = 5e-5  # what 0.00 % would say
+SWITCH: Final = re.compile(r"\bset ([A-Z][A-Z0-9_]+=\w+)")
+LONGEST: Final = 46
 
 
-def _scored_words(spaces: Sequence[Mapping[str, Any]]) -> str:
-    """Of which spaces the trials are the best of all shapes."""
-    whole = [f"{space['shapes']:,} of {space['space']}" for space in spaces if space["exact"]]
-    return f"; all shapes were scored: {', '.join(whole)}" if whole else ""
+@dataclass(frozen=True)
+class ScoredSpace:
+    """How many shapes of a space were scored; `exact`: all there are."""
+
+    space: str
+    shapes: int
+    exact: bool
 
 
-def regret_lines(regrets: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How far the best that a sampler found lies below the exact best of its space, or of a part
-    that was scored in full."""
-    return [
-        f"Regret: {regret['sampler']}'s best of {regret['space']} is {regret['regret']:.2%} below"
-        f" the exact best ({regret['exact_speedup']:.3f}x) of {_regret_of(regret)}."
-        for regret in regrets
-        if regret["regret"] >= NO_REGRET
-    ]
+@dataclass(frozen=True)
+class Missed:
+    """By which share the best that a sampler found lies below the exact best of its space, or of a
+    part that was scored in full."""
+
+    space: str
+    sampler: str
+    shapes: int
+    whole: bool
+    exact_speedup: float
+    regret: float
+
+    def words(self) -> str:
+        shapes = f"{self.shapes:,} shapes"
+        where = f"all {shapes}" if self.whole else f"{shapes}, a part of them"
+        return (
+            f"Regret: {self.sampler}'s best of {self.space} is {self.regret:.2%} below"
+            f" the exact best ({self.exact_speedup:.3f}x) of {where}."
+        )
 
 
-NO_REGRET = 5e-5  # what 0.00 % would say
+@dataclass(frozen=True)
+class Step:
+    """A measurement that could be made next, as `pipeline.next_steps` has it."""
+
+    what: str
+    command: str
+    minutes: float
+    speedup: float
+    std: float
+    std_after: float
+    gain: float
+    needs: str = ""
+
+    def lines(self) -> list[str]:
+        """What it is expected to bring, and its command."""
+        after = f"narrows {self.speedup:.2f}x ± {self.std:.2f} to ± {self.std_after:.2f}"
+        likely = f"; likely gain from a better choice {self.gain:.1%}"
+        gain = likely if self.gain >= 0.001 else ""
+        needs = f" Needs {self.needs}." if self.needs else ""
+        what = self.what[0].upper() + self.what[1:]
+        text = f"{what}: about {max(self.minutes, 1):.0f} min; {after}{gain}.{needs}"
+        return [*(f"  {line}" for line in wrap(text, 96)), f"    {self.command}"]
 
 
-def _regret_of(regret: Mapping[str, Any]) -> str:
-    shapes = f"{regret['shapes']:,} shapes"
-    return f"all {shapes}" if regret["whole"] else f"{shapes}, a part of them"
+@dataclass(frozen=True)
+class MeasuredDraft:
+    """A draft that was trained in full, on held-out answers."""
+
+    label: str
+    alpha: Estimate
+    alpha_by_category: Mapping[str, Estimate]
+    tau: Estimate
+    gamma: int
+    head_rows: int
+    coverage: float
+
+    def words(self) -> str:
+        parts = ", ".join(
+            f"{name} {plus_minus(value)}" for name, value in self.alpha_by_category.items() if name
+        )
+        by_kind = f" ({parts})" if parts else ""
+        return (
+            f"  {self.label}: alpha {plus_minus(self.alpha)}{by_kind}, tau"
+            f" {plus_minus(self.tau)} at gamma {self.gamma}, {self.head_rows} head rows"
+            f" cover {self.coverage:.1%}"
+        )
 
 
-LEAST_ROWS = 3
+@dataclass(frozen=True, kw_only=True)
+class Searched(Asked):
+    """The answer of `search`. `rungs`, `rivals`: read from the run where there are any."""
+
+    run: Path
+    engine: str
+    served: str
+    free_layers: float | None
+    prior: str
+    space: str
+    trials: int
+    families: tuple[FamilyRow | RankedFamily, ...] = ()
+    scored: tuple[ScoredSpace, ...] = ()
+    regrets: tuple[Missed, ...] = ()
+    notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    replayed: str | None = None
+    next: tuple[Step, ...] = ()
+    pareto: ParetoSet | None = None
+    rungs: tuple[Any, ...] = ()
+    rivals: tuple[Any, ...] = ()
+    measured: tuple[MeasuredDraft, ...] = ()
+    prompts: str = ""
 
 
-def search_text(result: dict[str, Any], *, explain: bool = False) -> str:
+def search_text(data: Mapping[str, Any], *, explain: bool = False) -> str:
     """The first screen: the answer in at most SCREEN lines of 100 columns; with `explain` all that
     it rests on behind it."""
-    run = open_run(Path(result["run"]))
+    result = from_data(Searched, data)
+    run = open_run(result.run)
     reading = read_run(run)  # once: what is shown of a run is what its files say
     options = [Option.of(item) for item in reading.candidates]
     if not options:
         return explained_text(result, run, reading)
     head = headline(run, reading.candidates)
-    budget = result.get("training_budget")
+    budget = result.training_budget
     unit = "GPU" if run.info["device"].get("kind") == "gpu" else "CPU"
-    where = f"for {result['target']} on {result['device']}"
-    where += "" if result.get("mix") is None else " over the mix of work"
+    where = f"for {result.target} on {result.device}"
+    where += "" if result.mix is None else " over the mix of work"
     if any(option.weights for option in options):
         whole = whole_headline(run, reading)
         above = [whole.title, *whole.lines[:HEADLINE_LINES]]
     else:
-        above = sentences(options, where, unit, budget and budget["gpu_hours"])
+        above = sentences(options, where, unit, budget.gpu_hours if budget else None)
         above[1:1] = [" ".join(fastest_lines(ways_of(reading), run_dtype(run))[:2])]
-    above = [above[0], _assumed_words(result, budget, unit), *above[1:]]
-    unprofiled = latency_warning(result)
-    warnings = [*([unprofiled] if unprofiled else []), *result["warnings"], *reading.problems]
+    above = [above[0], _assumed_words(result, unit), *above[1:]]
+    unprofiled = latency_warning(result.latency, result.target)
+    warnings = [*([unprofiled] if unprofiled else []), *result.warnings, *reading.problems]
     above += [f"WARNING: {text}." for text in warnings[:1]]
     why, command = _next_step(result, options, head.next)
     below = [
@@ -99,166 +189,208 @@ def search_text(result: dict[str, Any], *, explain: bool = False) -> str:
     return f"{text}\n\n{explained_text(result, run, reading)}" if explain else text
 
 
-HEADLINE_LINES = 5
-SWITCH = re.compile(r"\bset ([A-Z][A-Z0-9_]+=\w+)")
-
-
-def _assumed_words(result: Mapping[str, Any], budget: Mapping[str, Any] | None, unit: str) -> str:
+def _assumed_words(result: Searched, unit: str) -> str:
     """What is predicted for, and the training that every alpha of a drafter to be trained
     assumes."""
-    words = f"{asked_words(result)}, {result['served']}."
-    if budget is None:
+    words = f"{result.words()}, {result.served}."
+    if result.training_budget is None:
         return words
-    hours = hours_words(budget["gpu_hours"], unit)
+    hours = hours_words(result.training_budget.gpu_hours, unit)
     return f"{words} Drafters to be trained are given {hours} (--training-budget)."
 
 
 def _next_step(
-    result: Mapping[str, Any], options: Sequence[Option], steps: Sequence[tuple[str, str]]
+    result: Searched, options: Sequence[Option], steps: Sequence[tuple[str, str]]
 ) -> tuple[str, str]:
     """The one step that is worth most now: serving what one can have today, else the headline's
     first."""
     today = first(option for option in options if option.at_hand and not option.weights)
     trained = any(option.weights for option in options)
     if today is not None and not trained and interval(today.gain)[1] > 1.0:
-        target, ranks = hub_name(str(result["target"])), result["workload"]["tensor_parallel"]
-        command = serve_command(today, target, str(result["engine"]), ranks)
+        ranks = result.workload.tensor_parallel
+        command = serve_command(today, hub_name(result.target), result.engine, ranks)
         # The warning is of the first rank: what it says to set belongs into the command.
-        wanted = SWITCH.search(" ".join(result["warnings"])) if today is options[0] else None
+        wanted = SWITCH.search(" ".join(result.warnings)) if today is options[0] else None
         if command is not None:
             return "Try it today", f"{wanted[1]} {command}" if wanted is not None else command
-    whole = ("See the whole run", f"archsearch report {shell_path(Path(result['run']))}")
+    whole = ("See the whole run", f"archsearch report {shell_path(result.run)}")
     return steps[0] if steps else whole
 
 
-def explained_text(result: dict[str, Any], run: Run, reading: Reading) -> str:
+def explained_text(result: Searched, run: Run, reading: Reading) -> str:
     """The workload, what each rung did, and the summary of the run folder."""
-    workload, free, mix = result["workload"], result["free_layers"], result.get("mix")
-    where = (
-        f"batch size {workload['batch_size']}, context {workload['context_len']}"
-        if mix is None
-        else mix_words(mix)
-    )
-    scored = _scored_words(result.get("scored", []))
+    work, mix = result.workload, result.mix
+    where = f"batch size {work.batch_size}, context {work.context_len}"
+    whole = ", ".join(f"{each.shapes:,} of {each.space}" for each in result.scored if each.exact)
+    scored = f"; all shapes were scored: {whole}" if whole else ""
     lines = [
-        f"Workload: {where}, tensor parallel {workload['tensor_parallel']}, {dtype_words(result)},"
-        f" {workload['mode']} mode, temperature {workload['temperature']:g}, served by"
-        f" {result['served']}.",
-        *([f"  {load_words(part)}." for part in mix["parts"]] if mix is not None else []),
-        f"Latency: {result['latency']}.",
-        f"Acceptance prior: {result['prior']}.",
-        f"{result['trials']} trials in space {result['space']}{scored}.",
-        *wrapped(regret_lines(result.get("regrets", []))),
+        f"Workload: {where if mix is None else mix.words()}, tensor parallel"
+        f" {work.tensor_parallel}, {result.dtype}, {work.mode} mode, temperature"
+        f" {work.temperature:g}, served by {result.served}.",
+        *([f"  {part.words()}." for part in mix.parts] if mix is not None else []),
+        f"Latency: {result.latency}.",
+        f"Acceptance prior: {result.prior}.",
+        f"{result.trials} trials in space {result.space}{scored}.",
+        *wrapped(each.words() for each in result.regrets if each.regret >= NO_REGRET),
     ]
-    if free is not None:
+    if result.free_layers is not None:
         lines.append(
-            f"A draft as wide as rank 1 may be up to {free:.1f} layers deep before launching it,"
-            " not running it, takes the time."
+            f"A draft as wide as rank 1 may be up to {result.free_layers:.1f} layers deep before"
+            " launching it, not running it, takes the time."
         )
-    said = [f"WARNING: {text}." for text in result["warnings"]]
-    said += [f"Note: {note}." for note in (*result.get("notes", []), *result.get("left_out", []))]
+    said = [f"WARNING: {text}." for text in result.warnings]
+    said += [f"Note: {note}." for note in (*result.notes, *result.left_out)]
     lines += ["", *said, *([""] if said else [])]
-    if len(result.get("families", [])) > 1:
-        replayed = [f"  {result['replayed']}."] if result.get("replayed") else []
-        lines += [*family_lines(result), *replayed, ""]
-    if result.get("rungs"):
-        lines += [*section_lines(section_rungs(reading.climb)), *_measured_lines(result), ""]
+    if len(result.families) > 1:
+        replayed = [f"  {result.replayed}."] if result.replayed else []
+        lines += [*family_lines(result.families, run.path, result.engine), *replayed, ""]
+    if result.rungs:
+        lines += [*section_lines(section_rungs(reading.climb)), f"Measured on {result.prompts}:"]
+        lines += [*(draft.words() for draft in result.measured), ""]
     lines += [summary_text(run, reading), ""]
-    lines += section_lines(section_why(reading.curves)) if result.get("rivals") else []
+    lines += section_lines(section_why(reading.curves)) if result.rivals else []
     lines += section_lines(section_mix(reading.candidates))
-    lines += section_lines(pareto_section(result["pareto"])) if result.get("pareto") else []
-    return "\n".join([*lines[:-1], *next_lines(result)])
+    lines += section_lines(pareto_section(result.pareto)) if result.pareto else []
+    return "\n".join([*lines[:-1], *next_lines(result.next)])
 
 
-STEPS_TOLD = 2
-
-
-def next_lines(result: dict[str, Any]) -> list[str]:
-    """The measurements that teach most per minute: what each is expected to bring, and its
-    command."""
-    lines: list[str] = []
-    for step in result.get("next", [])[:STEPS_TOLD]:
-        after = f"narrows {step['speedup']:.2f}x ± {step['std']:.2f} to ± {step['std_after']:.2f}"
-        likely = f"; likely gain from a better choice {step['gain']:.1%}"
-        gain = likely if step["gain"] >= 0.001 else ""
-        needs = f" Needs {step['needs']}." if step["needs"] else ""
-        what = step["what"][0].upper() + step["what"][1:]
-        text = f"{what}: about {max(step['minutes'], 1):.0f} min; {after}{gain}.{needs}"
-        lines += [*(f"  {line}" for line in wrap(text, 96)), f"    {step['command']}"]
+def next_lines(steps: Sequence[Step]) -> list[str]:
+    """The measurements that teach most per minute."""
+    lines = [line for step in steps[:STEPS_SHOWN] for line in step.lines()]
     return ["", "What to measure next (most per minute first):", *lines] if lines else []
 
 
-def family_lines(result: dict[str, Any]) -> list[str]:
-    """The best of each family, and whether somebody has to train it."""
-    if any("measured_on" in item for item in result["families"]):
-        found = section_lines(found_section(families_of(result)))[:-1]
-        return [*found, *_untrained_rival(result["families"], result)]
-    rows = [
+def family_lines(
+    rows: Sequence[Represented], run: Path | None = None, engine: str = "transformers"
+) -> list[str]:
+    """The best of each family, and whether somebody has to train it; of a `run` that trained also
+    how to measure the best beside one that needs no training."""
+    if seen := [row for row in rows if isinstance(row, FamilyRow)]:
+        found = section_lines(found_section(seen))[:-1]
+        return [*found, *([] if run is None else untrained_rival(rows, run, engine))]
+    cells = [
         (
-            item["family"],
-            str(item["rank"]),
-            f" {item['label']}",
-            f"{item['parameters'] / 1e6:,.0f}M",
-            str(item["gamma"]),
-            plus_minus(item["alpha"]),
-            plus_minus(item["tau"]),
-            plus_minus(item["speedup"]) + ("*" if item.get("assumed") else " "),
-            "yes" if item["trains"] else "no",
+            row.family,
+            str(row.rank),
+            f" {row.label}",
+            f"{row.parameters / 1e6:,.0f}M",
+            str(row.gamma),
+            plus_minus(row.alpha),
+            plus_minus(row.tau),
+            plus_minus(row.speedup) + ("*" if row.assumed else " "),
+            "yes" if row.trains else "no",
         )
-        for item in result["families"]
+        for row in rows
     ]
     header = "family | rank |  best | parameters | gamma | alpha | tau | speed-up | to train"
-    lines = ["The best of each family:", table(rows, header)]
+    lines = ["The best of each family:", table(cells, header)]
     why = "; ".join(
-        f"{item['family']} ({item['assumed']}) by {item['speedup']['low']:.2f}x"
-        for item in result["families"]
-        if item.get("assumed")
+        f"{row.family} ({row.assumed}) by {row.speedup.low:.2f}x" for row in rows if row.assumed
     )
     text = f"* assumed, so ranked by the lower end of its interval: {why}."
     return lines + ([f"  {line}" for line in wrap(text, 96)] if why else [])
 
 
-def _untrained_rival(families: list[dict[str, Any]], result: dict[str, Any]) -> list[str]:
+def untrained_rival(rows: Sequence[Represented], run: Path, engine: str) -> list[str]:
     """Where a family that needs no training may be as fast as what was trained: how to measure the
     two side by side."""
-    trained = [item for item in families if item["trains"]]
-    engine = str(result.get("engine") or "transformers")
+    trained = [row for row in rows if row.trains]
     confirms = ENGINES[engine].confirms if engine in ENGINES else ()
-    free = [item for item in families if not item["trains"] and item["family"] in confirms]
-    if not trained or not free or "run" not in result:
+    free = [row for row in rows if not row.trains and row.family in confirms]
+    if not trained or not free:
         return []
-    best, rival = (
-        max(found, key=lambda item: item["speedup"]["value"]) for found in (trained, free)
-    )
-    ours, theirs = best["speedup"], rival["speedup"]
-    if theirs["value"] < max(1.0, ours["value"] - math.hypot(ours["std"], theirs["std"])):
+    best, rival = (max(found, key=lambda row: row.speedup.value) for found in (trained, free))
+    ours, theirs = best.speedup, rival.speedup
+    if theirs.value < max(1.0, ours.value - math.hypot(ours.std, theirs.std)):
         return []
-    ranked = best["family"] == "independent" and (best["rank"] or 1) > 1
-    rank = f" --rank {best['rank']}" if ranked else ""
+    rank = f" --rank {best.rank}" if best.family == "independent" and (best.rank or 1) > 1 else ""
     words = (
-        f"{rival['family']} needs no training and may be as fast; both in {engine_title(engine)},"
+        f"{rival.family} needs no training and may be as fast; both in {engine_title(engine)},"
         " prompt by prompt:"
     )
     command = (
-        f"archsearch confirm {shell_path(Path(result['run']))}{rank} --family {best['family']}"
-        f" --family {rival['family']}"
+        f"archsearch confirm {shell_path(run)}{rank} --family {best.family} --family {rival.family}"
     )
     return [f"  {words}", f"    {command}"]
 
 
-def _measured_lines(result: dict[str, Any]) -> list[str]:
-    """What was measured of each draft that was trained in full, and on which prompts."""
-    lines = [f"Measured on {result['prompts']}:"]
-    for item in result["measured"]:
-        parts = ", ".join(
-            f"{name} {plus_minus(value)}"
-            for name, value in item["alpha_by_category"].items()
-            if name
-        )
-        by_kind = f" ({parts})" if parts else ""
-        lines.append(
-            f"  {item['label']}: alpha {plus_minus(item['alpha'])}{by_kind}, tau"
-            f" {plus_minus(item['tau'])} at gamma {item['gamma']}, {item['head_rows']} head rows"
-            f" cover {item['coverage']:.1%}"
-        )
-    return lines
+def summary_text(run: Run, reading: Reading | None = None) -> str:
+    """The headline, a table of the best and what to do next; `reading`: the run's, where it was
+    read."""
+    reading = reading or read_run(run)
+    found = reading.candidates
+    head = whole_headline(run, reading)
+    said = [*head.lines, *(f"WARNING: {problem}" for problem in reading.problems)]
+    lines = [head.title, *(f"  {line}" for text in said for line in wrap(text, 96)), ""]
+    if found:
+        ranks = section_ranks(found[:BEST_SHOWN]).tables
+        notes = ["Ranks of one group cannot be told apart. ± one standard deviation."]
+        if any(item.undecided is not None for item in found[:BEST_SHOWN]):
+            notes.append("? decides nothing: confirm it again.")
+        if len(found) > BEST_SHOWN:
+            notes = [
+                f"... and {len(found) - BEST_SHOWN} more in {shell_path(run.path / 'best')}",
+                *notes,
+            ]
+        lines += section_lines(Section(tables=ranks, notes=notes))
+    lines += section_lines(Section("Learning curve", learning_lines(reading)))
+    return "\n".join([*lines, *section_lines(Section("Next", commands=head.next))[:-1]])
+
+
+@dataclass(frozen=True)
+class SurveyRow:
+    """What one GPU brings: today, and trained. `error`: why it cannot be said."""
+
+    device: str
+    error: str = ""
+    engine: str = ""
+    tensor_parallel: int = 1
+    today: Score | None = None
+    trained: Score | None = None
+    training_budget: AskedBudget | None = None
+
+    def cells(self) -> Iterator[tuple[str, ...]]:
+        """What one can have today, and the best within the training budget: a line each."""
+        where = f"{self.tensor_parallel} x {self.device}"
+        yield where, "today", *_best_cells(self.today)
+        yield "", "trained", *_best_cells(self.trained)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The answer of `search` where nobody named a device."""
+
+    target: str
+    rows: Annotated[tuple[SurveyRow, ...], Stored("survey")]
+
+
+def survey_text(data: Mapping[str, Any]) -> str:
+    """Two lines for each GPU (today, trained), and how to ask for one."""
+    result = from_data(Survey, data)
+    known = [row for row in result.rows if not row.error]
+    budgeted = next((row for row in known if row.training_budget), None)
+    assumed = "Batch 1."
+    if budgeted is not None and budgeted.training_budget is not None:
+        hours = hours_words(budgeted.training_budget.gpu_hours, "GPU")
+        assumed = f"{budgeted.engine}; drafters to be trained are given {hours}."
+    above = [
+        f"No GPU is here and {result.target} is not for this CPU. What speculation would bring on"
+        " the GPUs whose kernels ship:",
+        assumed,
+    ]
+    cells = [line for row in known for line in row.cells()]
+    header = "GPUs that hold it | best |  drafter | speed-up, 5 to 95 %"
+    lines = [*wrapped(above), "", *([table(cells, header), ""] if cells else [])]
+    lines += wrapped(f"{row.device}: {row.error}." for row in result.rows if row.error)
+    named = known[0].device if known else "NAME"
+    lines += ["All of one GPU:", f"  archsearch search --target {result.target} --gpu {named}"]
+    return "\n".join(lines)
+
+
+def _best_cells(score: Score | None) -> tuple[str, str]:
+    if score is None:
+        return " none known", "-"
+    hub = score.needs.hub_id if score.needs is not None else None
+    name = f"{score.family}: {hub or score.proposer.label()}"
+    clipped = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+    return f" {clipped}", gain_words(score.speedup)

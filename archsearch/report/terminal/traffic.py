@@ -1,14 +1,17 @@
-"""What `traffic` prints."""
+"""What `traffic` and `bench-serve` print: drafts under a load, as predicted and as a server did
+it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-from archsearch.report.mixes import UNITS, load_words
-from archsearch.report.phrases import dtype_words
+from archsearch.records import Endless, from_data
+from archsearch.report.mixes import UNITS, Asked, AskedPart
 from archsearch.report.terminal.layout import table
+from archsearch.traffic.steady import Steady
 
 MEANS: Final = (
     "Predicted means. running: requests that decode at once. A first token holds its prompt and its"
@@ -17,112 +20,243 @@ MEANS: Final = (
 MANY: Final = 256
 """Requests that engines run at once at most by default (vLLM's max_num_seqs); memory may hold
 fewer."""
+ROWS: Final = (
+    ("tpot_s", "ms a token, mean", 1e3, 2),
+    ("tpot_median_s", "ms a token, median", 1e3, 2),
+    ("ttft_s", "first token ms, mean", 1e3, 0),
+    ("ttft_median_s", "first token ms, median", 1e3, 0),
+    ("ttft_p99_s", "first token ms, 99 %", 1e3, 0),
+    ("tokens_per_s", "tokens/s", 1.0, 1),
+    ("running", "requests decoding", 1.0, 2),
+    ("tokens_per_piece", "tokens a piece", 1.0, 2),
+    ("failed", "failed", 1.0, 0),
+)
 
 
-def traffic_text(result: Mapping[str, Any]) -> str:
+@dataclass(frozen=True)
+class SimulatedRun:
+    """A server event by event."""
+
+    tpot_s: Endless
+    ttft_s: Endless
+    ttft_p99_s: Endless
+    full: bool
+
+    def words(self) -> str:
+        if self.full:
+            return "does not keep up"
+        first = f"{_ms(self.ttft_s, 0)} ms (99 %: {_ms(self.ttft_p99_s, 0)})"
+        return f"{_ms(self.tpot_s)} ms a token, first token {first}"
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """`requests` through the server with the draft and without."""
+
+    drafting: SimulatedRun
+    plain: SimulatedRun
+    requests: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """A draft in one part of the load, as `ServedPart.to_dict` has it. `held`, `held_alone`:
+    requests that memory holds."""
+
+    name: str
+    concurrency: int | None
+    requests_per_second: float | None
+    gamma: int
+    tau: float
+    speedup: Endless
+    drafting: Steady
+    plain: Steady
+    off: Steady
+    off_rate: float | None
+    held: int | None
+    held_alone: int | None
+    simulated: Simulation | None
+
+    @property
+    def runs(self) -> tuple[Steady, Steady]:
+        """The server at its best with the draft loaded, and without a draft."""
+        return (self.drafting if self.gamma else self.off), self.plain
+
+    def cells(self) -> tuple[str, ...]:
+        runs = self.runs
+        return (
+            self.name,
+            str(self.gamma) if self.gamma else "off",
+            f"{self.tau:.2f}" if self.gamma else "1.00",
+            *(f"{run.running:.1f}" for run in runs),
+            *(_ms(run.tpot_s) for run in runs),
+            *(_ms(run.ttft_s, 0) for run in runs),
+            *(f"{run.tokens_per_s:,.0f}" for run in runs),
+            f"{self.speedup:.2f}",
+        )
+
+    def full_words(self) -> str:
+        """What counts where a server is full: the tokens it gives; a token's time is of as many as
+        run."""
+        best, plain = self.runs
+        given, alone = best.tokens_per_s, plain.tokens_per_s
+        return (
+            f"{self.name}: throughput {given:,.0f} tokens/s with the draft, {alone:,.0f} without"
+            f" ({given / alone:.2f}x); time per token is of {best.running:.1f} running against"
+            f" {plain.running:.1f}."
+        )
+
+    def checks(self) -> list[str]:
+        """The simulation beside the closed form, and from which rate on speculation should be
+        off."""
+        lines = []
+        if (seen := self.simulated) is not None:
+            words = f"with the draft {seen.drafting.words()}; without {seen.plain.words()}"
+            lines.append(f"simulated ({seen.requests} requests): {words}")
+        late = [run.ttft_p99_s for run in self.runs]
+        if None not in late:
+            lines.append(
+                f"99 % have a first token within {_ms(late[0], 0)} ms, without the draft"
+                f" {_ms(late[1], 0)}"
+            )
+        if self.held is not None and self.held_alone is not None:
+            if min(self.held, self.held_alone) < max(self.concurrency or 0, MANY):
+                with_draft = f"{self.held:,} requests at once with the draft"
+                lines.append(f"memory holds {with_draft}, {self.held_alone:,} without")
+        for run, who in ((self.drafting, "With"), (self.plain, "Without")):
+            if run.full:
+                most = f"{run.requests_per_s:.3g} requests a second"
+                lines.append(f"{who} the draft the server is full at {most}")
+        if self.requests_per_second is not None:
+            rate = self.off_rate
+            lines.append(
+                "drafting pays at every rate that the server keeps up with"
+                if rate is None
+                else f"speculation should be off above {rate:.3g} requests a second"
+                if rate
+                else "drafting pays at no rate"
+            )
+        return [f"{self.name}: {line}." for line in lines]
+
+
+@dataclass(frozen=True)
+class UnderLoad:
+    """A draft under the whole load."""
+
+    draft: str
+    served: str
+    notes: tuple[str, ...]
+    objective: Endless
+    plain_objective: Endless
+    broken_limits: tuple[str, ...]
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic(Asked):
+    """The answer of `traffic`."""
+
+    load: tuple[AskedPart, ...]
+    objective: str
+    trace_note: str
+    drafts: tuple[UnderLoad, ...]
+
+
+def traffic_text(data: Mapping[str, Any]) -> str:
     """What `traffic` prints."""
-    workload = result["workload"]
+    result = from_data(Traffic, data)
     lines = [
-        f"Target {result['target']} on {result['device']}, {dtype_words(result)}, tensor"
-        f" parallel {workload['tensor_parallel']}.",
-        f"Latency: {result['latency']}.",
-        *(f"Load {load_words(part)}." for part in result["load"]),
+        f"Target {result.target} on {result.device}, {result.dtype}, tensor"
+        f" parallel {result.workload.tensor_parallel}.",
+        f"Latency: {result.latency}.",
+        *(f"Load {part.words()}." for part in result.load),
     ]
-    if result["trace_note"]:
-        lines.append(f"Note: {result['trace_note']}.")
-    for entry in result["drafts"]:
-        lines += ["", *_one(entry, result["objective"])]
+    if result.trace_note:
+        lines.append(f"Note: {result.trace_note}.")
+    for entry in result.drafts:
+        lines += ["", *_one(entry, result.objective)]
     return "\n".join([*lines, "", MEANS])
 
 
-def _one(entry: Mapping[str, Any], objective: str) -> list[str]:
+def _one(entry: UnderLoad, objective: str) -> list[str]:
     header = (
         "load | gamma | tau | running | without | ms a token | without | first token ms | without |"
         " tokens/s | without | speed-up"
     )
-    rows = [
-        (
-            part["name"],
-            str(part["gamma"]) if part["gamma"] else "off",
-            f"{part['tau']:.2f}" if part["gamma"] else "1.00",
-            *(f"{run['running']:.1f}" for run in _best_and_plain(part)),
-            *(_ms(run["tpot_s"]) for run in _best_and_plain(part)),
-            *(_ms(run["ttft_s"], 0) for run in _best_and_plain(part)),
-            *(f"{run['tokens_per_s']:,.0f}" for run in _best_and_plain(part)),
-            f"{part['speedup']:.2f}",
-        )
-        for part in entry["parts"]
-    ]
-    lines = [f"{entry['draft']}, served by {entry['served']}", table(rows, header)]
-    for part in entry["parts"]:
-        lines += _checks(part)
+    rows = [part.cells() for part in entry.parts]
+    lines = [f"{entry.draft}, served by {entry.served}", table(rows, header)]
+    for part in entry.parts:
+        lines += part.checks()
     unit = UNITS[objective]
-    if any(part["drafting"]["full"] or part["plain"]["full"] for part in entry["parts"]):
-        lines += [_full(part) for part in entry["parts"]]
+    if any(part.drafting.full or part.plain.full for part in entry.parts):
+        lines += [part.full_words() for part in entry.parts]
     lines.append(
-        f"{objective}: {entry['objective']:.4g}{unit}, {entry['plain_objective']:.4g}{unit} without"
+        f"{objective}: {entry.objective:.4g}{unit}, {entry.plain_objective:.4g}{unit} without"
         " the draft."
         if objective != "speedup"
-        else f"Speed-up over the load: {entry['objective']:.2f}x."
+        else f"Speed-up over the load: {entry.objective:.2f}x."
     )
-    lines += [f"Breaks a limit: {text}." for text in entry["broken_limits"]]
-    return lines + [f"Note: {note}" for note in entry["notes"]]
-
-
-def _best_and_plain(part: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    return (part["drafting"] if part["gamma"] else part["off"]), part["plain"]
-
-
-def _full(part: Mapping[str, Any]) -> str:
-    """What counts where a server is full: the tokens it gives; a token's time is of as many as
-    run."""
-    best, plain = _best_and_plain(part)
-    given, alone = best["tokens_per_s"], plain["tokens_per_s"]
-    return (
-        f"{part['name']}: throughput {given:,.0f} tokens/s with the draft, {alone:,.0f} without"
-        f" ({given / alone:.2f}x); time per token is of {best['running']:.1f} running against"
-        f" {plain['running']:.1f}."
-    )
-
-
-def _checks(part: Mapping[str, Any]) -> list[str]:
-    """The simulation beside the closed form, and from which rate on speculation should be off."""
-    lines, seen = [], part["simulated"]
-    if seen is not None:
-        words = f"with the draft {_run(seen['drafting'])}; without {_run(seen['plain'])}"
-        lines.append(f"simulated ({seen['requests']} requests): {words}")
-    late = [run["ttft_p99_s"] for run in _best_and_plain(part)]
-    if None not in late:
-        lines.append(
-            f"99 % have a first token within {_ms(late[0], 0)} ms, without the draft"
-            f" {_ms(late[1], 0)}"
-        )
-    held = [part[name] for name in ("held", "held_alone")]
-    if None not in held and min(held) < max(part["concurrency"] or 0, MANY):
-        with_draft = f"{held[0]:,} requests at once with the draft"
-        lines.append(f"memory holds {with_draft}, {held[1]:,} without")
-    for name, who in (("drafting", "With"), ("plain", "Without")):
-        if part[name]["full"]:
-            most = f"{part[name]['requests_per_s']:.3g} requests a second"
-            lines.append(f"{who} the draft the server is full at {most}")
-    if part["requests_per_second"] is not None:
-        rate = part["off_rate"]
-        lines.append(
-            "drafting pays at every rate that the server keeps up with"
-            if rate is None
-            else f"speculation should be off above {rate:.3g} requests a second"
-            if rate
-            else "drafting pays at no rate"
-        )
-    return [f"{part['name']}: {line}." for line in lines]
-
-
-def _run(run: Mapping[str, Any]) -> str:
-    if run["full"]:
-        return "does not keep up"
-    first = f"{_ms(run['ttft_s'], 0)} ms (99 %: {_ms(run['ttft_p99_s'], 0)})"
-    return f"{_ms(run['tpot_s'])} ms a token, first token {first}"
+    lines += [f"Breaks a limit: {text}." for text in entry.broken_limits]
+    return lines + [f"Note: {note}" for note in entry.notes]
 
 
 def _ms(seconds: float, digits: int = 2) -> str:
     return "no end" if math.isinf(seconds) else f"{1e3 * seconds:.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """The load of `bench-serve` as predicted; a server is given by quantity."""
+
+    served: str
+    gamma: int
+    tau: float
+    speedup: Endless
+    with_draft: Mapping[str, Endless | None]
+    without: Mapping[str, Endless | None]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The answer of `bench-serve`."""
+
+    load: str
+    text: str
+    output: str
+    with_draft: Mapping[str, Endless | None]
+    without: Mapping[str, Endless | None] | None = None
+    speedup: Endless | None = None
+    predicted: Predicted | None = None
+
+
+def bench_text(data: Mapping[str, Any]) -> str:
+    """What `bench-serve` prints."""
+    result = from_data(Bench, data)
+    predicted = result.predicted
+    header = [""]
+    rows = [[title] for _, title, _, _ in ROWS]
+    for name, title in (("with_draft", "with the draft"), ("without", "without")):
+        if (measured := getattr(result, name)) is None:
+            continue
+        columns = [(title, measured)]
+        columns += [("predicted", getattr(predicted, name))] if predicted is not None else []
+        for title, values in columns:
+            header.append(title)
+            for row, (key, _, scale, digits) in zip(rows, ROWS, strict=True):
+                value = values.get(key)
+                shown = "-" if value is None else f"{scale * value:,.{digits}f}"
+                row.append("no end" if value is not None and not math.isfinite(value) else shown)
+    lines = [f"{result.load}; text {result.text}.", "", table(rows, header), ""]
+    if result.speedup is not None:
+        beside = f", predicted {predicted.speedup:.2f}x" if predicted is not None else ""
+        lines.append(f"Speed-up by time per token: {result.speedup:.2f}x{beside}.")
+    if predicted is not None:
+        lines.append(
+            f"Predicted for {predicted.served}, gamma {predicted.gamma}, tau {predicted.tau:.2f}."
+        )
+    if result.text == "made up":
+        lines.append(
+            "Note: acceptance depends on the text, and this one was made up: give yours with"
+            " --prompts."
+        )
+    return "\n".join([*lines, f"Every request: {result.output}."])
