@@ -67,14 +67,14 @@ def train(run: Path, rank: int, budget: float, family: str, as_json: bool, **of_
                 " medusa, or leave it out"
             )
         from archsearch.pipeline import train_rank
-        from archsearch.report.terminal.train import train_text
+        from archsearch.report.terminal.run import train_text
 
         result = train_rank(run, rank, budget)
         emit(result, train_text(result, run, rank), as_json)
         return
     from archsearch.pipeline.heads import head_plan
     from archsearch.pipeline.train import train_family
-    from archsearch.report.terminal.train import head_text
+    from archsearch.report.terminal.run import head_text
 
     result = train_family(run, head_plan(family, **of_head, run=run), budget)
     emit(result, head_text(result, run), as_json)
@@ -185,7 +185,7 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
     )
     from archsearch.pipeline.side_by_side import FamilyRequest, confirm_families, with_gamma
     from archsearch.records import as_data
-    from archsearch.report.terminal.confirm import (
+    from archsearch.report.terminal.run import (
         confirm_text,
         engines_text,
         families_text,
@@ -253,7 +253,7 @@ def schedule(
     """
     from archsearch.pipeline import SearchSession, schedule_rank
     from archsearch.pipeline.schedule import schedule_head
-    from archsearch.report.terminal.schedule import schedule_text
+    from archsearch.report.terminal.run import schedule_text
 
     session = SearchSession.reopen(run)
     if family != "independent":

@@ -121,7 +121,7 @@ def recipe(as_json: bool, **asked: Any) -> None:
     archsearch recipe runs/llama --rank 2 --with specforge --gpus 8 --output eagle3-recipe
     """
     from archsearch.pipeline.recipe import RecipeRequest, make_recipe
-    from archsearch.report.terminal.recipe import recipe_text
+    from archsearch.report.terminal.run import recipe_text
 
     made = make_recipe(RecipeRequest(**asked))
     emit(made, recipe_text(made), as_json)

@@ -17,7 +17,7 @@ from archsearch.report.charts import SERIES, Chart, Series, bounds
 from archsearch.report.headline import Headline
 from archsearch.report.phrases import shell_path, unprofiled_words
 from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
-from archsearch.runs.families import EngineComparison, FamilyRow
+from archsearch.runs.families import EngineComparison, FamilyRow, Rival, Silent
 from archsearch.runs.run import Run
 
 INDEPENDENT: Final = Independent.family
@@ -34,7 +34,7 @@ def section_families(rows: Sequence[FamilyRow], compared: Sequence[EngineCompari
     parts = [found_section(rows)] if len(rows) > 1 else []
     return Section(
         "Families of drafters",
-        parts=[*parts, *(_compared(item) for item in compared if item.rivals)],
+        parts=[*parts, *(compared_section(item) for item in compared if item.rivals)],
     )
 
 
@@ -134,11 +134,12 @@ def _training(row: FamilyRow) -> Cell:
     )
 
 
-def _compared(item: EngineComparison) -> Section:
+def compared_section(item: EngineComparison) -> Section:
+    """Drafters side by side in one engine, and what is to be said of single ones."""
     engine = engine_title(item.engine)
     cells: list[list[Cell | str]] = [
         [
-            text_cell(title_of(row.family), row.warning or ""),
+            text_cell(title_of(row.family)),
             str(row.gamma),
             value_cell(row.predicted_tau),
             value_cell(row.tau),
@@ -151,17 +152,30 @@ def _compared(item: EngineComparison) -> Section:
         for row in item.rivals
     ]
     alone = item.baseline_tokens_per_s
-    rate = "" if alone is None else f" Alone {alone:.1f} tokens/s."
+    rate = "" if alone is None else f" The target alone: {alone:.1f} tokens/s."
     note = (
         f"{item.prompts} prompts in {engine}, {item.dtype}, each with every drafter in turn.{rate}"
         f" {order_words(item)} {unprofiled_words(item)}"
     )
+    own = [f"{title_of(row.family)}: {words}." for row in item.rows if (words := _row_words(row))]
     return Section(
         f"Side by side in {engine}",
         tables=[Table(columns(_COMPARED), cells)],
         charts=_charts(item, engine),
-        notes=[note.strip()],
+        notes=[note.strip(), *own],
     )
+
+
+def _row_words(row: Rival | Silent) -> str:
+    """What is to be said of one drafter."""
+    if isinstance(row, Silent):
+        return row.note
+    share = row.drafting_share if row.family == "ngram" else None
+    parts = (
+        "" if share is None else f"proposed in {share:.0%} of the steps; acceptance is of those",
+        row.warning or "",
+    )
+    return "; ".join(filter(None, parts))
 
 
 def order_words(item: EngineComparison) -> str:

@@ -1,5 +1,5 @@
-"""The section of one measurement under load: predicted beside measured at each number of requests
-in flight."""
+"""The sections of many requests in flight: a measurement under load, predicted beside measured, and
+the best gamma at each batch size, as predicted."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from archsearch.engine_facts import engine_title
-from archsearch.report.charts import MARK, SERIES, Chart, Series
+from archsearch.estimate import Estimate
+from archsearch.report.charts import MARK, SERIES, Chart, Series, depth_colour, gain_chart, line
 from archsearch.report.phrases import slowdown_words
-from archsearch.report.reading import Shown
 from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.load import LoadRecord, LoadRow, ScheduleRun
 from archsearch.runs.terms import REST
-from archsearch.schedule import ranges_words
+from archsearch.schedule import GammaSchedule, ranges_words
 
 SCHEDULE: Final = "schedule"  # the name of the variant that follows the schedule
 _TABLE: Final = (
@@ -40,25 +40,25 @@ _VERDICT: Final = (
 )
 
 
-def section_load(item: Shown, load: LoadRecord) -> Section:
-    """Tables and a plot of load-<engine>.json of one candidate."""
+def section_load(load: LoadRecord, rank: int, label: str, alpha: Estimate | None = None) -> Section:
+    """Tables and a plot of load-<engine>.json of one candidate; `alpha`: as it is known now."""
     facts = [
-        item.score.label(),
+        label,
         load.dtype,
         f"context {load.context}" if load.context is not None else "",
         f"{load.repeats} repeats, interleaved" if load.repeats is not None else "",
     ]
     doubts = [acceptance_words(load)]
-    if load.is_stale(item.score.alpha):
+    if alpha is not None and load.is_stale(alpha):
         doubts.append(
             "Alpha on held-out text has changed since; the predictions here are from before."
         )
     notes = [_TABLE + (_SYNTHETIC_BAND if load.synthetic else "") + _error_words(load)]
     return Section(
-        f"Under load in {engine_title(load.engine)} {load.engine_version}: rank {item.rank}",
+        f"Under load in {engine_title(load.engine)} {load.engine_version}: rank {rank}",
         ["; ".join(fact for fact in facts if fact) + "."],
         [_speedup_table(load)],
-        [_load_chart(item, load)],
+        [_load_chart(rank, load)],
         [*notes, *([f"Predicted from: {load.latency}."] if load.latency else [])],
         doubts,
         parts=[_terms_part(load), _schedule_part(load.schedule)],
@@ -97,7 +97,10 @@ def _speedup_table(load: LoadRecord) -> Table:
             str(row.concurrency),
             _gamma(row.gamma),
             value_cell(row.predicted_speedup, 2, unit="x"),
-            Cell(f"{row.speedup.value:.2f}x", "{:.2f}x to {:.2f}x".format(*row.interval)),
+            Cell(
+                value_cell(row.speedup, 2, unit="x").text,
+                "{:.2f}x to {:.2f}x".format(*row.interval),
+            ),
             _percent(row.relative_error),
             _percent(row.relative_error_at_measured_tau),
             f"{row.tau:.2f}" if row.gamma else "-",
@@ -110,7 +113,11 @@ def _speedup_table(load: LoadRecord) -> Table:
         "served with | in flight | gamma | speed-up, predicted | measured | error"
         " | with counted tau | tau, tokens | tokens/s alone | with draft"
     )
-    return Table(header, rows)
+    brief = columns(
+        "served with | in flight | measured | speed-up, predicted | error | tau, tokens |"
+        " tokens/s alone | with draft"
+    )
+    return Table(header, rows, brief=brief)
 
 
 def _terms_part(load: LoadRecord) -> Section:
@@ -155,7 +162,7 @@ def _schedule_part(schedule: ScheduleRun | None) -> Section:
             value_cell(row.speedup, 2, unit="x"),
             text_cell(row.best_other),
             value_cell(row.best_other_speedup, 2, unit="x"),
-            text_cell("yes" if row.holds else "NO"),
+            text_cell("yes" if row.holds else "NO", _unseen_loss(row.margin) if row.holds else ""),
         ]
         for row in schedule.verdict
     ]
@@ -163,8 +170,15 @@ def _schedule_part(schedule: ScheduleRun | None) -> Section:
         "in flight | gamma of the schedule | speed-up, schedule | best other"
         " | speed-up, best other | not shown to be worse"
     )
+    best = sorted(schedule.overall.items(), key=lambda item: -item[1])
+    means = ", ".join(f"{name} {value:.2f}" for name, value in best)
+    notes = [f"Over these loads (geometric mean): {means}."] if best else []
     tables = [Table(header, rows)] if rows else []
-    return Section(title, words, tables, notes=[_VERDICT] if rows else [])
+    return Section(title, words, tables, notes=[*notes, _VERDICT] if rows else notes)
+
+
+def _unseen_loss(margin: float | None) -> str:
+    return "" if margin is None else f"may lose up to {margin:.2f}x unseen"
 
 
 def _gamma(gamma: int) -> str:
@@ -175,7 +189,7 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:+.1%}"
 
 
-def _load_chart(item: Shown, load: LoadRecord) -> Chart:
+def _load_chart(rank: int, load: LoadRecord) -> Chart:
     series: list[Series] = []
     names = sorted(load.variants, key=lambda name: name == SCHEDULE)
     for number, name in enumerate(names):
@@ -206,14 +220,14 @@ def _load_chart(item: Shown, load: LoadRecord) -> Chart:
             )
         )
     caption = (
-        f"Rank {item.rank} in {engine_title(load.engine)}. Points: measured, bars 5-95 %"
+        f"Rank {rank} in {engine_title(load.engine)}. Points: measured, bars 5-95 %"
         + (" (acceptance synthetic)" if load.synthetic else "")
         + ". Dashed with band: predicted ± one standard deviation."
         + (" Diamonds: the schedule." if SCHEDULE in names else "")
         + " Dashed at 1.0: no gain."
     )
     return Chart(
-        re.sub(r"[^A-Za-z0-9-]", "-", f"load-{item.rank}-{load.engine}"),
+        re.sub(r"[^A-Za-z0-9-]", "-", f"load-{rank}-{load.engine}"),
         "Speed-up against requests in flight",
         caption,
         "requests in flight",
@@ -252,3 +266,56 @@ def _predicted(name: str, rows: Sequence[LoadRow], colour: str) -> list[Series]:
             named=False,
         )
     ]
+
+
+def section_schedule(rank: int, schedule: GammaSchedule) -> Section:
+    """Table and plot of the gammas of one candidate by batch size."""
+    name = engine_title(schedule.engine)
+    rows: list[list[Cell | str]] = [
+        [
+            str(point.batch_size),
+            str(point.gamma) if point.gamma else "off",
+            value_cell(point.tau) if point.gamma and point.tau else "-",
+            value_cell(point.speedup, 2, unit="x"),
+        ]
+        for point in schedule.points
+        if point.speedup
+    ]
+    source = f" Predicted from: {schedule.latency}." if schedule.latency else ""
+    note = (
+        "Off: drafting nothing is faster than any gamma; a speed-up below 1 is then what a draft"
+        " costs that the engine runs all the same. ± one standard deviation. Nothing here was"
+        f" measured in {name}.{source}"
+    )
+    return Section(
+        f"Gamma by batch size, predicted for {name}: rank {rank}",
+        [f"Schedule: {ranges_words(schedule.ranges)}."],
+        [Table(("batch size", "gamma", "tau, tokens", "speed-up, predicted"), rows)],
+        [_schedule_chart(rank, schedule)],
+        [note],
+    )
+
+
+def _schedule_chart(rank: int, schedule: GammaSchedule) -> Chart:
+    gammas = sorted({gamma for point in schedule.points for gamma in point.by_gamma})
+    series = []
+    for number, gamma in enumerate(gammas):
+        points = [
+            (float(point.batch_size), point.by_gamma[gamma].value)
+            for point in schedule.points
+            if gamma in point.by_gamma
+        ]
+        hue = depth_colour(number / max(len(gammas) - 1, 1))
+        series.append(line(f"{gamma}", points, colour=hue, size=4.0))
+    chosen = [(float(p.batch_size), p.speedup.value) for p in schedule.points if p.speedup]
+    ring = {"kind": "points", "colour": MARK, "symbol": "ring", "size": 11.0}
+    series.append(line("best", chosen, **ring))
+    caption = (
+        f"Predicted speed-up of every gamma against batch size, rank {rank} in"
+        f" {engine_title(schedule.engine)}. Ring: the schedule's choice; a ring on no line: off."
+        " Dashed: no gain."
+    )
+    ticks = tuple(float(point.batch_size) for point in schedule.points)
+    look = {"x_scale": "log2", "ticks": ticks, "legend_title": "gamma"}
+    title = "Every gamma by batch size"
+    return gain_chart(f"schedule-{rank}", title, caption, "batch size", series, **look)

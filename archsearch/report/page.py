@@ -25,13 +25,12 @@ from archsearch.report.families import section_families
 from archsearch.report.headline import Headline
 from archsearch.report.ladder import section_ladder, section_rungs
 from archsearch.report.learning import section_learning
-from archsearch.report.load import section_load
+from archsearch.report.load import section_load, section_schedule
 from archsearch.report.phrases import hub_name, interval, shell_path
 from archsearch.report.plots import section_plots
 from archsearch.report.predicted import section_batch, section_elsewhere, section_time, section_why
 from archsearch.report.reading import Reading, complete_trials, read_run
 from archsearch.report.reproduce import section_reproduce
-from archsearch.report.schedule import section_schedule
 from archsearch.report.section import Section, Table, charts_of, text_cell
 from archsearch.runs.curves import Curves
 from archsearch.runs.run import Run
@@ -94,7 +93,10 @@ def sections_of(run: Run, reading: Reading, head: Headline) -> list[Section]:
     for item in found:
         ran = [item.confirmed, *item.elsewhere] if item.confirmed is not None else item.elsewhere
         parts += [section_confirmed(replace(item, confirmed=confirmed)) for confirmed in ran]
-        parts += [section_load(item, load) for load in item.loads]
+        parts += [
+            section_load(load, item.rank, item.score.label(), item.score.alpha)
+            for load in item.loads
+        ]
         parts += [section_schedule(item.rank, item.schedule)] if item.schedule is not None else []
     trials = complete_trials(run)
     return [

@@ -42,7 +42,7 @@ from archsearch.pipeline.profile.engine import profile_engine
 from archsearch.profiles import Profile
 from archsearch.records import as_data, from_data
 from archsearch.report import summary_text
-from archsearch.report.terminal.confirm import confirm_text, engines_text
+from archsearch.report.terminal.run import confirm_text, engines_text
 from archsearch.runs import confirmed
 from archsearch.runs.engines import EngineWays
 from archsearch.runs.load import ErrorSummary, LoadRecord

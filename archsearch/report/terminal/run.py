@@ -1,0 +1,354 @@
+"""What the commands on a run print: `train`, `confirm`, `schedule`, `recipe`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from archsearch.drafters.registry import family as family_class
+from archsearch.estimate import Estimate
+from archsearch.progress import human_time
+from archsearch.recipes.plan import Stage
+from archsearch.records import Stored, from_data
+from archsearch.report.confirmed import pace_words
+from archsearch.report.engines import fastest_lines, run_dtype, ways_of
+from archsearch.report.families import compared_section
+from archsearch.report.load import section_load
+from archsearch.report.phrases import unprofiled_words
+from archsearch.report.reading import read_run
+from archsearch.report.terminal.layout import plus_minus, section_lines, table
+from archsearch.runs.confirmed import Confirmed, ConfirmedGamma
+from archsearch.runs.families import EngineComparison
+from archsearch.runs.load import LoadRecord
+from archsearch.runs.run import open_run
+from archsearch.runs.text_verdict import TextVerdict
+from archsearch.schedule import GammaSchedule, SchedulePoint
+from archsearch.search.objective import Score
+from archsearch.speedup import DIVERGENCE_RANGE, DIVERGENCE_STD, clamped, logit, logit_std
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """From the target on held-out text, and the alpha that it says."""
+
+    nats: float
+    alpha: float
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is said of training.json."""
+
+    seconds: float
+    tokens: int
+    tokens_per_s: float
+    stopped: str | None = None
+    divergence: Divergence | None = None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The answer of `train` of a rank."""
+
+    before: Score
+    after: Score
+    training: Training
+    alpha_by_category: Mapping[str, Estimate] = field(default_factory=dict)
+    text: TextVerdict | None = None
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A head on held-out text: which of its tokens are right, given those before; tau by gamma."""
+
+    conditional: tuple[float, ...]
+    tau: Mapping[int, Estimate]
+
+
+@dataclass(frozen=True)
+class TrainedHead:
+    """The answer of `train` of a head."""
+
+    family: str
+    gamma: int
+    folder: str
+    rows: int
+    seconds: float
+    tokens: int
+    tokens_per_s: float
+    auxiliary_s: float
+    vocabulary_coverage: float
+    heldout: HeldOut
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """vLLM's adaptive verification beside the schedule, at the batch sizes of its points."""
+
+    gamma: int
+    points: tuple[SchedulePoint, ...]
+    words: str
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """The answer of `schedule`; `family` and no `rank`: of a head."""
+
+    architecture: str
+    note: str
+    as_engine: str
+    schedule: Annotated[GammaSchedule, Stored(inline=True)]
+    rank: int | None = None
+    family: str | None = None
+    warning: str | None = None
+    adaptive: Adaptive | None = None
+
+
+@dataclass(frozen=True)
+class MadeRecipe:
+    """The answer of `recipe`."""
+
+    library: str
+    version: str
+    rank: int
+    run: str
+    output: str
+    family: str
+    drafter: str
+    gamma: int
+    target: str
+    hours: float
+    stages: tuple[Stage, ...]
+
+
+def train_text(data: Mapping[str, Any], run: Path, rank: int) -> str:
+    """alpha and speed-up before and after, and how long it took."""
+    result = from_data(Trained, data)
+    before, after, training = result.before, result.after, result.training
+    kinds = [
+        f"{name} {plus_minus(value)}" for name, value in result.alpha_by_category.items() if name
+    ]
+    heldout = f"measured on held-out text{'; ' if kinds else ''}{', '.join(kinds)}"
+    stopped = f"Ended before its budget: {training.stopped}; more text is what helps now."
+    lines = [
+        f"Rank {rank}: alpha {plus_minus(before.alpha, digits=3)} ({before.alpha.source})"
+        f" -> {plus_minus(after.alpha, digits=3)} ({heldout}).",
+        f"Trained {human_time(training.seconds)} in all, {training.tokens:,} tokens at"
+        f" {training.tokens_per_s:,.0f} tokens/s.",
+        *_divergence_lines(training.divergence, after.alpha),
+        *([stopped] if training.stopped else []),
+        f"Modeled speed-up {plus_minus(before.speedup)} -> {plus_minus(after.speedup)} at"
+        f" gamma {after.gamma}.",
+        *([f"Text: {result.text.words()}"] if result.text is not None else []),
+    ]
+    return "\n".join([*lines, "", f"Next: archsearch confirm {run} --rank {rank}"])
+
+
+def _divergence_lines(divergence: Divergence | None, measured: Estimate) -> list[str]:
+    """What alpha the divergence from the target on held-out text says; a warning where the measured
+    one is far from it."""
+    if divergence is None:
+        return []
+    (low, high), nats = DIVERGENCE_RANGE, f"{divergence.nats:.2f} nats a token"
+    start = "Its divergence from the target there"
+    if not low <= divergence.nats <= high:
+        return [f"{start}: {nats} (from {low:g} to {high:g} it also says alpha)."]
+    text = f"{start}, {nats}, says alpha {divergence.alpha:.2f}"
+    gap = logit(clamped(divergence.alpha)) - logit(clamped(measured.value))
+    if abs(gap) > 2.0 * math.hypot(DIVERGENCE_STD, logit_std(measured)):
+        return [f"{text}: far from the measured one. Check the text and the tokenizer."]
+    return [f"{text}."]
+
+
+def head_text(data: Mapping[str, Any], run: Path) -> str:
+    """How long it was trained, how far its draft tokens are right, and tokens a round by gamma."""
+    head = from_data(TrainedHead, data)
+    read = f"; auxiliary states in {human_time(head.auxiliary_s)} before"
+    shares = "  ".join(f"{share:.2f}" for share in head.heldout.conditional)
+    taus = "  ".join(f"{gamma}: {plus_minus(tau)}" for gamma, tau in head.heldout.tau.items())
+    lines = [
+        f"{family_class(head.family).title} for gamma {head.gamma}, {head.rows:,} tokens of the"
+        f" vocabulary ({head.vocabulary_coverage:.1%} of what the target writes): {head.folder}",
+        f"Trained {human_time(head.seconds)} in all, {head.tokens:,} tokens at"
+        f" {head.tokens_per_s:,.0f} tokens/s{read if head.auxiliary_s > 1 else ''}.",
+        f"Draft tokens right on held-out text, given those before: {shares}",
+        f"Tokens a round, predicted by gamma: {taus}",
+        "",
+        f"Next: archsearch confirm {run} --family {head.family} --engine vllm",
+        f"      archsearch export {run} --family {head.family} --output DIR",
+    ]
+    return "\n".join(lines)
+
+
+def confirm_text(data: Mapping[str, Any], run: Path, rank: int) -> str:
+    """A confirmation by prompt, as `confirm_rank` returns it."""
+    found = from_data(Confirmed, data)
+    gammas: list[ConfirmedGamma] = sorted([found, *found.other_gammas], key=lambda row: row.gamma)
+    same, exact = found.identical_output, found.identical_output_float32
+    remarks = [] if found.slowdown is None else [pace_words(found.slowdown)]
+    if words := unprofiled_words(found):
+        remarks.append(f"WARNING: {words}")
+    if found.identical_output_unchecked:
+        remarks.append(
+            f"WARNING: identity in float32 was not checked: {found.identical_output_unchecked}"
+        )
+    remarks += [
+        f"NOT DECIDED at gamma {row.gamma}: {row.undecided}. Confirm again with nothing else"
+        " running."
+        for row in (found, *found.other_gammas)
+        if row.undecided
+    ]
+    remarks += [found.kept_earlier] if found.kept_earlier else []
+    identity = (
+        f"Same output as the target alone: {same.identical} of {same.prompts} in {found.dtype}"
+    )
+    if same.differences:
+        gap = max(abs(each.logit_gap or 0) for each in same.differences)
+        identity += f" (largest gap of the two logits where they part: {gap:.3f})"
+    if exact and found.dtype != "float32":
+        identity += f", {exact.words(' of ')} in float32"
+    header = (
+        "gamma | alpha | tau | alone tok/s | with draft | speed-up | pooled | predicted | error %"
+        " | error % at measured tau | round ms | predicted"
+    )
+    lines = [
+        f"{found.engine} {found.engine_version}, {found.dtype}, {found.prompts} held-out"
+        f" prompts, draft {found.architecture}, {human_time(found.seconds)}.",
+        "",
+        table([_gamma_cells(row) for row in gammas], header),
+        "",
+        *remarks,
+        f"{identity}.",
+        "",
+        _next(found, run, rank),
+    ]
+    return "\n".join(lines)
+
+
+def engines_text(run: Path) -> str:
+    """The fastest engine here, behind what one of them measured; "" where there is one."""
+    opened = open_run(run)
+    lines = fastest_lines(ways_of(read_run(opened)), run_dtype(opened))
+    return "".join(f"\n{line}" for line in ["", *lines]) if lines else ""
+
+
+def _gamma_cells(row: ConfirmedGamma) -> tuple[str, ...]:
+    return (
+        str(row.gamma),
+        plus_minus(row.alpha, digits=3),
+        plus_minus(row.tau),
+        f"{row.baseline_tokens_per_s:.1f}",
+        f"{row.tokens_per_s:.1f}",
+        plus_minus(row.speedup),
+        f"{row.speedup_pooled:.2f}",
+        f"{row.predicted_speedup:.2f}",
+        _percent(row.relative_error),
+        _percent(row.relative_error_at_measured_tau),
+        f"{1e3 * (row.round_s or 0.0):.1f}",
+        f"{1e3 * (row.predicted_round_s or 0.0):.1f}",
+    )
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:+.1f}"
+
+
+def _next(found: Confirmed, run: Path, rank: int) -> str:
+    """What to do after a confirmation: it pays only where its whole interval lies above 1."""
+    if found.undecided:
+        again = (
+            f"archsearch confirm {run} --rank {rank} --gamma {found.gamma} --engine {found.engine}"
+        )
+        return f"Next, with nothing else running: {again}"
+    low, high = found.interval
+    if low > 1:
+        return f"Next: archsearch export {run} --rank {rank} --output my-draft"
+    answer = (
+        "Speculation does not pay here"
+        if high < 1
+        else "Too close to call: 1x lies within the error"
+    )
+    return f"{answer}. More training may help: archsearch train {run} --rank {rank} --budget 30m"
+
+
+def load_text(found: LoadRecord, run: Path, rank: int) -> str:
+    """A measurement under load."""
+    after = f"export {run} --rank {rank} --output my-draft"
+    if found.synthetic:
+        after = f"train {run} --rank {rank} --budget 30m"
+    took = f"Measured in {human_time(found.seconds)}."
+    section = section_load(found, rank, found.architecture)
+    return "\n".join([*section_lines(section), took, "", f"Next: archsearch {after}"])
+
+
+def families_text(found: EngineComparison, run: Path) -> str:
+    """Every drafter beside the target alone."""
+    return "\n".join([*section_lines(compared_section(found)), f"Kept in {run / 'heads'}."])
+
+
+def schedule_text(data: Mapping[str, Any], run: Path, rank: int) -> str:
+    """What `schedule` prints."""
+    result = from_data(Scheduled, data)
+    schedule = result.schedule
+    rows: list[tuple[str, ...]] = [
+        (
+            str(point.batch_size),
+            str(point.gamma or "off"),
+            "-" if point.tau is None else f"{point.tau.value:.2f}",
+            plus_minus(
+                point.speedup
+                if point.gamma
+                else max(point.by_gamma.values(), key=lambda gain: gain.value)
+            ),
+        )
+        for point in schedule.points
+    ]
+    heads, adaptive = "batch size | gamma | tau | speed-up, predicted", result.adaptive
+    if adaptive is not None:
+        pairs = zip(rows, adaptive.points, strict=True)
+        rows = [(*row, plus_minus(each.speedup)) for row, each in pairs]
+        heads += f" | adaptive, gamma {adaptive.gamma}"
+    spans = (f"{first}-{last}: {gamma or 'off'}" for first, last, gamma in schedule.ranges)
+    confirm = f"confirm {run} --rank {rank} --engine vllm --schedule"
+    export = f"export {run} --family {result.family} --output DIR"
+    lines = [
+        f"Draft {result.architecture}, {schedule.engine}. Latencies: {schedule.latency}.",
+        "",
+        table(rows, heads),
+        "",
+        f"Gamma by batch size: {', '.join(spans)}. {result.note}".rstrip(),
+        f"{result.as_engine}.",
+        *([f"{adaptive.words}."] if adaptive is not None else []),
+        *([f"WARNING: {result.warning}."] if result.warning else []),
+        "",
+        f"Next: archsearch {export if result.rank is None else confirm}",
+    ]
+    return "\n".join(lines)
+
+
+def recipe_text(data: Mapping[str, Any]) -> str:
+    """The recipe's stages, and how it is run."""
+    made = from_data(MadeRecipe, data)
+    version = f" {made.version}" if made.version else ""
+    rows = [
+        (
+            f"{stage.tokens:,.0f}",
+            f"{stage.gpu_hours:.1f}",
+            "not known" if stage.alpha is None else plus_minus(stage.alpha),
+        )
+        for stage in made.stages
+    ]
+    start = "train.sh" if made.library == "archsearch" else "environments.sh"
+    lines = [
+        f"Recipe for rank {made.rank} of {made.run} with {made.library}{version}: {made.output}",
+        f"{made.family}: {made.drafter}, gamma {made.gamma}; target {made.target}.",
+        f"About {made.hours:.1f} hours on these GPUs.",
+        "",
+        table(rows, "tokens | GPU-hours | alpha"),
+        "",
+        f"Next: read {made.output}/README.md, then bash {made.output}/{start}",
+    ]
+    return "\n".join(lines)
