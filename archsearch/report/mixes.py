@@ -9,7 +9,7 @@ from typing import Final
 
 from archsearch.report.section import columns
 from archsearch.search.mixed import MixScore
-from archsearch.traffic.lengths import Lengths
+from archsearch.traffic.traces import Lengths
 from archsearch.workload import Workload
 
 UNITS: Final = {
