@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from archsearch.engines.measure.results import Difference
@@ -13,7 +14,6 @@ from archsearch.report.phrases import (
     slowdown_words,
     unprofiled_words,
 )
-from archsearch.report.reading import Shown
 from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.confirmed import Confirmed, ConfirmedGamma
 from archsearch.runs.terms import REST
@@ -62,56 +62,56 @@ class _Term(NamedTuple):
         return [text_cell(self.name), *values, error, sigmas]
 
 
-def section_confirmed(item: Shown) -> Section:
-    """What was predicted beside what the engine measured, term by term."""
-    confirmed = item.confirmed
-    assert confirmed is not None
+def section_confirmed(
+    confirmed: Confirmed,
+    rank: int,
+    label: str,
+    alpha: Estimate | None = None,
+    replayed: Sequence[float] = (),
+) -> Section:
+    """What was predicted beside what the engine measured, term by term. `alpha`: as it is known
+    now; `replayed`: acceptance by position on held-out text."""
     gains = (
         f"gamma {confirmed.gamma}, {confirmed.engine} {confirmed.engine_version}, {confirmed.dtype}"
     )
     counts = ((name, getattr(confirmed, name)) for name in ("prompts", "tokens", "rounds"))
     counted = ", ".join(f"{count:,} {name}" for name, count in counts if count is not None)
-    doubts = []
-    if item.stale:
-        doubts.append(
-            "The draft was trained further after this confirmation; the figures are of the weights"
-            " before."
-        )
-    if confirmed.undecided is not None:
-        doubts.append(
-            f"Not decided: {confirmed.undecided}. Confirm it again with nothing else running."
-        )
-    if words := unprofiled_words(confirmed):
-        doubts.append(words)
+    stale = alpha is not None and confirmed.is_stale(alpha)
+    again = "Confirm it again with nothing else running"
+    doubts = {
+        "The draft was trained further after this confirmation; the figures are of the weights"
+        " before.": stale,
+        f"Not decided: {confirmed.undecided}. {again}.": confirmed.undecided,
+        unprofiled_words(confirmed): True,
+        f"Identity in float32 was not checked: {confirmed.identical_output_unchecked}": (
+            confirmed.identical_output_unchecked
+        ),
+        confirmed.kept_earlier: True,
+    }
     notes = [_terms_note(confirmed), *filter(None, [stopping_words(confirmed)])]
     if confirmed.prompts_seen:
         notes.insert(0, f"Not on unseen prompts: {confirmed.prompts_seen}.")
     if confirmed.slowdown is not None:
-        notes.append(pace_words(confirmed.slowdown))
+        notes.append(
+            f"The machine ran {confirmed.slowdown:.2f} times slower than the profile's reference,"
+            " which predicted times are for; a speed-up does not feel it."
+        )
     if confirmed.speedup_end_to_end is not None:
         notes.append(
             f"With prefill the measured speed-up is {confirmed.speedup_end_to_end:.2f}x, pooled."
         )
     return Section(
-        f"Predicted beside measured: rank {item.rank}",
-        [f"{item.score.label()}; {gains}; {counted}."],
+        f"Predicted beside measured: rank {rank}",
+        [f"{label}; {gains}; {counted}."],
         [_term_table(confirmed)],
         notes=notes,
-        doubts=doubts,
+        doubts=[words for words, holds in doubts.items() if words and holds],
         parts=[
-            _positions(item, confirmed),
+            _positions(confirmed, replayed),
             _categories(confirmed),
             _gammas(confirmed),
             _identity_part(confirmed),
         ],
-    )
-
-
-def pace_words(slowdown: float) -> str:
-    """How slow the machine was."""
-    return (
-        f"The machine ran {slowdown:.2f} times slower than the profile's reference, which predicted"
-        " times are for; a speed-up does not feel it."
     )
 
 
@@ -219,14 +219,14 @@ def _term_table(confirmed: Confirmed) -> Table:
     return Table(columns(header + (" | part of the speed-up's error" if shares else "")), rows)
 
 
-def _positions(item: Shown, confirmed: Confirmed) -> Section:
+def _positions(confirmed: Confirmed, replayed: Sequence[float]) -> Section:
     measured, alpha = confirmed.accepted_by_position, confirmed.alpha.value
     if not measured:
         return Section()
-    found = {"measured in the engine": measured}
-    if len(item.replayed) == len(measured):
-        found["replay of held-out text"] = item.replayed
-    closed = tuple(accepted_by_position([alpha] * len(measured)))
+    found: dict[str, Sequence[float]] = {"measured in the engine": measured}
+    if len(replayed) == len(measured):
+        found["replay of held-out text"] = replayed
+    closed = accepted_by_position([alpha] * len(measured))
     found[f"closed form, alpha^i with alpha {alpha:.3f}"] = closed
     header = ["acceptance by position", *(str(i) for i in range(1, len(measured) + 1))]
     rows: list[list[Cell | str]] = [

@@ -14,7 +14,7 @@ from typing import Final
 
 from archsearch.engine_facts import engine_title
 from archsearch.estimate import Estimate
-from archsearch.report.charts import SERIES, Chart, Series
+from archsearch.report.charts import SERIES, Chart, line
 from archsearch.report.families import title_of, with_heads
 from archsearch.report.headline import Headline, headline, with_text
 from archsearch.report.reading import Reading
@@ -133,33 +133,29 @@ def section_engines(ways: Sequence[Way], dtype: str) -> Section:
         ]
         for way in ways
     ]
-    series = tuple(
-        Series(
+    both = {
+        ("alone", SERIES[4]): [way for way in ways if not way.drafter],
+        ("with its best drafter", SERIES[0]): [way for way in ways if way.drafter],
+    }
+    series = [
+        line(
             title,
-            tuple(f"{engine_title(way.engine)}, {way.dtype}" for way in own),
-            tuple(way.tokens_per_s.value for way in own),
-            "bar",
-            colour,
+            [(f"{engine_title(way.engine)}, {way.dtype}", way.tokens_per_s.value) for way in own],
+            kind="bar",
+            colour=colour,
         )
-        for title, colour, own in (
-            ("alone", SERIES[4], [way for way in ways if not way.drafter]),
-            ("with its best drafter", SERIES[0], [way for way in ways if way.drafter]),
-        )
+        for (title, colour), own in both.items()
         if own
-    )
-    chart = Chart(
-        "engines",
-        "Engines on this machine",
+    ]
+    caption = (
         "Tokens per second of one request, alone and with the best drafter of each engine; measured"
-        " or predicted as the table says. Another precision is another model.",
-        "engine and precision",
-        "tokens/s",
-        series,
-        y_from_zero=True,
+        " or predicted as the table says. Another precision is another model."
     )
+    title, axis = "Engines on this machine", "engine and precision"
+    chart = Chart("engines", title, caption, axis, "tokens/s", tuple(series), y_from_zero=True)
     lines = fastest_lines(ways, dtype)
     return Section(
-        "Engines on this machine",
+        title,
         lines[:2],
         [Table(columns(_WAYS), rows)],
         [chart],

@@ -13,7 +13,7 @@ from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
 from archsearch.models.files import HEAD_FAMILIES
 from archsearch.progress import human_time
-from archsearch.report.charts import SERIES, Chart, Series, bounds
+from archsearch.report.charts import SERIES, Chart, line
 from archsearch.report.headline import Headline
 from archsearch.report.phrases import shell_path, unprofiled_words
 from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
@@ -173,6 +173,7 @@ def _row_words(row: Rival | Silent) -> str:
     share = row.drafting_share if row.family == "ngram" else None
     parts = (
         "" if share is None else f"proposed in {share:.0%} of the steps; acceptance is of those",
+        row.note,
         row.warning or "",
     )
     return "; ".join(filter(None, parts))
@@ -196,25 +197,23 @@ def _charts(item: EngineComparison, engine: str) -> list[Chart]:
     pairs = [(row, predicted) for row, predicted in found if predicted is not None]
     if not pairs:
         return []
-    names = tuple(title_of(row.family) for row, _ in pairs)
-    series = (
-        _bars("predicted", names, [predicted for _, predicted in pairs], SERIES[4]),
-        _bars(f"measured in {engine}", names, [row.speedup for row, _ in pairs], SERIES[0]),
-    )
-    chart = Chart(
-        f"families-{item.engine}",
-        f"Families side by side in {engine}",
+    looked = {
+        ("predicted", SERIES[4]): [(title_of(row.family), predicted) for row, predicted in pairs],
+        (f"measured in {engine}", SERIES[0]): [
+            (title_of(row.family), row.speedup) for row, _ in pairs
+        ],
+    }
+    series = [
+        line(name, bars, "bounds", kind="bar", colour=colour)
+        for (name, colour), bars in looked.items()
+    ]
+    caption = (
         "Speed-up over the target alone, predicted from profile and held-out text, and measured;"
-        " bars are one standard deviation.",
-        "drafter",
-        "speed-up",
-        series,
-        y_from_zero=True,
-        level=1.0,
+        " bars are one standard deviation."
     )
-    return [chart]
-
-
-def _bars(name: str, names: tuple[str, ...], found: Sequence[Estimate], colour: str) -> Series:
-    low, high = bounds(found)
-    return Series(name, names, tuple(each.value for each in found), "bar", colour, low, high)
+    key, title = f"families-{item.engine}", f"Families side by side in {engine}"
+    return [
+        Chart(
+            key, title, caption, "drafter", "speed-up", tuple(series), y_from_zero=True, level=1.0
+        )
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from archsearch.engine_facts import engine_title
@@ -202,23 +203,13 @@ def _load_chart(rank: int, load: LoadRecord) -> Chart:
         shift = 2.0 ** (0.09 * (number - (len(names) - 1) / 2))
         if not follows:  # its prediction is that of the gamma it runs
             series += _predicted(name, rows, colour)
-        gains = tuple(row.speedup.value for row in rows)
-        series.append(
-            Series(
-                name,
-                tuple(shift * row.concurrency for row in rows),
-                gains,
-                "line" if follows else "points",
-                colour,
-                tuple(map(min, (row.interval[0] for row in rows), gains)),
-                tuple(map(max, (row.interval[1] for row in rows), gains)),
-                symbol="diamond" if follows else "circle",
-                notes=tuple(
-                    f"{name}, {row.concurrency} in flight<br>{row.speedup.value:.2f}x measured"
-                    for row in rows
-                ),
-            )
+        notes = tuple(
+            f"{name}, {row.concurrency} in flight<br>{row.speedup.value:.2f}x measured"
+            for row in rows
         )
+        look = {"symbol": "diamond" if follows else "circle", "notes": notes, "colour": colour}
+        places = [(shift * row.concurrency, _with_interval(row)) for row in rows]
+        series.append(line(name, places, "bounds", kind="line" if follows else "points", **look))
     caption = (
         f"Rank {rank} in {engine_title(load.engine)}. Points: measured, bars 5-95 %"
         + (" (acceptance synthetic)" if load.synthetic else "")
@@ -226,18 +217,16 @@ def _load_chart(rank: int, load: LoadRecord) -> Chart:
         + (" Diamonds: the schedule." if SCHEDULE in names else "")
         + " Dashed at 1.0: no gain."
     )
-    return Chart(
-        re.sub(r"[^A-Za-z0-9-]", "-", f"load-{rank}-{load.engine}"),
-        "Speed-up against requests in flight",
-        caption,
-        "requests in flight",
-        "speed-up, x",
-        tuple(series),
-        x_scale="log2",
-        y_from_zero=True,
-        level=1.0,
-        ticks=tuple(map(float, load.concurrencies)),
-    )
+    key = re.sub(r"[^A-Za-z0-9-]", "-", f"load-{rank}-{load.engine}")
+    ticks, title = tuple(map(float, load.concurrencies)), "Speed-up against requests in flight"
+    look = {"x_scale": "log2", "y_from_zero": True, "ticks": ticks}
+    return gain_chart(key, title, caption, "requests in flight", series, **look)
+
+
+def _with_interval(row: LoadRow) -> Estimate:
+    """What was measured, with the ends of its interval."""
+    gain, (low, high) = row.speedup, row.interval
+    return replace(gain, low=min(low, gain.value), high=max(high, gain.value))
 
 
 def _predicted(name: str, rows: Sequence[LoadRow], colour: str) -> list[Series]:
@@ -251,21 +240,8 @@ def _predicted(name: str, rows: Sequence[LoadRow], colour: str) -> list[Series]:
     if len(priced) == 1:  # a band of no width would not be seen
         place, value = priced[0]
         priced = [(place / 1.3, value), (place * 1.3, value)]
-    gains = [value for _, value in priced]
-    return [
-        Series(
-            f"{name}, predicted",
-            tuple(x for x, _ in priced),
-            tuple(gain.value for gain in gains),
-            colour=colour,
-            low=tuple(gain.value - gain.std for gain in gains),
-            high=tuple(gain.value + gain.std for gain in gains),
-            band=True,
-            dashed=True,
-            symbol=None,
-            named=False,
-        )
-    ]
+    look = {"colour": colour, "band": True, "dashed": True, "symbol": None, "named": False}
+    return [line(f"{name}, predicted", priced, "std", **look)]
 
 
 def section_schedule(rank: int, schedule: GammaSchedule) -> Section:

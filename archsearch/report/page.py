@@ -7,7 +7,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -92,11 +92,9 @@ def sections_of(run: Run, reading: Reading, head: Headline) -> list[Section]:
     ]
     for item in found:
         ran = [item.confirmed, *item.elsewhere] if item.confirmed is not None else item.elsewhere
-        parts += [section_confirmed(replace(item, confirmed=confirmed)) for confirmed in ran]
-        parts += [
-            section_load(load, item.rank, item.score.label(), item.score.alpha)
-            for load in item.loads
-        ]
+        known = (item.rank, item.score.label(), item.score.alpha)
+        parts += [section_confirmed(each, *known, item.replayed) for each in ran]
+        parts += [section_load(load, *known) for load in item.loads]
         parts += [section_schedule(item.rank, item.schedule)] if item.schedule is not None else []
     trials = complete_trials(run)
     return [

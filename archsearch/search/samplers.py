@@ -15,11 +15,12 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Draft
 from archsearch.errors import ArchsearchError, InvalidShapeError
+from archsearch.records import Stored, as_data
 from archsearch.search.exact import exact_grid, rank_all, rank_alone
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.pareto import GOALS
@@ -208,26 +209,26 @@ class Regret:
     sampler: str
     shapes: int
     whole: bool
-    exact: float
-    found: float
+    exact: Annotated[float, Stored("exact_speedup")]
+    found: Annotated[float, Stored("found_speedup")]
 
     @property
     def value(self) -> float:
         """By which share the search's best lies below the exact one, 0 where it is that one."""
         return max(0.0, 1.0 - self.found / self.exact)
 
+    def words(self) -> str:
+        """How far the best that was found lies below the exact one."""
+        shapes = f"{self.shapes:,} shapes"
+        where = f"all {shapes}" if self.whole else f"{shapes}, a part of them"
+        return (
+            f"Regret: {self.sampler}'s best of {self.space} is {self.value:.2%} below the exact"
+            f" best ({self.exact:.3f}x) of {where}."
+        )
+
     def to_dict(self) -> dict[str, Any]:
-        """As `search --json` has it: `regret` is the share, `exact_speedup` and `found_speedup`
-        what it is made of."""
-        return {
-            "space": self.space,
-            "sampler": self.sampler,
-            "shapes": self.shapes,
-            "whole": self.whole,
-            "exact_speedup": self.exact,
-            "found_speedup": self.found,
-            "regret": self.value,
-        }
+        """As `search --json` has it; `regret` is the share."""
+        return as_data(self) | {"regret": self.value}
 
 
 def regret_of(

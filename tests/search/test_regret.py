@@ -6,11 +6,10 @@ import doctest
 import pytest
 
 from archsearch.records import from_data
-from archsearch.report.terminal.search import Missed
 from archsearch.search import samplers as regret_module
 from archsearch.search.exact import rank_alone
 from archsearch.search.objective import Score
-from archsearch.search.samplers import regret_of, through
+from archsearch.search.samplers import Regret, regret_of, through
 from archsearch.search.space import Limits, SearchSpace, load_space
 from archsearch.search.study import How, merged, search
 
@@ -73,7 +72,7 @@ def test_a_part_holds_the_best_that_was_found(make_scorer, smollm2) -> None:
         result.regrets
     )  # this scorer has no formulas over arrays, so a part is scored one by one
     assert not regret.whole and 1 <= regret.shapes <= 100 and 0.0 <= regret.value < 0.5
-    text = from_data(Missed, regret.to_dict()).words()
+    text = from_data(Regret, regret.to_dict()).words()
     assert "Regret: " in text and "a part of them" in text
 
 

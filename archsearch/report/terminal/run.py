@@ -13,14 +13,13 @@ from archsearch.estimate import Estimate
 from archsearch.progress import human_time
 from archsearch.recipes.plan import Stage
 from archsearch.records import Stored, from_data
-from archsearch.report.confirmed import pace_words
+from archsearch.report.confirmed import section_confirmed
 from archsearch.report.engines import fastest_lines, run_dtype, ways_of
 from archsearch.report.families import compared_section
 from archsearch.report.load import section_load
-from archsearch.report.phrases import unprofiled_words
 from archsearch.report.reading import read_run
 from archsearch.report.terminal.layout import plus_minus, section_lines, table
-from archsearch.runs.confirmed import Confirmed, ConfirmedGamma
+from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.families import EngineComparison
 from archsearch.runs.load import LoadRecord
 from archsearch.runs.run import open_run
@@ -186,46 +185,9 @@ def head_text(data: Mapping[str, Any], run: Path) -> str:
 def confirm_text(data: Mapping[str, Any], run: Path, rank: int) -> str:
     """A confirmation by prompt, as `confirm_rank` returns it."""
     found = from_data(Confirmed, data)
-    gammas: list[ConfirmedGamma] = sorted([found, *found.other_gammas], key=lambda row: row.gamma)
-    same, exact = found.identical_output, found.identical_output_float32
-    remarks = [] if found.slowdown is None else [pace_words(found.slowdown)]
-    if words := unprofiled_words(found):
-        remarks.append(f"WARNING: {words}")
-    if found.identical_output_unchecked:
-        remarks.append(
-            f"WARNING: identity in float32 was not checked: {found.identical_output_unchecked}"
-        )
-    remarks += [
-        f"NOT DECIDED at gamma {row.gamma}: {row.undecided}. Confirm again with nothing else"
-        " running."
-        for row in (found, *found.other_gammas)
-        if row.undecided
-    ]
-    remarks += [found.kept_earlier] if found.kept_earlier else []
-    identity = (
-        f"Same output as the target alone: {same.identical} of {same.prompts} in {found.dtype}"
-    )
-    if same.differences:
-        gap = max(abs(each.logit_gap or 0) for each in same.differences)
-        identity += f" (largest gap of the two logits where they part: {gap:.3f})"
-    if exact and found.dtype != "float32":
-        identity += f", {exact.words(' of ')} in float32"
-    header = (
-        "gamma | alpha | tau | alone tok/s | with draft | speed-up | pooled | predicted | error %"
-        " | error % at measured tau | round ms | predicted"
-    )
-    lines = [
-        f"{found.engine} {found.engine_version}, {found.dtype}, {found.prompts} held-out"
-        f" prompts, draft {found.architecture}, {human_time(found.seconds)}.",
-        "",
-        table([_gamma_cells(row) for row in gammas], header),
-        "",
-        *remarks,
-        f"{identity}.",
-        "",
-        _next(found, run, rank),
-    ]
-    return "\n".join(lines)
+    lines = section_lines(section_confirmed(found, rank, found.architecture))
+    took = f"Measured in {human_time(found.seconds)}."
+    return "\n".join([*lines, took, "", _next(found, run, rank)])
 
 
 def engines_text(run: Path) -> str:
@@ -233,27 +195,6 @@ def engines_text(run: Path) -> str:
     opened = open_run(run)
     lines = fastest_lines(ways_of(read_run(opened)), run_dtype(opened))
     return "".join(f"\n{line}" for line in ["", *lines]) if lines else ""
-
-
-def _gamma_cells(row: ConfirmedGamma) -> tuple[str, ...]:
-    return (
-        str(row.gamma),
-        plus_minus(row.alpha, digits=3),
-        plus_minus(row.tau),
-        f"{row.baseline_tokens_per_s:.1f}",
-        f"{row.tokens_per_s:.1f}",
-        plus_minus(row.speedup),
-        f"{row.speedup_pooled:.2f}",
-        f"{row.predicted_speedup:.2f}",
-        _percent(row.relative_error),
-        _percent(row.relative_error_at_measured_tau),
-        f"{1e3 * (row.round_s or 0.0):.1f}",
-        f"{1e3 * (row.predicted_round_s or 0.0):.1f}",
-    )
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:+.1f}"
 
 
 def _next(found: Confirmed, run: Path, rank: int) -> str:

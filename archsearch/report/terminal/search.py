@@ -39,6 +39,8 @@ from archsearch.report.terminal.layout import plus_minus, section_lines, table, 
 from archsearch.runs.families import FamilyRow, RankedFamily, Represented
 from archsearch.runs.run import Run, open_run
 from archsearch.search.objective import Score
+from archsearch.search.samplers import Regret
+from archsearch.search.study import Scored
 
 LEAST_ROWS: Final = 3
 HEADLINE_LINES: Final = 5
@@ -47,36 +49,6 @@ BEST_SHOWN: Final = 12
 NO_REGRET: Final = 5e-5  # what 0.00 % would say
 SWITCH: Final = re.compile(r"\bset ([A-Z][A-Z0-9_]+=\w+)")
 LONGEST: Final = 46
-
-
-@dataclass(frozen=True)
-class ScoredSpace:
-    """How many shapes of a space were scored; `exact`: all there are."""
-
-    space: str
-    shapes: int
-    exact: bool
-
-
-@dataclass(frozen=True)
-class Missed:
-    """By which share the best that a sampler found lies below the exact best of its space, or of a
-    part that was scored in full."""
-
-    space: str
-    sampler: str
-    shapes: int
-    whole: bool
-    exact_speedup: float
-    regret: float
-
-    def words(self) -> str:
-        shapes = f"{self.shapes:,} shapes"
-        where = f"all {shapes}" if self.whole else f"{shapes}, a part of them"
-        return (
-            f"Regret: {self.sampler}'s best of {self.space} is {self.regret:.2%} below"
-            f" the exact best ({self.exact_speedup:.3f}x) of {where}."
-        )
 
 
 @dataclass(frozen=True)
@@ -139,8 +111,8 @@ class Searched(Asked):
     space: str
     trials: int
     families: tuple[FamilyRow | RankedFamily, ...] = ()
-    scored: tuple[ScoredSpace, ...] = ()
-    regrets: tuple[Missed, ...] = ()
+    scored: tuple[Scored, ...] = ()
+    regrets: tuple[Regret, ...] = ()
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     replayed: str | None = None
@@ -231,7 +203,7 @@ def explained_text(result: Searched, run: Run, reading: Reading) -> str:
         f"Latency: {result.latency}.",
         f"Acceptance prior: {result.prior}.",
         f"{result.trials} trials in space {result.space}{scored}.",
-        *wrapped(each.words() for each in result.regrets if each.regret >= NO_REGRET),
+        *wrapped(each.words() for each in result.regrets if each.value >= NO_REGRET),
     ]
     if result.free_layers is not None:
         lines.append(
