@@ -73,6 +73,7 @@ def section_confirmed(
     now; `replayed`: acceptance by position on held-out text."""
     gains = (
         f"gamma {confirmed.gamma}, {confirmed.engine} {confirmed.engine_version}, {confirmed.dtype}"
+        f"{f', draft in {confirmed.draft_dtype}' if confirmed.draft_dtype else ''}"
     )
     counts = ((name, getattr(confirmed, name)) for name in ("prompts", "tokens", "rounds"))
     counted = ", ".join(f"{count:,} {name}" for name, count in counts if count is not None)
