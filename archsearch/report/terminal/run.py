@@ -24,7 +24,7 @@ from archsearch.runs.families import EngineComparison
 from archsearch.runs.load import LoadRecord
 from archsearch.runs.run import open_run
 from archsearch.runs.text_verdict import TextVerdict
-from archsearch.schedule import GammaSchedule, SchedulePoint
+from archsearch.schedule import GammaSchedule
 from archsearch.search.objective import Score
 from archsearch.speedup import DIVERGENCE_RANGE, DIVERGENCE_STD, clamped, logit, logit_std
 
@@ -84,11 +84,18 @@ class TrainedHead:
 
 
 @dataclass(frozen=True)
+class AdaptivePoint:
+    """Its speed-up at one batch size."""
+
+    speedup: Estimate
+
+
+@dataclass(frozen=True)
 class Adaptive:
     """vLLM's adaptive verification beside the schedule, at the batch sizes of its points."""
 
     gamma: int
-    points: tuple[SchedulePoint, ...]
+    points: tuple[AdaptivePoint, ...]
     words: str
 
 
