@@ -19,8 +19,8 @@ from pathlib import Path
 from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.curves import renew_curves
 from archsearch.report import write_figures, write_html
-from archsearch.runs.curves import CURVES_FILE
 from archsearch.runs.run import open_run
+from archsearch.runs.tables import CURVES_FILE
 
 
 def timed(name: str, call: Callable[[], object]) -> None:

@@ -94,8 +94,8 @@ def demo_text(
     """What the demo prints at its end."""
     from archsearch.report import summary_text
     from archsearch.report.terminal.search import family_lines
-    from archsearch.runs.families import families_of
     from archsearch.runs.run import open_run
+    from archsearch.runs.tables import families_of
 
     confirmed = found["confirmed"]
     rows = [

@@ -3,18 +3,19 @@ archsearch itself."""
 
 from __future__ import annotations
 
-from archsearch.export.card import ExportPlan, model_card
-from archsearch.export.drafters import vllm_config
-from archsearch.export.engines import DEFAULT_ENGINES, check_engines, export_names
-from archsearch.export.folder import MARKER, export, plan
-from archsearch.export.source import (
+from archsearch.export.card import (
     DraftRecord,
+    ExportPlan,
     ExportSource,
     ExportTarget,
     FullHead,
     HeadCost,
+    model_card,
     padded_head_cost,
 )
+from archsearch.export.drafters import vllm_config
+from archsearch.export.engines import DEFAULT_ENGINES, check_engines, export_names
+from archsearch.export.folder import MARKER, export, plan
 
 __all__ = [
     "DEFAULT_ENGINES",

@@ -14,7 +14,7 @@ import archsearch
 from archsearch.architecture.hf_config import read_architecture
 from archsearch.engine_facts import ENGINES
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.export.card import ExportPlan, model_card
+from archsearch.export.card import ExportPlan, ExportSource, model_card, padded_head_cost
 from archsearch.export.drafters import speculators_config
 from archsearch.export.engines import (
     ADAPTIVE_FILE,
@@ -26,7 +26,6 @@ from archsearch.export.engines import (
     check_engines,
     serving,
 )
-from archsearch.export.source import ExportSource, padded_head_cost
 from archsearch.files import left_behind, read_json, scratch_dir, write_json, write_text
 from archsearch.models.files import (
     DRAFT_FILES,

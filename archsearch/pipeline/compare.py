@@ -24,7 +24,7 @@ from archsearch.pipeline.latency import acceptance_for, choose_latency, served_t
 from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
 from archsearch.progress import human_time
 from archsearch.records import WRONG_SHAPE, as_data, from_data
-from archsearch.report.mixes import AskedMix
+from archsearch.report.phrases import AskedMix
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import COMPARE_FILE, Run, open_run
 from archsearch.search.objective import Score, Scorer

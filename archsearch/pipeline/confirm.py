@@ -55,9 +55,17 @@ from archsearch.pipeline.in_engine import (
 from archsearch.pipeline.schedule import Rates, acceptance_of, schedule_points, speedup_when_off
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.records import as_data, load_or_note, save
-from archsearch.runs.confirmed import Confirmed, ConfirmedGamma, Exact
-from archsearch.runs.load import LOAD_FILE, ErrorSummary, LoadRecord, LoadRow, ScheduleRun
-from archsearch.runs.terms import TermErrors
+from archsearch.runs.confirmed import (
+    LOAD_FILE,
+    Confirmed,
+    ConfirmedGamma,
+    ErrorSummary,
+    Exact,
+    LoadRecord,
+    LoadRow,
+    ScheduleRun,
+    TermErrors,
+)
 from archsearch.schedule import Ranges, SchedulePoint, largest_gamma, schedule_from_points
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import RoundTerms

@@ -26,8 +26,8 @@ from archsearch.pipeline.schedule import acceptance_of, usual_batches
 from archsearch.pipeline.serving import check_batch
 from archsearch.pipeline.session import SearchSession
 from archsearch.records import WRONG_SHAPE, load_or_note, save
-from archsearch.runs.curves import CURVES_FILE, SWEPT, Bar, Curve, Curves, Point
 from archsearch.runs.run import Run
+from archsearch.runs.tables import CURVES_FILE, SWEPT, Bar, Curve, Curves, Point
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import rivals
 from archsearch.traffic.curve import Axis, Known, Sweep, curve, score_at, sweep_of

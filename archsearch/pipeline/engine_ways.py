@@ -15,7 +15,7 @@ from archsearch.pipeline.schedule import acceptance_of
 from archsearch.pipeline.session import SearchSession
 from archsearch.profiles import PassShape, Profile
 from archsearch.records import save
-from archsearch.runs.engines import ENGINES_FILE, EngineWays, Way
+from archsearch.runs.tables import ENGINES_FILE, EngineWays, Way
 from archsearch.search.objective import Score, Scorer
 
 

@@ -32,7 +32,7 @@ from archsearch.records import as_data, load_or_note
 from archsearch.runs.candidate import Candidate
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import Run, open_run
-from archsearch.runs.schedule_file import SCHEDULE_FILE, read_schedule
+from archsearch.runs.tables import SCHEDULE_FILE, read_schedule
 from archsearch.schedule import GammaSchedule, gamma_at, largest_gamma
 
 

@@ -16,7 +16,7 @@ from archsearch.engine_facts import EngineFacts
 from archsearch.errors import ArchsearchError
 from archsearch.models.files import HEAD_FAMILIES
 from archsearch.models.targets import TargetRef
-from archsearch.runs.families import RankedFamily
+from archsearch.runs.tables import RankedFamily
 from archsearch.search.objective import Score
 from archsearch.search.space import SearchSpace
 

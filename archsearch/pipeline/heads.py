@@ -36,7 +36,7 @@ from archsearch.pipeline.session import SearchSession
 from archsearch.pipeline.untrained import LOOKUPS, lookup_in, replayed
 from archsearch.records import save
 from archsearch.runs.candidate import read_training
-from archsearch.runs.families import FAMILIES_FILE, FamilyRow, gamma_of_family
+from archsearch.runs.tables import FAMILIES_FILE, FamilyRow, gamma_of_family
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import tau_estimate
 

@@ -31,8 +31,8 @@ from archsearch.pipeline.climb.trainings import FIRST_GUESS_SPEED
 from archsearch.pipeline.confirm import LoadRequest
 from archsearch.pipeline.session import SearchSession
 from archsearch.report.learning import count_words
+from archsearch.report.page import search_command
 from archsearch.report.phrases import shell_path
-from archsearch.report.reproduce import search_command
 from archsearch.runs.run import WORKLOAD_FILE
 from archsearch.search import rungs
 from archsearch.search.next_measurement import Belief, Outlook, best_pair

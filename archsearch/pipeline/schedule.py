@@ -20,7 +20,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.export import vllm_config
 from archsearch.export.drafters import vllm_drafter_config
-from archsearch.export.schedule import schedule_words
+from archsearch.export.engines import schedule_words
 from archsearch.files import write_json
 from archsearch.hardware.device import Device
 from archsearch.models.files import has_weights
@@ -28,7 +28,7 @@ from archsearch.pipeline.in_engine import serving_scorer
 from archsearch.pipeline.serving import check_batch
 from archsearch.pipeline.session import SearchSession
 from archsearch.records import as_data
-from archsearch.runs.schedule_file import SCHEDULE_FILE, write_schedule
+from archsearch.runs.tables import SCHEDULE_FILE, write_schedule
 from archsearch.schedule import (
     GammaSchedule,
     SchedulePoint,

@@ -15,7 +15,7 @@ from archsearch.pipeline.session import SearchSession
 from archsearch.progress import ProgressLine
 from archsearch.records import WRONG_SHAPE, from_data
 from archsearch.report.chart_files import drawn, write_picture
-from archsearch.report.pareto import ParetoSet, pareto_chart
+from archsearch.report.costs import ParetoSet, pareto_chart
 from archsearch.report.phrases import interval
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import RUNGS_FILE

@@ -47,10 +47,10 @@ from archsearch.pipeline.workers import can_confirm_beside, confirm_job, workers
 from archsearch.profiles import find_profile, list_profiles, profile_roots
 from archsearch.progress import ProgressLine, human_time, say
 from archsearch.records import as_data
-from archsearch.runs.budgets import write_budgets
 from archsearch.runs.lock import run_lock
 from archsearch.runs.run import RUNGS_FILE
 from archsearch.runs.state import FinalistsEntry, StateFile
+from archsearch.runs.tables import write_budgets
 from archsearch.search import study
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import led_by_need, rivals

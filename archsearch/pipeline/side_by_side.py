@@ -47,8 +47,8 @@ from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.pipeline.untrained import Untrained, exit_shape, lookup_in, replayed, texts_at_hand
 from archsearch.records import as_data, save
 from archsearch.runs.confirmed import Exact
-from archsearch.runs.families import COMPARISON_FILE, EngineComparison, Order, Rival, Silent, Swap
 from archsearch.runs.run import open_run
+from archsearch.runs.tables import COMPARISON_FILE, EngineComparison, Order, Rival, Silent, Swap
 from archsearch.search.objective import Score, Scorer
 
 if TYPE_CHECKING:

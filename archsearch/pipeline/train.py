@@ -28,8 +28,7 @@ from archsearch.pipeline.heads import compare_families
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.records import as_data
 from archsearch.runs.candidate import TRAINING_FILE, TrainingRecord
-from archsearch.runs.families import FAMILIES_FILE
-from archsearch.runs.text_verdict import TEXT_VERDICT_FILE, TextStand, TextVerdict
+from archsearch.runs.tables import FAMILIES_FILE, TEXT_VERDICT_FILE, TextStand, TextVerdict
 from archsearch.search.rungs import TEXT_SHARE_ALONE
 from archsearch.speedup import alpha_estimate, clamped, logit, logit_std, tau_estimate
 

@@ -12,7 +12,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.hardware.device import Device
 from archsearch.latency.training_cost import training_budget
 from archsearch.needs import Needs, TrainingBudget
-from archsearch.runs.budgets import BudgetDrafter, BudgetRow, Budgets
+from archsearch.runs.tables import BudgetDrafter, BudgetRow, Budgets
 from archsearch.search.objective import Score, Scorer
 
 GPU_HOURS: Final = (1.0, 10.0, 100.0, 1000.0)

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from archsearch.recipes.folder import write_recipe
 from archsearch.recipes.initial import initial_weights
-from archsearch.recipes.libraries import LIBRARIES, Library, choose_library
-from archsearch.recipes.plan import Gpus, Recipe, Stage, share_gpus
+from archsearch.recipes.plan import (
+    LIBRARIES,
+    Gpus,
+    Library,
+    Recipe,
+    Stage,
+    choose_library,
+    share_gpus,
+)
 
 __all__ = [
     "Gpus",

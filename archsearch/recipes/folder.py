@@ -17,8 +17,13 @@ from archsearch.export.folder import MARKER, building, check_output
 from archsearch.files import write_json, write_text
 from archsearch.recipes import forms
 from archsearch.recipes.initial import DRAFTER, RECIPE_FILE, initial_weights
-from archsearch.recipes.libraries import GPT3_SOURCE, SPECFORGE_COMMIT, learning_rate
-from archsearch.recipes.plan import CHECKPOINTS, Recipe
+from archsearch.recipes.plan import (
+    CHECKPOINTS,
+    GPT3_SOURCE,
+    SPECFORGE_COMMIT,
+    Recipe,
+    learning_rate,
+)
 
 HELD_OUT_EVERY: Final = 50
 """One prompt in so many is kept apart."""

@@ -1,18 +1,172 @@
 """What a recipe says: the tokens and hours of each stage, the alpha expected there, who gets which
-GPU."""
+GPU, and the library that trains, with its settings.
+
+Settings were read in the libraries' own source, of the version that is pinned: speculators 0.9.0
+(train/config/schema.py, cli/prepare_data.py, models/*/config.py), SpecForge 0.2.0
+(config/schema.py, algorithms/, cli.py; its examples and patches are in the repository at
+SPECFORGE_COMMIT, not on PyPI), TRL 1.16.0 (experimental/gkd, experimental/utils.py).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Drafter
+from archsearch.drafters.registry import family as family_class
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.needs import Needs
-from archsearch.recipes.libraries import Library
 from archsearch.records import as_data
+
+SPECFORGE_COMMIT: Final = "a6b6b0230009d15ec2a97a57384e6f53f0f96946"
+GPT3_SOURCE: Final = "learning rate by parameters: GPT-3, arXiv 2005.14165, table 2.1"
+# (at most so many parameters, learning rate)
+GPT3_RATES: Final = ((2e8, 6e-4), (5e8, 3e-4), (1e9, 2.5e-4), (2e9, 2e-4), (5e9, 1.6e-4))
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A library that trains drafters. `version`: the one that recipes are written for and pin, ""
+    for archsearch itself; `families`: what it trains, with its settings for each (names are the
+    library's); `source`: where they are from; `files`: templates of the recipe besides those that
+    every one has (name in the folder -> template)."""
+
+    name: str
+    title: str
+    version: str
+    families: Mapping[str, Mapping[str, Any]]
+    source: str
+    files: Mapping[str, str]
+    whole_width: bool = False
+    one_layer: frozenset[str] = frozenset()
+
+    @property
+    def requirement(self) -> str:
+        """As pip takes it."""
+        return f"{self.name}=={self.version}"
+
+
+_SPECULATORS: Final = dict(
+    optimizer="muon", lr=1e-3, weight_decay=0.01, total_seq_len=8192, scheduler_type="linear"
+)
+_LIBRARIES: Final = (
+    Library(
+        "speculators",
+        "speculators",
+        "0.9.0",
+        {
+            "eagle3": dict(_SPECULATORS, loss_fn="kl_div"),
+            "peagle": dict(
+                _SPECULATORS,
+                loss_fn="kl_div",
+                down_sample_ratio=0.7,
+                down_sample_ratio_min=0.2,
+                max_anchors=512,
+            ),
+            "dflash": dict(
+                _SPECULATORS,
+                loss_fn="ce",
+                per_position_loss_weight="dpace",
+                dpace_alpha=0.5,
+                max_anchors=512,
+            ),
+        },
+        "defaults of speculators 0.9.0 (train/config/schema.py)",
+        {"train.sh": "speculators.sh"},
+        whole_width=True,
+    ),
+    Library(
+        "specforge",
+        "SpecForge",
+        "0.2.0",
+        {
+            "eagle3": dict(
+                learning_rate=1e-4,
+                batch_size=1,
+                warmup_ratio=0.015,
+                max_grad_norm=0.5,
+                ttt_length=7,
+                attention_backend="flex_attention",
+                max_length=4096,
+            ),
+            "dflash": dict(
+                learning_rate=6e-4,
+                batch_size=2,
+                warmup_ratio=0.04,
+                max_grad_norm=1.0,
+                num_anchors=512,
+                loss_decay_gamma=7.0,
+                attention_backend="flex_attention",
+                max_length=3072,
+            ),
+        },
+        "SpecForge examples/configs: qwen3-8b-eagle3-disaggregated,"
+        " qwen3-8b-dflash-1server-dp7-disaggregated",
+        {"train.sh": "specforge.sh"},
+        whole_width=True,
+        one_layer=frozenset({"eagle3"}),
+    ),
+    Library(
+        "trl",
+        "TRL (GKD)",
+        "1.16.0",
+        {
+            "independent": dict(
+                lmbda=0.0,
+                beta=0.0,
+                seq_kd=False,
+                per_device_train_batch_size=8,
+                lr_scheduler_type="cosine",
+                warmup_steps=0.02,
+                max_grad_norm=1.0,
+            ),
+        },
+        f"the forward divergence on the target's own text (lmbda 0, beta 0); {GPT3_SOURCE}",
+        {"train.sh": "trl.sh", "train.py": "trl.py"},
+    ),
+    Library(
+        "archsearch",
+        "archsearch",
+        "",
+        dict.fromkeys(("independent", "eagle3", "peagle", "medusa"), {}),
+        "archsearch's own trainer (docs/families.md), which writes its text itself",
+        {"train.sh": "archsearch.sh"},
+    ),
+)
+LIBRARIES: Final[Mapping[str, Library]] = {row.name: row for row in _LIBRARIES}
+
+
+def choose_library(name: str | None, family: str) -> Library:
+    """The library called `name`, or the first that trains drafters of `family`.
+
+    Raises ArchsearchError where it does not train them, with those that do.
+    """
+    able = [row for row in LIBRARIES.values() if family in row.families]
+    title = family_class(family).title
+    if not able:
+        raise ArchsearchError(
+            f"no library of {', '.join(LIBRARIES)} trains a drafter of the family {family}"
+            f" ({title}); choose another --rank"
+        )
+    if name is None:
+        return able[0]
+    if name not in LIBRARIES:
+        raise ArchsearchError(f"unknown library {name!r}; --with takes {', '.join(LIBRARIES)}")
+    if family not in LIBRARIES[name].families:
+        raise ArchsearchError(
+            f"{name} trains {', '.join(LIBRARIES[name].families)}, no drafter of the family"
+            f" {family} ({title}); use --with {' or '.join(row.name for row in able)}"
+        )
+    return LIBRARIES[name]
+
+
+def learning_rate(parameters: float) -> float:
+    """The learning rate that GPT-3 was trained with at this size."""
+    return next((rate for most, rate in GPT3_RATES if parameters <= most), GPT3_RATES[-1][1])
+
 
 CHECKPOINTS: Final = 10
 """Checkpoints of a training, evenly over its tokens: each stage has one."""

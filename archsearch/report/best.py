@@ -6,8 +6,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from archsearch.report.answer import Option, having_words, shown_rows
-from archsearch.report.mixes import PART_HEADER, objective_words, part_rows
-from archsearch.report.phrases import SOURCES, interval, launches, millions
+from archsearch.report.phrases import (
+    PART_HEADER,
+    SOURCES,
+    interval,
+    launches,
+    millions,
+    objective_words,
+    part_rows,
+)
 from archsearch.report.reading import Shown
 from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
 from archsearch.search.objective import Score

@@ -15,8 +15,7 @@ from archsearch.report.phrases import (
     unprofiled_words,
 )
 from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
-from archsearch.runs.confirmed import Confirmed, ConfirmedGamma
-from archsearch.runs.terms import REST
+from archsearch.runs.confirmed import REST, Confirmed, ConfirmedGamma
 from archsearch.speedup import accepted_by_position
 
 _ERRORS: Final = (

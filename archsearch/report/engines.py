@@ -20,8 +20,8 @@ from archsearch.report.headline import Headline, headline, with_text
 from archsearch.report.reading import Reading
 from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.confirmed import Exact, Judged
-from archsearch.runs.engines import Way
 from archsearch.runs.run import Run
+from archsearch.runs.tables import Way
 
 _WAYS: Final = "engine | precision | drafter | gamma | tokens/s | same text"
 

@@ -17,8 +17,8 @@ from archsearch.report.charts import SERIES, Chart, line
 from archsearch.report.headline import Headline
 from archsearch.report.phrases import shell_path, unprofiled_words
 from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
-from archsearch.runs.families import EngineComparison, FamilyRow, Rival, Silent
 from archsearch.runs.run import Run
+from archsearch.runs.tables import EngineComparison, FamilyRow, Rival, Silent
 
 INDEPENDENT: Final = Independent.family
 _FOUND: Final = "family | best | training | gamma | tokens a round, held-out | speed-up, predicted"

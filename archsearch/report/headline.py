@@ -12,13 +12,13 @@ from typing import Final
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
 from archsearch.models.files import HEAD_FAMILIES
-from archsearch.report.mixes import objective_words
 from archsearch.report.phrases import (
     SOURCES,
     break_even_words,
     identity_words,
     interval,
     millions,
+    objective_words,
     round_words,
     shell_path,
     speedup_words,
@@ -26,10 +26,9 @@ from archsearch.report.phrases import (
     verdict,
 )
 from archsearch.report.reading import Shown, complete_trials, target_shape
-from archsearch.runs.confirmed import Confirmed
-from archsearch.runs.load import LoadRecord
+from archsearch.runs.confirmed import Confirmed, LoadRecord
 from archsearch.runs.run import Run
-from archsearch.runs.text_verdict import TextVerdict
+from archsearch.runs.tables import TextVerdict
 from archsearch.schedule import ranges_words
 from archsearch.search.space import SearchSpace
 from archsearch.speedup import MAX_GAMMA

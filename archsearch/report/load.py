@@ -13,8 +13,7 @@ from archsearch.estimate import Estimate
 from archsearch.report.charts import MARK, SERIES, Chart, Series, depth_colour, gain_chart, line
 from archsearch.report.phrases import slowdown_words
 from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
-from archsearch.runs.load import LoadRecord, LoadRow, ScheduleRun
-from archsearch.runs.terms import REST
+from archsearch.runs.confirmed import REST, LoadRecord, LoadRow, ScheduleRun
 from archsearch.schedule import GammaSchedule, ranges_words
 
 SCHEDULE: Final = "schedule"  # the name of the variant that follows the schedule
@@ -219,8 +218,8 @@ def _load_chart(rank: int, load: LoadRecord) -> Chart:
     )
     key = re.sub(r"[^A-Za-z0-9-]", "-", f"load-{rank}-{load.engine}")
     ticks, title = tuple(map(float, load.concurrencies)), "Speed-up against requests in flight"
-    look = {"x_scale": "log2", "y_from_zero": True, "ticks": ticks}
-    return gain_chart(key, title, caption, "requests in flight", series, **look)
+    axis, scale = "requests in flight", {"x_scale": "log2", "ticks": ticks}
+    return gain_chart(key, title, caption, axis, series, y_from_zero=True, **scale)
 
 
 def _with_interval(row: LoadRow) -> Estimate:

@@ -9,7 +9,7 @@ from typing import Final
 
 from archsearch.report.charts import Chart, colour, gain_chart, line
 from archsearch.report.section import Cell, Section, Table, columns, text_cell
-from archsearch.runs.curves import SWEPT, Bar, Curve, Curves, Point, Swept
+from archsearch.runs.tables import SWEPT, Bar, Curve, Curves, Point, Swept
 from archsearch.search.ranking import Rival
 
 _AXES: Final[dict[Swept, tuple[str, str]]] = {  # title, axis

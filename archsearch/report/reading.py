@@ -13,22 +13,26 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.records import from_data, load_or_note
 from archsearch.report.compare import checked_comparison
-from archsearch.runs.budgets import BUDGETS_FILE, Budgets
 from archsearch.runs.candidate import TRAINING_FILE, Candidate, TrainingRecord
-from archsearch.runs.confirmed import Confirmed
-from archsearch.runs.curves import CURVES_FILE, Curves
-from archsearch.runs.engines import ENGINES_FILE, EngineWays
-from archsearch.runs.families import (
-    COMPARISON_FILES,
-    FAMILIES_FILE,
-    EngineComparison,
-    FamilyRow,
-    families_of,
-)
-from archsearch.runs.load import LOAD_FILES, LoadRecord
+from archsearch.runs.confirmed import LOAD_FILES, Confirmed, LoadRecord
 from archsearch.runs.run import COMPARE_FILE, RUNGS_FILE, Run
-from archsearch.runs.schedule_file import SCHEDULE_FILE, planned_schedule
-from archsearch.runs.text_verdict import TEXT_VERDICT_FILE, TextVerdict
+from archsearch.runs.tables import (
+    BUDGETS_FILE,
+    COMPARISON_FILES,
+    CURVES_FILE,
+    ENGINES_FILE,
+    FAMILIES_FILE,
+    SCHEDULE_FILE,
+    TEXT_VERDICT_FILE,
+    Budgets,
+    Curves,
+    EngineComparison,
+    EngineWays,
+    FamilyRow,
+    TextVerdict,
+    families_of,
+    planned_schedule,
+)
 from archsearch.schedule import GammaSchedule
 from archsearch.search.objective import Score, grouped, speedup_gap_std
 

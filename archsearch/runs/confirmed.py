@@ -1,20 +1,67 @@
-"""confirmed.json: what a real engine did with a candidate, prompt by prompt, beside its prediction,
-and whether that decides anything."""
+"""confirmed.json and load-<engine>.json: what a real engine did with a candidate, by prompt and
+under load, beside what was predicted, and why that was off, term by term."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
-from archsearch.engines.measure.results import ByPrompt
-from archsearch.estimate import Estimate
+from archsearch.engines.measure.results import ByPrompt, ScheduleVerdict, UnderLoad
+from archsearch.estimate import Estimate, number
 from archsearch.records import Maybe, from_data
-from archsearch.runs.terms import TermErrors
+from archsearch.schedule import Ranges
 from archsearch.search.objective import Score
-from archsearch.speedup import DISTURBED_GAP, counting_doubt
+from archsearch.speedup import DISTURBED_GAP, RoundTerms, counting_doubt, error_by_term
+
+TERMS: Final = tuple(field.name for field in fields(RoundTerms))
+REST: Final = "rest"
+
+
+@dataclass(frozen=True)
+class TermErrors:
+    """The terms as predicted and as measured, and the part of each in ln(predicted / measured
+    speed-up)."""
+
+    predicted: RoundTerms
+    measured: RoundTerms
+    log_error: RoundTerms
+
+    @classmethod
+    def between(cls, predicted: RoundTerms, measured: RoundTerms) -> TermErrors:
+        return cls(predicted, measured, error_by_term(predicted, measured))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TermErrors:
+        """KeyError for a missing term, ValueError or TypeError for what is no number."""
+        parts = [part.name for part in fields(cls)]
+        return cls(
+            *(RoundTerms(**{name: number(data[name][part]) for name in TERMS}) for part in parts)
+        )
+
+    def to_dict(self) -> dict[str, dict[str, float]]:
+        """term -> predicted, measured, log_error."""
+        return {
+            name: {part.name: getattr(getattr(self, part.name), name) for part in fields(self)}
+            for name in TERMS
+        }
+
+    def shares(self, relative_error: float) -> dict[str, float]:
+        """What each term and the rest bring to `relative_error` of the speed-up (predicted /
+        measured - 1); they add up to it.
+
+        The parts of ln(predicted / measured) are scaled by one factor, so that they add up to the
+        error itself. "rest": the measured speed-up is a median of ratios, which the medians of the
+        terms do not give exactly.
+        """
+        total = math.log1p(relative_error)
+        logs = {name: float(getattr(self.log_error, name)) for name in TERMS}
+        logs[REST] = total - math.fsum(logs.values())
+        factor = relative_error / total if abs(total) > 1e-9 else 1.0
+        return {name: factor * value for name, value in logs.items()}
 
 
 @dataclass(frozen=True)
@@ -131,3 +178,123 @@ CONFIRMED_FIELDS: Final = tuple(
     if field.default is field.default_factory is dataclasses.MISSING
 )
 """What every confirmed.json holds."""
+
+
+LOAD_FILE: Final = "load-{engine}.json"
+LOAD_FILES: Final = "load-*.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadRow(UnderLoad):
+    """One way to serve at one concurrency, the target alone beside it (`decode_s`: seconds of one
+    of its steps), and the speed-up that was predicted, None where nothing was priced."""
+
+    speedup: Estimate = field()
+    baseline_tokens_per_s: float
+    decode_s: float | None = None
+    predicted_speedup: Estimate | None = None
+    relative_error: float | None = None
+    relative_error_at_measured_tau: float | None = None
+    error_by_term: TermErrors | None = None
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1 or self.speedup.value <= 0:
+            raise ValueError(f"concurrency {self.concurrency}, speed-up {self.speedup}")
+
+
+@dataclass(frozen=True)
+class ScheduleRun:
+    """The schedule that was run: its `ranges`, the verdict at each concurrency, and for each
+    setting (`off`, `schedule`, a fixed gamma) the geometric mean of its speed-ups over all of
+    them."""
+
+    ranges: Ranges = ()
+    verdict: tuple[ScheduleVerdict, ...] = ()
+    overall: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ErrorSummary:
+    """Over the rows with a draft: the median absolute error of the predicted speed-up, and the
+    shares within 5 and 10 %."""
+
+    cases: int = 0
+    median_absolute_error: Maybe[float] = None
+    within_5_percent: Maybe[float] = None
+    within_10_percent: Maybe[float] = None
+
+    @classmethod
+    def of(cls, rows: Sequence[LoadRow]) -> ErrorSummary:
+        errors = [
+            abs(row.relative_error) for row in rows if row.gamma and row.relative_error is not None
+        ]
+        if not errors:
+            return cls()
+        within = (statistics.fmean(error <= most for error in errors) for most in (0.05, 0.10))
+        return cls(len(errors), statistics.median(errors), *within)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadRecord:
+    """load-<engine>.json.
+
+    `synthetic`: draft tokens were accepted by chance, at `asked_acceptance_by_position`; `alpha`:
+    what acceptance was predicted from, where the file says it; `context`: tokens in the KV cache in
+    mid-answer; `slowdown`: of the machine against the profile, taken out of the measured times of
+    `error_by_term`; `latency`: where predicted times come from; `baseline`: the target alone at
+    each concurrency; `schedule`: None where none was run; `seconds`: what all of it took.
+    """
+
+    engine: str
+    engine_version: str = ""
+    rank: int | None = None
+    architecture: str = ""
+    dtype: str = ""
+    synthetic: bool
+    alpha: Estimate | None = None
+    asked_acceptance_by_position: tuple[float, ...] | None = None
+    context: int | None = None
+    slowdown: float | None = None
+    repeats: int | None = None
+    latency: str = ""
+    baseline: tuple[UnderLoad, ...] = ()
+    rows: tuple[LoadRow, ...]
+    summary: ErrorSummary = ErrorSummary()
+    seconds: float = 0.0
+    schedule: Maybe[ScheduleRun] = None
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise ValueError("no rows")
+
+    @property
+    def concurrencies(self) -> list[int]:
+        return sorted({row.concurrency for row in self.rows})
+
+    @property
+    def variants(self) -> list[str]:
+        return list(dict.fromkeys(row.variant for row in self.rows))
+
+    def best(self, concurrency: int) -> LoadRow:
+        """The fastest row at a concurrency, as measured."""
+        return max(
+            (row for row in self.rows if row.concurrency == concurrency),
+            key=lambda row: row.speedup.value,
+        )
+
+    def headline(self, concurrency: int = 1) -> LoadRow:
+        """The fastest row at the concurrency nearest to the one asked for."""
+
+        def distance(number: int) -> tuple[float, int]:
+            return abs(math.log(number / concurrency)), number
+
+        return self.best(min(self.concurrencies, key=distance))
+
+    def is_stale(self, alpha: Estimate) -> bool:
+        """Whether alpha was measured anew after this was predicted from another one; False where
+        the file does not tell."""
+        return (
+            self.alpha is not None
+            and alpha.source == "measured"
+            and abs(self.alpha.value - alpha.value) > 1e-9
+        )

@@ -13,20 +13,24 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import platform
 import re
 import shutil
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch import __version__, files
 from archsearch.errors import ArchsearchError
+from archsearch.paths import package_dir
 from archsearch.records import WRONG_SHAPE
 from archsearch.runs.candidate import SCORE_FILE, Candidate
 from archsearch.runs.confirmed import CONFIRMED_FIELDS, Confirmed
-from archsearch.runs.provenance import git_commit, package_versions
 from archsearch.search.objective import Score
 from archsearch.text.prompt_set import LEAST_HELDOUT
 
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SCHEMA_VERSION: Final = 1
+PACKAGES: Final = ("numpy", "optuna", "scikit-learn", "torch", "transformers", "vllm")
 WORKLOAD_FILE: Final = "workload.json"  # the mix, as --workload takes it (JSON is YAML)
 COMPARE_FILE: Final = "compare.json"  # this run beside others: `compare --report` writes it
 RUNGS_FILE: Final = (
@@ -403,6 +408,45 @@ def list_runs(base: Path = Path("runs")) -> list[Run]:
         except ArchsearchError:
             continue
     return sorted(runs, key=lambda run: (str(run.info["created"]), run.path.name), reverse=True)
+
+
+def package_versions(names: Iterable[str] = PACKAGES) -> dict[str, str]:
+    """Versions of python and of what is installed of `names`, without importing them."""
+    versions = {"python": platform.python_version()}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def git_commit() -> str | None:
+    """The commit of the checkout this package runs from, "+changes" where it was edited; None
+    outside a checkout."""
+    root = package_dir().parent
+    if not (root / ".git").exists():
+        return None
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        answers = [
+            subprocess.run(
+                ["git", "-C", str(root), *command],
+                capture_output=True,
+                text=True,
+                timeout=10,
+                env=environment,
+            )
+            for command in (
+                ["rev-parse", "HEAD"],
+                ["status", "--porcelain", "--untracked-files=no"],
+            )
+        ]
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if answers[0].returncode:
+        return None
+    return answers[0].stdout.strip() + ("+changes" if answers[1].stdout.strip() else "")
 
 
 def _slug(text: str) -> str:

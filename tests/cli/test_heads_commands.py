@@ -26,7 +26,7 @@ from archsearch.pipeline.side_by_side import order_of
 from archsearch.pipeline.untrained import with_replays
 from archsearch.records import as_data
 from archsearch.report.terminal.search import family_lines, untrained_rival
-from archsearch.runs.families import FamilyRow
+from archsearch.runs.tables import FamilyRow
 from archsearch.search.space import load_space
 from archsearch.speedup import tau_estimate
 from tests.cli.commands import call, last_json, refused

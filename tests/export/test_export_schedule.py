@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from archsearch.errors import ArchsearchError
-from archsearch.export.engines import Setup, serving
-from archsearch.export.schedule import (
+from archsearch.export.engines import (
+    Setup,
     last_drafting,
     schedule_words,
+    serving,
     sglang_schedule,
     tensorrt_schedule,
 )

@@ -16,8 +16,8 @@ from archsearch.architecture.hf_config import from_hf_config
 from archsearch.engines.engine import EnginePrompt, EngineSettings, Sampling
 from archsearch.engines.environments.environment import find_python
 from archsearch.engines.llamacpp.engine import LlamaCppEngine, gguf_of
+from archsearch.export.card import ExportSource, ExportTarget
 from archsearch.export.folder import export
-from archsearch.export.source import ExportSource, ExportTarget
 from archsearch.models.drafts import build_draft, save_draft
 from tests.engines.vllm.test_vllm_heads import engine_here, make_target
 

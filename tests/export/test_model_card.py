@@ -6,9 +6,16 @@ from typing import Any
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.estimate import Estimate
-from archsearch.export.card import ExportPlan, model_card
+from archsearch.export.card import (
+    DraftRecord,
+    ExportPlan,
+    ExportSource,
+    ExportTarget,
+    FullHead,
+    HeadCost,
+    model_card,
+)
 from archsearch.export.engines import Serving, Setup, serving
-from archsearch.export.source import DraftRecord, ExportSource, ExportTarget, FullHead, HeadCost
 from archsearch.schedule import GammaSchedule, SchedulePoint
 
 ARCH = Architecture(

@@ -44,8 +44,8 @@ from archsearch.records import as_data, from_data
 from archsearch.report import summary_text
 from archsearch.report.terminal.run import confirm_text, engines_text
 from archsearch.runs import confirmed
-from archsearch.runs.engines import EngineWays
-from archsearch.runs.load import ErrorSummary, LoadRecord
+from archsearch.runs.confirmed import ErrorSummary, LoadRecord
+from archsearch.runs.tables import EngineWays
 from archsearch.search.space import load_space
 from archsearch.speedup import MAX_GAMMA, accepted_by_position
 from archsearch.workload import WorkloadRequest

@@ -25,7 +25,7 @@ from archsearch.pipeline.train import narrowest, predicted, rounded, speedup_at,
 from archsearch.records import from_data
 from archsearch.report.headline import Headline, with_text
 from archsearch.runs.candidate import TrainingRecord
-from archsearch.runs.text_verdict import TEXT_VERDICT_FILE, TextStand, TextVerdict
+from archsearch.runs.tables import TEXT_VERDICT_FILE, TextStand, TextVerdict
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import logit, sigmoid, tau_estimate
 from archsearch.text.cache import CachedSequence

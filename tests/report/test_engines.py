@@ -12,7 +12,7 @@ import pytest
 from archsearch.engines.measure.results import Identity
 from archsearch.estimate import Estimate
 from archsearch.report.engines import fastest_lines, section_engines, ways_of
-from archsearch.runs.engines import EngineWays, Way
+from archsearch.runs.tables import EngineWays, Way
 
 
 def ran(engine: str, alone: float, drafted: float, dtype: str = "float32", **more: Any) -> Any:

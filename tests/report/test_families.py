@@ -12,8 +12,8 @@ from archsearch.engines.measure.results import Identity
 from archsearch.estimate import Estimate
 from archsearch.report.families import with_heads
 from archsearch.report.headline import Headline
-from archsearch.runs.families import EngineComparison, FamilyRow, Rival
 from archsearch.runs.run import Run
+from archsearch.runs.tables import EngineComparison, FamilyRow, Rival
 
 
 def row(family: str, speedup: float) -> FamilyRow:

@@ -21,15 +21,23 @@ from archsearch.report.best import section_best
 from archsearch.report.chart_files import chart_csv, named_tables
 from archsearch.report.chart_page import plotly_figure, scripts
 from archsearch.report.charts import Chart, Series, depth_colour
-from archsearch.report.ladder import ladders
-from archsearch.report.page import anchors, html_page, page_of, write_figures
+from archsearch.report.learning import ladders
+from archsearch.report.page import anchors, html_page, page_of, search_command, write_figures
 from archsearch.report.plots import PlottedTrial, pareto_front
 from archsearch.report.predicted import stops_words
 from archsearch.report.reading import read_run
-from archsearch.report.reproduce import search_command
 from archsearch.report.section import Cell, Section, Table, charts_of, text_cell
-from archsearch.runs.budgets import BudgetDrafter, BudgetRow, Budgets, write_budgets
-from archsearch.runs.curves import CURVES_FILE, Bar, Curve, Curves, Point
+from archsearch.runs.tables import (
+    CURVES_FILE,
+    Bar,
+    BudgetDrafter,
+    BudgetRow,
+    Budgets,
+    Curve,
+    Curves,
+    Point,
+    write_budgets,
+)
 from archsearch.search.ranking import DecidingTerm, Rival
 from tests.report.test_report import make_run
 

@@ -12,7 +12,7 @@ import pytest
 
 from archsearch.records import save
 from archsearch.report import write_html
-from archsearch.runs.curves import CURVES_FILE
+from archsearch.runs.tables import CURVES_FILE
 from tests.report.test_figures import BAD, some_curves
 from tests.report.test_report import make_run
 

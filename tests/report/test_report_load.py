@@ -12,8 +12,8 @@ import pytest
 from archsearch import report
 from archsearch.estimate import Estimate
 from archsearch.files import write_json
+from archsearch.runs.confirmed import TermErrors
 from archsearch.runs.run import Run, open_run
-from archsearch.runs.terms import TermErrors
 from archsearch.speedup import RoundTerms
 from tests.report.test_report import Page, make_run, page_of
 

@@ -10,7 +10,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.needs import NOTHING, Needs
 from archsearch.records import load
-from archsearch.runs.budgets import BUDGETS_FILE, BudgetDrafter, BudgetRow, Budgets, write_budgets
+from archsearch.runs.tables import BUDGETS_FILE, BudgetDrafter, BudgetRow, Budgets, write_budgets
 
 LOOKUP = BudgetDrafter(
     "ngram", "n-gram", NOTHING, 5, Estimate(0.45, 0.1, "prior"), Estimate(1.5, 0.2, "modelled")

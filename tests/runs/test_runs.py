@@ -14,8 +14,14 @@ from archsearch.cli import main
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.runs.confirmed import CONFIRMED_FIELDS
-from archsearch.runs.provenance import git_commit, package_versions
-from archsearch.runs.run import create_run, list_runs, open_run, resume_run
+from archsearch.runs.run import (
+    create_run,
+    git_commit,
+    list_runs,
+    open_run,
+    package_versions,
+    resume_run,
+)
 from archsearch.search.objective import Score
 
 ARGUMENTS = {

@@ -9,7 +9,7 @@ import pytest
 
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.runs.schedule_file import planned_schedule, read_schedule, write_schedule
+from archsearch.runs.tables import planned_schedule, read_schedule, write_schedule
 from archsearch.schedule import GammaSchedule, Ranges, SchedulePoint
 
 RANGES: Ranges = ((1, 2, 4), (3, 16, 1), (17, 256, 0))

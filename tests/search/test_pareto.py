@@ -15,7 +15,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.hardware.device import load_device
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.records import from_data
-from archsearch.report.pareto import ParetoSet, pareto_chart, pareto_section
+from archsearch.report.costs import ParetoSet, pareto_chart, pareto_section
 from archsearch.search.exact import exact_grid
 from archsearch.search.objective import Scorer
 from archsearch.search.pareto import GOALS, check_goals, pareto, pareto_places, undominated

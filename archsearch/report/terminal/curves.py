@@ -12,7 +12,7 @@ from archsearch.capacity import MemoryPlan
 from archsearch.errors import ArchsearchError
 from archsearch.records import Stored, from_data
 from archsearch.report.charts import Chart, Scale, Series, colour, gain_chart, line
-from archsearch.report.mixes import Asked
+from archsearch.report.phrases import Asked
 from archsearch.report.terminal.layout import plus_minus, table
 from archsearch.traffic.curve import Axis, Curve, CurvePoint
 

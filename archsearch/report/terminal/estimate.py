@@ -8,8 +8,15 @@ from typing import Annotated, Any
 
 from archsearch.records import Stored, from_data
 from archsearch.report.answer import SCREEN, gain_words, hours_words, needs_words
-from archsearch.report.mixes import PART_HEADER, Asked, objective_words, part_rows
-from archsearch.report.phrases import latency_warning, round_words, verdict
+from archsearch.report.phrases import (
+    PART_HEADER,
+    Asked,
+    latency_warning,
+    objective_words,
+    part_rows,
+    round_words,
+    verdict,
+)
 from archsearch.report.terminal.layout import plus_minus, table, wrapped
 from archsearch.search.objective import Score
 

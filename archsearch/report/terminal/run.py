@@ -19,11 +19,9 @@ from archsearch.report.families import compared_section
 from archsearch.report.load import section_load
 from archsearch.report.reading import read_run
 from archsearch.report.terminal.layout import plus_minus, section_lines, table
-from archsearch.runs.confirmed import Confirmed
-from archsearch.runs.families import EngineComparison
-from archsearch.runs.load import LoadRecord
+from archsearch.runs.confirmed import Confirmed, LoadRecord
 from archsearch.runs.run import open_run
-from archsearch.runs.text_verdict import TextVerdict
+from archsearch.runs.tables import EngineComparison, TextVerdict
 from archsearch.schedule import GammaSchedule
 from archsearch.search.objective import Score
 from archsearch.speedup import DIVERGENCE_RANGE, DIVERGENCE_STD, clamped, logit, logit_std

@@ -24,20 +24,25 @@ from archsearch.report.answer import (
     serve_command,
 )
 from archsearch.report.best import section_mix, section_ranks
+from archsearch.report.costs import ParetoSet, pareto_section
 from archsearch.report.engines import fastest_lines, run_dtype, ways_of, whole_headline
 from archsearch.report.families import found_section
 from archsearch.report.headline import headline
-from archsearch.report.ladder import section_rungs
-from archsearch.report.learning import learning_lines
-from archsearch.report.mixes import Asked, AskedBudget
-from archsearch.report.pareto import ParetoSet, pareto_section
-from archsearch.report.phrases import hub_name, interval, latency_warning, shell_path
+from archsearch.report.learning import learning_lines, section_rungs
+from archsearch.report.phrases import (
+    Asked,
+    AskedBudget,
+    hub_name,
+    interval,
+    latency_warning,
+    shell_path,
+)
 from archsearch.report.predicted import section_why
 from archsearch.report.reading import Reading, read_run
 from archsearch.report.section import Section
 from archsearch.report.terminal.layout import plus_minus, section_lines, table, wrap, wrapped
-from archsearch.runs.families import FamilyRow, RankedFamily, Represented
 from archsearch.runs.run import Run, open_run
+from archsearch.runs.tables import FamilyRow, RankedFamily, Represented
 from archsearch.search.objective import Score
 from archsearch.search.samplers import Regret
 from archsearch.search.study import Scored

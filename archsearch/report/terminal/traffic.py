@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from archsearch.records import Endless, from_data
-from archsearch.report.mixes import UNITS, Asked, AskedPart
+from archsearch.report.phrases import UNITS, Asked, AskedPart
 from archsearch.report.terminal.layout import table
 from archsearch.traffic.steady import Steady
 
