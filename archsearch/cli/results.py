@@ -198,12 +198,12 @@ def compare(runs: tuple[Path, ...], html: Path | None, in_report: bool, as_json:
 
     if len(runs) < 2:
         runs = (*runs, *o.latest_runs(2 - len(runs), runs))
-    data = compare_runs(runs).to_dict()
+    found = compare_runs(runs)
     if html is not None:
-        write_comparison(html, data)
+        write_comparison(html, found)
     if in_report:
-        write_into_report(runs[0], data)
-    emit(data, section_text(compare_section(data)), as_json)
+        write_into_report(runs[0], found)
+    emit(found.to_dict(), section_text(compare_section(found)), as_json)
 
 
 @main.command()

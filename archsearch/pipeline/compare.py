@@ -10,25 +10,23 @@ drafting, verification, what the engine adds); the terms add up.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from archsearch import files
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.existing import context_of
 from archsearch.pipeline.latency import acceptance_for, choose_latency, served_target
 from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
 from archsearch.progress import human_time
-from archsearch.records import WRONG_SHAPE, as_data, from_data
+from archsearch.records import WRONG_SHAPE, from_data, save
+from archsearch.report.compare import Comparison, Lead, Pair, Swap, Winner
 from archsearch.report.phrases import AskedMix
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import COMPARE_FILE, Run, open_run
 from archsearch.search.objective import Score, Scorer
-from archsearch.speedup import error_by_term
 from archsearch.traffic.mix_scorer import MixScorer
 from archsearch.workload import WorkloadRequest
 
@@ -47,128 +45,6 @@ FACTORS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """What a run's conditions are made of: names for people, and the fields of `WorkloadRequest` that
 hold each."""
-TERMS: Final = {
-    "tau": "tokens a round",
-    "decode_s": "the target's plain step",
-    "draft_s": "drafting",
-    "verify_s": "verification",
-    "overhead_s": "what the engine adds",
-}
-
-
-@dataclass(frozen=True)
-class Winner:
-    """The first of a run. `measured`: its confirmed speed-up, None where it was not confirmed or
-    that decides nothing."""
-
-    label: str
-    family: str
-    parameters: int
-    gamma: int
-    alpha: float
-    tau: float
-    draft_s: float
-    verify_s: float
-    decode_s: float
-    speedup: float
-    std: float
-    measured: float | None
-
-    @classmethod
-    def of(cls, score: Score, measured: float | None) -> Winner:
-        names = "alpha tau draft_s verify_s decode_s speedup".split()
-        values = {name: getattr(score, name).value for name in names} | {"std": score.speedup.std}
-        shape = (score.label(), score.family, score.parameters, score.gamma)
-        return cls(*shape, **values, measured=measured)
-
-
-@dataclass(frozen=True)
-class Lead:
-    """How far the second run's winner leads the first's under some conditions: ln of the ratio of
-    their speed-ups, by TERMS, which add up to `total`. `first`, `second`: the two speed-ups."""
-
-    first: float
-    second: float
-    total: float
-    terms: Mapping[str, float]
-
-    @classmethod
-    def of(cls, first: Score, second: Score) -> Lead:
-        terms = asdict(error_by_term(second.terms, first.terms))
-        gains = first.speedup.value, second.speedup.value
-        return cls(*gains, math.log(gains[1] / gains[0]), {name: terms[name] for name in TERMS})
-
-
-@dataclass(frozen=True)
-class Swap:
-    """One condition of the first run replaced by the second's. `lead`: None where that cannot be
-    priced, `why` says why not."""
-
-    factor: str
-    before: str
-    after: str
-    lead: Lead | None
-    why: str = ""
-
-    @property
-    def flips(self) -> bool:
-        """Whether this condition alone makes the second run's winner the better of the two."""
-        return self.lead is not None and self.lead.total > 0.0
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two runs. `here`, `there`: the lead of the second's winner under the first's and the second's
-    conditions; None where the winners are the same draft or cannot be priced (`why`)."""
-
-    first: str
-    second: str
-    same: bool
-    here: Lead | None = None
-    there: Lead | None = None
-    swaps: tuple[Swap, ...] = ()
-    why: str = ""
-
-    def words(self) -> str:
-        """What decided, in a sentence."""
-        if self.same:
-            return f"{self.second} has the same winner as {self.first}."
-        if self.here is None or self.there is None:
-            return f"{self.second} against {self.first}: {self.why}."
-        moved = {name: self.there.terms[name] - self.here.terms[name] for name in TERMS}
-        most = max(moved, key=lambda name: moved[name])
-        flipping = [swap.factor for swap in self.swaps if swap.flips]
-        one = f"alone enough for that: {', '.join(flipping)}"
-        return (
-            f"The winner of {self.second} is {_percent(self.there.total)} there and"
-            f" {_percent(self.here.total)} in {self.first}, beside the winner of {self.first}. What"
-            f" changed most in its favour: {TERMS[most]} ({100 * math.expm1(moved[most]):+.1f} %);"
-            f" {one if flipping else 'no single condition is enough for that'}."
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        swaps = [asdict(swap) | {"flips": swap.flips} for swap in self.swaps]
-        return asdict(self) | {"swaps": swaps, "words": self.words()}
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Runs side by side: `conditions` by name, one value a run; `winners`; the first run against
-    each other one."""
-
-    runs: tuple[str, ...]
-    conditions: Mapping[str, tuple[str, ...]]
-    winners: tuple[Winner, ...]
-    pairs: tuple[Pair, ...]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def differing(self) -> tuple[str, ...]:
-        """Conditions that are not the same in all runs."""
-        return tuple(name for name, values in self.conditions.items() if len(set(values)) > 1)
-
-    def to_dict(self) -> dict[str, Any]:
-        return as_data(self) | {"differing": list(self.differing)}
 
 
 @dataclass
@@ -267,11 +143,10 @@ def compare_runs(paths: Sequence[Path]) -> Comparison:
     return Comparison(tuple(item.name for item in opened), conditions, winners, pairs, notes)
 
 
-def write_into_report(path: Path, data: Mapping[str, Any]) -> Path:
-    """Keep what `Comparison.to_dict` says in a run's folder and write its report again; the
-    report's path."""
+def write_into_report(path: Path, found: Comparison) -> Path:
+    """Keep a comparison in a run's folder and write its report again; the report's path."""
     run = open_run(path)
-    files.write_json(run.path / COMPARE_FILE, data)
+    save(run.path / COMPARE_FILE, found)
     return write_report(run)
 
 
@@ -351,8 +226,3 @@ def _scorer(
 def _file_words(path: str | None) -> str | None:
     """A file's name with its folder's: enough to tell two apart, short enough for a table."""
     return None if path is None else "/".join(Path(path).parts[-2:])
-
-
-def _percent(lead: float) -> str:
-    """`12 % ahead`"""
-    return f"{100 * abs(math.expm1(lead)):.1f} % {'ahead' if lead >= 0 else 'behind'}"

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from archsearch.recipes.folder import write_recipe
 from archsearch.recipes.initial import initial_weights
-from archsearch.recipes.plan import (
-    LIBRARIES,
-    Gpus,
-    Library,
-    Recipe,
-    Stage,
-    choose_library,
-    share_gpus,
-)
+from archsearch.recipes.plan import LIBRARIES, Recipe, Stage, choose_library, share_gpus
 
 __all__ = [
-    "Gpus",
     "LIBRARIES",
-    "Library",
     "Recipe",
     "Stage",
     "choose_library",

@@ -18,7 +18,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.report.answer import Option, first, sentences, serve_command
 from archsearch.report.best import section_best, section_mix
 from archsearch.report.chart_page import scripts, web_file
-from archsearch.report.compare import compare_section
+from archsearch.report.compare import Comparison, compare_section
 from archsearch.report.confirmed import section_confirmed
 from archsearch.report.costs import section_costs
 from archsearch.report.engines import run_dtype, section_engines, ways_of, whole_headline
@@ -111,10 +111,10 @@ def sections_of(run: Run, reading: Reading, head: Headline) -> list[Section]:
     ]
 
 
-def write_comparison(path: Path, data: Mapping[str, Any]) -> None:
-    """What `Comparison.to_dict` says as a page of its own."""
-    title = f"archsearch: {', '.join(data['runs'])}"
-    files.write_text(path, html_page(title, [compare_section(data)]))
+def write_comparison(path: Path, found: Comparison) -> None:
+    """A comparison as a page of its own."""
+    title = f"archsearch: {', '.join(found.runs)}"
+    files.write_text(path, html_page(title, [compare_section(found)]))
 
 
 def html_page(title: str, sections: Sequence[Section], opening: Opening | None = None) -> str:

@@ -12,7 +12,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.records import from_data, load_or_note
-from archsearch.report.compare import checked_comparison
+from archsearch.report.compare import Comparison
 from archsearch.runs.candidate import TRAINING_FILE, Candidate, TrainingRecord
 from archsearch.runs.confirmed import LOAD_FILES, Confirmed, LoadRecord
 from archsearch.runs.run import COMPARE_FILE, RUNGS_FILE, Run
@@ -105,7 +105,7 @@ class Reading:
     problems: list[str]
     text: TextVerdict | None = None
     curves: Curves | None = None
-    comparison: dict[str, Any] | None = None
+    comparison: Comparison | None = None
     families: tuple[FamilyRow, ...] = ()
     compared: tuple[EngineComparison, ...] = ()
     budgets: Budgets | None = None
@@ -132,7 +132,7 @@ def read_run(run: Run) -> Reading:
         problems,
         read(TEXT_VERDICT_FILE, "verdict on the text", TextVerdict),
         read(CURVES_FILE, "curves", Curves),
-        read(COMPARE_FILE, "comparison", checked_comparison),
+        read(COMPARE_FILE, "comparison", Comparison),
         read(FAMILIES_FILE, "families of the run", families_of) or (),
         tuple(_every(sides, "comparison of families", EngineComparison, problems)),
         read(BUDGETS_FILE, "budgets", Budgets),

@@ -10,8 +10,9 @@ import pytest
 
 from archsearch import pipeline
 from archsearch.errors import ArchsearchError
-from archsearch.pipeline.compare import TERMS, compare_runs
-from archsearch.report.compare import compare_section
+from archsearch.pipeline.compare import compare_runs
+from archsearch.records import from_data
+from archsearch.report.compare import TERMS, Comparison, compare_section
 from archsearch.report.page import html_page
 from archsearch.report.terminal.layout import section_text
 from archsearch.workload import WorkloadRequest
@@ -79,8 +80,8 @@ def test_the_same_winner_another_target_and_what_is_no_run(
     found = compare_runs([runs["one"], runs["again"], runs["other"]])
     assert found.pairs[0].same and found.pairs[0].words().startswith("again has the same winner")
     assert found.pairs[1].why == "they draft for different targets"
-    assert section_text(compare_section(found.to_dict())).count("\n") > 8
-    same = compare_runs([runs["one"], runs["again"]]).to_dict()
+    assert section_text(compare_section(found)).count("\n") > 8
+    same = compare_runs([runs["one"], runs["again"]])
     text = section_text(compare_section(same))
     assert (
         "Nothing that was asked differs." in text
@@ -107,7 +108,7 @@ def test_the_command_its_json_and_its_page(runs: dict[str, Path], tmp_path: Path
         "what differs" in text and "batch size" in text and max(map(len, text.splitlines())) < 160
     )
     data["runs"][0] = data["pairs"][0]["first"] = "<script>alert(1)</script>"
-    assert "<script>alert" not in html_page("x", [compare_section(data)])
+    assert "<script>alert" not in html_page("x", [compare_section(from_data(Comparison, data))])
     assert "holds no other run; name one" in refused("compare", str(runs["one"]))
 
 
