@@ -166,10 +166,12 @@ class Confirmed(ConfirmedGamma):
 
     @property
     def stops(self) -> ConfirmedGamma | None:
-        """The draft that stops where unsure, where that was measured and not slower; else None."""
+        """The draft that stops where unsure, where that was measured and slower neither by the
+        median prompt nor over all tokens; else None."""
         found = self.stopping
-        better = found is not None and found.gain.value >= self.gain.value
-        return found if better and found is not None and found.undecided is None else None
+        if found is None or found.undecided is not None or found.gain.value < self.gain.value:
+            return None
+        return found if (found.speedup_pooled or 0.0) >= (self.speedup_pooled or 0.0) else None
 
 
 CONFIRMED_FIELDS: Final = tuple(

@@ -289,7 +289,7 @@ def test_a_draft_that_stops_when_unsure_is_exported_as_it_was_measured(
     asked = ("export", "runs/a", "--output", "out")
     for faster, more in ((True, ()), (False, ()), (True, ("--gamma", "2"))):
         row = {**stopping, "undecided": None, "speedup": {**stopping["speedup"], "value": 9.0}}
-        row["speedup"]["value"] = 9.0 if faster else 0.1
+        row["speedup_pooled"] = 9.0 if faster else 0.1
         path.write_text(json.dumps({**found, "stopping": row}))
         made = last_json(call(*asked, *more, "--json"))
         settings = json.loads((with_run / "out/generation_config.json").read_text())
