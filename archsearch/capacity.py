@@ -24,9 +24,8 @@ from archsearch.workload import MEMORY_FRACTION, Workload
 # The rest: activations, workspaces, fragmentation, the runtime itself (vLLM's
 # gpu_memory_utilization).
 USABLE_FRACTION: Final = MEMORY_FRACTION
-STEP_TOKENS: Final = (
-    8192  # vLLM's max_num_batched_tokens for servers on large GPUs; a step reads no more
-)
+# vLLM's max_num_batched_tokens for servers on large GPUs; a step reads no more
+STEP_TOKENS: Final = 8192
 SEQUENCES: Final = 256  # of them sampled at once: vLLM's max_num_seqs
 
 
@@ -215,24 +214,6 @@ def fits(
     return memory_bytes(target, draft, workload).total_bytes <= usable_bytes(
         device, usable_fraction
     )
-
-
-def max_batch_size(
-    target: Architecture,
-    draft: Draft | None,
-    workload: Workload,
-    device: Device,
-    usable_fraction: float = USABLE_FRACTION,
-) -> int:
-    """The most sequences of `workload.context_len` tokens that fit; 0 when not even one does. The
-    workload's batch is ignored.
-
-    At a context of 0 the cache takes nothing and every batch fits: one token per sequence is
-    counted instead.
-    """
-    one = replace(workload, batch_size=1, context_len=max(1, workload.context_len))
-    use = memory_bytes(target, draft, one)
-    return max(0, int((usable_bytes(device, usable_fraction) - use.weight_bytes) // use.kv_bytes))
 
 
 def _largest(limit: int, allowed: Callable[[int], bool]) -> int:

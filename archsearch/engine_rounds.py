@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -210,9 +210,8 @@ class EngineRounds:
     without_graphs: str = ""
     remedy: tuple[str, Mapping[str, str]] | None = None
     source: str = ""
-    fuses_reduces: bool = (
-        False  # an all-reduce and the norm after it are one kernel, where the GPU has it
-    )
+    # an all-reduce and the norm after it are one kernel, where the GPU has it
+    fuses_reduces: bool = False
     # of the kernel that quantises activations before each GEMM in fp8, where it is one of its own
     quantise_s: Estimate = _ZERO
     measured: int = 0  # rounds of the profile that the costs were fitted to
@@ -274,7 +273,11 @@ def round_costs(name: str) -> RoundCosts:
     row = dict(_table()["classes"][name])
     while "like" in row:  # what a row does not say is its model's
         row = {**_table()["classes"][row.pop("like")], **row}
-    costs: dict[str, Any] = {f"{cost}_s": _ms(row.get(cost)) for cost in COSTS}
+    costs: dict[str, Any] = {
+        field.name: _ms(row.get(field.name.removesuffix("_s")))
+        for field in fields(RoundCosts)
+        if field.name.endswith("_s") and field.name != "tree_step_s"
+    }
     return RoundCosts(
         name=name,
         title=row["title"],
@@ -284,13 +287,6 @@ def round_costs(name: str) -> RoundCosts:
         largest_batch=row["largest_batch"],
         source=" ".join(row["source"].split()),
         padded=row.get("padded", False),
-        ragged_layer_s=_ms(row.get("ragged_layer")),
-        waits_s=_ms(row.get("waits")),
-        host_scatter_s=_ms(row.get("host_scatter")),
-        row_s=_ms(row.get("row")),
-        row_token_s=_ms(row.get("row_token")),
-        gap_s=_ms(row.get("gap")),
-        ungraphed_layer_s=_ms(row.get("ungraphed_layer")),
         tree_step_s=_ms(row["tree_step"]) if "tree_step" in row else None,
         expands=bool(row.get("expands", False)),
         **costs,

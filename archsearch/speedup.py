@@ -391,9 +391,8 @@ def break_even_estimate(gamma: int, decode_s: Estimate, round_s: Estimate) -> Es
 # ------------------------------------------------------------------------------------------
 
 
-QUANTILE_95: Final = (
-    1.6448536269514722  # of the standard normal distribution; its negative is the 5 % one
-)
+# of the standard normal distribution; its negative is the 5 % one
+QUANTILE_95: Final = 1.6448536269514722
 
 
 def alpha_interval(alpha: Estimate) -> tuple[float, float]:
@@ -412,7 +411,7 @@ def alpha_interval(alpha: Estimate) -> tuple[float, float]:
 def tau_interval(alpha: Estimate, gamma: int, drift: Estimate | None = None) -> tuple[float, float]:
     """5 and 95 % of tau at gamma, from alpha (normal in its logit) and its drift along the block.
 
-    tau rises with both, so each bound is tau where both stand 1.64 std away together, shared out by
+    tau rises with both, so each bound is tau with both 1.64 std away together, shared out by
     how much each moves tau (first-order reliability method); tau itself, bent as it is in alpha, is
     not made linear.
     """

@@ -56,9 +56,8 @@ DTYPE_ALIASES: Final = {
     "half": "float16",
     "fp8": "float8_e4m3fn",
 }
-MEMORY_FRACTION: Final = (
-    0.9  # of a device that weights, caches and activations may take (vLLM's gpu_memory_utilization)
-)
+# of a device that weights, caches and activations may take (vLLM's gpu_memory_utilization)
+MEMORY_FRACTION: Final = 0.9
 Mode = Literal["eager", "graph"]
 MODES: Final[tuple[Mode, ...]] = ("eager", "graph")
 
@@ -194,9 +193,8 @@ class WorkloadRequest:
     engine_options: tuple[
         str, ...
     ] = ()  # the engine's switches that matter to a round, as NAME=VALUE
-    host: str | None = (
-        None  # how fast the engine's host is: slow, usual, fast, or a factor on its times
-    )
+    # how fast the engine's host is: slow, usual, fast, or a factor on its times
+    host: str | None = None
     routing_skew: float | None = (
         # how unevenly tokens choose experts, 0: evenly; None: as usual (`architecture.experts`)
         None

@@ -47,7 +47,7 @@ import numpy as np
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.catalogue import load
 from archsearch.architecture.ops import AllReduce, Part
-from archsearch.capacity import max_batch_size
+from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.engine_rounds import plain_costs
 from archsearch.hardware.device import load_device
 from archsearch.latency.composed import ComposedPass, constants, sync_waits
@@ -200,7 +200,8 @@ def server_terms(passes: ComposedPass, row: Row) -> Terms:
     arch, ranks = row.arch, row.ranks
     context = row.isl + row.osl // 2
     workload = Workload(1, context, ranks, row.dtype, "graph")
-    room = max_batch_size(arch, None, workload, load_device(row.device))
+    use = memory_bytes(arch, None, workload)
+    room = int((usable_bytes(load_device(row.device)) - use.weight_bytes) // use.kv_bytes)
     batch = max(1, min(row.concurrency, room))
     decode = [Part(batch, 1, context)]
 

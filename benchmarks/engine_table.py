@@ -33,9 +33,10 @@ from archsearch.architecture.counts import parameters
 from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import engine_rounds, parse_options
 from archsearch.errors import ArchsearchError
+from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.pipeline.latency import LatencySource, choose_latency, fitting_ranks
 from archsearch.pipeline.serving import with_engine
-from archsearch.search.objective import Latency, Score, Scorer
+from archsearch.search.objective import Score, Scorer
 from archsearch.workload import Workload, WorkloadRequest
 
 TARGETS: Final = {"llama-65b": 4, "llama-3.1-70b": 4, "qwen3-32b": None, "llama-3.1-8b": None}
@@ -91,7 +92,7 @@ def latency_of(name: str, device: str) -> LatencySource:
 
 def source_of(
     engine: Engine, device: str, target: Architecture, ranks: int | None
-) -> tuple[Latency, Workload]:
+) -> tuple[LatencyOfRounds, Workload]:
     """What prices passes and rounds of the engine, and the workload on `ranks` devices (None: as
     few as hold the target)."""
     source = latency_of(engine.name, device)

@@ -164,7 +164,7 @@ def predict(
     full = weight_bytes_per_pass(target, workload.dtype_bytes)
     rows = []
     for label, draft in setup.shapes.items():
-        known = scorer.believed(scorer(draft).proposer).acceptance
+        known = scorer.predicted_acceptance(scorer(draft).proposer).acceptance
         for gamma in GAMMAS:
             costs = {
                 "cost": latency.round(target, draft, workload, gamma).round_s.value

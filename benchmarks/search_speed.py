@@ -24,7 +24,7 @@ from archsearch.architecture.counts import flops_per_token, kv_cache_bytes, weig
 from archsearch.estimate import Estimate
 from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.search.exact import rank_alone
-from archsearch.search.objective import Latency, Scorer
+from archsearch.search.objective import Scorer
 from archsearch.search.space import load_space
 from archsearch.search.study import How, search
 from archsearch.workload import Workload
@@ -89,7 +89,7 @@ def main() -> None:
     workload = Workload(
         1, arguments.context, arguments.tensor_parallel, arguments.dtype, arguments.mode
     )
-    latency: Latency = StandInLatency()
+    latency: LatencyOfRounds = StandInLatency()
     if arguments.profile:
         from archsearch.latency.model import LatencyModel
         from archsearch.profiles import Profile

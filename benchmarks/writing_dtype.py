@@ -19,10 +19,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 
-from archsearch.acceptance.measured import agreement_trace, alpha, paired_difference
+from archsearch.acceptance.measured import (
+    RESAMPLES,
+    Trace,
+    agreement_trace,
+    alpha,
+    resampled_ratio,
+)
 from archsearch.architecture.architecture import Architecture
+from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
 from archsearch.files import write_json
 from archsearch.models.load import load_target
 from archsearch.models.targets import resolve_target
@@ -38,6 +47,31 @@ from archsearch.training.settings import DistillConfig
 DTYPES = ("float32", "bfloat16")
 HELDOUT = 48
 HEAD_ROWS = 2048
+
+
+def paired_difference(
+    first: Trace, second: Trace, *, resamples: int = RESAMPLES, seed: int = 0
+) -> Estimate:
+    """alpha(first) - alpha(second) on the same texts, with the bootstrap std of the difference
+    (half of the unpaired one).
+
+    Raises ArchsearchError for traces of other texts than each other's, or without tokens.
+    """
+    lengths = [a.shape for a in first.agreements]
+    settings = (first.temperature, first.top_p) == (second.temperature, second.top_p)
+    if first.ids != second.ids or lengths != [a.shape for a in second.agreements] or not settings:
+        raise ArchsearchError(
+            "the two traces are not of the same texts; measure both drafts on one cache"
+        )
+    counts = np.array(
+        [
+            [float(a.sum()) - float(b.sum()), a.shape[0]]
+            for a, b in zip(first.shares, second.shares, strict=True)
+        ]
+    )
+    if counts.size == 0 or counts[:, 1].sum() == 0:
+        raise ArchsearchError("the traces hold no tokens; measure on more text")
+    return resampled_ratio(counts, resamples=resamples, seed=seed, fallback_std=1.0).estimate()
 
 
 def shared_share(first: TextCache, second: TextCache) -> tuple[float, float]:

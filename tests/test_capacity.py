@@ -78,23 +78,15 @@ def test_what_is_known_to_fit():
     assert not capacity.fits(LLAMA_7B, None, replace(AT_1024, dtype="float32"), L4)
 
 
-@pytest.mark.parametrize("draft", [None, WIDE, DEEP])
-def test_max_batch_is_the_last_that_fits(draft):
-    best = capacity.max_batch_size(LLAMA_7B, draft, AT_1024, A100)
-    assert best > 1
-    assert capacity.fits(LLAMA_7B, draft, replace(AT_1024, batch_size=best), A100)
-    assert not capacity.fits(LLAMA_7B, draft, replace(AT_1024, batch_size=best + 1), A100)
-
-
 def test_less_kv_leaves_room_for_more_sequences():
-    assert capacity.max_batch_size(LLAMA_7B, WIDE, AT_1024, A100) > capacity.max_batch_size(
+    assert capacity.held_requests(LLAMA_7B, WIDE, AT_1024, A100) > capacity.held_requests(
         LLAMA_7B, DEEP, AT_1024, A100
     )
 
 
 def test_nothing_fits():
-    assert capacity.max_batch_size(LLAMA_65B, WIDE, AT_1024, A100) == 0
+    assert capacity.held_requests(LLAMA_65B, WIDE, AT_1024, A100) == 0
 
 
 def test_no_context_is_counted_as_one_token():
-    assert capacity.max_batch_size(LLAMA_7B, None, replace(AT_1024, context_len=0), A100) > 10_000
+    assert capacity.held_requests(LLAMA_7B, None, replace(AT_1024, context_len=0), A100) > 10_000

@@ -116,6 +116,7 @@ class Drifts:
                     -0.5 * ((DRIFT_GRID[:, None] - DRIFT_GRID[None, :]) / self.between) ** 2
                 )
                 log_post += np.log(kernel @ own)
+            # [grid] posterior of the mean; the largest is subtracted so that exp does not underflow
             weight = np.exp(log_post - log_post.max())
             weight /= weight.sum()
             mean = float(weight @ DRIFT_GRID)

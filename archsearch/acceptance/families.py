@@ -124,9 +124,8 @@ class FamilyAcceptance:
     acceptance: Acceptance
     share: Estimate | None = None
     assumed: str = ""
-    taus: Mapping[int, Estimate] | None = (
-        None  # over all rounds, by gamma, where they were counted: no curve then
-    )
+    # over all rounds, by gamma, where they were counted: no curve then
+    taus: Mapping[int, Estimate] | None = None
 
     def tau(self, tau: Estimate) -> Estimate:
         """tau over all rounds from that of rounds that draft."""
@@ -150,7 +149,7 @@ def acceptance_of(
     drafter: Drafter, estimator: AcceptanceEstimator, context: AcceptanceContext
 ) -> FamilyAcceptance:
     """Predicted acceptance of `drafter` in `context`, whose own `drafter` field is set here."""
-    found = _believed(drafter, estimator, context)
+    found = _predicted(drafter, estimator, context)
     if isinstance(drafter, ChainHead) and drafter.tree is not None:
         found = _of_tree(drafter.tree, found.acceptance, estimator)
     return (
@@ -182,7 +181,7 @@ def _of_tree(tree: Tree, chain: Acceptance, estimator: AcceptanceEstimator) -> F
     return FamilyAcceptance(chain, taus={tree.steps: found})
 
 
-def _believed(
+def _predicted(
     drafter: Drafter, estimator: AcceptanceEstimator, context: AcceptanceContext
 ) -> FamilyAcceptance:
     kind = drafter.acceptance

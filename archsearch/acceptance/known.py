@@ -10,17 +10,18 @@ for ten hours, and so does how alike its text is to the one that is asked about:
 more than any shape.
 
 Folders that are broken, unfinished or of another target are passed over: a search must not fail on
-what another one left.
+what another one left. `earlier` says what they did to the answer: on which texts, and how far
+they moved alpha.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from archsearch.acceptance import run_index
 from archsearch.acceptance.estimator import (
@@ -35,6 +36,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.files import read_json
 from archsearch.models.targets import resolve_target
+from archsearch.records import Stored
 from archsearch.text.likeness import TextSketch
 
 # Prompts this much alike are of one domain, whatever two people called it.
@@ -291,7 +293,7 @@ def _context(
 
 
 TEXTS_SHOWN: Final = 3
-RUNS_TOLD: Final = 2
+RUNS_SHOWN: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +309,8 @@ class EarlierText:
     alpha: Estimate
 
     def words(self) -> str:
-        more = f" and {len(self.runs) - RUNS_TOLD} more" if len(self.runs) > RUNS_TOLD else ""
-        runs = f"run{'s' if len(self.runs) > 1 else ''} {', '.join(self.runs[:RUNS_TOLD])}{more}"
+        more = f" and {len(self.runs) - RUNS_SHOWN} more" if len(self.runs) > RUNS_SHOWN else ""
+        runs = f"run{'s' if len(self.runs) > 1 else ''} {', '.join(self.runs[:RUNS_SHOWN])}{more}"
         text = {
             "same": "the same prompts",
             "other": f"other text (likeness {self.likeness:.2f})",
@@ -323,8 +325,8 @@ class Earlier:
     any of them, `after` all."""
 
     layers: int
-    before: Estimate
-    after: Estimate
+    before: Annotated[Estimate, Stored("alpha_before")]
+    after: Annotated[Estimate, Stored("alpha_after")]
     texts: tuple[EarlierText, ...]
 
     def words(self) -> str:
@@ -337,17 +339,6 @@ class Earlier:
         rest = f"; {more} more text{'s' if more > 1 else ''}" if more > 0 else ""
         together = f"; together to {self.after.value:.2f}" if len(self.texts) > 1 else ""
         return f"earlier runs: {'; '.join(shown)}{rest}{together}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "layers": self.layers,
-            "alpha_before": self.before.to_dict(),
-            "alpha_after": self.after.to_dict(),
-            "texts": [
-                {**asdict(text), "runs": list(text.runs), "alpha": text.alpha.to_dict()}
-                for text in self.texts
-            ],
-        }
 
 
 def earlier(

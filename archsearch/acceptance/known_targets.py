@@ -45,6 +45,7 @@ def known_target(target: Architecture) -> KnownTarget | None:
     """What the table says of drafts for `target`; None where it has neither the target nor its
     family."""
     key, family = _name_of(target)
+    # rows of the target itself, and of other sizes of its family
     rows = [row for row in load_published() if row.level and row.target_key == key] if key else []
     relatives = (
         [row for row in load_published() if row.level and row.target_family == family]

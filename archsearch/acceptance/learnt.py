@@ -17,6 +17,8 @@ token as a blind draft from HEAD_WORTH: DSpark heads of an 8B
 (swiss-ai/apertus-speculative-decoding) reached alpha .68 after 6e7 tokens and .82 after 5.4e8,
 which is this curve's slope, at 76 and 89; an EAGLE-3 layer on foreign text (2604.26412) 11; sanity
 runs of DFlash on 5,000 samples 2.
+
+How a draft that exists was trained is read off its name, its shape or its folder (`training_of`).
 """
 
 from __future__ import annotations
@@ -165,7 +167,7 @@ def family_of_model(name: str, shape: Architecture) -> str:
 
 
 def training_of(draft: TargetRef, target: TargetRef) -> tuple[str, str]:
-    """(one of TRAININGS, what to tell the user where that is a guess, else ""): of one family
+    """(one of TRAININGS, a note for the user where that is a guess, else ""): of one family
     `shared`, of two `other`; a folder that holds a training record of ours `target`."""
     if draft.folder is not None and (draft.folder / "training.json").is_file():
         return "target", ""

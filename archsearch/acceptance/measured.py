@@ -270,6 +270,7 @@ def sampling_trace(
         with torch.inference_mode():
             for start in range(0, states.shape[0], _HEAD_ROWS):
                 part = slice(start, start + _HEAD_ROWS)
+                # [rows, vocab]: a part at a time, for whole texts do not fit
                 target_logits = functional.linear(
                     sequence.hidden[part].to(target_head.dtype), target_head
                 )
@@ -477,6 +478,7 @@ def resampled_ratio(
     value = float(whole[0] / whole[1])
     if len(totals) < 2 or resamples < 2:
         return Resampled(value, np.zeros(0), fallback_std if len(totals) < 2 else 0.0)
+    # [resamples, texts]: texts are drawn, not tokens, which depend on each other
     picks = np.random.default_rng(seed).integers(len(totals), size=(resamples, len(totals)))
     sums = totals[picks].sum(axis=1)
     filled = sums[:, 1] > 0
@@ -517,28 +519,3 @@ def alpha_by_category(
         name: alpha(trace.of_category(name), resamples=resamples, seed=seed)
         for name in dict.fromkeys(trace.categories)
     }
-
-
-def paired_difference(
-    first: Trace, second: Trace, *, resamples: int = RESAMPLES, seed: int = 0
-) -> Estimate:
-    """alpha(first) - alpha(second) on the same texts, with the bootstrap std of the difference
-    (half of the unpaired one).
-
-    Raises ArchsearchError for traces of other texts than each other's, or without tokens.
-    """
-    lengths = [a.shape for a in first.agreements]
-    settings = (first.temperature, first.top_p) == (second.temperature, second.top_p)
-    if first.ids != second.ids or lengths != [a.shape for a in second.agreements] or not settings:
-        raise ArchsearchError(
-            "the two traces are not of the same texts; measure both drafts on one cache"
-        )
-    counts = np.array(
-        [
-            [float(a.sum()) - float(b.sum()), a.shape[0]]
-            for a, b in zip(first.shares, second.shares, strict=True)
-        ]
-    )
-    if counts.size == 0 or counts[:, 1].sum() == 0:
-        raise ArchsearchError("the traces hold no tokens; measure on more text")
-    return resampled_ratio(counts, resamples=resamples, seed=seed, fallback_std=1.0).estimate()

@@ -320,7 +320,7 @@ class PriorAcceptance:
         ):
             raise other
         prior.names_, prior.coefficients_, prior.covariance_ = names, mean, covariance
-        if "names" not in data:  # its domains stood alone, and its intercept knew the lot
+        if "names" not in data:  # its domains were no sums of others, its intercept held the lot
             for part in (name for name in domain_terms("mixed") if name != "domain mixed"):
                 change = np.eye(len(names))
                 change[names.index("domain mixed"), names.index(part)] = -domain_terms("mixed")[

@@ -177,13 +177,3 @@ def _summed(per_text: Sequence[np.ndarray], gamma: int, resamples: int, seed: in
     )
     by_position = tuple(float(counts[k:].sum() / rounds) for k in range(1, gamma + 1))
     return Replay(gamma, tau, resampled.std, by_position, rounds, resampled)
-
-
-def best_gamma(trace: Trace, gammas: Sequence[int], round_s: Sequence[float]) -> int:
-    """The gamma with the most tokens per second; `round_s` [len(gammas)]: seconds of one round
-    (draft, verify, overhead)."""
-    rates = [
-        replay_tau(trace, gamma, resamples=0).tau / seconds
-        for gamma, seconds in zip(gammas, round_s, strict=True)
-    ]
-    return gammas[int(np.argmax(rates))]

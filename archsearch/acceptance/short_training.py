@@ -20,8 +20,8 @@ from archsearch.speedup import alpha_estimate, clamped, logit, logit_std
 
 
 class ExtrapolatedAcceptance:
-    """`levels` (shape: logit(alpha), std of its own error) say where the trained shapes stand among
-    each other, `grown` what training on to the end adds to the logit of all alike.
+    """`levels`: logit(alpha) of each trained shape after its short training, and the std of its own
+    error; `grown`: what training on to the end adds to the logit of all alike.
 
     `sampling_std`: std of a measured alpha over the sample of texts, which all share; `context`:
     what the levels were measured in, with the tokens of the full training; what was not trained has
@@ -74,6 +74,7 @@ class ExtrapolatedAcceptance:
         level, variance = logit(clamped(found.alpha.value)), logit_std(found.alpha) ** 2
         share = self._own_share(architecture)
         if share:
+            # against the prior where it was trained, which is not where it is asked about
             here = self.prior_.predict(architecture, self.context).alpha.value
             departs = self.levels[architecture][0] + self.grown.value - logit(clamped(here))
             level += share * departs
@@ -91,5 +92,6 @@ class ExtrapolatedAcceptance:
         effects is known."""
         if first == second:
             return 0.0
+        # of both effects the part that trainings have shown is no doubt any more
         known = (self._own_share(first) + self._own_share(second)) * self.noise_std**2
         return math.sqrt(max(self.prior_.difference_std(first, second, context) ** 2 - known, 1e-6))

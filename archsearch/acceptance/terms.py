@@ -6,6 +6,8 @@ to the target's. The embedding is a lookup (tokens it holds do not make the draf
 head's rows have their own term (trimmed vocabulary); counting either would let a 49k-row head pass
 for capacity: in a 2-layer draft of a 135M target it holds four times the parameters of the layers.
 Capped at the target's body.
+
+What the table says of them is stored (published_fit.json, `load_fit`).
 """
 
 from __future__ import annotations

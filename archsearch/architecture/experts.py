@@ -23,9 +23,8 @@ uniform routing at 4, 8, 16, 32 and 64 sequences of gpt-oss-120b, whose servers 
 0.86, 0.83 and 0.91 (composed steps solved for it: upper bounds, as prefill and host are in them).
 16 consecutive tokens of one text of Qwen3-Coder-30B show about 1 (DFlash, arXiv 2602.06036), as a
 skew of 0."""
-BLOCK: Final = (
-    128  # columns of one scale in fp8 blocks: a narrower shard of an expert cannot be stored
-)
+# columns of one scale in fp8 blocks: a narrower shard of an expert cannot be stored
+BLOCK: Final = 128
 
 
 @dataclass(frozen=True, slots=True)

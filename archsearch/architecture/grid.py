@@ -2,8 +2,9 @@
 
 A space multiplies a few thousand bodies (widths and heads) by depths, window patterns and
 vocabularies. What one layer costs is a matter of the body, what the head costs of the body and its
-rows: arrays that broadcast price each once. They stand where an `Architecture` has numbers, so
-every formula of one shape is the formula of many.
+rows: arrays that broadcast price each once. They take the place of its numbers, so every
+formula of one shape is the formula of many. Of their ops each distinct one is priced once
+(`priced`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ BODY_FIELDS: Final = (
 
 
 class Sizes(np.ndarray):  # type: ignore[type-arg]
-    """Whole numbers that may stand in an op, which is counted by its sizes: equal where all are."""
+    """Whole numbers as the sizes of an op, which is counted by its sizes: equal where all are."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash((self.shape, self.tobytes()))

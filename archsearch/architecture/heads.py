@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, Literal
 
 from archsearch.architecture.architecture import Architecture
@@ -150,6 +151,7 @@ def first_pass_ops(
     )
 
 
+@lru_cache(maxsize=64)  # asked again for every gamma of a round
 def later_step_ops(
     head: FeatureHead,
     *,
@@ -227,9 +229,11 @@ def _chain_ops(head: FeatureHead, rows: _Rows, *, on_target: bool) -> PassOps:
     outside.update([Elementwise("add" if head.kind == "eagle" else "norm", m * width)])
     outside.update(_tokens(head, drafted, rows))
     in_layers: Counter[Op] = Counter()
-    for layer, window in enumerate(head.decoder.windows()):
-        ops = rows.layer_ops(head.decoder, window)
-        in_layers.update(_first_layer(head, ops, m) if layer == 0 else ops)
+    first, *others = head.decoder.windows()
+    in_layers.update(_first_layer(head, rows.layer_ops(head.decoder, first), m))
+    for window, count in Counter(others).items():
+        for op in rows.layer_ops(head.decoder, window):
+            in_layers[op] += count
     return PassOps(in_layers, outside, head.decoder.num_hidden_layers, rows.ranks)
 
 
@@ -278,8 +282,9 @@ def _block_ops(head: FeatureHead, rows: _Rows) -> PassOps:
     outside.update([Elementwise("norm", m * width)])
     outside.update(_tokens(head, rows.batch * (rows.tokens - 1), rows))
     in_layers: Counter[Op] = Counter()
-    for window in decoder.windows():
-        in_layers.update(rows.layer_ops(decoder, window, seen=rows.tokens))
+    for window, count in decoder.layers_by_window().items():
+        for op in rows.layer_ops(decoder, window, seen=rows.tokens):
+            in_layers[op] += count
     return PassOps(in_layers, outside, layers, rows.ranks)
 
 

@@ -337,7 +337,7 @@ def attention_ops(arch: Architecture, asked: Attention, ranks: int, fused: bool)
         ops.append(Elementwise("rope", m * (q_size + kv_size)))
     return [
         *ops,
-        replace(asked, q_heads=q_heads, kv_heads=kv_heads, head_dim=arch.head_dim),
+        Attention(batch, tokens, asked.context, q_heads, kv_heads, arch.head_dim, asked.window),
         Gemm(m, hidden, q_size, kept),
     ]
 
@@ -451,12 +451,15 @@ def model_pass(
                 in_layers[op] += layers
                 continue
             for part in parts:
-                own = replace(op, batch=part.batch, tokens=part.tokens, context=part.context)
-                if isinstance(own, LatentAttention):
-                    in_layers[own] += layers
+                sizes = (part.batch, part.tokens, part.context)
+                if isinstance(op, LatentAttention):
+                    in_layers[replace(op, batch=sizes[0], tokens=sizes[1], context=sizes[2])] += (
+                        layers
+                    )
                     continue
+                heads = (op.q_heads, op.kv_heads, op.head_dim)
                 for window, count in windows.items():
-                    in_layers[replace(own, window=window)] += count
+                    in_layers[Attention(*sizes, *heads, window)] += count
     outside: Counter[Op] = Counter(
         head_ops(arch, batch=1, tokens=total, ranks=ranks, head_tokens=wanted)
     )

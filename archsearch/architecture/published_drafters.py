@@ -1,11 +1,11 @@
 """Drafts and heads that anybody can download, by target: published_drafters.csv, each row with
-its source."""
+its source; and the dimensions of heads that are usual where nobody published one."""
 
 from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -81,49 +81,12 @@ def published_as(hub_id: str) -> tuple[PublishedDrafter, ...]:
     return tuple(row for row in published_drafters() if row.hub_id.lower() == hub_id.lower())
 
 
-DRAFT_VOCABULARY: Final = (
-    32_000  # rows of 24 of 27 public EAGLE-3 configurations (SpecForge, configs/*.json)
-)
+# rows of 24 of 27 public EAGLE-3 configurations (SpecForge, configs/*.json)
+DRAFT_VOCABULARY: Final = 32_000
 AUXILIARY_STATES: Final = 3  # EAGLE-3: a low, a middle and a high layer (arXiv 2503.01840)
 PARALLEL_LAYERS: Final = 4  # P-EAGLE (SpecForge, configs/*.json: the one of its kind)
 # DFlash on Qwen3-4B and 8B, and as many hidden states (SpecForge, configs/qwen3-4b-dflash.json)
 BLOCK_LAYERS: Final = 5
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedHead:
-    """A head for the catalogue's `target`. `hub_id`: None for a shape of the usual kind that nobody
-    published."""
-
-    target: str
-    kind: HeadKind
-    hub_id: str | None
-    head: FeatureHead
-    source: str
-
-
-def head_for(target: str, kind: HeadKind) -> PublishedHead:
-    """The published head of a target of the catalogue, or `usual_head` of it where none is known
-    here.
-
-    Raises: ArchsearchError where the catalogue has no such target.
-    """
-    entry = catalogue.load(target)
-    row = next(
-        (row for row in published_for(entry.name, entry.architecture) if row.family == kind), None
-    )
-    if row is None:
-        usual = usual_head(entry.architecture, kind)
-        return PublishedHead(
-            entry.name,
-            kind,
-            None,
-            usual,
-            f"usual shape of kind {kind} for this target; none published",
-        )
-    return PublishedHead(
-        entry.name, kind, row.hub_id, head_of(row, entry.architecture, kind), row.source
-    )
 
 
 def head_of(row: PublishedDrafter, target: Architecture, kind: HeadKind) -> FeatureHead:
@@ -139,6 +102,7 @@ def head_of(row: PublishedDrafter, target: Architecture, kind: HeadKind) -> Feat
     )
 
 
+@lru_cache(maxsize=64)  # asked for every shape of a search
 def usual_head(target: Architecture, kind: HeadKind) -> FeatureHead:
     """A head of the dimensions that are usual for `target`: its own width, FFN and heads.
 

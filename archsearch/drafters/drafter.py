@@ -96,16 +96,15 @@ class Drafter(ABC):
     rounds: ClassVar[RoundKind]
     acceptance: ClassVar[
         str
-    ]  # whose rows of the acceptance table speak for it; `archsearch.acceptance.families`
+    ]  # which rows of the acceptance table predict it; `archsearch.acceptance.families`
     is_model: ClassVar[bool] = False  # a model by itself, by whose shape it is named
     has_layers: ClassVar[bool] = True  # the dimensions of a decoder may be searched
     trains: ClassVar[bool] = True  # somebody has to train it
     choices: ClassVar[
         Mapping[str, tuple[Choice, ...]]
     ] = {}  # what else may be searched, with the usual choices
-    training_rows: ClassVar[float] = (
-        1.0  # rows of its layers that a training runs for each token of text
-    )
+    # rows of its layers that a training runs for each token of text
+    training_rows: ClassVar[float] = 1.0
 
     @classmethod
     @abstractmethod

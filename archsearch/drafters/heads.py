@@ -1,5 +1,5 @@
-"""Heads on hidden states of the target: EAGLE-1 and -3, MTP, P-EAGLE, DFlash. What they run:
-`archsearch.architecture.heads`."""
+"""Heads on hidden states of the target: EAGLE-1 and -3, MTP, P-EAGLE, DFlash (what they
+run: `archsearch.architecture.heads`); and Medusa, whose heads read the last state only."""
 
 from __future__ import annotations
 
@@ -267,9 +267,8 @@ class DFlash(FeatureDrafter):
     title: ClassVar[str] = "DFlash head"
     rounds: ClassVar[RoundKind] = "block"
     acceptance: ClassVar[str] = "block"
-    training_rows: ClassVar[float] = (
-        4.0  # 512 blocks of 16 in 2,048 tokens (SpecForge, example of Qwen3.6-27B)
-    )
+    # 512 blocks of 16 in 2,048 tokens (SpecForge, example of Qwen3.6-27B)
+    training_rows: ClassVar[float] = 4.0
     choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {
         "states": (BLOCK_LAYERS,),
         "block": (16,),
@@ -311,9 +310,8 @@ def _one_pass(head: FeatureHead, rows: RoundRows) -> RoundPlan:
     return RoundPlan(whole, None, 0, rows.batch * rows.gamma, head.decoder.num_hidden_layers, 1)
 
 
-USUAL_HEADS: Final = (
-    4  # Medusa-1 and -2 (arXiv 2401.10774) train five, of which the last is hardly ever accepted
-)
+# Medusa-1 and -2 (arXiv 2401.10774) train five, of which the last is hardly ever accepted
+USUAL_HEADS: Final = 4
 
 
 @dataclass(frozen=True)

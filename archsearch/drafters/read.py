@@ -62,7 +62,7 @@ def family_of_config(config: Mapping[str, Any]) -> str:
 def drafter_of_config(
     config: Mapping[str, Any], target: Architecture, family: str = ""
 ) -> tuple[Drafter, list[str]]:
-    """The drafter of a head's config for `target`, and what to tell of it. `family`: what the user
+    """The drafter of a head's config for `target`, and a note on it. `family`: what the user
     says it is, "" for what its config says.
 
     Raises ArchsearchError: of another family, fields that are missing, width, vocabulary or layers

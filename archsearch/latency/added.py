@@ -102,6 +102,7 @@ class AddedFit:
         """Seconds that a plain step of `batch` requests takes beside the target's pass."""
         if self.plain_law is None:
             return Estimate(0.0, 0.0, "modelled")
+        # rows of kind `engine` are of one request and say nothing of the batch
         point = (1.0, float(batch))[: len(self.plain_law.coefficients)]
         return Estimate(self.plain_law.value_s(*point), self.plain_law.std_s(*point), "measured")
 

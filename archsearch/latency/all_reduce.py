@@ -114,9 +114,11 @@ class AllReduces:
             seconds = table.seconds(op.ranks, op.elements)
             if known is None or known not in table.lines:
                 return seconds, LIKE_STD
+            # the profile's own rows say how much slower this machine is than the table's
             scale = self._own.seconds(known, op.elements) / table.seconds(known, op.elements)
             return seconds * scale, math.hypot(self._row_std, RANKS_STD)
         if known is not None:
+            # a ring moves 2 (r - 1) / r of the numbers
             moved = ((op.ranks - 1) / op.ranks) / ((known - 1) / known)
             return self._own.seconds(known, op.elements) * moved, math.hypot(
                 self._row_std, RANKS_STD

@@ -129,7 +129,9 @@ class UnpackedQueries:
         (start, _), (block, block_std), (decode, decode_std) = (
             self.priced.op_s(part, cold) for part in self._parts(op)
         )
+        # blocks of all query heads and sequences, one to a multiprocessor
         waves = math.ceil(op.batch * op.q_heads / self.multiprocessors)
+        # heads of a group that run at the same time read their KV head once
         group = op.q_heads / op.kv_heads
         reads = group / min(group, max(1.0, self.multiprocessors / op.batch))
         return max(

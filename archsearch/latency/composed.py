@@ -41,9 +41,8 @@ from archsearch.latency.transfer import CarriedOps
 from archsearch.profiles import Profile
 from archsearch.workload import DTYPE_BYTES
 
-SHARED: Final = (
-    0.5  # share of an op's error variance that all ops of its kind in a table have in common
-)
+# share of an op's error variance that all ops of its kind in a table have in common
+SHARED: Final = 0.5
 FUSES_ON: Final = (
     "9",
     "10",
@@ -124,6 +123,7 @@ class ComposedPass:
         self._constants = constants()
         self.wait = all_reduce_wait(None, None)
         self._wide_cache = False
+        self._known: dict[tuple[Op, bool], tuple[float, float]] = {}  # by op, and where it runs
         # a table of the engine's own holds it
         self._fused = "sglang" not in profile.stack
         self._quantise: tuple[float, float] = (0.0, 0.0)  # seconds before a GEMM in fp8, their std
@@ -140,16 +140,18 @@ class ComposedPass:
     def waiting(self, wait: Estimate) -> Self:
         """The same with another wait at an all-reduce (`all_reduce_wait`)."""
         changed = copy.copy(self)
-        changed.wait = wait
+        changed.wait, changed._known = wait, {}
         return changed
 
     def op_s(self, op: Op) -> tuple[float, float]:
         """Seconds and relative std of one kernel on the device."""
         return self._model_of(op).op_s(op, True)
 
-    def _model_of(self, op: Op) -> Ops:
+    def _model_of(self, op: Op, outside: bool = False) -> Ops:
         """Whose rows price `op`: weights in the pass's dtype, but those of a format of their own;
-        the rest in 16 bits."""
+        the rest in 16 bits. `outside` the layers (embedding and head) 8-bit checkpoints keep 16."""
+        if outside:
+            return self._rest
         if isinstance(op, Gemm) and op.format:
             if op.format not in self._formats:
                 self._formats[op.format] = self._ops_in(op.format)
@@ -161,24 +163,29 @@ class ComposedPass:
         )
         return self._gemm if narrow else self._rest
 
-    def _prepare(self, ops: Iterable[Op], head: Iterable[Op]) -> None:
-        """Price all ops of a step in one go: much quicker than one by one. `head`: those outside
-        the layers."""
-        self._rest.prepare(head, True)
-        wanted: dict[int, tuple[Ops, list[Op]]] = {}
-        for op in ops:
-            model = self._model_of(op)
-            wanted.setdefault(id(model), (model, []))[1].append(op)
-        for model, its in wanted.values():
-            model.prepare(its, True)
-
     def prepare(self, passes: Iterable[PassOps]) -> None:
-        """Price the kernels of many passes in one go."""
+        """Price the kernels of many passes in one go: much quicker than one by one."""
         passes = list(passes)
-        self._prepare(
-            dict.fromkeys(op for ops in passes for op in ops.in_layers),
-            dict.fromkeys(op for ops in passes for op in ops.outside),
-        )
+        # Of rows that are equally near, which ones count depends on the ops that are priced
+        # together: first all outside the layers, then all in them, as recorded scores were.
+        for outside in (True, False):
+            wanted: dict[int, tuple[Ops, list[Op]]] = {}
+            for op in (op for ops in passes for op in (ops.outside if outside else ops.in_layers)):
+                if (op, outside) not in self._known:
+                    model = self._model_of(op, outside)
+                    wanted.setdefault(id(model), (model, []))[1].append(op)
+            for model, its in wanted.values():
+                model.prepare(its, True)
+
+    def _answer(self, op: Op, ops: PassOps, outside: bool = False) -> tuple[Any, Any]:
+        """Seconds and relative std of one kernel of `ops`; of a grid's arrays, without std."""
+        if ops.of_grid:
+            return _of_grid(self._model_of(op, outside), op), 0.0
+        found = self._known.get((op, outside))
+        if found is None:
+            self.prepare([ops])  # its other kernels with it
+            found = self._known[op, outside] = self._model_of(op, outside).op_s(op, True)
+        return found
 
     def pass_ops(
         self, arch: Architecture, parts: Sequence[Part], ranks: int = 1, *, choose: bool = True
@@ -212,19 +219,18 @@ class ComposedPass:
     def ops_terms(self, ops: PassOps) -> dict[str, tuple[Any, Any]]:
         """Seconds and std by GROUPS; their sum is the pass. Under eager mode the host is in `step`
         as far as it is not hidden. Of a grid's pass arrays, without std."""
-        answer = _of_grid if ops.of_grid else _of_one
-        if not ops.of_grid:
-            self._prepare(ops.in_layers, ops.outside)
+        # by group, since errors of ops of one kind go together and of several kinds do not
         sums: dict[str, list[tuple[Any, Any]]] = {name: [] for name in GROUPS}
         for op, count in ops.in_layers.items():
-            seconds, std = answer(self._model_of(op), op)
+            seconds, std = self._answer(op, ops)
             sums["attention" if isinstance(op, LatentAttention) else op.kind].append(
                 (count * seconds, std)
             )
+            # activations are quantised by a kernel before each GEMM with 8-bit weights
             if self._quantise[0] and isinstance(op, Gemm) and self._model_of(op) is self._gemm:
                 sums["elementwise"].append((count * self._quantise[0], self._quantise[1]))
         for op, count in ops.outside.items():
-            seconds, std = answer(self._rest, op)  # 8-bit checkpoints keep embedding and head in 16
+            seconds, std = self._answer(op, ops, outside=True)
             sums["head"].append((count * seconds, std))
         result = {name: _add(items) for name, items in sums.items() if name != "step"}
         result["step"] = (
@@ -266,6 +272,7 @@ class ComposedPass:
         )
         host_layers = ops.layers * known["layer_s"] + reduce_s
         host_rest = known["pass_s"] + (ops.all_reduces() > 0) * 2 * known["all_reduce_s"]
+        # what the device takes for the layers hides as much of the host's time
         on_layers = sum(
             device[name][0]
             for name in ("gemm", "attention", "experts", "elementwise", "all_reduce")
@@ -283,16 +290,12 @@ class ComposedPass:
         return np.exp(np.interp(np.log(op.elements), rows[0], rows[1]))
 
 
-def _of_one(table: Ops, op: Op) -> tuple[float, float]:
-    return table.op_s(op, True)
-
-
-def _of_grid(table: Ops, op: Op) -> tuple[Any, float]:
+def _of_grid(table: Ops, op: Op) -> Any:
     def price(ops: Sequence[Op]) -> Any:
         table.prepare(ops, True)
         return [table.op_s(each, True)[0] for each in ops]
 
-    return priced(op, price), 0.0
+    return priced(op, price)
 
 
 def all_reduce_wait(rounds: EngineRounds | None, compute_capability: str | None) -> Estimate:
@@ -320,6 +323,8 @@ def sync_waits(all_reduces: Any, ranks: int) -> Any:
 def _add(items: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     """Sum and std of (seconds, relative std): part of each error is the table's and does not
     average out."""
+    if not items:
+        return 0.0, 0.0
     together = sum(value * std for value, std in items)
     apart = sum((value * std) ** 2 for value, std in items)
     return (

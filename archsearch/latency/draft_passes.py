@@ -35,16 +35,30 @@ def nothing_drafted(workload: Workload) -> Passes:
 
 
 class LatencyOfRounds:
-    """`round` and `free_layers` for a latency that prices passes: by `rounds` where the engine's
+    """What a score asks of a latency. `round` and `free_layers` are by `rounds` where the engine's
     host is modelled, else the sum of `draft_s`, `verify_s` and `added_s`.
 
-    A class that takes this in has `facts`, `draft_passes`, `draft_s` and `verify_s`; one without
-    `rounds` needs the last two.
+    A class that takes this in has `decode_s`, `verify_s` and `draft_s`; one with `rounds` `facts`
+    and `draft_passes` too (`DraftPasses`).
     """
 
     engine: str | None = None
     rounds: EngineRounds | None = None
+    # correlation of the relative errors of `decode_s` and `verify_s`
     target_correlation: float = 0.0
+
+    @property
+    def largest_batch(self) -> int | None:
+        """The largest batch of which passes were measured; None where that is no limit."""
+        return None
+
+    def decode_s(self, target: Architecture, workload: Workload) -> Estimate:
+        """One plain decode step of the target: a pass on 1 token per sequence."""
+        raise NotImplementedError
+
+    def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
+        """One target pass on gamma + 1 tokens per sequence."""
+        raise NotImplementedError
 
     def first_tokens(self: Any, gamma: int) -> int:
         """Tokens per sequence in the first pass of a draft in a round."""
@@ -114,6 +128,7 @@ class LatencyOfRounds:
     ) -> Passes:
         """A round's passes from the times of the target's, the draft's first and each later one."""
         layers = draft.num_hidden_layers
+        # a draft on one rank has nothing to sum, whatever its target does
         sharded = self.facts.ranks_of_draft(workload) > 1
         reduces = 2 * layers + 1 if sharded else 0  # two a layer, one for the embedding
         sizes = (
@@ -251,6 +266,7 @@ class DraftPasses(LatencyOfRounds):
         draft, ranks = self.facts.served_draft(draft), self.facts.ranks_of_draft(workload)
         first, later = self.asked_passes(workload, gamma)
         first_s = self.model_pass_s(draft, first, ranks)
+        # an engine that drafts all tokens in one pass has no later one to price
         alone = self.facts.draft_passes(gamma) == 1
         return first_s, first_s if alone else self.model_pass_s(draft, later, ranks)
 
@@ -261,6 +277,7 @@ class DraftPasses(LatencyOfRounds):
         more = self.facts.draft_passes(gamma) - 1
         value = first.value + more * later.value
         value += gamma * draft.num_hidden_layers * self.added_layer_s(draft)
+        # one model prices all passes: their errors are shared, so stds add up
         return Estimate(value, first.std + more * later.std, first.source)
 
     def idle_draft_s(self, draft: Architecture, workload: Workload) -> Estimate:
@@ -269,6 +286,7 @@ class DraftPasses(LatencyOfRounds):
         alone."""
         if not self.facts.idle_pass:
             return Estimate(0.0, 0.0, "modelled")
+        # no logits are needed: a head of one row costs next to nothing
         headless = draft.replace(draft_vocab_size=1)
         ranks = self.facts.ranks_of_draft(workload)
         return self.model_pass_s(headless, self.idle_pass(workload), ranks)

@@ -150,6 +150,7 @@ def _mean_round(
     if costs is not None and costs.padded:
         return drafting(verify)
     share = drafter.drafts_share
+    # chances that at least one, and that all of the batch draft
     some, every = 1.0 - (1.0 - share) ** workload.batch_size, share**workload.batch_size
     of_them = share / some if some > 0.0 else 0.0  # that draft, where one does
     alone, plain = latency.verify_s(target, workload, 0), latency.decode_s(target, workload)
@@ -157,6 +158,7 @@ def _mean_round(
     read = Estimate(alone.value + of_them * (verify.value - alone.value), read_std, verify.source)
     time = drafting(read)
     rest = plain.value - alone.value  # of a plain step, beside its pass
+    # over all rounds: those in which some draft, and plain steps
     passes = Estimate(
         some * read.value + (1.0 - some) * alone.value,
         some * read.std + (1.0 - some) * alone.std,
@@ -165,6 +167,7 @@ def _mean_round(
     added, added_std = some * time.overhead_s.value + (1.0 - some) * rest, time.overhead_s.std
     if costs is not None:
         host, layers = costs.ragged_layer_s, target.num_hidden_layers
+        # a pass in which only some draft fits no graph of the target, nor does one in which none do
         ragged = ((some - every, read.value), (1.0 - some, alone.value))
         waits = math.fsum(
             chance * max(0.0, layers * host.value - of_pass) for chance, of_pass in ragged

@@ -7,8 +7,7 @@ over arrays, beside `latency.rounds` (tests/search/test_grid.py holds the two to
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,7 +18,14 @@ from archsearch.architecture.grid import Array, ShapeGrid
 from archsearch.engine_rounds import RoundCosts
 from archsearch.estimate import Estimate
 from archsearch.latency.draft_passes import nothing_drafted
-from archsearch.latency.rounds import Passes, extra_s, host_time
+from archsearch.latency.rounds import (
+    Passes,
+    extra_s,
+    host_time,
+    larger_of_arrays,
+    launch_value,
+    waits_s,
+)
 from archsearch.workload import Workload
 
 NOTHING: Final = Estimate(0.0, 0.0, "given")
@@ -57,6 +63,7 @@ class GridLatency:
     def rounds(self) -> Iterator[GridRound]:
         """Rounds by gamma."""
         latency = self.latency
+        # gammas share passes (the later one above all): each is priced once
         passes = list(dict.fromkeys(each for both in self._asked.values() for each in both))
         seconds = dict(zip(passes, latency.grid_s(self.grid, passes, self.ranks), strict=True))
         layers = self.grid.num_hidden_layers
@@ -89,6 +96,7 @@ class GridLatency:
         verify = latency.verify_s(self.target, self.workload, 0)
         layers = headless.num_hidden_layers
         longer = self._launched(1, idle, idle, idle, layers, (costs, verify)) - self._decode_s
+        # no step is quicker than the idle pass on the GPU
         return np.where(longer <= idle, idle, longer)
 
     def _launched(
@@ -103,7 +111,7 @@ class GridLatency:
         """`rounds.round_time` of an engine whose host is modelled; `own`: other costs, and
         another verification."""
         costs, read = own or (self.latency.rounds.costs, self._verified[gamma])
-        verify, more = read.value, gamma - 1
+        verify = read.value
         batch, context, target_layers = (
             self.workload.batch_size,
             self.workload.context_len,
@@ -111,47 +119,21 @@ class GridLatency:
         )
         costs = costs.launching(batch * (gamma + 1))
         passes = Passes(NOTHING, NOTHING, NOTHING, gamma, batch, 0, target_layers, context=context)
-        added = extra_s(costs, passes)
-        extra = added.value + gamma * layers * costs.gap_s.value
         sharded = int(self.ranks > 1)
-        reduces = (2 * layers + 1) * sharded * (costs.graph != "full")
-        launch = (
-            costs.host_token_s.value
-            + layers * costs.host_layer_s.value
-            + reduces * costs.host_all_reduce_s.value
-        )
-        target_host = target_layers * costs.host_target_layer_s.value
-        if costs.order == "overlapped":
-            std = math.hypot(read.std, added.std)
-            hosts = [
-                host_time(
-                    costs,
-                    replace(
-                        passes, draft_layers=depth, draft_all_reduces=sharded * (2 * depth + 1)
-                    ),
-                )
-                for depth in layers.ravel().tolist()
+
+        def by_depth(of: Callable[[RoundCosts, Passes], Estimate]) -> Any:
+            """Seconds and std of what depends on a draft's depth alone, each like `layers`."""
+            found = [
+                of(costs, replace(passes, draft_layers=n, draft_all_reduces=sharded * (2 * n + 1)))
+                for n in layers.ravel().tolist()
             ]
-            means, stds = (
-                np.array(column).reshape(layers.shape)
-                for column in zip(*((h.value, h.std) for h in hosts), strict=True)
-            )
-            return larger_of_arrays(draft + verify + extra, std, means, stds)
-        waits = (
-            np.maximum(0.0, launch - first)
-            + more * np.maximum(0.0, launch - later)
-            + max(0.0, target_host - verify)
-        )
+            return np.array([(each.value, each.std) for each in found]).T.reshape(2, *layers.shape)
+
+        extra, extra_std = by_depth(extra_s)
+        if costs.order == "overlapped":
+            std = np.hypot(read.std, extra_std)
+            return larger_of_arrays(draft + verify + extra, std, *by_depth(host_time))
+        launch = launch_value(costs, layers, (2 * layers + 1) * sharded)
+        target_host = target_layers * costs.host_target_layer_s.value
+        waits = waits_s(launch, target_host, (first, later, verify), gamma - 1)
         return np.asarray(draft + verify + extra + waits)
-
-
-def larger_of_arrays(first: Array, std: float, second: Array, second_std: Array) -> Array:
-    """Means of `rounds.larger_of`."""
-    from scipy.special import erf
-
-    theta = np.hypot(std, second_std)
-    gap = (first - second) / np.maximum(theta, 1e-300)
-    below = 0.5 * (1.0 + erf(gap / math.sqrt(2.0)))
-    density = np.exp(-0.5 * np.minimum(gap * gap, 1400.0)) / math.sqrt(2.0 * math.pi)
-    mean = first * below + second * (1.0 - below) + theta * density
-    return np.asarray(np.where(theta > 0.0, mean, np.maximum(first, second)))

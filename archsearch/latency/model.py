@@ -114,6 +114,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         self.drafts_: EnginePasses | None = None  # of drafts, where their precision is another
         if engine is not None and engine in known_engines(profile, dtype, mode):
             self.engine_ = EnginePasses(profile, dtype, mode, engine)
+        # whole passes are fitted where there are enough of them: they hold what kernels do not
         whole = len(profile.select("forward", dtype, mode))
         if whole < MIN_ROWS["forward"] and composable(profile, dtype):
             self.composed_ = ComposedPass(profile, dtype, mode, carried_to, engine)
@@ -249,6 +250,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         """No time, but how unsure the attention of a pass is where the engine does not run the
         kernels that were measured."""
         at = GROUPS.index("attention")
+        # as much of the pass as the fit gives to attention, [GROUPS]
         seconds = float(self._features(arch, part, cold, self.cache_)[at] * self._coefficients[at])
         return Estimate(0.0, self._attention_std * seconds, "modelled")
 
@@ -317,6 +319,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         wait = all_reduce_wait(self.rounds, self._compute_capability)
         cache = self.rounds.cache_dtype(self.dtype) if self.rounds is not None else self.dtype
         quantise = self.rounds.quantise_s.value if self.rounds is not None else 0.0
+        # passes that were priced stay unless one of these changed
         taken = (wait, cache, quantise)
         if taken == (self.wait, self.cache_dtype, self.quantise_s):
             return

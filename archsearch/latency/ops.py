@@ -322,13 +322,13 @@ class OpModel:
     (in the last-level cache).
 
     GPU tables seldom hold both states. A row that was measured in one state then answers for the
-    other too; where both were measured, their ratio relates warm to cold. `prepare` and
-    `uncertainty` price many ops at once (0.1 ms each on a GPU table, most of it saved on the second
-    ask); asking one by one takes about ten times as long.
+    other too; where both were measured, their ratio relates warm to cold. `prepare` prices
+    many ops at once (0.1 ms each on a GPU table, most of it saved on the second ask); asking one by
+    one takes about ten times as long.
 
-    `notes` says in words what was not taken from rows of this dtype and mode. `with_rows` refits
-    quickly. Raises: MissingDataError where GEMM, decode attention or (on a CPU) elementwise rows
-    are too few.
+    `notes` says in words what was not taken from rows of this dtype and mode. `like`: a model of
+    nearly the same rows, whose hyper-parameters are kept: that takes a fraction of a first fit.
+    Raises MissingDataError where GEMM, decode attention or (on a CPU) elementwise rows are too few.
     """
 
     def __init__(
@@ -362,16 +362,6 @@ class OpModel:
             self._rows("all_reduce"), self._device, dtype, mode, self._reduce_std()
         )
         self._require()
-
-    def with_rows(self, rows: Iterable[Measurement]) -> OpModel:
-        """A model of the profile and these rows too; GPU hyper-parameters are kept, so it takes a
-        fraction of the first fit."""
-        grown = Profile(self.profile.device, self.profile.stack, self.profile.probe_reference_s)
-        for name in ("origin", "provenance"):
-            if hasattr(self.profile, name):
-                setattr(grown, name, getattr(self.profile, name))
-        grown.add([*self.profile.rows.values(), *rows])
-        return OpModel(grown, self.dtype, self.mode, like=self)
 
     # -- fitting
     # ----------------------------------------------------------------------------------------------
@@ -522,11 +512,6 @@ class OpModel:
             for op in tables:
                 self._seen[op, cold] = self._cpu_s(op, cold)
 
-    def uncertainty(self, ops: Sequence[Op], cold: bool = True) -> Array:
-        """Relative std of each op, [ops]: where it is large a measurement helps most."""
-        self.prepare(ops, cold)
-        return np.array([self._seen[op, cold][1] for op in ops])
-
     def source(self, op: Op, cold: bool = True) -> str:
         """`measured` where the op itself (or, for elementwise and all-reduce, ops of its kind) has
         rows, else `modelled`."""
@@ -537,7 +522,7 @@ class OpModel:
         return "measured" if (op, cold) in self._measured else "modelled"
 
     def _one_state(self, op: Op) -> bool:
-        """Whether rows of this kind of op tell nothing about warm against cold."""
+        """Whether rows of this kind of op do not tell warm from cold."""
         return self._gpu and op.kind not in LINES and (_regime(op), "warm") not in self._tables
 
     def _cpu_s(self, op: Op, cold: bool) -> Answer:

@@ -37,9 +37,8 @@ class DifferenceFit:
     beyond the noise of rows."""
 
     coefficients: Array  # [columns], seconds, >= 0
-    covariance: (
-        Array  # [columns, columns], of the fit before the coefficients were held at zero or above
-    )
+    # [columns, columns], of the fit before the coefficients were held at zero or above
+    covariance: Array
     misfit_s: float
 
     def value_s(self, *point: float) -> float:

@@ -36,7 +36,6 @@ class RooflineLatency(DraftPasses):
     (default: the newest known)."""
 
     engines: tuple[str, ...] = ()
-    largest_batch: int | None = None
     target_correlation = PACE_CORRELATION
 
     def __init__(

@@ -7,6 +7,9 @@ maximum of the posterior, by least squares from several starts, with the covaria
 derivatives there. What no row constrains stays at its prior, with the prior's std. The kernels'
 times are modelled and may be off too; a factor for the target and one for each draft are fitted
 beside them and forgotten.
+
+`with_measured_rounds` takes the rows of kind `round` of a profile that count for the engine asked
+for.
 """
 
 from __future__ import annotations
@@ -34,9 +37,8 @@ from archsearch.profiles import Measurement, Profile, RoundShape
 from archsearch.workload import Workload
 
 Array = NDArray[np.float64]
-ROW_STD: Final = (
-    0.01  # relative: what a law of six numbers misses of a round, beside the noise of its timing
-)
+# relative: what a law of six numbers misses of a round, beside the noise of its timing
+ROW_STD: Final = 0.01
 KERNEL_STD: Final = 0.03  # relative, at least: what modelled kernels of one model may be off by
 STARTS: Final = (1.0, 0.5, 2.0)
 """Factors on the host's prior at which the fit begins: from the wrong side of the maximum a row
@@ -71,7 +73,7 @@ class StepRow:
 class RoundFit:
     """`rounds`: the engine with what was measured; `kernels`: by model (a target without a name is
     "") the factor between measured and modelled kernels; `errors`: relative, of each round and step
-    against the law; `identified`: costs that the rows tell about."""
+    against the law; `identified`: costs that the rows determine."""
 
     rounds: EngineRounds
     kernels: Mapping[str, Estimate]
@@ -115,6 +117,7 @@ class _Problem:
         self, prior: EngineRounds, rounds: Sequence[RoundRow], steps: Sequence[StepRow]
     ) -> None:
         self.prior, self.rounds, self.steps = prior, rounds, steps
+        # [costs, costs]; a cost of no std is known, and so not fitted
         covariance = prior_covariance(prior.costs)
         self.free = [number for number in range(len(COSTS)) if covariance[number, number] > 0]
         self.targets = list(
@@ -125,6 +128,7 @@ class _Problem:
         plain = prior.plain.step_s
         self.means = np.array([*means, plain.value, *[1.0] * len(self.models)])
         size = len(self.means)
+        # costs, then the plain step, then a factor for the kernels of each model
         joint = np.zeros((size, size))
         count = len(self.free)
         joint[:count, :count] = covariance[np.ix_(self.free, self.free)]
@@ -222,21 +226,23 @@ def fit_rounds(
         least_squares(problem.residuals, problem.start(factor), bounds=bounds, x_scale=1.0)
         for factor in STARTS
     ]
+    # the law has a kink where the host takes over: several starts find the better side
     best = min(tried, key=lambda found: found.cost)
     curvature = best.jac.T @ best.jac  # the prior's part makes it regular
     covariance = np.linalg.inv(curvature) * np.outer(problem.stds, problem.stds)
     values, _ = problem.measured
     errors = problem.predicted(best.x) / values - 1.0
-    return _told(problem, np.asarray(best.x), covariance, tuple(float(error) for error in errors))
+    return _fit_of(problem, np.asarray(best.x), covariance, tuple(float(error) for error in errors))
 
 
-def _told(
+def _fit_of(
     problem: _Problem, scaled: Array, covariance: Array, errors: tuple[float, ...]
 ) -> RoundFit:
     """The fit's parameters as an engine's costs."""
     rounds, factors = problem.unpack(scaled)
     count = len(problem.free)
     stds = np.sqrt(np.diag(covariance))
+    # [costs, costs], zero where a cost was not fitted
     full = np.zeros((len(COSTS), len(COSTS)))
     full[np.ix_(problem.free, problem.free)] = covariance[:count, :count]
     changes: dict[str, Any] = {}
@@ -293,8 +299,8 @@ def carried_over(asked: EngineRounds, measured: EngineRounds) -> EngineRounds:
 def with_measured_rounds(
     model: Any, profile: Profile
 ) -> tuple[EngineRounds | None, RoundFit | None]:
-    """`model.rounds` with what the profile's rounds tell of them, and the fit; as it is where they
-    tell nothing.
+    """`model.rounds` with what the profile's rounds say of them, and the fit; unchanged where they
+    say nothing.
 
     `model`: a latency that prices passes (`forward_s`, `verify_s`, `round_passes`). Rows of any
     version count that runs rounds in the same way (class). Where there is none, launching a layer

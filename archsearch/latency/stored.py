@@ -47,6 +47,7 @@ def stored_fit(folder: Path | None, digest: str, log_ratio_of: Any, place: Array
 
     `place` [rows, features] and `log_ratio_of` (coefficients -> [rows]) are those of the rows.
     """
+    # another digest: the rows changed since, and the tables are learnt anew
     data = None if folder is None else _tables(folder).get(digest)
     if data is None:
         return None

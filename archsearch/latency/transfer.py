@@ -80,6 +80,7 @@ class CarriedOps:
     def op_s(self, op: Op, cold: bool) -> Answer:
         """Seconds and relative std of one op."""
         dtype = self.measured.dtype
+        # another kind of link between GPUs: nothing of the relative carries over
         there = datasheet_s(self.device, op, dtype)
         if isinstance(op, AllReduce) and over_link(self.device, op.ranks) != over_link(
             self.relative, op.ranks

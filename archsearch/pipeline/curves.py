@@ -209,7 +209,7 @@ def _known(session: SearchSession, rank: int) -> tuple[Score, Known]:
     """A ranked draft with its acceptance, which along batch and context stays what it is."""
     score = session.run.score(rank)
     alpha, taus, _ = acceptance_of(session.scorer, score, session.run.best_dir(rank))
-    drift = session.scorer.believed(score.proposer).acceptance.drift
+    drift = session.scorer.predicted_acceptance(score.proposer).acceptance.drift
     return score, Known(alpha, dict(sorted(taus.items())), drift)
 
 

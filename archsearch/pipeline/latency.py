@@ -20,6 +20,7 @@ from archsearch.hardware.device import Device, devices
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.attention import attention_words, format_words, kernel_words
 from archsearch.latency.composed import composable
+from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.latency.engine_passes import SEVERAL_TOKENS
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
@@ -34,7 +35,7 @@ from archsearch.pipeline.serving import (
     served_words,
 )
 from archsearch.profiles import Profile, cpu_stack, find_profile, profiles_of
-from archsearch.search.objective import Latency
+from archsearch.records import as_data
 from archsearch.speedup import tau
 from archsearch.threads import DEFAULT
 from archsearch.workload import (
@@ -67,7 +68,7 @@ class LatencySource:
     same as data, on a GPU. `version` None: nobody knows which is served.
     """
 
-    latency: Latency
+    latency: LatencyOfRounds
     device: Device
     dtype: str
     mode: Mode
@@ -258,7 +259,7 @@ def _unprofiled(
     profile = relative_of(device, name) if name in device.flops_per_s else None
     engine = str(asked.engine)
     rounds = rounds_of(asked, engine, device, drafter)
-    latency: Latency
+    latency: LatencyOfRounds
     if profile is None:
         latency = RooflineLatency(device, name, mode, engine, rounds)
         data = {"hash": None, "source": "roofline", "dtype": name, "mode": mode}
@@ -490,7 +491,7 @@ def acceptance_for(
         estimator = estimator.about(shape)
     estimator = estimator.fit([draft.observation for draft in known])
     if state is not None and isinstance(estimator, PriorAcceptance):
-        earlier_runs = moved.to_dict() if moved is not None else None
+        earlier_runs = as_data(moved) if moved is not None else None
         write_json(state, {"words": words, "earlier": earlier_runs, **estimator.to_dict()})
     return estimator, words
 

@@ -87,7 +87,7 @@ def _without_graphs(rounds: EngineRounds, priced: Sequence[tuple[str, Scorer, Sc
 
 def _at_alpha(scorer: Scorer, score: Score) -> Score:
     """The draft of `score` by another scorer, with the alpha that the score knows."""
-    known = scorer.believed(score.proposer)
+    known = scorer.predicted_acceptance(score.proposer)
     taus = {
         gamma: known.tau(tau_estimate(score.alpha, gamma, known.acceptance.drift))
         for gamma in scorer.gammas

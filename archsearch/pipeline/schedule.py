@@ -80,7 +80,7 @@ def acceptance_of(
         return trained.alpha, trained.tau, rates
     # The score knows alpha best (a climb learns it from short trainings); how it changes along a
     # block is the estimator's.
-    known = scorer.believed(score.proposer)
+    known = scorer.predicted_acceptance(score.proposer)
     drift = known.acceptance.drift
     positions = drifting_positions(score.alpha.value, drift.value, max(scorer.gammas))
     able = score.proposer.gammas(scorer.gammas)

@@ -425,7 +425,7 @@ class SearchSession:
         return cls(request, setting, scorer, run, words, text)
 
     def earlier(self) -> dict[str, Any] | None:
-        """What earlier runs moved (`acceptance.earlier.Earlier.to_dict`); None where none did, or
+        """What earlier runs moved (`acceptance.known.Earlier`); None where none did, or
         nobody wrote it down."""
         path = self.run.path / PRIOR_FILE
         return read_json(path, "prior of the run").get("earlier") if path.exists() else None

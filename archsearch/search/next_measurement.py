@@ -214,7 +214,7 @@ class _Parts:
 
 
 def _parts(scorer: Scorer, score: Score) -> _Parts:
-    known = scorer.believed(score.proposer)
+    known = scorer.predicted_acceptance(score.proposer)
     alpha, drift, gamma = score.alpha.value, known.acceptance.drift, score.gamma
     sure = replace(known, share=None if known.share is None else replace(known.share, std=0.0))
 

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,72 +29,17 @@ from archsearch.architecture.grid import Array, ShapeGrid
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import as_drafter, read_drafter
-from archsearch.engine_rounds import EngineRounds
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.estimate import Estimate
+from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.latency.grid import GridLatency
-from archsearch.latency.rounds import Bound, RoundTime
+from archsearch.latency.rounds import Bound
 from archsearch.needs import NOTHING, Needs
 from archsearch.records import Maybe, Stored, as_data, from_data
 from archsearch.search.mixed import MixScore
 from archsearch.search.space import Limits
 from archsearch.speedup import RoundTerms
 from archsearch.workload import Workload
-
-
-class Latency(Protocol):
-    """What the score asks of a latency model; `archsearch.latency.model.LatencyModel` is the real
-    one."""
-
-    engine: str | None
-    rounds: EngineRounds | None
-    target_correlation: float
-    """Correlation of the relative errors of `decode_s` and `verify_s`."""
-
-    @property
-    def largest_batch(self) -> int | None:
-        """The largest batch of which passes were measured; None where that is no limit."""
-        ...
-
-    @property
-    def engine_version(self) -> str | None:
-        """The engine's version whose rounds are priced; None where nothing depends on it."""
-        ...
-
-    def decode_s(self, target: Architecture, workload: Workload) -> Estimate:
-        """One target pass on 1 token per sequence."""
-        ...
-
-    def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """One target pass on gamma + 1 tokens per sequence."""
-        ...
-
-    def round(
-        self,
-        target: Architecture,
-        draft: Draft,
-        workload: Workload,
-        gamma: int,
-        verify_s: Estimate | None = None,
-    ) -> RoundTime:
-        """One round: gamma draft tokens, their verification (`verify_s`, where it is known already)
-        and what the engine adds."""
-        ...
-
-    def idle_s(self, target: Architecture, draft: Draft, workload: Workload) -> Estimate:
-        """What the draft costs a step that drafts nothing; may be 0."""
-        ...
-
-    def free_layers(
-        self, target: Architecture, draft: Draft, workload: Workload, gamma: int
-    ) -> float | None:
-        """Layers a draft may have before the engine's host decides the round; None where no host is
-        modelled."""
-        ...
-
-    def with_rounds(self, rounds: EngineRounds) -> Latency:
-        """The same latency with another version of its engine, or other switches."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +198,7 @@ class Scorer:
         self,
         target: Architecture,
         workload: Workload,
-        latency: Latency,
+        latency: LatencyOfRounds,
         acceptance: AcceptanceEstimator,
         *,
         max_gamma: int = speculation.MAX_GAMMA,
@@ -284,7 +229,7 @@ class Scorer:
 
     def __call__(self, draft: Draft) -> Score:
         drafter = as_drafter(draft)
-        known = self.believed(drafter)
+        known = self.predicted_acceptance(drafter)
         if known.taus is not None:
             counted = drafter.with_share(known.share.value) if known.share is not None else drafter
             return self.measured(counted, known.acceptance.alpha, known.taus)
@@ -307,7 +252,7 @@ class Scorer:
             assumed=known.assumed,
         )
 
-    def believed(self, drafter: Drafter) -> FamilyAcceptance:
+    def predicted_acceptance(self, drafter: Drafter) -> FamilyAcceptance:
         """alpha of a drafter, its drift, and how often it drafts: as `known_families` has it, else
         as the estimator says."""
         found = self.known_families.get(drafter.family)
@@ -388,7 +333,7 @@ class Scorer:
         """The same scorer with another number of sequences in a pass."""
         return self._priced(replace(self.workload, batch_size=batch_size), self.latency)
 
-    def with_latency(self, latency: Latency) -> Scorer:
+    def with_latency(self, latency: LatencyOfRounds) -> Scorer:
         """The same scorer with another latency model: of another engine."""
         return self._priced(self.workload, latency)
 
@@ -424,7 +369,7 @@ class Scorer:
         changed.known_families = {**self.known_families, **known}
         return changed
 
-    def _priced(self, workload: Workload, latency: Latency) -> Scorer:
+    def _priced(self, workload: Workload, latency: LatencyOfRounds) -> Scorer:
         """The same scorer with the target's times of another workload or latency model."""
         changed = Scorer(self.target, workload, latency, self.acceptance, gammas=self.gammas)
         changed.limits = self.limits
@@ -559,7 +504,7 @@ def score(
     draft: Draft,
     target: Architecture,
     workload: Workload,
-    latency: Latency,
+    latency: LatencyOfRounds,
     acceptance: AcceptanceEstimator,
     *,
     max_gamma: int = speculation.MAX_GAMMA,

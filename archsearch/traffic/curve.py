@@ -74,7 +74,7 @@ def at(scorer: Scorer, drafter: Drafter, axis: Axis, x: float) -> Scorer:
     if axis == "gamma":
         return scorer.with_gammas((int(x),))
     given = acceptance_of(drafter, GivenAcceptance(x), scorer.context)
-    own = replace(given, share=scorer.believed(drafter).share)
+    own = replace(given, share=scorer.predicted_acceptance(drafter).share)
     return scorer.with_families({drafter.family: own})
 
 
@@ -176,6 +176,7 @@ def sweep_of(axis: str, text: str | None, most_context: int) -> Sweep:
     if known == "alpha":
         return Sweep(known, tuple(float(value) for value in np.linspace(low, high, count)))
     start, end = max(low, 1.0), max(high, 1.0)
+    # each whole number of a short range, else evenly in logarithms
     spread = np.arange(low, high + 1) if high - low < count else np.geomspace(start, end, count)
     return Sweep(known, tuple(sorted({float(round(value)) for value in (low, high, *spread)})))
 
@@ -222,16 +223,18 @@ def _point(scorer: Scorer, drafter: Drafter, axis: Axis, x: float, held: Held | 
         return flight if most is None else max(1, min(flight, most))
 
     running, alone = fitting(drafter), fitting(None)
+    # the server without the draft may hold more requests at once
     plain = local if alone == flight else local.at_batch(alone)
     if running != flight:
         local = at(scorer.at_batch(running), drafter, axis, running if axis == "batch" else x)
     score = local(drafter)
-    share = local.believed(drafter).share
+    share = local.predicted_acceptance(drafter).share
     most = share.value if share is not None else 1.0
     gain = score.speedup
     if gain.low is None and score.round_s is not None:  # acceptance is given: the times' own doubt
         sure = (score.tau.value, score.tau.value)
         gain = gain.between(speculation.speedup_interval(gain, score.tau, sure, score.round_s))
+    # every draft token accepted, in as many rounds as have any
     certain = {gamma: Estimate(1.0 + most * gamma, 0.0, "given") for gamma in local.gammas}
     return CurvePoint(
         x=float(x),

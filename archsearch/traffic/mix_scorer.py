@@ -30,16 +30,17 @@ from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import Device
+from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.search.mixed import MixScore, PartScore, gain_of
-from archsearch.search.objective import GridScores, Latency, Score, Scorer
+from archsearch.search.objective import GridScores, Score, Scorer
 from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.traffic.served import (
     Load,
     ServedPart,
-    believed,
     context_of,
     objective_of,
     overs,
+    part_acceptance,
     serve_part,
     training_tokens,
 )
@@ -88,7 +89,7 @@ class MixScorer(Scorer):
 
     def __call__(self, draft: Draft) -> Score:
         drafter = as_drafter(draft)
-        if self.believed(drafter).taus is not None:
+        if self.predicted_acceptance(drafter).taus is not None:
             return super().__call__(drafter)  # which asks `measured`
         served = self.served(drafter)
         return self._over(Scorer.__call__(self._single(served), drafter), served)
@@ -191,7 +192,7 @@ class MixScorer(Scorer):
         if taus is not None:
             tau = taus[gamma]
         else:
-            known = believed(self, drafter, each.part)
+            known = part_acceptance(self, drafter, each.part)
             alpha, drift = known.acceptance.alpha, known.acceptance.drift
             tau = speculation.tau_estimate(alpha, gamma, drift).between(
                 speculation.tau_interval(alpha, gamma, drift)
@@ -301,7 +302,7 @@ class MixScorer(Scorer):
     # -- the same, changed
     # ----------------------------------------------------------------------------------------------
 
-    def with_latency(self, latency: Latency) -> Scorer:
+    def with_latency(self, latency: LatencyOfRounds) -> Scorer:
         return self._again(self._base.with_latency(latency))
 
     def _again(self, base: Scorer) -> Scorer:
@@ -338,7 +339,7 @@ def _filled(part: LoadPart, temperature: float, domain: str) -> LoadPart:
 
 
 def held_alone(
-    mix: Mix, target: Architecture, workload: Workload, latency: Latency, device: Device
+    mix: Mix, target: Architecture, workload: Workload, latency: LatencyOfRounds, device: Device
 ) -> dict[LoadPart, int | None]:
     """Requests of each part that the target holds without a draft (`held_by`).
 

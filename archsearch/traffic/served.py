@@ -131,6 +131,7 @@ class Load:
         rungs = batch_ladder(self.largest)
         if self.rate:
             return rungs
+        # memory may hold fewer than are in flight: from the last rung below that
         below = max((rung for rung in rungs if rung <= min(self.held)), default=1)
         return tuple(rung for rung in rungs if rung >= min(below, rungs[max(len(rungs) - 2, 0)]))
 
@@ -159,7 +160,7 @@ def serve_part(
     with_rates: bool = True,
 ) -> ServedPart:
     """The drafter under `part`; `held`: requests that memory holds with the draft and without.
-    `tokens_of`: what was measured, instead of what the scorer believes; `with_rates`: look for the
+    `tokens_of`: what was measured, instead of what the scorer predicts; `with_rates`: look for the
     rate above which speculation should be off.
 
     Raises ArchsearchError where not one request fits.
@@ -184,8 +185,10 @@ def serve_part(
 
     plain = loaded(plain_service(times, alone_s, written, held[1]))
     idle = loaded(drafting_service(times, 0, RoundTokens(), both_s, written, held[0]))
+    # chances of the longest round; those of a shorter one are its beginning
     most = RoundTokens.of(alpha, drift, max(times.gammas), share)
     servers, off = {}, steady(idle, part)
+    # of a grid all of these become arrays, [shapes]: each draft has its own best gamma
     best, tau, gamma = None, 1.0, 0
     for each in times.gammas:
         tokens = RoundTokens(most.reach[:each]) if tokens_of is None else tokens_of(each)
@@ -224,7 +227,7 @@ def _accepted(scorer: Scorer, drafter: Drafter, part: LoadPart) -> tuple[Any, fl
         estimator: Any = scorer.acceptance
         alpha, drift = estimator.alphas(drafter.architecture, context_of(scorer, part))
         return np.broadcast_to(alpha, drafter.architecture.shape), drift, 1.0
-    known = believed(scorer, drafter, part)
+    known = part_acceptance(scorer, drafter, part)
     share = known.share.value if known.share is not None else 1.0
     return known.acceptance.alpha.value, known.acceptance.drift.value, share
 
@@ -247,6 +250,7 @@ def shares_steps(latency: Any) -> bool:
 def _better(first: Steady, second: Steady) -> NDArray[np.bool_]:
     """Whether `first` is the better server: one that keeps up before one that does not, then by
     seconds per token, or tokens per second of two that do not."""
+    # of two that do not keep up the one that serves more is better
     cost, other = (np.where(each.full, -each.tokens_per_s, each.tpot_s) for each in (first, second))
     return np.asarray(np.where(np.equal(first.full, second.full), cost < other, second.full))
 
@@ -267,7 +271,7 @@ def context_of(scorer: Scorer, part: LoadPart) -> AcceptanceContext:
     return context if part.domain is None else replace(context, domain=part.domain)
 
 
-def believed(scorer: Scorer, drafter: Drafter, part: LoadPart) -> FamilyAcceptance:
+def part_acceptance(scorer: Scorer, drafter: Drafter, part: LoadPart) -> FamilyAcceptance:
     """What is known of the drafter's acceptance under a part."""
     known = scorer.known_families.get(drafter.family)
     return (
@@ -288,6 +292,7 @@ def objective_of(
         return tpot
     if objective == "speedup":
         return sum(each.part.weight * each.plain.tpot_s for each in parts) / tpot
+    # tokens are shared out by weight, so seconds per token add up and rates do not
     throughput = 1.0 / sum(weight / point.tokens_per_s for weight, point in points)
     return throughput / ranks if objective == "tokens_per_device" else throughput
 

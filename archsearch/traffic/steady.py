@@ -43,9 +43,8 @@ from archsearch.speedup import accepted_by_position, drifting_positions
 Array = NDArray[np.float64]
 MOST_RUNNING: Final = 1024
 RATES: Final = 48  # looked at for the one above which speculation should be off
-FULL: Final = (
-    0.995  # share of a server's capacity from which on it counts as full: waiting grows without end
-)
+# share of a server's capacity from which on it counts as full: waiting grows without end
+FULL: Final = 0.995
 BLOCKS: Final = 64  # of numbers of requests among which the chain is summed
 RARE: Final = 0.01  # of requests that take longer than the 99th percentile
 HALVINGS: Final = 60  # of the range in which the number that runs is looked for: to the last digits

@@ -4,6 +4,9 @@ off in between.
 Kernels of one batch are priced in milliseconds, so a curve of hundreds of points is priced at some
 tens (`ladder`) and read off in between, straight in the logarithms of both axes; std likewise.
 Everything is [conditions] or [conditions, gammas], seconds.
+
+The services of a server come from these times and from what its prompts add (`plain_service`,
+`drafting_service`, `prefill_s`); `held_by` says how many requests memory holds at once.
 """
 
 from __future__ import annotations
@@ -59,6 +62,7 @@ class RoundTimes:
         rows = high = np.zeros(len(wanted), dtype=int)
         share = np.zeros(len(wanted))
         if len(self.at) > 1:
+            # straight in log-log; a context of 0 tokens counts as half of one
             places = np.log(np.maximum(self.at, 0.5))
             x = np.clip(np.log(np.maximum(wanted, 0.5)), places[0], places[-1])
             rows = np.clip(np.searchsorted(places, x, side="right") - 1, 0, len(places) - 2)
@@ -68,6 +72,7 @@ class RoundTimes:
         def mixed(values: Array) -> Array:
             logs = np.log(np.maximum(values, LEAST))
             weight = share if values.ndim == 1 else share[:, None]
+            # [points] or [points, gammas]
             found = np.exp((1.0 - weight) * logs[rows] + weight * logs[high])
             return np.where(found <= 2.0 * LEAST, 0.0, found)
 
@@ -97,7 +102,7 @@ def round_times(
     at: Sequence[int],
     gammas: Sequence[int],
 ) -> RoundTimes:
-    """The times under each of `workloads`, which stand at `at`. A drafter that cannot draft some of
+    """The times under each of `workloads`, the axis being `at`. A drafter that cannot draft some of
     `gammas` is asked for the rest; all kernels are priced together."""
     drafter = as_drafter(draft)
     if isinstance(drafter.model, ShapeGrid):
@@ -174,7 +179,7 @@ def _prepare(
     workloads: Sequence[Workload],
     gammas: Sequence[int],
 ) -> None:
-    """Tell a model of kernels which passes will be asked for."""
+    """Price all kernels that will be asked for together."""
     if not hasattr(latency, "prepare"):
         return
     wanted: list[tuple[Architecture, Part, int]] = []
@@ -237,6 +242,7 @@ def _chunk_s(
         return max(0.0, more - less)
     if composed is None or alone:
         return _pass_s(latency, target, tokens, cached, workload.tensor_parallel)
+    # weights are read once for the requests that decode and the prompt together
     parts = [Part(workload.batch_size, 1, workload.context_len), Part(1, tokens, cached, 1)]
     together, decoding = (
         composed.step_s(target, some, workload.tensor_parallel).value for some in (parts, parts[:1])

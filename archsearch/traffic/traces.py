@@ -1,5 +1,5 @@
-"""Traces of requests: when each arrived, how long its prompt and its answer were. The usual forms
-load:
+"""Traces of requests: when each arrived, how long its prompt and its answer were; and lengths as
+distributions (`Lengths`): a few values, each with its share. The usual forms of traces load:
 
 | form | file | fields |
 |---|---|---|

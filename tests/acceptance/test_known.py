@@ -22,6 +22,7 @@ from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
+from archsearch.records import as_data
 from archsearch.text.likeness import save_sketch, sketch_of_set
 from archsearch.text.prompt_set import load_prompt_set
 
@@ -212,7 +213,7 @@ def test_what_earlier_runs_moved_is_told(tmp_path) -> None:
         ("c",),
         ("a", "b"),
     ] and "; together to 0." in both.words()
-    assert json.loads(json.dumps(both.to_dict()))["texts"][1]["drafts"] == 2
+    assert json.loads(json.dumps(as_data(both)))["texts"][1]["drafts"] == 2
     assert both.after.value == pytest.approx(
         both.texts[0].alpha.value, abs=0.03
     )  # the asked text's own draft decides

@@ -41,21 +41,6 @@ def test_alpha_by_category():
     assert (result["a"].value, result["b"].value) == (0.75, 0.0)
 
 
-def test_pairing_removes_what_texts_share():
-    rng = np.random.default_rng(0)
-    easy = rng.random(60)
-    first = [rng.random(300) < p for p in easy]
-    second = [row & (rng.random(300) < 0.9) for row in first]
-    difference = measured.paired_difference(trace(first), trace(second))
-    unpaired = np.hypot(measured.alpha(trace(first)).std, measured.alpha(trace(second)).std)
-    assert difference.value == pytest.approx(
-        measured.alpha(trace(first)).value - measured.alpha(trace(second)).value
-    )
-    assert difference.std < 0.25 * unpaired
-    with pytest.raises(ArchsearchError, match="not of the same texts"):
-        measured.paired_difference(trace(first), trace(second[:10]))
-
-
 def test_a_trace_survives_its_file(tmp_path):
     original = trace([[1, 0, 1], [0] * 11, [1] * 8], ["x", "y", "x"])
     original.save(tmp_path / "trace.npz")

@@ -7,7 +7,7 @@ import pytest
 
 from archsearch import speedup
 from archsearch.acceptance.measured import Trace
-from archsearch.acceptance.replay import best_gamma, expected_rounds, replay_tau
+from archsearch.acceptance.replay import expected_rounds, replay_tau
 from archsearch.engines.child.answers import whole_rounds
 from archsearch.errors import ArchsearchError
 
@@ -151,15 +151,6 @@ def test_bursty_acceptance_is_below_the_closed_form_of_its_mean():
     mixture = total / sum(len(r) / speedup.tau(float(r.mean()), 4) for r in rows)
     assert result.tau == pytest.approx(mixture, rel=0.02)
     assert speedup.tau(float(alpha), 4) > 1.05 * result.tau
-
-
-def test_best_gamma_weighs_tokens_against_seconds():
-    rows = [np.random.default_rng(i).random(3000) < 0.8 for i in range(4)]
-    gammas = [1, 2, 4, 8]
-    assert best_gamma(trace(*rows), gammas, [1.0, 1.0, 1.0, 1.0]) == 8
-    assert best_gamma(trace(*rows), gammas, [1.0 + 1.0 * g for g in gammas]) == 1
-    expected = max(gammas, key=lambda g: speedup.tau(0.8, g) / (1.1 + 0.15 * g))
-    assert best_gamma(trace(*rows), gammas, [1.1 + 0.15 * g for g in gammas]) == expected
 
 
 def test_intervals_are_over_texts():

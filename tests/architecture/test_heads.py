@@ -17,8 +17,9 @@ from archsearch.architecture.heads import (
     later_step_ops,
 )
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, PassOps
-from archsearch.architecture.published_drafters import head_for, usual_head
+from archsearch.architecture.published_drafters import usual_head
 from archsearch.errors import ArchsearchError, InvalidShapeError
+from tests.doubles.published_heads import head_for
 
 SMALL = Architecture(512, 1408, 12, 8, 4, 64, 32000, qk_norm=True)
 

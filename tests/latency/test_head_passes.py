@@ -10,12 +10,12 @@ from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.heads import first_pass_ops, later_step_ops
 from archsearch.architecture.ops import Part, PassOps, forward_ops
-from archsearch.architecture.published_drafters import head_for
 from archsearch.hardware.device import Device, load_device
 from archsearch.latency.composed import constants
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.profiles import Measurement, Profile, find_profile, freeze_shape
+from tests.doubles.published_heads import head_for
 
 
 @cache

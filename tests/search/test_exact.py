@@ -27,12 +27,13 @@ from archsearch.engine_rounds import engine_rounds
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import load_device
+from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.paths import data_dir
 from archsearch.profiles import Profile
 from archsearch.search.exact import SpaceGrid, can_score, exact_grid, grid_of, rank_all, rank_alone
-from archsearch.search.objective import Latency, Scorer
+from archsearch.search.objective import Scorer
 from archsearch.search.space import Limits, SearchSpace, list_spaces, load_space
 from archsearch.search.study import How, search
 from archsearch.workload import Workload
@@ -49,7 +50,11 @@ def shipped(device: str) -> Profile:
 
 
 def scorer_of(
-    target: Architecture, space: SearchSpace, latency: Latency, workload: Workload, **more: Any
+    target: Architecture,
+    space: SearchSpace,
+    latency: LatencyOfRounds,
+    workload: Workload,
+    **more: Any,
 ) -> Scorer:
     scorer = Scorer(target, workload, latency, more.pop("acceptance", PriorAcceptance()), **more)
     return scorer.with_limits(space.limits(target))
