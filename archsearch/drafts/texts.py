@@ -111,21 +111,6 @@ class RunTexts:
             write_json(done, {"tokens": self.training().written_tokens})
         return self.training()
 
-    def distinct_tokens(self) -> dict[str, int]:
-        """Written tokens that drafts are trained on, by folder (`text`, `plain`, `answers`,
-        `invented-000`, ...). A text that was written twice, as a sampled answer that equals the
-        greedy one, counts once."""
-        seen: set[tuple[int, ...]] = set()
-        found = {}
-        for cache in self.all_training():
-            tokens = 0
-            for sequence in cache.sequences:
-                ids = tuple(sequence.token_ids.tolist())
-                tokens += 0 if ids in seen else len(sequence.written)
-                seen.add(ids)
-            found[cache.folder.name] = tokens
-        return found
-
     def forget(self, folder: str) -> None:
         """A folder has changed: read it again when it is next asked for."""
         self._caches.pop(folder, None)

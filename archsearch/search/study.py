@@ -81,10 +81,6 @@ class Scored:
     shapes: int
     exact: bool
 
-    def words(self) -> str:
-        """`all 98,640 shapes of space wide-shallow scored`"""
-        return f"{'all ' if self.exact else ''}{self.shapes:,} shapes of space {self.space} scored"
-
 
 @dataclass(frozen=True)
 class SearchResult:
@@ -98,11 +94,6 @@ class SearchResult:
     spaces: tuple[Scored, ...] = ()
     scored_here: int = 0
     regrets: tuple[Regret, ...] = ()
-
-    @property
-    def exact(self) -> bool:
-        """Whether every shape of every space was scored."""
-        return bool(self.spaces) and all(space.exact for space in self.spaces)
 
     @property
     def finished(self) -> int:

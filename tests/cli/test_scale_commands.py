@@ -170,7 +170,6 @@ def test_all_shapes_are_scored_and_said(tmp_path: Path) -> None:
         and "Pareto set of speedup" in text
     )
     assert "unknown goal beauty" in refused(*command, "--pareto", "speedup,beauty")
-    assert Scored("s", 5, True).words() == "all 5 shapes of space s scored"
 
 
 @pytest.mark.parametrize(

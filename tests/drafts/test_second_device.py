@@ -60,7 +60,7 @@ def test_a_draft_is_trained_elsewhere(folder: Path, shape: Architecture) -> None
     with second_device() as device:
         there = trainer(folder, f"there-{id(shape)}", device)
         there.texts.write_training(60.0)
-        there.texts.grow(2.0)
+        there.grow(2.0)
         short = there.train_short(shape, 1500)
         again = there.train_short(shape, 2500)  # goes on from its checkpoint
         done = there.train(shape, 60.0, tokens=4000)

@@ -263,13 +263,13 @@ def test_the_ranking_is_the_enumeration(cpu: Profile, small_space: SearchSpace) 
         score.architecture for score in exact[:8]
     ]
     grid = exact_grid(space, scorer)
-    assert grid is not None and found.exact and found.spaces[0].shapes == grid.grid.size
+    assert grid is not None and found.spaces[0].exact and found.spaces[0].shapes == grid.grid.size
     assert found.finished == 60 and {row["origin"] for row in found.trials} == {"exact"}
     widths = {score.architecture.hidden_size for score in found.best}
     assert len(widths) > 3, "the best of other widths are recorded as well"
     assert search(space, scorer, trials=20).trials == found.trials[:20]
     walked = search(space, scorer, trials=60, how=How("random"))
-    assert not walked.exact and walked.best[0].speedup.value <= found.best[0].speedup.value
+    assert not walked.spaces[0].exact and walked.best[0].speedup.value <= found.best[0].speedup.value
 
 
 def test_limits_hold_and_ranking_counts(cpu: Profile) -> None:

@@ -45,7 +45,7 @@ def test_regret_is_that_of_the_enumeration(make_scorer, small_space, monkeypatch
         search(small_space, scorer, trials=5, seed=1, how=How("random")).regrets == ()
     )  # only where it is asked for
     whole = search(small_space, scorer, trials=10_000, how=How("random", regret=True))
-    assert whole.exact and whole.regrets == () and "regret" not in whole.best[0].to_dict()
+    assert whole.spaces[0].exact and whole.regrets == () and "regret" not in whole.best[0].to_dict()
 
 
 def test_a_part_holds_the_best_that_was_found(make_scorer, smollm2) -> None:

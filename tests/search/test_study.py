@@ -95,7 +95,7 @@ def test_a_space_of_few_shapes_is_scored_whole(make_scorer, smollm2, small_space
     assert [s.rank for s in found.best] == [1, 2, 3, 4, 5] and {
         row["origin"] for row in found.trials
     } == {"exact"}
-    assert found.exact and found.spaces[0].shapes == len(everything) and found.finished == 5
+    assert found.spaces[0].exact and found.spaces[0].shapes == len(everything) and found.finished == 5
 
 
 def test_same_seed_same_search_and_other_seed_another(make_scorer, small_space):
@@ -221,7 +221,7 @@ def test_ends_when_every_shape_is_scored(make_scorer, smollm2):
     )
     for sampler in ("auto", "random", "tpe"):
         result = asked(space, make_scorer(), trials=100, sampler=sampler)
-        assert len(result.best) == 6 and result.finished < 100 and result.exact
+        assert len(result.best) == 6 and result.finished < 100 and result.spaces[0].exact
 
 
 def test_infeasible_shapes_never_rank(make_scorer, smollm2, small_space):

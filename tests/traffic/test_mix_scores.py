@@ -204,7 +204,7 @@ def test_the_ranking_is_by_the_objective_and_keeps_the_limits() -> None:
     asked = mix(CHAT, CODE, objective="throughput", limits={"parameters": 6e8})
     own = scorer(asked)
     found = search(space(), own, trials=12)
-    assert found.exact and all(score.parameters <= 6e8 for score in found.best)
+    assert found.spaces[0].exact and all(score.parameters <= 6e8 for score in found.best)
     gains = [score.worth for score in found.best]
     assert gains == sorted(gains, reverse=True) and all(
         score.mix is not None for score in found.best
