@@ -27,7 +27,6 @@ from archsearch.report.phrases import AskedMix
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import COMPARE_FILE, Run, open_run
 from archsearch.search.objective import Score, Scorer
-from archsearch.traffic.mix_scorer import MixScorer
 from archsearch.workload import WorkloadRequest
 
 FACTORS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -208,19 +207,16 @@ def _scorer(
     session: SearchSession, request: SearchRequest, asked: WorkloadRequest, prior_of: Path
 ) -> Scorer:
     """The scorer of a session under other conditions."""
-    architecture = served_target(session.target, asked).architecture
-    source, workload = choose_latency(asked, architecture, request.kind)
-    state, most, domain = prior_of / PRIOR_FILE, request.max_gamma, request.domain
+    target, mix = served_target(session.target, asked), request.mix
+    source, workload = choose_latency(asked, target.architecture, request.kind)
+    longest = asked.context_len + request.answer_tokens if mix is None else mix.longest
     acceptance, _ = acceptance_for(
-        request.alpha, request.target, temperature=asked.temperature, state=state
+        request.alpha, request.target, temperature=asked.temperature, state=prior_of / PRIOR_FILE
     )
-    scorer = Scorer(
-        architecture, workload, source.latency, acceptance, max_gamma=most, domain=domain
+    setting = replace(
+        session.setting, target=target, source=source, workload=workload, longest=longest
     )
-    if request.mix is not None:
-        return MixScorer(scorer, request.mix, source.device)
-    reach = asked.context_len + request.answer_tokens
-    return scorer.with_acceptance(acceptance, replace(scorer.context, context_len=reach))
+    return setting.scorer(request, acceptance)
 
 
 def _file_words(path: str | None) -> str | None:

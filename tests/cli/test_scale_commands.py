@@ -22,7 +22,6 @@ from archsearch.pipeline.session import SearchSession
 from archsearch.pipeline.shared_work import Job, SharedWork
 from archsearch.pipeline.workers import announce, announced, join
 from archsearch.records import as_data
-from archsearch.search.study import Scored
 from archsearch.workload import WorkloadRequest
 from tests.cli.commands import call, last_json, refused
 

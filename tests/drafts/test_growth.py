@@ -119,9 +119,9 @@ def test_prompts_that_time_did_not_reach_come_first_and_a_cut_goes_on(
     save_shard(run / "text" / "shard-00000.safetensors", whole.sequences[:20], False)
     (run / "text" / "done.json").write_text("{}")
     cut.growth.timed((0, 0), (300, 300), 1.0)
-    assert cut.growth.supplies()[0].name == "answers" and cut.growth.supplies()[0].worth == pytest.approx(
-        1.0, abs=0.3
-    )
+    assert cut.growth.supplies()[0].name == "answers" and cut.growth.supplies()[
+        0
+    ].worth == pytest.approx(1.0, abs=0.3)
     assert cut.growth._write_answers(60.0) > 0
     answers = {tuple(s.token_ids.tolist()) for s in TextCache.load(run / "answers").sequences}
     assert answers == {tuple(s.token_ids.tolist()) for s in whole.sequences[20:]}

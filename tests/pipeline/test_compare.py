@@ -10,7 +10,7 @@ import pytest
 
 from archsearch import pipeline
 from archsearch.errors import ArchsearchError
-from archsearch.pipeline.compare import compare_runs
+from archsearch.pipeline.compare import _lead, _Opened, _scorer, compare_runs
 from archsearch.records import from_data
 from archsearch.report.compare import TERMS, Comparison, compare_section
 from archsearch.report.page import html_page
@@ -72,6 +72,14 @@ def test_terms_add_up_and_each_condition_is_swapped_alone(runs: dict[str, Path])
     assert pair.here.first == pytest.approx(found.winners[0].speedup)
     assert pair.there.second == pytest.approx(found.winners[1].speedup)
     assert "What changed most in its favour" in pair.words()
+
+
+def test_a_condition_that_is_the_same_changes_nothing(runs: dict[str, Path]) -> None:
+    """Training budgets count in swapped conditions too."""
+    first, second = (_Opened.of(runs[name]) for name in ("one", "many"))
+    assert first.session is not None
+    again = _scorer(first.session, first.session.request, first.asked, first.run.path)
+    assert _lead(again, first, second) == _lead(first.session.scorer, first, second)
 
 
 def test_the_same_winner_another_target_and_what_is_no_run(

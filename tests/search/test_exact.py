@@ -269,7 +269,9 @@ def test_the_ranking_is_the_enumeration(cpu: Profile, small_space: SearchSpace) 
     assert len(widths) > 3, "the best of other widths are recorded as well"
     assert search(space, scorer, trials=20).trials == found.trials[:20]
     walked = search(space, scorer, trials=60, how=How("random"))
-    assert not walked.spaces[0].exact and walked.best[0].speedup.value <= found.best[0].speedup.value
+    assert (
+        not walked.spaces[0].exact and walked.best[0].speedup.value <= found.best[0].speedup.value
+    )
 
 
 def test_limits_hold_and_ranking_counts(cpu: Profile) -> None:

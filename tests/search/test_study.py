@@ -95,7 +95,9 @@ def test_a_space_of_few_shapes_is_scored_whole(make_scorer, smollm2, small_space
     assert [s.rank for s in found.best] == [1, 2, 3, 4, 5] and {
         row["origin"] for row in found.trials
     } == {"exact"}
-    assert found.spaces[0].exact and found.spaces[0].shapes == len(everything) and found.finished == 5
+    assert (
+        found.spaces[0].exact and found.spaces[0].shapes == len(everything) and found.finished == 5
+    )
 
 
 def test_same_seed_same_search_and_other_seed_another(make_scorer, small_space):
