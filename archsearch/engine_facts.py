@@ -9,7 +9,7 @@ they name; what changes from version to version on a GPU, and what a round costs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final
@@ -97,6 +97,20 @@ class EngineFacts:
     )
     speculative_config: bool = False  # reads vLLM's speculative_config.json
     not_exported: str = ""  # why there is nothing to export, where one might expect it
+
+    @property
+    def ngram_sizes(self) -> dict[str, int]:
+        """Tokens of the n-grams that lookup goes through (`min_n`, `max_n`), as far as the engine
+        decides."""
+        if self.newest_ngram is not None:
+            return {"min_n": self.newest_ngram, "max_n": self.newest_ngram}
+        return {} if self.shortest_ngram is None else {"min_n": self.shortest_ngram}
+
+    def gammas(self, drafter: Drafter, asked: Sequence[int]) -> tuple[int, ...]:
+        """Those of `asked` that it drafts with a drafter; its newest n-gram drafts no fewer tokens
+        than it has."""
+        least = self.newest_ngram or 1 if drafter.family == "ngram" else 1
+        return tuple(gamma for gamma in drafter.gammas(asked) if gamma >= least)
 
     def draft_passes(self, gamma: int) -> int:
         """Passes of a draft model in a round of `gamma` tokens."""

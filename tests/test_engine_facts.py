@@ -7,7 +7,9 @@ from dataclasses import fields
 
 import pytest
 
+from archsearch.acceptance.estimator import GivenAcceptance
 from archsearch.architecture.architecture import Architecture
+from archsearch.drafters.models import Independent
 from archsearch.engine_facts import (
     ENGINES,
     EngineFacts,
@@ -22,6 +24,9 @@ from archsearch.engines.engine import EngineSettings
 from archsearch.errors import ArchsearchError
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.roofline import RooflineLatency
+from archsearch.pipeline.families import family_spaces
+from archsearch.search.objective import Scorer
+from archsearch.search.space import load_space
 from archsearch.workload import Workload
 
 DRAFT = Architecture(256, 512, 2, 4, 4, 64, 32000, draft_vocab_size=8000)
@@ -137,3 +142,24 @@ def test_a_version_that_nobody_looked_at_answers_with_a_warning() -> None:
     )
     assert not vllm.lacks("suffix", "0.12.0") and "0.12 or later" in vllm.lacks("suffix", "0.11.0")
     assert "49548" in vllm.schedule_doubt and "enable_adaptive_verification" in vllm.schedule_doubt
+
+
+def test_n_grams_are_as_the_engine_looks_them_up() -> None:
+    """llama.cpp's have one length, and draft no fewer tokens than that."""
+    found = {}
+    for engine in ("transformers", "vllm", "llama.cpp"):
+        facts = engine_facts(engine)
+        space = family_spaces([load_space("ngram")], facts, DRAFT, optional=False).spaces[0]
+        drafter = space.build((0,) * len(space.dimensions(DRAFT)), DRAFT)
+        found[engine] = drafter.label(), facts.gammas(drafter, (1, 2))
+    assert found == {
+        "transformers": ("n-gram of 1 to 5", (1, 2)),
+        "vllm": ("n-gram of 2 to 5", (1, 2)),
+        "llama.cpp": ("n-gram of 2 to 2", (2,)),
+    }
+    assert engine_facts("llama.cpp").gammas(Independent(DRAFT), (1, 2)) == (1, 2)
+    latency = RooflineLatency(resolve_device("h100"), "float16", "graph", "llama.cpp")
+    workload, alpha = Workload(dtype="float16", mode="graph"), GivenAcceptance(0.02)
+    assert Scorer(DRAFT, workload, latency, alpha, gammas=[1, 2])(drafter).gamma == 2
+    with pytest.raises(ArchsearchError, match=r"cannot draft gamma \[1\]"):
+        Scorer(DRAFT, workload, latency, alpha, gammas=[1])(drafter)

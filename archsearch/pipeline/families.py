@@ -106,7 +106,7 @@ def family_spaces(
     for space in spaces:
         name = space.family
         layers, states = facts.head_limits.get(name, (None, None))
-        space = space.within(layers, states, facts.shortest_ngram)
+        space = space.within(layers, states, facts.ngram_sizes)
         try:
             space.check(target)
         except ArchsearchError as error:

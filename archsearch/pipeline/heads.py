@@ -192,9 +192,9 @@ def family_results(
 
 def _usual(lookup: str, session: SearchSession) -> Drafter:
     """The drafter of a lookup family in the form that was replayed."""
-    target, shortest = session.scorer.target, engine_facts(session.request.engine).shortest_ngram
-    if lookup == "ngram" and shortest is not None:
-        return NGram(target, shortest)
+    target = session.scorer.target
+    if lookup == "ngram":
+        return NGram(target, **engine_facts(session.request.engine).ngram_sizes)
     return family_class(lookup).usual(target)
 
 

@@ -182,7 +182,7 @@ def _candidate(bench: Bench, family: str, request: FamilyRequest) -> _Candidate:
         def replay(scorer: Scorer) -> Score:
             known = replayed(texts_at_hand(session), found, [gamma])
             assert known.share is not None and known.taus is not None
-            drafter = NGram(session.target.architecture, found.shortest).with_share(
+            drafter = NGram(session.target.architecture, found.shortest, found.longest).with_share(
                 known.share.value
             )
             return scorer.measured(drafter, known.acceptance.alpha, known.taus, gammas=[gamma])

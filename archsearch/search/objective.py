@@ -29,6 +29,7 @@ from archsearch.architecture.grid import Array, ShapeGrid
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import as_drafter, read_drafter
+from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.estimate import Estimate
 from archsearch.latency.draft_passes import LatencyOfRounds
@@ -393,7 +394,8 @@ class Scorer:
         `tau_of`."""
         decode_s = self.decode_s.value
         best_gain, gamma, best = -math.inf, 0, None
-        allowed = drafter.gammas(gammas or self.gammas)
+        facts = engine_facts(self.latency.engine)
+        allowed = facts.gammas(drafter, gammas or self.gammas)
         if not allowed:
             raise InvalidShapeError(
                 f"{drafter.title} ({drafter.label()}) cannot draft gamma"

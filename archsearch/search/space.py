@@ -167,10 +167,13 @@ class SearchSpace:
         return replace(self, kept=tuple(kept.items()))
 
     def within(
-        self, layers: int | None, states: int | None, shortest_ngram: int | None = None
+        self,
+        layers: int | None,
+        states: int | None,
+        ngram_sizes: Mapping[str, int],
     ) -> SearchSpace:
         """The same space for an engine that runs heads of so many layers at most, on so many hidden
-        states, and looks up n-grams down to so many tokens; None: of any."""
+        states (None: of any), and looks up n-grams of such sizes."""
         choices = tuple(
             (
                 key,
@@ -184,7 +187,7 @@ class SearchSpace:
             )
             for key, values in self.choices
         )
-        fixed = {"states": states, "min_n": shortest_ngram}
+        fixed = {"states": states, **ngram_sizes}
         extras = tuple(
             (key, values if (only := fixed.get(key)) is None else (only,))
             for key, values in self.extras
