@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 from archsearch.drafts.growth import Growth
 from archsearch.errors import MissingDataError
 from archsearch.files import write_json
-from archsearch.models.load import LoadedTarget
 from archsearch.progress import ProgressLine, say
 from archsearch.records import load, save
 from archsearch.text.prompt_set import PromptSet, answer_faults, prompt_faults
@@ -25,6 +24,7 @@ from archsearch.text.settings import Writing
 
 if TYPE_CHECKING:
     from archsearch.acceptance.estimator import VocabularyCoverage
+    from archsearch.models.load import LoadedTarget
     from archsearch.text.cache import TextCache
     from archsearch.text.prompts import EncodedPrompt, Prompt
     from archsearch.text.vocabulary import DraftVocabulary

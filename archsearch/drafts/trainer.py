@@ -27,7 +27,6 @@ from archsearch.drafts.records import (
 )
 from archsearch.drafts.texts import RunTexts
 from archsearch.files import write_json
-from archsearch.models.load import LoadedTarget
 from archsearch.progress import ProgressLine
 from archsearch.records import as_data, load, save
 from archsearch.search.objective import Score
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from archsearch.models.load import LoadedTarget
     from archsearch.text.cache import CachedSequence, TextCache
     from archsearch.text.vocabulary import DraftVocabulary
     from archsearch.training.curves import Supply

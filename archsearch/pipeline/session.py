@@ -22,7 +22,6 @@ from archsearch.files import ensure_writable_dir, read_json, write_json
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.models.files import has_weights
-from archsearch.models.load import LoadedTarget
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.existing import Alternative, context_of
 from archsearch.pipeline.families import (
@@ -444,6 +443,8 @@ class SearchSession:
 
     def trainer(self, threads: int | None = None) -> DraftTrainer:
         """Where this run's drafts are trained, on `threads` (default: the profile's)."""
+        from archsearch.models.load import LoadedTarget  # needs torch, which ranking does not
+
         least = int(self.run.info.get("heldout_least", 0))
         prompts = load_prompt_set(self.request.prompts, self.request.heldout, least)
         return DraftTrainer(
