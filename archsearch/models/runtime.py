@@ -111,7 +111,8 @@ def tune_malloc() -> bool:
 
 
 _NO_LOSS: Final = re.compile(
-    r"inv_freq$|attn\.(masked_)?bias$|attention\.(masked_)?bias$|_scale$|scale_inv$|(^|\.)(mtp|vision|visual|image|audio|speech|multi_modal)"
+    r"inv_freq$|attn\.(masked_)?bias$|attention\.(masked_)?bias$|_scale$|scale_inv$"
+    r"|(^|\.)(mtp|vision|visual|image|audio|speech|multi_modal)"
 )
 _LAYER: Final = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
