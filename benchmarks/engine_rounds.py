@@ -33,10 +33,16 @@ from typing import Any, Final
 
 import numpy as np
 
+from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.heads import first_pass_ops, later_step_ops
+from archsearch.architecture.heads import (
+    FeatureHead,
+    HeadKind,
+    first_pass_ops,
+    later_step_ops,
+)
 from archsearch.architecture.ops import Part
-from archsearch.architecture.published_drafters import head_for
+from archsearch.architecture.published_drafters import head_of, published_for, usual_head
 from archsearch.engine_rounds import MACHINE_STD, RoundCosts, plain_costs, round_costs
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
@@ -274,6 +280,15 @@ def step_s(row: Row, arch: Architecture, part: Part, prompts: Sequence[Part]) ->
     return found
 
 
+def published_head(target: str, kind: HeadKind) -> FeatureHead:
+    """The published head of a target of the catalogue, or the usual one where none is known."""
+    entry = catalogue.load(target)
+    rows = (row for row in published_for(entry.name, entry.architecture) if row.family == kind)
+    row = next(rows, None)
+    shape = entry.architecture
+    return head_of(row, shape, kind) if row is not None else usual_head(shape, kind)
+
+
 def passes_of(row: Row, first_tokens: int, prompts: bool = True) -> Passes:
     """The GPU's passes of a row's round, with nothing that an engine adds; a head's own reading of
     prompts is left out."""
@@ -289,7 +304,7 @@ def passes_of(row: Row, first_tokens: int, prompts: bool = True) -> Passes:
         return Passes(
             verify, first, later, row.gamma, row.batch, layers, target.num_hidden_layers, reduces
         )
-    head = head_for(MODELS[row.target], row.kind).head  # type: ignore[arg-type]
+    head = published_head(MODELS[row.target], row.kind)  # type: ignore[arg-type]
     ops: dict[str, Any] = {"batch": row.batch, "context": row.context, "ranks": row.ranks}
     opening = first_pass_ops(head, tokens=row.gamma + 1, **ops)
     first = model.ops_s(opening)

@@ -41,7 +41,7 @@ def main() -> None:
             settings = EngineSettings(dtype=dtype, max_len=256, threads=threads)
             probe = PlainSteps(
                 lambda settings=settings: make_engine("llama.cpp", settings),
-                engine_target(ref),
+                engine_target(ref, "llama.cpp", dtype),
                 ref.architecture.vocab_size,
                 reference_s=profile.probe_reference_s[f"llama.cpp {dtype}"],
             )
@@ -57,7 +57,9 @@ def main() -> None:
                 folder = random_draft(draft, dtype, Path(temporary))
                 for gamma in GAMMAS:
                     rates = tuple(RATE ** (place + 1) for place in range(gamma))
-                    engine.start(engine_target(ref), folder, gamma, synthetic=rates)
+                    engine.start(
+                        engine_target(ref, "llama.cpp", dtype), folder, gamma, synthetic=rates
+                    )
                     times: list[float] = []
                     wall: list[float] = []
                     contexts: list[float] = []

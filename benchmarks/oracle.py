@@ -238,7 +238,9 @@ class Bench:
         ref = resolve_target(self.setup.target) if self.setup.target != MADE_UP else None
         if not self.inside:
             made_up = architecture(MADE_UP)
-            return engine_target(ref) if ref else random_draft(made_up, self.dtype, self.work)
+            if ref:
+                return engine_target(ref, self.setup.engine, self.dtype)
+            return random_draft(made_up, self.dtype, self.work)
         from archsearch.models.load import load_target
 
         if ref:

@@ -69,7 +69,8 @@ def scorer_of(target: str, gpu: str, space: SearchSpace) -> Scorer:
     profile = Profile.load(next((data_dir("profiles") / gpu).iterdir()))
     latency = LatencyModel(profile, "bfloat16", "graph", "vllm")
     work = Workload(1, 512, 1, "bfloat16", "graph")
-    return Scorer(architecture, work, latency, PriorAcceptance(), limits=space.limits(architecture))
+    scorer = Scorer(architecture, work, latency, PriorAcceptance())
+    return scorer.with_limits(space.limits(architecture))
 
 
 def exact(arguments: argparse.Namespace) -> dict[str, Any]:

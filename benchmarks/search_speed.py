@@ -96,7 +96,7 @@ def main() -> None:
 
         latency = LatencyModel(Profile.load(arguments.profile), workload.dtype, workload.mode)
     space = space.served(longest=arguments.context + 96)
-    scorer = Scorer(target, workload, latency, PriorAcceptance(), limits=space.limits(target))
+    scorer = Scorer(target, workload, latency, PriorAcceptance()).with_limits(space.limits(target))
 
     exact = None
     if not arguments.no_enumeration:

@@ -280,7 +280,7 @@ def read_rows(folders: Sequence[str]) -> list[dict[str, Any]]:
             continue
         arch = Architecture.from_dict(row["shape"])
         heldout = row["heldout_tokens"]
-        context = AcceptanceContext(target, "narrow", context_len=round(np.mean(heldout)))
+        context = AcceptanceContext(target, domain="narrow", context_len=round(np.mean(heldout)))
         for look in row["looks"]:
             if look["tokens"]:
                 terms = shape_terms(arch, replace(context, trained_tokens=look["tokens"]))

@@ -30,11 +30,11 @@ def rates(draft: Any, cache: Any, rounds: int, steps: int) -> dict[str, float]:
     import torch
     import torch.nn.functional as functional
 
-    from archsearch.training import distill as training
-    from archsearch.training.distill import DistillConfig, distill, split_heldout
+    from archsearch.training import batches as training
+    from archsearch.training.distill import DistillConfig, distill, distill_loss
 
     config = DistillConfig(max_steps=steps + 1, evaluate_at=(10**9,), anneal=0.0)
-    sequences, _ = split_heldout(cache.sequences, config.heldout_sequences)
+    sequences, _ = training.split_heldout(cache.sequences, config.heldout_sequences)
     plan = training.plan_epoch([len(s) - 1 for s in sequences], config.batch_tokens, config.seed, 0)
     batches = [
         training.make_batch([sequences[i] for i in indices]) for indices in plan[1 : steps + 1]
@@ -74,7 +74,7 @@ def rates(draft: Any, cache: Any, rounds: int, steps: int) -> dict[str, float]:
                     if states.shape[-1] == batch.hidden.shape[-1]
                     else (None, None)
                 )
-                loss = training.distill_loss(logits, teacher, config.feature_weight, *features)
+                loss = distill_loss(logits, teacher, config.feature_weight, *features)
                 loss.backward()
                 optimizer.step()
             else:

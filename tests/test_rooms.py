@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import json
 import subprocess
+import symtable
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -119,6 +120,41 @@ def test_the_check_sees_lazy_and_aliased_imports() -> None:
     assert wrong_imports("runs", ast.parse("from archsearch.drafts.trainer import DraftTrainer")), (
         "the same floor is not below"
     )
+
+
+def missing_imports(path: Path) -> list[str]:
+    """Names that a file imports from the package, at its head or in a function, and that are not
+    there."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("archsearch"):
+            continue
+        place = PACKAGE.joinpath(*str(node.module).split(".")[1:])
+        module = place.with_suffix(".py")  # catalogue.py has a folder of data beside it
+        if not module.is_file():
+            module = place / "__init__.py"
+        known = {"*"} | {each.stem for each in place.glob("*")}
+        if module.is_file():
+            table = symtable.symtable(module.read_text(encoding="utf-8"), module.name, "exec")
+            known |= set(table.get_identifiers())
+        if module.is_file() and "__getattr__" in known:  # names that load on first use
+            known |= {alias.name for alias in node.names if alias.name in module.read_text()}
+        missing = [alias.name for alias in node.names if alias.name not in known]
+        found += [f"{path.name}:{node.lineno}: {node.module} has no {name}" for name in missing]
+    return found
+
+
+def test_what_benchmarks_and_examples_import_is_there(tmp_path: Path) -> None:
+    """No other test runs most of them, and nobody types them."""
+    here = PACKAGE.parent
+    scripts = [*here.glob("benchmarks/**/*.py"), *here.glob("examples/*.py")]
+    assert len(scripts) > 40
+    assert not [text for path in scripts for text in missing_imports(path)]
+    gone = tmp_path / "gone.py"
+    gone.write_text("def f():\n    from archsearch.speedup import tau, head_for\n")
+    assert missing_imports(gone) == ["gone.py:2: archsearch.speedup has no head_for"]
+    gone.write_text("from archsearch.nowhere import x\n")
+    assert missing_imports(gone) == ["gone.py:1: archsearch.nowhere has no x"]
 
 
 def relative_imports_and_prints(path: Path) -> list[str]:

@@ -2,7 +2,7 @@
 `ShapeGrid`. There is no std: ask for it of one shape.
 
 Passes are priced by the same formulas (`grid_s`); how a round is put together from them is here,
-over arrays, beside `latency.rounds` (tests/search/test_grid.py holds the two to 1e-9).
+over arrays, beside `latency.rounds` (tests/search/test_exact.py holds the two to 1e-9).
 """
 
 from __future__ import annotations
