@@ -32,9 +32,8 @@ class EngineFacts:
     version: str = ""  # that the facts were checked with
 
     # -- running it
-    make: str = (
-        ""  # path of (EngineSettings, tokenizer) -> Engine; "" where archsearch does not run it
-    )
+    # path of (EngineSettings, tokenizer) -> Engine; "" where archsearch does not run it
+    make: str = ""
     recipe: str = ""  # path of the Recipe of its environment; "" where it needs none
     # runs in archsearch's own process, on loaded modules and the kernels that a profile times
     in_process: bool = False
@@ -44,24 +43,20 @@ class EngineFacts:
     synthesises: bool = False  # accepts draft tokens by chance on request
     schedules: bool = False  # takes gamma by batch size
     dummy_weights: bool = False  # makes up weights for folders that hold a config.json only
-    confirms: tuple[str, ...] = (
-        "independent",
-    )  # families of drafters that archsearch starts it with
-    shortest_ngram: int | None = (
-        None  # tokens of the shortest n-gram that lookup goes down to, where that cannot be set
-    )
+    # families of drafters that archsearch starts it with
+    confirms: tuple[str, ...] = ("independent",)
+    # tokens of the shortest n-gram that lookup goes down to, where that cannot be set
+    shortest_ngram: int | None = None
 
     newest_ngram: int | None = None  # where lookup knows one length, and takes the newest match
 
     # -- how it runs a draft
     # computes the kept rows of a trimmed head; else it loads the padded one and pays for all rows
     trimmed_head: bool = False
-    sharded_draft: bool = (
-        False  # shards the draft as it shards the target; else the draft runs on one device
-    )
-    catches_up: bool = (
-        False  # runs a pass of the draft over what the target verified, besides those that draft
-    )
+    # shards the draft as it shards the target; else the draft runs on one device
+    sharded_draft: bool = False
+    # runs a pass of the draft over what the target verified, besides those that draft
+    catches_up: bool = False
     drops_unsure: bool = False  # leaves out the token at which a draft stops when unsure
     idle_pass: bool = False  # runs a pass of the draft even where a schedule says gamma 0
     idle_round: bool = False  # what a round adds stays where a schedule says gamma 0
@@ -70,31 +65,26 @@ class EngineFacts:
     families: Mapping[str, str] = field(
         default_factory=lambda: {"independent": ""}, hash=False
     )  # first version known to run each
-    looked_at: frozenset[str] = (
-        frozenset()
-    )  # families whose version is the first that was looked at: earlier ones may run them
-    schedule_doubt: str = (
-        ""  # what is known to go wrong with its schedules, and what it has instead
-    )
+    # families whose version is the first that was looked at: earlier ones may run them
+    looked_at: frozenset[str] = frozenset()
+    # what is known to go wrong with its schedules, and what it has instead
+    schedule_doubt: str = ""
     # first version that chooses step by step which draft tokens it verifies, and of which families
     adaptive_since: str = ""
     adaptive: frozenset[str] = frozenset()
-    unscheduled: frozenset[str] = (
-        frozenset()
-    )  # families for which it takes one gamma only, although it schedules others
+    # families for which it takes one gamma only, although it schedules others
+    unscheduled: frozenset[str] = frozenset()
     head_limits: Mapping[str, tuple[int, int | None]] = field(
         default_factory=dict, hash=False
     )  # (most layers, states) by family
-    scattered_head: bool = (
-        False  # writes a trimmed head's logits into rows of the whole vocabulary before choosing
-    )
+    # writes a trimmed head's logits into rows of the whole vocabulary before choosing
+    scattered_head: bool = False
 
     # -- exporting for it
     export: str = ""  # path of (Setup) -> Serving, the command and files that make it use a draft
     draft_folder: bool = False  # loads the draft's folder itself: only the model card says how
-    gguf: bool = (
-        False  # needs a copy of the weights as GGUF, and computes in the formats of such files
-    )
+    # needs a copy of the weights as GGUF, and computes in the formats of such files
+    gguf: bool = False
     speculative_config: bool = False  # reads vLLM's speculative_config.json
     not_exported: str = ""  # why there is nothing to export, where one might expect it
 

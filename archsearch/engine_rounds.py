@@ -63,10 +63,9 @@ class RoundCosts:
     kernels. Seconds.
 
     GPU: `round_s` + gamma (`token_s` + draft layers x `gap_s`) + batch (`sequence_s` + (gamma + 1)
-    `row_s`). Host:
-    `host_round_s` + gamma (`host_token_s` + draft layers x `host_layer_s`) + target layers x
-    `host_target_layer_s`, and `host_all_reduce_s` for every all-reduce of a pass without graph;
-    gamma `host_scatter_s` where a trimmed head's logits are written into rows of the whole
+    `row_s`). Host: `host_round_s` + gamma (`host_token_s` + draft layers x `host_layer_s`) + target
+    layers x `host_target_layer_s`, and `host_all_reduce_s` for every all-reduce of a pass without
+    graph; gamma `host_scatter_s` where a trimmed head's logits are written into rows of the whole
     vocabulary, launch by launch.
 
     Of drafters that do not propose in every round (n-gram, suffix): `padded`: they are filled up to
@@ -96,9 +95,8 @@ class RoundCosts:
     gap_s: Estimate = _ZERO  # the GPU idles so long between the graphs of a draft's layers
     # verification reads each token as a sequence of its own, so its cache gamma + 1 times
     expands: bool = False
-    covariance: tuple[
-        tuple[float, ...], ...
-    ] = ()  # of COSTS, s^2, where they were measured together; the machine is in it
+    # of COSTS, s^2, where they were measured together; the machine is in it
+    covariance: tuple[tuple[float, ...], ...] = ()
     padded: bool = False
     ragged_layer_s: Estimate = _ZERO
     waits_s: Estimate = _ZERO

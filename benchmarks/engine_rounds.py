@@ -58,12 +58,10 @@ CONTEXT: Final = {
     "random 1024/1024": 1536
 }  # tokens in the cache in mid-answer, where the data set says so
 USUAL_CONTEXT: Final = 400  # assumed of chat and code prompts: some hundreds in, some hundreds out
-SHARE: Final = (
-    0.05  # std of ln(predicted / measured) of a row beyond what is fitted: kernels, another machine
-)
-LOOSE_SHARE: Final = (
-    0.12  # the same where a round was got from tokens/s, which may have prefill inside (assumed)
-)
+# std of ln(predicted / measured) of a row beyond what is fitted: kernels, another machine
+SHARE: Final = 0.05
+# the same where a round was got from tokens/s, which may have prefill inside (assumed)
+LOOSE_SHARE: Final = 0.12
 
 MODELS: Final = {
     "Qwen3-32B": "qwen3-32b",
@@ -119,9 +117,8 @@ CLASSES: Final = {  # (engine, kind of drafter, its graphs, scheduling) as the s
     ("SGLang", "standalone", "full graph", "sync (spec v1)"): "sglang-sync",
     ("SGLang", "dflash", "full graph", "overlap"): "sglang-overlap",
 }
-SERVED: Final = (
-    "0.15.0"  # of vLLM, for how ranks wait at all-reduces: none of the rows fuses them with norms
-)
+# of vLLM, for how ranks wait at all-reduces: none of the rows fuses them with norms
+SERVED: Final = "0.15.0"
 BENCH: Final = "github tomasruizt/vllm-scripts results/full-bench-data.parquet"
 # mean tokens of a prompt and of an answer, from the logs of that source (InstructCoder, 256 tokens
 # at most)

@@ -43,9 +43,8 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int_]
 DTYPE, WIDTH = "bfloat16", 2
 LARGE_BYTES = 8e6
-MOST_PREDICTED = (
-    5_000  # rows predicted per seed, at random where there are more: attention has up to 31,000
-)
+# rows predicted per seed, at random where there are more: attention has up to 31,000
+MOST_PREDICTED = 5_000
 SMALL_M = 32
 
 

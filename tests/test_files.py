@@ -31,9 +31,8 @@ def test_what_a_killed_process_left_goes_with_the_next_write(what: str, tmp_path
     assert done.returncode == -signal.SIGKILL
     (left,) = [entry for entry in path.parent.iterdir() if entry != path]
     assert left.name.startswith(".") and path.read_text() == "before"
-    foreign = (
-        path.parent / f".{path.name}.elsewhere-1-x.json"
-    )  # of another machine: nobody here can tell whether it lives
+    # of another machine: nobody here can tell whether it lives
+    foreign = path.parent / f".{path.name}.elsewhere-1-x.json"
     alive = path.parent / left.name.replace(f"-{left.name.split('-')[-2]}-", f"-{os.getpid()}-")
     foreign.touch()
     alive.touch()

@@ -3,7 +3,6 @@ as it goes."""
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from archsearch.errors import MissingDataError
 from archsearch.hardware.identify import identify_cpu
 from archsearch.profiles import Profile, cpu_stack, find_profile
-from archsearch.progress import human_time
+from archsearch.progress import human_time, say
 from archsearch.workload import WorkloadRequest
 
 TARGET = "smollm2-135m"
@@ -125,9 +124,3 @@ def demo_text(
         rows.insert(1, "Speculation does not pay here with this much training.")
     rows[1:1] = [f"Note: {note}." for note in found["notes"]]
     return "\n".join(rows)
-
-
-def say(text: str) -> None:
-    """A line on stderr: stdout is for the result."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()

@@ -26,9 +26,8 @@ from archsearch.workload import Workload
 
 USUAL_LAYERS = 4
 USUAL_EXIT = 3  # of how many parts of the target's layers the first one drafts
-PARALLEL_ROWS = (
-    8 / 3
-)  # of a training of 8 tokens at once; dropped rows make it 3 times cheaper (AMD-AGI/PARD)
+# of a training of 8 tokens at once; dropped rows make it 3 times cheaper (AMD-AGI/PARD)
+PARALLEL_ROWS = 8 / 3
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,8 @@ GROUPED: Final = (7168, 256)  # hidden size and experts of models routed by grou
 LEAST_SHARE: Final = 0.35  # of the memory's bandwidth, in the slope of time over experts touched
 SIZES: Final = "num_tokens hidden_size inter_size topk num_experts moe_tp_size moe_ep_size"
 DRAWS: Final = 8
-MOST_DRAWN: Final = (
-    128  # tokens of power-law rows: beyond, all experts are touched and only their loads differ
-)
+# tokens of power-law rows: beyond, all experts are touched and only their loads differ
+MOST_DRAWN: Final = 128
 COMPACT_TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192)
 COMPACT_SHAPES: Final = (
     (2048, 768, 8, 128),  # Qwen3-30B-A3B

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from archsearch.acceptance.estimator import AcceptanceEstimator, GivenAcceptance
 from archsearch.acceptance.known import AskedText
@@ -23,7 +23,7 @@ from archsearch.needs import Needs, TrainingBudget
 from archsearch.pipeline.families import kind_of
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, served_target
 from archsearch.pipeline.rounds_explained import difference, engine_data, free_layers, warnings_of
-from archsearch.pipeline.serving import check_flight, engine_requests, served_words
+from archsearch.pipeline.serving import ANSWER, check_flight, engine_requests, served_words
 from archsearch.pipeline.training_budget import budget_data, budget_s, with_budget
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import groups_of
@@ -154,9 +154,6 @@ def _by_engine(priced: Sequence[Priced]) -> list[list[Priced]]:
     for item in priced:
         found.setdefault(item.source.served, []).append(item)
     return list(found.values())
-
-
-ANSWER: Final = 256  # tokens of an answer where nobody says
 
 
 def _with_prompts(item: Priced) -> dict[str, Any] | None:

@@ -124,7 +124,6 @@ class SharedWork:
 
 
 ExecutorName = Literal["local", "ray"]
-EXECUTORS: Final[tuple[ExecutorName, ...]] = ("local", "ray")
 
 
 class Executor(Protocol):

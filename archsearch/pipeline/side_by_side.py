@@ -34,7 +34,7 @@ from archsearch.pipeline.confirm import (
     confirming_prompts,
 )
 from archsearch.pipeline.engine_ways import write_engines
-from archsearch.pipeline.heads import head_score, served_gamma
+from archsearch.pipeline.heads import USUAL_GAMMA, head_score, served_gamma
 from archsearch.pipeline.in_engine import (
     Bench,
     EngineChoice,
@@ -54,10 +54,8 @@ from archsearch.search.objective import Score, Scorer
 if TYPE_CHECKING:
     from archsearch.engines.measure.results import ByPrompt
 
-USUAL_GAMMA: Final = 3
-NEAR: Final = (
-    0.05  # of the predicted acceptance at position 1, besides what counting few rounds leaves open
-)
+# of the predicted acceptance at position 1, besides what counting few rounds leaves open
+NEAR: Final = 0.05
 
 
 @dataclass(frozen=True)

@@ -129,9 +129,8 @@ def described(path: Path, trained: TrainedHead) -> dict[str, Any]:
 
 TIMES_MORE: Final = 10  # prompts that are asked about, as a multiple of those there are
 LEAST_UNLEARNT: Final = 0.01  # of alpha: what training on must promise to be said
-NARROW_ABOVE: Final = (
-    0.10  # of alpha: how far a category must lie above all to be worth a draft of its own
-)
+# of alpha: how far a category must lie above all to be worth a draft of its own
+NARROW_ABOVE: Final = 0.10
 
 
 def text_verdict(scorer: Scorer, trainer: DraftTrainer, draft: TrainedDraft) -> TextVerdict:

@@ -286,9 +286,8 @@ def workers_beside(session: SearchSession) -> Iterator[SharedWork | None]:
             " several"
         )
     storage = request.storage or str(session.run.storage_file)
-    storage = (
-        storage if "://" in storage else str(Path(storage).resolve())
-    )  # workers may begin in another folder
+    # workers may begin in another folder
+    storage = storage if "://" in storage else str(Path(storage).resolve())
     gpu = session.source.device.kind != "cpu" and request.confirm > 0  # scoring needs none
     executor = make_executor(
         request.executor, gpu

@@ -122,9 +122,8 @@ def _draw_chart(axes: Axes, chart: Chart) -> None:
     _scales(axes, chart)
     names = [series.name for series in chart.series if series.named]
     if len(names) > 1:
-        columns = (
-            2 if max(map(len, names)) < LONG_NAME else 1
-        )  # two long ones leave the axes no room
+        # two long ones leave the axes no room
+        columns = 2 if max(map(len, names)) < LONG_NAME else 1
         axes.legend(
             title=chart.legend_title or None,
             loc="upper center",

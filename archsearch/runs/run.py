@@ -41,9 +41,8 @@ SCHEMA_VERSION: Final = 1
 PACKAGES: Final = ("numpy", "optuna", "scikit-learn", "torch", "transformers", "vllm")
 WORKLOAD_FILE: Final = "workload.json"  # the mix, as --workload takes it (JSON is YAML)
 COMPARE_FILE: Final = "compare.json"  # this run beside others: `compare --report` writes it
-RUNGS_FILE: Final = (
-    "rungs.json"  # what a climb decided and learnt: runs.state writes it, report reads it
-)
+# what a climb decided and learnt: runs.state writes it, report reads it
+RUNGS_FILE: Final = "rungs.json"
 # Arguments that a continued run may change: they say how far to go, not what is searched.
 FREE_ARGUMENTS: Final = (
     "trials",

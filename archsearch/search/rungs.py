@@ -30,9 +30,8 @@ from archsearch.records import Stored
 
 # Shares of the whole time budget. What a step does not use goes to those after it.
 TEXT_SHARE: Final = 0.25
-TEXT_SHARE_ALONE: Final = (
-    0.35  # without a climb, where the budget is for text and full training only
-)
+# without a climb, where the budget is for text and full training only
+TEXT_SHARE_ALONE: Final = 0.35
 RUNG_SHARE: Final = 0.25
 FINALIST_SHARE: Final = 0.40
 # The rest, for confirming: at most this much is set aside; where not even LEAST_PROMPTS fit into
@@ -44,9 +43,8 @@ SLOW: Final = 1.3  # slower than its profile by more, a machine is said to be
 # Kept back for what nobody plans: loading, measuring acceptance, the report.
 MARGIN_SHARE: Final = 0.03
 
-FIRST_TOKENS: Final = (
-    32_000  # of the first round, where time allows: three times the warm-up of the learning rate
-)
+# of the first round, where time allows: three times the warm-up of the learning rate
+FIRST_TOKENS: Final = 32_000
 LEAST_TOKENS: Final = 2_000  # below that a training says nothing
 MOST_PLACES: Final = 16
 LEAST_GAIN: Final = 0.003  # of ln(speed-up): what one more round must promise

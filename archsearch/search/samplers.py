@@ -189,9 +189,8 @@ def _attributes(score: Score | str) -> dict[str, Any]:
     return {"invalid": score} if isinstance(score, str) else {"score": score.to_dict()}
 
 
-GRID_POINTS: Final = (
-    1_000_000  # combinations of choices that are scored in full at once: some seconds of one core
-)
+# combinations of choices that are scored in full at once: some seconds of one core
+GRID_POINTS: Final = 1_000_000
 ALONE_POINTS: Final = 100  # and where shapes are scored one by one: about a second
 
 

@@ -253,9 +253,8 @@ def at_rate(service: Service, requests_per_s: Any) -> Steady:
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     round_s = service.round_at(np.minimum(high + 1.0, service.held))
     decoding = service.rounds * round_s / (1.0 - prefilling)
-    waits = (
-        prefilling * service.prefill_s / (2.0 * (1.0 - prefilling))
-    )  # behind other prompts (M/D/1)
+    # behind other prompts (M/D/1)
+    waits = prefilling * service.prefill_s / (2.0 * (1.0 - prefilling))
     if (
         service.shares_steps
     ):  # prompts of one step end together: later than by turns, whose mean wait is the same

@@ -38,9 +38,8 @@ from gpuday.day import (
 from gpuday.runner import Deadline, Step
 
 RATE = 0.7  # synthetic acceptance of each draft token in transformers, given those before
-PROFILE_SHARE = (
-    0.6  # of a profile step's budget that the sweep gets; the check and the fit take the rest
-)
+# of a profile step's budget that the sweep gets; the check and the fit take the rest
+PROFILE_SHARE = 0.6
 Item = tuple[str, Callable[[], Any]]
 
 

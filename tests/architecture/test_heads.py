@@ -55,9 +55,8 @@ def test_eagle_3_of_qwen3_32b_is_as_long_as_the_published_file() -> None:
     """model.safetensors of RedHatAI/Qwen3-32B-speculator.eagle3 has 3,121,274,856 bytes; 1.6 kB of
     them are its header."""
     published = head_for("qwen3-32b", "eagle3")
-    tables = (
-        151_936 * 5120 * 2 + 32_000 * 8 + 151_936
-    )  # a copy of the embedding; int64 d2t, bool t2d
+    # a copy of the embedding; int64 d2t, bool t2d
+    tables = 151_936 * 5120 * 2 + 32_000 * 8 + 151_936
     assert 0 < 3_121_274_856 - (2 * head_parameters(published.head) + tables) < 4096
 
 
@@ -111,9 +110,8 @@ def test_the_ops_of_a_first_pass_hold_every_weight(kind: HeadKind, fused: bool) 
         head.decoder
     )
     qk_norms = 2 * 64 * layers if head.decoder.qk_norm else 0
-    repeated = (
-        2 * layers * 4 * 64 * 512 if kind == "dflash" else 0
-    )  # k and v also run on the target's rows
+    # k and v also run on the target's rows
+    repeated = 2 * layers * 4 * 64 * 512 if kind == "dflash" else 0
     assert (
         ops.weight_elements() == head_parameters(head) + shared_head + repeated - norms - qk_norms
     )

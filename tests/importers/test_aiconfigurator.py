@@ -570,9 +570,8 @@ def test_shipped_rows_obey_physics(shipped: dict[str, Profile], key: str) -> Non
         assert row.mode == "graph"
         if row.kind in ("experts", "latent_attention"):
             whole = op_of(row)
-            prompt = (
-                row.kind == "latent_attention" and whole.context == 0
-            )  # causal: half of the products
+            # causal: half of the products
+            prompt = row.kind == "latent_attention" and whole.context == 0
             assert whole.flops() * (0.5 if prompt else 1.0) < row.median_s * peak, row
             if size * whole.weight_elements() > 2 * (device.last_level_cache_bytes or 0):
                 # power laws are drawn: a row's five draws may touch fewer experts than the mean of

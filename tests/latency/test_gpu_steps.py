@@ -131,9 +131,8 @@ def test_tensor_parallel_pays_for_all_reduces_and_waiting(
     one, four = passes.terms(TINY, parts, 1), passes.terms(TINY, parts, 4)
     assert "all_reduce" in one and one["all_reduce"][0] == 0
     assert four["all_reduce"][0] == pytest.approx(2 * 6 * 6e-6)
-    waiting = (
-        constants()["graph"]["sync_s"] * (2 * 6 + 2) * 3 / 4
-    )  # two a layer, the embedding and the logits
+    # two a layer, the embedding and the logits
+    waiting = constants()["graph"]["sync_s"] * (2 * 6 + 2) * 3 / 4
     assert four["step"][0] - one["step"][0] == pytest.approx(waiting)
     assert four["gemm"][0] > one["gemm"][0] / 4  # kernels have a floor
     newer = build(

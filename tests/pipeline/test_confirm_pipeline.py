@@ -623,9 +623,8 @@ def test_a_killed_engine_profile_goes_on_where_it_stopped(
     # The one plain start is of the engine that says how slow the machine is; the target alone is
     # not measured again.
     assert len(starts(made)) == 4 + 2 * len(families) + 1 and starts(made).count("start 0") == 1
-    same = (
-        set(Profile.load(folder).rows) == keys
-    )  # so every draft had the gammas that it has without a kill
+    # so every draft had the gammas that it has without a kill
+    same = set(Profile.load(folder).rows) == keys
     assert same
     assert not list(folder.glob(".engine-*"))
 

@@ -263,9 +263,8 @@ class PipWatch:
         self.low, self.high, self.expected = low, high, expected_bytes
         self.bytes = 0.0
         self.packages = 0
-        self.there_before: int | None = (
-            None  # packages before the unpacking; None: it has not begun
-        )
+        # packages before the unpacking; None: it has not begun
+        self.there_before: int | None = None
         self.what = "asking the package index"
 
     def line(self, line: str) -> None:

@@ -45,9 +45,8 @@ from archsearch.schedule import Ranges
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SETTLE_S: Final = (
-    5.0  # the metrics follow the last token by a few milliseconds; a busy server takes longer
-)
+# the metrics follow the last token by a few milliseconds; a busy server takes longer
+SETTLE_S: Final = 5.0
 
 
 class VllmServerEngine:

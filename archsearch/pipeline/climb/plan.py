@@ -30,9 +30,8 @@ from archsearch.search.rungs import Plan
 EXACT_TOKENS: Final = 4 * 32 * 2  # what the exactness check in float32 generates
 FLOAT32_COST: Final = 2.0  # of a target step, beside the run's dtype
 TYPICAL_SPEEDUP: Final = 1.5  # of the half of a confirmation that runs with a draft
-COMPARISON_COST: Final = (
-    2.0  # a head and a draft beside the target alone, in confirmations of one draft
-)
+# a head and a draft beside the target alone, in confirmations of one draft
+COMPARISON_COST: Final = 2.0
 LOOKS: Final = 3  # at the speed of a machine that seems busy
 BETWEEN_LOOKS_S: Final = 2.0
 

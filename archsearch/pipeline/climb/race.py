@@ -39,9 +39,8 @@ LEAST_JUDGED: Final = 40_000
 """Tokens that a head must have seen before it may be dropped: its learning rate rises for 20,000.
 An EAGLE-3 head that had seen 6,700 was to accept 4 % of its tokens; another accepted 63 % after
 110,000 (benchmarks/results/2026-11-22-heads)."""
-FORESEEN_STD: Final = (
-    0.15  # of logit(alpha), besides that of the curve: heads' curves were measured on one text only
-)
+# of logit(alpha), besides that of the curve: heads' curves were measured on one text only
+FORESEEN_STD: Final = 0.15
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,8 @@ LEAST_TRAINING_S: Final = 0.5
 LEAST_SEEN: Final = 0.5
 FIRST_GUESS_SPEED: Final = 2000.0  # training tokens/s before anything was trained
 LEAST_WRITING_S: Final = 15.0
-LEAST_MORE: Final = (
-    1.03  # times the new tokens that training alone is worth: what writing must promise
-)
+# times the new tokens that training alone is worth: what writing must promise
+LEAST_MORE: Final = 1.03
 
 
 @dataclass

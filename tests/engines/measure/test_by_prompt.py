@@ -215,9 +215,8 @@ def test_only_the_best_of_several_gammas_says_what_it_was_picked_from(
 
     def one(self: FakeEngine, prompt: EnginePrompt) -> GenerationResult:
         answer = usual(self, prompt)
-        better = (
-            self.gamma and self.gamma == 1 + int(prompt.prompt_id[1:]) % 2
-        )  # each gamma is good at every other prompt
+        # each gamma is good at every other prompt
+        better = self.gamma and self.gamma == 1 + int(prompt.prompt_id[1:]) % 2
         return dataclasses.replace(
             answer, decode_seconds=answer.decode_seconds * (0.8 if better else 1.0)
         )

@@ -191,9 +191,8 @@ class Worker:
         config.eos_token_id = (ends or [NO_TOKEN])[0]
         if self.gamma:
             config.num_assistant_tokens = self.gamma
-            config.assistant_confidence_threshold = (
-                0.0  # above 0 the draft would decide for itself when to stop
-            )
+            # above 0 the draft would decide for itself when to stop
+            config.assistant_confidence_threshold = 0.0
         if self.lookup:
             config.max_ngram_size = self.lookup
         return config
