@@ -188,10 +188,10 @@ def _adaptive(
     batch size: its speed-up at each point, and which to use. None where the engine has none for
     such a drafter."""
     facts, most = engine_facts(asked.engine), largest_gamma(schedule.ranges, 0)
-    version = asked.scorer.latency.engine_version or newest_version(asked.engine)
     able = [gamma for gamma in sorted(taus) if gamma <= most]
     if asked.drafter.family not in facts.adaptive or not able:
         return None
+    version = asked.scorer.latency.engine_version or newest_version(asked.engine)
     if Version(version) < Version(facts.adaptive_since):
         return None
     places = [
