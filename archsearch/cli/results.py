@@ -70,6 +70,8 @@ def export(
     """
     from archsearch.export import DEFAULT_ENGINES
 
+    if draft_dtype is not None and "llama.cpp" not in engines:
+        raise ArchsearchError("--draft-dtype is of a GGUF; add --for llama.cpp, or leave it out")
     asked: dict[str, Any] = {"gamma": gamma, "schedule": schedule, "draft_dtype": draft_dtype}
     if family != "independent":
         if allow_untrained:

@@ -83,28 +83,35 @@ def read_gguf(path: Path) -> GgufModel:
         kind = str(fields["general.architecture"])
         if kind not in _FAMILIES.values():
             known = ", ".join(dict.fromkeys(_FAMILIES.values()))
-            raise ArchsearchError(f"{path} holds a model of the kind {kind}; known here: {known}")
+            raise ArchsearchError(f"it holds a model of the kind {kind}; known here: {known}")
+        if int(fields.get("split.count", 1)) > 1:
+            raise ArchsearchError("one part of several; join them: llama-gguf-split --merge")
         tokens = reader.fields["tokenizer.ggml.tokens"]
         number = int(fields["general.file_type"])
         of = {key.removeprefix(f"{kind}."): value for key, value in fields.items()}
-        heads, hidden = of["attention.head_count"], of["embedding_length"]
+        if of.get("expert_count"):
+            raise ArchsearchError("it holds a mixture of experts, which is not read here")
+        heads = of["attention.head_count"]
         config = {
             "model_type": kind,
             "vocab_size": len(tokens.data),
-            "hidden_size": hidden,
+            "hidden_size": of["embedding_length"],
             "intermediate_size": of["feed_forward_length"],
             "num_hidden_layers": of["block_count"],
             "num_attention_heads": heads,
             "num_key_value_heads": of.get("attention.head_count_kv", heads),
-            "head_dim": of.get("attention.key_length", hidden // heads),
+            "head_dim": of.get("attention.key_length"),
             "max_position_embeddings": of["context_length"],
             "rope_theta": of.get("rope.freq_base", 10_000.0),
             "tie_word_embeddings": all(each.name != "output.weight" for each in reader.tensors),
         }
+        architecture = from_hf_config(config)
     except OSError as error:
         raise ArchsearchError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, IndexError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise ArchsearchError(f"{path} is no GGUF of a language model: {error}") from error
+        raise ArchsearchError(
+            f"{path} is no GGUF of a language model that is known here, or not whole: {error}"
+        ) from error
     types = {f"MOSTLY_{name.upper()}": name for name in GGUF_DTYPES}
     types |= {"ALL_F32": "float32", "MOSTLY_F16": "float16", "MOSTLY_BF16": "bfloat16"}
     names = {int(each): each.name for each in gguf.LlamaFileType}
@@ -114,7 +121,7 @@ def read_gguf(path: Path) -> GgufModel:
             f"{path} is of the type {names.get(number, number)}, which is not known here; give one"
             f" of {', '.join(types.values())}"
         )
-    return GgufModel(from_hf_config(config), dtype)
+    return GgufModel(architecture, dtype)
 
 
 def write_gguf(

@@ -98,7 +98,8 @@ def resolve_target(name: str) -> TargetRef:
         else "`archsearch list targets` shows the names"
     )
     raise ArchsearchError(
-        f"unknown target {name!r}: no catalogue name, no folder and no hub id (org/name); {hint}"
+        f"unknown target {name!r}: no catalogue name, no folder, no .gguf file and no hub id"
+        f" (org/name); {hint}"
     )
 
 

@@ -146,7 +146,8 @@ def check_dtype(dtype: str, facts: EngineFacts, device: Device | None = None) ->
     or a GPU, where none of its kernels was measured."""
     if dtype in GGUF_DTYPES and device is not None and device.kind != "cpu":
         raise ArchsearchError(
-            f"{dtype} is priced on a CPU only, not on {device.key}; leave --dtype out"
+            f"{dtype} is priced on a CPU only, not on {device.key}; --dtype float16 prices the"
+            " model in 16 bits"
         )
     if dtype in GGUF_DTYPES and not facts.gguf:
         able = " or ".join(name for name, row in ENGINES.items() if row.gguf)

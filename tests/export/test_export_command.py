@@ -147,6 +147,7 @@ def test_engines(run: Run) -> None:
     result = good("--output", "out", "--for", "llama.cpp", "--for", "transformers")
     assert result["engines"] == ["transformers", "llama.cpp"] and Path("out/draft.gguf").is_file()
     assert not Path("out/speculative_config.json").exists()
+    assert "add --for llama.cpp" in refused("--output", "other", "--draft-dtype", "q8_0")
 
 
 def test_a_folder_in_use_is_left_alone(run: Run) -> None:

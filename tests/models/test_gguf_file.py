@@ -168,6 +168,36 @@ def test_a_file_that_is_not_known_is_refused_in_one_line(
         resolve_target(str(other))
 
 
+@pytest.mark.parametrize(
+    ("heads", "key", "value", "words"),
+    [
+        (0, "llama.rope.dimension_count", 16, "num_attention_heads must be"),
+        (3, "llama.rope.dimension_count", 16, "num_attention_heads .* must be a multiple of"),
+        (4, "llama.expert_count", 8, "it holds a mixture of experts"),
+        (4, "split.count", 3, "one part of several"),
+    ],
+)
+def test_a_header_without_the_whole_shape_names_its_file(
+    tmp_path: Path, heads: int, key: str, value: int, words: str
+) -> None:
+    file = tmp_path / "mine.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(128)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(2)
+    writer.add_uint32(key, value)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_M)
+    writer.add_token_list(["a", "b"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ArchsearchError, match=f"mine.gguf is no GGUF of .*: {words}"):
+        read_gguf(file)
+
+
 def test_heads_that_do_not_divide_the_hidden_size(
     tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:

@@ -131,7 +131,9 @@ def test_what_is_refused(made: list[Any], tmp_path: Path) -> None:
         ArchsearchError, match="in which vLLM does not compute; add --engine llama.cpp"
     ):
         cpu.device_dtypes(None, ("q8_0",), engine_facts("vllm"))  # type: ignore[arg-type]
-    with pytest.raises(ArchsearchError, match="q8_0 is priced on a CPU only, not on h100"):
+    with pytest.raises(
+        ArchsearchError, match="q8_0 is priced on a CPU only, not on h100.*; --dtype float16"
+    ):
         choose_latency(
             WorkloadRequest(gpu="h100", engine="llama.cpp", dtype="q8_0"), TARGET.architecture
         )
