@@ -72,6 +72,8 @@ class EngineFacts:
     # first version that chooses step by step which draft tokens it verifies, and of which families
     adaptive_since: str = ""
     adaptive: frozenset[str] = frozenset()
+    # switches under which it does not start so
+    not_adaptive: Mapping[str, str] = field(default_factory=dict, hash=False)
     # families for which it takes one gamma only, although it schedules others
     unscheduled: frozenset[str] = frozenset()
     head_limits: Mapping[str, tuple[int, int | None]] = field(
@@ -277,6 +279,7 @@ _ROWS: Final = (
         # docs/features/speculative_decoding/adaptive_verification.md of v0.32.0; pull request 52228
         adaptive_since="0.32",
         adaptive=frozenset({"independent", "eagle3", "eagle", "mtp", "dflash"}),
+        not_adaptive={"VLLM_USE_V2_MODEL_RUNNER": "0"},
         # num_speculative_tokens_per_batch_size: Medusa and suffix assert one number, parallel
         # drafting reshapes by a fixed one
         unscheduled=frozenset({"medusa", "suffix", "peagle", "pard"}),

@@ -15,7 +15,7 @@ from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.registry import as_drafter
 from archsearch.engine_facts import engine_facts, engine_title, shared_by
-from archsearch.engine_rounds import engine_rounds, newest_version
+from archsearch.engine_rounds import engine_rounds
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.export import vllm_config
@@ -186,13 +186,16 @@ def _adaptive(
 ) -> dict[str, Any] | None:
     """Adaptive verification beside the schedule, with the gamma that loses least on it at its worst
     batch size: its speed-up at each point, and which to use. None where the engine has none for
-    such a drafter."""
-    facts, most = engine_facts(asked.engine), largest_gamma(schedule.ranges, 0)
-    able = [gamma for gamma in sorted(taus) if gamma <= most]
-    if asked.drafter.family not in facts.adaptive or not able:
+    such a drafter, or does not start with it: of an older version, under other switches, without
+    CUDA graphs (so on any CPU)."""
+    facts, rounds = engine_facts(asked.engine), asked.scorer.latency.rounds
+    most = largest_gamma(schedule.ranges, 0)
+    able = [gamma for gamma in sorted(schedule.points[0].by_gamma) if gamma <= most]
+    if asked.drafter.family not in facts.adaptive or rounds is None or rounds.eager or not able:
         return None
-    version = asked.scorer.latency.engine_version or newest_version(asked.engine)
-    if Version(version) < Version(facts.adaptive_since):
+    if Version(rounds.version) < Version(facts.adaptive_since):
+        return None
+    if any(rounds.options.get(name) == value for name, value in facts.not_adaptive.items()):
         return None
     places = [
         (point, at(asked.scorer, as_drafter(draft), "batch", point.batch_size))
@@ -216,11 +219,11 @@ def _adaptive(
         told = Estimate(speed.value, std, "modelled")
         points.append({"batch_size": point.batch_size, "speedup": told.to_dict()})
     low, high = (f"{100.0 * (gain - 1.0):+.0f}" for gain in (min(gains), max(gains)))
-    use = (
-        "it" if min(gains) >= 1.0 - WORTH_BEING_SAFE else "the table, once a test under load holds"
-    )
+    use, why = "it", ", since the table has been seen to collapse under load"
+    if min(gains) < 1.0 - WORTH_BEING_SAFE:
+        use, why = "the table, once a test under load holds", ""
     words = f"Adaptive verification, gamma {gamma} for all: {low} to {high} % beside this table"
-    return {"gamma": gamma, "points": points, "use": use, "words": f"{words}. Use {use}"}
+    return {"gamma": gamma, "points": points, "use": use, "words": f"{words}. Use {use}{why}"}
 
 
 def schedule_rank(

@@ -4,24 +4,30 @@ draft costs."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from archsearch.acceptance.estimator import GivenAcceptance
 from archsearch.architecture.architecture import Architecture
+from archsearch.drafters.registry import as_drafter
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.draft_passes import LatencyOfRounds
+from archsearch.pipeline.latency import choose_latency
 from archsearch.pipeline.schedule import (
     ADAPTING_COSTS,
+    _adaptive,
     adaptive_speedup,
     schedule_points,
     speedup_when_off,
 )
+from archsearch.schedule import GammaSchedule, schedule_from_points
 from archsearch.search.objective import Scorer
 from archsearch.speedup import tau
-from archsearch.workload import Workload
+from archsearch.workload import Workload, WorkloadRequest
 
 TARGET = Architecture(4096, 11008, 32, 32, 32, 128, 32000)
 DRAFT = Architecture(1024, 2816, 2, 8, 8, 128, 32000)
@@ -113,3 +119,35 @@ def test_adaptive_verification_loses_a_little_where_rows_are_free_and_gains_unde
         found[batch] = adaptive_speedup(scorer, DRAFT, taus[7], 7).value / fixed.value - 1.0
     assert found[1] == pytest.approx(-ADAPTING_COSTS[0], abs=0.01)
     assert found[256] > 0.5
+
+
+def adaptive(*gammas: int, **asked: Any) -> dict[str, Any] | None:
+    """What `schedule` says of adaptive verification in vLLM on an H100, under what is `asked`."""
+    request = WorkloadRequest(gpu="h100", engine="vllm", **asked)
+    source, work = choose_latency(request, TARGET)
+    scorer = Scorer(TARGET, work, source.latency, GivenAcceptance(0.8)).with_gammas(gammas)
+    found = schedule_points(scorer, DRAFT, ALPHA, TAUS, source.device, (1, 64))
+    ranges = schedule_from_points([(point.batch_size, point.gamma) for point in found])
+    about: Any = SimpleNamespace(engine="vllm", scorer=scorer, drafter=as_drafter(DRAFT))
+    return _adaptive(about, DRAFT, TAUS, GammaSchedule(ranges, tuple(found), "vllm", ""))
+
+
+def test_adaptive_verification_is_offered_at_the_gammas_that_were_priced() -> None:
+    """tau of a trained draft is known of more gammas than a run with --gamma looks at."""
+    found = adaptive(2, 4)
+    assert found is not None and found["gamma"] in (2, 4)
+    assert [point["batch_size"] for point in found["points"]] == [1, 64]
+    assert found["words"].endswith("Use it, since the table has been seen to collapse under load")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"engine_version": "0.31.0"},
+        {"engine_options": ("VLLM_USE_V2_MODEL_RUNNER=0",)},
+        {"engine_options": ("enforce_eager=1",)},
+    ],
+    ids=["older", "first-runner", "no-graphs"],
+)
+def test_what_vllm_refuses_at_start_is_not_advised(asked: dict[str, Any]) -> None:
+    assert adaptive(4, **asked) is None
