@@ -76,14 +76,15 @@ def tables() -> str:
         "",
         "## What a class adds",
         "",
-        "Milliseconds. GPU: what a round, a draft token and a sequence add.",
+        "Milliseconds. GPU: what a round, a draft token, each of its layers (gap) and",
+        "a sequence add.",
         "Host: a round, a draft pass, each of its layers.",
         "",
         (
-            "| class | draft | order | round | token | sequence | host round | host pass | host"
-            " layer |"
+            "| class | draft | order | round | token | gap | sequence | host round | host pass |"
+            " host layer |"
         ),
-        "|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     sources = ["", "## Sources", ""]
     for name in data["classes"]:
@@ -91,6 +92,7 @@ def tables() -> str:
         times = (
             costs.round_s,
             costs.token_s,
+            costs.gap_s,
             costs.sequence_s,
             costs.host_round_s,
             costs.host_token_s,
