@@ -34,7 +34,7 @@ from archsearch.models.files import (
     has_tokenizer,
     has_weights,
 )
-from archsearch.models.gguf_file import GGUF_KINDS, write_gguf
+from archsearch.models.gguf_file import check_written, write_gguf
 from archsearch.schedule import check_schedule
 from archsearch.workload import DTYPE_BYTES
 
@@ -99,9 +99,7 @@ def plan(
     arch = read_architecture(source.draft) if whole else None
     trained = has_weights(source.draft)
     copied = [name for name in names if ENGINES[name].gguf]
-    if source.gguf_dtype not in GGUF_KINDS:
-        known = ", ".join(GGUF_KINDS)
-        raise ArchsearchError(f"a draft's GGUF is written in {known}, not in {source.gguf_dtype}")
+    check_written(source.gguf_dtype)
     if not trained and (copied or not allow_untrained):
         why = f"{copied[0]} needs weights: train the draft first" if allow_untrained else ""
         why = why or "train the draft before exporting it"

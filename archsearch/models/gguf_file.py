@@ -124,6 +124,13 @@ def read_gguf(path: Path) -> GgufModel:
     return GgufModel(architecture, dtype)
 
 
+def check_written(dtype: str) -> None:
+    """Raise ArchsearchError for a precision in which `write_gguf` writes no draft."""
+    if dtype not in GGUF_KINDS:
+        known = ", ".join(GGUF_KINDS)
+        raise ArchsearchError(f"a draft's GGUF is written in {known}, not in {dtype}")
+
+
 def write_gguf(
     draft_folder: Path,
     path: Path,

@@ -46,6 +46,12 @@ class TargetRef:
         """The precision of a GGUF file that was given, in which an engine on such files runs it."""
         return (self.weights or {}).get("dtype")
 
+    @property
+    def place(self) -> str:
+        """Where an engine finds it: its folder, hub id or GGUF file; "" for a shape alone."""
+        file = (self.weights or {}).get("gguf") if self.file_dtype else None
+        return str(self.folder or self.hub_id or file or "")
+
     def routed(self, skew: float | None) -> TargetRef:
         """The same with experts chosen by this routing skew (None: as its config says).
         ArchsearchError where it has none."""
@@ -210,13 +216,8 @@ def resolve_drafter(name: str, target: TargetRef) -> NamedDrafter:
             f" {close[0]}?"
         ) from error
     return NamedDrafter(
-        name, Independent(_kept(name, model.architecture)), model, hub_id=place_of(model)
+        name, Independent(_kept(name, model.architecture)), model, hub_id=model.place
     )
-
-
-def place_of(model: TargetRef) -> str:
-    """Where a model that drafts comes from: its hub id, or its folder."""
-    return str(model.folder) if model.folder is not None else model.hub_id or ""
 
 
 def _known(name: str, found: Found) -> NamedDrafter:
@@ -271,7 +272,7 @@ def _placed(name: str, kind: str, place: str, target: TargetRef) -> NamedDrafter
             name,
             made.of(target.architecture, _kept(name, model.architecture), {}),
             model,
-            hub_id=place_of(model),
+            hub_id=model.place,
         )
     if not folder.is_dir():
         if place.count("/") != 1:

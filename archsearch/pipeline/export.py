@@ -110,7 +110,7 @@ def _source(
         folder,
         gamma,
         schedule,
-        ExportTarget(str(ref.folder or ref.hub_id or ref.name)),
+        ExportTarget(ref.place or ref.name),
         record,
         dtype=str(run.info["profile"].get("dtype") or record.confirmed_dtype or "bfloat16"),
         tensor_parallel=serving_ranks(run),

@@ -24,6 +24,7 @@ from archsearch.engine_facts import (
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.files import write_json
 from archsearch.models.files import has_weights
+from archsearch.models.gguf_file import check_written
 from archsearch.models.targets import TargetRef
 from archsearch.pipeline.latency import asked_dtype, choose_latency, machine_slowdown
 from archsearch.pipeline.serving import check_dtype, check_engine, default_mode
@@ -116,6 +117,7 @@ def check_choice(
                 f"--{option} is for --engine {able(lambda row: row.gguf)}, not for {name}; leave it"
                 " out"
             )
+    check_written(choice.draft_dtype or "float16")
     if choice.path is None:
         check_interpreter_choice(name, choice.python)
     check_dtype(choice.dtype or "", facts)

@@ -107,6 +107,13 @@ def confirm_families(
     bench = Bench(session, choice)
     name, dtype = bench.name, bench.dtype
     check_weights(session.target)
+    facts = engine_facts(name)
+    for family in request.families:  # before an engine is asked to be installed
+        if family not in facts.confirms:
+            raise ArchsearchError(
+                f"{engine_title(name)} is not started with {family} drafters here, only with"
+                f" {', '.join(facts.confirms)}; name another --engine or --family"
+            )
     check_choice(choice, name)
     if choice.server_url:
         raise ArchsearchError(
@@ -167,12 +174,7 @@ def confirm_families(
 
 def _candidate(bench: Bench, family: str, request: FamilyRequest) -> _Candidate:
     session, engine = bench.session, bench.name
-    facts, path = engine_facts(engine), session.run.path
-    if family not in facts.confirms:
-        raise ArchsearchError(
-            f"{engine_title(engine)} is not started with {family} drafters here, only with"
-            f" {', '.join(facts.confirms)}; name another --engine or --family"
-        )
+    path = session.run.path
     if family == "ngram":
         found: Any = lookup_in(engine, family)
         gamma = request.gamma or USUAL_GAMMA
@@ -241,7 +243,7 @@ def _ranked(session: SearchSession, request: FamilyRequest) -> _Candidate:
 def _chain(bench: Bench, request: FamilyRequest) -> _Candidate:
     """The best chain of a rank's draft, by replay in this engine."""
     draft = _trained(bench.session, request.rank)
-    scorer, _ = serving_scorer(bench.session, bench.name, bench.dtype)
+    scorer, _ = serving_scorer(bench.session, bench.name, bench.dtype, bench.choice.draft_dtype)
     replays = Replays.of(scorer, bench.name, draft, bench.trainer)
     best = replays.chain(request.gamma)
     return _Candidate(

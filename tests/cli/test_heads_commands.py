@@ -502,6 +502,8 @@ def test_an_order_that_is_wrong_is_told_with_whether_error_bars_allow_it() -> No
 def test_comparisons_that_cannot_be_are_refused(with_heads: Path) -> None:
     base = ("confirm", "runs/a", "--family", "eagle3")
     assert "is not started with eagle3 drafters" in refused(*base, "--engine", "transformers")
+    chain = ("confirm", "runs/a", "--family", "chain", "--engine", "vllm")
+    assert "is not started with chain drafters" in refused(*chain), "not: install it first"
     assert "one gamma each" in refused(*base, "--gamma", "1", "--gamma", "2")
     assert "leave --synthetic" in refused(*base, "--synthetic")
 

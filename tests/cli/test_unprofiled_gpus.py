@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from archsearch.architecture.catalogue import load
+from archsearch.architecture.hf_config import to_hf_config
 from archsearch.errors import ArchsearchError
+from archsearch.files import write_json
 from archsearch.hardware.device import devices, load_device
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
@@ -173,3 +175,14 @@ def test_profiling_a_gpu_that_is_not_here_names_the_profile_that_ships() -> None
         and "archsearch search --target T --gpu a100" in line
     )
     assert "is here already" not in refused("profile", "--gpu", "l4")
+
+
+def test_a_command_to_serve_names_only_what_an_engine_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of a folder is no hub id: no command is better than one that fails."""
+    monkeypatch.chdir(tmp_path)
+    write_json(tmp_path / "mine" / "config.json", to_hf_config(load("smollm2-135m").architecture))
+    asked = ("search", "--gpu", "h100", "--trials", "5", "--target")
+    assert "vllm serve HuggingFaceTB/" in call(*asked, "smollm2-135m", "--run", "a").output
+    assert "vllm serve" not in call(*asked, "mine", "--run", "b").output

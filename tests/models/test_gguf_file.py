@@ -24,7 +24,7 @@ from archsearch.models.gguf_file import (
     write_gguf,
 )
 from archsearch.models.load import load_target
-from archsearch.models.targets import resolve_target
+from archsearch.models.targets import resolve_drafter, resolve_target
 
 ARCH = Architecture(
     hidden_size=64,
@@ -124,6 +124,7 @@ def test_a_file_says_its_shape_and_its_precision(
     # the reader cannot tell a Mistral from a Llama, which GGUF calls by one name
     assert ref.architecture.replace(model_type=arch.model_type) == arch
     assert ref.name == "mine" and ref.file_dtype == dtype and ref.folder is None
+    assert ref.place == resolve_drafter(str(file), ref).hub_id == str(file)
     if "num_attention_heads" in changes:  # transformers has no Llama of that shape
         return
     monkeypatch.setenv("ARCHSEARCH_CACHE", str(tmp_path / "cache"))

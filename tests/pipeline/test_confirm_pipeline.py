@@ -693,6 +693,8 @@ def test_another_precision_is_kept_beside_the_run_s_own(session: SearchSession, 
     ):
         with pytest.raises(ArchsearchError, match=f"--{option} is for --engine llama.cpp, not for"):
             confirm_rank(session, 2, choice=replace(HERE, **more))
+    with pytest.raises(ArchsearchError, match="a draft's GGUF is written in .*, not in q4_k_m"):
+        confirm_rank(session, 2, choice=replace(HERE, name="llama.cpp", draft_dtype="q4_k_m"))
 
 
 def test_a_draft_of_another_precision_is_kept_beside_the_run_s_own(

@@ -184,8 +184,9 @@ def _next_step(
     today = first(option for option in options if option.at_hand and not option.weights)
     trained = any(option.weights for option in options)
     if today is not None and not trained and interval(today.gain)[1] > 1.0:
-        ranks = result.workload.tensor_parallel
-        command = serve_command(today, hub_name(result.target), result.engine, ranks)
+        ranks, target = result.workload.tensor_parallel, hub_name(result.target)
+        # The name of a folder or a GGUF file is nothing that an engine finds.
+        command = serve_command(today, target, result.engine, ranks) if "/" in target else None
         # The warning is of the first rank: what it says to set belongs into the command.
         wanted = SWITCH.search(" ".join(result.warnings)) if today is options[0] else None
         if command is not None:
