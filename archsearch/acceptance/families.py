@@ -72,7 +72,7 @@ HEAD_SIZE: Final = Estimate(0.3, 0.3, "prior")
 
 
 @dataclass(frozen=True)
-class LookupText:
+class LookupFigures:
     """Of one kind of text: acceptance of the first token of a match (assumed, between a chat and an
     edit), and tau over all rounds of prompt lookup with `tokens` (means over four targets of
     Spec-Bench's sets, batch 1, temperature 0)."""
@@ -82,20 +82,20 @@ class LookupText:
     tokens: int = LOOKUP_TOKENS
 
 
-LOOKUPS: Final[Mapping[str, LookupText]] = {
-    "chat": LookupText(0.45, 1.58),  # MT-Bench 1.55, Spec-Bench's conversations and rest 1.67
-    "code": LookupText(0.55, 1.77),  # HumanEval
-    "editing": LookupText(
+LOOKUPS: Final[Mapping[str, LookupFigures]] = {
+    "chat": LookupFigures(0.45, 1.58),  # MT-Bench 1.55, Spec-Bench's conversations and rest 1.67
+    "code": LookupFigures(0.55, 1.77),  # HumanEval
+    "editing": LookupFigures(
         0.69, 1.95, 5
     ),  # InstructCoder (vLLM pull request 24344), 5 tokens; a Blazedit .81, 2.96
-    "math": LookupText(0.45, 1.63),  # GSM8K
-    "qa": LookupText(0.40, 1.24),  # Natural Questions
-    "summarisation": LookupText(0.60, 2.05),  # CNN/DM
-    "translation": LookupText(0.40, 1.24),  # as qa: assumed
-    "completion": LookupText(0.45, 1.58),  # as chat: assumed
-    "mixed": LookupText(0.50, 1.67),  # all of Spec-Bench
-    "narrow": LookupText(0.50, 1.67),  # as mixed: assumed
-    "random": LookupText(0.40, 1.24),  # as qa: assumed
+    "math": LookupFigures(0.45, 1.63),  # GSM8K
+    "qa": LookupFigures(0.40, 1.24),  # Natural Questions
+    "summarisation": LookupFigures(0.60, 2.05),  # CNN/DM
+    "translation": LookupFigures(0.40, 1.24),  # as qa: assumed
+    "completion": LookupFigures(0.45, 1.58),  # as chat: assumed
+    "mixed": LookupFigures(0.50, 1.67),  # all of Spec-Bench
+    "narrow": LookupFigures(0.50, 1.67),  # as mixed: assumed
+    "random": LookupFigures(0.40, 1.24),  # as qa: assumed
 }
 # logit(alpha) of the first `share` of a target's layers, without training: 5 % accepted at 8 of 30
 # layers, 46 % at 24 of 30.
