@@ -426,9 +426,10 @@ class LatencyModel(FittedPasses, DraftPasses):
 
     def with_drafts(self, dtype: str) -> LatencyModel:
         """The same latency with drafts of another precision than the target. Raises
-        MissingDataError where their passes were not measured in the engine."""
-        known = known_engines(self.profile, dtype, self.mode)
-        if self.engine is None or self.engine not in known:
+        MissingDataError where their passes or the target's were not measured in the engine."""
+        if self.engine is None or self.engine_ is None:
+            raise MissingDataError(f"the profile holds no passes of {self.engine} in {self.dtype}")
+        if self.engine not in known_engines(self.profile, dtype, self.mode):
             raise MissingDataError(f"the profile holds no passes of {self.engine} in {dtype}")
         changed = copy.copy(self)
         changed.drafts_ = EnginePasses(self.profile, dtype, self.mode, self.engine)

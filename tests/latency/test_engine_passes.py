@@ -197,6 +197,9 @@ def test_drafts_of_another_precision_are_priced_by_their_own_passes() -> None:
     assert factor == pytest.approx(3.0, rel=0.05)
     with pytest.raises(MissingDataError, match="holds no passes of llama.cpp in q4_0"):
         same.with_drafts("q4_0")
+    same.engine_ = None  # as where the target's own passes were not measured
+    with pytest.raises(MissingDataError, match="holds no passes of llama.cpp in q8_0"):
+        same.with_drafts("float16")
 
 
 def test_an_engine_that_was_not_profiled_catches_up_too(profile: Profile) -> None:
