@@ -311,6 +311,7 @@ def _profiled(
     rounds = rounds_of(asked, engine, device, drafter)
     models = {}
     for name in names:
+        check_dtype(name, engine_facts(engine))  # of a profile that knows no other
         try:
             models[name] = LatencyModel(profile, name, mode, engine, rounds)
         except MissingDataError as error:

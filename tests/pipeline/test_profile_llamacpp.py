@@ -146,6 +146,10 @@ def test_what_is_refused(made: list[Any], tmp_path: Path) -> None:
             choose_latency(
                 WorkloadRequest(profile=tmp_path, engine=engine, dtype="q8_0"), TARGET.architecture
             )
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(rows.read_text().replace('"float32"', '"q8_0"'))
+    with pytest.raises(ArchsearchError, match="in which transformers does not compute; add"):
+        choose_latency(WorkloadRequest(profile=tmp_path), TARGET.architecture)
 
 
 def test_a_prediction_without_its_passes_names_the_command(tmp_path: Path) -> None:
