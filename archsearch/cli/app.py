@@ -114,7 +114,9 @@ def main(verbose: bool) -> None:
     """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.ERROR,
-        format="%(name)s: %(message)s",
+        format="%(name)s: %(message)s" if verbose else "%(levelname)s: %(message)s",
         stream=sys.stderr,
     )
+    # What libraries warn of is theirs; archsearch's own warnings are for whoever reads the answer.
+    logging.getLogger("archsearch").setLevel(logging.INFO if verbose else logging.WARNING)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

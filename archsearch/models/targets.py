@@ -6,6 +6,8 @@ published (`eagle3:HUB_ID`), a folder, or a model that drafts."""
 from __future__ import annotations
 
 import difflib
+import functools
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +25,7 @@ from archsearch.drafters.read import drafter_of_config, family_of_config
 from archsearch.drafters.registry import Found, family, found_as, found_for, is_family
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
-from archsearch.workload import WEIGHT_BYTES
+from archsearch.workload import GGUF_DTYPES, WEIGHT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,13 @@ class TargetRef:
         """The precision of a GGUF file that was given, in which an engine on such files runs it."""
         return (self.weights or {}).get("dtype")
 
+    def dtype_in(self, takes_gguf: bool) -> str | None:
+        """`file_dtype` in an engine that runs such files; None in another, which takes a copy of
+        a quantised file in 16 bits or more: said once."""
+        if self.file_dtype in GGUF_DTYPES and not takes_gguf:
+            _say_copied(self.name, self.file_dtype)
+        return self.file_dtype if takes_gguf else None
+
     @property
     def place(self) -> str:
         """Where an engine finds it: its folder, hub id or GGUF file; "" for a shape alone."""
@@ -63,6 +72,16 @@ class TargetRef:
                 " leave it out"
             )
         return replace(self, architecture=self.architecture.replace(routing_skew=skew))
+
+
+@functools.cache
+def _say_copied(name: str, dtype: str) -> None:
+    logging.getLogger(__name__).warning(
+        "%s holds %s, in which this engine does not compute: a copy in 16 bits or more is meant;"
+        " --engine llama.cpp takes the file as it is",
+        name,
+        dtype,
+    )
 
 
 def resolve_target(name: str) -> TargetRef:

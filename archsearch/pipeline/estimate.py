@@ -214,8 +214,8 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], dict[str, Any]
     for asked in _requests(request, named, kind):
         if mix is not None:
             asked = replace(asked, batch_size=1, context_len=mix.longest)
-        if asked.dtype is None and engine_facts(asked.engine).gguf:
-            asked = replace(asked, dtype=ref.file_dtype)
+        if asked.dtype is None:
+            asked = replace(asked, dtype=ref.dtype_in(engine_facts(asked.engine).gguf))
         source, workload = choose_latency(asked, ref.architecture, kind)
         if mix is not None:
             check_flight(mix, engine_facts(source.engine), source.device)

@@ -161,7 +161,7 @@ def serving_scorer(
 def served_dtype(session: SearchSession, engine: str) -> str:
     """The precision of a run in an engine: a GGUF target's own in one on such files, else the
     run's."""
-    own = session.target.file_dtype if engine_facts(engine).gguf else None
+    own = session.target.dtype_in(engine_facts(engine).gguf)
     return own or session.source.dtype
 
 

@@ -266,7 +266,7 @@ class Setting:
         mix, asked = request.mix, request.asked
         target = served_target(resolve_target(request.target), asked)
         engine = engine_facts(request.engine)
-        asked = replace(asked, dtype=asked.dtype or (target.file_dtype if engine.gguf else None))
+        asked = replace(asked, dtype=asked.dtype or target.dtype_in(engine.gguf))
         if request.confirm:
             runnable_engine(request.engine)
             check_weights(target)

@@ -1,8 +1,11 @@
-"""RUN left out is the latest run; a shell completes the values of options."""
+"""RUN left out is the latest run; a shell completes the values of options; what earlier runs say
+is read, and what cannot be is named."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,8 @@ from click.shell_completion import BashComplete
 
 from archsearch.cli import main
 from tests.cli.commands import call, invoke
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def offered(*words: str, incomplete: str = "") -> list[str]:
@@ -82,3 +87,20 @@ def test_a_shell_completes_names_of_values_and_runs() -> None:
     assert offered("search", "--space", incomplete="def") == ["default"]
     assert offered("report") == ["runs/a"]
     assert offered("compare", "runs/b") == ["runs/a"]
+
+
+def test_what_is_left_out_of_earlier_runs_is_said_on_stderr(tmp_path: Path) -> None:
+    """In a process of its own: pytest has a logging of its own. Libraries' warnings stay away."""
+    (tmp_path / "runs" / "bad").mkdir(parents=True)
+    (tmp_path / "runs" / "bad" / "run.yaml").write_text("arguments: [not, a, mapping")
+    question = ("estimate", "--target", "llama-3.1-8b", "--draft", "llama-3.2-1b", "--gpu", "h100")
+    done = subprocess.run(
+        [sys.executable, "-c", "from archsearch.cli import main; main()", *question],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (warning,) = [line for line in done.stderr.splitlines() if "WARNING" in line]
+    assert warning.startswith("WARNING: an earlier run cannot be read and is left out: runs/bad/")

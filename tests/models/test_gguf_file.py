@@ -116,6 +116,7 @@ def test_a_file_says_its_shape_and_its_precision(
     tmp_path: Path,
     tokenizer: PreTrainedTokenizerFast,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     arch, file = ARCH.replace(**changes), tmp_path / "mine.gguf"
     write_gguf(draft(tmp_path / "folder", arch, tokenizer), file, dtype=dtype)
@@ -125,6 +126,9 @@ def test_a_file_says_its_shape_and_its_precision(
     assert ref.architecture.replace(model_type=arch.model_type) == arch
     assert ref.name == "mine" and ref.file_dtype == dtype and ref.folder is None
     assert ref.place == resolve_drafter(str(file), ref).hub_id == str(file)
+    assert ref.dtype_in(True) == dtype and not caplog.text
+    assert ref.dtype_in(False) is None
+    assert (f"mine holds {dtype}" in caplog.text) == (dtype != "float16")
     if "num_attention_heads" in changes:  # transformers has no Llama of that shape
         return
     monkeypatch.setenv("ARCHSEARCH_CACHE", str(tmp_path / "cache"))

@@ -48,7 +48,7 @@ def profile_cpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
     torch.set_num_threads(device.threads or 1)
     bench = sweeps.CpuBench(profile, device.last_level_cache_bytes or (32 << 20))
     facts = engine_facts(request.engine_name)
-    own = request.target_ref.file_dtype if request.target_ref and facts.gguf else None
+    own = request.target_ref.dtype_in(facts.gguf) if request.target_ref else None
     asked = request.dtypes or ((own,) if own else ())
     dtypes = device_dtypes(device, asked, facts)[: 1 if request.quick else None]
     points = {
