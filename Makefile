@@ -27,7 +27,7 @@ test: install
 	$(PYTEST)
 
 test-slow: install
-	$(BIN)/python -m pytest -q -m "slow and not gpu"  # one at a time: some measure the machine
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "slow and not gpu"
 
 # An hour and more: every target in every space, whole rehearsals, workers killed. Before a release, and after changes there.
 test-campaign: install
