@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from archsearch.architecture.ops import AllReduce
 from archsearch.errors import MissingDataError
 from archsearch.files import read_json
+from archsearch.latency.datasheet import LINK_LATENCY_S
 from archsearch.paths import data_dir
 from archsearch.profiles import Measurement
 from archsearch.workload import DTYPE_BYTES
@@ -41,7 +42,6 @@ LIKE_STD: Final = 0.30
 same sum on H100, H200 and B200, 0.93 and 1.01 on A100 (`frameworks_compared` of the shipped
 profiles)."""
 LINK_STD: Final = 0.40
-LINK_LATENCY_S: Final = 5e-6
 PCIE_BYTES_PER_S: Final = 16e9  # no link known: PCIe 4 x8
 SAME_LINK: Final = 0.1  # relative difference of the datasheets' speeds
 TABLE_DTYPES: Final = ("bfloat16", "float16")  # a sum of 16-bit numbers takes what another takes

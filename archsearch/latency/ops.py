@@ -38,7 +38,7 @@ from archsearch.architecture.ops import (
 from archsearch.errors import MissingDataError
 from archsearch.hardware.device import Device
 from archsearch.latency.all_reduce import AllReduces
-from archsearch.latency.datasheet import FORMAT_STD, datasheet_s
+from archsearch.latency.datasheet import BANDWIDTH_SHARE, FORMAT_STD, datasheet_s
 from archsearch.latency.regression import Kriging, Residual, nonnegative_fit
 from archsearch.latency.stored import digest_of, stored_fit, to_dict
 from archsearch.profiles import Measurement, Profile
@@ -58,7 +58,6 @@ TRT-LLM campaigns on the same GPU and GEMM lie 2 to 4 % apart (median)."""
 OTHER_STD: Final = 0.05
 STAND_IN_STD: Final = 0.01  # float16 asked, bfloat16 measured: the same kernels at the same speed
 
-BANDWIDTH_SHARE: Final = 0.8  # of the datasheet's, where nothing was measured
 PEAK_SHARE: Final = 0.5
 ELEMENTWISE_S: Final[dict[str, tuple[float, float, float]]] = {
     # name: (seconds in a graph, seconds on their own, numbers moved per element)

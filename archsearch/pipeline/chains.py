@@ -110,13 +110,15 @@ class Replays:
         return best if gain.value > SURE * gain.std else None
 
     def stopping_words(self) -> str:
-        """What the draft gains by stopping when unsure; "" for nothing."""
+        """What the draft gains by stopping when unsure; "" for nothing. The best of many rules on
+        the text that it is chosen on: an upper end, until an engine measures it."""
         if (stops := self.stopping) is None:
             return ""
         gain = stops.gain(self.fixed)
         return (
             f"stopping below {stops.rule.least:g}, gamma at most {stops.rule.gamma}, gains"
-            f" {gain.value:.1%} ± {gain.std:.1%} by replay: archsearch confirm measures it"
+            f" {gain.value:.1%} ± {gain.std:.1%} by replay of the text that chose it: archsearch"
+            " confirm measures it"
         )
 
     def chain(self, gamma: int | None = None) -> Replayed:
@@ -152,13 +154,13 @@ class Replays:
         return name, halves[name]
 
     def words(self, chain: Replayed) -> str:
-        """What a chain gains over its better half, by replay."""
+        """What a chain gains over its better half, by replay of the text that chose both."""
         name, half = self.half()
         gain = chain.gain(half)
         return (
             f"{'' if gain.value > gain.std else 'no gain: '}{gain.value:+.1%} ± {gain.std:.1%} over"
             f" {name} alone by replay; the lookup drafts in {chain.replay.found_share:.0%} of the"
-            " rounds"
+            " rounds; both chosen on that text"
         )
 
     def score(self, found: Replayed, scorer: Scorer | None = None) -> Score:

@@ -167,8 +167,10 @@ def family_results(
                 replays = Replays.of(scorer, engine, draft, trainer)
                 own = replace(own, note=replays.stopping_words())
                 best = replays.chain()
-                note = f"beside its draft's training; {replays.words(best)}"
-                chains = [FamilyRow.of(replays.score(best), measured_on=tokens, note=note)]
+                score, note = replays.score(best), replays.words(best)
+                chains = [  # its training is its draft's
+                    FamilyRow.of(score, measured_on=tokens, seconds=seconds, note=note)
+                ]
         found += [own, *chains]
     for name in trained_heads(run.path):
         head, lacks = load_head(head_folder(run.path, name)), _lacks(session, name)

@@ -256,6 +256,8 @@ def test_a_chain_beside_its_halves(with_run: Path) -> None:
     table = json.loads((with_run / "runs/a/families.json").read_text())["families"]
     row = next(row for row in table if row["family"] == "chain")
     assert "by replay" in row["note"] and row["gamma"] == chain["gamma"]
+    own = next(row for row in table if row["family"] == "independent")
+    assert row["seconds"] == own["seconds"] > 0, "a chain needs its draft's training"
 
 
 def test_what_chains_need_is_said_in_one_line(with_run: Path) -> None:

@@ -19,6 +19,7 @@ from archsearch.models.targets import TargetRef
 from archsearch.profiles import ForwardShape, Profile, stack_key
 from archsearch.progress import ProgressLine
 from archsearch.records import as_data
+from archsearch.report.terminal.profile import CheckRow
 from archsearch.search.space import SearchSpace
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class ProfileRun:
             shape = ForwardShape(point.arch, point.batch, point.tokens, point.context)
             predicted = model.measured_pass_s(shape, point.cache == "cold")
             rows.append(
-                Checked(
+                CheckRow(
                     what="verify" if point.arch == request.target else f"draft step, {point.cache}",
                     architecture=point.arch.label(),
                     tokens=point.tokens,
@@ -165,22 +166,7 @@ class ProfileRun:
         }
 
 
-@dataclass(frozen=True)
-class Checked:
-    """A pass of a shape that the profile has not seen, measured and predicted."""
-
-    what: str
-    architecture: str
-    tokens: int
-    context: int
-    measured_s: float
-    predicted_s: float
-    predicted_std_s: float
-    relative_error: float
-    noisy: bool
-
-
-def _error_summary(rows: Sequence[Checked], goal: tuple[float, float, float]) -> dict[str, Any]:
+def _error_summary(rows: Sequence[CheckRow], goal: tuple[float, float, float]) -> dict[str, Any]:
     """Median absolute error, shares within 10 %, 12 % and two std, whether `goal` is reached."""
     errors = [abs(row.relative_error) for row in rows]
     within_std = [abs(row.predicted_s - row.measured_s) <= 2 * row.predicted_std_s for row in rows]

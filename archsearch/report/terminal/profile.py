@@ -144,7 +144,7 @@ class Learnt:
 
 @dataclass(frozen=True)
 class CheckRow:
-    """A pass that the profile had not seen."""
+    """A pass of a shape that the profile had not seen, measured and predicted."""
 
     what: str
     architecture: str
@@ -154,6 +154,7 @@ class CheckRow:
     predicted_s: float
     predicted_std_s: float
     relative_error: float
+    noisy: bool
 
     def cells(self) -> tuple[str, ...]:
         return (
