@@ -25,6 +25,7 @@ from archsearch.drafters.read import drafter_of_config, family_of_config
 from archsearch.drafters.registry import Found, family, found_as, found_for, is_family
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
+from archsearch.models.files import is_gguf
 from archsearch.workload import GGUF_DTYPES, WEIGHT_BYTES
 
 
@@ -95,7 +96,7 @@ def resolve_target(name: str) -> TargetRef:
     folder = Path(os.path.expanduser(name))  # an unknown ~user stays as it is
     if folder.is_dir():
         return TargetRef(folder.resolve().name, read_architecture(folder), folder=folder.resolve())
-    if folder.suffix == ".gguf" and folder.is_file():
+    if is_gguf(folder):
         from archsearch.models.gguf_file import read_gguf
 
         file = folder.resolve()

@@ -13,6 +13,7 @@ from archsearch.acceptance.known import AskedText
 from archsearch.acceptance.learnt import guessed_head, recorded_tokens, trained_as, training_of
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.published_drafters import published_as
+from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.drafters.drafter import Drafter, RoundKind
 from archsearch.drafters.heads import ChainHead
 from archsearch.engine_facts import engine_facts, shared_by
@@ -92,7 +93,8 @@ def _as_trees(named: Sequence[NamedDrafter], text: str) -> list[NamedDrafter]:
 @dataclass(frozen=True)
 class Priced:
     """One draft in one engine. `engine_class`: how the engine runs it, "" where nothing is known of
-    that; `budget`: what a drafter that nobody has published would be trained with."""
+    that; `budget`: what a drafter that nobody has published would be trained with; `no_room`: that
+    it does not fit the device's memory beside the target, "" where it does."""
 
     name: str
     training: str
@@ -102,6 +104,7 @@ class Priced:
     notes: list[str]
     engine_class: str = ""
     budget: TrainingBudget | None = None
+    no_room: str = ""
 
     def at_gamma(self, gamma: int) -> Score:
         """Its score at another gamma."""
@@ -112,6 +115,7 @@ class Priced:
             "draft": self.name,
             "training": self.training,
             "notes": self.notes,
+            "no_room": self.no_room,
             "pays": self.score.pays,
             "group": group,
             **engine_data(self.source),
@@ -224,8 +228,8 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], dict[str, Any]
             source = replace(source, served=words)
         workloads[source.served] = workload
         priced += _priced(request, named, ref, source, workload, acceptance)
-    # what is assumed by the lower end, as in a search
-    priced.sort(key=lambda item: -item.score.ranked_by)
+    # what is assumed by the lower end, as in a search; what has no room last
+    priced.sort(key=lambda item: (bool(item.no_room), -item.score.ranked_by))
     best = priced[0]
     return priced, {
         "target": ref.name,
@@ -284,7 +288,7 @@ def _priced(
                 " knows (else --trained-tokens, or --tau of what was published)"
             )
         notes = [*each.notes, *([doubt] if doubt and request.alpha == "prior" else [])]
-        notes += _notes(ref.architecture, each.drafter, workload, source)
+        notes += _notes(ref.architecture, each.drafter, workload)
         bought = None if each.hub_id or request.trained_tokens is not None else budget
         context = replace(trained_as(scorer.context, each.model, training, tokens), budget=bought)
         if unknown:
@@ -296,7 +300,8 @@ def _priced(
         notes += _share_notes(score)
         rounds = source.rounds
         how = running(rounds, each.drafter.rounds).costs.title if rounds is not None else ""
-        found.append(Priced(each.name, training, score, own, source, notes, how, budget))
+        room = _no_room(ref.architecture, each.drafter, workload, source)
+        found.append(Priced(each.name, training, score, own, source, notes, how, budget, room))
     return found
 
 
@@ -326,12 +331,8 @@ def _share_notes(score: Score) -> list[str]:
     ]
 
 
-def _notes(
-    target: Architecture, drafter: Drafter, workload: Workload, source: LatencySource
-) -> list[str]:
+def _notes(target: Architecture, drafter: Drafter, workload: Workload) -> list[str]:
     """What keeps a draft from being used so."""
-    from archsearch.capacity import fits, memory_bytes, usable_bytes
-
     notes = []
     if drafter.architecture.vocab_size != target.vocab_size:
         notes.append(
@@ -343,13 +344,20 @@ def _notes(
             f"{workload.context_len:,} tokens are more than the target's"
             f" {target.max_position_embeddings:,} positions"
         )
-    if not fits(target, drafter, workload, source.device):
-        need = memory_bytes(target, drafter, workload).total_bytes
-        notes.append(
-            f"needs {need / 2**30:.1f} GiB on one device, {usable_bytes(source.device) / 2**30:.1f}"
-            " usable: raise --tensor-parallel"
-        )
     return notes
+
+
+def _no_room(
+    target: Architecture, drafter: Drafter, workload: Workload, source: LatencySource
+) -> str:
+    need, usable = memory_bytes(target, drafter, workload).total_bytes, usable_bytes(source.device)
+    if need <= usable:
+        return ""
+    return (
+        f"target, draft and caches need {need / 2**30:.0f} GiB on each device,"
+        f" {usable / 2**30:.0f} are usable: raise --tensor-parallel, or lower --batch-size or"
+        " --context"
+    )
 
 
 def _differences(priced: Sequence[Priced]) -> list[dict[str, str]]:

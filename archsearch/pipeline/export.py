@@ -70,7 +70,7 @@ def export_rank(
     planned = read_schedule(schedule or candidate.folder / SCHEDULE_FILE)
     record = _draft_record(run, candidate)
     confirmed = (record.confirmed or {}).get("gamma")
-    stops = {} if gamma or planned.ranges else _stops(candidate)
+    stops = {} if gamma or planned.ranges else _stops(candidate, draft_dtype)
     scheduled = gamma_at(planned.ranges, int(run.arguments.get("batch_size") or 1))
     gamma = gamma or scheduled or int(confirmed or candidate.score.gamma)
     full_head = _full_head(run, candidate, gamma, scheduled=bool(planned.ranges))
@@ -132,13 +132,15 @@ def _draft_record(run: Run, candidate: Candidate) -> DraftRecord:
     )
 
 
-def _stops(candidate: Candidate) -> dict[str, tuple[int, float]]:
+def _stops(candidate: Candidate, draft_dtype: str | None) -> dict[str, tuple[int, float]]:
     """By engine, gamma and threshold of the draft that stops where unsure, where it was measured
-    there and not slower than its best gamma."""
+    there, as GGUF in the precision asked for, and was not slower than its best gamma."""
     found = {}
     for path in sorted(candidate.folder.glob("confirmed-*.json")):
         known = load_or_note(path, "confirmation", Confirmed, [])
-        if known is not None and (row := known.stops) is not None:
+        if known is None or (row := known.stops) is None:
+            continue
+        if not engine_facts(known.engine).gguf or known.draft_dtype == (draft_dtype or ""):
             found[known.engine] = (row.gamma, row.stops_below)
     return found
 

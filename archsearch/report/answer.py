@@ -9,6 +9,7 @@ import shlex
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from archsearch.drafters.drafter import Drafter
@@ -111,7 +112,8 @@ def needs_words(needs: Needs | None, unit: str) -> str:
     if needs.kind == "training":
         hours = re.sub("-hours?", "-h", hours_words(needs.gpu_hours, unit))
         return f"{hours.replace('minutes', 'min')}, {amount(needs.tokens or 0.0)}"
-    return "download" if needs.kind == "exists" else "nothing"
+    here = needs.hub_id is None or Path(needs.hub_id).expanduser().exists()
+    return "nothing" if here else "download"
 
 
 def first(options: Iterable[Option]) -> Option | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from archsearch.estimate import Estimate
-from archsearch.report.answer import amount, gain_words, hours_words
+from archsearch.report.answer import gain_words, hours_words, needs_words
 from archsearch.report.charts import INK, Chart, Series, colour, gain_chart, line
 from archsearch.report.families import title_of
 from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
@@ -35,14 +35,14 @@ def section_costs(budgets: Budgets | None, unit: str) -> Section:
                 text_cell("nothing" if not row.gpu_hours else hours_words(row.gpu_hours, unit)),
                 value_cell(best.speedup, 2, unit="x"),
                 text_cell(_name(best), wrap=True),
-                text_cell(_needs(best, unit)),
+                text_cell(needs_words(best.needs, unit)),
                 str(best.gamma),
                 value_cell(best.alpha),
                 text_cell(beside or "-", wrap=True),
             ]
         )
     header = columns(
-        "for | speed-up | best drafter | it needs | gamma | alpha | the best of other families"
+        "for | speed-up | best drafter | needs (tokens) | gamma | alpha | best of other families"
     )
     note = (
         "Best first in the ranking's order, in which what is assumed counts by its lower end."
@@ -57,13 +57,6 @@ def section_costs(budgets: Budgets | None, unit: str) -> Section:
 
 def _name(drafter: BudgetDrafter) -> str:
     return f"{title_of(drafter.family)}: {drafter.needs.hub_id or drafter.label}"
-
-
-def _needs(drafter: BudgetDrafter, unit: str) -> str:
-    needs = drafter.needs
-    if needs.kind == "training":
-        return f"{hours_words(needs.gpu_hours, unit)}, {amount(needs.tokens or 0.0)} tokens"
-    return "a download" if needs.kind == "exists" else "nothing"
 
 
 def _chart(budgets: Budgets, unit: str) -> Chart:
@@ -85,7 +78,7 @@ def _chart(budgets: Budgets, unit: str) -> Chart:
         for drafters, symbol in ((there, "circle"), (trained, "ring")):
             notes = tuple(
                 f"{_name(each)}<br>{gain_words(each.speedup)}, gamma {each.gamma}<br>"
-                f"needs {_needs(each, unit)}"
+                f"needs {needs_words(each.needs, unit)}"
                 for each in drafters
             )
             look = {"kind": "points", "colour": colour(number), "symbol": symbol, "size": 10.0}

@@ -13,7 +13,9 @@ import pytest
 
 from archsearch.acceptance.measured import Trace
 from archsearch.pipeline.chains import Replays
+from archsearch.pipeline.export import _stops
 from archsearch.report.terminal.run import confirm_text
+from archsearch.runs.run import open_run
 from tests.cli.commands import UNDER_LOAD, call, files_in, last_json, refused
 from tests.doubles.world import TINY, make_model_folder, make_tokenizer
 
@@ -300,5 +302,14 @@ def test_a_draft_that_stops_when_unsure_is_exported_as_it_was_measured(
         assert made["stops"] == (
             {"transformers": [stopping["gamma"], stopping["stops_below"]]} if served else {}
         )
+    in_q8 = {**found, "engine": "llama.cpp", "draft_dtype": "q8_0"}
+    row = {**stopping, "undecided": None, "speedup": {**stopping["speedup"], "value": 9.0}}
+    (with_run / "runs/a/best/1/confirmed-llama.cpp-q8_0.json").write_text(
+        json.dumps({**in_q8, "stopping": {**row, "speedup_pooled": 9.0}})
+    )
+    candidate = open_run(Path("runs/a")).candidate(1)
+    measured = (stopping["gamma"], stopping["stops_below"])
+    assert _stops(candidate, "q8_0") == {"llama.cpp": measured}, "in the precision it was run in"
+    assert not _stops(candidate, None) and not _stops(candidate, "q4_0")
     asked_gamma = last_json(call(*arguments, "--gamma", "2", "--json"))
     assert asked_gamma["stopping"] is None, "a gamma that was asked for is fixed"

@@ -103,6 +103,18 @@ def test_estimate_notes_another_vocabulary(world: Path) -> None:
     assert "Note: draft: vocabulary 300, target 320: engines need the same tokenizer" in text
 
 
+def test_what_has_no_room_is_said_first_and_comes_last() -> None:
+    asked = ("estimate", "--target", "llama-3.1-8b", "--gpu", "h100", "--batch-size", "2")
+    both = (*asked, "--draft", "llama-3.1-70b", "--draft", "llama-3.2-1b")
+    text = call(*both).stdout
+    assert text.startswith("Speculation ") and "best llama-3.2-1b" in text
+    first, last = last_json(call(*both, "--json"))["drafts"]
+    assert not first["no_room"] and last["no_room"].startswith("target, draft and caches need 1")
+    alone = call(*asked, "--draft", "llama-3.1-70b").stdout
+    assert alone.startswith("No room: ") and "Were there room:" in alone
+    assert any(line.endswith("no room") for line in alone.splitlines())
+
+
 def test_estimate_knows_how_catalogue_drafts_were_trained(tmp_path: Path) -> None:
     arguments = (
         "estimate",

@@ -137,7 +137,9 @@ def test_adaptive_verification_is_offered_at_the_gammas_that_the_table_was_price
     found = adaptive(1, 8)
     assert found is not None and found["gamma"] in (1, 8)
     assert [point["batch_size"] for point in found["points"]] == [1, 64]
-    assert found["words"].endswith("Use it, since the table has been seen to collapse under load")
+    assert "Use it, since the table has been seen to collapse under load" in found["words"]
+    named = f'"num_speculative_tokens": {found["gamma"]} and "enable_adaptive_verification": true'
+    assert named in found["words"]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from archsearch.engines.child.child_engine import ChildEngine
 from archsearch.engines.engine import Chained, ModelSource
 from archsearch.errors import ArchsearchError
 from archsearch.files import scratch_dir
+from archsearch.models.files import is_gguf
 from archsearch.models.gguf_file import GGUF_KINDS, write_gguf
 from archsearch.paths import cache_dir
 from archsearch.schedule import Ranges
@@ -95,7 +96,7 @@ class LlamaCppEngine(ChildEngine):
         return self.settings.draft_dtype or (dtype if dtype in GGUF_KINDS else "q8_0")
 
     def _source(self, model: ModelSource) -> str:
-        if isinstance(model, Path) and model.suffix == ".gguf" and model.is_file():
+        if isinstance(model, Path) and is_gguf(model):
             return str(model.resolve())
         return super()._source(model)
 
@@ -130,7 +131,7 @@ def gguf_of(
     Raises ArchsearchError for a hub id, a shape or a precision that `write_gguf` does not write, or
     a full disk.
     """
-    if folder.suffix == ".gguf" and folder.is_file():
+    if is_gguf(folder):
         return folder
     if dtype not in GGUF_KINDS:
         raise ArchsearchError(

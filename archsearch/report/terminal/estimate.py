@@ -40,11 +40,17 @@ class Entry:
     training: str
     notes: tuple[str, ...]
     pays: bool
+    no_room: str
     group: int
     served: str
     engine_class: str | None
     free_layers: float | None
     score: Annotated[Score, Stored(inline=True)]
+
+    @property
+    def answer(self) -> str:
+        """Of the column `pays`."""
+        return "no room" if self.no_room else PAYS[verdict(self.score.speedup)]
 
     @property
     def engine(self) -> str:
@@ -112,12 +118,13 @@ def estimate_text(data: Mapping[str, Any], *, explain: bool = False) -> str:
     it."""
     result = from_data(Estimated, data)
     entries, engines, unit = result.drafts, result.engines, result.unit
-    best = max(entries, key=lambda entry: entry.score.speedup.value)
+    best = max(entries, key=lambda entry: (not entry.no_room, entry.score.speedup.value))
     budget, gain = result.training_budget, best.score.speedup
     hours = "" if budget is None else hours_words(budget.gpu_hours, unit)
     given = f" Drafters to be trained are given {hours}." if hours else ""
     several = len(engines) > 1
     above = [
+        *([f"No room: {best.no_room}. Were there room:"] if best.no_room else []),
         f"Speculation {verdict(gain)} for {result.target} on {result.device}: best"
         f" {best.draft}{' in ' + best.served if several else ''}, gamma {best.score.gamma},"
         f" {gain_words(gain)}.",
@@ -132,7 +139,7 @@ def estimate_text(data: Mapping[str, Any], *, explain: bool = False) -> str:
             f"{entry.score.alpha.value:.2f}",
             f"{1e3 * entry.score.tpot_s.value:.2f}",
             gain_words(entry.score.speedup),
-            PAYS[verdict(entry.score.speedup)],
+            entry.answer,
         )
         for entry in entries
     ]
@@ -216,7 +223,7 @@ def _one_engine(entries: Sequence[Entry]) -> list[str]:
             plus_minus(entry.score.verify_s, 1e3),
             plus_minus(entry.score.break_even_alpha),
             plus_minus(entry.score.speedup),
-            "yes" if entry.pays else "no",
+            entry.answer,
             str(entry.group),
         )
         for entry in entries
@@ -261,7 +268,7 @@ def _side_by_side(entries: Sequence[Entry]) -> list[str]:
             _free(entry),
             f"{1e3 * entry.score.tpot_s.value:.2f}",
             plus_minus(entry.score.speedup),
-            "yes" if entry.pays else "no",
+            entry.answer,
         )
         for entry in entries
     ]
