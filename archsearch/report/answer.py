@@ -19,6 +19,7 @@ from archsearch.needs import Needs
 from archsearch.report.phrases import interval, verdict
 from archsearch.report.reading import Shown
 from archsearch.report.terminal.layout import WIDTH, table
+from archsearch.runs.run import Run
 
 SCREEN: Final = 25
 """Lines of the first screen, whatever there is to say."""
@@ -95,6 +96,11 @@ def amount(number: float) -> str:
         if number >= size:
             return f"{number / size:.{0 if number >= 100 * size else 1}f}{letter}"
     return f"{number:.0f}"
+
+
+def unit_of(run: Run) -> str:
+    """Whose hours a training takes: those of the searched device."""
+    return "CPU" if run.info["device"].get("kind") == "cpu" else "GPU"
 
 
 def hours_words(hours: float, unit: str) -> str:

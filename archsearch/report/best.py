@@ -94,9 +94,6 @@ def section_ranks(found: Sequence[Shown]) -> Section:
         f"rank | predicted{' | measured' * ran} | shape | parameters | gamma | group | alpha |"
         " tau, tokens | draft, ms | verify, ms | round, ms | break-even alpha | KV, bytes/token"
     )
-    brief = columns(
-        "rank | predicted | shape | measured | group | gamma | alpha | parameters | draft, ms"
-    )
     used = dict.fromkeys(
         getattr(item.score, name).source
         for item in found
@@ -105,7 +102,7 @@ def section_ranks(found: Sequence[Shown]) -> Section:
     legend = "; ".join(f"{name}: {SOURCES[name]}" for name in used)
     lead = next((number for number, item in enumerate(found) if item.rank == 1), None)
     notes = [f"{_ALL}Sources: {legend}. A combined number bears the weakest source of its parts."]
-    table, title = Table(header, rows, lead, brief), "Every rank, with all its numbers"
+    table, title = Table(header, rows, lead), "Every rank, with all its numbers"
     return Section(title, tables=[table], notes=notes, folded=True)
 
 

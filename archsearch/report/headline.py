@@ -297,10 +297,10 @@ def _unfinished(run: Run, where: str) -> Headline:
 
 
 def _draft_words(lead: Shown, gamma: int) -> str:
-    score = lead.score
+    score, exists = lead.score, _hub_id(lead)
     return (
-        f"Draft: rank {lead.rank}, {score.label()}, {millions(score.parameters)} parameters, gamma"
-        f" {gamma}."
+        f"Draft: rank {lead.rank}, {f'{exists}, ' if exists else ''}{score.label()},"
+        f" {millions(score.parameters)} parameters, gamma {gamma}."
     )
 
 

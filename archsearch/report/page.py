@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from archsearch import files
 from archsearch.errors import ArchsearchError
-from archsearch.report.answer import Option, first, sentences, serve_command
+from archsearch.report.answer import Option, first, sentences, serve_command, unit_of
 from archsearch.report.best import section_best, section_mix
 from archsearch.report.chart_page import scripts, web_file
 from archsearch.report.compare import Comparison, compare_section
@@ -73,7 +73,7 @@ def page_of(run: Run) -> tuple[str, list[Section]]:
 
 def sections_of(run: Run, reading: Reading, head: Headline) -> list[Section]:
     """What there is to say of a run, in the order of the page; empty where its file is missing."""
-    found, unit = reading.candidates, _unit(run)
+    found, unit = reading.candidates, unit_of(run)
     parts = [
         Section(
             "Files that could not be read",
@@ -196,7 +196,7 @@ def _opening(run: Run, head: Headline, options: Sequence[Option], curves: Curves
             sure = f"{low:.2f}x to {high:.2f}x (5 to 95 %), {how}"
             number = (f"{option.gain.value:.2f}x", sure)
         if not any(each.weights for each in options):
-            above = [*head.lines[:1], *sentences(options, "", _unit(run), None)[1:]]
+            above = [*head.lines[:1], *sentences(options, "", unit_of(run), None)[1:]]
         serve = _serve(run, options, curves)
     more = Section("How sure, and what it rests on", words=head.lines[1:], folded=True)
     answer = Section(words=above, parts=[more])
@@ -215,10 +215,6 @@ def _serve(run: Run, options: Sequence[Option], curves: Curves | None) -> Sectio
     engine = str(run.arguments.get("engine") or "vllm")
     command = serve_command(today, target, engine, int(ranks))
     return Section(commands=[(f"Serve it today, with {today.name}", command)] if command else [])
-
-
-def _unit(run: Run) -> str:
-    return "CPU" if run.info["device"].get("kind") == "cpu" else "GPU"
 
 
 def _section_provenance(run: Run, scored: int) -> Section:

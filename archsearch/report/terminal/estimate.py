@@ -121,7 +121,8 @@ def estimate_text(data: Mapping[str, Any], *, explain: bool = False) -> str:
     best = max(entries, key=lambda entry: (not entry.no_room, entry.score.speedup.value))
     budget, gain = result.training_budget, best.score.speedup
     hours = "" if budget is None else hours_words(budget.gpu_hours, unit)
-    given = f" Drafters to be trained are given {hours}." if hours else ""
+    trained = any(entry.score.needs and entry.score.needs.kind == "training" for entry in entries)
+    given = f" Drafters to be trained are given {hours}." if hours and trained else ""
     several = len(engines) > 1
     above = [
         *([f"No room: {best.no_room}. Were there room:"] if best.no_room else []),

@@ -22,8 +22,9 @@ from archsearch.report.answer import (
     rows_text,
     sentences,
     serve_command,
+    unit_of,
 )
-from archsearch.report.best import section_mix, section_ranks
+from archsearch.report.best import section_mix
 from archsearch.report.costs import ParetoSet, pareto_section
 from archsearch.report.engines import fastest_lines, run_dtype, ways_of, whole_headline
 from archsearch.report.families import found_section
@@ -50,7 +51,6 @@ from archsearch.search.study import Scored
 LEAST_ROWS: Final = 3
 HEADLINE_LINES: Final = 5
 STEPS_SHOWN: Final = 2
-BEST_SHOWN: Final = 12
 NO_REGRET: Final = 5e-5  # what 0.00 % would say
 SWITCH: Final = re.compile(r"\bset ([A-Z][A-Z0-9_]+=\w+)")
 LONGEST: Final = 46
@@ -140,7 +140,7 @@ def search_text(data: Mapping[str, Any], *, explain: bool = False) -> str:
         return explained_text(result, run, reading)
     head = headline(run, reading.candidates)
     budget = result.training_budget
-    unit = "GPU" if run.info["device"].get("kind") == "gpu" else "CPU"
+    unit = unit_of(run)
     where = f"for {result.target} on {result.device}"
     where += "" if result.mix is None else " over the mix of work"
     if any(option.weights for option in options):
@@ -300,17 +300,8 @@ def summary_text(run: Run, reading: Reading | None = None) -> str:
     head = whole_headline(run, reading)
     said = [*head.lines, *(f"WARNING: {problem}" for problem in reading.problems)]
     lines = [head.title, *(f"  {line}" for text in said for line in wrap(text, 96)), ""]
-    if found:
-        ranks = section_ranks(found[:BEST_SHOWN]).tables
-        notes = ["Ranks of one group cannot be told apart. ± one standard deviation."]
-        if any(item.undecided is not None for item in found[:BEST_SHOWN]):
-            notes.append("? decides nothing: confirm it again.")
-        if len(found) > BEST_SHOWN:
-            notes = [
-                f"... and {len(found) - BEST_SHOWN} more in {shell_path(run.path / 'best')}",
-                *notes,
-            ]
-        lines += section_lines(Section(tables=ranks, notes=notes))
+    options = [Option.of(item) for item in found]
+    lines += [*rows_text(options, unit_of(run)), ""] if options else []
     lines += section_lines(Section("Learning curve", learning_lines(reading)))
     return "\n".join([*lines, *section_lines(Section("Next", commands=head.next))[:-1]])
 
