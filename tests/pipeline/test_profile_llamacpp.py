@@ -3,6 +3,7 @@ made up."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,15 @@ def test_every_precision_is_measured_and_priced(made: list[Any], tmp_path: Path)
         assert round_s == pytest.approx(
             15e-3 + 0.2e-3 + 0.4e-3 + 3.2e-3 + 0.8e-3 + 5 * 0.2e-3, rel=0.4
         )
+
+
+def test_how_slow_the_machine_was_is_said_by_the_engines_own_steps(
+    made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = nullcontext(lambda: 1.5)
+    monkeypatch.setattr(in_engine, "_plain_steps", lambda *args: steps)
+    summary = profile_device(request(tmp_path, quick=True, dtypes=("q8_0",)))
+    assert summary["slowdown_median"] == 1.5
 
 
 def test_quick_is_one_precision_and_two_drafts(made: list[Any], tmp_path: Path) -> None:
