@@ -72,6 +72,7 @@ class Stored:
 
 Endless = NewType("Endless", float)
 """A number that may be infinite or none at all, as in results that are only shown."""
+Inline = Annotated[_T, Stored(inline=True)]
 Maybe = Annotated[_T | None, Stored(omit=True)]
 Count = Annotated[int, Stored(low=1)]
 Whole = Annotated[int, Stored(low=0)]

@@ -225,8 +225,8 @@ def timed(case: str) -> dict[str, Any]:
     result = pipeline.search(SearchRequest(target, WorkloadRequest(gpu=gpu), run=folder))
     seconds = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
     shutil.rmtree(folder.parent)
-    best = {item["family"]: round(item["speedup"]["value"], 3) for item in result["families"]}
-    return {"case": case, "trials": result["trials"], **seconds, "best": best}
+    best = {item.family: round(item.speedup.value, 3) for item in result.families}
+    return {"case": case, "trials": result.trials, **seconds, "best": best}
 
 
 def main() -> None:

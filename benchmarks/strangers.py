@@ -578,8 +578,8 @@ def asked_by_a_user(case: Case) -> Estimate:
         mix = mix_of({"parts": [part], "objective": "throughput"}, "prompts")
         work = replace(work, batch_size=1)
         request = replace(request, asked=work, mix=mix, tau=case.tau)
-    (found,) = estimate_drafts(request)["drafts"]
-    return Estimate.from_dict(found["speedup"])
+    (found,) = estimate_drafts(request).drafts
+    return found.score.speedup
 
 
 def _answer(row: Row, said: Estimate, scale: float) -> Answer:

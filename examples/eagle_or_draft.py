@@ -31,30 +31,30 @@ def main() -> None:
         answer = estimate_drafts(
             EstimateRequest(arguments.target, tuple(arguments.drafts), asked, engines=ENGINES)
         )
-        print(f"\nbatch size {batch}: {answer['target']} on {answer['device']}")
+        print(f"\nbatch size {batch}: {answer.target} on {answer.device}")
         print(f"  {'draft':<16}{'engine':<14}{'gamma':>5}{'alpha':>14}{'speed-up':>16}  group")
-        for row in answer["drafts"]:
-            alpha, gain = row["alpha"], row["speedup"]
+        for row in answer.drafts:
+            score, alpha, gain = row.score, row.score.alpha, row.score.speedup
             print(
-                f"  {row['draft']:<16}{row['engine']:<14}{row['gamma']:>5}{alpha['value']:>7.2f} ±"
-                f" {alpha['std']:.2f}{gain['value']:>8.2f}x ± {gain['std']:.2f}  {row['group']}"
+                f"  {row.draft:<16}{score.engine:<14}{score.gamma:>5}{alpha.value:>7.2f} ±"
+                f" {alpha.std:.2f}{gain.value:>8.2f}x ± {gain.std:.2f}  {row.group}"
             )
-        best = answer["drafts"][0]
+        best = answer.drafts[0]
         same = {
-            row["draft"]
-            for row in answer["drafts"]
-            if row["engine"] == best["engine"] and row["group"] == best["group"]
+            row.draft
+            for row in answer.drafts
+            if row.score.engine == best.score.engine and row.group == best.group
         }
         tie = (
-            f"; the error bars do not tell it from {', '.join(sorted(same - {best['draft']}))}"
+            f"; the error bars do not tell it from {', '.join(sorted(same - {best.draft}))}"
             if len(same) > 1
             else ""
         )
         print(
-            f"  -> {best['draft']} in {best['engine']}"
-            + (tie if best["pays"] else ": but none pays; serve the target alone")
+            f"  -> {best.draft} in {best.score.engine}"
+            + (tie if best.pays else ": but none pays; serve the target alone")
         )
-        for warning in answer["warnings"]:
+        for warning in answer.warnings:
             print(f"  WARNING: {warning}")
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from archsearch.pipeline.estimate import EstimateRequest, estimate_drafts
 from archsearch.report.chart_files import drawn, write_picture
 from archsearch.report.charts import SERIES, Chart, Series
+from archsearch.search.objective import Score
 from archsearch.workload import WorkloadRequest
 
 TARGET, DEVICE, RANKS, ALPHA, GAMMA = "llama-65b", "a100", 4, "0.8", 4
@@ -33,25 +34,25 @@ WAYS = {
 }
 
 
-def rows() -> dict[str, dict[str, dict]]:
-    """Scores (plain data) by way and draft."""
-    found: dict[str, dict[str, dict]] = {}
+def rows() -> dict[str, dict[str, Score]]:
+    """Scores by way and draft."""
+    found: dict[str, dict[str, Score]] = {}
     for way, how in WAYS.items():
         asked = WorkloadRequest(gpu=DEVICE, tensor_parallel=RANKS, **how)  # type: ignore[arg-type]
         answer = estimate_drafts(
             EstimateRequest(TARGET, tuple(DRAFTS), asked, alpha=ALPHA, gamma=GAMMA)
         )
-        found[way] = {score["draft"]: score for score in answer["drafts"]}
+        found[way] = {entry.draft: entry.score for entry in answer.drafts}
     return found
 
 
-def chart(found: dict[str, dict[str, dict]]) -> Chart:
+def chart(found: dict[str, dict[str, Score]]) -> Chart:
     """Speed-up of both drafts in each way, side by side."""
     series = tuple(
         Series(
             shape,
             tuple(way.replace(", ", ",\n") for way in found),
-            tuple(scores[draft]["speedup"]["value"] for scores in found.values()),
+            tuple(scores[draft].speedup.value for scores in found.values()),
             "bar",
             SERIES[number],
         )
@@ -86,14 +87,13 @@ def main() -> None:
     for way, scores in found.items():
         cells = [scores[draft] for draft in DRAFTS]
         told = [
-            f"{s['speedup']['value']:.2f}x ± {s['speedup']['std']:.2f}, draft"
-            f" {1e3 * s['draft_s']['value']:.1f} ms"
+            f"{s.speedup.value:.2f}x ± {s.speedup.std:.2f}, draft {1e3 * s.draft_s.value:.1f} ms"
             for s in cells
         ]
         print(
             f"{way:<28}"
             + "".join(f"{text:>32}" for text in told)
-            + f"   {cells[1]['speedup']['value'] / cells[0]['speedup']['value']:.2f} times"
+            + f"   {cells[1].speedup.value / cells[0].speedup.value:.2f} times"
         )
     if arguments.picture is not None:
         arguments.picture.parent.mkdir(parents=True, exist_ok=True)

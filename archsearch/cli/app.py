@@ -14,6 +14,7 @@ import click
 from archsearch import __version__
 from archsearch.cli.options import Command
 from archsearch.errors import ArchsearchError, missing_extra
+from archsearch.records import as_data
 
 ORDER = (
     "doctor",
@@ -84,9 +85,9 @@ class Group(click.Group):
             context.exit(130)
 
 
-def emit(data: dict[str, Any], text: str, as_json: bool) -> None:
-    """The human text, or the JSON object alone on the last line."""
-    click.echo(json.dumps(data) if as_json else text)
+def emit(answer: Any, text: str, as_json: bool) -> None:
+    """The human text, or the JSON object of a record (or a dict) alone on the last line."""
+    click.echo(json.dumps(answer, default=as_data) if as_json else text)
 
 
 def one_line(text: str) -> str:

@@ -70,14 +70,14 @@ def train(run: Path, rank: int, budget: float, family: str, as_json: bool, **of_
         from archsearch.report.terminal.run import train_text
 
         result = train_rank(run, rank, budget)
-        emit(result, train_text(result, run, rank), as_json)
+        emit(result, train_text(result), as_json)
         return
     from archsearch.pipeline.heads import head_plan
     from archsearch.pipeline.train import train_family
     from archsearch.report.terminal.run import head_text
 
-    result = train_family(run, head_plan(family, **of_head, run=run), budget)
-    emit(result, head_text(result, run), as_json)
+    head = train_family(run, head_plan(family, **of_head, run=run), budget)
+    emit(head, head_text(head), as_json)
 
 
 @main.command()
@@ -184,7 +184,6 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
         confirm_rank,
     )
     from archsearch.pipeline.side_by_side import FamilyRequest, confirm_families, with_gamma
-    from archsearch.records import as_data
     from archsearch.report.terminal.run import (
         confirm_text,
         engines_text,
@@ -213,12 +212,12 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
     if families:
         request = FamilyRequest(families, rank=rank, count=count, prompts=prompts)
         compared = confirm_families(session, with_gamma(request, gammas), choice)
-        emit(as_data(compared), families_text(compared, run) + engines_text(run), as_json)
+        emit(compared, families_text(compared, run) + engines_text(run), as_json)
     elif loaded:
         usual = (1, 2, 4, 8) if options["schedule"] else (1,)
         options["concurrencies"] = options["concurrencies"] or usual
         record = confirm_load(session, LoadRequest(rank, **options), choice)
-        emit(as_data(record), load_text(record, run, rank), as_json)
+        emit(record, load_text(record, run, rank), as_json)
     else:
         asked = {"gammas": gammas, "prompt_count": count, "prompts": prompts, "choice": choice}
         result = confirm_rank(session, rank, **asked)
@@ -260,4 +259,4 @@ def schedule(
         result = schedule_head(session, family, engine, batch_sizes)
     else:
         result = schedule_rank(session, rank, engine, batch_sizes)
-    emit(result, schedule_text(result, run, rank), as_json)
+    emit(result, schedule_text(result), as_json)

@@ -11,7 +11,6 @@ from archsearch.cli import options as o
 from archsearch.cli.app import emit, main
 from archsearch.engine_facts import engines_that, has_recipe
 from archsearch.errors import ArchsearchError
-from archsearch.records import as_data
 
 
 @main.command()
@@ -32,7 +31,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
 
     result = examine()
     emit(result, doctor_text(result), as_json)
-    if not result["runs"]:
+    if not result.runs:
         context.exit(1)
 
 
@@ -242,7 +241,7 @@ def install_command(
         f"{engine} {done.version} ({done.device}) is ready: {done.python}\n"
         f"{done.bytes / 1e9:.1f} GB, installed and checked in {human_time(done.seconds)}"
     )
-    emit(as_data(done), text, as_json)
+    emit(done, text, as_json)
 
 
 @engine_group.command("list")
@@ -261,12 +260,12 @@ def list_engines(as_json: bool) -> None:
     header = ("engine", "installed", "version", "size", "where", "note")
     cells = [
         (
-            row["engine"],
-            "yes" if row["installed"] else "no",
-            row["version"] or "-",
-            f"{row['bytes'] / 1e9:.1f} GB" if row["bytes"] else "-",
-            row["where"] or "-",
-            row["note"],
+            row.engine,
+            "yes" if row.installed else "no",
+            row.version or "-",
+            f"{row.bytes / 1e9:.1f} GB" if row.bytes else "-",
+            row.where or "-",
+            row.note,
         )
         for row in rows
     ]

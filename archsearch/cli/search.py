@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,10 +184,10 @@ def search(
         return emit(found, survey_text(found), as_json)
     result = pipeline.search(request, anyway=anyway)
     if note:
-        result["notes"] = [*result.get("notes", []), f"rung 0 only: {note}"]
+        result = replace(result, notes=(*(result.notes or ()), f"rung 0 only: {note}"))
     emit(result, search_text(result, explain=explain), as_json)
-    if result.get("refused"):
-        raise ArchsearchError(result["refused"])
+    if result.refused:
+        raise ArchsearchError(result.refused)
 
 
 @main.command()

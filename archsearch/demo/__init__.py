@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from archsearch.errors import MissingDataError
 from archsearch.hardware.identify import identify_cpu
 from archsearch.profiles import Profile, cpu_stack, find_profile
 from archsearch.progress import human_time, say
+from archsearch.records import as_data
 from archsearch.workload import WorkloadRequest
+
+if TYPE_CHECKING:
+    from archsearch.report.terminal.search import Searched
 
 TARGET = "smollm2-135m"
 CONTEXT = 160
@@ -72,7 +76,7 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
     exported = pipeline.export_rank(run_path, 1, output)
     seconds = time.monotonic() - start
     return {
-        **found,
+        **as_data(found),
         "export": exported,
         "seconds": seconds,
         "text": demo_text(found, exported, run_path, seconds),
@@ -87,29 +91,26 @@ def profiled() -> bool:
         return False
 
 
-def demo_text(
-    found: dict[str, Any], exported: dict[str, Any], run_path: Path, seconds: float
-) -> str:
+def demo_text(found: Searched, exported: dict[str, Any], run_path: Path, seconds: float) -> str:
     """What the demo prints at its end."""
     from archsearch.report import summary_text
     from archsearch.report.terminal.search import family_lines
     from archsearch.runs.run import open_run
-    from archsearch.runs.tables import families_of
 
-    confirmed = found["confirmed"]
+    confirmed = found.confirmed
     rows = [
         summary_text(open_run(run_path)),
         "",
-        *family_lines(families_of(found), run_path, found["engine"]),
+        *family_lines(found.families, run_path, found.by.engine),
         "",
         f"Exported to {exported['output']}: {exported['note']}",
         "It was confirmed in transformers only: other engines add other seconds to a round, ask"
         f" archsearch confirm {run_path} --engine NAME before serving it there.",
-        f"Report: {found['report']}",
+        f"Report: {found.report}",
         f"All of it took {human_time(seconds)}.",
         "",
         "What to do next:",
-        f"  open {found['report']}",
+        f"  open {found.report}",
         (
             f"  archsearch confirm {run_path} --gamma 2 --gamma 4 --gamma 6     other gammas beside"
             " the prediction"
@@ -122,5 +123,5 @@ def demo_text(
     ]
     if confirmed and not confirmed[0]["undecided"] and confirmed[0]["speedup_interval"][1] < 1:
         rows.insert(1, "Speculation does not pay here with this much training.")
-    rows[1:1] = [f"Note: {note}." for note in found["notes"]]
+    rows[1:1] = [f"Note: {note}." for note in found.notes or ()]
     return "\n".join(rows)

@@ -1,5 +1,5 @@
 """The commands as functions: what the command line parses for and a notebook calls. Each does one
-job and returns plain data.
+job and returns a record.
 
 profile -> search -> finalists (train, measure) -> confirm -> export. Feedback between them passes
 through files.

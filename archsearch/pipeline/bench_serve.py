@@ -4,7 +4,7 @@ predicted of it."""
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,10 +13,11 @@ import numpy as np
 from archsearch.engines.openai.bench import Ask, Measured, drive, named_model, summary
 from archsearch.engines.openai.client import Answer, OpenAIServer
 from archsearch.errors import ArchsearchError, RunFailed
-from archsearch.files import write_json
 from archsearch.pipeline.estimate import EstimateRequest
 from archsearch.pipeline.traffic import TrafficRequest, drafts_under_load, only_one
 from archsearch.progress import Progress, silent
+from archsearch.records import as_data, save
+from archsearch.report.terminal.traffic import Bench, Predicted
 from archsearch.text.prompts import read_prompts
 from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.traffic.simulation import poisson
@@ -52,7 +53,7 @@ class BenchRequest:
     seed: int = 0
 
 
-def bench_serve(request: BenchRequest, progress: Progress = silent) -> dict[str, Any]:
+def bench_serve(request: BenchRequest, progress: Progress = silent) -> Bench:
     """Measure the server, its baseline where one is named, and predict both.
 
     Raises ArchsearchError for a load that is none; RunFailed where a server stops answering: what
@@ -70,20 +71,20 @@ def bench_serve(request: BenchRequest, progress: Progress = silent) -> dict[str,
     for server in servers.values():
         named_model(server)
     text = "made up" if request.prompts is None else str(request.prompts)
-    seen = _Seen({"load": _load_words(request, asks), "text": text})
+    seen = _Seen(Bench(_load_words(request, asks), text))
     for name, server in servers.items():
         _drive(request, asks, server, seen, name, progress)
     figures = seen.figures()
-    write_json(request.output, figures | seen.requests())
+    seen.keep(request.output, figures)
     if request.estimate is not None:
         found = seen.measured["with_draft"]
         prompt = round(found.prompt_tokens) or request.prompt_tokens
         written = max(1, round(found.output_tokens))
         predicted = _predicted(request, request.estimate, prompt, written)
         errors = _errors(predicted, seen.measured)
-        figures |= {"predicted": predicted, "relative_error": errors}
-        write_json(request.output, figures | seen.requests())
-    return figures | {"output": str(request.output)}
+        figures = replace(figures, predicted=predicted, relative_error=errors)
+        seen.keep(request.output, figures)
+    return replace(figures, output=request.output)
 
 
 @dataclass
@@ -91,24 +92,22 @@ class _Seen:
     """What was measured so far: the answers of each server, and what they came to. `about`: the
     load."""
 
-    about: dict[str, str]
+    about: Bench
     answers: dict[str, list[Answer]] = field(default_factory=dict)
     measured: dict[str, Measured] = field(default_factory=dict)
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> Bench:
         """The load and what it came to."""
-        found: dict[str, Any] = {name: asdict(each) for name, each in self.measured.items()}
-        if "without" in self.measured and "with_draft" in self.measured:
-            alone, drafting = (self.measured[name].tpot_s for name in ("without", "with_draft"))
-            found["speedup"] = alone / max(drafting, 1e-12)
-        return {**self.about, **found}
+        found = replace(self.about, **self.measured)  # type: ignore[arg-type]
+        if found.without is None or found.with_draft is None:
+            return found
+        gain = found.without.tpot_s / max(found.with_draft.tpot_s, 1e-12)
+        return replace(found, speedup=gain)
 
-    def requests(self) -> dict[str, Any]:
-        """Every answer, by server."""
-        return {
-            f"{name}_requests": [asdict(each) for each in found]
-            for name, found in self.answers.items()
-        }
+    def keep(self, file: Path, figures: Bench, **why: Any) -> None:
+        """Write the figures, `why` they are no more, and every answer, by server."""
+        answers = {f"{name}_requests": found for name, found in self.answers.items()}
+        save(file, as_data(figures) | why | answers)
 
 
 def _drive(
@@ -125,8 +124,7 @@ def _drive(
 
     def keep(**why: Any) -> None:
         if why or len(answers) % 20 == 0:
-            kept = why or {"unfinished": True}
-            write_json(request.output, seen.figures() | kept | seen.requests())
+            seen.keep(request.output, seen.figures(), **(why or {"unfinished": True}))
 
     try:
         drive(
@@ -207,27 +205,24 @@ def _lengths(asks: list[Ask], request: BenchRequest) -> tuple[int, int]:
 
 def _predicted(
     request: BenchRequest, estimate: EstimateRequest, prompt_tokens: int, output_tokens: int
-) -> dict[str, Any]:
+) -> Predicted:
     """The pair under the load that was driven, at these mean lengths."""
     prompt, output = Lengths.of([prompt_tokens]), Lengths.of([output_tokens])
     rate = request.rate if request.trace is None else read_trace(request.trace).requests_per_s
     flight = request.concurrency
     part = LoadPart("load", 1.0, prompt, output, flight, rate if flight is None else None)
     asked = replace(estimate, asked=replace(estimate.asked, temperature=request.temperature))
-    (entry,) = drafts_under_load(TrafficRequest(asked, mix=Mix((part,)), simulated=0))["drafts"]
-    (found,) = entry["parts"]
-    best = found["drafting"] if found["gamma"] else found["off"]
-    chosen = {name: found[name] for name in ("gamma", "tau", "speedup")}
-    return {**chosen, "served": entry["served"], "with_draft": best, "without": found["plain"]}
+    (entry,) = drafts_under_load(TrafficRequest(asked, mix=Mix((part,)), simulated=0)).drafts
+    (found,) = entry.parts
+    served = found.served
+    return Predicted(served.gamma, served.tau, served.speedup, entry.by.served, *found.runs)
 
 
-def _errors(
-    predicted: dict[str, Any], measured: dict[str, Measured]
-) -> dict[str, dict[str, float]]:
+def _errors(predicted: Predicted, measured: dict[str, Measured]) -> dict[str, dict[str, float]]:
     """Predicted over measured, less 1."""
     return {
         name: {
-            what: predicted[name][what] / getattr(seen, what) - 1.0
+            what: getattr(getattr(predicted, name), what) / getattr(seen, what) - 1.0
             for what in QUANTITIES
             if getattr(seen, what) > 0
         }

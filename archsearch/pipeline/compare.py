@@ -21,12 +21,13 @@ from archsearch.pipeline.existing import context_of
 from archsearch.pipeline.latency import acceptance_for, choose_latency, served_target
 from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
 from archsearch.progress import human_time
-from archsearch.records import WRONG_SHAPE, from_data, save
+from archsearch.records import WRONG_SHAPE, save
 from archsearch.report.compare import Comparison, Lead, Pair, Swap, Winner
-from archsearch.report.phrases import AskedMix
+from archsearch.report.phrases import mix_words
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import COMPARE_FILE, Run, open_run
 from archsearch.search.objective import Score, Scorer
+from archsearch.traffic.mix import mix_of
 from archsearch.workload import WorkloadRequest
 
 FACTORS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -105,7 +106,7 @@ class _Opened:
             "batch size": asked.get("batch_size"),
             **{name: asked.get(name) for name in ("context", "temperature", "domain")},
             "acceptance": asked.get("alpha"),
-            "workload": from_data(AskedMix, json.loads(mix)).whole_words() if mix else None,
+            "workload": "; ".join(mix_words(mix_of(json.loads(mix), "workload"))) if mix else None,
             **{name: asked.get(name) for name in ("families", "space", "trials")},
         }
         if asked.get("confirm"):  # else nothing was trained: neither counts

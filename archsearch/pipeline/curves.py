@@ -6,8 +6,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,11 +21,12 @@ from archsearch.files import write_text
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
-from archsearch.pipeline.rounds_explained import engine_data
+from archsearch.pipeline.rounds_explained import served_by
 from archsearch.pipeline.schedule import acceptance_of, usual_batches
 from archsearch.pipeline.serving import check_batch
 from archsearch.pipeline.session import SearchSession
 from archsearch.records import WRONG_SHAPE, load_or_note, save
+from archsearch.report.terminal.curves import DraftCurve, Memory, Swept
 from archsearch.runs.run import Run
 from archsearch.runs.tables import CURVES_FILE, SWEPT, Bar, Curve, Curves, Point
 from archsearch.search.objective import Score, Scorer
@@ -41,27 +42,23 @@ COLUMNS: Final = (
 ).split()
 
 
-def estimate_curves(request: EstimateRequest, axis: str, span: str | None = None) -> dict[str, Any]:
+def estimate_curves(request: EstimateRequest, axis: str, span: str | None = None) -> Swept:
     """The drafts of `request` over `axis`; `span`: `LOW:HIGH` or `LOW:HIGH:POINTS`.
 
     Raises ArchsearchError for what is no range, or an engine that does not run what it asks for.
     """
     sweep_of(axis, span, 2)  # what is no range is refused before anything is priced
-    priced, about = price_drafts(request)
+    priced, asked = price_drafts(request)
     target = priced[0].scorer.target
     sweep = sweep_of(axis, span, max(target.max_position_embeddings, 256))
     if sweep.axis == "batch":
         for item in priced:
             check_batch(engine_facts(item.source.engine), item.source.device, int(sweep.values[-1]))
-    return {
-        **about,
-        "sweep": sweep.axis,
-        "gamma": request.gamma,
-        "curves": [_swept_draft(item, sweep) for item in priced],
-    }
+    curves = tuple(_swept_draft(item, sweep) for item in priced)
+    return Swept(**vars(asked), sweep=sweep.axis, gamma=request.gamma, curves=curves)
 
 
-def _swept_draft(item: Priced, sweep: Sweep) -> dict[str, Any]:
+def _swept_draft(item: Priced, sweep: Sweep) -> DraftCurve:
     """A draft over a sweep, with what its figures rest on."""
     facts, scorer, device = engine_facts(item.source.engine), item.scorer, item.source.device
     found = curve(
@@ -77,16 +74,11 @@ def _swept_draft(item: Priced, sweep: Sweep) -> dict[str, Any]:
             " guess"
         )
     longest = sweep.values[-1] if sweep.axis == "context" else scorer.workload.context_len
-    return {
-        "draft": item.name,
-        **engine_data(item.source),
-        "notes": notes,
-        "memory": memory_of(item, int(longest)),
-        **found.to_dict(),
-    }
+    memory = _memory(item, int(longest))
+    return DraftCurve(item.name, served_by(item.source), tuple(notes), memory, found)
 
 
-def memory_of(item: Priced, context: int) -> dict[str, Any] | None:
+def _memory(item: Priced, context: int) -> Memory | None:
     """What the fullest device holds with the draft and without, for requests of `context` tokens;
     None on a CPU."""
     device, scorer = item.source.device, item.scorer
@@ -95,37 +87,31 @@ def memory_of(item: Priced, context: int) -> dict[str, Any] | None:
     ranks = engine_facts(item.source.engine).ranks_of_draft(scorer.workload)
     served = replace(scorer.workload, draft_tensor_parallel=ranks, context_len=context)
     with_draft, alone = (
-        asdict(memory_plan(scorer.target, each, served, device))
-        for each in (item.score.proposer, None)
+        memory_plan(scorer.target, each, served, device) for each in (item.score.proposer, None)
     )
-    return {"with_draft": with_draft, "alone": alone, "draft_ranks": ranks, "context": context}
+    return Memory(with_draft, alone, ranks, context)
 
 
-def curve_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The points of all curves, a row each, by COLUMNS."""
-    rows = []
-    for item in result["curves"]:
-        for point in item["points"]:
-            gain = point["speedup"]
-            values = {
-                name: value["value"] if isinstance(value, Mapping) and "value" in value else value
-                for name, value in {**item, **point}.items()
-            }
-            values |= {
-                "speedup_low": gain.get("low"),
-                "speedup_high": gain.get("high"),
-                "tpot_ms": 1e3 * values["tpot_s"],
-                "plain_tpot_ms": 1e3 * values["plain_tpot_s"],
-            }
-            rows.append({name: values[name] for name in COLUMNS})
-    return rows
-
-
-def write_curves(result: Mapping[str, Any], path: Path) -> None:
-    """The curves as CSV."""
+def write_curves(result: Swept, path: Path) -> None:
+    """The points of all curves as CSV, a row each, by COLUMNS."""
     import pandas as pd
 
-    rows = pd.DataFrame(curve_rows(result), columns=COLUMNS)
+    found = []
+    for item in result.curves:
+        for point in item.curve.points:
+            values = {
+                "draft": item.draft,
+                **vars(item.by),
+                "speedup_low": point.speedup.low,
+                "speedup_high": point.speedup.high,
+                "tpot_ms": 1e3 * point.tpot_s.value,
+                "plain_tpot_ms": 1e3 * point.plain_tpot_s.value,
+            }
+            for name in COLUMNS:
+                value = values[name] if name in values else getattr(point, name)
+                values[name] = value.value if isinstance(value, Estimate) else value
+            found.append(values)
+    rows = pd.DataFrame(found, columns=COLUMNS)
     write_text(path, rows.to_csv(index=False, lineterminator="\n", float_format="%.6g"))
 
 

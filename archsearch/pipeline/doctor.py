@@ -11,10 +11,10 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final
 
 from packaging.requirements import Requirement
 
@@ -36,10 +36,7 @@ from archsearch.hardware.identify import (
 )
 from archsearch.paths import cache_dir
 from archsearch.profiles import cpu_stack, installed, profiles_of, stack_key
-
-Level = Literal["ok", "note", "mend", "stop"]
-"""`ok`: as it should be; `note`: worth knowing; `mend`: something is worse than it could be;
-`stop`: nothing can run so."""
+from archsearch.report.terminal.profile import Diagnosis, Finding, Level
 
 # a demo's cache and run; an engine's environment wants more and says so itself
 LEAST_DISK_BYTES: Final = 5 * 10**9
@@ -48,18 +45,8 @@ BUSY_SHARE: Final = 0.25  # of all threads: beyond that timings of this CPU are 
 LEAST_PYTHON: Final = (3, 11)
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at. `command`: how to fix it, "" where there is nothing to fix."""
-
-    level: Level
-    text: str
-    command: str = ""
-
-
-def doctor(folder: Path | None = None) -> dict[str, Any]:
-    """Every finding, as they matter; `runs`: whether anything can run here. `folder`: where runs
-    are to lie."""
+def doctor(folder: Path | None = None) -> Diagnosis:
+    """Every finding, as they matter. `folder`: where runs are to lie."""
     where = folder or Path.cwd()
     looks: dict[str, Callable[[], Iterator[Finding]]] = {
         "versions": _versions,
@@ -70,12 +57,8 @@ def doctor(folder: Path | None = None) -> dict[str, Any]:
         "memory": _memory,
         "load": _load,
     }
-    found = [(topic, each) for topic, look in looks.items() for each in _looked(look)]
-    return {
-        "archsearch": __version__,
-        "findings": [{"topic": topic, **asdict(each)} for topic, each in found],
-        "runs": all(each.level != "stop" for _, each in found),
-    }
+    found = [replace(each, topic=topic) for topic, look in looks.items() for each in _looked(look)]
+    return Diagnosis(__version__, tuple(found), all(each.level != "stop" for each in found))
 
 
 def _looked(look: Callable[[], Iterator[Finding]]) -> list[Finding]:
@@ -199,21 +182,21 @@ def _profile_of(device: Device, command: str) -> Finding:
 
 
 def _engines() -> Iterator[Finding]:
-    rows = {row["engine"]: row for row in overview()}
+    rows = {row.engine: row for row in overview()}
     priced = known_engines()
     for name in dict.fromkeys((*rows, *priced)):
         row, title = rows.get(name), engine_title(name)
         if row is None:
             yield Finding("note", f"{title}: priced and exported for, not run by archsearch")
-        elif row["installed"]:
-            note = f"; {row['note']}" if row["note"] else ""
-            named = f"{title} {row['version'] or ''}".rstrip()
-            yield Finding("ok", f"{named}: {row['where']}{note}")
+        elif row.installed:
+            note = f"; {row.note}" if row.note else ""
+            named = f"{title} {row.version or ''}".rstrip()
+            yield Finding("ok", f"{named}: {row.where}{note}")
         else:
-            stopped = "an install was stopped" if "stopped" in row["note"] else "not installed"
+            stopped = "an install was stopped" if "stopped" in row.note else "not installed"
             yield Finding("note", f"{title}: {stopped}", f"archsearch engine install {name}")
         if name in priced:
-            yield _draft_class(name, row["version"] if row and row["installed"] else None)
+            yield _draft_class(name, row.version if row and row.installed else None)
 
 
 def _draft_class(name: str, installed: str | None) -> Finding:

@@ -24,7 +24,7 @@ def write_engines(session: SearchSession) -> None:
     that its own passes were measured in. Nothing on a GPU, over a mix of work or at several
     requests at once, and where one engine is all there is."""
     source, request = session.source, session.request
-    here = [row["engine"] for row in overview() if row["installed"]]
+    here = [row.engine for row in overview() if row.installed]
     apart = request.mix is not None or session.scorer.workload.batch_size > 1
     if source.device.kind != "cpu" or apart or len(here) < 2:
         return

@@ -4,9 +4,8 @@ by side."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from archsearch.acceptance.estimator import AcceptanceEstimator, GivenAcceptance
 from archsearch.acceptance.known import AskedText
@@ -23,14 +22,17 @@ from archsearch.models.targets import NamedDrafter, TargetRef, resolve_drafter, 
 from archsearch.needs import Needs, TrainingBudget
 from archsearch.pipeline.families import kind_of
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, served_target
-from archsearch.pipeline.rounds_explained import difference, engine_data, free_layers, warnings_of
+from archsearch.pipeline.rounds_explained import difference, free_layers, served_by, warnings_of
 from archsearch.pipeline.serving import ANSWER, check_flight, engine_requests, served_words
-from archsearch.pipeline.training_budget import budget_data, budget_s, with_budget
+from archsearch.pipeline.training_budget import asked_budget, budget_s, with_budget
+from archsearch.report.phrases import Asked
+from archsearch.report.terminal.estimate import Difference, Entry, Estimated, WithPrompts
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import groups_of
 from archsearch.speedup import Tree
-from archsearch.traffic.mix import Mix, mix_of
+from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.traffic.mix_scorer import MixScorer
+from archsearch.traffic.traces import Lengths
 from archsearch.workload import Workload, WorkloadRequest
 
 
@@ -110,30 +112,30 @@ class Priced:
         """Its score at another gamma."""
         return self.scorer.with_gammas((gamma,))(self.score.proposer)
 
-    def to_dict(self, group: int) -> dict[str, Any]:
-        return {
-            "draft": self.name,
-            "training": self.training,
-            "notes": self.notes,
-            "no_room": self.no_room,
-            "pays": self.score.pays,
-            "group": group,
-            **engine_data(self.source),
-            "engine_class": self.engine_class or None,
-            **self.score.to_dict(),
-            "engine_version": self.source.version,
-            "free_layers": free_layers(self.scorer, self.score),
-        }
+    def entry(self, group: int) -> Entry:
+        """As `estimate` answers it."""
+        return Entry(
+            draft=self.name,
+            training=self.training,
+            notes=tuple(self.notes),
+            no_room=self.no_room,
+            pays=self.score.pays,
+            group=group,
+            served=self.source.served,
+            engine_class=self.engine_class or None,
+            score=replace(self.score, engine_version=self.source.version),
+            free_layers=free_layers(self.scorer, self.score),
+        )
 
 
-def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
+def estimate_drafts(request: EstimateRequest) -> Estimated:
     """Price drafts that exist: a Score each in each engine, best first, and which of them the error
     bars cannot tell apart.
 
     Raises ArchsearchError for an engine that does not run such drafts, or cannot shard one over the
     ranks.
     """
-    priced, about = price_drafts(request)
+    priced, asked = price_drafts(request)
     best = priced[0]
     group_of = {
         id(item): number
@@ -142,15 +144,15 @@ def estimate_drafts(request: EstimateRequest) -> dict[str, Any]:
         for item in found
         if item.score in group
     }
-    return {
-        **about,
-        **engine_data(best.source),
-        "drafts": [item.to_dict(group_of[id(item)]) for item in priced],
-        "mix": None if request.mix is None else request.mix.to_dict(),
-        "differences": _differences(priced),
-        "warnings": _warnings(priced),
-        "with_prompts": _with_prompts(best) if request.mix is None else None,
-    }
+    return Estimated(
+        **vars(asked),
+        by=served_by(best.source),
+        drafts=tuple(item.entry(group_of[id(item)]) for item in priced),
+        mix=request.mix,
+        differences=_differences(priced),
+        warnings=_warnings(priced),
+        with_prompts=_with_prompts(best) if request.mix is None else None,
+    )
 
 
 def _by_engine(priced: Sequence[Priced]) -> list[list[Priced]]:
@@ -160,7 +162,7 @@ def _by_engine(priced: Sequence[Priced]) -> list[list[Priced]]:
     return list(found.values())
 
 
-def _with_prompts(item: Priced) -> dict[str, Any] | None:
+def _with_prompts(item: Priced) -> WithPrompts | None:
     """What the best draft's gain becomes once prompts are read: tokens/s over those without a
     draft, as many requests in flight as the batch has, prompts that with half an answer fill its
     context. None on a CPU, and where such requests cannot be priced."""
@@ -168,16 +170,17 @@ def _with_prompts(item: Priced) -> dict[str, Any] | None:
     if item.source.device.kind == "cpu" or getattr(item.score.proposer, "tree", None):
         return None
     prompt = max(1, work.context_len - ANSWER // 2)
-    part = {"concurrency": work.batch_size, "output_tokens": ANSWER, "prompt_tokens": prompt}
     base = item.scorer.with_gammas((item.score.gamma,))
     try:
-        mix = mix_of({"parts": [part]}, "prompts")
+        lengths = Lengths.of([prompt]), Lengths.of([ANSWER])
+        mix = Mix((LoadPart("prompts", 1.0, *lengths, work.batch_size),))
         score = MixScorer(base, mix, item.source.device)(item.score.proposer)
     except ArchsearchError:
         return None
     assert score.mix is not None
     served = score.mix.parts[0]
-    return {**part, "draft": item.name, "gain": served.tokens_per_s / served.plain_tokens_per_s}
+    gain = served.tokens_per_s / served.plain_tokens_per_s
+    return WithPrompts(work.batch_size, ANSWER, prompt, item.name, gain)
 
 
 def _groups(priced: Sequence[Priced]) -> list[list[Score]]:
@@ -187,7 +190,7 @@ def _groups(priced: Sequence[Priced]) -> list[list[Score]]:
     return groups_of(priced[0].scorer, scores, lambda score: contexts[id(score)])
 
 
-def price_drafts(request: EstimateRequest) -> tuple[list[Priced], dict[str, Any]]:
+def price_drafts(request: EstimateRequest) -> tuple[list[Priced], Asked]:
     """Each draft in each engine, best first, and what was asked of them in words and numbers.
     Raises as `estimate_drafts`."""
     ref = served_target(resolve_target(request.target), request.asked)
@@ -231,16 +234,16 @@ def price_drafts(request: EstimateRequest) -> tuple[list[Priced], dict[str, Any]
     # what is assumed by the lower end, as in a search; what has no room last
     priced.sort(key=lambda item: (bool(item.no_room), -item.score.ranked_by))
     best = priced[0]
-    return priced, {
-        "target": ref.name,
-        "device": best.source.device.key,
-        "latency": best.source.words,
-        "weights": best.source.profile["weights"],
-        "workload": asdict(workloads[best.source.served]),
-        "alpha": request.alpha,
-        "prior": prior_words,
-        "training_budget": budget_data(best.budget, request.training_budget_s is not None),
-    }
+    return priced, Asked(
+        target=ref.name,
+        device=best.source.device.key,
+        latency=best.source.words,
+        weights=best.source.profile["weights"],
+        workload=workloads[best.source.served],
+        alpha=request.alpha,
+        prior=prior_words,
+        training_budget=asked_budget(best.budget, request.training_budget_s is not None),
+    )
 
 
 def _requests(
@@ -360,21 +363,21 @@ def _no_room(
     )
 
 
-def _differences(priced: Sequence[Priced]) -> list[dict[str, str]]:
+def _differences(priced: Sequence[Priced]) -> tuple[Difference, ...]:
     """For each draft, why the engine it gains most in beats each other one; best first."""
     found = []
     for name in dict.fromkeys(item.name for item in priced):
         best, *others = (item for item in priced if item.name == name)
         for other in others:
             there = other.at_gamma(best.score.gamma)
-            found.append(asdict(difference(name, best.score, other.score, there)))
-    return found
+            found.append(difference(name, best.score, other.score, there))
+    return tuple(found)
 
 
-def _warnings(priced: Sequence[Priced]) -> list[str]:
+def _warnings(priced: Sequence[Priced]) -> tuple[str, ...]:
     """Warnings of every engine."""
     found = []
     for items in _by_engine(priced):
         drafts = [(item.name, item.scorer, item.score) for item in items]
         found += warnings_of(items[0].source, drafts)
-    return found
+    return tuple(found)

@@ -12,8 +12,8 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Literal
+from dataclasses import replace
+from typing import Final
 
 from archsearch.acceptance.learnt import training_of
 from archsearch.acceptance.prior import PriorAcceptance
@@ -33,13 +33,12 @@ from archsearch.pipeline.session import SearchSession
 from archsearch.report.learning import count_words
 from archsearch.report.page import search_command
 from archsearch.report.phrases import shell_path
+from archsearch.report.terminal.search import Kind, Step
 from archsearch.runs.run import WORKLOAD_FILE
 from archsearch.search import rungs
 from archsearch.search.next_measurement import Belief, Outlook, best_pair
 from archsearch.search.objective import Score
 from archsearch.training.curves import MEASURED, growth
-
-Kind = Literal["acceptance", "training", "synthetic", "profile"]
 
 PROMPTS: Final = 64
 ANSWER_TOKENS: Final = 128
@@ -70,37 +69,13 @@ GPU_TRAINING_SHARE: Final = 0.3
 SHOWN_LEAST: Final = 0.001
 
 
-@dataclass(frozen=True)
-class NextStep:
-    """A measurement. `speedup`: the best candidate's, with its `std` now and the `std_after`
-    expected; `gain`: expected gain in ln(speed-up) by changing the winner, `changes`: chance of
-    that. `value_per_minute`: (narrowing + gain) in ln(speed-up), by which steps are ordered.
-    `needs`: what the command needs that is not known to be here, "" for nothing."""
-
-    kind: Kind
-    what: str
-    command: str
-    minutes: float
-    minutes_from: str
-    speedup: float
-    std: float
-    std_after: float
-    gain: float
-    changes: float
-    value_per_minute: float
-    needs: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def next_steps(session: SearchSession, scores: Sequence[Score]) -> list[NextStep]:
+def next_steps(session: SearchSession, scores: Sequence[Score]) -> list[Step]:
     """The measurements that would teach something about a ranking that nothing confirmed, most per
     minute first: of each kind the best. `scores`: the search's, best first."""
     if not scores:
         return []
     belief = Belief(session.scorer, scores, session.context_of)
-    best: dict[Kind, NextStep] = {}
+    best: dict[Kind, Step] = {}
     for step in sorted(_options(session, belief), key=lambda step: -step.value_per_minute):
         narrows = step.std_after < step.std  # else the winner may only change for a less sure one
         if narrows and step.value_per_minute * step.minutes >= SHOWN_LEAST:
@@ -116,16 +91,16 @@ def _step(
     minutes: tuple[float, str],
     seen: Outlook,
     needs: str = "",
-) -> NextStep:
+) -> Step:
     """A measurement that could be made, in `minutes` (and what they rest on); `seen`: what is
     expected after it."""
     speedup = belief.scores[belief.lead].speedup.value
     stds = speedup * seen.std, speedup * seen.std_after
     worth = (seen.gain, seen.changes, seen.value / minutes[0])
-    return NextStep(kind, what, command, *minutes, speedup, *stds, *worth, needs)
+    return Step(kind, what, command, *minutes, speedup, *stds, *worth, needs)
 
 
-def _options(session: SearchSession, belief: Belief) -> Iterator[NextStep]:
+def _options(session: SearchSession, belief: Belief) -> Iterator[Step]:
     if isinstance(session.scorer.acceptance, PriorAcceptance):  # alpha was not given as a number
         yield from _drafts_that_exist(session, belief)
         yield from _short_trainings(session, belief)
@@ -133,7 +108,7 @@ def _options(session: SearchSession, belief: Belief) -> Iterator[NextStep]:
     yield from _profile(session, belief)
 
 
-def _drafts_that_exist(session: SearchSession, belief: Belief) -> Iterator[NextStep]:
+def _drafts_that_exist(session: SearchSession, belief: Belief) -> Iterator[Step]:
     """alpha of drafts of the catalogue that have the target's tokens, on the user's prompts."""
     target, request = session.target, session.request
     if target.folder is None and target.weights is None and target.hub_id is None:
@@ -205,7 +180,7 @@ def _weights_needed(*models: TargetRef) -> str:
     return " and ".join([*needed, f"{size:.0f} GiB of memory"] if remote or size > 8 else needed)
 
 
-def _short_trainings(session: SearchSession, belief: Belief) -> Iterator[NextStep]:
+def _short_trainings(session: SearchSession, belief: Belief) -> Iterator[Step]:
     """A climb: the least time in which two shapes are trained."""
     request, target = session.request, session.target
     nowhere = target.folder is None and target.weights is None and target.hub_id is None
@@ -254,7 +229,7 @@ def _training_speed(session: SearchSession, belief: Belief) -> tuple[float, str]
     return speed, f"{speed:.0f} training tokens/s assumed ({share})"
 
 
-def _synthetic(session: SearchSession, belief: Belief) -> Iterator[NextStep]:
+def _synthetic(session: SearchSession, belief: Belief) -> Iterator[Step]:
     """Rank 1 with random weights in an engine: its real cycle at the predicted acceptance."""
     request, target = session.request, session.target
     weights = bool(target.folder or target.weights or target.hub_id)
@@ -303,7 +278,7 @@ def _needed(session: SearchSession, engine: str = "") -> str:
     return " and ".join(missing)
 
 
-def _profile(session: SearchSession, belief: Belief) -> Iterator[NextStep]:
+def _profile(session: SearchSession, belief: Belief) -> Iterator[Step]:
     """The device profiled, where nobody has measured this one here: imported tables, a relative's
     kernels, the datasheet."""
     request, source = session.request, session.source

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from archsearch.acceptance.estimator import GivenAcceptance
 from archsearch.engine_rounds import newest_version
@@ -18,6 +17,7 @@ from archsearch.pipeline.candidates import serving_ranks
 from archsearch.pipeline.session import SearchSession
 from archsearch.recipes import Recipe, Stage, choose_library, share_gpus, write_recipe
 from archsearch.recipes.plan import STAGES
+from archsearch.report.terminal.run import MadeRecipe
 from archsearch.runs.run import open_run
 from archsearch.search.objective import Score, Scorer
 
@@ -39,9 +39,8 @@ class RecipeRequest:
     prompts: Path | None = None
 
 
-def make_recipe(request: RecipeRequest) -> dict[str, Any]:
-    """Write the folder that trains a rank of a run; what recipe.json holds, with `output`, `hours`
-    and `weights`.
+def make_recipe(request: RecipeRequest) -> MadeRecipe:
+    """Write the folder that trains a rank of a run.
 
     Raises ArchsearchError for a rank that needs no training or exists already, a library that does
     not train its family or shape, too few GPUs; MissingDataError for a target of which neither a
@@ -87,7 +86,7 @@ def make_recipe(request: RecipeRequest) -> dict[str, Any]:
     here = ref.folder is not None and has_weights(ref.folder)
     weights = recipe.initialised and here and not trimmed
     made = write_recipe(recipe, request.output, weights=weights)
-    return {**recipe.to_dict(), "output": str(made), "hours": recipe.hours, "weights": weights}
+    return MadeRecipe(recipe, made, recipe.hours, weights)
 
 
 def _training(score: Score, run: Path, every: list[Score]) -> Needs:

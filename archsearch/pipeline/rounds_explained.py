@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds
 from archsearch.pipeline.latency import LatencySource
-from archsearch.report.phrases import host_words, launches
+from archsearch.report.phrases import ServedBy, host_words, launches
+from archsearch.report.terminal.estimate import Difference
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import error_by_term, tau_estimate
 
@@ -26,16 +25,10 @@ def free_layers(scorer: Scorer, score: Score) -> float | None:
     return None if free is None or math.isinf(free) else free
 
 
-def engine_data(source: LatencySource) -> dict[str, Any]:
-    """Who serves, for --json: engine, engine_version, engine_class (None on a CPU) and all of it in
-    words."""
-    costs = source.rounds.costs if source.rounds is not None else None
-    return {
-        "engine": source.engine,
-        "engine_version": source.version,
-        "engine_class": costs.title if costs is not None else None,
-        "served": source.served,
-    }
+def served_by(source: LatencySource) -> ServedBy:
+    """Who serves."""
+    how = source.rounds.costs.title if source.rounds is not None else None
+    return ServedBy(source.engine, source.version, how, source.served)
 
 
 def warnings_of(source: LatencySource, priced: Sequence[tuple[str, Scorer, Score]]) -> list[str]:
@@ -95,19 +88,7 @@ def _at_alpha(scorer: Scorer, score: Score) -> Score:
     return scorer.measured(score.proposer, score.alpha, taus)
 
 
-@dataclass(frozen=True)
-class EngineDifference:
-    """Why a draft gains more in one engine than in another: `term` of the round at the same gamma,
-    in `words`."""
-
-    draft: str
-    engine: str
-    other: str
-    term: str
-    words: str
-
-
-def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> EngineDifference:
+def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> Difference:
     """The term that makes the difference between two engines. `worse_there`: the worse engine at
     the better one's gamma."""
     parts = error_by_term(better.terms, worse_there.terms)
@@ -122,7 +103,7 @@ def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> E
     doubt = "" if _told_apart(better, worse) else " (less than the error bars)"
     gains = f"{first} {better.speedup.value:.2f}x, {second} {worse.speedup.value:.2f}x"
     why = _why(term, (first, better), (second, worse_there))
-    return EngineDifference(draft, first, second, term, f"{draft}: {gains}: {where}{why}{doubt}")
+    return Difference(draft, first, second, term, f"{draft}: {gains}: {where}{why}{doubt}")
 
 
 def _told_apart(better: Score, worse: Score) -> bool:

@@ -27,7 +27,7 @@ from archsearch.models.files import has_weights
 from archsearch.pipeline.in_engine import serving_scorer
 from archsearch.pipeline.serving import check_batch
 from archsearch.pipeline.session import SearchSession
-from archsearch.records import as_data
+from archsearch.report.terminal.run import Adaptive, AdaptivePoint, Scheduled
 from archsearch.runs.tables import SCHEDULE_FILE, write_schedule
 from archsearch.schedule import (
     GammaSchedule,
@@ -183,7 +183,7 @@ def adaptive_speedup(scorer: Scorer, draft: Draft, tokens: Estimate, gamma: int)
 
 def _adaptive(
     asked: _Asked, draft: Draft, taus: Mapping[int, Estimate], schedule: GammaSchedule
-) -> dict[str, Any] | None:
+) -> Adaptive | None:
     """Adaptive verification beside the schedule, with the gamma that loses least on it at its worst
     batch size: its speed-up at each point, and which to use. None where the engine has none for
     such a drafter, or does not start with it: of an older version, under other switches, without
@@ -212,12 +212,11 @@ def _adaptive(
 
     found = {gamma: speeds_of(gamma) for gamma in able}
     gamma = max(found, key=lambda each: min(gains_of(found[each])))
-    points, gains = [], gains_of(found[gamma])
+    points, gains = list[AdaptivePoint](), gains_of(found[gamma])
     for (point, _), speed in zip(places, found[gamma], strict=True):
         # the doubt of acceptance and kernels is that of the same gamma for all requests
         std = float(np.hypot(speed.std, speed.value * point.by_gamma[gamma].relative_std))
-        predicted = Estimate(speed.value, std, "modelled")
-        points.append({"batch_size": point.batch_size, "speedup": predicted.to_dict()})
+        points.append(AdaptivePoint(point.batch_size, Estimate(speed.value, std, "modelled")))
     low, high = (f"{100.0 * (gain - 1.0):+.0f}" for gain in (min(gains), max(gains)))
     use = "the table if it holds in a test under load"
     if min(gains) >= 1.0 - WORTH_BEING_SAFE:
@@ -227,12 +226,12 @@ def _adaptive(
             ' "enable_adaptive_verification": true in place of the table that export writes'
         )
     words = f"Adaptive verification, gamma {gamma} for all: {low} to {high} % beside this table"
-    return {"gamma": gamma, "points": points, "use": use, "words": f"{words}. Use {use}"}
+    return Adaptive(gamma, tuple(points), use, f"{words}. Use {use}")
 
 
 def schedule_rank(
     session: SearchSession, rank: int, engine: str | None = None, batch_sizes: Sequence[int] = ()
-) -> dict[str, Any]:
+) -> Scheduled:
     """The best gamma at each batch size of a candidate, by the latencies of `engine`; written to
     best/<rank>/schedule.json.
 
@@ -256,13 +255,19 @@ def schedule_rank(
         )
         write_json(folder / "speculative_config.json", config)
     adaptive = _adaptive(asked, draft[0], taus, schedule)
-    what = {"rank": rank, "architecture": score.label(), "note": note, "adaptive": adaptive}
-    return asked.data(what, schedule, score.gamma)
+    return asked.answer(
+        schedule,
+        score.gamma,
+        rank=rank,
+        architecture=score.label(),
+        note=note,
+        adaptive=adaptive,
+    )
 
 
 def schedule_head(
     session: SearchSession, family: str, engine: str | None = None, batch_sizes: Sequence[int] = ()
-) -> dict[str, Any]:
+) -> Scheduled:
     """The same of a trained head of the run, with tokens a round as they were replayed; written to
     heads/<family>/schedule.json, where `export --family` finds it.
 
@@ -277,14 +282,15 @@ def schedule_head(
     asked = _Asked(session, engine, drafter, f"the head with gamma {gamma}")
     taus = {each: seen.estimate() for each, seen in trained.replays.items() if each <= gamma}
     schedule, note = _planned(asked, (drafter, trained.alpha, taus), batch_sizes, trained.folder)
-    what = {
-        "rank": None,
-        "family": trained.plan.family,
-        "architecture": f"{trained.plan.family} head",
-        "note": note,
-        "adaptive": _adaptive(asked, drafter, taus, schedule),
-    }
-    return asked.data(what, schedule, gamma)
+    return asked.answer(
+        schedule,
+        gamma,
+        rank=None,
+        family=trained.plan.family,
+        architecture=f"{trained.plan.family} head",
+        note=note,
+        adaptive=_adaptive(asked, drafter, taus, schedule),
+    )
 
 
 class _Asked:
@@ -302,12 +308,11 @@ class _Asked:
         if why := facts.unscheduled_words(drafter.family):
             raise ArchsearchError(f"{why}; serve {otherwise}")
 
-    def data(self, what: Mapping[str, Any], schedule: GammaSchedule, gamma: int) -> dict[str, Any]:
+    def answer(self, schedule: GammaSchedule, gamma: int, **what: Any) -> Scheduled:
         """What the command says of a schedule."""
         words = schedule_words(self.engine, self.drafter.family, schedule.ranges, gamma)
-        doubt = engine_facts(self.engine).schedule_doubt
-        run = {"run": str(self.session.run.path), **what}
-        return run | as_data(schedule) | {"as_engine": words, "warning": doubt}
+        doubt, run = engine_facts(self.engine).schedule_doubt, self.session.run.path
+        return Scheduled(run=run, schedule=schedule, as_engine=words, warning=doubt, **what)
 
 
 def _planned(

@@ -5,17 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
 from archsearch.engine_facts import engine_title, engines_that
-from archsearch.files import write_json
 from archsearch.models.files import HEAD_FAMILIES
 from archsearch.pipeline.families import INDEPENDENT, OTHER_TRIALS
 from archsearch.pipeline.session import SearchSession
 from archsearch.progress import ProgressLine
-from archsearch.records import WRONG_SHAPE, from_data
+from archsearch.records import WRONG_SHAPE, save
 from archsearch.report.chart_files import drawn, write_picture
-from archsearch.report.costs import ParetoSet, pareto_chart
+from archsearch.report.costs import ParetoGoal, ParetoSet, pareto_chart
 from archsearch.report.phrases import interval
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import RUNGS_FILE
@@ -117,7 +115,7 @@ PARETO_FILE = "pareto.json"
 PICTURE_FILE = "pareto.svg"
 
 
-def write_pareto(session: SearchSession, scores: Sequence[Score]) -> dict[str, Any]:
+def write_pareto(session: SearchSession, scores: Sequence[Score]) -> ParetoSet:
     """pareto.json and pareto.svg of the run; what the first holds. `scores`: those of the search,
     which stand for spaces that were not scored in full."""
     goals, scorer = check_goals(session.request.pareto), session.scorer
@@ -137,17 +135,12 @@ def write_pareto(session: SearchSession, scores: Sequence[Score]) -> dict[str, A
             continue
         whole.append(space.name)
     members = pareto(scorer, found, goals, _measured(session))
-    data = {
-        "goals": {
-            name: {"unit": GOALS[name].unit, "words": GOALS[name].words, "more": GOALS[name].more}
-            for name in goals
-        },
-        "exact": whole,
-        "members": [member.to_dict() for member in members],
-    }
-    write_json(session.run.path / PARETO_FILE, data)
-    write_picture(session.run.path / PICTURE_FILE, drawn(pareto_chart(from_data(ParetoSet, data))))
-    return data
+    named = {name: GOALS[name] for name in goals}
+    shown = {name: ParetoGoal(goal.unit, goal.words, goal.more) for name, goal in named.items()}
+    pareto_set = ParetoSet(shown, tuple(whole), tuple(members))
+    save(session.run.path / PARETO_FILE, pareto_set)
+    write_picture(session.run.path / PICTURE_FILE, drawn(pareto_chart(pareto_set)))
+    return pareto_set
 
 
 def _measured(session: SearchSession) -> Callable[[Score], float | None]:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stderr
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any, Final
@@ -35,29 +35,30 @@ from archsearch.pipeline.families import INDEPENDENT, best_of_each, family_rows
 from archsearch.pipeline.heads import head_rungs, write_family_table
 from archsearch.pipeline.in_engine import EngineChoice
 from archsearch.pipeline.next_steps import next_steps
-from archsearch.pipeline.rounds_explained import engine_data, free_layers, warnings_of
+from archsearch.pipeline.rounds_explained import free_layers, served_by, warnings_of
 from archsearch.pipeline.scoring import hopeless, score_spaces, write_pareto
 from archsearch.pipeline.session import SearchRequest, SearchSession
 from archsearch.pipeline.shared_work import Job, SharedWork
 from archsearch.pipeline.side_by_side import FamilyRequest, confirm_families
 from archsearch.pipeline.train import text_verdict
-from archsearch.pipeline.training_budget import budget_data, what_budgets_buy
+from archsearch.pipeline.training_budget import asked_budget, what_budgets_buy
 from archsearch.pipeline.untrained import with_replays
 from archsearch.pipeline.workers import can_confirm_beside, confirm_job, workers_beside
 from archsearch.profiles import find_profile, list_profiles, profile_roots
 from archsearch.progress import ProgressLine, human_time, say
 from archsearch.records import as_data
+from archsearch.report.terminal.search import Brought, Climbed, Searched, Survey, SurveyRow
 from archsearch.runs.lock import run_lock
 from archsearch.runs.run import RUNGS_FILE
 from archsearch.runs.state import FinalistsEntry, StateFile
-from archsearch.runs.tables import write_budgets
+from archsearch.runs.tables import TextVerdict, write_budgets
 from archsearch.search import study
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import led_by_need, rivals
 from archsearch.search.rungs import Plan
 
 
-def search(request: SearchRequest, *, anyway: bool = False) -> dict[str, Any]:
+def search(request: SearchRequest, *, anyway: bool = False) -> Searched:
     """Score, rank and, with `confirm`, train drafts, run the best in the engine and write
     everything into the run folder.
 
@@ -72,11 +73,11 @@ def search(request: SearchRequest, *, anyway: bool = False) -> dict[str, Any]:
         if not request.confirm:
             return rank_only(session)
         if not anyway and (why := hopeless(session)):
-            return rank_only(session) | {"refused": why}
+            return replace(rank_only(session), refused=why)
         return train_and_confirm(session, start)
 
 
-def rank_only(session: SearchSession) -> dict[str, Any]:
+def rank_only(session: SearchSession) -> Searched:
     """The ranking by what is known beforehand; nothing is trained."""
     session, replays = with_replays(session)
     with workers_beside(session):
@@ -84,10 +85,10 @@ def rank_only(session: SearchSession) -> dict[str, Any]:
     session.run.write_trials(result.trials)
     session = replace(session, besides=tuple(alternatives(session)))
     ranked = write_ranked(session, [], result.best)
-    return outcome(session, result, ranked, []) | {"replayed": replays}
+    return replace(outcome(session, result, ranked, []), replayed=replays)
 
 
-def train_and_confirm(session: SearchSession, start: float) -> dict[str, Any]:
+def train_and_confirm(session: SearchSession, start: float) -> Searched:
     """Text, rung 0, trainings by the plan of `climb`, confirmation; `start`: when the command
     began (monotonic seconds)."""
     request, run = session.request, session.run
@@ -99,7 +100,7 @@ def train_and_confirm(session: SearchSession, start: float) -> dict[str, Any]:
     if plan.stay:
         state.notes = [f"rung 0 only: {plan.stay}"]
         file.save()
-        return rank_only(session) | {"rungs": [], "notes": state.notes, "plan": as_data(plan)}
+        return replace(rank_only(session), rungs=(), notes=tuple(state.notes), plan=plan)
     trainer = session.trainer()
     climb.write_texts(trainer, file, plan)
     coverage = trainer.texts.coverage()
@@ -137,25 +138,24 @@ def train_and_confirm(session: SearchSession, start: float) -> dict[str, Any]:
         confirmed = confirming.ranks(count, shared, later=beside)
     if head and confirmed:
         confirming.best_head(head)
-    data = outcome(session, result, ranked, confirmed)
+    answer = outcome(session, result, ranked, confirmed)
     if families:
-        data["families"] = [as_data(row) for row in families]
+        answer = replace(answer, families=tuple(families))
     file.save()
     seconds = file.elapsed_s()
     say(f"all of it took {human_time(seconds)} of {human_time(request.time_budget_s)}")
-    return data | {
-        "rungs": climb.summary(state),
-        "heads": [as_data(entry) for entry in state.heads],
-        "notes": state.notes,
-        "plan": as_data(plan),
-        "seconds": seconds,
-        "steps": state.steps,
-        "prompts": trainer.prompts.source,
-        "measured": [
-            climb.measured_row(ascent.measured(draft), draft, coverage) for draft in trained
-        ],
-        "text": text,
-    }
+    known_now = {"rungs": tuple(climb.summary(state)), "notes": tuple(state.notes), "plan": plan}
+    return Climbed(
+        **vars(answer) | known_now,
+        heads=tuple(state.heads),
+        seconds=seconds,
+        steps=state.steps,
+        prompts=trainer.prompts.source,
+        measured=tuple(
+            climb.measured_draft(ascent.measured(draft), draft, coverage) for draft in trained
+        ),
+        text=text,
+    )
 
 
 def write_finalists(run: Path, entry: FinalistsEntry, notes: Sequence[str]) -> None:
@@ -170,13 +170,13 @@ def text_result(
     trainer: DraftTrainer,
     ranked: Sequence[Score],
     trained: Sequence[TrainedDraft],
-) -> dict[str, Any] | None:
+) -> TextVerdict | None:
     """The verdict on the run's text by its best trained draft; None where none was trained."""
     drafts = {draft.architecture: draft for draft in trained}
     best = next((score for score in ranked if score.architecture in drafts), None)
     if best is None:
         return None
-    return text_verdict(scorer, trainer, drafts[best.architecture]).to_dict()
+    return text_verdict(scorer, trainer, drafts[best.architecture])
 
 
 def write_ranked(
@@ -222,60 +222,51 @@ def outcome(
     result: study.SearchResult,
     ranked: Sequence[Score],
     confirmed: Sequence[dict[str, Any]],
-) -> dict[str, Any]:
+) -> Searched:
     """What `search` returns; writes the report."""
     pareto = write_pareto(session, result.best) if session.request.pareto else None
     besides = [each.score for each in session.besides]
-    device = session.source.device
-    budgets = what_budgets_buy(session.scorer, device, ranked, result.best, besides)
+    scorer, source, request = session.scorer, session.source, session.request
+    budgets = what_budgets_buy(scorer, source.device, ranked, result.best, besides)
     write_budgets(session.run.path, budgets)  # before the report, which draws it
     write_engines(session)
     report = write_report(session.run, session)
     groups = session.groups(ranked)
-    return {
-        "run": str(session.run.path),
-        "target": session.target.name,
-        "device": session.source.device.key,
-        **engine_data(session.source),
-        "free_layers": free_layers(session.scorer, ranked[0]) if ranked else None,
-        "warnings": warnings_of(
-            session.source, [("", session.scorer_of(score), score) for score in ranked[:1]]
+    lead = [("", session.scorer_of(score), score) for score in ranked[:1]]
+    return Searched(
+        run=session.run.path,
+        target=session.target.name,
+        device=source.device.key,
+        by=served_by(source),
+        free_layers=free_layers(scorer, ranked[0]) if ranked else None,
+        warnings=tuple(warnings_of(source, lead)),
+        latency=source.words,
+        dtype=source.dtype,
+        weights=source.profile.get("weights"),
+        workload=scorer.workload,
+        mix=request.mix,
+        prior=session.prior_words,
+        earlier=session.earlier(),
+        space=", ".join(space.name for space in session.families.spaces),
+        families=tuple(family_rows(ranked)),
+        left_out=tuple(session.families.left_out),
+        trials=result.finished,
+        invalid=result.invalid,
+        scored=result.spaces,
+        regrets=result.regrets,
+        best=tuple(ranked),
+        rivals=() if request.confirm else tuple(rivals(scorer, result.best)),
+        next=() if confirmed else tuple(next_steps(session, in_run(result.best, ranked))),
+        training_budget=asked_budget(scorer.context.budget, request.training_budget_s is not None),
+        budgets=budgets,
+        indistinguishable=tuple(
+            tuple(sorted(score.rank or 0 for score in group)) for group in groups
         ),
-        "latency": session.source.words,
-        "dtype": session.source.dtype,
-        "weights": session.source.profile.get("weights"),
-        "workload": asdict(session.scorer.workload),
-        "mix": None if session.request.mix is None else session.request.mix.to_dict(),
-        "prior": session.prior_words,
-        "earlier": session.earlier(),
-        "space": ", ".join(space.name for space in session.families.spaces),
-        "families": [as_data(row) for row in family_rows(ranked)],
-        "left_out": list(session.families.left_out),
-        "trials": result.finished,
-        "invalid": result.invalid,
-        "scored": [as_data(space) for space in result.spaces],
-        "regrets": [regret.to_dict() for regret in result.regrets],
-        "best": [score.to_dict() for score in ranked],
-        "rivals": (
-            [rival.to_dict() for rival in rivals(session.scorer, result.best)]
-            if not session.request.confirm
-            else []
-        ),
-        "next": (
-            []
-            if confirmed
-            else [step.to_dict() for step in next_steps(session, in_run(result.best, ranked))]
-        ),
-        "training_budget": budget_data(
-            session.scorer.context.budget, session.request.training_budget_s is not None
-        ),
-        "budgets": as_data(budgets),
-        "indistinguishable": [sorted(s.rank or 0 for s in group) for group in groups],
-        "cheapest": [min(group, key=lambda score: score.parameters).rank for group in groups],
-        "pareto": pareto,
-        "confirmed": list(confirmed),
-        "report": str(report),
-    }
+        cheapest=tuple(min(group, key=lambda score: score.parameters).rank for group in groups),
+        pareto=pareto,
+        confirmed=tuple(confirmed),
+        report=report,
+    )
 
 
 def in_run(scored: Sequence[Score], ranked: Sequence[Score]) -> list[Score]:
@@ -398,11 +389,11 @@ def _on_this_cpu(count: float) -> bool:
     return 2.0 * count < 0.8 * cpu.memory_bytes
 
 
-def survey(request: SearchRequest, devices: Sequence[str]) -> dict[str, Any]:
+def survey(request: SearchRequest, devices: Sequence[str]) -> Survey:
     """The best that one can have today and the best within the training budget on each of
     `devices`, as `search` ranks them; a device that cannot hold the target has an `error`. No run
     folder is left."""
-    rows: list[dict[str, Any]] = []
+    rows: list[SurveyRow] = []
     with (
         ProgressLine("search on the GPUs that ship") as line,
         tempfile.TemporaryDirectory(prefix="archsearch-") as folder,
@@ -414,21 +405,25 @@ def survey(request: SearchRequest, devices: Sequence[str]) -> dict[str, Any]:
                 with redirect_stderr(StringIO()):  # one bar for all of them
                     found = search(replace(request, asked=asked, run=Path(folder) / key))
             except ArchsearchError as error:
-                rows.append({"device": key, "error": str(error)})
+                rows.append(SurveyRow(key, error=str(error)))
                 continue
-            rows.append({"device": key, **_row(found)})
-    return {"target": request.target, "survey": rows}
+            rows.append(SurveyRow(key, _brought(found)))
+    return Survey(request.target, tuple(rows))
 
 
-def _row(found: Mapping[str, Any]) -> dict[str, Any]:
+def _brought(found: Searched) -> Brought:
     """What a row needs of a search's result."""
-    kinds = [(score, (score.get("needs") or {}).get("kind", "training")) for score in found["best"]]
-    return {
-        "engine": found["served"],
-        "tensor_parallel": found["workload"]["tensor_parallel"],
-        "dtype": found["dtype"],
-        "today": next((score for score, kind in kinds if kind != "training"), None),
-        "trained": next((score for score, kind in kinds if kind == "training"), None),
-        "training_budget": found.get("training_budget"),
-        "warnings": found["warnings"],
-    }
+
+    def first(trains: bool) -> Score | None:
+        kinds = ((score, score.needs.kind if score.needs else "training") for score in found.best)
+        return next((score for score, kind in kinds if (kind == "training") == trains), None)
+
+    return Brought(
+        engine=found.by.served,
+        tensor_parallel=found.workload.tensor_parallel,
+        dtype=found.dtype,
+        today=first(False),
+        trained=first(True),
+        training_budget=found.training_budget,
+        warnings=found.warnings,
+    )

@@ -4,15 +4,17 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
-from archsearch.pipeline.rounds_explained import engine_data
+from archsearch.pipeline.rounds_explained import served_by
 from archsearch.pipeline.serving import check_flight, request_of, with_asked
+from archsearch.report.phrases import AskedPart
+from archsearch.report.terminal.traffic import Part, Simulation, Traffic, UnderLoad
 from archsearch.traffic.mix import LoadPart, Mix, read_mix
 from archsearch.traffic.served import (
     ServedPart,
@@ -48,7 +50,7 @@ class TrafficRequest:
     mix: Mix | None = None  # instead of a file
 
 
-def drafts_under_load(request: TrafficRequest) -> dict[str, Any]:
+def drafts_under_load(request: TrafficRequest) -> Traffic:
     """Each draft under the load, best by the objective first, those that break a limit last.
 
     Raises ArchsearchError for a load that is none, that fits no batch, or that the engine does not
@@ -59,25 +61,19 @@ def drafts_under_load(request: TrafficRequest) -> dict[str, Any]:
     if request.load.workload is None or asked.memory_fraction != MEMORY_FRACTION:
         mix = replace(mix, memory_fraction=asked.memory_fraction)
     asked = replace(request_of(mix, asked), batch_size=1, context_len=mix.longest)
-    priced, about = price_drafts(replace(request.estimate, asked=asked))
+    priced, answer = price_drafts(replace(request.estimate, asked=asked))
     for item in priced:
         check_flight(mix, engine_facts(item.source.engine), item.source.device)
     found = [_served(item, mix, trace, request.simulated) for item in priced]
     better = 1.0 if mix.objective == "tpot" else -1.0
-    found.sort(key=lambda entry: (bool(entry["broken_limits"]), better * entry["objective"]))
-    return {
-        **about,
-        "objective": mix.objective,
-        "load": [_load(part) for part in mix.parts],
-        "trace_note": trace.note if trace is not None else "",
-        "drafts": found,
-    }
-
-
-def _load(part: LoadPart) -> dict[str, Any]:
-    own = ("name", "weight", "concurrency", "context", "requests_per_second", "prefix_cache_hit")
-    lengths = {"prompt_tokens": part.prompt.mean, "output_tokens": part.output.mean}
-    return {name: getattr(part, name) for name in own} | lengths
+    found.sort(key=lambda entry: (bool(entry.broken_limits), better * entry.objective))
+    return Traffic(
+        **vars(answer),
+        objective=mix.objective,
+        load=tuple(AskedPart.of(part) for part in mix.parts),
+        trace_note=trace.note if trace is not None else "",
+        drafts=tuple(found),
+    )
 
 
 def only_one(given: Mapping[str, Any]) -> None:
@@ -120,7 +116,7 @@ def _mix(request: TrafficRequest) -> tuple[Mix, Trace | None]:
     return with_asked(mix, request.load), trace
 
 
-def _served(item: Priced, mix: Mix, trace: Trace | None, simulated: int) -> dict[str, Any]:
+def _served(item: Priced, mix: Mix, trace: Trace | None, simulated: int) -> UnderLoad:
     scorer, drafter, facts = item.scorer, item.score.proposer, engine_facts(item.source.engine)
     parts, rows = [], []
     for part in mix.parts:
@@ -133,24 +129,24 @@ def _served(item: Priced, mix: Mix, trace: Trace | None, simulated: int) -> dict
         parts.append(served)
         comes = part.requests_per_second is not None and simulated
         seen = _simulated(served, trace, simulated) if comes else None
-        rows.append({**served.to_dict(), "held": held[0], "held_alone": held[1], "simulated": seen})
+        rows.append(Part(served, held[0], held[1], seen))
     ranks = scorer.workload.tensor_parallel
     tokens = training_tokens(scorer.context, drafter.parameters())
     broken = broken_limits(parts, mix, drafter, scorer.workload, tokens)
-    return {
-        "draft": item.name,
-        **engine_data(item.source),
-        "notes": item.notes,
-        "objective": objective_of(parts, mix.objective, ranks),
-        "plain_objective": objective_of(parts, mix.objective, ranks, plain=True),
-        "speedup": objective_of(parts, "speedup", ranks),
-        "pays": objective_of(parts, "tpot", ranks) < objective_of(parts, "tpot", ranks, plain=True),
-        "broken_limits": broken,
-        "parts": rows,
-    }
+    return UnderLoad(
+        draft=item.name,
+        by=served_by(item.source),
+        notes=tuple(item.notes),
+        objective=objective_of(parts, mix.objective, ranks),
+        plain_objective=objective_of(parts, mix.objective, ranks, plain=True),
+        speedup=objective_of(parts, "speedup", ranks),
+        pays=objective_of(parts, "tpot", ranks) < objective_of(parts, "tpot", ranks, plain=True),
+        broken_limits=tuple(broken),
+        parts=tuple(rows),
+    )
 
 
-def _simulated(served: ServedPart, trace: Trace | None, count: int) -> dict[str, Any]:
+def _simulated(served: ServedPart, trace: Trace | None, count: int) -> Simulation:
     """The server with the draft (at the best gamma that drafts) and without, event by event."""
     part = served.part
     if trace is not None:
@@ -159,11 +155,7 @@ def _simulated(served: ServedPart, trace: Trace | None, count: int) -> dict[str,
         assert part.requests_per_second is not None
         requests = poisson(part.requests_per_second, count, part.prompt, part.output)
     drafting, plain = served.services
-    return {
-        "drafting": asdict(_run(drafting, requests, part)),
-        "plain": asdict(_run(plain, requests, part)),
-        "requests": len(requests),
-    }
+    return Simulation(_run(drafting, requests, part), _run(plain, requests, part), len(requests))
 
 
 def _run(server: Service, requests: list[Request], part: LoadPart) -> Simulated:

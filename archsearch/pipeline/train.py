@@ -7,12 +7,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from archsearch.drafts.heads import (
     HeadPlan,
     HeadTrainer,
-    TrainedHead,
     find_head,
 )
 from archsearch.drafts.records import TrainedDraft
@@ -26,7 +25,7 @@ from archsearch.pipeline.candidates import copy_draft, set_gamma, write_report
 from archsearch.pipeline.families import INDEPENDENT, check_independent
 from archsearch.pipeline.heads import compare_families
 from archsearch.pipeline.session import SearchSession, check_weights
-from archsearch.records import as_data
+from archsearch.report.terminal.run import HeadAnswer, Trained
 from archsearch.runs.candidate import TRAINING_FILE, TrainingRecord
 from archsearch.runs.tables import FAMILIES_FILE, TEXT_VERDICT_FILE, TextStand, TextVerdict
 from archsearch.search.rungs import TEXT_SHARE_ALONE
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from archsearch.search.objective import Scorer
 
 
-def train_rank(path: Path, rank: int, budget_s: float) -> dict[str, Any]:
+def train_rank(path: Path, rank: int, budget_s: float) -> Trained:
     """Distil one candidate for `budget_s` seconds more, measure it and score it again. Continues
     its checkpoint."""
     session = SearchSession.reopen(path)
@@ -59,17 +58,8 @@ def train_rank(path: Path, rank: int, budget_s: float) -> dict[str, Any]:
     set_gamma(session.run.best_dir(rank), renewed.gamma)
     text = text_verdict(session.scorer, trainer, draft)
     write_report(session.run, session)
-    return {
-        "text": text.to_dict(),
-        "run": str(path),
-        "rank": rank,
-        "before": score.to_dict(),
-        "after": renewed.to_dict(),
-        "training": read_json(draft.folder / TRAINING_FILE, "training record"),
-        "alpha_by_category": {
-            name: value.to_dict() for name, value in draft.alpha_by_category.items()
-        },
-    }
+    training = TrainingRecord.from_dict(read_json(draft.folder / TRAINING_FILE, "training record"))
+    return Trained(text, path, rank, score, renewed, training, draft.alpha_by_category)
 
 
 def _left_after_text(trainer: DraftTrainer, budget_s: float) -> float:
@@ -83,7 +73,7 @@ def _left_after_text(trainer: DraftTrainer, budget_s: float) -> float:
     return budget_s
 
 
-def train_family(path: Path, plan: HeadPlan, budget_s: float) -> dict[str, Any]:
+def train_family(path: Path, plan: HeadPlan, budget_s: float) -> HeadAnswer:
     """Train a head of a run for `budget_s` seconds more, on the texts that its drafts learn from;
     continues its checkpoint."""
     session = SearchSession.reopen(path)
@@ -97,7 +87,9 @@ def train_family(path: Path, plan: HeadPlan, budget_s: float) -> dict[str, Any]:
     if (path / FAMILIES_FILE).is_file():  # with the head as it is now
         compare_families(path)
     write_report(session.run, session)
-    return described(path, trained)
+    keys = "plan rows seconds tokens tokens_per_s auxiliary_s vocabulary_coverage heldout best"
+    kept = {key: getattr(trained.record, key) for key in keys.split()}
+    return HeadAnswer(path, plan.family, trained.plan.gamma, trained.folder, **kept)
 
 
 def _spent(path: Path, plan: HeadPlan) -> float:
@@ -112,19 +104,6 @@ def _spent(path: Path, plan: HeadPlan) -> float:
             f" {list(before.plan.aux_layers) or 'the usual'}); name the same, or delete it"
         )
     return before.record.seconds
-
-
-def described(path: Path, trained: TrainedHead) -> dict[str, Any]:
-    """A head as plain data, for --json and the report."""
-    record = as_data(trained.record)
-    keys = "plan rows seconds tokens tokens_per_s auxiliary_s vocabulary_coverage heldout best"
-    return {
-        "run": str(path),
-        "family": trained.plan.family,
-        "gamma": trained.plan.gamma,
-        "folder": str(trained.folder),
-        **{key: record[key] for key in keys.split()},
-    }
 
 
 TIMES_MORE: Final = 10  # prompts that are asked about, as a multiple of those there are

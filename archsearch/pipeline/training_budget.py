@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.hardware.device import Device
 from archsearch.latency.training_cost import training_budget
 from archsearch.needs import Needs, TrainingBudget
+from archsearch.report.phrases import AskedBudget
 from archsearch.runs.tables import BudgetDrafter, BudgetRow, Budgets
 from archsearch.search.objective import Score, Scorer
 
@@ -37,19 +38,13 @@ def with_budget(scorer: Scorer, target: Architecture, device: Device, seconds: f
     return scorer.with_acceptance(scorer.acceptance, replace(scorer.context, budget=budget))
 
 
-def budget_data(budget: TrainingBudget | None, asked: bool) -> dict[str, Any] | None:
-    """A budget for --json: device-hours, whether they were asked for (else a default), and what a
-    token costs; None for none."""
+def asked_budget(budget: TrainingBudget | None, asked: bool) -> AskedBudget | None:
+    """A budget as an answer repeats it; None for none. `asked`: it is no default."""
     if budget is None:
         return None
-    return {
-        "gpu_hours": budget.hours,
-        "asked": asked,
-        "text_hours_per_token": budget.text_hours_per_token,
-        "teacher_hours_per_token": budget.teacher_hours_per_token,
-        "hours_per_parameter_token": budget.hours_per_parameter_token,
-        "source": budget.source,
-    }
+    text, teacher = budget.text_hours_per_token, budget.teacher_hours_per_token
+    per_parameter = budget.hours_per_parameter_token
+    return AskedBudget(budget.hours, asked, text, teacher, per_parameter, budget.source)
 
 
 def what_budgets_buy(

@@ -13,7 +13,7 @@ from archsearch.report.charts import INK, Chart, Series, colour, gain_chart, lin
 from archsearch.report.families import title_of
 from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.tables import BudgetDrafter, Budgets
-from archsearch.search.objective import Score
+from archsearch.search.pareto import Member
 
 NEXT_FAMILIES: Final = 2  # of each budget, besides the best, in the table
 
@@ -107,21 +107,11 @@ def _best_line(budgets: Budgets, free: float) -> Series:
 
 @dataclass(frozen=True)
 class ParetoGoal:
-    """One goal: its unit."""
+    """One goal: its unit, what it is, whether more of it is better."""
 
     unit: str
-
-
-@dataclass(frozen=True)
-class ParetoMember:
-    """A draft that no other beats in all goals, as `search.pareto.Member` writes it."""
-
-    label: str
-    score: Score
-    values: Mapping[str, float]
-    group: int
-    cheapest: bool
-    measured: float | None = None
+    words: str = ""
+    more: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,7 +120,7 @@ class ParetoSet:
 
     goals: Mapping[str, ParetoGoal]
     exact: tuple[str, ...]
-    members: tuple[ParetoMember, ...]
+    members: tuple[Member, ...]
 
 
 def pareto_section(found: ParetoSet) -> Section:
@@ -140,7 +130,7 @@ def pareto_section(found: ParetoSet) -> Section:
         values = [shown(name, member.values[name], goal.unit) for name, goal in found.goals.items()]
         tie = f"{member.group}{', cheapest' if member.cheapest else ''}"
         measured = "not confirmed" if member.measured is None else f"{member.measured:.2f}x"
-        rows.append([str(number), text_cell(member.label), *values, tie, measured])
+        rows.append([str(number), text_cell(member.score.label()), *values, tie, measured])
     of = f", of all shapes of {', '.join(found.exact)}" if found.exact else ""
     table = Table(["#", "draft", *found.goals, "group", "measured"], rows)
     title, chart = f"Pareto set of {', '.join(found.goals)}{of}", pareto_chart(found)
@@ -179,7 +169,7 @@ def pareto_chart(found: ParetoSet) -> Chart:
             std = member.score.speedup.std if y == "speedup" else 0.0
             place = Estimate(member.values[y], std, "modelled")
             points.append((max(member.values[x], 1e-12), place))
-        notes = tuple(member.label for member in own)
+        notes = tuple(member.score.label() for member in own)
         if own:
             look |= {"kind": "points", "colour": colour(number), "notes": notes}
             series.append(line(name, points, "" if ring else "std", **look))

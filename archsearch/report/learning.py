@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from archsearch.estimate import Estimate
 from archsearch.progress import human_time
-from archsearch.records import WRONG_SHAPE, from_data
+from archsearch.records import WRONG_SHAPE
 from archsearch.report.charts import MARK, Chart, Series, colour, gain_chart, line
 from archsearch.report.reading import Reading, Shown
 from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.candidate import TrainingLook, TrainingRecord
+from archsearch.runs.state import ClimbState, RungRow
 
 DRAFTS_TOLD: Final = 3
 NOTE: Final = (
@@ -183,15 +184,15 @@ Ladder = dict[str, Estimate]
 def ladders(reading: Reading, trials: Sequence[Mapping[str, Any]]) -> dict[str, Ladder]:
     """By label, best rank first: the speed-up predicted or measured at each rung that a candidate
     reached."""
-    records = [record for record in reading.climb.get("rungs", []) if record.get("score")]
+    records = [] if reading.climb is None else reading.climb.rungs
     found: dict[str, Ladder] = {}
     for item in reading.candidates[:FINALISTS_DRAWN]:
         ladder: Ladder = {}
         if (prior := _prior(item, records, trials)) is not None:
             ladder[PRIOR] = prior
         for record in records:
-            if record["label"] == item.score.label() and record["rung"] > 0:
-                ladder[_rung(record)] = from_data(Estimate, record["score"])
+            if record.label == item.score.label() and record.rung > 0:
+                ladder[_rung(record)] = record.score
         if item.has_weights and FULL not in ladder:
             ladder[FULL] = item.score.speedup
         if item.measured_speedup is not None:
@@ -201,18 +202,18 @@ def ladders(reading: Reading, trials: Sequence[Mapping[str, Any]]) -> dict[str, 
     return found
 
 
-def _rung(record: Mapping[str, Any]) -> str:
-    return f"short training {record['round']}" if record["rung"] == 1 else FULL
+def _rung(record: RungRow) -> str:
+    return f"short training {record.round}" if record.rung == 1 else FULL
 
 
 def _prior(
-    item: Shown, records: Sequence[Mapping[str, Any]], trials: Sequence[Mapping[str, Any]]
+    item: Shown, records: Sequence[RungRow], trials: Sequence[Mapping[str, Any]]
 ) -> Estimate | None:
     """The speed-up predicted before anything was trained: from the climb's own record, or the
     search's trial."""
     for record in records:
-        if record["label"] == item.score.label() and record["rung"] == 0:
-            return from_data(Estimate, record["score"])
+        if record.label == item.score.label() and record.rung == 0:
+            return record.score
     for row in trials:
         if row.get("drafter") == item.score.label() and not row.get("rung"):
             try:
@@ -258,38 +259,32 @@ def section_ladder(reading: Reading, trials: Sequence[Mapping[str, Any]]) -> Sec
     return Section("The ladder of each finalist", tables=[table], charts=[chart], notes=[note])
 
 
-def section_rungs(state: Mapping[str, Any]) -> Section:
+def section_rungs(state: ClimbState | None) -> Section:
     """What a climb trained, round by round, and what it predicted after each; empty for runs that
     did not climb."""
-    rows: list[list[Cell | str]] = []
-    for record in state.get("rungs", []):
-        if record["rung"] == 0:
-            continue
-        measured = (record.get("measured") or {}).get("alpha")
-        fate = f"{record['state']}: {record['why']}" if record["why"] else record["state"]
-        rows.append(
-            [
-                text_cell(_rung(record)),
-                text_cell(record["label"]),
-                count_words(record["tokens"]),
-                human_time(record["seconds"]),
-                "-" if measured is None else f"{measured:.3f}",
-                value_cell(from_data(Estimate, record["alpha"])),
-                value_cell(from_data(Estimate, record["score"]), 2, unit="x"),
-                text_cell(fate, wrap=True),
-            ]
-        )
-    if not rows:
+    trained = [] if state is None else [record for record in state.rungs if record.rung > 0]
+    if state is None or not trained:
         return Section()
+    rows: list[list[Cell | str]] = [
+        [
+            text_cell(_rung(record)),
+            text_cell(record.label),
+            count_words(record.tokens),
+            human_time(record.seconds),
+            "-" if record.measured is None else f"{record.measured.alpha:.3f}",
+            value_cell(record.alpha),
+            value_cell(record.score, 2, unit="x"),
+            text_cell(f"{record.state}: {record.why}" if record.why else record.state, wrap=True),
+        ]
+        for record in trained
+    ]
     header = columns(
         "round | shape | tokens | time | alpha then | alpha at the end | speed-up at the end |"
         " outcome"
     )
-    spent = ", ".join(
-        f"{name} {human_time(seconds)}" for name, seconds in state.get("steps", {}).items()
-    )
-    words = f"Time budget {human_time(state['budget_s'])}; spent: {spent}. " + " ".join(
-        f"{note}." for note in state["notes"]
+    spent = ", ".join(f"{name} {human_time(seconds)}" for name, seconds in state.steps.items())
+    words = f"Time budget {human_time(state.budget_s)}; spent: {spent}. " + " ".join(
+        f"{note}." for note in state.notes
     )
     note = (
         "alpha then: measured after that many tokens, on answers kept out of training, the same"

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
+from archsearch.records import Maybe
 from archsearch.report.section import columns
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.tables import EngineComparison
 from archsearch.search.mixed import MixScore
 from archsearch.search.objective import Score
-from archsearch.traffic.traces import Lengths
+from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.workload import Workload
 
 # What the sources of an Estimate mean to a reader.
@@ -193,15 +193,22 @@ PART_HEADER: Final = columns(
 
 @dataclass(frozen=True)
 class AskedPart:
-    """A kind of request of a load, as `LoadPart.to_dict` or `traffic` has it."""
+    """A kind of request of a load, with the means of its lengths."""
 
     name: str
     weight: float
-    prompt_tokens: Lengths | float
-    output_tokens: Lengths | float
-    concurrency: int | None = None
-    requests_per_second: float | None = None
-    prefix_cache_hit: float | None = None
+    concurrency: int | None
+    context: int
+    requests_per_second: float | None
+    prefix_cache_hit: float
+    prompt_tokens: float
+    output_tokens: float
+
+    @classmethod
+    def of(cls, part: LoadPart) -> AskedPart:
+        """As it was asked for."""
+        load = (part.concurrency, part.context, part.requests_per_second, part.prefix_cache_hit)
+        return cls(part.name, part.weight, *load, part.prompt.mean, part.output.mean)
 
     def words(self) -> str:
         """`chat (70% of tokens): 4 in flight, prompts of 600 tokens, answers of 250`."""
@@ -211,62 +218,73 @@ class AskedPart:
         )
         cached = self.prefix_cache_hit
         hit = f", {cached:.0%} of prompts cached" if cached else ""
-        prompt, output = (
-            each.mean if isinstance(each, Lengths) else each
-            for each in (self.prompt_tokens, self.output_tokens)
-        )
         return (
-            f"{self.name} ({self.weight:.0%} of tokens): {how}, prompts of {prompt:,.0f} tokens,"
-            f" answers of {output:,.0f}{hit}"
+            f"{self.name} ({self.weight:.0%} of tokens): {how}, prompts of"
+            f" {self.prompt_tokens:,.0f} tokens, answers of {self.output_tokens:,.0f}{hit}"
         )
+
+
+def mix_words(mix: Mix) -> list[str]:
+    """`2 kinds of requests, best by throughput; tpot_ms at most 40`, and each part."""
+    limits = "".join(f"; {name} at most {most:g}" for name, most in mix.limits.asked().items())
+    kinds = len(mix.parts)
+    words = f"{kinds} kind{'s' * (kinds > 1)} of requests, best by {mix.objective}{limits}"
+    return [words, *(AskedPart.of(part).words() for part in mix.parts)]
 
 
 @dataclass(frozen=True)
-class AskedMix:
-    """A mix of work, as `Mix.to_dict` has it."""
+class ServedBy:
+    """The engine, its version, how it runs drafts (None on a CPU), and all of it in words."""
 
-    objective: str
-    limits: Mapping[str, float]
-    parts: tuple[AskedPart, ...]
-
-    def words(self) -> str:
-        """`2 kinds of requests, 8 in flight at most; best by throughput; tpot_ms at most 40`"""
-        limits = "".join(f"; {name} at most {value:g}" for name, value in self.limits.items())
-        kinds = len(self.parts)
-        return f"{kinds} kind{'s' * (kinds > 1)} of requests, best by {self.objective}{limits}"
-
-    def whole_words(self) -> str:
-        """`words` and every part, in one line."""
-        return "; ".join([self.words(), *(part.words() for part in self.parts)])
+    engine: str
+    engine_version: str | None
+    engine_class: str | None
+    served: str
 
 
 @dataclass(frozen=True)
 class AskedBudget:
-    """The device-hours that drafters to be trained are given."""
+    """The device-hours that drafters to be trained are given, whether they were `asked` for (else a
+    default), and what a token costs (`needs.TrainingBudget`)."""
 
     gpu_hours: float
+    asked: bool
+    text_hours_per_token: float
+    teacher_hours_per_token: float
+    hours_per_parameter_token: float
+    source: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """What an answer of `estimate`, `traffic` or `search` repeats of its question. `latency`: where
-    times come from, in words; `weights`: their dtype where it is another than the workload's."""
+    times come from, in words; `weights`: their dtype where it is another than the workload's;
+    `alpha`: `prior` or a number; `prior`: what is expected of acceptance, in words."""
 
     target: str
     device: str
     latency: str
+    weights: str | None
     workload: Workload
-    weights: str | None = None
-    mix: AskedMix | None = None
-    training_budget: AskedBudget | None = None
-    warnings: tuple[str, ...] = ()
+    alpha: Maybe[str] = None
+    prior: str
+    training_budget: AskedBudget | None
 
     @property
-    def dtype(self) -> str:
+    def dtype_words(self) -> str:
         """The dtype of a pass, and of its weights where they are in another: `bfloat16 with weights
         in int4`."""
         dtype = self.workload.dtype
         return dtype if self.weights in (None, dtype) else f"{dtype} with weights in {self.weights}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedOver(Asked):
+    """The same over a mix of work, where there is one; `warnings`: what a reader must know of the
+    engine's version."""
+
+    mix: Mix | None
+    warnings: tuple[str, ...]
 
     def words(self) -> str:
         """What is predicted for: `Batch 1, context 256, bfloat16, 2 devices`; the mix, where there
@@ -274,7 +292,8 @@ class Asked:
         work, ranks = self.workload, self.workload.tensor_parallel
         one = f"Batch {work.batch_size}, context {work.context_len}"
         devices = f", {ranks} devices" if ranks > 1 else ""
-        return f"{one if self.mix is None else self.mix.words()}, {self.dtype}{devices}"
+        over = one if self.mix is None else mix_words(self.mix)[0]
+        return f"{over}, {self.dtype_words}{devices}"
 
 
 def part_rows(mix: MixScore) -> list[tuple[str, ...]]:

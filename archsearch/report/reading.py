@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.records import from_data, load_or_note
+from archsearch.records import load_or_note
 from archsearch.report.compare import Comparison
 from archsearch.runs.candidate import TRAINING_FILE, Candidate, TrainingRecord
 from archsearch.runs.confirmed import LOAD_FILES, Confirmed, LoadRecord
 from archsearch.runs.run import COMPARE_FILE, RUNGS_FILE, Run
+from archsearch.runs.state import ClimbState
 from archsearch.runs.tables import (
     BUDGETS_FILE,
     COMPARISON_FILES,
@@ -92,7 +93,7 @@ class Shown(Candidate):
 class Reading:
     """A run folder as the report sees it.
 
-    `finalists`: training records of finalists/; `climb`: rungs.json, {} without one; `problems`:
+    `finalists`: training records of finalists/; `climb`: rungs.json, None without one; `problems`:
     one line for each file that is there and cannot be read; `text`: the verdict on its text,
     `curves`: curves.json, None without one; `comparison`: compare.json, None without one;
     `families`: families.json, `compared`: heads/comparison-<engine>.json; `budgets`: budgets.json;
@@ -101,7 +102,7 @@ class Reading:
 
     candidates: list[Shown]
     finalists: list[TrainingRecord]
-    climb: dict[str, Any]
+    climb: ClimbState | None
     problems: list[str]
     text: TextVerdict | None = None
     curves: Curves | None = None
@@ -128,7 +129,7 @@ def read_run(run: Run) -> Reading:
     return Reading(
         [replace(item, group=numbers[item.rank]) for item in found],
         _every(trainings, "training record", TrainingRecord.from_dict, problems),
-        read(RUNGS_FILE, "state of the climb", _climb) or {},
+        read(RUNGS_FILE, "state of the climb", ClimbState),
         problems,
         read(TEXT_VERDICT_FILE, "verdict on the text", TextVerdict),
         read(CURVES_FILE, "curves", Curves),
@@ -177,13 +178,6 @@ def _candidate(run: Run, rank: int, problems: list[str]) -> Shown | None:
         schedule=read(SCHEDULE_FILE, "schedule", planned_schedule),
         elsewhere=tuple(other for other in others if (other.engine, other.dtype) != main),
     )
-
-
-def _climb(data: Any) -> dict[str, Any]:
-    for record in data.get("rungs", []):
-        if record["rung"] > 0:
-            from_data(Estimate, record["alpha"]), from_data(Estimate, record["score"])
-    return dict(data)
 
 
 def _replayed(folder: Path, gamma: int) -> tuple[float, ...]:

@@ -38,6 +38,14 @@ class TrainingLook:
 
 
 @dataclass(frozen=True)
+class Divergence:
+    """Of a draft from the target on held-out text, in nats a token, and the alpha that it says."""
+
+    nats: float
+    alpha: float
+
+
+@dataclass(frozen=True)
 class TrainingRecord:
     """training.json: how long a draft was trained (seconds, tokens with prompts) and on what.
     `record`: the whole file, which export copies; `looks`: its learning curve; `kept`: the look
@@ -52,6 +60,8 @@ class TrainingRecord:
     kept: TrainingLook | None = None
     stopped: str = ""
     distinct_tokens: int | None = None
+    tokens_per_s: float = 0.0
+    divergence: Divergence | None = None
 
     @property
     def epochs(self) -> float | None:
@@ -83,6 +93,8 @@ class TrainingRecord:
             from_data(TrainingLook, kept) if kept else None,
             str(data.get("stopped") or ""),
             int(distinct) if distinct else None,
+            float(data.get("tokens_per_s") or 0.0),
+            from_data(Divergence, apart) if (apart := data.get("divergence")) else None,
         )
 
     def to_dict(self) -> dict[str, Any]:

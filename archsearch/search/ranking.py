@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from archsearch.acceptance.estimator import AcceptanceContext
 from archsearch.acceptance.families import context_for
@@ -84,9 +84,6 @@ class Rival:
     time: float
     std: float
     terms: tuple[DecidingTerm, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def rivals(scorer: Scorer, scores: Sequence[Score]) -> list[Rival]:

@@ -78,6 +78,10 @@ class ServingLimits:
     parameters: float | None = None
     training_exaflop: float | None = None
 
+    def asked(self) -> dict[str, float]:
+        """Those that are asked for."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class Mix:
@@ -109,11 +113,13 @@ class Mix:
 
     def to_dict(self) -> dict[str, Any]:
         """As `mix_of` reads it."""
-        limits = {name: value for name, value in asdict(self.limits).items() if value is not None}
         own = ("objective", "memory_fraction", "tensor_parallel", "draft_tensor_parallel")
         parts = [part.to_dict() for part in self.parts]
         # the order counts: a continued run compares the text
-        return {name: getattr(self, name) for name in own} | {"limits": limits, "parts": parts}
+        return {name: getattr(self, name) for name in own} | {
+            "limits": self.limits.asked(),
+            "parts": parts,
+        }
 
 
 def read_mix(path: Path) -> Mix:

@@ -17,6 +17,7 @@ import pytest
 
 from archsearch.engine_facts import engine_facts
 from archsearch.engines import registry
+from archsearch.engines.environments.environment import Place
 from archsearch.engines.measure.results import UnderLoad
 from archsearch.engines.measure.turns import Variant
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
@@ -548,26 +549,22 @@ def test_a_rank_without_weights_is_told_both_ways(session: SearchSession, made: 
 
 def test_the_schedule_of_a_rank(session: SearchSession) -> None:
     usual = schedule_rank(session, 1, "vllm")  # the profile holds passes up to batch 8
-    assert [point["batch_size"] for point in usual["points"]] == [
-        1,
-        2,
-        4,
-        8,
-        16,
-    ] and "up to batch size 8" in usual["note"]
+    assert [point.batch_size for point in usual.schedule.points] == [1, 2, 4, 8, 16]
+    assert "up to batch size 8" in usual.note
     data = schedule_rank(session, 1, "vllm", (1, 2, 4, 8, 16, 32, 64, 128, 256))
     config = read("runs/a/best/1/speculative_config.json")
-    assert config["num_speculative_tokens_per_batch_size"] == data["ranges"]
-    assert config["num_speculative_tokens"] == max(gamma for _, _, gamma in data["ranges"])
+    ranges = data.schedule.ranges
+    assert config["num_speculative_tokens_per_batch_size"] == [list(each) for each in ranges]
+    assert config["num_speculative_tokens"] == max(gamma for _, _, gamma in ranges)
     kept = read("runs/a/best/1/schedule.json")
     assert (
-        kept["ranges"] == data["ranges"]
+        kept["ranges"] == [list(each) for each in ranges]
         and kept["engine"] == "vllm"
-        and kept["latency"] == data["latency"]
+        and kept["latency"] == data.schedule.latency
     )
     assert [point["batch_size"] for point in kept["points"]] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     slow = [str(point["batch_size"]) for point in kept["points"] if point["speedup"]["value"] < 1]
-    assert slow and data["note"].endswith(
+    assert slow and data.note.endswith(
         f"Without the draft loaded a server is faster at batch size {', '.join(slow)}."
     )
     gammas = [point["gamma"] for point in kept["points"]]
@@ -587,9 +584,8 @@ def test_the_schedule_of_a_rank(session: SearchSession) -> None:
 
 def test_a_schedule_begins_at_batch_size_1(session: SearchSession) -> None:
     data = schedule_rank(session, 1, "vllm", (4, 16))
-    assert [point["batch_size"] for point in data["points"]] == [1, 4, 16] and data["ranges"][0][
-        0
-    ] == 1
+    assert [point.batch_size for point in data.schedule.points] == [1, 4, 16]
+    assert data.schedule.ranges[0][0] == 1
 
 
 # --------------------------------------------------------------------------------------------------
@@ -655,7 +651,7 @@ def test_engines_that_are_installed_are_compared_in_tokens_per_second(
     session: SearchSession, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("transformers", "vllm", "openvino", "llama.cpp")
-    here = [{"engine": name, "installed": name != "llama.cpp"} for name in names]
+    here = [Place(name, name != "llama.cpp") for name in names]
     monkeypatch.setattr(engine_ways, "overview", lambda: here)
     confirm_rank(session, 2, gammas=(2,), prompt_count=4, choice=HERE)
     data = from_data(EngineWays, read("runs/a/engines.json"))

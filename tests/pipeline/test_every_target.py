@@ -104,12 +104,9 @@ def test_drafts_that_vllm_shards_divide_by_the_devices(tmp_path, monkeypatch, ta
     asked = WorkloadRequest(gpu, context_len=2048, tensor_parallel=ranks, engine="vllm")
     request = pipeline.SearchRequest(target, asked=asked, trials=60)
     found = pipeline.search(request)
-    assert found["workload"]["tensor_parallel"] == 8
-    for best in found["best"]:
-        heads = (
-            best["architecture"]["num_attention_heads"],
-            best["architecture"]["intermediate_size"],
-        )
+    assert found.workload.tensor_parallel == 8
+    for best in found.best:
+        heads = (best.architecture.num_attention_heads, best.architecture.intermediate_size)
         assert all(size % 8 == 0 for size in heads)
 
 
@@ -127,4 +124,4 @@ def test_an_existing_draft_that_vllm_cannot_shard_is_one_line():
         InvalidShapeError, match=r"draft llama-160m cannot run in vllm, .* 8 devices: .*12"
     ):
         pipeline.estimate_drafts(asked("vllm"))
-    assert pipeline.estimate_drafts(asked("transformers"))["drafts"]
+    assert pipeline.estimate_drafts(asked("transformers")).drafts

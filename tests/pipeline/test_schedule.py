@@ -24,6 +24,7 @@ from archsearch.pipeline.schedule import (
     schedule_points,
     speedup_when_off,
 )
+from archsearch.report.terminal.run import Adaptive
 from archsearch.schedule import GammaSchedule, schedule_from_points
 from archsearch.search.objective import Scorer
 from archsearch.speedup import tau
@@ -121,7 +122,7 @@ def test_adaptive_verification_loses_a_little_where_rows_are_free_and_gains_unde
     assert found[256] > 0.5
 
 
-def adaptive(*gammas: int, **asked: Any) -> dict[str, Any] | None:
+def adaptive(*gammas: int, **asked: Any) -> Adaptive | None:
     """What `schedule` says of adaptive verification in vLLM on an H100, under what is `asked`."""
     request = WorkloadRequest(gpu="h100", engine="vllm", **asked)
     source, work = choose_latency(request, TARGET)
@@ -135,11 +136,11 @@ def adaptive(*gammas: int, **asked: Any) -> dict[str, Any] | None:
 def test_adaptive_verification_is_offered_at_the_gammas_that_the_table_was_priced_at() -> None:
     """Also where tau is known of others: the doubt of a gamma is that of the table."""
     found = adaptive(1, 8)
-    assert found is not None and found["gamma"] in (1, 8)
-    assert [point["batch_size"] for point in found["points"]] == [1, 64]
-    assert "Use it, since the table has been seen to collapse under load" in found["words"]
-    named = f'"num_speculative_tokens": {found["gamma"]} and "enable_adaptive_verification": true'
-    assert named in found["words"]
+    assert found is not None and found.gamma in (1, 8)
+    assert [point.batch_size for point in found.points] == [1, 64]
+    assert "Use it, since the table has been seen to collapse under load" in found.words
+    named = f'"num_speculative_tokens": {found.gamma} and "enable_adaptive_verification": true'
+    assert named in found.words
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,10 @@ def test_two_workloads_in_one_storage_keep_their_own_numbers(
     first = pipeline.search(request(tmp_path / "one", storage=storage))
     second = pipeline.search(request(tmp_path / "two", storage=storage, batch_size=64))
     alone = pipeline.search(request(tmp_path / "three", batch_size=64))
-    assert second["best"] == alone["best"] != first["best"]
+    assert second.best == alone.best != first.best
     with pytest.raises(ArchsearchError, match="storage was 'sqlite:.*', now None"):
         pipeline.search(request(tmp_path / "one"))
-    assert pipeline.search(request(tmp_path / "one", storage=storage))["best"] == first["best"]
+    assert pipeline.search(request(tmp_path / "one", storage=storage)).best == first.best
 
 
 def test_a_run_of_the_previous_version_that_names_no_storage_goes_on(
@@ -43,13 +43,13 @@ def test_a_run_of_the_previous_version_that_names_no_storage_goes_on(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "old"
-    before = pipeline.search(request(run))["best"]
+    before = pipeline.search(request(run)).best
     text = (run / "run.yaml").read_text()
     assert "  storage: null\n" in text
     (run / "run.yaml").write_text(text.replace("  storage: null\n", ""))
     assert "storage" not in open_run(run).arguments
-    assert pipeline.search(request(run))["best"] == before
-    assert read_json(run / "best" / "1" / "score.json", "score") == before[0]
+    assert pipeline.search(request(run)).best == before
+    assert read_json(run / "best" / "1" / "score.json", "score") == before[0].to_dict()
 
 
 def test_passwords_are_not_written_down() -> None:

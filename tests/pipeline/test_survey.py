@@ -5,16 +5,22 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from archsearch.errors import ArchsearchError
+from archsearch.needs import Needs
 from archsearch.pipeline.search import survey, surveyed_devices
 from archsearch.pipeline.session import SearchRequest
+from archsearch.records import as_data
+from archsearch.report.phrases import AskedBudget, ServedBy
 from archsearch.report.terminal.search import survey_text
-from archsearch.workload import WorkloadRequest
+from archsearch.search.objective import Score
+from archsearch.workload import Workload, WorkloadRequest
 
 module = importlib.import_module("archsearch.pipeline.search")  # its name is the function's
 
@@ -48,29 +54,27 @@ def test_only_a_target_that_this_machine_would_not_serve_is_surveyed(
 
 
 def test_a_row_each_with_the_devices_that_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    score = json.loads(SCORE.read_text(encoding="utf-8"))
-    exists = score | {
-        "needs": {"kind": "exists", "hub_id": "org/a-draft-of-a-long-name-that-is-cut"}
-    }
+    score = Score.from_dict(json.loads(SCORE.read_text(encoding="utf-8")))
+    exists = replace(score, needs=Needs("exists", "org/a-draft-of-a-long-name-that-is-cut"))
     asked: list[SearchRequest] = []
 
-    def found(each: SearchRequest) -> dict[str, Any]:
+    def found(each: SearchRequest) -> SimpleNamespace:
         asked.append(each)
         if each.asked.gpu == SHIPPED[0]:
             raise ArchsearchError("eight do not hold it")
-        return {
-            "served": "vllm 0.33.0",
-            "workload": {"tensor_parallel": 2},
-            "dtype": "bfloat16",
-            "best": [exists, score],
-            "warnings": [],
-            "training_budget": {"gpu_hours": 24.0},
-        }
+        return SimpleNamespace(
+            by=ServedBy("vllm", "0.33.0", None, "vllm 0.33.0"),
+            workload=Workload(tensor_parallel=2),
+            dtype="bfloat16",
+            best=(exists, score),
+            warnings=(),
+            training_budget=AskedBudget(24.0, False, 0.0, 0.0, 0.0, "modelled"),
+        )
 
     monkeypatch.setattr(module, "search", found)
     result = survey(request("llama-65b"), SHIPPED)
     assert (
-        [row["device"] for row in result["survey"]]
+        [row["device"] for row in as_data(result)["survey"]]
         == list(SHIPPED)
         == [each.asked.gpu for each in asked]
     )

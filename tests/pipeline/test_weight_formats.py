@@ -10,13 +10,14 @@ import pytest
 
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.estimate import EstimateRequest, estimate_drafts
+from archsearch.report.terminal.estimate import Estimated
 from archsearch.workload import WorkloadRequest
 from tests.architecture.test_quantisation import IN_USE, LLAMA
 
 CASES = {name: config for name, config, _ in IN_USE}
 
 
-def estimated(target: str, gpu: str, draft: str = "eagle3", **asked: Any) -> dict[str, Any]:
+def estimated(target: str, gpu: str, draft: str = "eagle3", **asked: Any) -> Estimated:
     request = WorkloadRequest(gpu=gpu, engine="vllm", context_len=1024, **asked)
     return estimate_drafts(
         EstimateRequest(target=target, drafts=(draft,), asked=request, alpha="0.7", gamma=3)
@@ -31,8 +32,8 @@ def folder(place: Path, quantisation: dict[str, Any] | None) -> str:
     return str(place)
 
 
-def decode_s(found: dict[str, Any]) -> float:
-    return float(found["drafts"][0]["decode_s"]["value"])
+def decode_s(found: Estimated) -> float:
+    return found.drafts[0].score.decode_s.value
 
 
 @pytest.mark.slow(own=True)
@@ -40,12 +41,12 @@ def test_quantised_checkpoints_take_less_time_and_fewer_gpus(tmp_path: Path) -> 
     plain = estimated(folder(tmp_path / "plain", None), "h100")
     fp8 = estimated(folder(tmp_path / "fp8", CASES["RedHat fp8"]), "h100")
     awq = estimated(folder(tmp_path / "awq", CASES["AutoAWQ"]), "h100")
-    assert [each["workload"]["tensor_parallel"] for each in (plain, fp8, awq)] == [4, 2, 1]
-    assert fp8["workload"]["dtype"] == "float8_e4m3fn"  # from the table's fp8 rows
+    assert [each.workload.tensor_parallel for each in (plain, fp8, awq)] == [4, 2, 1]
+    assert fp8.workload.dtype == "float8_e4m3fn"  # from the table's fp8 rows
     assert (
-        "weights in int4" in awq["latency"]
-        and "modelled" in awq["latency"]
-        and "weights in" not in plain["latency"]
+        "weights in int4" in awq.latency
+        and "modelled" in awq.latency
+        and "weights in" not in plain.latency
     )
     whole = estimated("llama-3.3-70b", "h100", tensor_parallel=4)
     narrow = estimated("llama-3.3-70b", "h100", tensor_parallel=4, dtype="int4")
@@ -53,16 +54,14 @@ def test_quantised_checkpoints_take_less_time_and_fewer_gpus(tmp_path: Path) -> 
     assert decode_s(whole) == pytest.approx(
         decode_s(estimated(str(tmp_path / "awq"), "h100", tensor_parallel=4, dtype="bfloat16"))
     )
-    doubt = [each["drafts"][0]["decode_s"]["std"] / decode_s(each) for each in (whole, narrow)]
+    doubt = [each.drafts[0].score.decode_s.std / decode_s(each) for each in (whole, narrow)]
     assert doubt[1] > 2 * doubt[0]
 
 
 def test_fp8_weights_on_a_gpu_without_fp8_are_weights_alone(tmp_path: Path) -> None:
     found = estimated(folder(tmp_path / "fp8", CASES["fp8 in blocks"]), "a100", tensor_parallel=4)
     plain = estimated(folder(tmp_path / "plain", None), "a100", tensor_parallel=4)
-    assert (
-        found["workload"]["dtype"] == "bfloat16" and "weights in float8_e4m3fn" in found["latency"]
-    )
+    assert found.workload.dtype == "bfloat16" and "weights in float8_e4m3fn" in found.latency
     assert 0.5 < decode_s(found) / decode_s(plain) < 0.95
 
 
@@ -79,9 +78,8 @@ def test_a_quantised_draft_is_priced_in_its_own_width(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         quantisation = {} if name == "plain" else {"quantization_config": CASES["AutoAWQ"]}
         (tmp_path / name / "config.json").write_text(json.dumps(small | quantisation))
-        found[name] = estimated("llama-3.3-70b", "h100", str(tmp_path / name), tensor_parallel=4)[
-            "drafts"
-        ][0]["draft_s"]["value"]
+        answer = estimated("llama-3.3-70b", "h100", str(tmp_path / name), tensor_parallel=4)
+        found[name] = answer.drafts[0].score.draft_s.value
     assert 0.4 < found["awq"] / found["plain"] < 0.95
 
 

@@ -27,6 +27,7 @@ from archsearch.report.plots import PlottedTrial, pareto_front
 from archsearch.report.predicted import stops_words
 from archsearch.report.reading import read_run
 from archsearch.report.section import Cell, Section, Table, charts_of, text_cell
+from archsearch.runs.state import ClimbState, RungRow
 from archsearch.runs.tables import (
     CURVES_FILE,
     Bar,
@@ -316,25 +317,22 @@ def test_the_pareto_front_holds_what_nothing_smaller_beats() -> None:
 def test_ladders_climb_from_prior_to_confirmed(tmp_path: Path) -> None:
     run = make_run(tmp_path, "confirmed", trials=20)
     label = run.score(1).label()
-    record = {
-        "rung": 1,
-        "round": 1,
-        "label": label,
-        "gamma": 2,
-        "tokens": 100,
-        "seconds": 1.0,
-        "measured": None,
-        "alpha": gain(0.6).to_dict(),
-        "score": gain(1.3).to_dict(),
-        "state": "kept",
-        "why": "",
-    }
-    climb = {
-        "budget_s": 60.0,
-        "steps": {},
-        "notes": [],
-        "rungs": [{**record, "rung": 0, "score": gain(1.9).to_dict()}, record],
-    }
+    record = RungRow(
+        rung=1,
+        round=1,
+        shape=run.score(1).architecture,
+        label=label,
+        gamma=2,
+        tokens=100,
+        seconds=1.0,
+        measured=None,
+        alpha=gain(0.6),
+        tau=gain(2.0),
+        score=gain(1.3),
+        state="kept",
+        why="",
+    )
+    climb = ClimbState(60.0, rungs=[replace(record, rung=0, score=gain(1.9)), record])
     found = ladders(replace(read_run(run), climb=climb), [])
     assert {name: value.value for name, value in found[label].items()} == {
         "prior": 1.9,

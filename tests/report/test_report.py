@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -21,7 +20,9 @@ from archsearch.architecture.counts import weight_bytes_per_pass
 from archsearch.estimate import Estimate
 from archsearch.files import write_json
 from archsearch.latency.draft_passes import LatencyOfRounds
+from archsearch.records import save
 from archsearch.runs.run import Run, create_run, list_runs, open_run
+from archsearch.runs.state import ClimbState, Look, RungRow
 from archsearch.search import study
 from archsearch.search.objective import Scorer
 from archsearch.search.space import SearchSpace
@@ -351,26 +352,29 @@ def test_numbers_and_sources_on_the_page_are_those_of_the_files(tmp_path):
 def test_a_climb_is_shown_round_by_round(tmp_path):
     run = make_run(tmp_path, "trained")
     assert "The climb" not in page_of(run).text
-    alpha, score = ({"value": value, "std": 0.03, "source": "modelled"} for value in (0.713, 1.93))
-    record = {
-        "rung": 1,
-        "round": 1,
-        "label": "2x96 ffn<3>",
-        "tokens": 45_103,
-        "seconds": 72.0,
-        "measured": {"alpha": 0.512},
-        "alpha": alpha,
-        "score": score,
-        "state": "pruned",
-        "why": "behind 3x96",
-    }
-    state = {
-        "budget_s": 2700.0,
-        "steps": {"text": 600.0},
-        "notes": ["prior: nothing was measured before"],
-        "rungs": [{**record, "rung": 0, "label": "never shown"}, record],
-    }
-    (run.path / "rungs.json").write_text(json.dumps(state))
+    alpha, tau, score = (Estimate(value, 0.03, "modelled") for value in (0.713, 2.0, 1.93))
+    record = RungRow(
+        rung=1,
+        round=1,
+        shape=run.score(1).architecture,
+        label="2x96 ffn<3>",
+        gamma=2,
+        tokens=45_103,
+        seconds=72.0,
+        measured=Look(45_103, 0.512),
+        alpha=alpha,
+        tau=tau,
+        score=score,
+        state="pruned",
+        why="behind 3x96",
+    )
+    state = ClimbState(
+        2700.0,
+        steps={"text": 600.0},
+        notes=["prior: nothing was measured before"],
+        rungs=[replace(record, rung=0, label="never shown"), record],
+    )
+    save(run.path / "rungs.json", state)
     text = page_of(run).text
     for words in (
         "The climb",

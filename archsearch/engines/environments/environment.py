@@ -231,30 +231,41 @@ def remove(engine: str) -> int:
     return size
 
 
-def overview() -> list[dict[str, Any]]:
-    """Every engine and whether it is there, without running anything: `engine`, `installed`,
-    `version`, `where`, `bytes`, `device`, `note`. transformers is part of archsearch's own
+@dataclass(frozen=True)
+class Place:
+    """An engine and whether it is there; `where`: its interpreter; `bytes` on disk."""
+
+    engine: str
+    installed: bool
+    version: str | None = None
+    where: str | None = None
+    bytes: int | None = None
+    device: str | None = None
+    note: str = ""
+
+
+def overview() -> list[Place]:
+    """Every engine, without running anything. transformers is part of archsearch's own
     environment."""
-    empty = {"version": None, "where": None, "bytes": None, "device": None}
-    rows: list[dict[str, Any]] = []
-    for engine in engines_that(lambda row: row.in_process):
-        own = {"version": profiles.installed(engine), "where": sys.executable}
-        note = "in archsearch's own environment"
-        rows.append({"engine": engine, "installed": True, **empty, **own, "note": note})
+    own, here = "in archsearch's own environment", sys.executable
+    rows = [
+        Place(engine, True, profiles.installed(engine), here, note=own)
+        for engine in engines_that(lambda row: row.in_process)
+    ]
     for engine in engines_that(has_recipe):
         known, named, ready = recipe(engine), os.environ.get(variable(engine)), installed(engine)
-        note, there = f"run: archsearch engine install {engine}", False
-        found: dict[str, Any] = {}
+        note = f"run: archsearch engine install {engine}"
         if named:
-            note, there = f"named by {variable(engine)}; not checked", Path(named).exists()
-            found = {"where": named}
+            words = f"named by {variable(engine)}; not checked"
+            found = Place(engine, Path(named).exists(), where=named, note=words)
         elif ready is not None:
-            note, there = "" if ready.version == known.tested else f"tested: {known.tested}", True
-            found = {"version": ready.version, "bytes": ready.bytes, "device": ready.device}
-            found["where"] = str(ready.python)
-        elif environment_dir(engine).exists():
-            note = f"an install was stopped; {note}"
-        rows.append({"engine": engine, "installed": there, **empty, **found, "note": note})
+            where, about = str(ready.python), (ready.bytes, ready.device)
+            note = "" if ready.version == known.tested else f"tested: {known.tested}"
+            found = Place(engine, True, ready.version, where, *about, note)
+        else:
+            stopped = "an install was stopped; " if environment_dir(engine).exists() else ""
+            found = Place(engine, False, note=stopped + note)
+        rows.append(found)
     return rows
 
 

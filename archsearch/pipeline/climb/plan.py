@@ -22,6 +22,7 @@ from archsearch.pipeline.latency import machine_slowdown
 from archsearch.pipeline.session import SearchSession
 from archsearch.progress import human_time, say
 from archsearch.records import as_data
+from archsearch.report.terminal.search import MeasuredDraft
 from archsearch.runs.state import ClimbState, RungRow, StateFile
 from archsearch.search import rungs
 from archsearch.search.objective import Score
@@ -167,23 +168,22 @@ _SHAPE: Final = tuple(Architecture.__dataclass_fields__)
 _WHAT: Final = ("prior", "short training", "full training")
 
 
-def measured_row(score: Score, draft: TrainedDraft, coverage: VocabularyCoverage) -> dict[str, Any]:
-    """What a prompt file decides, measured on its held-out answers: alpha (by category), tau,
-    gamma, coverage of the head. `score`: the draft's, by what was measured."""
-    return {
-        "label": draft.architecture.label(),
-        "shape": draft.architecture.to_dict(),
-        "alpha": draft.alpha.to_dict(),
-        "alpha_by_category": {
-            name: value.to_dict() for name, value in draft.alpha_by_category.items()
-        },
-        "gamma": score.gamma,
-        "tau": score.tau.to_dict(),
-        "tau_by_gamma": {gamma: value.to_dict() for gamma, value in draft.tau.items()},
-        "speedup": score.speedup.to_dict(),
-        "coverage": coverage.share(draft.architecture.head_rows),
-        "head_rows": draft.architecture.head_rows,
-    }
+def measured_draft(
+    score: Score, draft: TrainedDraft, coverage: VocabularyCoverage
+) -> MeasuredDraft:
+    """What was measured of a draft; `score`: the draft's, by that."""
+    return MeasuredDraft(
+        label=draft.architecture.label(),
+        shape=draft.architecture,
+        alpha=draft.alpha,
+        alpha_by_category=draft.alpha_by_category,
+        gamma=score.gamma,
+        tau=score.tau,
+        tau_by_gamma=draft.tau,
+        speedup=score.speedup,
+        coverage=coverage.share(draft.architecture.head_rows),
+        head_rows=draft.architecture.head_rows,
+    )
 
 
 def trial_rows(rows: Sequence[Mapping[str, Any]], state: ClimbState) -> list[dict[str, Any]]:

@@ -3,16 +3,16 @@ one axis."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Final
 
 from archsearch.capacity import MemoryPlan
 from archsearch.errors import ArchsearchError
-from archsearch.records import Stored, from_data
+from archsearch.records import Inline
 from archsearch.report.charts import Chart, Scale, Series, colour, gain_chart, line
-from archsearch.report.phrases import Asked
+from archsearch.report.phrases import Asked, ServedBy
 from archsearch.report.terminal.layout import plus_minus, table
 from archsearch.traffic.curve import Axis, Curve, CurvePoint
 
@@ -47,12 +47,10 @@ class DraftCurve:
     """One draft in one engine over the axis."""
 
     draft: str
-    engine: str
-    engine_version: str | None
-    served: str
+    by: Inline[ServedBy]
     notes: tuple[str, ...]
     memory: Memory | None
-    curve: Annotated[Curve, Stored(inline=True)]
+    curve: Inline[Curve]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +58,12 @@ class Swept(Asked):
     """The answer of `estimate --sweep`."""
 
     sweep: Axis
-    prior: str
     gamma: int | None
     curves: tuple[DraftCurve, ...]
 
 
-def curves_text(data: Mapping[str, Any]) -> str:
+def curves_text(result: Swept) -> str:
     """What `estimate --sweep` prints."""
-    result = from_data(Swept, data)
     work, axis = result.workload, result.sweep
     fixed = [
         f"batch size {work.batch_size}" if axis != "batch" else "",
@@ -77,7 +73,7 @@ def curves_text(data: Mapping[str, Any]) -> str:
     ]
     given = "given" if result.prior == "given" else f"the prior ({result.prior})"
     lines = [
-        f"Target {result.target} on {result.device}, {result.dtype},"
+        f"Target {result.target} on {result.device}, {result.dtype_words},"
         f" {', '.join(filter(None, fixed))}; over {WORDS[axis]}.",
         f"Latency: {result.latency}.",
         f"Acceptance: {'swept' if axis == 'alpha' else given}.",
@@ -107,7 +103,7 @@ def _one(item: DraftCurve, axis: Axis) -> list[str]:
         ]
         for point in thinned(item.curve.points)
     ]
-    lines = [f"{item.draft}, served by {item.served}", table(rows, header)]
+    lines = [f"{item.draft}, served by {item.by.served}", table(rows, header)]
     lines += [_verdict(item.curve, axis), *_memory(item)]
     return lines + [f"Note: {note}" for note in item.notes]
 
@@ -182,18 +178,17 @@ def check_plot(path: Path) -> None:
         raise ArchsearchError(f"--plot {path}: the name must end with {', '.join(FORMATS)}")
 
 
-def plot_curves(data: Mapping[str, Any], path: Path) -> None:
+def plot_curves(result: Swept, path: Path) -> None:
     """Write the picture: speed-up above (band: 5 to 95 %; dashed: every token accepted), throughput
     below (dashed: without a draft)."""
     from archsearch.report.chart_files import drawn, write_picture
 
     check_plot(path)
-    result = from_data(Swept, data)
     gains: list[Series] = []
     rates: list[Series] = []
-    engines = len({item.served for item in result.curves})
+    engines = len({item.by.served for item in result.curves})
     for number, item in enumerate(result.curves):
-        version = f"{item.engine} {item.engine_version or ''}".rstrip()
+        version = f"{item.by.engine} {item.by.engine_version or ''}".rstrip()
         name = item.draft + (f", {version}" if engines > 1 else "")
         look = {"colour": colour(number), "symbol": None}
         points = item.curve.points

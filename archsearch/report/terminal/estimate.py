@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
 
-from archsearch.records import Stored, from_data
+from archsearch.records import Inline
 from archsearch.report.answer import SCREEN, gain_words, hours_words, needs_words
 from archsearch.report.phrases import (
     PART_HEADER,
-    Asked,
+    AskedOver,
+    ServedBy,
     latency_warning,
+    mix_words,
     objective_words,
     part_rows,
     round_words,
@@ -34,7 +35,9 @@ TIES = (
 
 @dataclass(frozen=True)
 class Entry:
-    """A draft in one engine, as `pipeline.estimate.Priced` has it."""
+    """A draft in one engine. `engine_class`: how it runs there, None where nothing is known;
+    `group`: those whose error bars tell none apart; `free_layers`: how many it may have before the
+    host decides the round."""
 
     draft: str
     training: str
@@ -44,8 +47,8 @@ class Entry:
     group: int
     served: str
     engine_class: str | None
+    score: Inline[Score]
     free_layers: float | None
-    score: Annotated[Score, Stored(inline=True)]
 
     @property
     def answer(self) -> str:
@@ -59,8 +62,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Difference:
-    """Why a draft gains more in one engine than in another."""
+    """Why a draft gains more in one engine than in another: `term` of the round at the same gamma,
+    in `words`."""
 
+    draft: str
+    engine: str
+    other: str
+    term: str
     words: str
 
 
@@ -68,21 +76,21 @@ class Difference:
 class WithPrompts:
     """What the best draft gains once prompts are read too."""
 
-    prompt_tokens: int
-    output_tokens: int
     concurrency: int
+    output_tokens: int
+    prompt_tokens: int
     draft: str
     gain: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimated(Asked):
-    """The answer of `estimate`."""
+class Estimated(AskedOver):
+    """The answer of `estimate`; `by`: of the best."""
 
-    prior: str
+    by: Inline[ServedBy]
     drafts: tuple[Entry, ...]
     differences: tuple[Difference, ...]
-    with_prompts: WithPrompts | None = None
+    with_prompts: WithPrompts | None
 
     @property
     def unit(self) -> str:
@@ -113,10 +121,9 @@ class Estimated(Asked):
         ]
 
 
-def estimate_text(data: Mapping[str, Any], *, explain: bool = False) -> str:
+def estimate_text(result: Estimated, *, explain: bool = False) -> str:
     """The answer in at most SCREEN lines of 100 columns; with `explain` all that it rests on behind
     it."""
-    result = from_data(Estimated, data)
     entries, engines, unit = result.drafts, result.engines, result.unit
     best = max(entries, key=lambda entry: (not entry.no_room, entry.score.speedup.value))
     budget, gain = result.training_budget, best.score.speedup
@@ -176,10 +183,10 @@ def _explained(result: Estimated) -> str:
     """Everything that an estimate rests on."""
     work, entries, mix, engines = result.workload, result.drafts, result.mix, result.engines
     given = result.prior if "given" in result.prior else f"the prior ({result.prior})"
-    one = len(engines) == 1
+    one, over = len(engines) == 1, mix_words(mix) if mix else []
     where = [
         f"Target {result.target} on {result.device}",
-        result.dtype,
+        result.dtype_words,
         *([f"{work.mode} mode"] if one else []),
         *([] if mix else [f"batch size {work.batch_size}", f"context {work.context_len}"]),
         f"tensor parallel {work.tensor_parallel}",
@@ -189,8 +196,8 @@ def _explained(result: Estimated) -> str:
     lines = [
         f"{', '.join(where)}.",
         *([] if one else [f"Served by {engine}." for engine in engines]),
-        *([f"Load: {mix.words()}."] if mix else []),
-        *(f"  {part.words()}." for part in (mix.parts if mix else ())),
+        *([f"Load: {over[0]}."] if over else []),
+        *(f"  {part}." for part in over[1:]),
         f"Latency: {result.latency}.",
         f"Acceptance: {given}.{step if one and not mix else ''}",
         "",

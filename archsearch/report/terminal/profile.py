@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from archsearch.estimate import Estimate
 from archsearch.records import Endless, Stored, from_data
@@ -285,27 +285,34 @@ def profile_text(data: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+Level = Literal["ok", "note", "mend", "stop"]
+"""`ok`: as it should be; `note`: worth knowing; `mend`: something is worse than it could be;
+`stop`: nothing can run so."""
+
+
 @dataclass(frozen=True)
 class Finding:
-    """One thing that `doctor` looked at."""
+    """One thing that `doctor` looked at. `command`: how to mend it, "" where there is nothing to
+    mend."""
 
-    topic: str
-    level: str
+    topic: str = field(default="", kw_only=True)
+    level: Level
     text: str
-    command: str
+    command: str = ""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The answer of `doctor`. `runs`: whether anything can run here."""
+    """The answer of `doctor`; its `archsearch` is the version. `runs`: whether anything can run
+    here."""
 
+    archsearch: str
     findings: tuple[Finding, ...]
     runs: bool
 
 
-def doctor_text(data: Mapping[str, Any]) -> str:
+def doctor_text(result: Diagnosis) -> str:
     """One line a finding, below it the command that mends it; the verdict last."""
-    result = from_data(Diagnosis, data)
     lines, before = [], ""
     for finding in result.findings:
         topic = finding.topic if finding.topic != before else ""

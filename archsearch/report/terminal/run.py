@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from archsearch.drafters.registry import family as family_class
+from archsearch.drafts.heads import HeadAcceptance, HeadPlan
 from archsearch.estimate import Estimate
 from archsearch.progress import human_time
-from archsearch.recipes.plan import Stage
-from archsearch.records import Stored, from_data
+from archsearch.recipes.plan import Recipe
+from archsearch.records import Inline, Maybe, from_data
 from archsearch.report.confirmed import section_confirmed
 from archsearch.report.engines import fastest_lines, run_dtype, ways_of
 from archsearch.report.families import compared_section
 from archsearch.report.load import section_load
 from archsearch.report.reading import read_run
 from archsearch.report.terminal.layout import plus_minus, section_lines, table
+from archsearch.runs.candidate import Divergence, TrainingRecord
 from archsearch.runs.confirmed import Confirmed, LoadRecord
 from archsearch.runs.run import open_run
 from archsearch.runs.tables import EngineComparison, TextVerdict
@@ -28,109 +30,85 @@ from archsearch.speedup import DIVERGENCE_RANGE, DIVERGENCE_STD, clamped, logit,
 
 
 @dataclass(frozen=True)
-class Divergence:
-    """From the target on held-out text, and the alpha that it says."""
-
-    nats: float
-    alpha: float
-
-
-@dataclass(frozen=True)
-class Training:
-    """What is said of training.json."""
-
-    seconds: float
-    tokens: int
-    tokens_per_s: float
-    stopped: str | None = None
-    divergence: Divergence | None = None
-
-
-@dataclass(frozen=True)
 class Trained:
     """The answer of `train` of a rank."""
 
+    text: TextVerdict
+    run: Path
+    rank: int
     before: Score
     after: Score
-    training: Training
-    alpha_by_category: Mapping[str, Estimate] = field(default_factory=dict)
-    text: TextVerdict | None = None
+    training: TrainingRecord
+    alpha_by_category: Mapping[str, Estimate]
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """A head on held-out text: which of its tokens are right, given those before; tau by gamma."""
+class HeadAnswer:
+    """The answer of `train` of a head; see `drafts.heads.HeadRecord`."""
 
-    conditional: tuple[float, ...]
-    tau: Mapping[int, Estimate]
-
-
-@dataclass(frozen=True)
-class TrainedHead:
-    """The answer of `train` of a head."""
-
+    run: Path
     family: str
     gamma: int
-    folder: str
+    folder: Path
+    plan: HeadPlan
     rows: int
     seconds: float
     tokens: int
     tokens_per_s: float
     auxiliary_s: float
     vocabulary_coverage: float
-    heldout: HeldOut
+    heldout: HeadAcceptance
+    best: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class AdaptivePoint:
     """Its speed-up at one batch size."""
 
+    batch_size: int
     speedup: Estimate
 
 
 @dataclass(frozen=True)
 class Adaptive:
-    """vLLM's adaptive verification beside the schedule, at the batch sizes of its points."""
+    """vLLM's adaptive verification beside the schedule, at the batch sizes of its points; `use`:
+    which of the two."""
 
     gamma: int
     points: tuple[AdaptivePoint, ...]
+    use: str
     words: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Scheduled:
-    """The answer of `schedule`; `family` and no `rank`: of a head."""
+    """The answer of `schedule`; `family` and no `rank`: of a head. `as_engine`: what the engine
+    makes of it, in words; `adaptive` None: the engine has none for such a drafter."""
 
+    run: Path
+    rank: int | None
+    family: Maybe[str] = None
     architecture: str
     note: str
+    adaptive: Adaptive | None
+    schedule: Inline[GammaSchedule]
     as_engine: str
-    schedule: Annotated[GammaSchedule, Stored(inline=True)]
-    rank: int | None = None
-    family: str | None = None
-    warning: str | None = None
-    adaptive: Adaptive | None = None
+    warning: str
 
 
 @dataclass(frozen=True)
 class MadeRecipe:
-    """The answer of `recipe`."""
+    """The answer of `recipe`; `weights`: whether the folder holds the first ones."""
 
-    library: str
-    version: str
-    rank: int
-    run: str
-    output: str
-    family: str
-    drafter: str
-    gamma: int
-    target: str
+    recipe: Inline[Recipe]
+    output: Path
     hours: float
-    stages: tuple[Stage, ...]
+    weights: bool
 
 
-def train_text(data: Mapping[str, Any], run: Path, rank: int) -> str:
+def train_text(result: Trained) -> str:
     """alpha and speed-up before and after, and how long it took."""
-    result = from_data(Trained, data)
+    run, rank = result.run, result.rank
     before, after, training = result.before, result.after, result.training
     kinds = [
         f"{name} {plus_minus(value)}" for name, value in result.alpha_by_category.items() if name
@@ -146,7 +124,7 @@ def train_text(data: Mapping[str, Any], run: Path, rank: int) -> str:
         *([stopped] if training.stopped else []),
         f"Modeled speed-up {plus_minus(before.speedup)} -> {plus_minus(after.speedup)} at"
         f" gamma {after.gamma}.",
-        *([f"Text: {result.text.words()}"] if result.text is not None else []),
+        f"Text: {result.text.words()}",
     ]
     return "\n".join([*lines, "", f"Next: archsearch confirm {run} --rank {rank}"])
 
@@ -167,9 +145,8 @@ def _divergence_lines(divergence: Divergence | None, measured: Estimate) -> list
     return [f"{text}."]
 
 
-def head_text(data: Mapping[str, Any], run: Path) -> str:
+def head_text(head: HeadAnswer) -> str:
     """How long it was trained, how far its draft tokens are right, and tokens a round by gamma."""
-    head = from_data(TrainedHead, data)
     read = f"; auxiliary states in {human_time(head.auxiliary_s)} before"
     shares = "  ".join(f"{share:.2f}" for share in head.heldout.conditional)
     taus = "  ".join(f"{gamma}: {plus_minus(tau)}" for gamma, tau in head.heldout.tau.items())
@@ -181,8 +158,8 @@ def head_text(data: Mapping[str, Any], run: Path) -> str:
         f"Draft tokens right on held-out text, given those before: {shares}",
         f"Tokens a round, predicted by gamma: {taus}",
         "",
-        f"Next: archsearch confirm {run} --family {head.family} --engine vllm",
-        f"      archsearch export {run} --family {head.family} --output DIR",
+        f"Next: archsearch confirm {head.run} --family {head.family} --engine vllm",
+        f"      archsearch export {head.run} --family {head.family} --output DIR",
     ]
     return "\n".join(lines)
 
@@ -235,9 +212,8 @@ def families_text(found: EngineComparison, run: Path) -> str:
     return "\n".join([*section_lines(compared_section(found)), f"Kept in {run / 'heads'}."])
 
 
-def schedule_text(data: Mapping[str, Any], run: Path, rank: int) -> str:
+def schedule_text(result: Scheduled) -> str:
     """What `schedule` prints."""
-    result = from_data(Scheduled, data)
     schedule = result.schedule
     rows: list[tuple[str, ...]] = [
         (
@@ -258,8 +234,8 @@ def schedule_text(data: Mapping[str, Any], run: Path, rank: int) -> str:
         rows = [(*row, plus_minus(each.speedup)) for row, each in pairs]
         heads += f" | adaptive, gamma {adaptive.gamma}"
     spans = (f"{first}-{last}: {gamma or 'off'}" for first, last, gamma in schedule.ranges)
-    confirm = f"confirm {run} --rank {rank} --engine vllm --schedule"
-    export = f"export {run} --family {result.family} --output DIR"
+    confirm = f"confirm {result.run} --rank {result.rank} --engine vllm --schedule"
+    export = f"export {result.run} --family {result.family} --output DIR"
     lines = [
         f"Draft {result.architecture}, {schedule.engine}. Latencies: {schedule.latency}.",
         "",
@@ -275,10 +251,10 @@ def schedule_text(data: Mapping[str, Any], run: Path, rank: int) -> str:
     return "\n".join(lines)
 
 
-def recipe_text(data: Mapping[str, Any]) -> str:
+def recipe_text(answer: MadeRecipe) -> str:
     """The recipe's stages, and how it is run."""
-    made = from_data(MadeRecipe, data)
-    version = f" {made.version}" if made.version else ""
+    made, library, output = answer.recipe, answer.recipe.library, answer.output
+    version = f" {library.version}" if library.version else ""
     rows = [
         (
             f"{stage.tokens:,.0f}",
@@ -287,14 +263,14 @@ def recipe_text(data: Mapping[str, Any]) -> str:
         )
         for stage in made.stages
     ]
-    start = "train.sh" if made.library == "archsearch" else "environments.sh"
+    start = "train.sh" if library.name == "archsearch" else "environments.sh"
     lines = [
-        f"Recipe for rank {made.rank} of {made.run} with {made.library}{version}: {made.output}",
-        f"{made.family}: {made.drafter}, gamma {made.gamma}; target {made.target}.",
+        f"Recipe for rank {made.rank} of {made.run} with {library.name}{version}: {output}",
+        f"{made.family}: {made.drafter.label()}, gamma {made.gamma}; target {made.target_name}.",
         f"About {made.hours:.1f} hours on these GPUs.",
         "",
         table(rows, "tokens | GPU-hours | alpha"),
         "",
-        f"Next: read {made.output}/README.md, then bash {made.output}/{start}",
+        f"Next: read {output}/README.md, then bash {output}/{start}",
     ]
     return "\n".join(lines)

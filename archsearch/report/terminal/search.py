@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
+from archsearch.architecture.architecture import Architecture
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
-from archsearch.records import Stored, from_data
+from archsearch.records import Inline, Maybe, Stored
 from archsearch.report.answer import (
     MOST_ROWS,
     SCREEN,
@@ -31,11 +32,13 @@ from archsearch.report.families import found_section
 from archsearch.report.headline import headline
 from archsearch.report.learning import learning_lines, section_rungs
 from archsearch.report.phrases import (
-    Asked,
     AskedBudget,
+    AskedOver,
+    ServedBy,
     hub_name,
     interval,
     latency_warning,
+    mix_words,
     shell_path,
 )
 from archsearch.report.predicted import section_why
@@ -43,8 +46,11 @@ from archsearch.report.reading import Reading, read_run
 from archsearch.report.section import Section
 from archsearch.report.terminal.layout import plus_minus, section_lines, table, wrap, wrapped
 from archsearch.runs.run import Run, open_run
-from archsearch.runs.tables import FamilyRow, RankedFamily, Represented
+from archsearch.runs.state import HeadEntry
+from archsearch.runs.tables import Budgets, FamilyRow, RankedFamily, Represented, TextVerdict
 from archsearch.search.objective import Score
+from archsearch.search.ranking import Rival
+from archsearch.search.rungs import Plan
 from archsearch.search.samplers import Regret
 from archsearch.search.study import Scored
 
@@ -56,17 +62,28 @@ SWITCH: Final = re.compile(r"\bset ([A-Z][A-Z0-9_]+=\w+)")
 LONGEST: Final = 46
 
 
+Kind = Literal["acceptance", "training", "synthetic", "profile"]
+
+
 @dataclass(frozen=True)
 class Step:
-    """A measurement that could be made next, as `pipeline.next_steps` has it."""
+    """A measurement that could be made next. `speedup`: the best candidate's, with its `std` now
+    and the `std_after` expected; `gain`: expected gain in ln(speed-up) by changing the winner,
+    `changes`: chance of that. `value_per_minute`: (narrowing + gain) in ln(speed-up), by which
+    steps are ordered. `needs`: what the command needs that is not known to be here, "" for
+    nothing."""
 
+    kind: Kind
     what: str
     command: str
     minutes: float
+    minutes_from: str
     speedup: float
     std: float
     std_after: float
     gain: float
+    changes: float
+    value_per_minute: float
     needs: str = ""
 
     def lines(self) -> list[str]:
@@ -82,15 +99,19 @@ class Step:
 
 @dataclass(frozen=True)
 class MeasuredDraft:
-    """A draft that was trained in full, on held-out answers."""
+    """What a prompt file decides of a draft that was trained in full, measured on its held-out
+    answers. `coverage`: the share of the target's tokens that the `head_rows` of its head hold."""
 
     label: str
+    shape: Architecture
     alpha: Estimate
     alpha_by_category: Mapping[str, Estimate]
-    tau: Estimate
     gamma: int
-    head_rows: int
+    tau: Estimate
+    tau_by_gamma: Mapping[int, Estimate]
+    speedup: Estimate
     coverage: float
+    head_rows: int
 
     def words(self) -> str:
         parts = ", ".join(
@@ -105,34 +126,60 @@ class MeasuredDraft:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Searched(Asked):
-    """The answer of `search`. `rungs`, `rivals`: read from the run where there are any."""
+class Searched(AskedOver):
+    """The answer of `search`. `invalid`: trials of shapes of which nothing can be said; `earlier`:
+    what earlier runs changed (`acceptance.known.Earlier`); `best`: the ranking, `indistinguishable`
+    its groups of ranks that are tied, `cheapest` the rank with the fewest parameters of each;
+    `confirmed`: confirmed.json of each that was.
+
+    `replayed`: what was read of the text at hand; `refused`: why nothing was trained; `rungs`,
+    `notes`, `plan`: of a search that was to train.
+    """
 
     run: Path
-    engine: str
-    served: str
+    by: Inline[ServedBy]
     free_layers: float | None
-    prior: str
+    dtype: str
+    earlier: Mapping[str, Any] | None
     space: str
+    families: tuple[FamilyRow | RankedFamily, ...]
+    left_out: tuple[str, ...]
     trials: int
-    families: tuple[FamilyRow | RankedFamily, ...] = ()
-    scored: tuple[Scored, ...] = ()
-    regrets: tuple[Regret, ...] = ()
-    notes: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    replayed: str | None = None
-    next: tuple[Step, ...] = ()
-    pareto: ParetoSet | None = None
-    rungs: tuple[Any, ...] = ()
-    rivals: tuple[Any, ...] = ()
-    measured: tuple[MeasuredDraft, ...] = ()
-    prompts: str = ""
+    invalid: int
+    scored: tuple[Scored, ...]
+    regrets: tuple[Regret, ...]
+    best: tuple[Score, ...]
+    rivals: tuple[Rival, ...]
+    next: tuple[Step, ...]
+    budgets: Budgets
+    indistinguishable: tuple[tuple[int, ...], ...]
+    cheapest: tuple[int | None, ...]
+    pareto: ParetoSet | None
+    confirmed: tuple[Mapping[str, Any], ...]
+    report: Path
+    replayed: Maybe[str] = None
+    refused: Maybe[str] = None
+    rungs: Maybe[tuple[Mapping[str, Any], ...]] = None
+    notes: Maybe[tuple[str, ...]] = None
+    plan: Maybe[Plan] = None
 
 
-def search_text(data: Mapping[str, Any], *, explain: bool = False) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Climbed(Searched):
+    """Of a search that trained. `seconds` in all, `steps` of each step; `prompts`: where they come
+    from; `text`: the verdict on them, None where no draft was trained in full."""
+
+    heads: tuple[HeadEntry, ...]
+    seconds: float
+    steps: Mapping[str, float]
+    prompts: str
+    measured: tuple[MeasuredDraft, ...]
+    text: TextVerdict | None
+
+
+def search_text(result: Searched, *, explain: bool = False) -> str:
     """The first screen: the answer in at most SCREEN lines of 100 columns; with `explain` all that
     it rests on behind it."""
-    result = from_data(Searched, data)
     run = open_run(result.run)
     reading = read_run(run)  # once: what is shown of a run is what its files say
     options = [Option.of(item) for item in reading.candidates]
@@ -169,7 +216,7 @@ def search_text(data: Mapping[str, Any], *, explain: bool = False) -> str:
 def _assumed_words(result: Searched, unit: str) -> str:
     """What is predicted for, and the training that every alpha of a drafter to be trained
     assumes."""
-    words = f"{result.words()}, {result.served}."
+    words = f"{result.words()}, {result.by.served}."
     if result.training_budget is None:
         return words
     hours = hours_words(result.training_budget.gpu_hours, unit)
@@ -186,7 +233,7 @@ def _next_step(
     if today is not None and not trained and interval(today.gain)[1] > 1.0:
         ranks, target = result.workload.tensor_parallel, hub_name(result.target)
         # The name of a folder or a GGUF file is nothing that an engine finds.
-        command = serve_command(today, target, result.engine, ranks) if "/" in target else None
+        command = serve_command(today, target, result.by.engine, ranks) if "/" in target else None
         # The warning is of the first rank: what it says to set belongs into the command.
         wanted = SWITCH.search(" ".join(result.warnings)) if today is options[0] else None
         if command is not None:
@@ -199,13 +246,14 @@ def explained_text(result: Searched, run: Run, reading: Reading) -> str:
     """The workload, what each rung did, and the summary of the run folder."""
     work, mix = result.workload, result.mix
     where = f"batch size {work.batch_size}, context {work.context_len}"
+    over = [where] if mix is None else mix_words(mix)
     whole = ", ".join(f"{each.shapes:,} of {each.space}" for each in result.scored if each.exact)
     scored = f"; all shapes were scored: {whole}" if whole else ""
     lines = [
-        f"Workload: {where if mix is None else mix.words()}, tensor parallel"
-        f" {work.tensor_parallel}, {result.dtype}, {work.mode} mode, temperature"
-        f" {work.temperature:g}, served by {result.served}.",
-        *([f"  {part.words()}." for part in mix.parts] if mix is not None else []),
+        f"Workload: {over[0]}, tensor parallel"
+        f" {work.tensor_parallel}, {result.dtype_words}, {work.mode} mode, temperature"
+        f" {work.temperature:g}, served by {result.by.served}.",
+        *(f"  {part}." for part in over[1:]),
         f"Latency: {result.latency}.",
         f"Acceptance prior: {result.prior}.",
         f"{result.trials} trials in space {result.space}{scored}.",
@@ -217,12 +265,12 @@ def explained_text(result: Searched, run: Run, reading: Reading) -> str:
             " launching it, not running it, takes the time."
         )
     said = [f"WARNING: {text}." for text in result.warnings]
-    said += [f"Note: {note}." for note in (*result.notes, *result.left_out)]
+    said += [f"Note: {note}." for note in (*(result.notes or ()), *result.left_out)]
     lines += ["", *said, *([""] if said else [])]
     if len(result.families) > 1:
         replayed = [f"  {result.replayed}."] if result.replayed else []
-        lines += [*family_lines(result.families, run.path, result.engine), *replayed, ""]
-    if result.rungs:
+        lines += [*family_lines(result.families, run.path, result.by.engine), *replayed, ""]
+    if isinstance(result, Climbed) and result.rungs:
         lines += [*section_lines(section_rungs(reading.climb)), f"Measured on {result.prompts}:"]
         lines += [*(draft.words() for draft in result.measured), ""]
     lines += [summary_text(run, reading), ""]
@@ -307,22 +355,31 @@ def summary_text(run: Run, reading: Reading | None = None) -> str:
 
 
 @dataclass(frozen=True)
+class Brought:
+    """The best that one can have today, and the best that is to be trained."""
+
+    engine: str
+    tensor_parallel: int
+    dtype: str
+    today: Score | None
+    trained: Score | None
+    training_budget: AskedBudget | None
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class SurveyRow:
-    """What one GPU brings: today, and trained. `error`: why it cannot be said."""
+    """What one GPU brings; `error`: why it cannot be said."""
 
     device: str
-    error: str = ""
-    engine: str = ""
-    tensor_parallel: int = 1
-    today: Score | None = None
-    trained: Score | None = None
-    training_budget: AskedBudget | None = None
+    brings: Annotated[Brought | None, Stored(inline=True, omit=True)] = None
+    error: Maybe[str] = None
 
     def cells(self) -> Iterator[tuple[str, ...]]:
         """What one can have today, and the best within the training budget: a line each."""
-        where = f"{self.tensor_parallel} x {self.device}"
-        yield where, "today", *_best_cells(self.today)
-        yield "", "trained", *_best_cells(self.trained)
+        if (found := self.brings) is not None:
+            yield f"{found.tensor_parallel} x {self.device}", "today", *_best_cells(found.today)
+            yield "", "trained", *_best_cells(found.trained)
 
 
 @dataclass(frozen=True)
@@ -333,25 +390,25 @@ class Survey:
     rows: Annotated[tuple[SurveyRow, ...], Stored("survey")]
 
 
-def survey_text(data: Mapping[str, Any]) -> str:
+def survey_text(result: Survey) -> str:
     """Two lines for each GPU (today, trained), and how to ask for one."""
-    result = from_data(Survey, data)
-    known = [row for row in result.rows if not row.error]
-    budgeted = next((row for row in known if row.training_budget), None)
+    found = [row.brings for row in result.rows if row.brings is not None]
+    budgeted = [(each.engine, each.training_budget) for each in found if each.training_budget]
     assumed = "Batch 1."
-    if budgeted is not None and budgeted.training_budget is not None:
-        hours = hours_words(budgeted.training_budget.gpu_hours, "GPU")
-        assumed = f"{budgeted.engine}; drafters to be trained are given {hours}."
+    if budgeted:
+        engine, budget = budgeted[0]
+        hours = hours_words(budget.gpu_hours, "GPU")
+        assumed = f"{engine}; drafters to be trained are given {hours}."
     above = [
         f"No GPU is here and {result.target} is not for this CPU. What speculation would bring on"
         " the GPUs whose kernels ship:",
         assumed,
     ]
-    cells = [line for row in known for line in row.cells()]
+    cells = [line for row in result.rows for line in row.cells()]
     header = "GPUs that hold it | best |  drafter | speed-up, 5 to 95 %"
     lines = [*wrapped(above), "", *([table(cells, header), ""] if cells else [])]
     lines += wrapped(f"{row.device}: {row.error}." for row in result.rows if row.error)
-    named = known[0].device if known else "NAME"
+    named = next((row.device for row in result.rows if row.brings is not None), "NAME")
     lines += ["All of one GPU:", f"  archsearch search --target {result.target} --gpu {named}"]
     return "\n".join(lines)
 

@@ -6,11 +6,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
-from archsearch.records import Endless, from_data
-from archsearch.report.phrases import UNITS, Asked, AskedPart
+from archsearch.engines.openai.bench import Measured
+from archsearch.records import Inline, Maybe
+from archsearch.report.phrases import UNITS, Asked, AskedPart, ServedBy
 from archsearch.report.terminal.layout import table
+from archsearch.traffic.served import ServedPart
+from archsearch.traffic.simulation import Simulated
 from archsearch.traffic.steady import Steady
 
 MEANS: Final = (
@@ -34,65 +38,44 @@ ROWS: Final = (
 
 
 @dataclass(frozen=True)
-class SimulatedRun:
-    """A server event by event."""
-
-    tpot_s: Endless
-    ttft_s: Endless
-    ttft_p99_s: Endless
-    full: bool
-
-    def words(self) -> str:
-        if self.full:
-            return "does not keep up"
-        first = f"{_ms(self.ttft_s, 0)} ms (99 %: {_ms(self.ttft_p99_s, 0)})"
-        return f"{_ms(self.tpot_s)} ms a token, first token {first}"
-
-
-@dataclass(frozen=True)
 class Simulation:
-    """`requests` through the server with the draft and without."""
+    """`requests` through the server with the draft and without, event by event."""
 
-    drafting: SimulatedRun
-    plain: SimulatedRun
+    drafting: Simulated
+    plain: Simulated
     requests: int
 
 
 @dataclass(frozen=True)
 class Part:
-    """A draft in one part of the load, as `ServedPart.to_dict` has it. `held`, `held_alone`:
-    requests that memory holds."""
+    """A draft in one part of the load. `held`, `held_alone`: requests that memory holds with the
+    draft and without."""
 
-    name: str
-    concurrency: int | None
-    requests_per_second: float | None
-    gamma: int
-    tau: float
-    speedup: Endless
-    drafting: Steady
-    plain: Steady
-    off: Steady
-    off_rate: float | None
+    served: Inline[ServedPart]
     held: int | None
     held_alone: int | None
     simulated: Simulation | None
 
     @property
+    def name(self) -> str:
+        return self.served.part.name
+
+    @property
     def runs(self) -> tuple[Steady, Steady]:
         """The server at its best with the draft loaded, and without a draft."""
-        return (self.drafting if self.gamma else self.off), self.plain
+        return self.served.best, self.served.plain
 
     def cells(self) -> tuple[str, ...]:
-        runs = self.runs
+        runs, gamma = self.runs, self.served.gamma
         return (
             self.name,
-            str(self.gamma) if self.gamma else "off",
-            f"{self.tau:.2f}" if self.gamma else "1.00",
+            str(gamma) if gamma else "off",
+            f"{self.served.tau:.2f}" if gamma else "1.00",
             *(f"{run.running:.1f}" for run in runs),
             *(_ms(run.tpot_s) for run in runs),
             *(_ms(run.ttft_s, 0) for run in runs),
             *(f"{run.tokens_per_s:,.0f}" for run in runs),
-            f"{self.speedup:.2f}",
+            f"{self.served.speedup:.2f}",
         )
 
     def full_words(self) -> str:
@@ -109,9 +92,9 @@ class Part:
     def checks(self) -> list[str]:
         """The simulation beside the closed form, and from which rate on speculation should be
         off."""
-        lines = []
+        lines, part = [], self.served.part
         if (seen := self.simulated) is not None:
-            words = f"with the draft {seen.drafting.words()}; without {seen.plain.words()}"
+            words = f"with the draft {_simulated(seen.drafting)}; without {_simulated(seen.plain)}"
             lines.append(f"simulated ({seen.requests} requests): {words}")
         late = [run.ttft_p99_s for run in self.runs]
         if None not in late:
@@ -120,15 +103,15 @@ class Part:
                 f" {_ms(late[1], 0)}"
             )
         if self.held is not None and self.held_alone is not None:
-            if min(self.held, self.held_alone) < max(self.concurrency or 0, MANY):
+            if min(self.held, self.held_alone) < max(part.concurrency or 0, MANY):
                 with_draft = f"{self.held:,} requests at once with the draft"
                 lines.append(f"memory holds {with_draft}, {self.held_alone:,} without")
-        for run, who in ((self.drafting, "With"), (self.plain, "Without")):
+        for run, who in ((self.served.drafting, "With"), (self.served.plain, "Without")):
             if run.full:
                 most = f"{run.requests_per_s:.3g} requests a second"
                 lines.append(f"{who} the draft the server is full at {most}")
-        if self.requests_per_second is not None:
-            rate = self.off_rate
+        if part.requests_per_second is not None:
+            rate = self.served.off_rate
             lines.append(
                 "drafting pays at every rate that the server keeps up with"
                 if rate is None
@@ -144,10 +127,12 @@ class UnderLoad:
     """A draft under the whole load."""
 
     draft: str
-    served: str
+    by: Inline[ServedBy]
     notes: tuple[str, ...]
-    objective: Endless
-    plain_objective: Endless
+    objective: float
+    plain_objective: float
+    speedup: float
+    pays: bool
     broken_limits: tuple[str, ...]
     parts: tuple[Part, ...]
 
@@ -162,11 +147,10 @@ class Traffic(Asked):
     drafts: tuple[UnderLoad, ...]
 
 
-def traffic_text(data: Mapping[str, Any]) -> str:
+def traffic_text(result: Traffic) -> str:
     """What `traffic` prints."""
-    result = from_data(Traffic, data)
     lines = [
-        f"Target {result.target} on {result.device}, {result.dtype}, tensor"
+        f"Target {result.target} on {result.device}, {result.dtype_words}, tensor"
         f" parallel {result.workload.tensor_parallel}.",
         f"Latency: {result.latency}.",
         *(f"Load {part.words()}." for part in result.load),
@@ -184,11 +168,11 @@ def _one(entry: UnderLoad, objective: str) -> list[str]:
         " tokens/s | without | speed-up"
     )
     rows = [part.cells() for part in entry.parts]
-    lines = [f"{entry.draft}, served by {entry.served}", table(rows, header)]
+    lines = [f"{entry.draft}, served by {entry.by.served}", table(rows, header)]
     for part in entry.parts:
         lines += part.checks()
     unit = UNITS[objective]
-    if any(part.drafting.full or part.plain.full for part in entry.parts):
+    if any(part.served.drafting.full or part.served.plain.full for part in entry.parts):
         lines += [part.full_words() for part in entry.parts]
     lines.append(
         f"{objective}: {entry.objective:.4g}{unit}, {entry.plain_objective:.4g}{unit} without"
@@ -200,38 +184,46 @@ def _one(entry: UnderLoad, objective: str) -> list[str]:
     return lines + [f"Note: {note}" for note in entry.notes]
 
 
+def _simulated(run: Simulated) -> str:
+    if run.full:
+        return "does not keep up"
+    first = f"{_ms(run.ttft_s, 0)} ms (99 %: {_ms(run.ttft_p99_s, 0)})"
+    return f"{_ms(run.tpot_s)} ms a token, first token {first}"
+
+
 def _ms(seconds: float, digits: int = 2) -> str:
     return "no end" if math.isinf(seconds) else f"{1e3 * seconds:.{digits}f}"
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """The load of `bench-serve` as predicted; a server is given by quantity."""
+    """The load of `bench-serve` as predicted."""
 
-    served: str
     gamma: int
     tau: float
-    speedup: Endless
-    with_draft: Mapping[str, Endless | None]
-    without: Mapping[str, Endless | None]
+    speedup: float
+    served: str
+    with_draft: Steady
+    without: Steady
 
 
 @dataclass(frozen=True)
 class Bench:
-    """The answer of `bench-serve`."""
+    """The answer of `bench-serve`, as far as it was measured. `relative_error`: predicted over
+    measured, less 1, by server and quantity; `output`: where every request is kept."""
 
     load: str
     text: str
-    output: str
-    with_draft: Mapping[str, Endless | None]
-    without: Mapping[str, Endless | None] | None = None
-    speedup: Endless | None = None
-    predicted: Predicted | None = None
+    without: Maybe[Measured] = None
+    with_draft: Maybe[Measured] = None
+    speedup: Maybe[float] = None
+    predicted: Maybe[Predicted] = None
+    relative_error: Maybe[Mapping[str, Mapping[str, float]]] = None
+    output: Maybe[Path] = None
 
 
-def bench_text(data: Mapping[str, Any]) -> str:
+def bench_text(result: Bench) -> str:
     """What `bench-serve` prints."""
-    result = from_data(Bench, data)
     predicted = result.predicted
     header = [""]
     rows = [[title] for _, title, _, _ in ROWS]
@@ -243,7 +235,7 @@ def bench_text(data: Mapping[str, Any]) -> str:
         for title, values in columns:
             header.append(title)
             for row, (key, _, scale, digits) in zip(rows, ROWS, strict=True):
-                value = values.get(key)
+                value = getattr(values, key, None)
                 shown = "-" if value is None else f"{scale * value:,.{digits}f}"
                 row.append("no end" if value is not None and not math.isfinite(value) else shown)
     lines = [f"{result.load}; text {result.text}.", "", table(rows, header), ""]

@@ -141,7 +141,7 @@ def test_install_from_nothing_and_everything_after_it(
     assert "No matching distribution found for torch==9.0+cpu" in log and "--extra-index-url" in log
     assert install("tiny", device="cpu") == done, "a finished environment is kept"
     row = overview()[-1]
-    assert (row["engine"], row["installed"], row["version"], row["bytes"]) == (
+    assert (row.engine, row.installed, row.version, row.bytes) == (
         "tiny",
         True,
         "1.2.0",
@@ -149,7 +149,7 @@ def test_install_from_nothing_and_everything_after_it(
     )
     (done.python.parent.parent / MARKER).unlink()
     assert installed("tiny") is None, "without the marker it is a killed install"
-    assert "stopped" in overview()[-1]["note"]
+    assert "stopped" in overview()[-1].note
     assert remove("tiny") > 0 and not done.python.parent.parent.exists()
     with pytest.raises(MissingDataError, match="nothing to remove"):
         remove("tiny")
