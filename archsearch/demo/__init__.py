@@ -121,7 +121,7 @@ def demo_text(found: Searched, exported: dict[str, Any], run_path: Path, seconds
         ),
         "  archsearch search --target YOUR-MODEL-FOLDER --prompts YOUR.jsonl --gpu cpu --confirm 1",
     ]
-    if confirmed and not confirmed[0]["undecided"] and confirmed[0]["speedup_interval"][1] < 1:
+    if confirmed and not confirmed[0].undecided and confirmed[0].interval[1] < 1:
         rows.insert(1, "Speculation does not pay here with this much training.")
     rows[1:1] = [f"Note: {note}." for note in found.notes or ()]
     return "\n".join(rows)

@@ -24,7 +24,6 @@ from archsearch.progress import human_time
 from archsearch.records import WRONG_SHAPE, save
 from archsearch.report.compare import Comparison, Lead, Pair, Swap, Winner
 from archsearch.report.phrases import mix_words
-from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import COMPARE_FILE, Run, open_run
 from archsearch.search.objective import Score, Scorer
 from archsearch.traffic.mix import mix_of
@@ -85,8 +84,7 @@ class _Opened:
 
     def measured(self) -> float | None:
         try:
-            data = self.run.confirmed(self.run.ranks()[0])
-            found = None if data is None else Confirmed.from_dict(data)
+            found = self.run.confirmed(self.run.ranks()[0])
         except WRONG_SHAPE:
             return None
         return None if found is None or found.undecided else found.speedup.value

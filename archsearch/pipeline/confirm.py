@@ -54,8 +54,9 @@ from archsearch.pipeline.in_engine import (
 )
 from archsearch.pipeline.schedule import Rates, acceptance_of, schedule_points, speedup_when_off
 from archsearch.pipeline.session import SearchSession, check_weights
-from archsearch.records import as_data, load_or_note, save
+from archsearch.records import load_or_note, save
 from archsearch.runs.confirmed import (
+    CONFIRMED_FILE,
     LOAD_FILE,
     Confirmed,
     ConfirmedGamma,
@@ -175,14 +176,14 @@ def confirm_rank(
     trainer: DraftTrainer | None = None,
     choice: EngineChoice | None = None,
     stopping: bool = True,
-) -> dict[str, Any]:
+) -> Confirmed:
     """Run target alone and target + draft in the engine, interleaved, on held-out prompts; write
     confirmed.json. Where no `gammas` are asked for, a draft that gains by `stopping` where it is
     unsure, by replay, runs so beside its gamma.
 
     The prediction beside it is the score's: latency from the profile, tau from the trace on
     held-out text; and once more with the tau that the engine counted, which leaves only the
-    latency's error. Returns what confirmed.json holds (times in seconds). Raises MissingDataError
+    latency's error. Times in seconds. Raises MissingDataError
     for a rank without weights.
     """
     run = session.run
@@ -250,10 +251,10 @@ def confirm_rank(
         **own,
         seconds=time.monotonic() - started,
     )
-    data = as_data(_kept(case, result, trained.alpha))
+    result = _kept(case, result, trained.alpha)
     write_engines(session)
     write_report(run)
-    return data
+    return result
 
 
 def answers_of(session: SearchSession) -> Sampling:
@@ -330,7 +331,7 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
     own, beside = case.file("confirmed-{engine}.json"), case.file(UNDECIDED_FILE)
     main, last = (
         load_or_note(path, "confirmation", Confirmed, [])  # a broken one is replaced
-        for path in (case.folder / "confirmed.json", own)
+        for path in (case.folder / CONFIRMED_FILE, own)
     )
     earlier = last or (main if case.bench.own_dtype else None)
     if result.undecided and earlier and earlier.engine == name and not earlier.undecided:
@@ -344,7 +345,7 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
             return result
     first = name == case.session.request.engine or main is None or main.engine == name
     if first and case.bench.own_dtype:
-        run.write_confirmed(case.rank, as_data(result))  # the run's own engine keeps this place
+        run.write_confirmed(case.rank, result)  # the run's own engine keeps this place
     save(own, result)
     beside.unlink(missing_ok=True)
     return result

@@ -121,7 +121,8 @@ def _source(
 def _draft_record(run: Run, candidate: Candidate) -> DraftRecord:
     """What the files of the run say of a candidate."""
     training = candidate.training() if candidate.has_weights else None
-    confirmed = run.confirmed(candidate.rank)
+    found = run.confirmed(candidate.rank)
+    confirmed = None if found is None else as_data(found)
     loads = sorted(candidate.folder.glob("load-*.json"))
     return DraftRecord(
         score=candidate.score.to_dict(),

@@ -15,7 +15,6 @@ from archsearch.records import WRONG_SHAPE, save
 from archsearch.report.chart_files import drawn, write_picture
 from archsearch.report.costs import ParetoGoal, ParetoSet, pareto_chart
 from archsearch.report.phrases import interval
-from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import RUNGS_FILE
 from archsearch.search import study
 from archsearch.search.exact import can_rank_alone, exact_grid, rank_alone
@@ -149,8 +148,7 @@ def _measured(session: SearchSession) -> Callable[[Score], float | None]:
     known = {}
     for rank in session.run.ranks():
         try:
-            data = session.run.confirmed(rank)
-            confirmed = None if data is None else Confirmed.from_dict(data)
+            confirmed = session.run.confirmed(rank)
         except WRONG_SHAPE:
             continue
         if confirmed is not None and not confirmed.undecided:

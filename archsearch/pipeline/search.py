@@ -11,7 +11,7 @@ from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from archsearch.acceptance.known import known_observations
 from archsearch.architecture.counts import parameters
@@ -48,6 +48,7 @@ from archsearch.profiles import find_profile, list_profiles, profile_roots
 from archsearch.progress import ProgressLine, human_time, say
 from archsearch.records import as_data
 from archsearch.report.terminal.search import Brought, Climbed, Searched, Survey, SurveyRow
+from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.lock import run_lock
 from archsearch.runs.run import RUNGS_FILE
 from archsearch.runs.state import FinalistsEntry, StateFile
@@ -221,7 +222,7 @@ def outcome(
     session: SearchSession,
     result: study.SearchResult,
     ranked: Sequence[Score],
-    confirmed: Sequence[dict[str, Any]],
+    confirmed: Sequence[Confirmed],
 ) -> Searched:
     """What `search` returns; writes the report."""
     pareto = write_pareto(session, result.best) if session.request.pareto else None
@@ -302,7 +303,7 @@ class Confirming:
 
     def ranks(
         self, count: int, shared: SharedWork | None = None, later: float = 0.0
-    ) -> list[dict[str, Any]]:
+    ) -> list[Confirmed]:
         """The first `count` ranks; those of several GPUs at once. What was confirmed before a kill
         is not again. `later`: confirmations that follow and need time too."""
         session, file, run = self.session, self.file, self.session.run

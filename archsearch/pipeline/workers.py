@@ -226,11 +226,10 @@ def confirm_job(session: SearchSession, job: Job, trainer: DraftTrainer) -> floa
     """Run a rank of the search in the engine; its measured speed-up."""
     from archsearch.pipeline.confirm import confirm_rank
 
-    return float(
-        confirm_rank(session, job.rank, trainer=trainer, prompt_count=job.prompts, stopping=False)[
-            "speedup"
-        ]["value"]
+    found = confirm_rank(
+        session, job.rank, trainer=trainer, prompt_count=job.prompts, stopping=False
     )
+    return found.speedup.value
 
 
 def can_confirm_beside(session: SearchSession) -> bool:

@@ -14,7 +14,7 @@ from archsearch.estimate import Estimate
 from archsearch.records import load_or_note
 from archsearch.report.compare import Comparison
 from archsearch.runs.candidate import TRAINING_FILE, Candidate, TrainingRecord
-from archsearch.runs.confirmed import LOAD_FILES, Confirmed, LoadRecord
+from archsearch.runs.confirmed import CONFIRMED_FILE, LOAD_FILES, Confirmed, LoadRecord
 from archsearch.runs.run import COMPARE_FILE, RUNGS_FILE, Run
 from archsearch.runs.state import ClimbState
 from archsearch.runs.tables import (
@@ -163,7 +163,7 @@ def _candidate(run: Run, rank: int, problems: list[str]) -> Shown | None:
     score = read("score.json", "score", Score.from_dict)
     if score is None:
         return None
-    confirmed = read("confirmed.json", "confirmation", Confirmed)
+    confirmed = read(CONFIRMED_FILE, "confirmation", Confirmed)
     main = (confirmed.engine, confirmed.dtype) if confirmed is not None else None
     others = _every(folder.glob("confirmed-*.json"), "confirmation", Confirmed, problems)
     loads = _every(folder.glob(LOAD_FILES), "measurement under load", LoadRecord, problems)

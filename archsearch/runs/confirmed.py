@@ -174,14 +174,7 @@ class Confirmed(ConfirmedGamma):
         return found if (found.speedup_pooled or 0.0) >= (self.speedup_pooled or 0.0) else None
 
 
-CONFIRMED_FIELDS: Final = tuple(
-    field.name
-    for field in dataclasses.fields(Confirmed)
-    if field.default is field.default_factory is dataclasses.MISSING
-)
-"""What every confirmed.json holds."""
-
-
+CONFIRMED_FILE: Final = "confirmed.json"
 LOAD_FILE: Final = "load-{engine}.json"
 LOAD_FILES: Final = "load-*.json"
 

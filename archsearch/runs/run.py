@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any, Final
 from archsearch import __version__, files
 from archsearch.errors import ArchsearchError
 from archsearch.paths import package_dir
-from archsearch.records import WRONG_SHAPE
+from archsearch.records import WRONG_SHAPE, load, save
 from archsearch.runs.candidate import SCORE_FILE, Candidate
-from archsearch.runs.confirmed import CONFIRMED_FIELDS, Confirmed
+from archsearch.runs.confirmed import CONFIRMED_FILE, Confirmed
 from archsearch.search.objective import Score
 from archsearch.text.prompt_set import LEAST_HELDOUT
 
@@ -160,16 +160,10 @@ class Run:
         else:
             _set_aside(folder)
 
-    def write_confirmed(self, rank: int, confirmed: Mapping[str, Any]) -> Path:
-        """confirmed.json of a rank. Fields beyond CONFIRMED_FIELDS are kept; ValueError for a
-        missing one."""
-        missing = [name for name in CONFIRMED_FIELDS if name not in confirmed]
-        if missing:
-            raise ValueError(f"confirmed.json lacks {', '.join(missing)}")
+    def write_confirmed(self, rank: int, confirmed: Confirmed) -> None:
+        """confirmed.json of a rank."""
         self.score(rank)
-        path = self.best_dir(rank) / "confirmed.json"
-        files.write_json(path, dict(confirmed))
-        return path
+        save(self.best_dir(rank) / CONFIRMED_FILE, confirmed)
 
     # -- reading
     # ----------------------------------------------------------------------------------------------
@@ -191,10 +185,10 @@ class Run:
         read."""
         return [self.score(rank) for rank in self.ranks()]
 
-    def confirmed(self, rank: int) -> dict[str, Any] | None:
-        """confirmed.json of a rank, None where it has not been confirmed."""
-        path = self.best_dir(rank) / "confirmed.json"
-        return files.read_json(path, "confirmation") if path.is_file() else None
+    def confirmed(self, rank: int) -> Confirmed | None:
+        """confirmed.json of a rank, None where it has not been confirmed. Raises ArchsearchError
+        for a broken file."""
+        return load(self.best_dir(rank) / CONFIRMED_FILE, "confirmation", Confirmed)
 
     def trials(self) -> DataFrame:
         """trials.csv as a table, a row a trial, its columns as in docs/files.md; empty before the
@@ -229,11 +223,7 @@ class Run:
         )
         try:
             best = max((score.speedup.value for score in self.scores()), default=None)
-            confirmed = [
-                Confirmed.from_dict(data)
-                for data in map(self.confirmed, self.ranks())
-                if data is not None
-            ]
+            confirmed = [each for each in map(self.confirmed, self.ranks()) if each is not None]
             found = [item.speedup.value for item in confirmed if item.undecided is None]
         except WRONG_SHAPE:  # one damaged file must not hide the other runs
             return (*asked, "broken", "broken")

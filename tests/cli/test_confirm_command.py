@@ -14,7 +14,9 @@ import pytest
 from archsearch.acceptance.measured import Trace
 from archsearch.pipeline.chains import Replays
 from archsearch.pipeline.export import _stops
+from archsearch.records import from_data
 from archsearch.report.terminal.run import confirm_text
+from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import open_run
 from tests.cli.commands import UNDER_LOAD, call, files_in, last_json, refused
 from tests.doubles.world import TINY, make_model_folder, make_tokenizer
@@ -287,7 +289,9 @@ def test_a_draft_that_stops_when_unsure_is_exported_as_it_was_measured(
     stopping = found["stopping"]
     assert (found["stops_below"], stopping["stops_below"], stopping["gamma"]) == (0.0, 0.2, 3)
     assert stopping["predicted_speedup"] > 0 and found["stopping_gain"]["source"] == "modelled"
-    assert "Stopping where its token has less than 0.2" in confirm_text(found, Path("runs/a"), 1)
+    assert "Stopping where its token has less than 0.2" in confirm_text(
+        from_data(Confirmed, found), Path("runs/a"), 1
+    )
     path = with_run / "runs/a/best/1/confirmed-transformers.json"
     asked = ("export", "runs/a", "--output", "out")
     for faster, more in ((True, ()), (False, ()), (True, ("--gamma", "2"))):

@@ -14,7 +14,7 @@ from archsearch.engine_facts import ENGINES
 from archsearch.models.targets import resolve_target
 from archsearch.pipeline import SearchRequest, search
 from archsearch.pipeline.next_steps import existing_drafts
-from archsearch.records import from_data
+from archsearch.records import as_data, from_data
 from archsearch.report.terminal.search import Step, next_lines
 from archsearch.text.likeness import sketch_of_set
 from archsearch.text.prompt_set import load_prompt_set
@@ -36,7 +36,7 @@ def steps_of(target, tmp_path, **asked):
     request = SearchRequest(
         target, WorkloadRequest(**asked), trials=24, run=tmp_path / "run", families=("independent",)
     )
-    result = search(request)
+    result = as_data(search(request))
     assert json.loads(json.dumps(result["next"])) == result["next"]
     return result, {step["kind"]: step for step in result["next"]}
 

@@ -45,7 +45,7 @@ from archsearch.records import as_data, from_data
 from archsearch.report import summary_text
 from archsearch.report.terminal.run import confirm_text, engines_text
 from archsearch.runs import confirmed
-from archsearch.runs.confirmed import ErrorSummary, LoadRecord
+from archsearch.runs.confirmed import Confirmed, ErrorSummary, LoadRecord
 from archsearch.runs.tables import EngineWays
 from archsearch.search.space import load_space
 from archsearch.speedup import MAX_GAMMA, accepted_by_position
@@ -423,11 +423,16 @@ def test_random_drafts_are_made_once(session: SearchSession, made: Made) -> None
 # by prompt
 
 
+def confirmed_data(*asked: Any, **options: Any) -> dict[str, Any]:
+    """What `confirm --json` prints."""
+    return as_data(confirm_rank(*asked, **options))
+
+
 def test_confirm_by_prompt_in_an_engine_of_its_own(
     session: SearchSession, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_engine, "machine_slowdown", lambda source: 1.25)
-    data = confirm_rank(session, 2, gammas=(2, 3), prompt_count=6, choice=HERE)
+    data = confirmed_data(session, 2, gammas=(2, 3), prompt_count=6, choice=HERE)
     assert json.loads(json.dumps(data)) == read("runs/a/best/2/confirmed.json")
     assert (
         data["engine"] == "vllm"
@@ -461,7 +466,7 @@ def test_confirm_by_prompt_in_an_engine_of_its_own(
 def test_an_engine_that_was_never_profiled_says_so_beside_its_prediction(
     session: SearchSession, made: Made
 ) -> None:
-    data = confirm_rank(
+    data = confirmed_data(
         session,
         2,
         gammas=(2,),
@@ -471,7 +476,7 @@ def test_an_engine_that_was_never_profiled_says_so_beside_its_prediction(
     command = "archsearch profile --gpu cpu --target target --engine openvino"
     assert data["profile_first"] == command == read("runs/a/best/2/confirmed.json")["profile_first"]
     for shown in (
-        confirm_text(data, Path("runs/a"), 2),
+        confirm_text(from_data(Confirmed, data), Path("runs/a"), 2),
         Path("runs/a/report.html").read_text(),
         summary_text(session.run),
     ):
@@ -490,7 +495,7 @@ def test_another_engine_does_not_take_the_place_of_the_run_s_own(
     assert read("runs/a/best/2/confirmed.json")["engine"] == "vllm"  # the only one so far
     own = {**read("runs/a/best/2/confirmed.json"), "engine": session.request.engine}
     Path("runs/a/best/2/confirmed.json").write_text(json.dumps(own))
-    again = confirm_rank(session, 2, gammas=(3,), prompt_count=4, choice=HERE)
+    again = confirmed_data(session, 2, gammas=(3,), prompt_count=4, choice=HERE)
     assert read("runs/a/best/2/confirmed.json") == own and read(
         "runs/a/best/2/confirmed-vllm.json"
     ) == json.loads(json.dumps(again))
@@ -506,7 +511,7 @@ def test_what_decides_nothing_does_not_replace_what_decides(
 
     def run_again(undecided: str | None) -> dict[str, Any]:
         monkeypatch.setattr(confirmed, "counting_doubt", lambda median, pooled: undecided)
-        return confirm_rank(session, 2, gammas=(2,), prompt_count=4, choice=HERE)
+        return confirmed_data(session, 2, gammas=(2,), prompt_count=4, choice=HERE)
 
     beside = Path("runs/a/best/2/undecided-vllm.json")
     first = run_again(disturbed)
@@ -520,7 +525,7 @@ def test_what_decides_nothing_does_not_replace_what_decides(
     assert [read(f"runs/a/best/2/{name}") for name in files] == shown and read(str(beside))[
         "undecided"
     ] == again["undecided"]
-    text = " ".join(confirm_text(again, Path("runs/a"), 2).split())
+    text = " ".join(confirm_text(from_data(Confirmed, again), Path("runs/a"), 2).split())
     assert (
         "stays in confirmed-vllm.json; this one is in undecided-vllm.json." in text
         and "Not decided: the machine was disturbed" in text
@@ -675,7 +680,7 @@ def test_another_precision_is_kept_beside_the_run_s_own(session: SearchSession, 
     first = read("runs/a/best/2/confirmed.json")
     other = replace(HERE, dtype="bfloat16")
     try:
-        data = confirm_rank(session, 2, gammas=(2,), prompt_count=4, choice=other)
+        data = confirmed_data(session, 2, gammas=(2,), prompt_count=4, choice=other)
     except MissingDataError as error:  # a profile of one precision
         assert "bfloat16" in str(error)
         return
@@ -697,7 +702,7 @@ def test_a_draft_of_another_precision_is_kept_beside_the_run_s_own(
     session: SearchSession, made: Made
 ) -> None:
     mixed = replace(HERE, name="llama.cpp", draft_dtype="q8_0")
-    data = confirm_rank(session, 2, gammas=(2,), prompt_count=4, choice=mixed)
+    data = confirmed_data(session, 2, gammas=(2,), prompt_count=4, choice=mixed)
     own = f"{data['dtype']}-q8_0"
     assert read(f"runs/a/best/2/confirmed-llama.cpp-{own}.json")["draft_dtype"] == "q8_0"
     # the target's passes were not measured there either, in its own precision

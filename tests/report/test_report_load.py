@@ -15,7 +15,7 @@ from archsearch.files import write_json
 from archsearch.runs.confirmed import TermErrors
 from archsearch.runs.run import Run, open_run
 from archsearch.speedup import RoundTerms
-from tests.report.test_report import Page, make_run, page_of
+from tests.report.test_report import Page, keep, kept, make_run, page_of
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def tell_terms(run: Run, **changes) -> None:
         "latency": "profile x",
         "seconds": 12.5,
     }
-    run.write_confirmed(1, {**run.confirmed(1), **row, **changes})
+    keep(run, 1, {**kept(run), **row, **changes})
 
 
 def write_load(
@@ -208,7 +208,7 @@ def test_terms_the_engine_told_are_shown_with_what_each_brings(run_of):
     )
     assert "12.30 measured" in text and "45.60 measured" in text and "3.70 measured" in text
     section = text[text.index("part of the speed-up's error") :]
-    shares = TermErrors.from_dict(run.confirmed(1)["error_by_term"]).shares(0.031)
+    shares = TermErrors.from_dict(kept(run)["error_by_term"]).shares(0.031)
     assert sum(shares.values()) == pytest.approx(0.031, abs=1e-12)
     for name, share in shares.items():
         assert f"{share:+.1%}" in section, name

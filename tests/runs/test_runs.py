@@ -13,7 +13,8 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.cli import main
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.runs.confirmed import CONFIRMED_FIELDS
+from archsearch.records import load
+from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import (
     create_run,
     git_commit,
@@ -23,6 +24,10 @@ from archsearch.runs.run import (
     resume_run,
 )
 from archsearch.search.objective import Score
+
+CONFIRMED = (
+    Path(__file__).parents[1] / "fixtures" / "run-0.2.0" / "run" / "best" / "1" / "confirmed.json"
+)
 
 ARGUMENTS = {
     "target": "smollm2-135m",
@@ -147,11 +152,10 @@ def test_best_and_confirmed(tmp_path):
         "speculative_config.json",
     ]
     assert run.confirmed(1) is None
-    confirmed = dict.fromkeys(CONFIRMED_FIELDS, 1)
+    confirmed = load(CONFIRMED, "confirmation", Confirmed)
+    assert confirmed is not None
     run.write_confirmed(1, confirmed)
     assert run.confirmed(1) == confirmed
-    with pytest.raises(ValueError, match="lacks .*engine"):
-        run.write_confirmed(1, {})
     with pytest.raises(ArchsearchError, match="no rank 7; ranks: 1, 2"):
         run.write_confirmed(7, confirmed)
     with pytest.raises(ArchsearchError, match="no rank 7; ranks: 1, 2"):

@@ -13,7 +13,7 @@ from archsearch.drafts.heads import HeadAcceptance, HeadPlan
 from archsearch.estimate import Estimate
 from archsearch.progress import human_time
 from archsearch.recipes.plan import Recipe
-from archsearch.records import Inline, Maybe, from_data
+from archsearch.records import Inline, Maybe
 from archsearch.report.confirmed import section_confirmed
 from archsearch.report.engines import fastest_lines, run_dtype, ways_of
 from archsearch.report.families import compared_section
@@ -164,9 +164,8 @@ def head_text(head: HeadAnswer) -> str:
     return "\n".join(lines)
 
 
-def confirm_text(data: Mapping[str, Any], run: Path, rank: int) -> str:
-    """A confirmation by prompt, as `confirm_rank` returns it."""
-    found = from_data(Confirmed, data)
+def confirm_text(found: Confirmed, run: Path, rank: int) -> str:
+    """A confirmation by prompt."""
     lines = section_lines(section_confirmed(found, rank, found.architecture))
     took = f"Measured in {human_time(found.seconds)}."
     return "\n".join([*lines, took, "", _next(found, run, rank)])

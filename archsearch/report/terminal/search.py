@@ -45,6 +45,7 @@ from archsearch.report.predicted import section_why
 from archsearch.report.reading import Reading, read_run
 from archsearch.report.section import Section
 from archsearch.report.terminal.layout import plus_minus, section_lines, table, wrap, wrapped
+from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import Run, open_run
 from archsearch.runs.state import HeadEntry
 from archsearch.runs.tables import Budgets, FamilyRow, RankedFamily, Represented, TextVerdict
@@ -155,7 +156,7 @@ class Searched(AskedOver):
     indistinguishable: tuple[tuple[int, ...], ...]
     cheapest: tuple[int | None, ...]
     pareto: ParetoSet | None
-    confirmed: tuple[Mapping[str, Any], ...]
+    confirmed: tuple[Confirmed, ...]
     report: Path
     replayed: Maybe[str] = None
     refused: Maybe[str] = None
