@@ -111,8 +111,8 @@ def as_data(record: Any) -> dict[str, Any]:
     for field in _fields(type(record)):  # type: ignore[arg-type]
         value = getattr(record, field.name)
         if not field.stored.omit or value != field.default:
-            encoded = _encode(value)
-            data |= encoded if field.stored.inline else {field.names[0]: encoded}
+            own = encoded(value)
+            data |= own if field.stored.inline else {field.names[0]: own}
     return data
 
 
@@ -130,7 +130,7 @@ def from_data(kind: Callable[..., _T], data: Any, *, known_only: bool = False) -
 
 def save(path: Path, record: Any) -> None:
     """Write a record, or a sequence or mapping of them, as JSON."""
-    files.write_json(path, _encode(record))
+    files.write_json(path, encoded(record))
 
 
 def load(path: Path, what: str, kind: Callable[..., _T]) -> _T | None:
@@ -183,15 +183,16 @@ def _fields(kind: Any) -> tuple[_Field, ...]:
     return tuple(found)
 
 
-def _encode(value: Any) -> Any:
+def encoded(value: Any) -> Any:
+    """What JSON holds of a value: of records, and of what holds them, their fields."""
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if _is_record(type(value)):
         return as_data(value)
     if isinstance(value, Mapping):
-        return {str(key): _encode(item) for key, item in value.items()}
+        return {str(key): encoded(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_encode(item) for item in value]
+        return [encoded(item) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 
@@ -243,10 +244,10 @@ def _decode(kind: Any, data: Any) -> Any:
 
 
 def _decode_plain(kind: Any, data: Any) -> Any:
-    if kind is Estimate and not isinstance(data, Mapping):
-        return Estimate(number(data), 0.0, "measured")
     if dataclasses.is_dataclass(data) and isinstance(data, kind):
         return data  # made already
+    if kind is Estimate and not isinstance(data, Mapping):
+        return Estimate(number(data), 0.0, "measured")
     if hasattr(kind, "from_dict"):
         return kind.from_dict(_object(data))
     if _is_record(kind):

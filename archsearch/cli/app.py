@@ -14,7 +14,7 @@ import click
 from archsearch import __version__
 from archsearch.cli.options import Command
 from archsearch.errors import ArchsearchError, missing_extra
-from archsearch.records import as_data
+from archsearch.records import encoded
 
 ORDER = (
     "doctor",
@@ -87,7 +87,7 @@ class Group(click.Group):
 
 def emit(answer: Any, text: str, as_json: bool) -> None:
     """The human text, or the JSON object of a record (or a dict) alone on the last line."""
-    click.echo(json.dumps(answer, default=as_data) if as_json else text)
+    click.echo(json.dumps(encoded(answer)) if as_json else text)
 
 
 def one_line(text: str) -> str:

@@ -63,14 +63,6 @@ def devices() -> Listing:
     return ("key", "aliases", "name", "memory", "bandwidth", "peak", "unverified"), rows
 
 
-def device_facts() -> dict[str, dict[str, Any]]:
-    """Everything known about each device of the table, with the source of every figure; for
-    --json."""
-    from archsearch.hardware.device import devices as table
-
-    return {key: device.to_dict() for key, device in table().items()}
-
-
 def profiles() -> Listing:
     """Every profile that is found, with its rows and where it lies; of a broken one the line of its
     ArchsearchError."""
@@ -150,13 +142,14 @@ def list_command(what: str, as_json: bool) -> None:
     archsearch list profiles --json
     archsearch list devices --json     every datasheet figure with its source
     """
+    from archsearch.hardware.device import devices as known_devices
     from archsearch.report.terminal.layout import table
 
     header, rows = LISTINGS[what]()
     text = table(rows, header) if rows else f"no {what} yet"
     data: dict[str, Any] = {what: [dict(zip(header, row, strict=True)) for row in rows]}
     if what == "devices":
-        data["facts"] = device_facts()
+        data["facts"] = known_devices()
         text += (
             "\n\nThe source of every figure: archsearch list devices --json. Of your own:"
             " devices/NAME.yaml."

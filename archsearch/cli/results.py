@@ -205,7 +205,7 @@ def compare(runs: tuple[Path, ...], html: Path | None, in_report: bool, as_json:
         write_comparison(html, found)
     if in_report:
         write_into_report(runs[0], found)
-    emit(found.to_dict(), section_text(compare_section(found)), as_json)
+    emit(found, section_text(compare_section(found)), as_json)
 
 
 @main.command()

@@ -26,7 +26,6 @@ from archsearch.paths import cache_dir
 from archsearch.pipeline.latency import LatencySource, choose_latency, served_target
 from archsearch.pipeline.untrained import (
     Untrained,
-    by_gamma,
     exit_shape,
     gains_data,
     intervals,
@@ -35,6 +34,7 @@ from archsearch.pipeline.untrained import (
     untrained,
 )
 from archsearch.progress import ProgressLine
+from archsearch.records import save
 from archsearch.search.objective import Scorer
 from archsearch.speedup import alpha_estimate, clamped, logit
 from archsearch.text.prompt_set import load_prompt_set, spread_prompts
@@ -193,7 +193,7 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
         measure_draft(request, target) if kind is None else measure_untrained(request, target, kind)
     )
     if request.output is not None:
-        write_json(request.output, result)
+        save(request.output, result)
     return result
 
 
@@ -209,7 +209,7 @@ def measure_draft(request: AcceptanceRequest, target: TargetRef) -> dict[str, An
         or (training_of(draft.ref, target)[0] if draft.ref is not None else "target"),
     )
     result: dict[str, Any] = request.said() | {
-        "architecture": draft.architecture.to_dict(),
+        "architecture": draft.architecture,
         "shape": draft.architecture.label(),
         "domain": request.domain,
         "training": request.training,
@@ -229,7 +229,7 @@ def measure_draft(request: AcceptanceRequest, target: TargetRef) -> dict[str, An
 
         level = logit(clamped(GivenAcceptance.of_tau(request.tau, request.gamma).alpha))
         result |= {
-            "alpha": alpha_estimate(level, READING_STD, "given").to_dict(),
+            "alpha": alpha_estimate(level, READING_STD, "given"),
             "published": {"tau": request.tau, "gamma": request.gamma},
         }
     if request.explain or request.tau is not None:
@@ -281,7 +281,7 @@ def measure_untrained(
                 end_ids=end_ids,
                 report=lambda done, total: line("exits", done, total),
             )
-        exits = {str(layer): _exit(trace, layer, scorer) for layer, trace in traces.items()}
+        exits = {layer: _exit(trace, layer, scorer) for layer, trace in traces.items()}
         result["exits"] = exits
     return result if priced is None else result | priced.data()
 
@@ -294,7 +294,7 @@ def _exit(trace: Trace, layer: int, scorer: Scorer | None) -> dict[str, Any]:
         return found
     best = scorer.measured(exit_shape(scorer.target, layer), figures.alpha.estimate(), figures.taus)
     gamma = best.gamma if best.pays else 0
-    return found | {"best_gamma": gamma, "speedup": best.speedup.to_dict()}
+    return found | {"best_gamma": gamma, "speedup": best.speedup}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -493,13 +493,13 @@ class Figures:
         alpha, taus = self.alpha.estimate(), self.taus
         gains = {} if speedup is None else {g: speedup(g, alpha, tau) for g, tau in taus.items()}
         return {
-            "alpha": alpha.to_dict(),
+            "alpha": alpha,
             "prompts": len(self.trace.agreements),
             "tokens": self.trace.tokens,
-            "tau": by_gamma(taus),
+            "tau": taus,
             "intervals": {
                 "alpha": intervals(self.alpha),
-                "tau": {gamma: intervals(each) for gamma, each in by_gamma(self.rounds).items()},
+                "tau": {gamma: intervals(each) for gamma, each in self.rounds.items()},
             },
             **gains_data(gains),
         }
@@ -507,7 +507,7 @@ class Figures:
     def summary(
         self, speedup: Callable[[int, Estimate, Estimate], Estimate] | None = None
     ) -> dict[str, Any]:
-        """The figures of all texts and of each category, as they stand in the JSON file; `speedup`:
+        """The figures of all texts and of each category, as `--json` has them; `speedup`:
         by gamma, alpha and tau. Raises ArchsearchError where no text is long enough for a round."""
         from archsearch.acceptance.replay import replay_tau
 
@@ -541,6 +541,6 @@ def explanation(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) 
     predicted = prior.predict(draft.architecture, context)
     rows = prior.explain_rows(draft.architecture, context)
     return {
-        "alpha": predicted.alpha.to_dict(),
+        "alpha": predicted.alpha,
         "terms": [{"term": t, "contribution": c, "std": s, "evidence": e} for t, c, s, e in rows],
     }

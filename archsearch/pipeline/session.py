@@ -18,7 +18,7 @@ from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import EngineFacts, engine_facts, runnable_engine
 from archsearch.engines.environments.environment import find_python
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import ensure_writable_dir, read_json, write_json
+from archsearch.files import ensure_writable_dir, read_json
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.models.files import has_weights
@@ -35,6 +35,7 @@ from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_la
 from archsearch.pipeline.serving import check_flight, read_back, with_engine
 from archsearch.pipeline.shared_work import ExecutorName
 from archsearch.pipeline.training_budget import budget_s, with_budget
+from archsearch.records import save
 from archsearch.runs.run import WORKLOAD_FILE, Run, create_run, open_run, resume_run
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import groups_of
@@ -387,7 +388,7 @@ class SearchSession:
             device = setting.source.device.to_dict()
             run = create_run(Path("runs"), arguments, device=device, path=request.run, **described)
             if request.mix is not None:
-                write_json(run.path / WORKLOAD_FILE, request.mix.to_dict())
+                save(run.path / WORKLOAD_FILE, request.mix)
         return cls._of(request, setting, run, _asked_text(request, run))
 
     @classmethod

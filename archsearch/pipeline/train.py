@@ -19,12 +19,13 @@ from archsearch.drafts.trainer import DraftTrainer
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.export import vllm_config
-from archsearch.files import read_json, write_json
+from archsearch.files import read_json
 from archsearch.needs import Needs
 from archsearch.pipeline.candidates import copy_draft, set_gamma, write_report
 from archsearch.pipeline.families import INDEPENDENT, check_independent
 from archsearch.pipeline.heads import compare_families
 from archsearch.pipeline.session import SearchSession, check_weights
+from archsearch.records import save
 from archsearch.report.terminal.run import HeadAnswer, Trained
 from archsearch.runs.candidate import TRAINING_FILE, TrainingRecord
 from archsearch.runs.tables import FAMILIES_FILE, TEXT_VERDICT_FILE, TextStand, TextVerdict
@@ -140,7 +141,7 @@ def text_verdict(scorer: Scorer, trainer: DraftTrainer, draft: TrainedDraft) -> 
             *answer_faults(answers),
         ),
     )
-    write_json(trainer.folder / TEXT_VERDICT_FILE, verdict.to_dict())
+    save(trainer.folder / TEXT_VERDICT_FILE, verdict)
     return verdict
 
 

@@ -183,7 +183,7 @@ Gain = Callable[[int, LookupReplay], Estimate]
 def lookup_figures(
     drafter: Ngram | Suffix, texts: Sequence[LookupText], gain: Gain | None
 ) -> dict[str, Any]:
-    """The figures of a looked-up drafter on a target's texts, as they stand in the JSON file."""
+    """The figures of a looked-up drafter on a target's texts, as `acceptance` answers them."""
     whole = _figures(texts, replay(drafter, texts, GAMMAS), gain)
     parts: dict[str, Any] = {}
     for name in dict.fromkeys(text.category for text in texts if text.category):
@@ -202,8 +202,8 @@ def _figures(
     if not found:
         return size | {"tau": {}}
 
-    def of(name: str) -> dict[str, Any]:
-        return by_gamma({gamma: getattr(each, name) for gamma, each in found.items()})
+    def of(name: str) -> dict[int, Any]:
+        return {gamma: getattr(each, name) for gamma, each in found.items()}
 
     longest = found[max(found)]
     gains = {} if gain is None else {gamma: gain(gamma, each) for gamma, each in found.items()}
@@ -215,22 +215,14 @@ def _figures(
         "alpha_drafted": of("alpha"),
         "accepted_by_position": list(longest.accepted_by_position),
         "drafted_by_position": list(longest.drafted_by_position),
-        "intervals": {"tau": {gamma: intervals(each) for gamma, each in by_gamma(found).items()}},
+        "intervals": {"tau": {gamma: intervals(each) for gamma, each in found.items()}},
         **gains_data(gains),
     }
 
 
-def by_gamma(values: Mapping[int, Any]) -> dict[str, Any]:
-    """Values by gamma as JSON holds them."""
-    return {
-        str(gamma): value.to_dict() if isinstance(value, Estimate) else value
-        for gamma, value in values.items()
-    }
-
-
-def intervals(found: Any) -> dict[str, tuple[float, float] | None]:
+def intervals(found: Any) -> dict[int, tuple[float, float] | None]:
     """Of what was resampled, at 90 and 95 %."""
-    return {f"{100 * level:.0f}": found.interval(level) for level in (0.90, 0.95)}
+    return {level: found.interval(level / 100) for level in (90, 95)}
 
 
 def gains_data(gains: Mapping[int, Estimate]) -> dict[str, Any]:
@@ -238,7 +230,7 @@ def gains_data(gains: Mapping[int, Estimate]) -> dict[str, Any]:
     if not gains:
         return {}
     best = max(gains, key=lambda gamma: gains[gamma].value)
-    return {"speedup": by_gamma(gains), "best_gamma": best if gains[best].value > 1.0 else 0}
+    return {"speedup": gains, "best_gamma": best if gains[best].value > 1.0 else 0}
 
 
 def lookup_gain(drafter: Untrained, scorer: Scorer) -> Gain:

@@ -177,7 +177,7 @@ def join(
         "storage": without_password(storage),
         "trials": result.finished,
         "scored_here": result.scored_here,
-        "scored": [as_data(space) for space in result.spaces],
+        "scored": result.spaces,
     }
 
 

@@ -25,6 +25,7 @@ from archsearch.profiling import cuda, layers
 from archsearch.profiling.layers import LeanDecoder, LeanRun
 from archsearch.profiling.points import Point, measure_or_skip, unmeasured
 from archsearch.profiling.timer import Timing
+from archsearch.records import as_data
 from gpuday.cycles import ROUND_STYLES, Cycle, launch_line, time_parts, time_round
 from gpuday.day import (
     Day,
@@ -469,4 +470,6 @@ def engine(day: Day, deadline: Deadline) -> dict[str, Any]:
     found = Profile.open(day.profile_folder, day.device.to_dict(), current_stack())
     before = set(found.rows)
     told = profile_rounds(request, found, day.device, day.dtype, budget_s=deadline.left_s)
-    return told | {"rows": [row_dict(row) for key, row in found.rows.items() if key not in before]}
+    return as_data(told) | {
+        "rows": [row_dict(row) for key, row in found.rows.items() if key not in before]
+    }

@@ -191,7 +191,7 @@ def test_rounds_of_an_engine_are_measured_in_it(
     }
     result = profile_device(request(**asked))
     told = result["rounds"]["bfloat16 graph"]
-    assert told["new_rows"] + len(told["left"]) == 14 and not told["failed"]
+    assert told.new_rows + len(told.left) == 14 and not told.failed
     assert {environment.get("VLLM_USE_V2_MODEL_RUNNER") for _, environment, *_ in seen} == {
         None,
         "0",
@@ -199,12 +199,12 @@ def test_rounds_of_an_engine_are_measured_in_it(
     }
     assert all(dummy and mode == "graph" for *_, dummy, mode in seen)
     rows = Profile.load(Path(result["folder"])).select("round", "bfloat16", "graph")
-    assert len(rows) == told["new_rows"] and {
+    assert len(rows) == told.new_rows and {
         dict(RoundShape.of(row).options)["async_scheduling"] for row in rows
     } == {"0"}
     assert f"{len(rows)} rounds measured in the engine" in profile_text(result)
     again = profile_device(request(**asked))["rounds"]["bfloat16 graph"]
-    assert again["new_rows"] == 14 - len(rows)
+    assert again.new_rows == 14 - len(rows)
 
 
 @pytest.mark.slow(own=True)

@@ -21,7 +21,6 @@ from archsearch.models.files import HEAD_FAMILIES
 from archsearch.pipeline.latency import machine_slowdown
 from archsearch.pipeline.session import SearchSession
 from archsearch.progress import human_time, say
-from archsearch.records import as_data
 from archsearch.report.terminal.search import MeasuredDraft
 from archsearch.runs.state import ClimbState, RungRow, StateFile
 from archsearch.search import rungs
@@ -281,8 +280,8 @@ def _rung_entry(
         "tokens": max(record.tokens for record in records),
         "seconds": seconds,
         "best": best.label,
-        "score": best.score.to_dict(),
-        "alpha": best.alpha.to_dict(),
+        "score": best.score,
+        "alpha": best.alpha,
         "dropped": dropped,
-        "records": [as_data(record) for record in records],
+        "records": records,
     }

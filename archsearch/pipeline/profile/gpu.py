@@ -19,6 +19,7 @@ from archsearch.pipeline.in_engine import write_shape
 from archsearch.pipeline.profile.run import ProfileRequest, ProfileRun
 from archsearch.profiles import Profile, current_stack
 from archsearch.progress import ProgressLine
+from archsearch.report.terminal.profile import EngineRounds, SweepEnd
 from archsearch.workload import dtype_name
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
         )
     modes = request.modes or ("graph", "eager")
     plans = [(mode, dtype) for mode in modes for dtype in gpu_dtypes(device, mode, request.dtypes)]
-    sweeps: dict[str, dict[str, Any]] = {}
-    rounds: dict[str, Any] = {}
+    sweeps: dict[str, SweepEnd] = {}
+    rounds: dict[str, EngineRounds] = {}
     skipped: list[str] = []
     benches = {
         mode: cuda.open_bench(
@@ -80,11 +81,7 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
             for opened in benches.values():
                 opened.release()
             rounds[name] = profile_rounds(request, profile, device, dtype)
-        sweeps[name] = {
-            "new_rows": result.new_rows,
-            "relative_std": result.relative_std,
-            "stopped": result.stopped,
-        }
+        sweeps[name] = SweepEnd(result.new_rows, result.relative_std, result.stopped)
         run.learn(bench, dtype, mode)
     for bench in benches.values():
         skipped += [str(entry) for entry in bench.skipped]
@@ -143,13 +140,12 @@ def profile_rounds(
     dtype: str,
     *,
     budget_s: float | None = None,
-) -> dict[str, Any]:
+) -> EngineRounds:
     """Run `request.engine_name` on the GPU with random weights and record its rounds; what is known
     is not measured again.
 
     Both of vLLM's model runners are measured where the version has two that run drafts differently.
-    Returns `new_rows`, `left` (cases beyond the budget) and `failed`. Raises ArchsearchError
-    without a target, or for an engine that cannot make up weights.
+    Raises ArchsearchError without a target, or for an engine that cannot make up weights.
     """
     from archsearch.engines.measure.rounds import BUDGET_S, RoundRequest, measure_rounds
 
@@ -195,7 +191,7 @@ def profile_rounds(
         )
         with ProgressLine(f"rounds of {name}") as line:
             found = measure_rounds(asked, record=profile.record, progress=line)
-    return {"new_rows": len(found.rows), "left": list(found.left), "failed": dict(found.failed)}
+    return EngineRounds(len(found.rows), tuple(found.left), found.failed)
 
 
 def variants(engine: str, version: str) -> list[dict[str, str]]:

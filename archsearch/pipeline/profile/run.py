@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from archsearch.architecture.architecture import Architecture
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import ensure_writable_dir, write_json
+from archsearch.files import ensure_writable_dir
 from archsearch.hardware.device import Device
 from archsearch.latency.model import LatencyModel
 from archsearch.models.targets import TargetRef
 from archsearch.profiles import ForwardShape, Profile, stack_key
 from archsearch.progress import ProgressLine
-from archsearch.records import as_data
+from archsearch.records import save
 from archsearch.report.terminal.profile import CheckRow
 from archsearch.search.space import SearchSpace
 
@@ -146,9 +146,9 @@ class ProfileRun:
                 result[what] = _error_summary(group, GPU_GOAL if gpu else CPU_GOAL)
         profile.known_error[name] = result
         profile.save_header()
-        every = {"rows": [as_data(row) for row in rows]}
+        every = {"rows": rows}
         file = self.folder / f"check-{name.replace(' ', '-')}.json"
-        write_json(file, {"dtype": dtype, "mode": mode, **result, **every})
+        save(file, {"dtype": dtype, "mode": mode, **result, **every})
         return result | every
 
     def summary(self, **more: Any) -> dict[str, Any]:

@@ -1,2 +1,2 @@
-"""What each command prints: text for a terminal of 100 columns, made from the data that `--json`
-gives."""
+"""What each command answers, as records whose fields `--json` shows, and as text for a terminal of
+100 columns."""

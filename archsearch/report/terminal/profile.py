@@ -44,7 +44,7 @@ class SweepEnd:
     """Where the sweep of one mode and dtype of a GPU stopped."""
 
     new_rows: int
-    relative_std: Endless | None
+    relative_std: float | None
     stopped: str
 
 
