@@ -12,7 +12,8 @@
     load(path, "rows", tuple[Row, ...])
 
 Fields may be numbers, text, Literals, paths, optional, tuples, lists, mappings, dataclasses and
-whatever has a `to_dict` and a `from_dict` of its own, which go before its fields. A field that a
+whatever has a `to_dict` and a `from_dict` of its own, which go before its fields. What a class
+names in ALSO (properties, methods without arguments) is shown and not read back. A field that a
 file lacks has its default, and so has one that is null where None does not belong; fields that are
 not known are passed over. What else does not fit is one line with the field's place and its value.
 """
@@ -113,6 +114,9 @@ def as_data(record: Any) -> dict[str, Any]:
         if not field.stored.omit or value != field.default:
             own = encoded(value)
             data |= own if field.stored.inline else {field.names[0]: own}
+    for name in getattr(record, "ALSO", ()):
+        value = getattr(record, name)
+        data[name] = encoded(value() if callable(value) else value)
     return data
 
 

@@ -11,7 +11,7 @@ from archsearch.errors import MissingDataError
 from archsearch.hardware.identify import identify_cpu
 from archsearch.profiles import Profile, cpu_stack, find_profile
 from archsearch.progress import human_time, say
-from archsearch.records import as_data
+from archsearch.records import encoded
 from archsearch.workload import WorkloadRequest
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]
     exported = pipeline.export_rank(run_path, 1, output)
     seconds = time.monotonic() - start
     return {
-        **as_data(found),
+        **encoded(found),
         "export": exported,
         "seconds": seconds,
         "text": demo_text(found, exported, run_path, seconds),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, ClassVar, Final
 
-from archsearch.records import Stored, as_data
+from archsearch.records import Stored
 from archsearch.report.charts import Chart, colour, line
 from archsearch.report.phrases import millions
 from archsearch.report.section import Section, Table, columns, text_cell
@@ -80,6 +80,7 @@ class Swap:
     after: str
     lead: Lead | None
     why: str = ""
+    ALSO: ClassVar = ("flips",)
 
     @property
     def flips(self) -> bool:
@@ -99,6 +100,7 @@ class Pair:
     there: Lead | None = None
     swaps: tuple[Swap, ...] = ()
     why: str = ""
+    ALSO: ClassVar = ("words",)
 
     def words(self) -> str:
         """What decided, in a sentence."""
@@ -117,10 +119,6 @@ class Pair:
             f" {one if flipping else 'no single condition is enough for that'}."
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        swaps = [as_data(swap) | {"flips": swap.flips} for swap in self.swaps]
-        return as_data(self) | {"swaps": swaps, "words": self.words()}
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -132,14 +130,12 @@ class Comparison:
     winners: tuple[Winner, ...]
     pairs: tuple[Pair, ...]
     notes: tuple[str, ...] = ()
+    ALSO: ClassVar = ("differing",)
 
     @property
     def differing(self) -> tuple[str, ...]:
         """Conditions that are not the same in all runs."""
         return tuple(name for name, values in self.conditions.items() if len(set(values)) > 1)
-
-    def to_dict(self) -> dict[str, Any]:
-        return as_data(self) | {"differing": list(self.differing)}
 
 
 def _percent(lead: float) -> str:

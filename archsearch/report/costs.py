@@ -130,7 +130,7 @@ def pareto_section(found: ParetoSet) -> Section:
         values = [shown(name, member.values[name], goal.unit) for name, goal in found.goals.items()]
         tie = f"{member.group}{', cheapest' if member.cheapest else ''}"
         measured = "not confirmed" if member.measured is None else f"{member.measured:.2f}x"
-        rows.append([str(number), text_cell(member.score.label()), *values, tie, measured])
+        rows.append([str(number), text_cell(member.label), *values, tie, measured])
     of = f", of all shapes of {', '.join(found.exact)}" if found.exact else ""
     table = Table(["#", "draft", *found.goals, "group", "measured"], rows)
     title, chart = f"Pareto set of {', '.join(found.goals)}{of}", pareto_chart(found)
@@ -169,7 +169,7 @@ def pareto_chart(found: ParetoSet) -> Chart:
             std = member.score.speedup.std if y == "speedup" else 0.0
             place = Estimate(member.values[y], std, "modelled")
             points.append((max(member.values[x], 1e-12), place))
-        notes = tuple(member.score.label() for member in own)
+        notes = tuple(member.label for member in own)
         if own:
             look |= {"kind": "points", "colour": colour(number), "notes": notes}
             series.append(line(name, points, "" if ring else "std", **look))

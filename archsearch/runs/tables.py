@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, ClassVar, Final, Literal, Self, get_args
 
 from archsearch import records
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.needs import Needs
-from archsearch.records import Maybe, as_data, from_data, load
+from archsearch.records import Maybe, from_data, load
 from archsearch.runs.confirmed import Exact, Judged
 from archsearch.schedule import GammaSchedule, check_schedule
 from archsearch.search import ranking
@@ -378,6 +378,7 @@ class TextVerdict:
     narrow: str = ""
     narrow_alpha: Estimate | None = None
     faults: tuple[str, ...] = ()
+    ALSO: ClassVar = ("words",)
 
     def words(self) -> str:
         """`24k distinct tokens from 317 prompts: alpha 0.30 ± 0.02 (1.09x). 3,000 prompts like
@@ -413,6 +414,3 @@ class TextVerdict:
         if self._brings() <= LITTLE:
             return f"More would bring little: {what} about {more.words()}"
         return f"{what} would bring about {more.words()}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return as_data(self) | {"words": self.words()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,17 +99,15 @@ class Member:
     group: int
     cheapest: bool
     measured: float | None = None
+    ALSO: ClassVar = ("label", "confirmed")
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "label": self.score.label(),
-            "score": self.score.to_dict(),
-            "values": dict(self.values),
-            "group": self.group,
-            "cheapest": self.cheapest,
-            "measured": self.measured,
-            "confirmed": self.measured is not None,
-        }
+    @property
+    def label(self) -> str:
+        return self.score.label()
+
+    @property
+    def confirmed(self) -> bool:
+        return self.measured is not None
 
 
 def check_goals(goals: Sequence[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, get_args
+from typing import ClassVar, Final, Literal, get_args
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.registry import as_drafter
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate, weakest_source
-from archsearch.records import as_data
 from archsearch.search.objective import Score, Scorer
 from archsearch.workload import Workload
 
@@ -126,6 +125,7 @@ class CurvePoint:
     plain_tokens_per_s: Estimate
     running: int
     plain_running: int
+    ALSO: ClassVar = ("pays", "throughput_gain")
 
     @property
     def pays(self) -> bool:
@@ -151,14 +151,6 @@ class Curve:
     ideal_stops: float | None
     memory_stops: float | None
     points: tuple[CurvePoint, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its fields; of a point also whether it pays."""
-        points = [
-            as_data(point) | {"pays": point.pays, "throughput_gain": point.throughput_gain}
-            for point in self.points
-        ]
-        return {name: getattr(self, name) for name in self.__slots__} | {"points": points}
 
 
 def sweep_of(axis: str, text: str | None, most_context: int) -> Sweep:

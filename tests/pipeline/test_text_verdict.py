@@ -22,7 +22,7 @@ from archsearch.hardware.device import devices
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.pipeline.search import text_result
 from archsearch.pipeline.train import narrowest, predicted, rounded, speedup_at, text_verdict
-from archsearch.records import from_data
+from archsearch.records import as_data, from_data
 from archsearch.report.headline import Headline, with_text
 from archsearch.runs.candidate import TrainingRecord
 from archsearch.runs.tables import TEXT_VERDICT_FILE, TextStand, TextVerdict
@@ -128,7 +128,7 @@ def test_the_words() -> None:
         and "learnt in full, this text would bring about 0.33" in narrow.words()
     )
     assert narrow.words().endswith("; or narrow the domain: 'maths' alone has alpha 0.62.")
-    assert from_data(TextVerdict, json.loads(json.dumps(narrow.to_dict()))) == narrow
+    assert from_data(TextVerdict, json.loads(json.dumps(as_data(narrow)))) == narrow
     full = TextVerdict("2x576", 317, now, more=stand(0.305, 1.10, 3000))
     assert (
         "More would bring little: 3,000 prompts like these about 0.30" in full.words()

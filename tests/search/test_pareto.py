@@ -14,7 +14,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.hardware.device import load_device
 from archsearch.latency.roofline import RooflineLatency
-from archsearch.records import from_data
+from archsearch.records import as_data, from_data
 from archsearch.report.costs import ParetoSet, pareto_chart, pareto_section
 from archsearch.search.exact import exact_grid
 from archsearch.search.objective import Scorer
@@ -75,7 +75,7 @@ def test_groups_have_a_cheapest_and_members_say_whether_they_were_confirmed(
     assert (
         members[0].score == fastest
         and members[0].measured == 1.5
-        and members[0].to_dict()["confirmed"]
+        and as_data(members[0])["confirmed"]
     )
     for number in {member.group for member in members}:
         group = [member for member in members if member.group == number]
@@ -85,7 +85,7 @@ def test_groups_have_a_cheapest_and_members_say_whether_they_were_confirmed(
     data: dict[str, Any] = {
         "goals": goals,
         "exact": [],
-        "members": [member.to_dict() for member in members],
+        "members": [as_data(member) for member in members],
     }
     (table,) = pareto_section(from_data(ParetoSet, data)).tables
     rows = table.rows
