@@ -31,6 +31,7 @@ from archsearch.acceptance.estimator import DOMAINS
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import number
 from archsearch.files import read_yaml
+from archsearch.records import as_data
 from archsearch.traffic.traces import Lengths, mean_context
 from archsearch.workload import MEMORY_FRACTION, OBJECTIVES, Objective
 
@@ -61,7 +62,7 @@ class LoadPart:
     def to_dict(self) -> dict[str, Any]:
         """As `mix_of` reads it."""
         data = {field.name: getattr(self, field.name) for field in fields(self)}
-        lengths = {f"{name}_tokens": data.pop(name).to_dict() for name in ("prompt", "output")}
+        lengths = {f"{name}_tokens": as_data(data.pop(name)) for name in ("prompt", "output")}
         return {name: value for name, value in data.items() if value is not None} | lengths
 
 

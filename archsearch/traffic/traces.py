@@ -111,10 +111,6 @@ class Lengths:
         """Squared coefficient of variation; 0 where all are alike."""
         return max(0.0, self.mean_square / self.mean**2 - 1.0) if self.mean else 0.0
 
-    def to_dict(self) -> dict[str, Any]:
-        """As `read` takes it."""
-        return {"values": list(self.values), "weights": list(self.weights)}
-
     @property
     def mean(self) -> float:
         return math.fsum(v * weight for v, weight in zip(self.values, self.weights, strict=True))

@@ -19,6 +19,7 @@ from archsearch.pipeline.profile.gpu import profile_gpu
 from archsearch.pipeline.profile.run import ProfileRequest
 from archsearch.profiles import profiles_of
 from archsearch.progress import ProgressLine
+from archsearch.report.terminal.profile import Imported
 from archsearch.workload import dtype_name
 
 
@@ -57,9 +58,8 @@ def import_tables(
     tables: Path | None = None,
     dtypes: Sequence[str] = (),
     output: Path | None = None,
-) -> dict[str, Any]:
-    """`--from aiconfigurator`: compose a GPU's profile from measured kernel tables and write it;
-    returns what it is made of."""
+) -> Imported:
+    """`--from aiconfigurator`: compose a GPU's profile from measured kernel tables and write it."""
     from archsearch.importers.aiconfigurator import import_profile
 
     with ProgressLine("import tables") as line:
@@ -71,13 +71,8 @@ def import_tables(
             output=output,
             progress=line,
         )
-    return {
-        "folder": str(profile.folder),
-        "device": profile.device["key"],
-        "rows": len(profile.rows),
-        "origin": profile.origin,
-        "provenance": profile.provenance,
-    }
+    rows, whose = len(profile.rows), profile.provenance
+    return Imported(str(profile.folder), profile.device["key"], rows, profile.origin, whose)
 
 
 def profile_host(budget_s: float) -> dict[str, Any]:

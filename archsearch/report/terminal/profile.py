@@ -21,7 +21,7 @@ _INDENT: Final = " " * 16
 
 @dataclass(frozen=True)
 class Provenance:
-    """Whose tables were imported."""
+    """Whose tables were imported, of what the profile keeps of them."""
 
     licence: str
     copyright: str
@@ -36,7 +36,7 @@ class Imported:
     device: str
     rows: int
     origin: str
-    provenance: Provenance
+    provenance: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -215,10 +215,9 @@ class Profiled:
     slowdown_p95: float = 1.0
 
 
-def import_text(data: Mapping[str, Any]) -> str:
+def import_text(result: Imported) -> str:
     """What `profile --from` prints."""
-    result = from_data(Imported, data)
-    provenance = result.provenance
+    provenance = from_data(Provenance, result.provenance)
     lines = [
         f"Profile {result.folder}: {result.rows} rows for {result.device}.",
         f"{result.origin}.",
