@@ -20,6 +20,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -229,6 +230,18 @@ class Measurement:
         else:
             SHAPES[kind].of(row)
         return row
+
+
+@lru_cache(maxsize=32768)  # a command reads the profile of its device more than once
+def _row(line: str) -> Measurement:
+    row = Measurement.from_dict(parse_json(line))
+    hash(row.key)
+    return row
+
+
+@lru_cache(maxsize=32768)
+def _line(row: Measurement) -> str:
+    return json.dumps(row.to_dict(), sort_keys=True)
 
 
 def check_sizes(op: type[Any], sizes: Mapping[str, Any]) -> None:
@@ -470,7 +483,7 @@ class Profile:
         if self.provenance:  # profiles made before it existed keep their hash
             identity.append(self.provenance)
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
-        for line in sorted(json.dumps(row.to_dict(), sort_keys=True) for row in self.rows.values()):
+        for line in sorted(map(_line, self.rows.values())):
             digest.update(line.encode())
         return digest.hexdigest()[:16]
 
@@ -520,8 +533,7 @@ class Profile:
             if last and not line.strip():
                 break  # behind the last line's end
             try:
-                row = Measurement.from_dict(parse_json(line))
-                hash(row.key)
+                row = _row(line)
             except (KeyError, TypeError, ValueError) as error:
                 if last:
                     break  # the row in flight when a process was killed; `record` cuts it off

@@ -15,8 +15,13 @@ from archsearch.paths import data_dir
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-if "PYTEST_XDIST_WORKER" in os.environ:  # one of several: each with a thread of its own
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # one of several: each with a core of its own
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if hasattr(
+        os, "sched_setaffinity"
+    ):  # commands set torch's threads: they would wait for others'
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -172,6 +172,18 @@ def text_correlation(likeness: float) -> float:
     return min(max(likeness, 0.0), 1.0) ** LIKENESS_POWER
 
 
+def _terms(
+    arch: Architecture, context: AcceptanceContext, names: tuple[str, ...]
+) -> dict[str, float]:
+    terms = {**shape_terms(arch, context), lot_term(context.drafter, context.training): 1.0}
+    return terms | earlier_terms(terms, context) if names != COEFFICIENTS else terms
+
+
+@lru_cache(maxsize=4096)  # a climb compares every shape with every other
+def _row(arch: Architecture, context: AcceptanceContext, names: tuple[str, ...]) -> np.ndarray:
+    return regressors(_terms(arch, context, names), names)
+
+
 class PriorAcceptance:
     """alpha of an untrained shape from published measurements, sharpened by what was measured for
     this target.
@@ -208,14 +220,9 @@ class PriorAcceptance:
             self._start(target)
         return self
 
-    def _terms(self, arch: Architecture, context: AcceptanceContext) -> dict[str, float]:
-        """The regressors of a shape."""
-        terms = {**shape_terms(arch, context), lot_term(context.drafter, context.training): 1.0}
-        return terms | earlier_terms(terms, context) if self.names_ != COEFFICIENTS else terms
-
     def _row(self, arch: Architecture, context: AcceptanceContext) -> np.ndarray:
         """The regressors of a shape in the order of `coefficients_`."""
-        return regressors(self._terms(arch, context), self.names_)
+        return _row(arch, context, self.names_)
 
     def _coverage(self, arch: Architecture, context: AcceptanceContext) -> tuple[float, float]:
         """(coverage of the head, std of its effect in logit)."""
@@ -336,7 +343,7 @@ class PriorAcceptance:
         """(alpha of every independent draft of a grid, as `predict` has it of one; the drift along
         the block)."""
         self.about(context.target)
-        terms = self._terms(grid, context)
+        terms = _terms(grid, context, self.names_)
         slope = dict(zip(self.names_, self.coefficients_.tolist(), strict=True))
         level = sum(slope.get(name, 0.0) * value for name, value in terms.items())
         full = 1.0 / (1.0 + np.exp(-level))
@@ -437,7 +444,7 @@ class PriorAcceptance:
         Terms are correlated: the std of the whole is not the root of the sum of squares.
         """
         self.about(context.target)
-        terms = self._terms(architecture, context)
+        terms = _terms(architecture, context, self.names_)
         rows = []
         for name in self.names_:
             if name not in ("intercept", *_SHAPE_ROWS) and name not in terms:

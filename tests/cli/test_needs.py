@@ -4,7 +4,6 @@ price."""
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,17 @@ import pytest
 from tests.cli.commands import call, last_json, refused
 
 SEARCH = ("search", "--target", "llama-65b", "--gpu", "a100", "--trials", "12", "--json")
+SEARCH += ("--family", "independent", "--family", "eagle3", "--family", "ngram")
 
 
-@cache
-def searched(*more: str) -> dict[str, Any]:
-    return last_json(call(*SEARCH, *more))
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("needs") / "run"
+
+
+@pytest.fixture(scope="module")
+def searched(run: Path) -> dict[str, Any]:
+    return last_json(call(*SEARCH, "--run", str(run)))
 
 
 @pytest.fixture(autouse=True)
@@ -25,8 +30,8 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_papers_drafts_are_in_the_table_of_llama_65b() -> None:
-    best = searched()["best"]
+def test_the_papers_drafts_are_in_the_table_of_llama_65b(searched: dict[str, Any]) -> None:
+    best = searched["best"]
     found = {score["needs"]["hub_id"] for score in best if score["needs"]["kind"] == "exists"}
     assert {f"minghaoyan/Wide-Sheared-LLaMA-{size}" for size in ("796M", "543M", "1.3B")} <= found
     assert all(score["needs"]["kind"] in ("exists", "nothing", "training") for score in best)
@@ -39,18 +44,18 @@ def test_the_papers_drafts_are_in_the_table_of_llama_65b() -> None:
 
 
 def test_what_exists_leads_the_group_of_the_best() -> None:
-    result = last_json(
-        call("search", "--target", "llama-3.1-8b", "--gpu", "h100", "--trials", "12", "--json")
-    )
+    asked = ("search", "--target", "llama-3.1-8b", "--gpu", "h100", *SEARCH[5:])
+    result = last_json(call(*asked))
     first = result["indistinguishable"][0]
     kinds = {score["rank"]: score["needs"]["kind"] for score in result["best"]}
     assert first[0] == 1 and len(first) > 1
     assert kinds[1] == "exists" and "training" in {kinds[rank] for rank in first}
 
 
-def test_budgets_begin_with_what_exists_and_buy_no_less_for_more(tmp_path: Path) -> None:
-    result = searched()
-    rows = result["budgets"]["rows"]
+def test_budgets_begin_with_what_exists_and_buy_no_less_for_more(
+    searched: dict[str, Any],
+) -> None:
+    rows = searched["budgets"]["rows"]
     assert [row["gpu_hours"] for row in rows] == [0, 1, 10, 100, 1000]
     assert {drafter["needs"]["kind"] for drafter in rows[0]["drafters"]} <= {"exists", "nothing"}
     for row in rows:
@@ -68,17 +73,16 @@ def test_budgets_begin_with_what_exists_and_buy_no_less_for_more(tmp_path: Path)
         )
 
 
-def test_the_file_holds_what_json_says() -> None:
-    result = last_json(call(*SEARCH, "--run", "runs/a"))
-    assert json.loads(Path("runs/a/budgets.json").read_text()) == result["budgets"]
+def test_the_file_holds_what_json_says(searched: dict[str, Any], run: Path) -> None:
+    assert json.loads((run / "budgets.json").read_text()) == searched["budgets"]
 
 
-def test_a_budget_is_what_training_assumes() -> None:
+def test_a_budget_is_what_training_assumes(searched: dict[str, Any]) -> None:
     small = last_json(call(*SEARCH, "--training-budget", "3h"))
     assert small["training_budget"]["gpu_hours"] == 3.0 and small["training_budget"]["asked"]
     trained = [score["needs"] for score in small["best"] if score["needs"]["kind"] == "training"]
     assert trained and all(needs["gpu_hours"] <= 3.001 for needs in trained)
-    assert not searched()["training_budget"]["asked"]
+    assert not searched["training_budget"]["asked"]
 
 
 def test_estimate_says_what_each_draft_needs() -> None:
@@ -113,7 +117,7 @@ def test_estimate_says_what_each_draft_needs() -> None:
 @pytest.mark.parametrize("budget", ["0", "0h", "-3h", "nan", "24", "soon", "1e400h"])
 def test_a_budget_that_is_none_is_refused_in_one_line(budget: str) -> None:
     for command in (
-        SEARCH[:-1],
+        tuple(word for word in SEARCH if word != "--json"),
         ("estimate", "--target", "llama-65b", "--draft", "wide-796m", "--gpu", "a100"),
     ):
         line = refused(*command, f"--training-budget={budget}")
@@ -121,9 +125,8 @@ def test_a_budget_that_is_none_is_refused_in_one_line(budget: str) -> None:
     assert not Path("runs").exists()
 
 
-def test_a_rank_that_exists_is_not_trained() -> None:
-    call(*SEARCH, "--run", "runs/a")
-    line = refused("train", "runs/a", "--rank", "1", "--budget", "1m")
+def test_a_rank_that_exists_is_not_trained(searched: dict[str, Any], run: Path) -> None:
+    line = refused("train", str(run), "--rank", "1", "--budget", "1m")
     assert "exists" in line and "download" in line
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.commands import ESTIMATE, call, last_json, refused
 
+CONTEXTS = ("--alpha", "0.7", "--sweep", "context", "--range", "256:2048:4")
 TWO = (*ESTIMATE, "--draft", "sheared-llama-1.3b", "--alpha", "0.7", "--context", "1024")
 
 
@@ -19,7 +20,7 @@ def test_a_sweep_over_batch_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "--sweep",
         "batch",
         "--range",
-        "1:64:64",
+        "1:64:12",
         "--csv",
         "c.csv",
         "--plot",
@@ -30,7 +31,8 @@ def test_a_sweep_over_batch_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     result = last_json(call(*arguments, "--json"))
     assert result["sweep"] == "batch" and len(result["curves"]) == 2
     rows = list(csv.DictReader(Path("c.csv").read_text(encoding="utf-8").splitlines()))
-    assert len(rows) == 128 and {row["draft"] for row in rows} == {
+    assert len(rows) == sum(len(curve["points"]) for curve in result["curves"]) > 16
+    assert {row["draft"] for row in rows} == {
         "wide-796m",
         "sheared-llama-1.3b",
     }
@@ -45,17 +47,13 @@ def test_a_sweep_over_batch_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_memory_is_told(tmp_path: Path) -> None:
-    (item,) = last_json(call(*ESTIMATE, "--alpha", "0.7", "--sweep", "context", "--json"))["curves"]
+    (item,) = last_json(call(*ESTIMATE, *CONTEXTS, "--json"))["curves"]
     with_draft, alone = item["memory"]["with_draft"], item["memory"]["alone"]
     assert with_draft["requests"] < alone["requests"] and with_draft["draft_weight_bytes"] > 0
     assert item["memory"]["context"] == item["points"][-1]["x"], (
         "of the longest, where contexts are swept"
     )
-    less = last_json(
-        call(
-            *ESTIMATE, "--alpha", "0.7", "--sweep", "context", "--memory-fraction", "0.5", "--json"
-        )
-    )["curves"][0]
+    less = last_json(call(*ESTIMATE, *CONTEXTS, "--memory-fraction", "0.5", "--json"))["curves"][0]
     assert less["memory"]["with_draft"]["requests"] < with_draft["requests"]
 
 

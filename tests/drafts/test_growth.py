@@ -26,7 +26,7 @@ TOKENS = 16
 def make_texts(folder: Path, prompts: PromptSet | None = None, run: str = "run") -> RunTexts:
     if not (folder / "target").exists():
         make_model_folder(folder / "target")
-    found = prompts or load_prompt_set(make_prompts(folder / "prompts.jsonl"), None)
+    found = prompts or load_prompt_set(make_prompts(folder / "prompts.jsonl", 32), None)
     return RunTexts(
         LoadedTarget(resolve_target(str(folder / "target")), "float32"), found, folder / run, TOKENS
     )

@@ -60,10 +60,10 @@ def test_a_draft_is_trained_elsewhere(folder: Path, shape: Architecture) -> None
     with second_device() as device:
         there = trainer(folder, f"there-{id(shape)}", device)
         there.texts.write_training(60.0)
-        there.grow(2.0)
-        short = there.train_short(shape, 1500)
-        again = there.train_short(shape, 2500)  # goes on from its checkpoint
-        done = there.train(shape, 60.0, tokens=4000)
+        there.grow(0.5)
+        short = there.train_short(shape, 800)
+        again = there.train_short(shape, 1400)  # goes on from its checkpoint
+        done = there.train(shape, 60.0, tokens=2000)
     assert short.tokens < again.tokens <= done.tokens and 0.0 <= done.alpha.value <= 1.0
     assert {p.device.type for p in load_draft(done.folder).parameters()} == {"cpu"}
     here = trainer(folder, f"here-{id(shape)}", "cpu")
@@ -89,7 +89,7 @@ def test_a_head_reads_and_is_judged_elsewhere(
     with second_device() as device:
         there = trainer(folder, f"head-{family}", device)
         there.texts.write_training(60.0)
-        found = HeadTrainer(there).train(HeadPlan(family, gamma=2, rows=128), 1.0)
+        found = HeadTrainer(there).train(HeadPlan(family, gamma=2, rows=128), 0.3)
     assert found.folder.joinpath("model.safetensors").exists()
 
 

@@ -351,15 +351,16 @@ def test_synthetic_acceptance_is_what_was_asked_or_refused(
         return
     if not subject.in_process and rates[0] != 0.8:
         pytest.skip("a start takes seconds; rates between 0 and 1 were seen")
+    tokens = 200 if rates[0] == 0.8 else 40  # those that are all or none are no matter of chance
     results = subject.start("draft", GAMMA, synthetic=rates).generate(
-        PROMPTS, Sampling(max_new_tokens=250, ignore_end=True)
+        PROMPTS, Sampling(max_new_tokens=tokens, ignore_end=True)
     )
     check_counts(results, GAMMA)
     rounds = sum(result.rounds for result in results)
     for position, rate in enumerate(rates):
         seen = sum(result.accepted_by_position[position] for result in results) / rounds
         assert abs(seen - rate) <= 4.5 * (rate * (1 - rate) / rounds) ** 0.5
-    assert all(len(result.token_ids) == 250 for result in results)
+    assert all(len(result.token_ids) == tokens for result in results)
 
 
 def test_a_schedule_is_obeyed_or_refused(subject: Subject, alone: list[tuple[int, ...]]) -> None:

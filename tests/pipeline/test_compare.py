@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,10 +43,11 @@ def run(folder: Path, **asked: object) -> Path:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("runs")
+    one = run(base / "one")
     return {
-        "one": run(base / "one"),
+        "one": one,
         "many": run(base / "many", batch_size=64, context_len=2048),
-        "again": run(base / "again"),
+        "again": shutil.copytree(one, base / "again"),
         "other": run(base / "other", target="llama-65b", tensor_parallel=4),
     }
 

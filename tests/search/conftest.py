@@ -82,10 +82,10 @@ def small_space():
     return SearchSpace.from_dict(
         {
             "dimensions": {
-                "num_hidden_layers": {"min": 1, "max": 6},
+                "num_hidden_layers": {"min": 1, "max": 4},
                 "hidden_size": [256, 384, 576, 768],
-                "ffn_ratio": [1, "target", 4],
-                "num_key_value_heads": [1, 2, 3],
+                "ffn_ratio": [1, "target"],
+                "num_key_value_heads": [1, 3],
                 "kv_group_size": [1, 3, 4],
                 "window_pattern": ["L", "S"],
                 "sliding_window": [128],

@@ -11,9 +11,9 @@ import pytest
 
 from archsearch import speedup as sp
 from archsearch.acceptance.estimator import AcceptanceObservation, GivenAcceptance
-from archsearch.acceptance.prior import SHAPE_NOISE_STD, PriorAcceptance
+from archsearch.acceptance.prior import SHAPE_NOISE_STD, PriorAcceptance, _row
 from archsearch.acceptance.short_training import ExtrapolatedAcceptance
-from archsearch.acceptance.terms import regressors
+from archsearch.acceptance.terms import COEFFICIENTS
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.lookup import NGram
 from archsearch.drafters.models import Independent
@@ -57,10 +57,7 @@ class World:
 
     def logit(self, shape, context):
         own = self.own.setdefault((shape, context.training), self.rng.normal(0.0, SHAPE_NOISE_STD))
-        return (
-            float(regressors(self.scorer.acceptance._terms(shape, context)) @ self.coefficients)
-            + own
-        )
+        return float(_row(shape, context, COEFFICIENTS) @ self.coefficients) + own
 
     def round_s(self, score):
         draft = score.draft_s.value * (1.0 + self.drafts[score.architecture])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import time
+from functools import cache
 
 import pytest
 import torch
@@ -85,10 +86,12 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> tuple[list[float], list[str], Re
     return clock, kinds, report
 
 
-def check_alone(
-    target: LlamaForCausalLM, sequence: CachedSequence, prompt: EncodedPrompt, tokens: int
-) -> None:
-    ids = torch.tensor([prompt.token_ids])
+@cache
+def alone(
+    target: LlamaForCausalLM, prompt: tuple[int, ...], tokens: int
+) -> tuple[list[int], torch.Tensor]:
+    """What the target writes for one prompt, and its hidden states."""
+    ids = torch.tensor([prompt])
     expected = target.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -96,9 +99,16 @@ def check_alone(
         do_sample=False,
         eos_token_id=[END, 7, 9],
     )[0]
-    assert sequence.token_ids.tolist() == expected.tolist()
     with torch.no_grad():
-        hidden = target.model(expected[None]).last_hidden_state[0, len(prompt.token_ids) - 1 : -1]
+        hidden = target.model(expected[None]).last_hidden_state[0, len(prompt) - 1 : -1]
+    return expected.tolist(), hidden
+
+
+def check_alone(
+    target: LlamaForCausalLM, sequence: CachedSequence, prompt: EncodedPrompt, tokens: int
+) -> None:
+    expected, hidden = alone(target, prompt.token_ids, tokens)
+    assert sequence.token_ids.tolist() == expected
     torch.testing.assert_close(sequence.hidden, hidden, atol=2e-4, rtol=1e-3)
 
 
