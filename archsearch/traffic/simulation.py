@@ -54,6 +54,8 @@ class _Server:
 
     def __init__(self, service: Service, arrivals: Sequence[_Served], seed: int) -> None:
         self.service, self.rng, self.now = service, np.random.default_rng(seed), 0.0
+        most = len(arrivals) + 1
+        self.round_s = np.full(most, service.round_at(np.arange(most))).tolist()
         self.coming = deque(arrivals)
         self.waiting: deque[_Served] = deque()
         self.reading: deque[_Served] = deque()
@@ -71,7 +73,7 @@ class _Server:
         read, seconds = self._read()
         active = list(self.decoding) if self.service.shares_steps or seconds == 0.0 else []
         if active or self.service.shares_steps:  # `read_s` is what a prompt adds to a step
-            seconds += self.service.round_at(len(active) or 1.0)
+            seconds += self.round_s[len(active)]
         self.now += seconds
         if active:
             self.steps.append((self.now, seconds, len(active)))

@@ -191,7 +191,7 @@ def test_the_deadline_takes_the_child_along_and_its_step_begins_anew(tmp_path: P
         "os._exit(9)", "time.sleep(600)"
     )
     started = time.monotonic()
-    deadline = Deadline(8.0)
+    deadline = Deadline(4.0)
     left = runner.supervise(
         lambda left: [sys.executable, "-c", code], NAMES, tmp_path, deadline, poll_s=0.05
     )

@@ -279,10 +279,18 @@ def test_what_size_has_yet_to_bring_parts_young_drafts_that_look_alike() -> None
     assert ahead[50_000] > 0.01 and ahead[50_000] > 2 * abs(ahead[400_000])
 
 
-@pytest.mark.parametrize("die_after", [0, 1, 3, 9])
-def test_a_killed_climb_trains_nothing_twice(tmp_path: Path, clock: Clock, die_after: int) -> None:
-    whole = make(tmp_path / "whole", clock)
-    whole.climb()
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> climb.Climb:
+    """A climb that came to its end."""
+    ascent = make(tmp_path_factory.mktemp("whole"), Clock())
+    ascent.climb()
+    return ascent
+
+
+@pytest.mark.parametrize("die_after", [0, 3, 9])
+def test_a_killed_climb_trains_nothing_twice(
+    tmp_path: Path, clock: Clock, whole: climb.Climb, die_after: int
+) -> None:
     dying = make(tmp_path / "a", clock, die_after=die_after)
     with pytest.raises(KeyboardInterrupt):
         dying.climb()
@@ -323,9 +331,9 @@ def test_a_time_that_is_gone_trains_nothing_and_says_so(tmp_path: Path, clock: C
     assert any("larger --time-budget" in note for note in ascent.state.notes)
 
 
-def test_the_table_and_the_trials(tmp_path: Path, clock: Clock) -> None:
-    ascent = make(tmp_path, clock)
-    ascent.climb()
+def test_the_table_and_the_trials(whole: climb.Climb) -> None:
+    ascent = whole
+    assert "heads" not in json.loads(ascent.file.path.read_text())
     table = climb.summary(ascent.state)
     assert [row["rung"] for row in table] == [0, *[1] * len(ascent.state.rounds), 2]
     assert table[0]["candidates"] == len(ascent.pool) and table[-1]["score"]["source"] == "measured"

@@ -27,11 +27,6 @@ ENGINES = ("transformers", "vllm")
 RANKS = (1, 2, 4, 8)
 BATCHES = (1, 64)
 EVERY_CASE = list(itertools.product(list_spaces(), catalogue.names(), RANKS, ENGINES, BATCHES))
-FEW = [
-    case
-    for case in EVERY_CASE
-    if case[1] in ("smollm2-135m", "llama-65b", "qwen2.5-72b") and case[4] == 1
-][::5]
 
 
 @cache
@@ -73,16 +68,11 @@ def fails(cases: list[tuple[str, str, int, str, int]]) -> dict[str, int]:
     return {line: lines.count(line) for line in sorted(set(lines))}
 
 
-@pytest.mark.slow(own=True)
-def test_a_sample_of_targets_ends_in_an_answer_or_one_line():
-    found = fails(FEW)
-    assert found[""] >= len(FEW) // 2
-
-
 @pytest.mark.slow
-def test_one_case_in_forty_ends_in_an_answer_or_one_line():
-    cases = EVERY_CASE[::41]  # 41 is prime to every dimension, so all spaces and targets come up
+def test_one_case_in_eighty_ends_in_an_answer_or_one_line():
+    cases = EVERY_CASE[::83]  # 83 is prime to every dimension, so all spaces and targets come up
     assert {case[0] for case in cases} == set(list_spaces())
+    assert {case[1] for case in cases} == set(catalogue.names())
     assert fails(cases)[""] >= len(cases) // 2
 
 

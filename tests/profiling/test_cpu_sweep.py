@@ -264,7 +264,7 @@ def test_measure_points_pools_rounds_and_records_nothing(bench: sweeps.CpuBench,
     assert not bench.profile.rows
 
 
-@pytest.mark.parametrize("vocab", [320, 2000])
+@pytest.mark.parametrize("vocab", [320, pytest.param(2000, marks=pytest.mark.slow(own=True))])
 def test_engine_overhead_gives_a_row_per_gamma_and_depth(
     bench: sweeps.CpuBench, vocab: int
 ) -> None:

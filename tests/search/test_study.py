@@ -194,8 +194,8 @@ class Counting:
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
 def test_a_shape_is_scored_once(make_scorer, small_space, sampler):
     counting = Counting(make_scorer())
-    asked(small_space, counting, trials=80, sampler=sampler)
-    assert len(counting.seen) == len(set(counting.seen)) == 80
+    asked(small_space, counting, trials=50, sampler=sampler)
+    assert len(counting.seen) == len(set(counting.seen)) == 50
 
 
 def test_a_shape_that_nothing_can_be_told_of_is_pruned(make_scorer, small_space, tmp_path):

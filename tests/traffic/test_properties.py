@@ -24,8 +24,8 @@ from archsearch.traffic.steady import RoundTokens, at_rate, in_flight
 from archsearch.workload import Workload
 from tests.doubles.serving import DRAFT, TARGET, FormulaLatency
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-few = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 alphas = st.floats(0.01, 0.99)
 batches = st.integers(1, 512)
 latencies = st.builds(

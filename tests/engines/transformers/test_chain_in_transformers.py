@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import cache
 
 import pytest
 import torch
@@ -115,6 +116,9 @@ def replayable(target, draft, prompts=PROMPTS, sampling=LONG, ended=False):
     return texts, traced(prompts, answers, draft, ended)
 
 
+kept = cache(replayable)
+
+
 @pytest.mark.parametrize(
     ("lookup", "rule"),
     [
@@ -126,7 +130,7 @@ def replayable(target, draft, prompts=PROMPTS, sampling=LONG, ended=False):
     ],
 )
 def test_a_chain_does_what_was_replayed(target, near, lookup, rule) -> None:
-    texts, trace = replayable(target, near)
+    texts, trace = kept(target, near)
     found = finds(lookup, texts, [rule.found])[rule.found]
     both = replay_chain(trace, rule, found, first=0, limit=TOKENS)
     assert 0.05 < both.found_share < 0.95 and both.unseen > 0, "a case in which both draft"
@@ -170,7 +174,7 @@ def test_a_draft_that_stops_when_unsure_does_what_was_replayed(
     """In archsearch's generator, and in transformers' own without scikit-learn (with it the
     threshold moves)."""
     rule = ChainRule(0, 5, least)
-    texts, trace = replayable(target, near)
+    texts, trace = kept(target, near)
     check_rows(ours := served(target, Chained(near, rule), 5), texts, trace, rule, [])
     assert (
         0 < sum(result.drafted for result, _ in ours) < 5 * sum(result.rounds for result, _ in ours)
