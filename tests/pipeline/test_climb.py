@@ -336,7 +336,7 @@ def test_the_table_and_the_trials(whole: climb.Climb) -> None:
     assert "heads" not in json.loads(ascent.file.path.read_text())
     table = climb.summary(ascent.state)
     assert [row["rung"] for row in table] == [0, *[1] * len(ascent.state.rounds), 2]
-    assert table[0]["candidates"] == len(ascent.pool) and table[-1]["score"]["source"] == "measured"
+    assert table[0]["candidates"] == len(ascent.pool) and table[-1]["score"].source == "measured"
     assert all(row["seconds"] > 0 for row in table[1:])
     shape = ascent.state.rounds[0].shapes[0].to_dict()
     rows = climb.trial_rows(
