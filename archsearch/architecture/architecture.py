@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from archsearch.architecture.hf_fields import MOST, MOST_LAYERS, check_types, is_whole, short
+from archsearch.architecture.hf_fields import (
+    MOST,
+    MOST_LAYERS,
+    SIZES,
+    check_types,
+    is_whole,
+    short,
+)
 from archsearch.errors import InvalidShapeError
 from archsearch.workload import WEIGHT_BYTES
 
@@ -55,26 +62,6 @@ def counted_windows(
     return Counter(layer_windows(window_pattern, sliding_window, num_layers))
 
 
-_LATER_FIELDS: Final = frozenset(
-    (
-        "num_experts",
-        "num_experts_per_tok",
-        "moe_intermediate_size",
-        "shared_expert_size",
-        "first_dense_layers",
-        "expert_format",
-        "served_dtype",
-        "weight_format",
-        "q_lora_rank",
-        "kv_lora_rank",
-        "qk_rope_head_dim",
-        "v_head_dim",
-        "attention_sinks",
-        "sandwich_norms",
-        "routing_skew",
-        "expert_parallel",
-    )
-)
 _DENSE_TYPES: Final = {"qwen3_moe": "qwen3"}
 _WRITTEN_TYPES: Final = ("llama", "mistral", "ministral", "qwen2", "qwen3", "opt")
 
@@ -143,15 +130,7 @@ class Architecture:
     expert_parallel: bool = False
 
     def __post_init__(self) -> None:
-        for name in (
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "vocab_size",
-        ):
+        for name in SIZES:
             value = getattr(self, name)
             if not is_whole(value, 1, MOST_LAYERS if name == "num_hidden_layers" else MOST):
                 raise InvalidShapeError(
@@ -308,11 +287,7 @@ class Architecture:
         Experts give way to one FFN of `intermediate_size`, a latent to keys and values of its own
         size in as many heads.
         """
-        plain = {
-            field.name: field.default
-            for field in dataclasses.fields(self)
-            if field.name in _LATER_FIELDS
-        }
+        plain = _later_fields()
         head_dim = self.v_head_dim or self.head_dim
         kind = (
             self.model_type
@@ -328,17 +303,8 @@ class Architecture:
     def to_dict(self) -> dict[str, Any]:
         """All fields by name; those of experts and latents only where they say something, so that
         files stay as they were."""
-        defaults = {
-            field.name: field.default
-            for field in dataclasses.fields(self)
-            if field.name in _LATER_FIELDS
-        }
-        given = dataclasses.asdict(self)
-        return {
-            name: value
-            for name, value in given.items()
-            if name not in defaults or value != defaults[name]
-        }
+        later, given = _later_fields(), dataclasses.asdict(self)
+        return {name: value for name, value in given.items() if later.get(name, ...) != value}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Architecture:
@@ -377,3 +343,10 @@ class Architecture:
         if self.kv_lora_rank:
             return f"{self.num_attention_heads}h/mla{self.kv_lora_rank}+{self.qk_rope_head_dim}"
         return f"{self.num_attention_heads}h/{self.num_key_value_heads}kv{self.head_dim}"
+
+
+def _later_fields() -> dict[str, Any]:
+    """The fields of experts and latents, which are the last ones, as a plain transformer has
+    them."""
+    fields = {field.name: field.default for field in dataclasses.fields(Architecture)}
+    return dict(list(fields.items())[list(fields).index("num_experts") :])

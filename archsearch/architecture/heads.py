@@ -215,18 +215,13 @@ def _chain_ops(head: FeatureHead, rows: _Rows, *, on_target: bool) -> PassOps:
     m, width = rows.m, head.decoder.hidden_size
     outside: Counter[Op] = Counter(_embedding(m, width, rows.ranks))
     if head.kind == "mtp":
-        outside.update(
-            [Elementwise("norm", m * width), Elementwise("norm", m * head.target_hidden_size)]
-        )
+        outside[Elementwise("norm", m * width)] += 1
+        outside[Elementwise("norm", m * head.target_hidden_size)] += 1
     if on_target or head.kind != "eagle3":  # joining the inputs in memory, then fc
-        outside.update(
-            [
-                Elementwise("add", through_fc * head.fc_inputs),
-                Gemm(through_fc, width, head.fc_inputs),
-            ]
-        )
+        outside[Elementwise("add", through_fc * head.fc_inputs)] += 1
+        outside[Gemm(through_fc, width, head.fc_inputs)] += 1
     # EAGLE-1 has no final norm: what is left of the residual is added by a kernel of its own
-    outside.update([Elementwise("add" if head.kind == "eagle" else "norm", m * width)])
+    outside[Elementwise("add" if head.kind == "eagle" else "norm", m * width)] += 1
     outside.update(_tokens(head, drafted, rows))
     in_layers: Counter[Op] = Counter()
     first, *others = head.decoder.windows()
@@ -271,15 +266,13 @@ def _block_ops(head: FeatureHead, rows: _Rows) -> PassOps:
         [
             Elementwise("add", m * head.fc_inputs),
             Gemm(m, width, head.fc_inputs),
-            Elementwise("norm", m * width),
+            Gemm(m, 2 * layers * kv_size, width),
+            Elementwise("rope", m * layers * kv_size),
         ]
     )
-    outside.update(
-        [Gemm(m, 2 * layers * kv_size, width), Elementwise("rope", m * layers * kv_size)]
-    )
+    outside[Elementwise("norm", m * width)] += 2  # of the states and the final one
     if decoder.qk_norm:
-        outside.update([Elementwise("norm", m * layers * kv_size)])
-    outside.update([Elementwise("norm", m * width)])
+        outside[Elementwise("norm", m * layers * kv_size)] += 1
     outside.update(_tokens(head, rows.batch * (rows.tokens - 1), rows))
     in_layers: Counter[Op] = Counter()
     for window, count in decoder.layers_by_window().items():

@@ -291,23 +291,28 @@ def _pattern(window: int, period: int, layers: int) -> dict[str, Any]:
     }
 
 
+def _mixture(config: Config, columns: int, *names: str) -> dict[str, int]:
+    """Routed experts of `columns` each, whose number is one of `names`; shared experts and plain
+    layers before them as DeepSeek's config has them, where it does."""
+    return {
+        "num_experts": _number(config, *names),
+        "num_experts_per_tok": _number(config, "num_experts_per_tok", "experts_per_token"),
+        "moe_intermediate_size": columns,
+        "shared_expert_size": columns * int(config.get("n_shared_experts") or 0),
+        "first_dense_layers": int(config.get("first_k_dense_replace") or 0),
+    }
+
+
 def _mixtral(config: Config, base: Architecture) -> Architecture:
-    return base.replace(
-        num_experts=_number(config, "num_local_experts"),
-        num_experts_per_tok=_number(config, "num_experts_per_tok"),
-        moe_intermediate_size=base.intermediate_size,
-    )
+    return base.replace(**_mixture(config, base.intermediate_size, "num_local_experts"))
 
 
 def _qwen3_moe(config: Config, base: Architecture) -> Architecture:
     _only(config, "decoder_sparse_step", (1,))
     _only(config, "mlp_only_layers", ([], None))
-    return base.replace(
-        num_experts=_number(config, "num_experts", "num_local_experts"),
-        num_experts_per_tok=_number(config, "num_experts_per_tok"),
-        moe_intermediate_size=_number(config, "moe_intermediate_size"),
-        qk_norm=True,
-    )
+    columns = _number(config, "moe_intermediate_size")
+    mixture = _mixture(config, columns, "num_experts", "num_local_experts")
+    return base.replace(**mixture, qk_norm=True)
 
 
 def _gpt_oss(config: Config, base: Architecture) -> Architecture:
@@ -320,12 +325,11 @@ def _gpt_oss(config: Config, base: Architecture) -> Architecture:
             "layer_types of model_type 'gpt_oss' other than sliding and full in turn are not"
             " modelled"
         )
+    biases = bool(config.get("attention_bias", True))
     return base.replace(
-        num_experts=_number(config, "num_local_experts", "num_experts"),
-        num_experts_per_tok=_number(config, "num_experts_per_tok", "experts_per_token"),
-        moe_intermediate_size=base.intermediate_size,
-        attention_bias=bool(config.get("attention_bias", True)),
-        attention_output_bias=bool(config.get("attention_bias", True)),
+        **_mixture(config, base.intermediate_size, "num_local_experts", "num_experts"),
+        attention_bias=biases,
+        attention_output_bias=biases,
         mlp_bias=True,
         attention_sinks=True,
         **_pattern(int(config.get("sliding_window") or 128), 2, base.num_hidden_layers),
@@ -343,13 +347,11 @@ def _llama4(config: Config, base: Architecture) -> Architecture:
     listed = config.get("moe_layers")
     step = _number({"interleave_moe_layer_step": 1, **config}, "interleave_moe_layer_step")
     with_experts = len(listed) if isinstance(listed, list) and listed else layers // step
+    mixture = _mixture(config, columns, "num_local_experts")
+    mixture |= {"shared_expert_size": columns, "first_dense_layers": layers - with_experts}
     return base.replace(
+        **mixture,
         intermediate_size=_number(config, "intermediate_size_mlp", "intermediate_size"),
-        num_experts=_number(config, "num_local_experts"),
-        num_experts_per_tok=_number(config, "num_experts_per_tok"),
-        moe_intermediate_size=columns,
-        shared_expert_size=columns,
-        first_dense_layers=layers - with_experts,
         **_pattern(int(config.get("attention_chunk_size") or 8192), 4, base.num_hidden_layers),
     )
 
@@ -359,13 +361,9 @@ def _deepseek(config: Config, base: Architecture) -> Architecture:
     columns, nope = _number(config, "moe_intermediate_size"), _number(config, "qk_nope_head_dim")
     rope = _number(config, "qk_rope_head_dim")
     return base.replace(
+        **_mixture(config, columns, "n_routed_experts", "num_local_experts"),
         head_dim=nope + rope,
         num_key_value_heads=base.num_attention_heads,
-        num_experts=_number(config, "n_routed_experts", "num_local_experts"),
-        num_experts_per_tok=_number(config, "num_experts_per_tok"),
-        moe_intermediate_size=columns,
-        shared_expert_size=columns * int(config.get("n_shared_experts") or 0),
-        first_dense_layers=int(config.get("first_k_dense_replace") or 0),
         q_lora_rank=int(config.get("q_lora_rank") or 0),
         kv_lora_rank=_number(config, "kv_lora_rank"),
         qk_rope_head_dim=rope,
@@ -378,11 +376,7 @@ def _glm4_moe(config: Config, base: Architecture) -> Architecture:
     experts beside it."""
     columns = _number(config, "moe_intermediate_size")
     return base.replace(
-        num_experts=_number(config, "n_routed_experts", "num_local_experts"),
-        num_experts_per_tok=_number(config, "num_experts_per_tok"),
-        moe_intermediate_size=columns,
-        shared_expert_size=columns * int(config.get("n_shared_experts") or 0),
-        first_dense_layers=int(config.get("first_k_dense_replace") or 0),
+        **_mixture(config, columns, "n_routed_experts", "num_local_experts"),
         attention_bias=bool(config.get("attention_bias", False)),
         qk_norm=bool(config.get("use_qk_norm", False)),
     )

@@ -12,7 +12,7 @@ from archsearch.errors import InvalidShapeError
 
 MOST_LAYERS: Final = 1024
 MOST: Final = 100_000_000  # of any other size: beyond every vocabulary and width
-_FROM_ONE: Final = (
+SIZES: Final = (
     "hidden_size",
     "intermediate_size",
     "num_hidden_layers",
@@ -20,6 +20,10 @@ _FROM_ONE: Final = (
     "num_key_value_heads",
     "head_dim",
     "vocab_size",
+)
+"""What every model has."""
+_FROM_ONE: Final = (
+    *SIZES,
     "draft_vocab_size",
     "target_hidden_size",
     "max_position_embeddings",

@@ -299,23 +299,17 @@ def layer_ops(
     norms = [Elementwise("norm", m * hidden)] * (
         2 if arch.sandwich_norms else 1
     )  # before attention or FFN, and behind it
-    ops: list[Op] = [*norms]
-    ops += attention_ops(arch, Attention(batch, tokens, context, 1, 1, 1, window), ranks, fused)
-    if ranks > 1:
-        ops.append(AllReduce(m * hidden, ranks))
+    ends: list[Op] = [AllReduce(m * hidden, ranks)] if ranks > 1 else []
     if not fused:
-        ops.append(Elementwise("add", m * hidden))
-    ops += norms
-    ops += (
+        ends.append(Elementwise("add", m * hidden))
+    asked = Attention(batch, tokens, context, 1, 1, 1, window)
+    attention = attention_ops(arch, asked, ranks, fused)
+    ffn = (
         _expert_ops(arch, m, ranks, fused)
         if arch.num_experts
         else _ffn_ops(arch, m, arch.intermediate_size, ranks, fused)
     )
-    if ranks > 1:
-        ops.append(AllReduce(m * hidden, ranks))
-    if not fused:
-        ops.append(Elementwise("add", m * hidden))
-    return ops
+    return [*norms, *attention, *ends, *norms, *ffn, *ends]
 
 
 def attention_ops(arch: Architecture, asked: Attention, ranks: int, fused: bool) -> list[Op]:

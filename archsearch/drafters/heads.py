@@ -100,17 +100,9 @@ class FeatureDrafter(Drafter):
 
     def plan(self, rows: RoundRows) -> RoundPlan:
         """One pass over the gamma + 1 rows that the target verified, then gamma - 1 steps."""
-        head, own = self.head, {"batch": rows.batch, "context": rows.context, "ranks": rows.ranks}
-        first = first_pass_ops(
-            head, tokens=rows.gamma + 1, fused=rows.fused, scattered=rows.scattered, **own
-        )
-        step = (
-            later_step_ops(head, fused=rows.fused, scattered=rows.scattered, **own)
-            if rows.gamma > 1
-            else None
-        )
-        layers = self.architecture.num_hidden_layers
-        return RoundPlan(first, step, rows.gamma - 1, rows.batch * rows.gamma, layers, rows.gamma)
+        first = _one_pass(self.head, rows)
+        step = later_step_ops(self.head, **_how(rows)) if rows.gamma > 1 else None
+        return replace(first, step=step, steps=rows.gamma - 1, launched=rows.gamma)
 
     def idle(self, rows: RoundRows) -> PassOps | None:
         """The catch-up pass over the one row that the target has written, without the head (vLLM,
@@ -302,11 +294,15 @@ class DFlash(FeatureDrafter):
         return f"{super().label()} block {self.block}"
 
 
+def _how(rows: RoundRows) -> dict[str, Any]:
+    """How the passes of a round are run."""
+    sizes = {"batch": rows.batch, "context": rows.context, "ranks": rows.ranks}
+    return {**sizes, "fused": rows.fused, "scattered": rows.scattered}
+
+
 def _one_pass(head: FeatureHead, rows: RoundRows) -> RoundPlan:
-    own = {"batch": rows.batch, "context": rows.context, "ranks": rows.ranks}
-    whole = first_pass_ops(
-        head, tokens=rows.gamma + 1, fused=rows.fused, scattered=rows.scattered, **own
-    )
+    """A round of the first pass alone."""
+    whole = first_pass_ops(head, tokens=rows.gamma + 1, **_how(rows))
     return RoundPlan(whole, None, 0, rows.batch * rows.gamma, head.decoder.num_hidden_layers, 1)
 
 

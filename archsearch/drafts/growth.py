@@ -81,7 +81,6 @@ class Growth:
         self.texts = texts
 
     # -- what there is
-    # ----------------------------------------------------------------------------------------------
 
     def folders(self) -> list[str]:
         """Names of the folders of further text that hold some."""
@@ -149,7 +148,6 @@ class Growth:
         return meta is not None and meta.complete
 
     # -- writing
-    # ----------------------------------------------------------------------------------------------
 
     def grow(self, budget_s: float) -> dict[str, int]:
         """Write further text for about `budget_s`, the best source that has some left first.
@@ -274,7 +272,6 @@ class Growth:
             save(self.texts.folder / SPEED_FILE, speed)
 
     # -- which prompts
-    # ----------------------------------------------------------------------------------------------
 
     def _prompts(self, kept_out: bool = False) -> list[tuple[Prompt, EncodedPrompt]]:
         """The training prompts that leave room for an answer, with their tokens: those that drafts

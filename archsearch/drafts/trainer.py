@@ -109,7 +109,6 @@ class DraftTrainer:
         return [*kept_out, *self.texts.choosing().sequences]
 
     # -- the text
-    # ----------------------------------------------------------------------------------------------
 
     def text_tokens(self) -> int:
         """Tokens of one pass over all that drafts are trained on, prompts included."""
@@ -131,7 +130,6 @@ class DraftTrainer:
         return self.texts.growth.grow(budget_s)
 
     # -- one draft
-    # ----------------------------------------------------------------------------------------------
 
     def draft_folder(self, arch: Architecture) -> Path:
         """finalists/<shape>, with a short hash so that shapes that print alike stay apart."""

@@ -190,8 +190,7 @@ class Table:
         return replace(self, times_s=times, ignored={**self.ignored, why: len(keys)})
 
 
-# --- finding the files
-# -----------------------------------------------------------------------------------------------
+# -- finding the files
 
 
 def find_tables(data: Path | None = None) -> tuple[Path, str]:
@@ -257,8 +256,7 @@ def _version_key(text: str) -> tuple[tuple[int, ...], bool, tuple[int, ...]]:
     )
 
 
-# --- reading one file
-# ------------------------------------------------------------------------------------------------
+# -- reading one file
 
 
 def _read(
@@ -517,8 +515,7 @@ READERS: Final[Mapping[str, tuple[str, str, Callable[[Path, Device, str, bool], 
 ALWAYS: Final = ("gemm", "decode", "context", "all_reduce")
 
 
-# --- from tables to a profile
-# ----------------------------------------------------------------------------------------
+# -- from tables to a profile
 
 
 def cache_state(op: Op, device: Device, dtype: str) -> str:
@@ -774,8 +771,7 @@ def _rows(times: Mapping[Key, float], device: Device, dtype: str) -> list[Measur
     ]
 
 
-# --- writing
-# --------------------------------------------------------------------------------------------------
+# -- writing
 
 
 def stack_folder(profile: Profile) -> str:

@@ -296,8 +296,7 @@ def _permuted(name: str, tensor: Tensor, arch: Architecture) -> Tensor:
     return tensor.reshape(heads, 2, arch.head_dim // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
 
 
-# --------------------------------------------------------------------------------------------------
-# tokenizers
+# -- tokenizers
 
 
 def _copy_tokenizer(writer: gguf.GGUFWriter, source: Path, vocab_size: int) -> None:

@@ -132,7 +132,6 @@ def elementwise(op: Elementwise, pool: WeightPool, working_set_bytes: int = 1) -
 
 
 # -- as serving engines run them
-# ---------------------------------------------------------------------------
 
 
 def graph_calls(op: Op, pool: WeightPool, working_set_bytes: int, fused: Fused) -> list[Run]:

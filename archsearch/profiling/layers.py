@@ -129,7 +129,6 @@ def cache_flusher(size_bytes: int, device: torch.device | str = "cpu") -> Run:
 
 
 # -- as serving engines run them
-# ---------------------------------------------------------------------------
 
 
 def lean_supported(arch: Architecture) -> bool:

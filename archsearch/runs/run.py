@@ -108,7 +108,6 @@ class Run:
         )
 
     # -- writing
-    # ----------------------------------------------------------------------------------------------
 
     def write_trials(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """trials.csv; the columns are those of all rows, in the order in which they first
@@ -166,7 +165,6 @@ class Run:
         save(self.best_dir(rank) / CONFIRMED_FILE, confirmed)
 
     # -- reading
-    # ----------------------------------------------------------------------------------------------
 
     def score(self, rank: int) -> Score:
         """The score at `rank`; ArchsearchError names the ranks that exist."""

@@ -179,7 +179,6 @@ class _Batch:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     # -- rows in and out
-    # ----------------------------------------------------------------------------------------------
 
     @property
     def live(self) -> int:
@@ -295,7 +294,6 @@ class _Batch:
                 place += 1
 
     # -- passes of the target
-    # ----------------------------------------------------------------------------------------------
 
     def _read_shared(self) -> None:
         """Run the beginning that all prompts share, once."""

@@ -205,8 +205,7 @@ class Passes:
             self.target.set_attn_implementation(before)
 
 
-# --------------------------------------------------------------------------------------------------
-# where a pass's keys and values go
+# -- where a pass's keys and values go
 
 
 class _Plan(Protocol):
@@ -312,8 +311,7 @@ def _added(seen: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# attention
+# -- attention
 
 
 def _attend_one(
@@ -449,8 +447,7 @@ def _layer_class() -> type[Any]:
     return PlannedLayer
 
 
-# --------------------------------------------------------------------------------------------------
-# which targets
+# -- which targets
 
 
 _takes_blocks: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()

@@ -40,8 +40,7 @@ class Invented:
     dropped: dict[str, int]
 
 
-# --------------------------------------------------------------------------------------------------
-# what is asked
+# -- what is asked
 
 
 def opening(
@@ -98,8 +97,7 @@ def askings(
     return made
 
 
-# --------------------------------------------------------------------------------------------------
-# what is good enough
+# -- what is good enough
 
 
 def words(text: str) -> list[str]:

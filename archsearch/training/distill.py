@@ -57,8 +57,7 @@ BEST: Final = "best.pt"  # the whole state at the best look
 _AVERAGE_EVERY: Final = 4  # steps between updates of the running mean
 
 
-# --------------------------------------------------------------------------------------------------
-# loss
+# -- loss
 
 
 def distill_loss(
@@ -91,8 +90,7 @@ def learning_rate(config: DistillConfig, progress: float, tokens: int) -> float:
     return config.lr * min(warm, left / config.anneal if left < config.anneal else 1.0)
 
 
-# --------------------------------------------------------------------------------------------------
-# runs
+# -- runs
 
 
 def distill(

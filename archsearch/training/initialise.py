@@ -145,8 +145,7 @@ def _inherited_config(target_model: PreTrainedModel) -> dict[str, Any]:
     return {name: getattr(config, name) for name in found}
 
 
-# --------------------------------------------------------------------------------------------------
-# the residual stream
+# -- the residual stream
 
 
 @dataclass(frozen=True)
@@ -256,8 +255,7 @@ def _fill_ends(
     draft.lm_head.weight.copy_(width.consume(rows, norm))
 
 
-# --------------------------------------------------------------------------------------------------
-# one layer
+# -- one layer
 
 
 def _fill_layer(

@@ -60,7 +60,6 @@ class ChildEngine:
         self._version: str | None = None
 
     # -- hooks
-    # ----------------------------------------------------------------------------------------------
 
     def check(
         self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges
@@ -82,7 +81,6 @@ class ChildEngine:
         """Keep what else the worker answered to `generate`."""
 
     # -- the protocol
-    # ----------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> str:
@@ -193,7 +191,6 @@ class ChildEngine:
         self._child, self._steps, self.gamma = None, (), 0
 
     # -- inside
-    # ----------------------------------------------------------------------------------------------
 
     def child_environment(self, sources: Sequence[str]) -> dict[str, str]:
         """Variables that must be there before the worker's interpreter starts.

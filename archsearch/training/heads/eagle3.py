@@ -253,8 +253,7 @@ def _turned(angles: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor
     return cos[0][rows], sin[0][rows]
 
 
-# --------------------------------------------------------------------------------------------------
-# made from the target
+# -- made from the target
 
 
 def initialise_eagle3(

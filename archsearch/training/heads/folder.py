@@ -20,6 +20,7 @@ from transformers import LlamaConfig
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import to_hf_config
+from archsearch.architecture.hf_fields import SIZES
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json, write_json
 from archsearch.models.drafts import padded_head
@@ -54,15 +55,6 @@ _FROM_TARGET: Final = (
     "max_position_embeddings",
     "bos_token_id",
     "eos_token_id",
-)
-_SHAPE: Final = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
 )
 
 
@@ -109,7 +101,7 @@ def save_eagle3(head: Eagle3Head, folder: Path, target: TargetFacts) -> None:
 
 
 def _llama_fields(config: LlamaConfig) -> dict[str, Any]:
-    fields = {name: getattr(config, name) for name in (*_SHAPE, *_FROM_TARGET)}
+    fields = {name: getattr(config, name) for name in (*SIZES, *_FROM_TARGET)}
     rope: dict[str, Any] = dict(config.rope_parameters or {})
     # Both places: transformers 5 reads rope_parameters, older readers the top level.
     places = {"rope_theta": rope["rope_theta"], "rope_parameters": rope}
@@ -160,8 +152,7 @@ def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> 
     write_bytes(folder / WEIGHTS_FILE, save(whole, metadata={"format": "pt"}))
 
 
-# --------------------------------------------------------------------------------------------------
-# reading
+# -- reading
 
 
 def read_head_config(folder: Path) -> tuple[HeadFamily, dict[str, Any]]:

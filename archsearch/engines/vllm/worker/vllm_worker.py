@@ -62,8 +62,7 @@ class Worker:
         self.planned: list[Any] = []
         self.calls = 0
 
-    # ----------------------------------------------------------------------------------------------
-    # start
+    # -- start
 
     def start(self, ask: Mapping[str, Any]) -> dict[str, Any]:
         if self.llm is not None:
@@ -168,8 +167,7 @@ class Worker:
             if metric.name == "vllm:num_preemptions"
         )
 
-    # ----------------------------------------------------------------------------------------------
-    # generate
+    # -- generate
 
     def generate(self, ask: Mapping[str, Any]) -> dict[str, Any]:
         temperature, limit = float(ask["temperature"]), int(ask["max_new_tokens"])
@@ -291,8 +289,7 @@ class Worker:
             )
         return steps
 
-    # ----------------------------------------------------------------------------------------------
-    # logits
+    # -- logits
 
     def logits(self, ask: Mapping[str, Any]) -> dict[str, Any]:
         """The target's raw logits of `candidates` after `token_ids`: those of the step that
