@@ -23,6 +23,35 @@ BEYOND: Final = "an integer of more than 64 bits"
 _LONG_INTEGER: Final = re.compile(r"\d{19}")
 
 
+OTHER_FOLDER: Final = "free space or choose another folder"
+OLD: Final = "old"
+
+
+@contextmanager
+def writing(what: object, advice: str = OTHER_FOLDER) -> Iterator[None]:
+    """An OSError of the block as an ArchsearchError: `what` cannot be written, and `advice`."""
+    try:
+        yield
+    except OSError as error:
+        raise ArchsearchError(
+            f"cannot write {what}: {error.strerror or error}; {advice}"
+        ) from error
+
+
+def take_place(new: Path, place: Path, scratch: Path) -> None:
+    """Put the folder `new` where `place` is; what was there goes, with `scratch`, only once the
+    new one is in its place."""
+    old = scratch / OLD
+    if place.exists():
+        os.replace(place, old)
+    try:
+        os.replace(new, place)
+    except OSError:
+        if old.exists():
+            os.replace(old, place)
+        raise
+
+
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, renamed over it when the block ends well and removed when it
@@ -30,26 +59,19 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
     Raises ArchsearchError where the path cannot be written.
     """
-    try:
+    with writing(path, "choose a folder you can write to"):
         path.parent.mkdir(parents=True, exist_ok=True)
         _drop_left(path)
         handle, name = tempfile.mkstemp(
             dir=path.parent, prefix=f"{_prefix(path)}{os.getpid()}-", suffix=path.suffix
         )
         os.close(handle)
-    except OSError as error:
-        raise ArchsearchError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder you can write to"
-        ) from error
     temporary = Path(name)
     try:
-        yield temporary
-        os.chmod(temporary, 0o666 & ~umask())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ArchsearchError(
-            f"cannot write {path}: {error.strerror or error}; free space or choose another folder"
-        ) from error
+        with writing(path):
+            yield temporary
+            os.chmod(temporary, 0o666 & ~umask())
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 

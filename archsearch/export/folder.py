@@ -26,7 +26,16 @@ from archsearch.export.engines import (
     check_engines,
     serving,
 )
-from archsearch.files import left_behind, read_json, scratch_dir, write_json, write_text
+from archsearch.files import (
+    OLD,
+    left_behind,
+    read_json,
+    scratch_dir,
+    take_place,
+    write_json,
+    write_text,
+    writing,
+)
 from archsearch.models.files import (
     DRAFT_FILES,
     TOKENIZER_FILES,
@@ -41,7 +50,6 @@ from archsearch.workload import DTYPE_BYTES
 MARKER: Final = "export.json"
 """Written into every export, with the names of its files; the next export may replace those and
 nothing else."""
-OLD: Final = "old"
 SPECULATORS_FILE: Final = "speculators_config.json"
 UNLISTED: Final = (
     *DRAFT_FILES,
@@ -154,7 +162,7 @@ def building(output: Path) -> Iterator[Path]:
 
     Raises ArchsearchError for a folder that cannot be written.
     """
-    try:
+    with writing(output):
         _restore(output)
         with scratch_dir(output) as scratch:
             folder = scratch / "new"
@@ -163,11 +171,7 @@ def building(output: Path) -> Iterator[Path]:
             marker = read_json(folder / MARKER, "the export's marker")
             files = sorted({path.name for path in folder.iterdir()} | {MARKER})
             write_json(folder / MARKER, {**marker, "files": files})
-            _swap(folder, output, scratch)
-    except OSError as error:
-        raise ArchsearchError(
-            f"cannot write {output}: {error.strerror or error}; free space or choose another folder"
-        ) from error
+            take_place(folder, output, scratch)
 
 
 def check_output(draft_folder: Path, output: Path) -> None:
@@ -223,20 +227,6 @@ def _build(made: ExportPlan, folder: Path) -> None:
         write_json(folder / "score.json", dict(source.record.score))
     write_text(folder / "README.md", model_card(made))
     write_json(folder / MARKER, _marker(made))
-
-
-def _swap(folder: Path, output: Path, scratch: Path) -> None:
-    """Put `folder` where `output` is; the old export goes, with `scratch`, only once the new one is
-    in its place."""
-    old = scratch / OLD
-    if output.exists():
-        os.replace(output, old)
-    try:
-        folder.rename(output)
-    except OSError:
-        if old.exists():
-            os.replace(old, output)
-        raise
 
 
 def _restore(output: Path) -> None:

@@ -18,8 +18,6 @@ import importlib.metadata
 import importlib.util
 import json
 import math
-import os
-import re
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
@@ -27,10 +25,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from packaging.version import Version
+
 from archsearch.architecture.op_kinds import row_sizes
 from archsearch.architecture.ops import AllReduce, Attention, Experts, Gemm, LatentAttention
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import read_json, scratch_dir, write_json
+from archsearch.files import read_json, scratch_dir, take_place, write_json, writing
 from archsearch.hardware.device import Device, load_device
 from archsearch.importers import experts
 from archsearch.importers.compact import COMPACT_ROWS, Errors, compress
@@ -241,19 +241,6 @@ def _package_version(root: Path) -> str:
         if (found.metadata["Name"] or "").replace("_", "-").lower() == PACKAGE:
             return found.version
     return "unknown"
-
-
-def _version_key(text: str) -> tuple[tuple[int, ...], bool, tuple[int, ...]]:
-    """Sorts 0.9 < 0.24.0 and 1.3.0rc20 < 1.3.0rc23 < 1.3.0."""
-    release = re.match(r"[\d.]*", text)
-    head = release.group(0) if release else ""
-    tail = text[len(head) :]
-    early = re.match(r"[-.]?(a|b|rc|dev)", tail) is not None
-    return (
-        tuple(map(int, re.findall(r"\d+", head))),
-        not early,
-        tuple(map(int, re.findall(r"\d+", tail))),
-    )
 
 
 # -- reading one file
@@ -588,7 +575,7 @@ class Source:
 
     def __post_init__(self) -> None:
         both = [set(self._there("gemm")), set(self._there("decode"))]
-        shared = sorted(both[0] & both[1], key=_version_key)
+        shared = sorted(both[0] & both[1], key=Version)
         if not shared:
             folders = sorted(path.name for path in (self.system / "gemm").glob("*"))
             have = ", ".join(name for name in folders if name in FRAMEWORKS)
@@ -607,7 +594,7 @@ class Source:
         """Versions of a framework that hold the file of a kind, oldest first."""
         family, file, _ = READERS[kind]
         folder = self.system / family / (framework or self.framework)
-        return sorted((path.parent.name for path in folder.glob(f"*/{file}")), key=_version_key)
+        return sorted((path.parent.name for path in folder.glob(f"*/{file}")), key=Version)
 
     def _table(self, kind: str, framework: str, version: str, *how: Any) -> Table:
         family, file, reader = READERS[kind]
@@ -821,26 +808,10 @@ def write_profile(profile: Profile, folder: Path) -> None:
 
     Raises ArchsearchError where it cannot be written.
     """
-    try:
-        with scratch_dir(folder) as scratch:
-            new, old = scratch / "new", scratch / "old"
-            write_json(new / "profile.json", profile.header())
-            lines = (
-                json.dumps(row.to_dict(), separators=(",", ":")) for row in profile.rows.values()
-            )
-            (new / "rows.jsonl").write_text(
-                "".join(f"{line}\n" for line in lines), encoding="utf-8"
-            )
-            if folder.exists():
-                os.replace(folder, old)
-            try:
-                os.replace(new, folder)
-            except OSError:
-                if old.exists():
-                    os.replace(old, folder)
-                raise
-    except OSError as error:
-        raise ArchsearchError(
-            f"cannot write {folder}: {error.strerror or error}; free space or choose another folder"
-        ) from error
+    with writing(folder), scratch_dir(folder) as scratch:
+        new = scratch / "new"
+        write_json(new / "profile.json", profile.header())
+        lines = (json.dumps(row.to_dict(), separators=(",", ":")) for row in profile.rows.values())
+        (new / "rows.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        take_place(new, folder, scratch)
     profile.folder = folder

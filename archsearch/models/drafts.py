@@ -14,7 +14,14 @@ from torch.nn import functional
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import from_hf_config, read_architecture, to_hf_config
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import atomic_path, plain_os_errors, read_json, scratch_dir, write_json
+from archsearch.files import (
+    atomic_path,
+    plain_os_errors,
+    read_json,
+    scratch_dir,
+    write_json,
+    writing,
+)
 from archsearch.models.files import DRAFT_VOCAB_FILE, WEIGHTS_FILE, gamma_settings, has_weights
 from archsearch.models.runtime import load_checked, quiet_transformers, torch_dtype
 
@@ -219,16 +226,14 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
     Raises ArchsearchError where the folder cannot be written.
     """
-    try:
-        with scratch_dir(folder / "tokenizer") as temporary, plain_os_errors():
-            tokenizer.save_pretrained(temporary)
-            for file in temporary.iterdir():
-                os.replace(file, folder / file.name)
-    except OSError as error:
-        raise ArchsearchError(
-            f"cannot write the tokenizer to {folder}: {error.strerror or error}; choose another"
-            " folder"
-        ) from error
+    with (
+        writing(f"the tokenizer to {folder}", "choose another folder"),
+        scratch_dir(folder / "tokenizer") as temporary,
+        plain_os_errors(),
+    ):
+        tokenizer.save_pretrained(temporary)
+        for file in temporary.iterdir():
+            os.replace(file, folder / file.name)
 
 
 def load_draft(folder: Path, dtype: torch.dtype | str = torch.float32) -> PreTrainedModel:

@@ -14,7 +14,7 @@ import torch
 
 from archsearch.architecture.counts import parameters, weight_bytes
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import scratch_dir, write_json
+from archsearch.files import scratch_dir, write_json, writing
 from archsearch.models.files import has_tokenizer, has_weights
 from archsearch.models.runtime import (
     cheap_initialisation,
@@ -214,25 +214,20 @@ def converted_gguf(name: str, weights: Mapping[str, str]) -> Path:
         return folder
     gguf = packaged_gguf(name, weights)
     log.info("converting %s to safetensors, once (about 20 s)", gguf.name)
-    try:
-        with scratch_dir(folder) as scratch:
-            building = scratch / name
-            building.mkdir()
-            _convert_gguf(gguf, building)
-            package = weights.get("package")
-            version = package and installed(package)
-            source = {"package": package, "version": version, "gguf": gguf.name}
-            write_json(building / "source.json", source)
-            try:
-                building.rename(folder)
-            except OSError:  # another process was first: its copy is as good
-                if not (folder / "config.json").is_file():
-                    raise
-    except OSError as error:
-        raise ArchsearchError(
-            f"cannot write {folder}: {error.strerror or error}; free space or set ARCHSEARCH_CACHE"
-            " to another folder"
-        ) from error
+    advice = "free space or set ARCHSEARCH_CACHE to another folder"
+    with writing(folder, advice), scratch_dir(folder) as scratch:
+        building = scratch / name
+        building.mkdir()
+        _convert_gguf(gguf, building)
+        package = weights.get("package")
+        version = package and installed(package)
+        source = {"package": package, "version": version, "gguf": gguf.name}
+        write_json(building / "source.json", source)
+        try:
+            building.rename(folder)
+        except OSError:  # another process was first: its copy is as good
+            if not (folder / "config.json").is_file():
+                raise
     return folder
 
 

@@ -54,7 +54,7 @@ def test_exports_of_earlier_versions_are_known_by_their_files() -> None:
 
 
 def _killed_between_the_two_renames(output: Path) -> None:
-    """As `_swap` does, up to where the old export is away and the new one not in its place."""
+    """As `take_place` does, up to where the old export is away and the new one not in its place."""
     scratch = files.scratch_dir(output)
     folder = scratch.__enter__()
     (folder / "new").mkdir()

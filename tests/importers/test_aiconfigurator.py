@@ -457,7 +457,7 @@ def test_a_failed_write_leaves_the_old_profile(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(aiconfigurator.os, "replace", full)
+    monkeypatch.setattr("os.replace", full)
     with pytest.raises(ArchsearchError, match="No space left on device"):
         aiconfigurator.write_profile(profile, tmp_path / "p")
     assert (tmp_path / "p/rows.jsonl").read_bytes() == before

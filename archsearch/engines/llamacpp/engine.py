@@ -14,7 +14,7 @@ from archsearch.acceptance.lookup import NewestNgram
 from archsearch.engines.child.child_engine import ChildEngine
 from archsearch.engines.engine import Chained, ModelSource
 from archsearch.errors import ArchsearchError
-from archsearch.files import scratch_dir
+from archsearch.files import scratch_dir, writing
 from archsearch.models.files import is_gguf
 from archsearch.models.gguf_file import GGUF_KINDS, write_gguf
 from archsearch.paths import cache_dir
@@ -152,16 +152,10 @@ def gguf_of(
     )
     if path.is_file():
         return path
-    try:
-        with scratch_dir(path) as scratch:
-            write_gguf(
-                folder, scratch / path.name, dtype=dtype, tokenizer_gguf=like, tokens_needed=False
-            )
-            os.replace(scratch / path.name, path)  # whole or not there
-    except OSError as error:
-        raise ArchsearchError(
-            f"cannot write {path}: {error.strerror or error}; free space or set ARCHSEARCH_CACHE"
-        ) from error
+    with writing(path, "free space or set ARCHSEARCH_CACHE"), scratch_dir(path) as scratch:
+        file = scratch / path.name
+        write_gguf(folder, file, dtype=dtype, tokenizer_gguf=like, tokens_needed=False)
+        os.replace(file, path)  # whole or not there
     return path
 
 
