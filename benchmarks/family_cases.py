@@ -148,7 +148,7 @@ class Judged:
 
 def make_head(case: Case, ref: TargetRef, folder: Path) -> None:
     """An untrained head that begins as the target's own layers."""
-    from archsearch.text.auxiliary import usual_layers
+    from archsearch.drafters.forms import auxiliary_layers
     from archsearch.text.cache import target_fingerprint
     from archsearch.training.heads.eagle3 import initialise_eagle3
     from archsearch.training.heads.folder import (
@@ -171,7 +171,7 @@ def make_head(case: Case, ref: TargetRef, folder: Path) -> None:
     decoder = usual_head(ref.architecture, "eagle3").decoder
     decoder = decoder.replace(num_hidden_layers=case.layers, draft_vocab_size=case.rows)
     layers, mask = (
-        usual_layers(ref.architecture.num_hidden_layers),
+        auxiliary_layers(ref.architecture.num_hidden_layers),
         MASK_TOKEN if case.family == "peagle" else None,
     )
     head = initialise_eagle3(

@@ -84,7 +84,7 @@ def drafter_of_config(
     except (TypeError, ValueError, KeyError) as error:  # a field of another kind than expected
         raise ArchsearchError(f"its config.json cannot be read ({error})") from error
     drafter.check(target)
-    ids = _layer_ids(config)
+    ids = layer_ids(config)
     if len(set(ids)) < len(ids):
         raise InvalidShapeError(
             f"this {drafter.title} reads layers {', '.join(map(str, ids))}: name each layer once"
@@ -118,8 +118,8 @@ def _decoder(config: Mapping[str, Any]) -> Architecture:
     return decoder.replace(draft_vocab_size=rows if trimmed else None)
 
 
-def _layer_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The target's layers that it reads, where the config says so."""
+def layer_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The target's layers that it reads, where the config says so; InvalidShapeError for others."""
     places = (config, config.get("eagle_config") or {}, config.get("dflash_config") or {})
     names = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
     for place in places:
@@ -144,7 +144,7 @@ def _feature(
         # Before the head is put together: a narrow one without `target_hidden_size` is another
         # target's.
         made(decoder, width, 1, decoder.hidden_size != width).check(target)
-        read_states = len(_layer_ids(config)) or states
+        read_states = len(layer_ids(config)) or states
         return made.from_head(
             FeatureHead(kind, decoder, width, read_states, decoder.hidden_size != width)
         )

@@ -246,9 +246,12 @@ class HeadTrainer:
         return TrainedHead(folder, record, replays)
 
     def _auxiliary(self, plan: HeadPlan, caches: Sequence[TextCache]) -> AuxiliaryStates:
-        from archsearch.text.auxiliary import auxiliary_states, usual_layers
+        from archsearch.drafters.forms import auxiliary_layers
+        from archsearch.text.auxiliary import auxiliary_states
 
-        layers = plan.aux_layers or usual_layers(self.trainer.target.architecture.num_hidden_layers)
+        layers = plan.aux_layers or auxiliary_layers(
+            self.trainer.target.architecture.num_hidden_layers
+        )
         loaded = self.trainer.loaded
         with ProgressLine("auxiliary states of the texts") as line:
             # Held-out text may have been written in another dtype than the training text.

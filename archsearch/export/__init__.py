@@ -3,6 +3,7 @@ archsearch itself."""
 
 from __future__ import annotations
 
+from archsearch.drafters.forms import vllm_config
 from archsearch.export.card import (
     DraftRecord,
     ExportSource,
@@ -10,7 +11,6 @@ from archsearch.export.card import (
     FullHead,
     padded_head_cost,
 )
-from archsearch.export.drafters import vllm_config
 from archsearch.export.engines import DEFAULT_ENGINES, check_engines
 from archsearch.export.folder import MARKER, export
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from archsearch.drafters.forms import vllm_config
 from archsearch.drafters.models import Independent
 from archsearch.engine_facts import ENGINES, engine_title, load
 from archsearch.engine_rounds import engine_rounds
 from archsearch.errors import ArchsearchError
-from archsearch.export.drafters import vllm_config
 from archsearch.schedule import Ranges, largest_gamma
 
 ADAPTIVE: Final = frozenset({"eagle", "eagle3", "mtp"})

@@ -12,10 +12,11 @@ from typing import Any, Final
 
 import archsearch
 from archsearch.architecture.hf_config import read_architecture
+from archsearch.drafters.forms import speculators_config
+from archsearch.drafters.read import layer_ids
 from archsearch.engine_facts import ENGINES
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.export.card import ExportPlan, ExportSource, model_card, padded_head_cost
-from archsearch.export.drafters import speculators_config
 from archsearch.export.engines import (
     ADAPTIVE_FILE,
     DEFAULT_ENGINES,
@@ -123,7 +124,7 @@ def plan(
         tensor_parallel=source.tensor_parallel,
         target_gguf=str(source.target.gguf) if source.target.gguf else "TARGET.gguf",
         family=source.family,
-        layers=() if whole else _layers(source.draft),
+        layers=() if whole else layer_ids(read_json(source.draft / "config.json", "head's config")),
         stops=source.stops,
         gguf_dtype=source.gguf_dtype,
     )
@@ -235,12 +236,6 @@ def _restore(output: Path) -> None:
         if (left / OLD).is_dir():
             os.replace(left / OLD, output)
             return
-
-
-def _layers(head_folder: Path) -> tuple[int, ...]:
-    """The target's layers whose inputs a head reads; () of one that reads its last state."""
-    config = read_json(head_folder / "config.json", "the head's config")
-    return tuple((config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or ())
 
 
 def _dtype(draft_folder: Path) -> str:

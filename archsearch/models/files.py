@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from archsearch.drafters.read import family_of_config
+from archsearch.drafters.read import family_of_config, layer_ids
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
 
@@ -106,13 +106,10 @@ def head_family_of(name: str) -> HeadFamily:
 def aux_layers(config: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
     """The layers whose inputs an EAGLE-3 or P-EAGLE head reads. Raises ArchsearchError where its
     config does not say."""
-    nested = config.get("eagle_config") or {}
-    ids = nested.get("eagle_aux_hidden_state_layer_ids") or config.get(
-        "eagle_aux_hidden_state_layer_ids"
-    )
+    ids = layer_ids(config)
     if not ids:
         raise ArchsearchError(
             f"{folder / 'config.json'} does not name eagle_aux_hidden_state_layer_ids; engines"
             " would guess, and a wrong guess accepts next to nothing: write them"
         )
-    return tuple(int(layer) for layer in ids)
+    return ids

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.drafters.forms import drafter_config, vllm_drafter_config
 from archsearch.drafts.records import TrainedDraft
 from archsearch.export import vllm_config
-from archsearch.export.drafters import drafter_config, vllm_drafter_config
 from archsearch.files import atomic_path, read_json, write_json
 from archsearch.models.files import DRAFT_FILES, TOKENIZER_FILES, WEIGHTS_FILE, gamma_settings
 from archsearch.pipeline.families import INDEPENDENT

@@ -13,13 +13,13 @@ from packaging.version import Version
 
 from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.drafters.drafter import Draft, Drafter
+from archsearch.drafters.forms import vllm_drafter_config
 from archsearch.drafters.registry import as_drafter
 from archsearch.engine_facts import engine_facts, engine_title, shared_by
 from archsearch.engine_rounds import engine_rounds
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.export import vllm_config
-from archsearch.export.drafters import vllm_drafter_config
 from archsearch.export.engines import schedule_words
 from archsearch.files import write_json
 from archsearch.hardware.device import Device

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import archsearch
+from archsearch.drafters.forms import mask_token
 from archsearch.drafters.heads import PEagle
-from archsearch.export.drafters import mask_token
 from archsearch.export.engines import Setup, serving
 from archsearch.export.folder import MARKER, building, check_output
 from archsearch.files import write_json, write_text

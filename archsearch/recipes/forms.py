@@ -6,15 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from archsearch.drafters.heads import DFlash, FeatureDrafter, PEagle
-from archsearch.errors import ArchsearchError
-from archsearch.export.drafters import (
+from archsearch.drafters.forms import (
     auxiliary_layers,
     drafter_config,
     proposals,
     speculators_config,
     transformer_layers,
 )
+from archsearch.drafters.heads import DFlash, FeatureDrafter, PEagle
+from archsearch.errors import ArchsearchError
 from archsearch.recipes.plan import CHECKPOINTS, LONGEST, Recipe
 
 DATA: Final = "data/train.jsonl"

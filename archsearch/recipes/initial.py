@@ -107,8 +107,10 @@ def _head(
 ) -> dict[str, torch.Tensor]:
     """Tensors of an EAGLE-3 or P-EAGLE head, with the names that speculators, SpecForge and vLLM
     read."""
+    import torch
+
     from archsearch.training.heads.eagle3 import initialise_eagle3
-    from archsearch.training.heads.folder import eagle3_config
+    from archsearch.training.heads.folder import eagle3_config, head_maps
 
     mask = recipe.get("mask_token_id")
     head = initialise_eagle3(
@@ -118,10 +120,7 @@ def _head(
     tensors = {name: value.detach().float() for name, value in head.saved().items()}
     if recipe["library"] == "specforge":  # its one layer is called midlayer
         tensors = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items()}
-    if len(kept) < shape.vocab_size:
-        d2t, t2d = _maps(kept, shape.vocab_size)
-        tensors |= {"d2t": d2t, "t2d": t2d}
-    return tensors
+    return tensors | head_maps(torch.tensor(kept), shape.vocab_size)
 
 
 def _turn_as(model: Any, config_file: Path) -> None:
@@ -133,28 +132,19 @@ def _turn_as(model: Any, config_file: Path) -> None:
     write_json(config_file, config)
 
 
-def _maps(kept: Sequence[int], vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row of the head -> token id less the row; token id -> whether the head has it."""
-    import torch
-
-    ids = torch.tensor(kept, dtype=torch.long)
-    present = torch.zeros(vocab_size, dtype=torch.bool)
-    present[ids] = True
-    return ids - torch.arange(len(kept)), present
-
-
 def _write_maps(out: Path, kept: Sequence[int], vocab_size: int) -> None:
     """The rows of the head as each library reads them: speculators two arrays, SpecForge one file
     of torch."""
     import numpy as np
     import torch
 
-    if len(kept) == vocab_size:
-        return
-    d2t, t2d = _maps(kept, vocab_size)
-    for name, values in (("d2t", d2t), ("t2d", t2d)):
+    from archsearch.training.heads.folder import head_maps
+
+    maps = head_maps(torch.tensor(kept), vocab_size)
+    for name, values in maps.items():
         with atomic_path(out / f"{name}.npy") as temporary, open(temporary, "wb") as file:
             np.save(file, values.numpy())
-    with atomic_path(out / "vocab_mapping.pt") as temporary:
-        torch.save({"d2t": d2t, "t2d": t2d}, temporary)
-    write_json(out / "kept.json", {"draft_token_ids": list(kept)})
+    if maps:
+        with atomic_path(out / "vocab_mapping.pt") as temporary:
+            torch.save(maps, temporary)
+        write_json(out / "kept.json", {"draft_token_ids": list(kept)})

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.drafters.drafter import Drafter
+from archsearch.drafters.forms import vllm_drafter_config
 from archsearch.estimate import Estimate
-from archsearch.export.drafters import vllm_drafter_config
 from archsearch.needs import Needs
 from archsearch.report.phrases import interval, verdict
 from archsearch.report.reading import Shown

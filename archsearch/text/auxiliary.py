@@ -82,12 +82,6 @@ class AuxiliaryStates:
         return AuxiliaryStates(self.layers, self.width, self._places | other._places)
 
 
-def usual_layers(target_layers: int) -> tuple[int, ...]:
-    """(2, n / 2, n - 3): what EAGLE-3 heads read where nothing else is said (SafeAILab/EAGLE,
-    vLLM's default); fewer for targets of less than 6 layers."""
-    return tuple(sorted({min(2, target_layers - 1), target_layers // 2, max(0, target_layers - 3)}))
-
-
 def check_layers(layers: Sequence[int], target_layers: int) -> tuple[int, ...]:
     """`layers` in order. Raises ArchsearchError for layers that the target has not, or one named
     twice."""

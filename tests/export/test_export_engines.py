@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from archsearch.drafters.forms import vllm_config
 from archsearch.errors import ArchsearchError
-from archsearch.export.drafters import vllm_config
 from archsearch.export.engines import Serving, Setup, check_engines, export_names, serving
 
 OPTIONS: dict[str, Any] = yaml.safe_load(

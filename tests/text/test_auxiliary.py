@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from archsearch.drafters.forms import auxiliary_layers
 from archsearch.errors import ArchsearchError
 from archsearch.text import auxiliary
-from archsearch.text.auxiliary import auxiliary_states, check_layers, usual_layers
+from archsearch.text.auxiliary import auxiliary_states, check_layers
 from archsearch.text.cache import TextCache
 from tests.doubles.tiny_heads import AUX, HIDDEN, make_deep_target, write_texts
 
@@ -81,7 +82,7 @@ def test_another_target_a_full_disk_and_unknown_texts_are_refused(
 
 
 def test_layers_must_be_the_targets() -> None:
-    assert usual_layers(30) == (2, 15, 27) and usual_layers(2) == (0, 1)
+    assert auxiliary_layers(30) == (2, 15, 27) and auxiliary_layers(2) == (0, 1)
     assert check_layers([4, 1], 6) == (1, 4)
     for wrong in ([], [1, 1], [-1, 2], [6]):
         with pytest.raises(ArchsearchError, match="between 0 and 5"):

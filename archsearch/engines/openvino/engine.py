@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from archsearch.drafters.read import layer_ids
 from archsearch.engines.child.child_engine import ChildEngine
 from archsearch.engines.engine import (
     EnginePrompt,
@@ -89,9 +90,7 @@ class OpenVinoEngine(ChildEngine):
     def _check_head(self, folder: Path, most_layers: int, states: int | None) -> None:
         config = read_json(folder / "config.json", "the head's config")
         layers = int(config.get("num_hidden_layers") or 1)
-        read = len(
-            (config.get("eagle_config") or config).get("eagle_aux_hidden_state_layer_ids") or ()
-        )
+        read = len(layer_ids(config))
         if layers > most_layers:
             raise ArchsearchError(
                 f"{self.title} runs EAGLE-3 heads of {most_layers} layer, this one has {layers}:"

@@ -14,6 +14,7 @@ from archsearch.acceptance.lookup import Ngram
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import parameters, weight_bytes_per_pass
 from archsearch.drafters.drafter import Drafter
+from archsearch.drafters.forms import drafter_config
 from archsearch.drafters.heads import Medusa
 from archsearch.drafters.registry import family
 from archsearch.engine_facts import EngineFacts, engine_facts, engines_that
@@ -32,7 +33,6 @@ from archsearch.engines.measure.passes import (
 )
 from archsearch.engines.registry import check_interpreter_choice
 from archsearch.errors import ArchsearchError
-from archsearch.export.drafters import drafter_config
 from archsearch.files import write_json
 from archsearch.hardware.device import Device
 from archsearch.pipeline.in_engine import can_run, engine_target, random_draft, write_shape

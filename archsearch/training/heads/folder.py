@@ -21,6 +21,7 @@ from transformers import LlamaConfig
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import to_hf_config
 from archsearch.architecture.hf_fields import SIZES
+from archsearch.drafters.forms import feature_fields, medusa_fields
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json, write_json
 from archsearch.models.drafts import padded_head
@@ -29,8 +30,6 @@ from archsearch.records import as_data
 from archsearch.text.cache import write_bytes
 from archsearch.training.heads.eagle3 import Eagle3Head
 from archsearch.training.heads.medusa import MedusaHeads
-
-EAGLE3_ARCHITECTURE = "LlamaForCausalLMEagle3"
 
 
 @dataclass(frozen=True)
@@ -76,28 +75,20 @@ def save_eagle3(head: Eagle3Head, folder: Path, target: TargetFacts) -> None:
     """Write config.json and model.safetensors of an EAGLE-3 or P-EAGLE head; weights last."""
     kept = head.lm_head.draft_token_ids
     tensors = {name: tensor.detach().float() for name, tensor in head.saved().items()}
-    ids = torch.arange(len(kept))
-    present = torch.zeros(head.config.vocab_size, dtype=torch.bool)
+    sizes, mask = (len(kept), head.target_hidden_size), head.mask_token_id
+    config = _llama_fields(head.config) | feature_fields("eagle3", *sizes, head.aux_layers, mask)
+    config |= {"torch_dtype": "float32", "archsearch": {"target": as_data(target)}}
+    _write(folder, config, tensors | head_maps(kept, head.config.vocab_size))
+
+
+def head_maps(kept: Tensor, vocab_size: int) -> dict[str, Tensor]:
+    """Of a trimmed head: row -> token id less the row; token id -> whether the head has it. {} for
+    a whole one: vLLM has no place for its maps and refuses the file."""
+    if len(kept) == vocab_size:
+        return {}
+    present = torch.zeros(vocab_size, dtype=torch.bool)
     present[kept] = True
-    config = _llama_fields(head.config) | {
-        "architectures": [EAGLE3_ARCHITECTURE],
-        "target_hidden_size": head.target_hidden_size,
-        "draft_vocab_size": len(kept),
-        "torch_dtype": "float32",
-        "norm_before_residual": False,
-        "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": list(head.aux_layers),
-            "use_aux_hidden_state": True,
-        },
-        "archsearch": {"target": as_data(target)},
-    }
-    # Maps of a trimmed head only: vLLM has no place for those of a whole one and refuses the file.
-    maps = (
-        {} if len(kept) == head.config.vocab_size else {"d2t": (kept - ids).long(), "t2d": present}
-    )
-    if head.mask_token_id is not None:
-        config["ptd_token_id"] = head.mask_token_id
-    _write(folder, config, tensors | maps)
+    return {"d2t": (kept - torch.arange(len(kept))).long(), "t2d": present}
 
 
 def _llama_fields(config: LlamaConfig) -> dict[str, Any]:
@@ -107,12 +98,7 @@ def _llama_fields(config: LlamaConfig) -> dict[str, Any]:
     places = {"rope_theta": rope["rope_theta"], "rope_parameters": rope}
     if rope.get("rope_type", "default") != "default":
         places["rope_scaling"] = {k: value for k, value in rope.items() if k != "rope_theta"}
-    own = {
-        "model_type": "llama",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-    }
+    own = {"model_type": "llama", "attention_bias": False, "mlp_bias": False}
     return own | fields | places
 
 
@@ -128,15 +114,7 @@ def save_medusa(
         for j, block in enumerate(blocks)
     }
     tensors["lm_head.weight"] = padded_head(heads.lm_head, mean_state).float()
-    config = {
-        "architectures": ["MedusaModel"],
-        "model_type": "medusa",
-        "hidden_size": heads.hidden_size,
-        "vocab_size": heads.vocab_size,
-        "truncated_vocab_size": heads.vocab_size,
-        "num_heads": heads.gamma,
-        "num_hidden_layers": 1,
-        "original_lm_head": True,
+    config = medusa_fields(heads.hidden_size, heads.vocab_size, heads.gamma, 1, True) | {
         "medusa_fc_bias": False,
         "torch_dtype": "float32",
         "archsearch": {"target": as_data(target), "draft_token_ids": kept.tolist()},

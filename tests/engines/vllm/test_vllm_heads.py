@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from archsearch.acceptance.lookup import Ngram
 from archsearch.acceptance.replay import replay_chains
 from archsearch.architecture.hf_config import from_hf_config
+from archsearch.drafters.forms import drafter_config
 from archsearch.drafters.heads import DFlash, PEagle
 from archsearch.drafters.models import Pard
 from archsearch.engines.engine import EnginePrompt, EngineSettings, Sampling
@@ -20,7 +21,6 @@ from archsearch.engines.environments.environment import find_python
 from archsearch.engines.vllm.engine import VllmEngine
 from archsearch.errors import ArchsearchError
 from archsearch.export import DraftRecord, ExportSource, ExportTarget, export
-from archsearch.export.drafters import drafter_config
 from archsearch.export.folder import SPECULATORS_FILE
 from archsearch.files import write_json
 from archsearch.text.auxiliary import auxiliary_states

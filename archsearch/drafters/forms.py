@@ -3,7 +3,7 @@ vLLM's speculative config."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
@@ -47,40 +47,60 @@ def drafter_config(drafter: Drafter, target: Architecture) -> dict[str, Any] | N
     where they are not).
     """
     if isinstance(drafter, Medusa):
-        return {
-            "architectures": ["MedusaModel"],
-            "model_type": "medusa",
-            "hidden_size": target.hidden_size,
-            "vocab_size": target.vocab_size,
-            "truncated_vocab_size": target.vocab_size,
-            "num_heads": drafter.heads,
-            "num_hidden_layers": drafter.residual,
-            "original_lm_head": drafter.shared_head,
-        }
+        sizes = target.hidden_size, target.vocab_size
+        return medusa_fields(*sizes, drafter.heads, drafter.residual, drafter.shared_head)
     if drafter.is_model:
         config = to_hf_config(drafter.architecture)
         return config | {"pard_token": mask_token(target)} if drafter.family == "pard" else config
     if not isinstance(drafter, FeatureDrafter) or drafter.family not in ARCHITECTURES:
         return None
     config = to_hf_config(drafter.architecture.replace(draft_vocab_size=None))
-    config |= {
-        "architectures": [ARCHITECTURES[drafter.family]],
-        "draft_vocab_size": drafter.architecture.head_rows,
-        "target_hidden_size": drafter.target_hidden_size,
+    plain = drafter.states < 2 or isinstance(drafter, DFlash)
+    config |= feature_fields(
+        drafter.family,
+        drafter.architecture.head_rows,
+        drafter.target_hidden_size,
+        () if plain else auxiliary_layers(target.num_hidden_layers, drafter.states),
+        mask_token(target) if drafter.family == "peagle" else None,
+    )
+    return config | block_fields(drafter, target) if isinstance(drafter, DFlash) else config
+
+
+def medusa_fields(
+    hidden_size: int, vocab_size: int, heads: int, residual: int, shared_head: bool
+) -> dict[str, Any]:
+    """The config of Medusa heads."""
+    return {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": hidden_size,
+        "vocab_size": vocab_size,
+        "truncated_vocab_size": vocab_size,
+        "num_heads": heads,
+        "num_hidden_layers": residual,
+        "original_lm_head": shared_head,
+    }
+
+
+def feature_fields(
+    family: str, rows: int, width: int, layers: Sequence[int], mask: int | None
+) -> dict[str, Any]:
+    """What the config of a head on hidden states has besides its layers'. `rows`: of its head;
+    `width`: of a state; `layers`: of the target, whose inputs it reads (empty: its last state);
+    `mask`: the token that rows read which are still to be drafted."""
+    fields: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[family]],
+        "draft_vocab_size": rows,
+        "target_hidden_size": width,
         "norm_before_residual": False,
         "tie_word_embeddings": False,
     }
-    if isinstance(drafter, DFlash):
-        return config | block_fields(drafter, target)
-    if drafter.family == "peagle":
-        config["ptd_token_id"] = mask_token(target)
-    if drafter.states > 1:
-        ids = auxiliary_layers(target.num_hidden_layers, drafter.states)
-        config["eagle_config"] = {
-            "eagle_aux_hidden_state_layer_ids": list(ids),
-            "use_aux_hidden_state": True,
-        }
-    return config
+    if mask is not None:
+        fields["ptd_token_id"] = mask
+    if layers:
+        named = {"eagle_aux_hidden_state_layer_ids": list(layers), "use_aux_hidden_state": True}
+        fields["eagle_config"] = named
+    return fields
 
 
 def block_fields(drafter: DFlash, target: Architecture) -> dict[str, Any]:
@@ -102,9 +122,9 @@ def mask_token(target: Architecture) -> int:
     return target.vocab_size - 1
 
 
-def auxiliary_layers(layers: int, states: int) -> tuple[int, ...]:
+def auxiliary_layers(layers: int, states: int = 3) -> tuple[int, ...]:
     """Evenly from layer 2 to the third from the end: (2, N/2, N - 3) for three of them, the default
-    of every engine."""
+    of every engine; fewer for targets of less than 6 layers."""
     if states == 3:
         return tuple(sorted({min(2, layers - 1), layers // 2, max(0, layers - 3)}))
     first, last = min(2, layers - 1), max(0, layers - 3)
