@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from archsearch.errors import ArchsearchError
 
@@ -21,6 +21,20 @@ MOST_NODES: Final = 20_000  # of a YAML file once its aliases are written out
 MOST_BYTES: Final = 1_000_000
 BEYOND: Final = "an integer of more than 64 bits"
 _LONG_INTEGER: Final = re.compile(r"\d{19}")
+
+
+def locked(handle: IO[Any]) -> bool:
+    """Take the kernel's lock on an open file, which dies with the process; False where another one
+    has it. True where the system has no such locks (Windows)."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 OTHER_FOLDER: Final = "free space or choose another folder"

@@ -22,6 +22,12 @@ def package_dir() -> Path:
     return _PACKAGE
 
 
+def shown(path: Path) -> Path:
+    """Relative to the working directory where it lies in that."""
+    whole, here = path.resolve(), Path.cwd().resolve()
+    return whole.relative_to(here) if whole.is_relative_to(here) else path
+
+
 def cache_dir() -> Path:
     """Converted targets and other things that can be made again; $ARCHSEARCH_CACHE overrides
     ~/.cache/archsearch."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -12,6 +11,7 @@ from archsearch.cli import options as o
 from archsearch.cli.app import emit, main
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
+from archsearch.paths import shown
 
 Listing = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
 
@@ -78,7 +78,9 @@ def profiles() -> Listing:
                     f" {SCHEMA_VERSION}"
                 )
         except ArchsearchError as error:  # one damaged folder must not hide the others
-            rows.append((folder.parent.name, folder.name, "", f"broken: {error}", _short(folder)))
+            rows.append(
+                (folder.parent.name, folder.name, "", f"broken: {error}", str(shown(folder)))
+            )
             continue
         path = folder / "rows.jsonl"
         count = path.read_bytes().count(b"\n") if path.exists() else 0
@@ -87,7 +89,7 @@ def profiles() -> Listing:
             for dtype, part in header["known_error"].items()
             if "draft step" in part
         ) or ("imported tables" if "package" in (header.get("provenance") or {}) else "not checked")
-        rows.append((header["device"]["key"], folder.name, str(count), known, _short(folder)))
+        rows.append((header["device"]["key"], folder.name, str(count), known, str(shown(folder))))
     return ("device", "stack", "rows", "known error (draft step)", "folder"), rows
 
 
@@ -101,7 +103,7 @@ def spaces() -> Listing:
             description = load_space(path).description
         except ArchsearchError as error:
             description = f"broken: {error}"
-        rows.append((name, description, _short(path)))
+        rows.append((name, description, str(shown(path))))
     return ("name", "description", "file"), rows
 
 
@@ -112,14 +114,6 @@ def runs() -> Listing:
     return ("run", "target", "device", "trials", "best speed-up", "confirmed"), [
         run.summary_row() for run in list_runs()
     ]
-
-
-def _short(path: Path) -> str:
-    """Relative to the working directory where that is shorter."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
 
 
 LISTINGS: Final[dict[str, Callable[[], Listing]]] = {

@@ -303,9 +303,19 @@ def drafter_family(draft: ModelSource | None) -> str:
     )
 
 
-def check_family(facts: EngineFacts, draft: ModelSource | None) -> str:
+def check_family(
+    facts: EngineFacts, draft: ModelSource | None, synthetic: Sequence[float], schedule: Ranges
+) -> str:
     """The family of `draft`. Raises ArchsearchError where archsearch does not start the engine with
-    it."""
+    it, and for synthetic acceptance and schedules that the engine has not."""
+    if synthetic and not facts.synthesises:
+        raise ArchsearchError(
+            f"{facts.title} has no synthetic acceptance; use --engine vllm or transformers"
+        )
+    if schedule and not facts.schedules:
+        raise ArchsearchError(
+            f"{facts.title} takes one gamma for all batch sizes; use --engine vllm for a schedule"
+        )
     family = drafter_family(draft)
     if family not in facts.confirms:
         others = " or ".join(engines_that(lambda row: family in row.confirms)) or "another drafter"

@@ -17,7 +17,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -69,6 +69,7 @@ STACK: Final = (512 << 20, 3)
 ERROR_TARGET: Final = 0.05
 GPU_BUDGET_S: Final = 300.0
 BATCH: Final = 16
+"""Size of the first batch behind the spread points."""
 BATCH_GROWTH: Final = 0.25
 """A refit costs more the more rows there are, so batches grow with them."""
 REFIT_GROWTH: Final = 1.6
@@ -81,15 +82,6 @@ SEEDS: Final = {"gemm": 16, "attention": 8, "elementwise": 6}
 """Spread points before the first fit, per kind and cache state (and elementwise name; decode and
 verification apart)."""
 OTHER_SEEDS: Final = 8
-
-
-@dataclass(frozen=True)
-class FirstPoints:
-    """How an adaptive sweep begins: spread points by kind before the first fit, and the size of the
-    first batch after it."""
-
-    seeds: Mapping[str, int] = field(default_factory=lambda: SEEDS)
-    batch: int = BATCH
 
 
 @dataclass(frozen=True)
@@ -310,11 +302,9 @@ def point_of(need: Need) -> Point:
     return Point(op.kind, "cold" if cold else "warm", op)
 
 
-def pass_stds(
-    passes: Iterable[Mapping[Need, float]], model: Predictor, reach: float = REACH
-) -> Array:
+def pass_stds(passes: Iterable[Mapping[Need, float]], model: Predictor) -> Array:
     """Predicted relative std of each pass [passes]. Errors of ops of one kind and cache state are
-    correlated as exp(-(distance / reach)^2 / 2): near sizes err together, so their errors do not
+    correlated as exp(-(distance / REACH)^2 / 2): near sizes err together, so their errors do not
     cancel."""
     features: dict[Need, Array] = {}
     stds = []
@@ -329,7 +319,7 @@ def pass_stds(
         for members in groups.values():
             inputs = np.array([item[0] for item in members])
             errors = np.array([item[1] for item in members])
-            correlation = np.exp(-0.5 * ((inputs[:, None] - inputs[None]) ** 2).sum(-1) / reach**2)
+            correlation = np.exp(-0.5 * ((inputs[:, None] - inputs[None]) ** 2).sum(-1) / REACH**2)
             variance += float(errors @ correlation @ errors)
         stds.append(math.sqrt(variance) / total if total > 0 else 0.0)
     return np.array(stds)
@@ -356,13 +346,11 @@ def _priced(counts: Mapping[Need, float], model: Predictor) -> dict[Need, tuple[
     return found
 
 
-def choose(
-    candidates: Sequence[Need], weight: Mapping[Need, float], count: int, reach: float = REACH
-) -> list[Need]:
+def choose(candidates: Sequence[Need], weight: Mapping[Need, float], count: int) -> list[Need]:
     """`count` of `candidates` that together take most of `weight` (variance shares of ops) away.
 
     Greedy. A row at one op lowers the variance of an op at distance d (in `op_features`, same kind
-    and cache state) by the share exp(-(d / reach)^2), the square of a Gaussian correlation.
+    and cache state) by the share exp(-(d / REACH)^2), the square of a Gaussian correlation.
     """
     chosen: list[tuple[float, Need]] = []
     groups: dict[tuple[str, str, bool], list[Need]] = {}
@@ -372,7 +360,7 @@ def choose(
     for members in groups.values():
         inputs = np.array([op_features(op) for op, _ in members])
         squared = ((inputs[:, None] - inputs[None]) ** 2).sum(-1)
-        taken_away = np.exp(-squared / reach**2)
+        taken_away = np.exp(-squared / REACH**2)
         left = np.array([weight.get(need, 0.0) for need in members])
         free = np.array([need in wanted for need in members])
         for _ in range(min(count, int(free.sum()))):
@@ -409,7 +397,6 @@ def adaptive_sweep(
     dtype: str,
     stop: Stop = Stop(),
     *,
-    first: FirstPoints = FirstPoints(),
     progress: Progress | None = None,
     fit: Callable[[Profile, str, str], Predictor] | None = None,
     clock: Callable[[], float] = time.perf_counter,
@@ -455,14 +442,14 @@ def adaptive_sweep(
     std: float | None = None
     with torch.inference_mode():
         third = len(wholes) // 3
-        measure(_mixed(open_points(seed_points(ops, first.seeds)), wholes[:third]), "first points")
+        measure(_mixed(open_points(seed_points(ops, SEEDS)), wholes[:third]), "first points")
         wholes = wholes[third:]
         while not spent():
             left = open_points(
                 point_of(need) for need in ops if not isinstance(need[0], Elementwise)
             )
             open_ops = [(point.op, point.cache == "cold") for point in left if point.op]
-            size = max(first.batch, int(BATCH_GROWTH * len(bench.profile.rows)))
+            size = max(BATCH, int(BATCH_GROWTH * len(bench.profile.rows)))
             try:
                 model = fit(bench.profile, dtype, bench.mode)
             except MissingDataError:

@@ -10,6 +10,7 @@ from typing import Final
 
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
+from archsearch.paths import shown
 from archsearch.records import Maybe
 from archsearch.report.section import columns
 from archsearch.runs.confirmed import Confirmed
@@ -157,12 +158,8 @@ def identity_words(confirmed: Confirmed) -> str:
 
 
 def shell_path(path: Path) -> str:
-    """Relative to the working directory where that is shorter, quoted for a shell."""
-    try:
-        path = path.resolve().relative_to(Path.cwd().resolve())
-    except ValueError:
-        pass
-    return shlex.quote(str(path))
+    """As it is shown, quoted for a shell."""
+    return shlex.quote(str(shown(path)))
 
 
 def millions(count: int) -> str:

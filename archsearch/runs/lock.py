@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from archsearch.errors import ArchsearchError
+from archsearch.files import locked
 
 LOCK_FILE: Final = ".lock"
 TOUCH_S: Final = 15.0
@@ -35,7 +36,7 @@ def run_lock(folder: Path, what: str = "archsearch") -> Iterator[None]:
         yield
         return
     with handle:
-        if not _locked(handle) or _elsewhere(folder):
+        if not locked(handle) or _elsewhere(folder):
             raise ArchsearchError(
                 f"run {folder} is in use by {_holder(folder)}; wait for it, stop it, or choose"
                 " another --run"
@@ -59,18 +60,6 @@ def run_lock(folder: Path, what: str = "archsearch") -> Iterator[None]:
             if thread.ident is not None:
                 thread.join()
             _write(handle, None)
-
-
-def _locked(handle: IO[str]) -> bool:
-    try:
-        import fcntl
-    except ImportError:  # Windows: the file's words are all there is
-        return True
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def _elsewhere(folder: Path) -> bool:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from archsearch import __version__, files
 from archsearch.errors import ArchsearchError
-from archsearch.paths import package_dir
+from archsearch.paths import package_dir, shown
 from archsearch.records import WRONG_SHAPE, load, save
 from archsearch.runs.candidate import SCORE_FILE, Candidate
 from archsearch.runs.confirmed import CONFIRMED_FILE, Confirmed
@@ -210,11 +210,9 @@ class Run:
     def summary_row(self) -> tuple[str, ...]:
         """A line of `archsearch list runs`: path, target, device, complete trials, best predicted
         and confirmed speed-up."""
-        shown, here = self.path.resolve(), Path.cwd().resolve()
-        path = shown.relative_to(here) if shown.is_relative_to(here) else shown
         complete = int((self.trials()["state"] == "COMPLETE").sum())
         asked = (
-            str(path),
+            str(shown(self.path)),
             str(self.arguments.get("target", "")),
             str(self.info["device"].get("key", "")),
             str(complete),

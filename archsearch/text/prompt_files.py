@@ -102,17 +102,21 @@ def _array(text: str) -> list[Any] | None:
 
 
 def _lines(text: str) -> Iterator[tuple[str, int, Any]]:
+    for number, row in _json_lines(text):
+        if isinstance(row, Faulty):
+            row = Faulty(f'{row}; each line must be one object such as {{"prompt": "..."}}')
+        yield "line", number, row if isinstance(row, Faulty) else _object(row)
+
+
+def _json_lines(text: str) -> Iterator[tuple[int, Any]]:
+    """Number and content of every line but blank ones; Faulty for one that is not JSON."""
     # Of lines only "\n" is one: U+2028 and its like are text inside a JSON string.
     for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = _object(parse_json(line))
-        except ValueError as error:
-            row = Faulty(
-                f'not JSON ({error}); each line must be one object such as {{"prompt": "..."}}'
-            )
-        yield "line", number, row
+        if line.strip():
+            try:
+                yield number, parse_json(line)
+            except ValueError as error:
+                yield number, Faulty(f"not JSON ({error})")
 
 
 def _csv(path: Path, text: str) -> Iterator[tuple[str, int, Any]]:
@@ -201,13 +205,9 @@ def read_texts(path: Path) -> list[str]:
 
 def _json_texts(path: Path, content: str) -> list[str]:
     texts = []
-    for number, line in enumerate(content.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = parse_json(line)
-        except ValueError as error:
-            raise ArchsearchError(f"text file {path}, line {number}: not JSON ({error})") from None
+    for number, row in _json_lines(content):
+        if isinstance(row, Faulty):
+            raise ArchsearchError(f"text file {path}, line {number}: {row}")
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
             raise ArchsearchError(
                 f'text file {path}, line {number}: no text field; write {{"text": "..."}}'

@@ -105,9 +105,9 @@ def words(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 
 
-def repeats(text: str, size: int = SHINGLE) -> bool:
-    """Whether more than a third of a text's runs of `size` words occurred in it before."""
-    found = shingles(words(text), size)
+def repeats(text: str) -> bool:
+    """Whether more than a third of a text's runs of SHINGLE words occurred in it before."""
+    found = shingles(words(text), SHINGLE)
     return len(found) >= 6 and len(set(found)) < 2 / 3 * len(found)
 
 

@@ -4,7 +4,8 @@ vocabulary that one step is taken on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -21,6 +22,9 @@ from archsearch.text.encode import by_length, side_by_side
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+JUDGED_TOKENS: Final = 4096  # side by side, where drafts are judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +106,18 @@ def draft_states(draft: PreTrainedModel, batch: Batch) -> torch.Tensor:
     return states.reshape(-1, states.shape[-1])[batch.positions]
 
 
-def greedy_matches(
-    draft: PreTrainedModel, sequences: Sequence[CachedSequence], *, batch_tokens: int = 4096
-) -> list[np.ndarray]:
+@contextmanager
+def judging(model: Any) -> Iterator[Tensor]:
+    """A draft or head in eval mode, in the arithmetic in which it is judged; yields the rows of its
+    head."""
+    weight, training = model.lm_head.weight, model.training
+    model.eval()
+    with torch.inference_mode(), autocast(weight, None if weight.dtype == torch.float32 else False):
+        yield weight
+    model.train(training)
+
+
+def greedy_matches(draft: PreTrainedModel, sequences: Sequence[CachedSequence]) -> list[np.ndarray]:
     """Per sequence [n] bool: whether the draft's argmax is the target's greedy token, given the
     true text before it.
 
@@ -113,12 +126,9 @@ def greedy_matches(
     if not sequences:
         return []
     kept = kept_token_ids(draft)
-    weight = draft.lm_head.weight
     results: list[np.ndarray | None] = [None] * len(sequences)
-    training = draft.training
-    draft.eval()
-    with torch.inference_mode(), autocast(weight, None if weight.dtype == torch.float32 else False):
-        for chosen in by_length([len(s) for s in sequences], batch_tokens):
+    with judging(draft) as weight:
+        for chosen in by_length([len(s) for s in sequences], JUDGED_TOKENS):
             batch = make_batch([sequences[i] for i in chosen]).to(weight.device)
             best = functional.linear(draft_states(draft, batch).to(weight.dtype), weight).argmax(-1)
             matches = ((best if kept is None else kept[best]) == batch.greedy_ids).cpu().numpy()
@@ -127,16 +137,11 @@ def greedy_matches(
                 count = int(sequences[i].greedy_ids.shape[0])
                 results[i] = matches[offset : offset + count]
                 offset += count
-    draft.train(training)
     return [r for r in results if r is not None]
 
 
 def heldout_divergence(
-    draft: PreTrainedModel,
-    head: torch.Tensor,
-    sequences: Sequence[CachedSequence],
-    *,
-    batch_tokens: int = 4096,
+    draft: PreTrainedModel, head: torch.Tensor, sequences: Sequence[CachedSequence]
 ) -> tuple[float, float]:
     """(Kullback-Leibler divergence of the draft from the target in nats a token, share of the
     target's greedy tokens that the draft has) on texts of the target.
@@ -149,7 +154,7 @@ def heldout_divergence(
     rows = rows if kept is None else rows[kept]
     nats, known, count = 0.0, 0, 0
     with torch.inference_mode():
-        for chosen in by_length([len(s) for s in sequences], batch_tokens):
+        for chosen in by_length([len(s) for s in sequences], JUDGED_TOKENS):
             batch = make_batch([sequences[i] for i in chosen]).to(weight.device)
             states = draft_states(draft, batch)
             for part in torch.arange(len(batch.greedy_ids), device=weight.device).split(512):

@@ -56,6 +56,7 @@ LEARNT_EPOCHS: Final = 3.0 * REPEATS  # where all but a twentieth of what repeat
 LEAST_SLOPE: Final = 0.12
 # Of the slope far out, per e-fold: that of the four kinds of text in MEASURED.
 SLOPE_STD: Final = 0.1
+EM_ROUNDS: Final = 40
 _PSEUDO_CURVES: Final = 2.0  # how many curves the start's widths weigh against those observed
 
 
@@ -129,17 +130,6 @@ def alpha_points(curve: Sequence[CurvePoint]) -> list[AlphaPoint]:
     return points
 
 
-def marks(tokens: int, *, first: float = 1 / 16, ratio: float = 1.6) -> tuple[int, ...]:
-    """Where to look at alpha on the way to `tokens`: a geometric series from `first` of them, the
-    end left out (DistillConfig.evaluate_at): a curve over the logarithm of tokens needs its points
-    there, and each look costs a pass over the held-out texts."""
-    points, share = [], first
-    while share < 1 / math.sqrt(ratio):
-        points.append(max(1, round(share * tokens)))
-        share *= ratio
-    return tuple(points)
-
-
 def extrapolate(
     points: Sequence[AlphaPoint],
     tokens: int,
@@ -197,7 +187,7 @@ def growth(prior: CurvePrior, start: float, end: float) -> Estimate:
 
 
 def fit_prior(
-    curves: Sequence[Sequence[AlphaPoint]], start: CurvePrior | None = None, *, rounds: int = 40
+    curves: Sequence[Sequence[AlphaPoint]], start: CurvePrior | None = None
 ) -> CurvePrior:
     """The prior that the given curves (of other shapes than the one to be predicted) speak for,
     beginning at `start` (MEASURED).
@@ -211,7 +201,7 @@ def fit_prior(
         return start
     prior, weight = start, _PSEUDO_CURVES
     start_mean, start_covariance = np.array(start.mean), np.array(start.covariance)
-    for _ in range(rounds):
+    for _ in range(EM_ROUNDS):
         means, spreads, residuals, count = [], [], 0.0, 0
         for curve in usable:
             mean, covariance = _posterior(curve, prior)
@@ -258,7 +248,6 @@ def promise(
     prompts: int,
     distinct_tokens: int,
     more_prompts: int,
-    prior: CurvePrior | None = None,
 ) -> TextPromise:
     """What `more_prompts` would bring where `prompts` brought text of `distinct_tokens` written
     tokens, `epoch_tokens` with its prompts, and a training on that text has the curve `points`.
@@ -273,9 +262,8 @@ def promise(
         )
     share = more_prompts / prompts
     epoch = max(1, round(epoch_tokens * share))
-    alpha = extrapolate(
-        points, round(LEARNT_EPOCHS * epoch), prior, annealed=False, epoch_tokens=epoch
-    )
+    tokens = round(LEARNT_EPOCHS * epoch)
+    alpha = extrapolate(points, tokens, annealed=False, epoch_tokens=epoch)
     return TextPromise(more_prompts, round(distinct_tokens * share), alpha)
 
 

@@ -21,7 +21,6 @@ from archsearch.profiling import gpu_sweep as selection
 from archsearch.profiling.cpu_sweep import CpuBench
 from archsearch.profiling.gpu_sweep import (
     Asked,
-    FirstPoints,
     Needs,
     Room,
     Stop,
@@ -363,7 +362,9 @@ class NearestModel:
         return rate * self.work(op), min(0.01 + 0.3 * distance, 0.6)
 
 
-def test_fewer_chosen_points_reach_the_error_of_more_spread_ones() -> None:
+def test_fewer_chosen_points_reach_the_error_of_more_spread_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Passes whose time lies in a few large GEMMs, beside many small ops. Held out: passes of sizes
     that were not measured.
 
@@ -401,14 +402,9 @@ def test_fewer_chosen_points_reach_the_error_of_more_spread_ones() -> None:
     wanted, few, more = Needs(passes(1, 60)), 30, 45
     chosen, even = FakeBench(), FakeBench()
     seeds = {"gemm": 8, "attention": 4}
-    adaptive_sweep(
-        chosen,
-        wanted,
-        "bfloat16",
-        Stop(0.0, max_rows=few),
-        first=FirstPoints(seeds, 4),
-        fit=NearestModel,
-    )
+    monkeypatch.setattr(selection, "SEEDS", seeds)
+    monkeypatch.setattr(selection, "BATCH", 4)
+    adaptive_sweep(chosen, wanted, "bfloat16", Stop(0.0, max_rows=few), fit=NearestModel)
     for point in seed_points(wanted.ops(), {"gemm": more - 10, "attention": 10}):
         even.profile.record(even.measure_again_if_noisy(point, "bfloat16"))
     assert len(chosen.profile.rows) == few and len(even.profile.rows) == more

@@ -20,7 +20,6 @@ from archsearch.training.curves import (
     effective_tokens,
     extrapolate,
     fit_prior,
-    marks,
     promise,
     split_at,
     text_after,
@@ -155,12 +154,6 @@ def test_points_of_a_training_and_where_to_look():
     assert (
         alpha_points(curve[:3]) == [AlphaPoint(100, 0.2), AlphaPoint(200, 0.3)]
         and alpha_points([]) == []
-    )
-    looks = marks(256_000)
-    assert looks[0] == 16_000 and looks[-1] < 256_000 * 0.8 and len(looks) == 6
-    assert all(
-        later == pytest.approx(1.6 * earlier, rel=1e-4)
-        for earlier, later in zip(looks, looks[1:], strict=False)
     )
 
 

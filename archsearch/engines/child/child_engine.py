@@ -61,9 +61,7 @@ class ChildEngine:
 
     # -- hooks
 
-    def check(
-        self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges
-    ) -> None:
+    def check(self, draft: ModelSource | None, gamma: int, schedule: Ranges) -> None:
         """Raise ArchsearchError for what this engine cannot be started with."""
 
     def check_prompts(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> None:
@@ -107,8 +105,8 @@ class ChildEngine:
         what the engine has not; RunFailed when it does not come up.
         """
         check_start(gamma, draft, synthetic, schedule)
-        family = check_family(self.facts, draft)
-        self.check(draft, gamma, synthetic, schedule)
+        family = check_family(self.facts, draft, synthetic, schedule)
+        self.check(draft, gamma, schedule)
         chain = draft if isinstance(draft, Chained) else None
         lookup = draft if chain is None else chain.lookup
         model = draft if chain is None else chain.draft

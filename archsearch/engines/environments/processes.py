@@ -20,6 +20,7 @@ from typing import IO, Any, Final
 
 from archsearch.engines.environments.recipes import DeviceKind, Recipe, environment_dir, recipe
 from archsearch.errors import ArchsearchError, RunFailed
+from archsearch.files import locked
 from archsearch.progress import Progress
 
 
@@ -81,7 +82,7 @@ class Log:
 
     file: IO[str]
     path: Path
-    lock: int | None
+    lock: int
 
 
 def run_logged(
@@ -118,24 +119,17 @@ def _useful(lines: deque[str]) -> str:
 
 
 @contextmanager
-def lock_of(engine: str) -> Iterator[int | None]:
+def lock_of(engine: str) -> Iterator[int]:
     """One install or removal of an engine at a time, over processes; a killed one leaves nothing
     locked.
 
     Raises ArchsearchError where another install is running.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield None
-        return
     with open(environment_dir(engine).parent / f".{engine}.lock", "w", encoding="utf-8") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not locked(handle):
             raise ArchsearchError(
                 f"another install of {recipe(engine).title} is running; wait for it, then try again"
-            ) from None
+            )
         yield handle.fileno()
 
 

@@ -42,13 +42,7 @@ class LlamaCppEngine(ChildEngine):
     name = "llama.cpp"
     worker = WORKER
 
-    def check(
-        self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges
-    ) -> None:
-        if schedule:
-            raise ArchsearchError(
-                "llama.cpp takes one gamma for all batch sizes; use --engine vllm for a schedule"
-            )
+    def check(self, draft: ModelSource | None, gamma: int, schedule: Ranges) -> None:
         if isinstance(draft, Chained):
             if draft.rule.least and draft.rule.with_last:
                 raise ArchsearchError(

@@ -38,18 +38,7 @@ class OpenVinoEngine(ChildEngine):
     worker = WORKER
     environment = {"OPENVINO_TELEMETRY_OPT_OUT": "1"}
 
-    def check(
-        self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges
-    ) -> None:
-        if synthetic:
-            raise ArchsearchError(
-                "OpenVINO GenAI has no synthetic acceptance; use --engine vllm or transformers"
-            )
-        if schedule:
-            raise ArchsearchError(
-                "OpenVINO GenAI takes one gamma for all batch sizes; use --engine vllm for a"
-                " schedule"
-            )
+    def check(self, draft: ModelSource | None, gamma: int, schedule: Ranges) -> None:
         family = drafter_family(draft)
         if isinstance(draft, Path) and family in self.facts.head_limits:
             self._check_head(draft, *self.facts.head_limits[family])

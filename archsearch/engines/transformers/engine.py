@@ -190,12 +190,7 @@ class TransformersEngine:
         model is asked for.
         """
         check_start(gamma, draft, synthetic, schedule)
-        family = check_family(self.facts, draft)
-        if schedule:
-            raise ArchsearchError(
-                "transformers runs one request at a time and has no gamma schedule; use --engine"
-                " vllm"
-            )
+        family = check_family(self.facts, draft, synthetic, schedule)
         if synthetic and family != "independent":
             raise ArchsearchError(
                 f"transformers accepts by chance from draft models only, not from {family}; use"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,9 +46,7 @@ class VllmEngine(ChildEngine):
         super().__init__(settings, tokenizer)
         self.counters: dict[str, Any] = {}
 
-    def check(
-        self, draft: ModelSource | None, gamma: int, synthetic: Sequence[float], schedule: Ranges
-    ) -> None:
+    def check(self, draft: ModelSource | None, gamma: int, schedule: Ranges) -> None:
         if gamma > LONGEST_DRAFT and draft is not None:
             raise ArchsearchError(
                 f"vLLM drafts at most {LONGEST_DRAFT} tokens a round, got gamma {gamma}"

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from archsearch.text.auxiliary import AuxiliaryStates
 from archsearch.text.cache import CachedSequence
 from archsearch.text.encode import side_by_side
-from archsearch.training.batches import Batch, autocast, make_batch
+from archsearch.training.batches import JUDGED_TOKENS, Batch, judging, make_batch
 from archsearch.training.heads.eagle3 import Eagle3Head, Rows
 from archsearch.training.heads.medusa import MedusaHeads
 
@@ -105,19 +105,14 @@ def chain_matches(
     sequences: Sequence[CachedSequence],
     gamma: int,
     auxiliary: AuxiliaryStates | None,
-    *,
-    batch_tokens: int = 4096,
 ) -> list[np.ndarray]:
     """Per text [written - 1, gamma] bool: whether draft token k of the chain from each start is the
     target's greedy one, given that those before it are. False behind the end of the text."""
     found: list[np.ndarray] = []
-    training = head.training
-    head.eval()
-    weight = head.lm_head.weight
     kept = head.lm_head.draft_token_ids
-    with torch.inference_mode(), autocast(weight, None if weight.dtype == torch.float32 else False):
+    with judging(head) as weight:
         lengths = [len(sequence) for sequence in sequences]
-        for part in side_by_side(range(len(lengths)), lengths, batch_tokens):
+        for part in side_by_side(range(len(lengths)), lengths, JUDGED_TOKENS):
             batch = head_batch([sequences[i] for i in part], auxiliary).to(weight.device)
             matches = [np.zeros((max(0, count - 1), gamma), dtype=bool) for count in batch.written]
             for step, logits in enumerate(step_logits(head, batch, gamma)):
@@ -128,7 +123,6 @@ def chain_matches(
                 ):
                     matches[text][start, step] = hit
             found += matches
-    head.train(training)
     return found
 
 

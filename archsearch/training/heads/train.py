@@ -22,7 +22,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.progress import Progress, say, silent
 from archsearch.records import as_data, from_data
 from archsearch.text.auxiliary import AuxiliaryStates
-from archsearch.text.cache import CachedSequence, TextCache
+from archsearch.text.cache import TextCache
 from archsearch.training.batches import Batch, autocast
 from archsearch.training.distill import TrainingRun, distill_loss
 from archsearch.training.heads.chains import (
@@ -110,7 +110,6 @@ def train_head(
     config: DistillConfig,
     *,
     auxiliary: AuxiliaryStates | None = None,
-    heldout: Sequence[CachedSequence] | None = None,
     checkpoint_dir: Path | None = None,
     progress: Progress = silent,
 ) -> HeadResult:
@@ -134,7 +133,7 @@ def train_head(
             "every text has a single written token; a head needs longer answers to learn from"
         )
     task = HeadTask(gamma, auxiliary)
-    with HeadRun(head, usable, config, checkpoint_dir, progress, heldout, task=task) as run:
+    with HeadRun(head, usable, config, checkpoint_dir, progress, task=task) as run:
         done = run.train()
         place = done.alpha_curve.index(done.kept) if done.kept is not None else -1
         return HeadResult(done, tuple(run.curve), run.curve[place])
