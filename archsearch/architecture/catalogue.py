@@ -67,13 +67,9 @@ def entries() -> list[CatalogueEntry]:
 def alike(shape: Architecture) -> list[CatalogueEntry]:
     """The entries with the weights of `shape`: what a fine-tune does not change."""
     fields = (
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "vocab_size",
-    )
+        "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
+        " vocab_size"
+    ).split()
     return [
         entry
         for entry in entries()
@@ -112,15 +108,4 @@ def load(name: str) -> CatalogueEntry:
         hint = f"did you mean {', '.join(close)}?" if close else "see `archsearch list targets`"
         raise ArchsearchError(f"no model called {name!r} in the catalogue; {hint}")
     config = read_json(file, "catalogue entry")
-    facts = config["catalogue"]
-    return CatalogueEntry(
-        name=facts["name"],
-        hub_id=facts["hub_id"],
-        kind=facts["kind"],
-        family=facts["family"],
-        architecture=from_hf_config(config),
-        parameters=facts["parameters"],
-        published_parameters=facts["published_parameters"],
-        source=facts["source"],
-        weights=facts.get("weights"),
-    )
+    return CatalogueEntry(architecture=from_hf_config(config), **config["catalogue"])

@@ -25,12 +25,8 @@ from archsearch.architecture.ops import Op, Part
 Array = NDArray[np.float64]
 AXES: Final = ("bodies", "layers", "windows", "heads")
 BODY_FIELDS: Final = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-)
+    "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim"
+).split()
 
 
 class Sizes(np.ndarray):  # type: ignore[type-arg]

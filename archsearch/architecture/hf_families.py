@@ -188,12 +188,8 @@ NOT_MODELLED: Final = {
 }
 """The part of a type that no kernel here prices: such a target is refused by it."""
 SIZES: Final = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "vocab_size",
-)
+    "hidden_size intermediate_size num_hidden_layers num_attention_heads vocab_size"
+).split()
 TEXT_OF: Final = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 """Types whose config.json keeps the language model under `text_config`, and the type of that."""
 EXPERTS_ONLY: Final = ("mxfp4", "experts_int8")

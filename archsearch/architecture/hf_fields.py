@@ -13,61 +13,29 @@ from archsearch.errors import InvalidShapeError
 MOST_LAYERS: Final = 1024
 MOST: Final = 100_000_000  # of any other size: beyond every vocabulary and width
 SIZES: Final = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-)
+    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
+    " head_dim vocab_size"
+).split()
 """What every model has."""
-_FROM_ONE: Final = (
+_FROM_ONE: Final = [
     *SIZES,
-    "draft_vocab_size",
-    "target_hidden_size",
-    "max_position_embeddings",
-    "sliding_window",
-    "ffn_dim",
-    "word_embed_proj_dim",
-    "num_local_experts",
-    "num_experts",
-    "n_routed_experts",
-    "num_experts_per_tok",
-    "experts_per_token",
-    "moe_intermediate_size",
-    "intermediate_size_mlp",
-    "kv_lora_rank",
-    "interleave_moe_layer_step",
-    "attention_chunk_size",
-    "sliding_window_pattern",
-    "_sliding_window_pattern",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
-    "num_heads",
-    "medusa_num_heads",
-)
+    *(
+        "draft_vocab_size target_hidden_size max_position_embeddings sliding_window ffn_dim"
+        " word_embed_proj_dim num_local_experts num_experts n_routed_experts"
+        " num_experts_per_tok experts_per_token moe_intermediate_size intermediate_size_mlp"
+        " kv_lora_rank interleave_moe_layer_step attention_chunk_size sliding_window_pattern"
+        " _sliding_window_pattern qk_nope_head_dim qk_rope_head_dim v_head_dim num_heads"
+        " medusa_num_heads"
+    ).split(),
+]
 _FROM_ZERO: Final = (
-    "max_window_layers",
-    "n_shared_experts",
-    "first_k_dense_replace",
-    "q_lora_rank",
-    "medusa_num_layers",
-)
+    "max_window_layers n_shared_experts first_k_dense_replace q_lora_rank medusa_num_layers"
+).split()
 _FLAGS: Final = (
-    "tie_word_embeddings",
-    "attention_bias",
-    "mlp_bias",
-    "use_sliding_window",
-    "enable_bias",
-    "do_layer_norm_before",
-    "layer_norm_elementwise_affine",
-    "_remove_final_layer_norm",
-    "use_qk_norm",
-    "original_lm_head",
-    "norm_before_residual",
-)
+    "tie_word_embeddings attention_bias mlp_bias use_sliding_window enable_bias"
+    " do_layer_norm_before layer_norm_elementwise_affine _remove_final_layer_norm"
+    " use_qk_norm original_lm_head norm_before_residual"
+).split()
 _PLAIN: Final[Mapping[str, Any]] = {"int": int, "bool": bool, "str": str, "float": int | float}
 
 

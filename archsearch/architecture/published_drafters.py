@@ -7,7 +7,7 @@ import csv
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
@@ -43,19 +43,14 @@ def published_drafters(path: Path = TABLE) -> tuple[PublishedDrafter, ...]:
     for row in csv.DictReader(line for line in lines if not line.startswith("#")):
         try:
             parts = [part.partition("=") for part in row["changes"].split()]
-            pairs = tuple((name, int(value)) for name, _, value in parts)
-            item = PublishedDrafter(
-                row["family"],
-                row["hub_id"],
-                tuple(row["targets"].split()),
-                row["shape"],
-                pairs,
-                row["own_embedding"] == "yes",
-                row["dimensions"],
-                row["made"],
-                row["source"],
-            )
-        except (KeyError, ValueError, AttributeError) as error:
+            read: dict[str, Any] = {
+                **row,
+                "targets": tuple(row["targets"].split()),
+                "changes": tuple((name, int(value)) for name, _, value in parts),
+                "own_embedding": row["own_embedding"] == "yes",
+            }
+            item = PublishedDrafter(**read)
+        except (KeyError, ValueError, AttributeError, TypeError) as error:
             hub_id = row.get("hub_id")
             raise ArchsearchError(f"{path}: row {hub_id!r} is broken: {error}") from error
         unknown = [name for name in (*item.targets, item.shape) if name and name not in known]

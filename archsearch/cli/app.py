@@ -17,26 +17,9 @@ from archsearch.errors import ArchsearchError, missing_extra
 from archsearch.records import encoded
 
 ORDER = (
-    "doctor",
-    "profile",
-    "engine",
-    "search",
-    "estimate",
-    "traffic",
-    "bench-serve",
-    "acceptance",
-    "train",
-    "confirm",
-    "schedule",
-    "export",
-    "recipe",
-    "report",
-    "compare",
-    "dashboard",
-    "worker",
-    "list",
-    "demo",
-)
+    "doctor profile engine search estimate traffic bench-serve acceptance train confirm schedule"
+    " export recipe report compare dashboard worker list demo"
+).split()
 
 
 class Group(click.Group):

@@ -25,15 +25,7 @@ from archsearch.architecture.published_drafters import (
     head_of,
     usual_head,
 )
-from archsearch.drafters.drafter import (
-    Choice,
-    Drafter,
-    Family,
-    RoundKind,
-    RoundPlan,
-    RoundRows,
-    only,
-)
+from archsearch.drafters.drafter import Choice, Drafter, RoundKind, RoundPlan, RoundRows, only
 from archsearch.drafters.models import PARALLEL_ROWS
 from archsearch.errors import InvalidShapeError
 from archsearch.speedup import Tree
@@ -180,20 +172,20 @@ class ChainHead(FeatureDrafter):
 class Eagle(ChainHead):
     """EAGLE-1 and -2."""
 
-    family: ClassVar[Family] = "eagle"
-    title: ClassVar[str] = "EAGLE-1 head"
-    acceptance: ClassVar[str] = "eagle1"
+    family = "eagle"
+    title = "EAGLE-1 head"
+    acceptance = "eagle1"
 
 
 @dataclass(frozen=True)
 class Eagle3(ChainHead):
     """EAGLE-3."""
 
-    family: ClassVar[Family] = "eagle3"
-    title: ClassVar[str] = "EAGLE-3 head"
-    acceptance: ClassVar[str] = "eagle3"
-    training_rows: ClassVar[float] = 7.0  # steps that are unrolled (SpecForge, --ttt-length)
-    choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {"states": (AUXILIARY_STATES,)}
+    family = "eagle3"
+    title = "EAGLE-3 head"
+    acceptance = "eagle3"
+    training_rows = 7.0  # steps that are unrolled (SpecForge, --ttt-length)
+    choices = {"states": (AUXILIARY_STATES,)}
 
     @classmethod
     def _own_rows(cls) -> bool:
@@ -205,11 +197,11 @@ class Mtp(ChainHead):
     """The layer that a target was trained with to predict a token further, used again for each
     step."""
 
-    family: ClassVar[Family] = "mtp"
-    title: ClassVar[str] = "MTP layer"
-    acceptance: ClassVar[str] = "mtp"
-    has_layers: ClassVar[bool] = False
-    trains: ClassVar[bool] = False
+    family = "mtp"
+    title = "MTP layer"
+    acceptance = "mtp"
+    has_layers = False
+    trains = False
 
     @classmethod
     def lacking(cls, target: Architecture) -> str:
@@ -229,12 +221,12 @@ class PEagle(FeatureDrafter):
 
     most: int = 8
 
-    family: ClassVar[Family] = "peagle"
-    title: ClassVar[str] = "P-EAGLE head"
-    rounds: ClassVar[RoundKind] = "parallel_head"
-    acceptance: ClassVar[str] = "parallel_head"
-    training_rows: ClassVar[float] = PARALLEL_ROWS
-    choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {"states": (AUXILIARY_STATES,)}
+    family = "peagle"
+    title = "P-EAGLE head"
+    rounds = "parallel_head"
+    acceptance = "parallel_head"
+    training_rows = PARALLEL_ROWS
+    choices = {"states": (AUXILIARY_STATES,)}
 
     @classmethod
     def _own_rows(cls) -> bool:
@@ -255,13 +247,13 @@ class DFlash(FeatureDrafter):
 
     block: int = 16
 
-    family: ClassVar[Family] = "dflash"
-    title: ClassVar[str] = "DFlash head"
-    rounds: ClassVar[RoundKind] = "block"
-    acceptance: ClassVar[str] = "block"
+    family = "dflash"
+    title = "DFlash head"
+    rounds = "block"
+    acceptance = "block"
     # 512 blocks of 16 in 2,048 tokens (SpecForge, example of Qwen3.6-27B)
-    training_rows: ClassVar[float] = 4.0
-    choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {
+    training_rows = 4.0
+    choices = {
         "states": (BLOCK_LAYERS,),
         "block": (16,),
     }
@@ -322,12 +314,12 @@ class Medusa(Drafter):
     residual: int = 1
     shared_head: bool = False
 
-    family: ClassVar[Family] = "medusa"
-    title: ClassVar[str] = "Medusa heads"
-    rounds: ClassVar[RoundKind] = "medusa"
-    acceptance: ClassVar[str] = "medusa"
-    has_layers: ClassVar[bool] = False
-    choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {
+    family = "medusa"
+    title = "Medusa heads"
+    rounds = "medusa"
+    acceptance = "medusa"
+    has_layers = False
+    choices = {
         "heads": (1, 2, 3, 4, 5),
         "residual_layers": (1,),
         "shared_head": (False, True),

@@ -12,15 +12,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Self
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafters.drafter import (
-    Choice,
-    Drafter,
-    Family,
-    RoundKind,
-    RoundPlan,
-    RoundRows,
-    only,
-)
+from archsearch.drafters.drafter import Choice, Drafter, Family, RoundPlan, RoundRows, only
 from archsearch.errors import InvalidShapeError
 
 # What the host takes to look for a match: a call, and a linear pass over the tokens of each
@@ -42,12 +34,12 @@ class NGram(Drafter):
     share: float | None = None  # of rounds that draft at all; None: not known yet
 
     family: ClassVar[Family] = "ngram"
-    title: ClassVar[str] = "n-gram lookup"
-    rounds: ClassVar[RoundKind] = "lookup"
-    acceptance: ClassVar[str] = "ngram"
-    has_layers: ClassVar[bool] = False
-    trains: ClassVar[bool] = False
-    choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {"min_n": (2,), "max_n": (5,)}
+    title = "n-gram lookup"
+    rounds = "lookup"
+    acceptance = "ngram"
+    has_layers = False
+    trains = False
+    choices = {"min_n": (2,), "max_n": (5,)}
     factor: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
@@ -104,10 +96,10 @@ class Suffix(NGram):
 
     max_n: int = 24
 
-    family: ClassVar[Family] = "suffix"
-    title: ClassVar[str] = "suffix decoding"
-    acceptance: ClassVar[str] = "suffix"
-    choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {"max_n": (24,)}
+    family = "suffix"
+    title = "suffix decoding"
+    acceptance = "suffix"
+    choices = {"max_n": (24,)}
     factor: ClassVar[float] = TREE_FACTOR
 
     def label(self) -> str:

@@ -12,15 +12,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import kv_cache_bytes, parameters, weight_bytes
 from archsearch.architecture.ops import Part, PassOps, model_pass
 from archsearch.architecture.published_drafters import PublishedDrafter
-from archsearch.drafters.drafter import (
-    Choice,
-    Drafter,
-    Family,
-    RoundKind,
-    RoundPlan,
-    RoundRows,
-    only,
-)
+from archsearch.drafters.drafter import Choice, Drafter, Family, RoundPlan, RoundRows, only
 from archsearch.errors import InvalidShapeError
 from archsearch.workload import Workload
 
@@ -34,7 +26,7 @@ PARALLEL_ROWS = 8 / 3
 class OwnModel(Drafter):
     """A model of its own, with a tokenizer like the target's."""
 
-    is_model: ClassVar[bool] = True
+    is_model = True
 
     @classmethod
     def usual(cls, target: Architecture) -> Self:
@@ -67,9 +59,9 @@ class Independent(OwnModel):
     """A small language model of its own."""
 
     family: ClassVar[Family] = "independent"
-    title: ClassVar[str] = "independent draft"
-    rounds: ClassVar[RoundKind] = "draft_model"
-    acceptance: ClassVar[str] = "independent"
+    title = "independent draft"
+    rounds = "draft_model"
+    acceptance = "independent"
 
     @property
     def model(self) -> Architecture | None:
@@ -97,11 +89,11 @@ class Pard(OwnModel):
 
     most: int = 8
 
-    family: ClassVar[Family] = "pard"
-    title: ClassVar[str] = "parallel draft (PARD)"
-    rounds: ClassVar[RoundKind] = "parallel_draft"
-    acceptance: ClassVar[str] = "parallel_draft"
-    training_rows: ClassVar[float] = PARALLEL_ROWS
+    family = "pard"
+    title = "parallel draft (PARD)"
+    rounds = "parallel_draft"
+    acceptance = "parallel_draft"
+    training_rows = PARALLEL_ROWS
 
     def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
         return tuple(gamma for gamma in asked if gamma <= self.most)
@@ -125,13 +117,13 @@ class EarlyExit(Drafter):
 
     target_layers: int = 0
 
-    family: ClassVar[Family] = "early_exit"
-    title: ClassVar[str] = "early exit"
-    rounds: ClassVar[RoundKind] = "draft_model"
-    acceptance: ClassVar[str] = "early_exit"
-    has_layers: ClassVar[bool] = False
-    trains: ClassVar[bool] = False
-    choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {"exit_layer": ("0.25x", "0.5x", "0.75x")}
+    family = "early_exit"
+    title = "early exit"
+    rounds = "draft_model"
+    acceptance = "early_exit"
+    has_layers = False
+    trains = False
+    choices = {"exit_layer": ("0.25x", "0.5x", "0.75x")}
 
     @classmethod
     def usual(cls, target: Architecture) -> Self:
@@ -178,8 +170,8 @@ class Chain(Independent):
     gamma: int = 4
     least: float = 0.0
 
-    family: ClassVar[Family] = "chain"
-    title: ClassVar[str] = "chain"
+    family = "chain"
+    title = "chain"
 
     @classmethod
     def lacking(cls, target: Architecture) -> str:

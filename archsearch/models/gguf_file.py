@@ -247,20 +247,21 @@ def _family(arch: Architecture, config: Mapping[str, Any], folder: Path) -> str:
 
 
 def _add_shape(writer: gguf.GGUFWriter, arch: Architecture, config: Mapping[str, Any]) -> None:
-    writer.add_type("model")
-    writer.add_name(arch.label())
-    writer.add_vocab_size(arch.vocab_size)
-    writer.add_block_count(arch.num_hidden_layers)
-    writer.add_context_length(arch.max_position_embeddings)
-    writer.add_embedding_length(arch.hidden_size)
-    writer.add_feed_forward_length(arch.intermediate_size)
-    writer.add_head_count(arch.num_attention_heads)
-    writer.add_head_count_kv(arch.num_key_value_heads)
-    writer.add_key_length(arch.head_dim)
-    writer.add_value_length(arch.head_dim)
-    writer.add_rope_dimension_count(arch.head_dim)
-    writer.add_rope_freq_base(arch.rope_theta)
-    writer.add_layer_norm_rms_eps(float(config.get("rms_norm_eps", 1e-6)))
+    for name, value in {
+        "type": "model",
+        "name": arch.label(),
+        "vocab_size": arch.vocab_size,
+        "block_count": arch.num_hidden_layers,
+        "context_length": arch.max_position_embeddings,
+        "embedding_length": arch.hidden_size,
+        "feed_forward_length": arch.intermediate_size,
+        "head_count": arch.num_attention_heads,
+        "head_count_kv": arch.num_key_value_heads,
+        **dict.fromkeys(("key_length", "value_length", "rope_dimension_count"), arch.head_dim),
+        "rope_freq_base": arch.rope_theta,
+        "layer_norm_rms_eps": float(config.get("rms_norm_eps", 1e-6)),
+    }.items():
+        getattr(writer, f"add_{name}")(value)
 
 
 def _plain_name(name: str) -> str:

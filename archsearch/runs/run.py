@@ -44,15 +44,7 @@ COMPARE_FILE: Final = "compare.json"  # this run beside others: `compare --repor
 # what a climb decided and learnt: runs.state writes it, report reads it
 RUNGS_FILE: Final = "rungs.json"
 # Arguments that a continued run may change: they say how far to go, not what is searched.
-FREE_ARGUMENTS: Final = (
-    "trials",
-    "confirm",
-    "finalists",
-    "confirm_prompts",
-    "time_budget_s",
-    "top",
-    "gpu",
-)
+FREE_ARGUMENTS: Final = "trials confirm finalists confirm_prompts time_budget_s top gpu".split()
 # Arguments that run folders of earlier versions do not record: nobody can say what they were.
 UNRECORDED: Final = ("storage", "sampler", "memory_fraction", "training_budget_s")
 _SECTIONS: Final = ("arguments", "code", "packages", "device", "profile", "space")

@@ -305,6 +305,11 @@ def _cpu_torch(known: Recipe, kind: DeviceKind) -> str | None:
     return f"torch=={known.torch}+cpu" if known.torch and kind == "cpu" and linux else None
 
 
+def _pip(inside: Path, words: str) -> list[str]:
+    """A command of an environment's pip."""
+    return [str(inside), *f"-m pip {words} --disable-pip-version-check".split()]
+
+
 def pip_install(
     inside: Path,
     packages: tuple[str, ...],
@@ -316,16 +321,7 @@ def pip_install(
     """pip install `packages`, after a torch without CUDA where one is wanted: from the indexes that
     pip is set to, or, when they have none (PyPI has none), from PyTorch's own, which is then asked
     for its sister packages (torchvision) too."""
-    command = [
-        str(inside),
-        "-m",
-        "pip",
-        "install",
-        "--no-input",
-        "--progress-bar",
-        "off",
-        "--disable-pip-version-check",
-    ]
+    command = _pip(inside, "install --no-input --progress-bar off")
     wanted = list(packages)
     torch = _cpu_torch(known, kind)
     wheels = known.bytes[kind] // 4  # what they unpack to is three to four times as much
@@ -346,13 +342,5 @@ def remove_broken(inside: Path, known: Recipe, log: Log) -> None:
     broken. vLLM does without them."""
     broken = [name for name in known.removable if is_broken(inside, name)]
     if broken:
-        command = [
-            str(inside),
-            "-m",
-            "pip",
-            "uninstall",
-            "--yes",
-            "--disable-pip-version-check",
-            *broken,
-        ]
+        command = [*_pip(inside, "uninstall --yes"), *broken]
         run_logged(command, log, f"pip uninstall {' '.join(broken)}")

@@ -49,12 +49,8 @@ class TargetFacts:
 
 
 _FROM_TARGET: Final = (
-    "rms_norm_eps",
-    "hidden_act",
-    "max_position_embeddings",
-    "bos_token_id",
-    "eos_token_id",
-)
+    "rms_norm_eps hidden_act max_position_embeddings bos_token_id eos_token_id"
+).split()
 
 
 def eagle3_config(decoder: Architecture, target: Any) -> LlamaConfig:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from loop import Failed, UserError
 
@@ -55,6 +56,11 @@ def precision(dtype: str, capabilities: Sequence[str]) -> tuple[str, str]:
         raise UserError(f"OpenVINO GenAI runs bfloat16, float16 or float32, got dtype {dtype!r}")
     names = {"BF16": "bf16", "FP16": "f16"}
     return "fp16", next((names[kind] for kind in native if kind in capabilities), "f32")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a model folder."""
+    return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -174,9 +180,7 @@ def _convert(folder: Path, source: Path, ir: Path, weights: str, dummy: bool) ->
 
 def is_eagle3(folder: Path) -> bool:
     """Whether a folder holds an EAGLE-3 head."""
-    named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(
-        "architectures"
-    ) or [""]
+    named = read_config(folder).get("architectures") or [""]
     return named[0] in EAGLE3_ARCHITECTURES
 
 
@@ -187,10 +191,7 @@ def check_layers(head: Path, target: Path) -> None:
     It takes others in C++ only (`hidden_layers_list` must be a vector of int32, which Python cannot
     make).
     """
-    config, whole = (
-        json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        for folder in (head, target)
-    )
+    config, whole = read_config(head), read_config(target)
     ids = list((config.get("eagle_config") or config).get("eagle_aux_hidden_state_layer_ids") or [])
     layers = int(whole["num_hidden_layers"])
     handed = [2, layers // 2, layers - 3]
@@ -215,7 +216,7 @@ def _convert_eagle3(folder: Path, files: Sequence[Path], ir: Path, weights: str)
     from safetensors.torch import load_file
     from transformers import LlamaConfig
 
-    kept = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    kept = read_config(folder)
     config = LlamaConfig(
         **{
             name: value
