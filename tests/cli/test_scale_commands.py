@@ -14,7 +14,6 @@ import pytest
 
 from archsearch import pipeline
 from archsearch.acceptance.estimator import VocabularyCoverage
-from archsearch.architecture.architecture import Architecture
 from archsearch.cli import main
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.scoring import score_spaces
@@ -64,15 +63,11 @@ def test_a_worker_joins_and_its_scores_are_the_searchs(tmp_path: Path) -> None:
     helped = join(storage, "a")
     assert helped["scored_here"] == 24 and helped["trials"] == 24
     found = pipeline.search(request(tmp_path / "a", storage=storage, workers=1))
-    assert found["trials"] == 24 and found["best"]
+    assert found.trials == 24 and found.best
     rows = list(csv.DictReader((tmp_path / "a" / "trials.csv").read_text().splitlines()))
     alone = SearchSession.start(request(tmp_path / "alone")).scorer
-    best = Architecture.from_dict(found["best"][0]["architecture"])
-    assert (
-        float(rows[0]["speedup"])
-        <= found["best"][0]["speedup"]["value"]
-        == alone(best).speedup.value
-    )
+    best = found.best[0]
+    assert float(rows[0]["speedup"]) <= best.speedup.value == alone(best.architecture).speedup.value
     assert join(storage, "a")["scored_here"] == 0
     with pytest.raises(ArchsearchError, match="another search called a"):
         announce(
