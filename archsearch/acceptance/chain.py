@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from archsearch.acceptance.lookup import Finds
-from archsearch.acceptance.measured import RESAMPLES, Resampled, Trace, resampled_ratio
+from archsearch.acceptance.measured import Resampled, Trace, resampled_ratio
 from archsearch.acceptance.replay import walked
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
@@ -101,8 +101,6 @@ def replay_chain(
     *,
     first: int = 1,
     limit: int | None = None,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
 ) -> ChainReplay:
     """One walk over the texts of `trace`, whose lookup is `found` (of `rule.found` tokens; none
     where the draft runs alone).
@@ -151,7 +149,7 @@ def replay_chain(
             " longer text"
         )
     totals = np.stack([by_text[:, 0], by_text[:, 1:].sum(axis=1)], axis=1)
-    tau = resampled_ratio(totals, resamples=resamples, seed=seed, fallback_std=1.0)
+    tau = resampled_ratio(totals, fallback_std=1.0)
     by_find, by_draft = np.split(by_text[:, 1:].sum(axis=0), [rule.found + 1])
     return ChainReplay(
         rule,

@@ -69,14 +69,10 @@ def exit_traces(
             ).hidden_states
             for layer in layers:  # hidden_states[0] is the embedding
                 rows = norm(states[layer].reshape(-1, states[layer].shape[-1])[batch.positions])
-                hits = (
-                    (functional.linear(rows, weight).argmax(-1) == batch.greedy_ids).cpu().numpy()
-                )
-                offset = 0
-                for i in chosen:
-                    tokens = int(sequences[i].greedy_ids.shape[0])
-                    found[layer][i] = hits[offset : offset + tokens]
-                    offset += tokens
+                hits = (functional.linear(rows, weight).argmax(-1) == batch.greedy_ids).cpu()
+                counts = [len(sequences[i].greedy_ids) for i in chosen]
+                for i, part in zip(chosen, hits.split(counts), strict=True):
+                    found[layer][i] = part.numpy()
         done += len(chosen)
         if report is not None:
             report(done, len(sequences))

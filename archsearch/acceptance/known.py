@@ -17,7 +17,7 @@ they moved alpha.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -58,54 +58,31 @@ class AskedText:
 
 @dataclass(frozen=True, slots=True)
 class KnownDraft:
-    """An observation (which says how alike its text is), the folder it lies in, its run, and how
-    that text is known."""
+    """An observation (which says how alike its text is), its run, and how that text is known."""
 
     observation: AcceptanceObservation
-    path: Path
     run: Path
     match: Match
 
 
-def known_observations(
+def known_drafts(
     target: str | Architecture,
-    roots: Iterable[Path] = (Path("runs"),),
-    *,
-    files: Iterable[Path] = (),
-    asked: AskedText = AskedText(),
-    exclude: Path | None = None,
-) -> list[AcceptanceObservation]:
-    """What runs and alpha files under `roots`, and `files`, measured of drafts for `target` (its
-    name, or its shape).
-
-    `exclude`: a run folder to leave out (the one that is asking). Raises ArchsearchError for a file
-    of `files` that cannot be read or is of another target; never for what lies in a run folder.
-    """
-    found = [known.observation for known in all_known(target, roots, asked=asked, exclude=exclude)]
-    return [*found, *(read_alpha_file(path, target) for path in files)]
-
-
-def all_known(
-    target: str | Architecture,
-    roots: Iterable[Path] = (Path("runs"),),
+    roots: Sequence[Path] = (Path("runs"),),
     *,
     asked: AskedText = AskedText(),
     exclude: Path | None = None,
 ) -> list[KnownDraft]:
-    """The drafts of `known_drafts` and of `alpha_files`."""
-    roots = tuple(roots)
-    return [
-        *known_drafts(target, roots, asked=asked, exclude=exclude),
-        *alpha_files(target, roots, asked=asked),
-    ]
-
-
-def alpha_files(
-    target: str | Architecture, roots: Iterable[Path], *, asked: AskedText = AskedText()
-) -> list[KnownDraft]:
-    """The drafts for `target` whose alpha `archsearch acceptance --output` wrote right under
-    `roots`; other files are passed over."""
-    found = []
+    """Every draft for `target` (its name, or its shape) that was measured: in the run folders under
+    `roots` but `exclude` (the one that is asking), a draft both replayed and confirmed once; and
+    by `archsearch acceptance --output`, right under `roots`, where other files are passed over."""
+    found: list[KnownDraft] = []
+    left_out = exclude.resolve() if exclude else None
+    for run, facts in (item for root in roots for item in run_index.runs_under(root).items()):
+        if run.resolve() == left_out or not facts.drafts:
+            continue
+        shape = _target_of(facts.arguments, target)
+        if shape is not None:
+            found.extend(_drafts_of(run, facts, shape, asked))
     for path in sorted(
         path for root in roots for path in root.glob("*.json") if not path.name.startswith(".")
     ):
@@ -117,28 +94,7 @@ def alpha_files(
         except ArchsearchError:
             continue
         sketch = _sketch_then(path, {"prompts": data.get("prompts_file")})
-        found.append(_on_text(KnownDraft(observation, path, path, "unknown"), sketch, asked))
-    return found
-
-
-def known_drafts(
-    target: str | Architecture,
-    roots: Iterable[Path] = (Path("runs"),),
-    *,
-    asked: AskedText = AskedText(),
-    exclude: Path | None = None,
-) -> list[KnownDraft]:
-    """Every draft for `target` in the run folders under `roots`; a draft both replayed and
-    confirmed once."""
-    found: list[KnownDraft] = []
-    left_out = exclude.resolve() if exclude else None
-    for root in roots:
-        for run, facts in run_index.runs_under(root).items():
-            if run.resolve() == left_out or not facts.drafts:
-                continue
-            shape = _target_of(facts.arguments, target)
-            if shape is not None:
-                found.extend(_drafts_of(run, facts, shape, asked))
+        found.append(_on_text(KnownDraft(observation, path, "unknown"), sketch, asked))
     return found
 
 
@@ -219,9 +175,7 @@ def _drafts_of(
             observation = AcceptanceObservation(
                 draft.architecture, draft.alpha, _context(facts.arguments, target, draft)
             )
-            known = _on_text(
-                KnownDraft(observation, run / draft.folder, run, "unknown"), sketch, asked
-            )
+            known = _on_text(KnownDraft(observation, run, "unknown"), sketch, asked)
         except (ArchsearchError, TypeError, ValueError):
             continue  # asked with values that another version knew
         found.setdefault(draft.architecture, known)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from archsearch.text.cache import CachedSequence, TextCache
 
 RESAMPLES: Final = 500
+_BATCH_TOKENS: Final = 4096  # of the draft's pass
 _HEAD_ROWS: Final = 256  # positions whose [rows, vocab] logits are held at a time
 
 Report = Callable[[int, int], None]
@@ -212,23 +213,14 @@ def agreement_trace(
     `end_ids`: tokens that end an answer (default: those of the draft's own configs). Raises
     ArchsearchError for no text, text of another vocabulary, or a draft whose states are not finite.
     """
-    sequences = _sequences(texts)
-    ends = _end_ids(draft) if end_ids is None else set(end_ids)
-    agreements: list[np.ndarray] = [np.zeros(0, dtype=bool)] * len(sequences)
-    confidences = [np.zeros(0, dtype=np.float32)] * len(sequences)
     head = _DraftHead(draft)
-    for done, (index, states) in enumerate(_draft_states(draft, sequences), start=1):
-        rows = [
-            head.best(states[start : start + _HEAD_ROWS])
-            for start in range(0, states.shape[0], _HEAD_ROWS)
-        ]
-        agreements[index] = (
-            _cat([tokens for tokens, _ in rows]) == sequences[index].greedy_ids
-        ).numpy()
-        confidences[index] = _cat([sure for _, sure in rows]).numpy()
-        if report is not None:
-            report(done, len(sequences))
-    return Trace(tuple(agreements), *text_labels(sequences, ends), confidences=tuple(confidences))
+
+    def judge(sequence: CachedSequence, part: slice, states: torch.Tensor) -> _Judged:
+        tokens, sure = head.best(states)
+        return tokens == sequence.greedy_ids[part], sure
+
+    (agreements, confidences), labels = _along(draft, texts, judge, end_ids, report)
+    return Trace(agreements, *labels, confidences=confidences)
 
 
 def sampling_trace(
@@ -237,7 +229,6 @@ def sampling_trace(
     *,
     temperature: float,
     top_p: float = 1.0,
-    draft_temperature: float | None = None,
     head: torch.Tensor | None = None,
     end_ids: Collection[int] | None = None,
     report: Report | None = None,
@@ -245,11 +236,9 @@ def sampling_trace(
     """Acceptance along text that the target sampled at `temperature` and `top_p`. `head` [vocab,
     hidden]: the target's (default: the text cache's), for its logits.
 
-    Both distributions get the same temperature and top-p, unless `draft_temperature` says that the
-    engine drafts at another one (transformers 5 applies a temperature in the generation config
-    twice to the draft: its square). A vocabulary shorter or longer than the target's (padding rows)
-    is compared on the ids that both have. Raises as `agreement_trace`, and for settings out of
-    range. Raises ArchsearchError at temperature 0, which is greedy text.
+    Both distributions get the same temperature and top-p. A vocabulary shorter or longer than the
+    target's (padding rows) is compared on the ids that both have. Raises as `agreement_trace`, and
+    for settings out of range. Raises ArchsearchError at temperature 0, which is greedy text.
     """
     import torch
     from torch.nn import functional
@@ -257,79 +246,70 @@ def sampling_trace(
     check_sampling(temperature, top_p)
     if temperature == 0:
         raise ArchsearchError("temperature 0 is greedy text: measure agreement instead")
-    sequences = _sequences(texts)
-    ends = _end_ids(draft) if end_ids is None else set(end_ids)
-    empty = np.zeros(0, dtype=np.float32)
-    agreements: list[np.ndarray] = [empty.astype(bool)] * len(sequences)
-    chances, overlaps = [empty] * len(sequences), [empty] * len(sequences)
     draft_head = _DraftHead(draft)
     target_head = texts.head if head is None else head  # type: ignore[union-attr]
-    for done, (index, states) in enumerate(_draft_states(draft, sequences), start=1):
-        sequence = sequences[index]
-        rows: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        with torch.inference_mode():
-            for start in range(0, states.shape[0], _HEAD_ROWS):
-                part = slice(start, start + _HEAD_ROWS)
-                # [rows, vocab]: a part at a time, for whole texts do not fit
-                target_logits = functional.linear(
-                    sequence.hidden[part].to(target_head.dtype), target_head
-                )
-                target_probs = warped_probs(target_logits, temperature, top_p)
-                draft_logits = draft_head.logits(states[part])
-                ids = draft_head.ids_within(target_probs.shape[-1])
-                draft_probs = warped_probs(draft_logits, draft_temperature or temperature, top_p)[
-                    :, : len(ids)
-                ]
-                overlap = torch.minimum(target_probs[:, ids], draft_probs).sum(-1)
-                written = sequence.written[part]
-                of_target = target_probs.gather(1, written[:, None])[:, 0]
-                of_draft = (
-                    torch.zeros_like(target_probs)
-                    .index_copy_(1, ids, draft_probs)
-                    .gather(1, written[:, None])[:, 0]
-                )
-                # p(x) = 0: x stood at the edge of the nucleus and rounding moved it out; nothing is
-                # known, count a rejection.
-                chance = torch.where(
-                    of_target > 0, (of_draft / of_target.clamp_min(1e-30)).clamp_max(1.0), 0.0
-                )
-                rows.append(
-                    (
-                        draft_head.ids[draft_logits.argmax(-1)] == sequence.greedy_ids[part],
-                        chance,
-                        overlap.clamp(0.0, 1.0),
-                    )
-                )
-        agreements[index] = _cat([row[0] for row in rows]).numpy()
-        chances[index] = _cat([row[1] for row in rows]).float().numpy()
-        overlaps[index] = _cat([row[2] for row in rows]).float().numpy()
-        if report is not None:
-            report(done, len(sequences))
-    categories, ids_of_texts, ended = text_labels(sequences, ends)
-    return Trace(
-        tuple(agreements),
-        categories,
-        ids_of_texts,
-        ended,
-        tuple(chances),
-        tuple(overlaps),
-        float(temperature),
-        float(top_p),
-    )
+
+    def judge(sequence: CachedSequence, part: slice, states: torch.Tensor) -> _Judged:
+        target_logits = functional.linear(sequence.hidden[part].to(target_head.dtype), target_head)
+        target_probs = warped_probs(target_logits, temperature, top_p)
+        draft_logits = draft_head.logits(states)
+        ids = draft_head.ids_within(target_probs.shape[-1])
+        draft_probs = warped_probs(draft_logits, temperature, top_p)[:, : len(ids)]
+        overlap = torch.minimum(target_probs[:, ids], draft_probs).sum(-1)
+        written = sequence.written[part][:, None]
+        of_target = target_probs.gather(1, written)[:, 0]
+        full = torch.zeros_like(target_probs).index_copy_(1, ids, draft_probs)
+        of_draft = full.gather(1, written)[:, 0]
+        # p(x) = 0: x stood at the edge of the nucleus and rounding moved it out; nothing is
+        # known, count a rejection.
+        chance = torch.where(
+            of_target > 0, (of_draft / of_target.clamp_min(1e-30)).clamp_max(1.0), 0.0
+        )
+        agrees = draft_head.ids[draft_logits.argmax(-1)] == sequence.greedy_ids[part]
+        return agrees, chance.float(), overlap.clamp(0.0, 1.0).float()
+
+    (agreements, chances, overlaps), labels = _along(draft, texts, judge, end_ids, report)
+    settings = (float(temperature), float(top_p))
+    return Trace(agreements, *labels, chances, overlaps, *settings)
 
 
-def _sequences(texts: TextCache | Sequence[CachedSequence]) -> list[CachedSequence]:
+_Judged = tuple["torch.Tensor", ...]
+
+
+def _along(
+    draft: Any,
+    texts: TextCache | Sequence[CachedSequence],
+    judge: Callable[[CachedSequence, slice, torch.Tensor], _Judged],
+    end_ids: Collection[int] | None,
+    report: Report | None,
+) -> tuple[tuple[tuple[np.ndarray, ...], ...], _Labels]:
+    """What `judge` says of some positions of a text and the draft's states there, for all of them:
+    of each of its answers an array per text; and the texts' labels."""
+    import torch
+
     sequences: list[CachedSequence] = list(
         texts.sequences if hasattr(texts, "sequences") else texts
     )
     if not sequences:
         raise ArchsearchError("there is no text to measure acceptance on; generate some first")
-    return sequences
+    found: list[tuple[np.ndarray, ...]] = [()] * len(sequences)
+    for done, (index, states) in enumerate(_draft_states(draft, sequences), start=1):
+        starts = range(0, states.shape[0], _HEAD_ROWS)
+        # [rows, vocab]: a part at a time, for whole texts do not fit
+        parts = [slice(start, start + _HEAD_ROWS) for start in starts]
+        with torch.no_grad():
+            judged = [judge(sequences[index], part, states[part]) for part in parts]
+        found[index] = tuple(torch.cat(each).numpy() for each in zip(*judged, strict=True))
+        if report is not None:
+            report(done, len(sequences))
+    ends = _end_ids(draft) if end_ids is None else set(end_ids)
+    return tuple(zip(*found, strict=True)), text_labels(sequences, ends)
 
 
-def text_labels(
-    sequences: Sequence[CachedSequence], ends: Collection[int]
-) -> tuple[tuple[str, ...], tuple[str, ...], tuple[bool, ...]]:
+_Labels = tuple[tuple[str, ...], tuple[str, ...], tuple[bool, ...]]
+
+
+def text_labels(sequences: Sequence[CachedSequence], ends: Collection[int]) -> _Labels:
     """Categories, ids and which texts ended by themselves: what a trace says of its texts."""
     ended = tuple(int(s.token_ids[-1]) in ends for s in sequences)
     return tuple(s.category for s in sequences), tuple(s.id for s in sequences), ended
@@ -341,12 +321,6 @@ def _end_ids(model: Any) -> set[int]:
         value = getattr(config, "eos_token_id", None)
         found.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
     return found
-
-
-def _cat(parts: list[torch.Tensor]) -> torch.Tensor:
-    import torch
-
-    return torch.cat(parts)
 
 
 class _DraftHead:
@@ -387,13 +361,14 @@ class _DraftHead:
 
 
 def _draft_states(
-    draft: Any, sequences: Sequence[CachedSequence], batch_tokens: int = 4096
+    draft: Any, sequences: Sequence[CachedSequence]
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """(index of a sequence, the draft's final states [written, hidden] that predict its written
     tokens), shortest texts first."""
     import torch
 
-    from archsearch.training.distill import draft_states, make_batch
+    from archsearch.text.encode import by_length
+    from archsearch.training.batches import draft_states, make_batch
 
     largest, rows = (
         max(int(s.token_ids.max()) for s in sequences),
@@ -404,19 +379,10 @@ def _draft_states(
             f"the text holds token id {largest}, the draft's vocabulary ends at {rows - 1}: another"
             " tokenizer"
         )
-    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
     training = draft.training
     draft.eval()
-    start = 0
     try:
-        while start < len(order):
-            stop = start + 1
-            while (
-                stop < len(order)
-                and (stop + 1 - start) * len(sequences[order[stop]]) <= batch_tokens
-            ):
-                stop += 1
-            chosen = order[start:stop]
+        for chosen in by_length([len(s) for s in sequences], _BATCH_TOKENS):
             # No autocast: an engine runs the draft in its own dtype, and near ties fall differently
             # in another one.
             with torch.inference_mode():
@@ -428,12 +394,8 @@ def _draft_states(
                         "the draft computes NaN or infinite states: its weights are broken; train"
                         " or load it again"
                     )
-            offset = 0
-            for index in chosen:
-                count = int(sequences[index].greedy_ids.shape[0])
-                yield index, states[offset : offset + count]
-                offset += count
-            start = stop
+            counts = [len(sequences[i].greedy_ids) for i in chosen]
+            yield from zip(chosen, states.split(counts), strict=True)
     finally:
         draft.train(training)
 
@@ -485,37 +447,25 @@ def resampled_ratio(
     return Resampled(value, sums[filled, 0] / sums[filled, 1], fallback_std)
 
 
-def alpha_resampled(trace: Trace, *, resamples: int = RESAMPLES, seed: int = 0) -> Resampled:
+def alpha_resampled(trace: Trace, *, seed: int = 0) -> Resampled:
     """alpha with its bootstrap over texts (tokens of one text are not independent of each other).
 
     Raises ArchsearchError for a trace without tokens.
     """
-    counts = np.array(
-        [[float(a.sum()), a.shape[0]] for a in trace.shares], dtype=np.float64
-    ).reshape(-1, 2)
+    counts = np.array([[a.sum(), len(a)] for a in trace.shares], dtype=np.float64).reshape(-1, 2)
     if counts[:, 1].sum() == 0:
         raise ArchsearchError("the trace holds no tokens; measure on more text")
     value = float(counts[:, 0].sum() / counts[:, 1].sum())
     # One text says nothing about the spread over texts: the widest a share can have.
-    return resampled_ratio(
-        counts,
-        resamples=resamples,
-        seed=seed,
-        fallback_std=float(np.sqrt(max(value * (1 - value), 0.0))),
-    )
+    return resampled_ratio(counts, seed=seed, fallback_std=float(np.sqrt(value * (1 - value))))
 
 
-def alpha(trace: Trace, *, resamples: int = RESAMPLES, seed: int = 0) -> Estimate:
+def alpha(trace: Trace) -> Estimate:
     """Mean acceptance at a token (greedy: share of agreements; sampled: mean overlap), with its
     bootstrap std over texts."""
-    return alpha_resampled(trace, resamples=resamples, seed=seed).estimate()
+    return alpha_resampled(trace).estimate()
 
 
-def alpha_by_category(
-    trace: Trace, *, resamples: int = RESAMPLES, seed: int = 0
-) -> dict[str, Estimate]:
+def alpha_by_category(trace: Trace) -> dict[str, Estimate]:
     """alpha of every category, in the order of first appearance."""
-    return {
-        name: alpha(trace.of_category(name), resamples=resamples, seed=seed)
-        for name in dict.fromkeys(trace.categories)
-    }
+    return {name: alpha(trace.of_category(name)) for name in dict.fromkeys(trace.categories)}

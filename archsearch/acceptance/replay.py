@@ -24,7 +24,8 @@ itself counts all but the round that wrote its end token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,22 +39,29 @@ from archsearch.estimate import Estimate
 class Replay:
     """What speculative decoding with `gamma` does on a trace.
 
-    `tau`: mean tokens per whole round, bonus token included; `tau_std`: its bootstrap standard
-    deviation over texts; `accepted_by_position` [gamma]: unconditional chance that position i is
-    accepted; `rounds`: how many rounds that is (the expected number on sampled text); `resampled`:
-    tau again with its bootstrap draws.
+    `accepted_by_position` [gamma]: unconditional chance that position i is accepted; `rounds`: how
+    many whole rounds that is (the expected number on sampled text); `resampled`: mean tokens per
+    whole round, bonus token included, with its bootstrap over texts.
     """
 
     gamma: int
-    tau: float
-    tau_std: float
     accepted_by_position: tuple[float, ...]
     rounds: float
-    resampled: Resampled = field(repr=False, compare=False)
+    resampled: Resampled = field(repr=False)
+
+    @property
+    def tau(self) -> float:
+        """Mean tokens per whole round."""
+        return self.resampled.value
+
+    @property
+    def tau_std(self) -> float:
+        """Of `tau`, over texts."""
+        return self.resampled.std
 
     def estimate(self) -> Estimate:
         """tau, tokens a round, with the std over texts."""
-        return Estimate(self.tau, self.tau_std, "measured")
+        return self.resampled.estimate()
 
     def interval(self, level: float = 0.95) -> tuple[float, float] | None:
         """Bootstrap interval of tau over texts; None for a single text."""
@@ -118,7 +126,7 @@ def walked(
 
 
 def replay_tau(
-    trace: Trace, gamma: int, *, limit: int | None = None, resamples: int = RESAMPLES, seed: int = 0
+    trace: Trace, gamma: int, *, limit: int | None = None, resamples: int = RESAMPLES
 ) -> Replay:
     """tau and acceptance by position for `gamma` draft tokens a round, greedy or sampled as the
     trace is.
@@ -133,15 +141,12 @@ def replay_tau(
         expected_rounds(chances, gamma, ended=trace.ends(i), limit=limit)
         for i, chances in enumerate(trace.accepted)
     ]
-    return _summed(per_text, gamma, resamples, seed)
+    return _summed(per_text, gamma, resamples)
 
 
-def replay_chains(
-    chains: Sequence[np.ndarray], gamma: int, ended: Sequence[bool] = (), *, seed: int = 0
-) -> Replay:
+def replay_chains(chains: Sequence[np.ndarray], gamma: int) -> Replay:
     """`replay_tau` for a drafter whose proposals depend on where a round begins. `chains`: one
-    array [tokens, at least gamma] a text, as `expected_rounds` takes them; `ended`: which texts end
-    by themselves.
+    array [tokens, at least gamma] a text, as `expected_rounds` takes them.
 
     The first token of an answer comes out of the prefill: give the chains from the second token on.
     Raises ValueError for chains shorter than gamma.
@@ -150,14 +155,19 @@ def replay_chains(
         raise ValueError(
             f"the chains are {min(rows.shape[1] for rows in chains)} tokens long, gamma is {gamma}"
         )
-    ends = ended or [False] * len(chains)
-    per_text = [
-        expected_rounds(rows, gamma, ended=end) for rows, end in zip(chains, ends, strict=True)
-    ]
-    return _summed(per_text, gamma, RESAMPLES, seed)
+    return _summed([expected_rounds(rows, gamma) for rows in chains], gamma)
 
 
-def _summed(per_text: Sequence[np.ndarray], gamma: int, resamples: int, seed: int) -> Replay:
+def replays(most: int, replay: Callable[[int], Replay]) -> dict[int, Replay]:
+    """`replay` of gamma 1 to `most`, as far as some text is long enough for a round."""
+    found: dict[int, Replay] = {}
+    with suppress(ArchsearchError):
+        for gamma in range(1, most + 1):
+            found[gamma] = replay(gamma)
+    return found
+
+
+def _summed(per_text: Sequence[np.ndarray], gamma: int, resamples: int = RESAMPLES) -> Replay:
     """Rounds by how many draft tokens they accept [gamma + 1], text by text, as one Replay."""
     outcomes = np.array(per_text, dtype=np.float64).reshape(-1, gamma + 1)
     counts = outcomes.sum(axis=0)
@@ -173,7 +183,7 @@ def _summed(per_text: Sequence[np.ndarray], gamma: int, resamples: int, seed: in
     # single one.
     spread = float(np.sqrt(max(counts @ (written - tau) ** 2 / rounds, 0.0)))
     resampled = resampled_ratio(
-        totals, resamples=resamples, seed=seed, fallback_std=spread if resamples >= 2 else 0.0
+        totals, resamples=resamples, fallback_std=spread if resamples >= 2 else 0.0
     )
     by_position = tuple(float(counts[k:].sum() / rounds) for k in range(1, gamma + 1))
-    return Replay(gamma, tau, resampled.std, by_position, rounds, resampled)
+    return Replay(gamma, by_position, rounds, resampled)

@@ -47,15 +47,13 @@ _STAMPED: Final = (
 @dataclass(frozen=True, slots=True)
 class DraftFact:
     """What one folder of a run says of a draft. `greedy`: measured by a greedy trace, not at the
-    run's temperature; `coverage`: share of the text that its head's rows cover, where known;
-    `folder` inside the run."""
+    run's temperature; `coverage`: share of the text that its head's rows cover, where known."""
 
     architecture: Architecture
     alpha: Estimate
     greedy: bool
     trained_tokens: float | None
     coverage: float | None
-    folder: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,7 @@ def read_run(run: Path) -> RunFacts:
     ):
         for path in sorted(run.glob(pattern)):
             try:
-                drafts.append(read(run, path.parent))
+                drafts.append(read(path.parent))
             except (ArchsearchError, KeyError, TypeError, ValueError, AttributeError, OSError) as e:
                 name = path.parent.relative_to(run).as_posix()
                 broken.append(f"{name} ({Misfit.at('', e)})")
@@ -147,16 +145,16 @@ def _arguments(run_file: Path) -> dict[str, Any]:
     return {name: arguments.get(name) for name in ARGUMENTS} if isinstance(arguments, dict) else {}
 
 
-def _tokens(training: Mapping[str, Any]) -> float | None:
-    return float(training["tokens"]) if training.get("tokens") else None
-
-
-def _coverage(training: Mapping[str, Any], arch: Architecture) -> float | None:
+def _fact(
+    arch: Architecture, alpha: Estimate, training: Mapping[str, Any], *, greedy: bool
+) -> DraftFact:
     share = training.get("vocabulary_coverage")
-    return min(float(share), 1.0) if arch.trimmed and share is not None else None
+    coverage = min(float(share), 1.0) if arch.trimmed and share is not None else None
+    tokens = float(training["tokens"]) if training.get("tokens") else None
+    return DraftFact(arch, alpha, greedy, tokens, coverage)
 
 
-def _finalist(run: Path, folder: Path) -> DraftFact:
+def _finalist(folder: Path) -> DraftFact:
     """alpha of a trained finalist: greedy agreement on the held-out text."""
     from archsearch.acceptance.measured import Trace, alpha
 
@@ -165,31 +163,14 @@ def _finalist(run: Path, folder: Path) -> DraftFact:
     trace = folder / "trace.npz"
     if not zipfile.is_zipfile(trace):  # numpy leaks the open file of half an archive
         raise ArchsearchError(f"{trace} is missing or broken; measure the draft again")
-    measured = alpha(Trace.load(trace))
-    return DraftFact(
-        arch,
-        measured,
-        True,
-        _tokens(training),
-        _coverage(training, arch),
-        folder.relative_to(run).as_posix(),
-    )
+    return _fact(arch, alpha(Trace.load(trace)), training, greedy=True)
 
 
-def _confirmed(run: Path, folder: Path) -> DraftFact:
+def _confirmed(folder: Path) -> DraftFact:
     """alpha that the engine counted, at the run's temperature."""
     confirmed = read_json(folder / "confirmed.json", "confirmation")
     arch = Architecture.from_dict(read_json(folder / "score.json", "score")["architecture"])
     record = folder / "training.json"
     training = read_json(record, "training record") if record.is_file() else {}
-    alpha = Estimate(
-        float(confirmed["alpha"]["value"]), float(confirmed["alpha"]["std"]), "measured"
-    )
-    return DraftFact(
-        arch,
-        alpha,
-        False,
-        _tokens(training),
-        _coverage(training, arch),
-        folder.relative_to(run).as_posix(),
-    )
+    value, std = (float(confirmed["alpha"][name]) for name in ("value", "std"))
+    return _fact(arch, Estimate(value, std, "measured"), training, greedy=False)

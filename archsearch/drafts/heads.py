@@ -10,10 +10,11 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from archsearch.acceptance.replay import Replay, replay_chains
+from archsearch.acceptance.replay import Replay, replay_chains, replays
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.published_drafters import usual_head
 from archsearch.drafts.trainer import DraftTrainer
@@ -350,10 +351,4 @@ def load_head(folder: Path) -> TrainedHead:
 
 def replays_of(chains: Sequence[Any], gamma: int) -> dict[int, Replay]:
     """Tokens a round for 1 to `gamma` draft tokens."""
-    found = {}
-    for wanted in range(1, gamma + 1):
-        try:
-            found[wanted] = replay_chains(chains, wanted)
-        except ArchsearchError:  # texts too short for so long a round
-            break
-    return found
+    return replays(gamma, partial(replay_chains, chains))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -112,20 +113,14 @@ def trained_draft(arch: Architecture, folder: Path, trace: Trace) -> TrainedDraf
     """
     from archsearch.acceptance import measured, replay
 
-    taus: dict[int, Estimate] = {}
-    positions: tuple[float, ...] = ()
-    for gamma in range(1, MAX_GAMMA_REPLAYED + 1):
-        try:
-            outcome = replay.replay_tau(trace, gamma)
-        except ArchsearchError:  # no text is long enough for a round of this gamma
-            break
-        taus[gamma] = Estimate(outcome.tau, outcome.tau_std, "measured")
-        positions = outcome.accepted_by_position
-    if not taus:
+    found = replay.replays(MAX_GAMMA_REPLAYED, partial(replay.replay_tau, trace))
+    if not found:
         raise ArchsearchError(
             "the held-out answers are too short to measure acceptance; use prompts with longer"
             " answers"
         )
+    taus = {gamma: each.estimate() for gamma, each in found.items()}
+    positions = found[max(found)].accepted_by_position
     return TrainedDraft(
         arch, folder, measured.alpha(trace), measured.alpha_by_category(trace), taus, positions
     )

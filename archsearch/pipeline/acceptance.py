@@ -7,8 +7,8 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -474,13 +474,10 @@ class Figures:
     @classmethod
     def of(cls, trace: Trace) -> Figures:
         """At gamma 1 to MAX_GAMMA."""
+        from archsearch.acceptance import replay
         from archsearch.acceptance.measured import alpha_resampled
-        from archsearch.acceptance.replay import replay_tau
 
-        rounds = {}
-        with suppress(ArchsearchError):
-            for gamma in range(1, MAX_GAMMA + 1):
-                rounds[gamma] = replay_tau(trace, gamma)
+        rounds = replay.replays(MAX_GAMMA, partial(replay.replay_tau, trace))
         return cls(trace, alpha_resampled(trace), rounds)
 
     @property

@@ -468,7 +468,7 @@ def acceptance_for(
     `earlier`.
     """
     from archsearch.acceptance.estimator import GivenAcceptance
-    from archsearch.acceptance.known import AskedText, all_known, earlier
+    from archsearch.acceptance.known import AskedText, earlier, known_drafts
     from archsearch.acceptance.known_targets import known_target
     from archsearch.acceptance.prior import PriorAcceptance
     from archsearch.acceptance.registry import CHOICES
@@ -480,7 +480,7 @@ def acceptance_for(
         data = read_json(state, "prior of the run")
         return PriorAcceptance.from_dict(data), str(data.get("words", "as this run began"))
     asked = asked or AskedText()
-    known = all_known(target, asked=asked, exclude=state.parent if state is not None else None)
+    known = known_drafts(target, asked=asked, exclude=state.parent if state is not None else None)
     estimator, words = CHOICES[choice].make(), NOTHING_KNOWN
     moved = None
     if isinstance(estimator, PriorAcceptance):

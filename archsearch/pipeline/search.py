@@ -13,7 +13,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Final
 
-from archsearch.acceptance.known import known_observations
+from archsearch.acceptance.known import known_drafts
 from archsearch.architecture.counts import parameters
 from archsearch.drafts.records import TrainedDraft
 from archsearch.drafts.trainer import DraftTrainer
@@ -106,7 +106,10 @@ def train_and_confirm(session: SearchSession, start: float) -> Searched:
     climb.write_texts(trainer, file, plan)
     coverage = trainer.texts.coverage()
     session = session.with_scorer(session.scorer.with_coverage(coverage))
-    known = known_observations(request.target, asked=session.asked_text, exclude=run.path)
+    known = [
+        draft.observation
+        for draft in known_drafts(request.target, asked=session.asked_text, exclude=run.path)
+    ]
     file.note(f"prior: {session.prior_words}")
     with workers_beside(session) as shared:
         begin = time.monotonic()

@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from archsearch.acceptance.known import AskedText, known_observations
+from archsearch.acceptance.known import AskedText, known_drafts
 from archsearch.cli import main
 from archsearch.engine_facts import ENGINES
 from archsearch.models.targets import resolve_target
@@ -133,13 +133,14 @@ def test_what_acceptance_writes_into_runs_is_known_to_the_next_search(tmp_path):
         json.dumps({k: v for k, v in row.items() if k != "target"})
     )
     asked = AskedText(sketch_of_set(load_prompt_set(mine, None)), "chat")
-    (found,) = known_observations("llama-3.1-8b", [tmp_path], asked=asked)
+    (draft_known,) = known_drafts("llama-3.1-8b", [tmp_path], asked=asked)
+    found = draft_known.observation
     assert (
         found.architecture == draft
         and found.alpha.std == 0.02
         and found.context.training == "shared"
     )
-    (doubted,) = known_observations("llama-3.1-8b", [tmp_path])
+    doubted = known_drafts("llama-3.1-8b", [tmp_path])[0].observation
     assert (
         found.likeness == 1.0 and doubted.likeness == 0.0
     )  # who asks without prompts asks about other text
