@@ -114,6 +114,10 @@ class RoundCosts:
         layer = max(self.ungraphed_layer_s, self.host_target_layer_s, key=lambda each: each.value)
         return replace(self, host_target_layer_s=layer)
 
+    def without_round(self) -> RoundCosts:
+        """The same without what a round adds by itself."""
+        return replace(self, round_s=replace(self.round_s, value=0.0))
+
     def of_trees(self) -> RoundCosts:
         """The costs of rounds that draft trees. Raises ArchsearchError where there are none."""
         more = self.tree_step_s
@@ -151,15 +155,20 @@ class RoundCosts:
         constant, slope = self.first_tokens
         return constant + slope * gamma
 
-    def std_of(self, **weights: float) -> float | None:
+    def std_of(self, **weights: Any) -> Any:
         """Std of a weighted sum of COSTS that were measured together, whose errors cancel in part;
-        None where they were not."""
+        None where they were not. Weights may be arrays."""
         if not self.covariance:
             return None
         chosen = [weights.get(name, 0.0) for name in COSTS]
         rows = zip(chosen, self.covariance, strict=True)
         square = sum(a * b * value for a, row in rows for b, value in zip(chosen, row, strict=True))
-        return math.sqrt(max(0.0, square))
+        return (square * (square > 0.0)) ** 0.5
+
+    @property
+    def rests_on(self) -> str:
+        """The source of its times."""
+        return "measured" if self.covariance else "published"
 
     def band(self, batch: int) -> float:
         """Factor on the std of what a round adds: wider beyond the batch sizes that were

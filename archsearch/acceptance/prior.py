@@ -27,7 +27,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
@@ -39,7 +38,6 @@ from archsearch.acceptance.published import Spread
 from archsearch.acceptance.terms import (
     COEFFICIENTS,
     FEATURE_DRAFTERS,
-    FIT_FILE,
     REFERENCE_GAMMA,
     Term,
     domain_terms,
@@ -117,9 +115,9 @@ def earlier_terms(terms: Mapping[str, float], context: AcceptanceContext) -> dic
 # --------------------------------------------------------------------------------------------------
 
 
-def trimmed_alpha(alpha: float, coverage: float) -> float:
+def trimmed_alpha(alpha: Any, coverage: Any) -> Any:
     """alpha of a draft whose head covers the share `coverage` of the target's tokens, from its
-    alpha with a full head.
+    alpha with a full head; numbers or arrays.
 
     A dropped token can no longer be accepted, but a weak draft never had it: rare tokens are the
     hard ones. The chance that a token outside the head would have been accepted is taken as
@@ -127,12 +125,7 @@ def trimmed_alpha(alpha: float, coverage: float) -> float:
     coverage lost 0.00 of 0.30 and 0.033 of 0.82 (this: 0.001 and 0.032); alpha = 1 gives
     `coverage`, as it must.
     """
-    return min(after_trimming(alpha, coverage), coverage)
-
-
-def after_trimming(alpha: Any, coverage: Any) -> Any:
-    """The rule of `trimmed_alpha` before its limit."""
-    return alpha * (1.0 - (1.0 - coverage) * alpha**3)
+    return np.minimum(alpha * (1.0 - (1.0 - coverage) * alpha**3), coverage)
 
 
 @cache
@@ -192,15 +185,14 @@ class PriorAcceptance:
     (how many were used), `source_`.
     """
 
-    def __init__(self, fit_file: Path = FIT_FILE) -> None:
-        self.fit_file = fit_file
+    def __init__(self) -> None:
         self._start(None)
 
     def _start(self, target: Architecture | None) -> None:
         """Nothing measured: what the table says of drafts for `target`, by its shape."""
-        self._published = load_fit(self.fit_file)
+        self._published = load_fit()
         self._target = target
-        known = known_target(target) if target is not None and self.fit_file == FIT_FILE else None
+        known = known_target(target) if target is not None else None
         self.names_ = COEFFICIENTS
         self.coefficients_ = (known or self._published).mean.copy()
         self.covariance_ = (known or self._published).covariance.copy()
@@ -349,7 +341,7 @@ class PriorAcceptance:
         full = 1.0 / (1.0 + np.exp(-level))
         heads = [grid.at((0, 0, 0, head)) for head in range(grid.shape[-1])]
         coverage = np.array([self._coverage(arch, context)[0] for arch in heads])
-        return np.minimum(after_trimming(full, coverage), coverage), INDEPENDENT_DRIFT.mean
+        return trimmed_alpha(full, coverage), INDEPENDENT_DRIFT.mean
 
     def predict(self, architecture: Architecture, context: AcceptanceContext) -> Acceptance:
         """alpha with its absolute std (about 0.6 logit before `fit`), and the drift along the
@@ -362,7 +354,7 @@ class PriorAcceptance:
         features = self._row(architecture, context)
         full = sigmoid(float(features @ self.coefficients_))
         coverage, vocabulary_std = self._coverage(architecture, context)
-        alpha = trimmed_alpha(full, coverage)
+        alpha = float(trimmed_alpha(full, coverage))
         variance = (
             float(features @ self.covariance_ @ features) + SHAPE_NOISE_STD**2 + vocabulary_std**2
         )
@@ -464,7 +456,7 @@ class PriorAcceptance:
         )
         full = sigmoid(math.fsum(part for _, part, _, _ in rows))
         coverage, std = self._coverage(architecture, context)
-        lost = logit(trimmed_alpha(full, coverage)) - logit(full)
+        lost = logit(float(trimmed_alpha(full, coverage))) - logit(full)
         if not architecture.trimmed:
             why = "full head"
         elif context.coverage is not None:

@@ -21,11 +21,10 @@ about a target of the table.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from functools import cached_property
 from itertools import combinations
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -216,16 +215,14 @@ class Design:
         )
 
 
-def design(
-    rows: Iterable[Published] | None = None, *, drifts: Mapping[str, Term], anchors: bool = True
-) -> Design:
+def design(drifts: Mapping[str, Term], *, anchors: bool = True) -> Design:
     """The rows of the table that are meant for levels, and this project's anchors; `drifts`: see
     `Drifts`."""
     from archsearch.architecture import catalogue
 
     x, y, noise = [], [], []
     labels: list[dict[str, str]] = []
-    for row in load_published() if rows is None else rows:
+    for row in load_published():
         if not row.level:
             continue
         x.append(regressors(row_terms(row)))
@@ -554,11 +551,11 @@ def fit_all(start: Spread | None = None) -> PublishedFit:
     return for_new_target(Levels(rows, best_spread(rows, start)), drifts)
 
 
-def save_fit(fit: PublishedFit, path: Path = FIT_FILE) -> None:
+def save_fit(fit: PublishedFit) -> None:
     """Write published_fit.json."""
     upper = fit.covariance[np.triu_indices(len(COEFFICIENTS))]
     write_json(
-        path,
+        FIT_FILE,
         {
             "about": (
                 "made by `python -m archsearch.acceptance.published` from published.csv and"

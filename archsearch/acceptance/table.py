@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import csv
 import hashlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -85,6 +85,19 @@ def _whole(text: str) -> int | None:
     return round(float(text)) if text else None
 
 
+_YES_NO: Final = {"yes": True, "no": False}
+_CELLS: Final[dict[str, Callable[[str], Any]]] = {
+    "str": str,
+    "float": float,
+    "float | None": _number,
+    "int | None": _whole,
+    "bool": _YES_NO.__getitem__,
+    "bool | None": {**_YES_NO, "": None}.__getitem__,
+    "tuple[float, ...]": lambda text: tuple(map(float, text.split())),
+}
+"""How a column's cells are read, by the type of its field."""
+
+
 def _wrong(row: Published) -> str:
     """What no row may say; "" for a good one."""
     if not 0.0 < row.alpha < 1.0:
@@ -106,38 +119,14 @@ def _wrong(row: Published) -> str:
 @cache
 def load_published(path: Path = PUBLISHED_FILE) -> tuple[Published, ...]:
     """The rows of the table. Raises ArchsearchError naming the line that is broken."""
-    convert: dict[str, Callable[[str], Any]] = {
-        **dict.fromkeys(
-            ("target_params_b", "body_params_m", "temperature", "tau", "alpha_std"), _number
-        ),
-        **dict.fromkeys(
-            ("pretrain_tokens", "parent_tokens", "distill_tokens", "target_tokens"), _number
-        ),
-        "on_policy": lambda text: {"yes": True, "no": False, "": None}[text],
-        **dict.fromkeys(
-            (
-                "target_hidden_size",
-                "layers",
-                "hidden_size",
-                "heads",
-                "kv_heads",
-                "draft_vocab",
-                "gamma",
-            ),
-            _whole,
-        ),
-        "level": lambda text: {"yes": True, "no": False}[text],
-        "positions": lambda text: tuple(float(part) for part in text.split()),
-        "alpha": float,
-    }
-    names = [field.name for field in fields(Published)]
+    columns = {name: _CELLS[str(kind)] for name, kind in Published.__annotations__.items()}
     rows = []
     with path.open(encoding="utf-8", newline="") as handle:
         lines = [line for line in handle if not line.startswith("#")]
     for row in csv.DictReader(lines):
         wrong = ""
         try:
-            item = Published(**{name: convert.get(name, str)(row[name]) for name in names})
+            item = Published(**{name: read(row[name]) for name, read in columns.items()})
             wrong = _wrong(item)
         except KeyError as error:
             wrong = f"{error} is no value of a column, or none of the columns"
@@ -174,11 +163,11 @@ class Anchor:
 
 
 @cache
-def load_anchors(path: Path = ANCHORS_FILE) -> tuple[Architecture, tuple[Anchor, ...]]:
+def load_anchors() -> tuple[Architecture, tuple[Anchor, ...]]:
     """The reference shape and the anchors."""
     import yaml
 
-    data: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    data: dict[str, Any] = yaml.safe_load(ANCHORS_FILE.read_text(encoding="utf-8"))
     reference = Architecture(**data["reference"])
     return reference, tuple(
         Anchor(
@@ -234,9 +223,9 @@ def own_drafts() -> tuple[Anchor, ...]:
     return (*load_anchors()[1], *load_shape_study())
 
 
-def inputs_hash(paths: Iterable[Path] = (PUBLISHED_FILE, ANCHORS_FILE, STUDY_FILE)) -> str:
+def inputs_hash() -> str:
     """Which table and own drafts a fit rests on."""
     digest = hashlib.sha256()
-    for path in paths:
+    for path in (PUBLISHED_FILE, ANCHORS_FILE, STUDY_FILE):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
 from typing import Any, Self
 
 from archsearch.architecture.architecture import Architecture
@@ -147,7 +146,8 @@ class LatencyOfRounds:
         tokens it drafted is not charged (assumed: there are none); what it adds by itself is, where
         the engine's speculative step stays (`EngineFacts.idle_round`)."""
         if self.rounds is not None and self.facts.idle_round:
-            return extra_s(self.rounds.costs, nothing_drafted(workload))
+            costs = self.rounds.costs
+            return Estimate(*extra_s(costs, nothing_drafted(workload)), costs.rests_on)
         if isinstance(draft, Drafter):
             if draft.model is None:
                 return drafter_idle_s(self, draft, workload)
@@ -158,10 +158,7 @@ class LatencyOfRounds:
         passes = self._passes_of(
             target, draft, workload, (self.verify_s(target, workload, 0), idle, idle), 1
         )
-        time = round_time(
-            replace(self.rounds.costs, round_s=replace(self.rounds.costs.round_s, value=0.0)),
-            passes,
-        )
+        time = round_time(self.rounds.costs.without_round(), passes)
         longer = time.round_s.value - self.decode_s(target, workload).value
         if longer <= idle.value:
             return idle
@@ -201,7 +198,7 @@ class LatencyOfRounds:
 
 
 class DraftPasses(LatencyOfRounds):
-    """What `LatencyOfRounds` asks, from `forward_s` and `facts` of the class that takes this in."""
+    """What `LatencyOfRounds` asks, from `pass_s` and `facts` of the class that takes this in."""
 
     facts: EngineFacts
     draft_logits: int | None = None
@@ -218,7 +215,18 @@ class DraftPasses(LatencyOfRounds):
         cold: bool = False,
         logits: int | None = None,
     ) -> Estimate:
-        """Seconds of one forward pass."""
+        """Seconds of one forward pass of `tokens` new tokens per sequence against `context` cached
+        ones, on a GPU with the choice of the next tokens (on a CPU that is part of what an engine
+        adds).
+
+        cold: weights come from memory (the first draft token after a verification); otherwise the
+        pass runs in a loop.
+        logits: tokens per sequence whose logits are computed; None means all.
+        """
+        return self.pass_s(arch, (Part(batch, tokens, context, logits), cold), ranks)
+
+    def pass_s(self, arch: Architecture, asked: Pass, ranks: int) -> Estimate:
+        """`forward_s` of a part, and whether its weights come from memory."""
         raise NotImplementedError
 
     def model_pass_s(
@@ -226,16 +234,7 @@ class DraftPasses(LatencyOfRounds):
     ) -> Estimate:
         """Seconds of one pass of a draft, or of the target (in a loop, but as the engine was
         measured)."""
-        part, cold = asked
-        return self.forward_s(
-            arch,
-            batch=part.batch,
-            tokens=part.tokens,
-            context=part.context,
-            ranks=ranks,
-            cold=cold,
-            logits=part.logits,
-        )
+        return self.pass_s(arch, asked, ranks)
 
     def decode_s(self, target: Architecture, workload: Workload) -> Estimate:
         """One plain decode step of the target."""

@@ -7,8 +7,8 @@ over arrays, beside `latency.rounds` (tests/search/test_exact.py holds the two t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -18,14 +18,7 @@ from archsearch.architecture.grid import Array, ShapeGrid
 from archsearch.engine_rounds import RoundCosts
 from archsearch.estimate import Estimate
 from archsearch.latency.draft_passes import nothing_drafted
-from archsearch.latency.rounds import (
-    Passes,
-    extra_s,
-    host_time,
-    larger_of_arrays,
-    launch_value,
-    waits_s,
-)
+from archsearch.latency.rounds import Passes, extra_s, host_s, larger_of_arrays, waits_s
 from archsearch.workload import Workload
 
 NOTHING: Final = Estimate(0.0, 0.0, "given")
@@ -66,14 +59,14 @@ class GridLatency:
         # gammas share passes (the later one above all): each is priced once
         passes = list(dict.fromkeys(each for both in self._asked.values() for each in both))
         seconds = dict(zip(passes, latency.grid_s(self.grid, passes, self.ranks), strict=True))
-        layers = self.grid.num_hidden_layers
         for gamma in self.gammas:
             first, later = (seconds[each] for each in self._asked[gamma])
             more = latency.facts.draft_passes(gamma) - 1
             draft = first + more * later if more else first
             if latency.rounds is not None:
-                whole = self._launched(gamma, first, later, draft, layers)
+                whole = self._launched(gamma, first, later, draft)
             else:
+                layers = self.grid.num_hidden_layers
                 draft = draft + gamma * layers * latency.added_layer_s(self.grid)
                 added = latency.added_s(self.target, self.workload, gamma).value
                 whole = draft + self._verified[gamma].value + added
@@ -83,19 +76,16 @@ class GridLatency:
         """`LatencyOfRounds.idle_s`: what the drafts cost a step that drafts nothing."""
         latency, facts = self.latency, self.latency.facts
         if latency.rounds is not None and facts.idle_round:
-            return extra_s(latency.rounds.costs, nothing_drafted(self.workload)).value
+            return extra_s(latency.rounds.costs, nothing_drafted(self.workload))[0]
         if not facts.idle_pass:
             return 0.0
         headless = self.grid.replace(draft_vocab_size=1)
         (idle,) = latency.grid_s(headless, [latency.idle_pass(self.workload)], self.ranks)
         if latency.rounds is None:
             return idle
-        costs = replace(
-            latency.rounds.costs, round_s=replace(latency.rounds.costs.round_s, value=0.0)
-        )
+        costs = latency.rounds.costs.without_round()
         verify = latency.verify_s(self.target, self.workload, 0)
-        layers = headless.num_hidden_layers
-        longer = self._launched(1, idle, idle, idle, layers, (costs, verify)) - self._decode_s
+        longer = self._launched(1, idle, idle, idle, (costs, verify)) - self._decode_s
         # no step is quicker than the idle pass on the GPU
         return np.where(longer <= idle, idle, longer)
 
@@ -105,35 +95,20 @@ class GridLatency:
         first: Array,
         later: Array,
         draft: Array,
-        layers: Any,
         own: tuple[RoundCosts, Estimate] | None = None,
     ) -> Array:
         """`rounds.round_time` of an engine whose host is modelled; `own`: other costs, and
         another verification."""
         costs, read = own or (self.latency.rounds.costs, self._verified[gamma])
-        verify = read.value
-        batch, context, target_layers = (
-            self.workload.batch_size,
-            self.workload.context_len,
-            self.target.num_hidden_layers,
-        )
+        batch = self.workload.batch_size
+        layers = np.asarray(self.grid.num_hidden_layers, dtype=float)
         costs = costs.launching(batch * (gamma + 1))
-        passes = Passes(NOTHING, NOTHING, NOTHING, gamma, batch, 0, target_layers, context=context)
-        sharded = int(self.ranks > 1)
-
-        def by_depth(of: Callable[[RoundCosts, Passes], Estimate]) -> Any:
-            """Seconds and std of what depends on a draft's depth alone, each like `layers`."""
-            found = [
-                of(costs, replace(passes, draft_layers=n, draft_all_reduces=sharded * (2 * n + 1)))
-                for n in layers.ravel().tolist()
-            ]
-            return np.array([(each.value, each.std) for each in found]).T.reshape(2, *layers.shape)
-
-        extra, extra_std = by_depth(extra_s)
+        reduces = (2 * layers + 1) * (self.ranks > 1)
+        sizes = (gamma, batch, layers, self.target.num_hidden_layers, reduces)
+        passes = Passes(NOTHING, NOTHING, NOTHING, *sizes, context=self.workload.context_len)
+        extra, extra_std = extra_s(costs, passes)
+        gpu = draft + read.value + extra
         if costs.order == "overlapped":
             std = np.hypot(read.std, extra_std)
-            return larger_of_arrays(draft + verify + extra, std, *by_depth(host_time))
-        launch = launch_value(costs, layers, (2 * layers + 1) * sharded)
-        target_host = target_layers * costs.host_target_layer_s.value
-        waits = waits_s(launch, target_host, (first, later, verify), gamma - 1)
-        return np.asarray(draft + verify + extra + waits)
+            return larger_of_arrays(gpu, std, *host_s(costs, passes))
+        return np.asarray(gpu + waits_s(costs, passes, (first, later, read.value)))

@@ -153,37 +153,17 @@ class LatencyModel(FittedPasses, DraftPasses):
     # -- answers
     # ----------------------------------------------------------------------------------------------
 
-    def forward_s(
-        self,
-        arch: Architecture,
-        *,
-        batch: int = 1,
-        tokens: int = 1,
-        context: int = 256,
-        ranks: int = 1,
-        cold: bool = False,
-        logits: int | None = None,
-    ) -> Estimate:
-        """Seconds of one forward pass of `tokens` new tokens per sequence against `context` cached
-        ones, on a GPU with the choice of the next tokens (on a CPU that is part of what an engine
-        adds).
-
-        cold: weights come from memory (the first draft token after a verification); otherwise the
-        pass runs in a loop.
-        logits: tokens per sequence whose logits are computed; None means all.
-        """
-        part = Part(batch, tokens, context, logits)
+    def pass_s(self, arch: Architecture, asked: Pass, ranks: int) -> Estimate:
+        part, cold = asked
         key = (arch, part, ranks, cold)
         found = self._passes.get(key)
         if found is not None:
             return found
-        if (
-            self.composed_ is not None
-        ):  # the tables' weights always come from memory: cold or not is the same
+        # the tables' weights always come from memory: cold or not is the same
+        if self.composed_ is not None:
             return self._remember(key, self.composed_.step_s(arch, [part], ranks))
-        step = self._device_s(
-            shard(arch, ranks), part, cold
-        )  # fitted on one device, so asked at what one rank runs
+        # fitted on one device, so asked at what one rank runs
+        step = self._device_s(shard(arch, ranks), part, cold)
         if ranks > 1:
             step = _sum(step, Estimate(*self._between_ranks(arch, part, ranks), "modelled"))
         if self._chooses:
@@ -196,7 +176,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         self, wanted: Iterable[tuple[Architecture, Part, int]], passes: Iterable[PassOps] = ()
     ) -> None:
         """Price many passes (architecture, part, ranks) in one go, and the kernels of `passes`:
-        much quicker than one by one where passes are composed of kernels; `forward_s` and `ops_s`
+        much quicker than one by one where passes are composed of kernels; `pass_s` and `ops_s`
         then answer from memory."""
         if self.composed_ is None:
             return
@@ -260,8 +240,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         return Estimate(seconds, relative * seconds, "modelled")
 
     def grid_s(self, grid: ShapeGrid, passes: Sequence[Pass], ranks: int) -> list[Any]:
-        """Seconds of each pass of each shape of a grid, as `forward_s` has them of one, without
-        std."""
+        """Seconds of each pass of each shape of a grid, as of one but without std."""
         if self.engine_ is not None:
             return (self.drafts_ or self.engine_).grid_s(grid, passes)
         if self.composed_ is not None:

@@ -112,11 +112,6 @@ class OpTable:
         mean, std = self.residual.predict(np.array(kind.place(op)))
         return base * math.exp(mean), std
 
-    def predict_all(self, ops: Sequence[Op]) -> tuple[Array, Array]:
-        """Seconds and relative stds."""
-        both = np.array([self.predict(op) for op in ops])
-        return both[:, 0], both[:, 1]
-
 
 # -- GPU: rough tables
 # --------------------------------------------------------------------------------------------------
@@ -261,11 +256,6 @@ class GpuTable:
         itself sees it."""
         return self.residual.calibration * math.sqrt(self.residual.noise)
 
-    def predict(self, op: Op) -> Answer:
-        """Seconds and relative std."""
-        seconds, stds = self.predict_all([op])
-        return float(seconds[0]), float(stds[0])
-
 
 # -- all ops of a profile
 # --------------------------------------------------------------------------------------------------
@@ -348,7 +338,7 @@ class OpModel:
             self.notes.append(
                 f"{dtype} is answered from {self._rows_dtype} rows: the same kernels and speed"
             )
-        self._tables: dict[tuple[str, str], OpTable | GpuTable] = {}
+        self._tables: dict[tuple[str, str], Any] = {}  # OpTable of a CPU, GpuTable
         self._measured: dict[tuple[Op, bool], Answer] = {}
         self._seen: dict[tuple[Op, bool], Answer] = {}
         self._like = like
@@ -394,10 +384,15 @@ class OpModel:
             for op in rows:
                 regimes.setdefault(_regime(op) if self._gpu else kind, []).append(op)
             for regime, ops in regimes.items():
-                table = None
+                table: OpTable | GpuTable | None = None
                 if len(ops) >= OP_KINDS[kind].min_rows:
                     known = like._tables.get((regime, cache)) if like else None
-                    table = self._fit_table(ops, np.array([rows[op].median_s for op in ops]), known)
+                    times_s = np.array([rows[op].median_s for op in ops])
+                    table = (
+                        self._fit_gpu(ops, times_s, known)
+                        if self._gpu
+                        else OpTable.fit(ops, times_s)
+                    )
                     self._tables[regime, cache] = table
                 for op in ops:
                     std = self._std_of(rows[op])
@@ -405,17 +400,13 @@ class OpModel:
                         std = max(0.01, min(std, table.row_std))
                     self._measured[op, cache == "cold"] = (rows[op].median_s, std + self._extra_std)
 
-    def _fit_table(
-        self, ops: list[Any], times_s: Array, known: OpTable | GpuTable | None
-    ) -> OpTable | GpuTable:
-        if not self._gpu:
-            return OpTable.fit(ops, times_s)
+    def _fit_gpu(self, ops: list[Any], times_s: Array, known: GpuTable | None) -> GpuTable:
         return GpuTable.fit(
             ops,
             times_s,
             sizes=GPU_SIZES.get(ops[0].kind, gpu_plain_sizes),
             multiprocessors=self._device.get("multiprocessors") or 128,
-            like=known if isinstance(known, GpuTable) else None,
+            like=known,
             folder=self.profile.folder if known is None else None,
         )
 
@@ -425,7 +416,7 @@ class OpModel:
         for kind in self._unfitted.intersection(kinds):
             self._unfitted.discard(kind)
             self._fit_tables(kind, self._like)
-        tables = (table for table in self._tables.values() if isinstance(table, GpuTable))
+        tables = self._tables.values()
         return {table.digest: to_dict(table.coefficients, table.residual) for table in tables}
 
     def _fit_elementwise(self) -> dict[str, Answer]:
@@ -511,14 +502,14 @@ class OpModel:
             for op in tables:
                 self._seen[op, cold] = self._cpu_s(op, cold)
 
-    def source(self, op: Op, cold: bool = True) -> str:
+    def source(self, op: Op) -> str:
         """`measured` where the op itself (or, for elementwise and all-reduce, ops of its kind) has
         rows, else `modelled`."""
         if isinstance(op, Elementwise):
             return "measured" if op.name in self._elementwise else "modelled"
         if isinstance(op, AllReduce):
             return "measured" if self._all_reduce.measured(op.ranks) else "modelled"
-        return "measured" if (op, cold) in self._measured else "modelled"
+        return "measured" if (op, True) in self._measured else "modelled"
 
     def _one_state(self, op: Op) -> bool:
         """Whether rows of this kind of op do not tell warm from cold."""

@@ -12,6 +12,7 @@ question is answered and marked, never to replace a profile.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -49,7 +50,7 @@ class RooflineLatency(DraftPasses):
         self.device, self.dtype, self.mode, self.engine = device, dtype, mode, engine
         self.facts = engine_facts(engine)
         device.peak_flops_per_s(dtype)  # refuses a dtype that the device lacks
-        self._known: dict[tuple[object, ...], Estimate]
+        self._known: dict[tuple[Architecture, Part, int], Estimate]
         if device.kind == "gpu" and engine is not None:
             self.rounds = rounds or engine_rounds(engine)
         self._take_wait()
@@ -62,21 +63,11 @@ class RooflineLatency(DraftPasses):
         """Seconds of one op on the device."""
         return datasheet_s(self.device, op, self.dtype)
 
-    def forward_s(
-        self,
-        arch: Architecture,
-        *,
-        batch: int = 1,
-        tokens: int = 1,
-        context: int = 256,
-        ranks: int = 1,
-        cold: bool = False,
-        logits: int | None = None,
-    ) -> Estimate:
-        """Seconds of one forward pass; `cold` and `logits` make no difference to a roofline."""
-        key = (arch, batch, tokens, context, ranks)
+    def pass_s(self, arch: Architecture, asked: Pass, ranks: int) -> Estimate:
+        """`cold` and `logits` make no difference to a roofline."""
+        key = (arch, replace(asked[0], logits=None), ranks)
         if key not in self._known:
-            self._known[key] = self.ops_s(self._ops(arch, Part(batch, tokens, context), ranks))
+            self._known[key] = self.ops_s(self._ops(*key))
         return self._known[key]
 
     def _ops(self, arch: Architecture, part: Part, ranks: int) -> PassOps:

@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from archsearch.architecture.ops import Part
 from archsearch.engine_rounds import (
     COSTS,
     MACHINE_STD,
@@ -302,7 +303,7 @@ def with_measured_rounds(
     """`model.rounds` with what the profile's rounds say of them, and the fit; unchanged where they
     say nothing.
 
-    `model`: a latency that prices passes (`forward_s`, `verify_s`, `round_passes`). Rows of any
+    `model`: a latency that prices passes (`pass_s`, `verify_s`, `round_passes`). Rows of any
     version count that runs rounds in the same way (class). Where there is none, launching a layer
     is taken from a class with the same graphs.
     """
@@ -366,13 +367,8 @@ def _fitted(model: Any, prior: EngineRounds, rows: list[Measurement]) -> RoundFi
             seconds = Estimate(row.median_s, row.error_s or 0.0, "measured")
             target = f"target {shape.target.label()}"
             if shape.draft is None:
-                kernels = model.forward_s(
-                    shape.target,
-                    batch=shape.batch,
-                    tokens=1,
-                    context=shape.context,
-                    ranks=shape.tensor_parallel,
-                )
+                one = (Part(shape.batch, 1, shape.context), False)
+                kernels = model.pass_s(shape.target, one, shape.tensor_parallel)
                 steps.append(
                     StepRow(seconds, kernels, shape.target.num_hidden_layers, shape.batch, target)
                 )

@@ -16,6 +16,7 @@ and host. The numbers are `engine_rounds.RoundCosts`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Final, Literal
@@ -66,9 +67,9 @@ class Passes:
     later_s: Estimate
     gamma: int
     batch: int
-    draft_layers: int
+    draft_layers: Any  # of drafts of many depths an array, and so their all-reduces
     target_layers: int
-    draft_all_reduces: int = 0
+    draft_all_reduces: Any = 0
     context: int = 0  # tokens in each sequence's cache
     # the draft's head is trimmed, and its logits are written into rows of the whole vocabulary
     scattered: bool = False
@@ -129,67 +130,51 @@ def plain_step(rounds: EngineRounds, step_s: Estimate, target_layers: int, batch
 def host_time(costs: RoundCosts, passes: Passes) -> Estimate:
     """Seconds the host needs to launch and sample a round; the machine's speed is part of its
     std."""
-    token = launch_s(costs, passes.draft_layers, passes.draft_all_reduces, passes.scattered)
-    layers = passes.target_layers * costs.host_target_layer_s.value
-    value = costs.host_round_s.value + layers + passes.gamma * token.value
-    own = (
-        costs.host_round_s.std,
-        passes.target_layers * costs.host_target_layer_s.std,
-        passes.gamma * token.std,
-    )
-    std = costs.std_of(**host_weights(costs, passes))
-    return Estimate(
-        value, math.hypot(costs.machine_std * value, *own) if std is None else std, _source(costs)
-    )
+    return Estimate(*host_s(costs, passes), costs.rests_on)
 
 
-def host_weights(costs: RoundCosts, passes: Passes) -> dict[str, float]:
-    """How often each cost of the host comes in a round."""
-    gamma, reduces = float(passes.gamma), 0 if costs.graph == "full" else passes.draft_all_reduces
+def host_s(costs: RoundCosts, passes: Passes) -> tuple[Any, Any]:
+    """`host_time` and its std; of drafts of many depths arrays."""
+    counts = {"host_round": 1.0, "host_target_layer": float(passes.target_layers)}
+    counts |= {name: passes.gamma * count for name, count in _launched(costs, passes).items()}
+    value, own = _total([(n, getattr(costs, f"{name}_s")) for name, n in counts.items()])
+    std = costs.std_of(**counts)
+    return value, ((costs.machine_std * value) ** 2 + own**2) ** 0.5 if std is None else std
+
+
+def launch_s(costs: RoundCosts, passes: Passes) -> Any:
+    """Seconds in which the host launches and samples one draft pass."""
+    counts = _launched(costs, passes).items()
+    return _total([(count, getattr(costs, f"{name}_s")) for name, count in counts])[0]
+
+
+def _launched(costs: RoundCosts, passes: Passes) -> dict[str, Any]:
+    """How often each cost of the host comes in one draft pass."""
     return {
-        "host_round": 1.0,
-        "host_token": gamma,
-        "host_layer": gamma * passes.draft_layers,
-        "host_all_reduce": gamma * reduces,
-        "host_target_layer": float(passes.target_layers),
+        "host_token": 1.0,
+        "host_layer": passes.draft_layers,
+        "host_all_reduce": 0 if costs.graph == "full" else passes.draft_all_reduces,
+        "host_scatter": passes.scattered,
     }
 
 
-def _source(costs: RoundCosts) -> str:
-    return "measured" if costs.covariance else "published"
+def _total(parts: Iterable[tuple[Any, Estimate]]) -> tuple[Any, Any]:
+    """Seconds and std of so many of each cost, numbers or arrays; each errs by itself."""
+    value, square = 0.0, 0.0
+    for count, cost in parts:
+        value, square = value + count * cost.value, square + (count * cost.std) ** 2
+    return value, square**0.5
 
 
-def launch_value(costs: RoundCosts, layers: Any, all_reduces: Any) -> Any:
-    """Seconds in which the host launches and samples one draft pass; numbers or arrays of many."""
-    reduces = 0 if costs.graph == "full" else all_reduces
-    return (
-        costs.host_token_s.value
-        + layers * costs.host_layer_s.value
-        + reduces * costs.host_all_reduce_s.value
-    )
-
-
-def waits_s(launch: Any, target_host: float, passes: tuple[Any, Any, float], more: int) -> Any:
-    """Seconds that the GPU waits for the host of a serial engine, beside its passes: the draft's
-    first, `more` later ones and the target's. Numbers or arrays of many drafts."""
+def waits_s(costs: RoundCosts, passes: Passes, of_gpu: tuple[Any, Any, float]) -> Any:
+    """Seconds that the GPU waits for the host of a serial engine, beside its passes `of_gpu`: the
+    draft's first, each later one and the target's. Numbers or arrays of many drafts."""
+    launch = launch_s(costs, passes)
+    hosts = (launch, launch, passes.target_layers * costs.host_target_layer_s.value)
     first, later, verify = (
-        np.maximum(0.0, host - gpu)
-        for host, gpu in zip((launch, launch, target_host), passes, strict=True)
+        np.maximum(0.0, host - gpu) for host, gpu in zip(hosts, of_gpu, strict=True)
     )
-    return first + more * later + verify
-
-
-def launch_s(costs: RoundCosts, layers: int, all_reduces: int, scattered: bool = False) -> Estimate:
-    """What the host needs to launch and sample one draft pass."""
-    reduces = 0 if costs.graph == "full" else all_reduces
-    value = launch_value(costs, layers, all_reduces) + scattered * costs.host_scatter_s.value
-    own = (
-        costs.host_token_s.std,
-        layers * costs.host_layer_s.std,
-        reduces * costs.host_all_reduce_s.std,
-        scattered * costs.host_scatter_s.std,
-    )
-    return Estimate(value, math.hypot(*own), "published")
+    return first + (passes.gamma - 1) * later + verify
 
 
 def free_layers(costs: RoundCosts, passes: Passes) -> float:
@@ -207,84 +192,69 @@ def free_layers(costs: RoundCosts, passes: Passes) -> float:
     if per_layer <= 0.0:
         return math.inf
     gaps = passes.gamma * passes.draft_layers * costs.gap_s.value
-    gpu = _gpu_s(costs, passes) - gaps
+    gpu = passes.verify_s.value + passes.draft_s.value + extra_s(costs, passes)[0] - gaps
     fixed = costs.host_round_s.value + passes.target_layers * costs.host_target_layer_s.value
     return max(0.0, ((gpu - fixed) / passes.gamma - costs.host_token_s.value) / per_layer)
 
 
-def _gpu_s(costs: RoundCosts, passes: Passes) -> float:
-    return passes.verify_s.value + passes.draft_s.value + extra_s(costs, passes).value
-
-
-def extra_s(costs: RoundCosts, passes: Passes) -> Estimate:
-    """What a round adds on the GPU's side: synchronisation, sampling, copies."""
-    gamma, batch = passes.gamma, passes.batch
-    rows, gaps = batch * (gamma + 1), gamma * passes.draft_layers
-    row_s = costs.row_s.value + passes.context * costs.row_token_s.value
-    value = (
-        costs.round_s.value
-        + gamma * costs.token_s.value
-        + gaps * costs.gap_s.value
-        + batch * costs.sequence_s.value
-        + rows * row_s
-    )
-    std = costs.std_of(round=1.0, token=float(gamma), sequence=float(batch))
-    if std is None:
-        own = (
-            costs.round_s.std,
-            gamma * costs.token_s.std,
-            gaps * costs.gap_s.std,
-            batch * costs.sequence_s.std,
-            rows * (costs.row_s.std + passes.context * costs.row_token_s.std),
-        )
-        std = math.hypot(*own)
-    return Estimate(value, std * costs.band(batch), _source(costs))
+def extra_s(costs: RoundCosts, passes: Passes) -> tuple[Any, Any]:
+    """What a round adds on the GPU's side: synchronisation, sampling, copies; seconds and std, of
+    drafts of many depths arrays."""
+    gamma, batch, context = passes.gamma, passes.batch, passes.context
+    row, more = costs.row_s, costs.row_token_s  # which err alike
+    row = Estimate(row.value + context * more.value, row.std + context * more.std, row.source)
+    parts = [(1.0, costs.round_s), (gamma, costs.token_s), (batch, costs.sequence_s)]
+    gaps, rows = gamma * passes.draft_layers, batch * (gamma + 1)
+    value, own = _total([*parts, (gaps, costs.gap_s), (rows, row)])
+    std = costs.std_of(round=1.0, token=gamma, sequence=batch)
+    return value, (own if std is None else std) * costs.band(batch)
 
 
 def _overlapped(costs: RoundCosts, passes: Passes) -> RoundTime:
-    draft, verify, extra = passes.draft_s, passes.verify_s, extra_s(costs, passes)
+    draft, verify = passes.draft_s, passes.verify_s
+    extra, extra_std = extra_s(costs, passes)
     gpu = Estimate(
-        draft.value + verify.value + extra.value,
-        math.hypot(draft.std, verify.std, extra.std),
+        draft.value + verify.value + extra,
+        math.hypot(draft.std, verify.std, extra_std),
         verify.source,
     )
     host = host_time(costs, passes)
     bound: Bound = "host" if host.value > gpu.value else "gpu"
-    sure = Estimate(gpu.value, math.hypot(verify.std, extra.std), gpu.source)
+    sure = Estimate(gpu.value, math.hypot(verify.std, extra_std), gpu.source)
     value = larger(sure, host).value
     total = Estimate(value, larger(gpu, host).std, weakest_source(verify.source, draft.source))
     total = (
         total.between(larger_interval(gpu, host)) if host.value > gpu.value - host.std else total
     )
     overhead = Estimate(
-        value - draft.value - verify.value, total.std if bound == "host" else extra.std, "published"
+        value - draft.value - verify.value, total.std if bound == "host" else extra_std, "published"
     )
     return RoundTime(draft, verify, overhead, total, host, bound)
 
 
 def _serial(costs: RoundCosts, passes: Passes) -> RoundTime:
-    launch = launch_s(costs, passes.draft_layers, passes.draft_all_reduces, passes.scattered)
-    target_host = passes.target_layers * costs.host_target_layer_s.value
-    extra, more = extra_s(costs, passes), passes.gamma - 1
     draft, verify = passes.draft_s, passes.verify_s
+    extra, extra_std = extra_s(costs, passes)
     of_gpu = (passes.first_s.value, passes.later_s.value, verify.value)
-    waits = float(waits_s(launch.value, target_host, of_gpu, more))
-    value = draft.value + verify.value + extra.value + waits
+    waits = float(waits_s(costs, passes, of_gpu))
+    value = draft.value + verify.value + extra + waits
     host = host_time(costs, passes)
     # A pass that was priced without graphs takes the host's time already.
     bound: Bound = (
-        "host" if waits > 0.5 * value or launch.value > 0.99 * passes.later_s.value else "gpu"
+        "host"
+        if waits > 0.5 * value or launch_s(costs, passes) > 0.99 * passes.later_s.value
+        else "gpu"
     )
     wait_std = host.std * waits / host.value if waits and host.value else 0.0
     total = Estimate(
         value,
-        math.hypot(draft.std, verify.std, extra.std, wait_std),
+        math.hypot(draft.std, verify.std, extra_std, wait_std),
         weakest_source(verify.source, draft.source),
     )
     return RoundTime(
         draft,
         verify,
-        Estimate(extra.value + waits, math.hypot(extra.std, wait_std), "published"),
+        Estimate(extra + waits, math.hypot(extra_std, wait_std), "published"),
         total,
         host,
         bound,

@@ -579,7 +579,7 @@ def test_a_fit_of_another_version_is_refused(tmp_path):
     with pytest.raises(
         ArchsearchError, match="another version.*python -m archsearch.acceptance.published"
     ):
-        PriorAcceptance(broken)
+        load_fit(broken)
 
 
 def test_what_a_search_began_with_can_be_kept() -> None:
