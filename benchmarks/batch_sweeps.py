@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from archsearch.engine_rounds import round_costs
 from archsearch.errors import ArchsearchError
-from archsearch.traffic.curve import crossing
+from archsearch.traffic.steady import crossing
 from engine_rounds import Predicted, Row, constants_for, fit, passes_of, predict, read_rows
 
 LEAST: Final = 3  # batch sizes of a sweep

@@ -42,6 +42,9 @@ from archsearch.search.space import Limits
 from archsearch.speedup import RoundTerms
 from archsearch.workload import Workload
 
+Positive = Annotated[Estimate, Stored(low=0.0)]
+Chance = Annotated[Estimate, Stored(low=0.0, high=1.0)]
+
 
 @dataclass(frozen=True, slots=True)
 class Score:
@@ -65,17 +68,17 @@ class Score:
     architecture: Architecture
     parameters: Annotated[int, Stored(low=0, high=1e13)]
     gamma: Annotated[int, Stored(low=0, high=1000)]
-    alpha: Estimate
-    tau: Estimate
-    draft_s: Estimate
-    decode_s: Estimate
-    verify_s: Estimate
-    speedup: Estimate
-    tpot_s: Estimate
+    alpha: Chance
+    tau: Annotated[Estimate, Stored(low=1.0, high=1001.0)]
+    draft_s: Positive
+    decode_s: Positive
+    verify_s: Positive
+    speedup: Positive
+    tpot_s: Positive
     kv_bytes_per_token: Annotated[int, Stored(low=0, high=1e10)]
-    break_even_alpha: Estimate | None
-    round_s: Estimate | None = None
-    host_s: Estimate | None = None
+    break_even_alpha: Chance | None
+    round_s: Positive | None = None
+    host_s: Positive | None = None
     bound: Bound | None = None
     engine: str | None = None
     engine_version: str | None = None
@@ -143,21 +146,7 @@ class Score:
         drafter = None
         if data.get("family", Independent.family) != Independent.family:
             drafter = read_drafter(Architecture.from_dict(data["architecture"]), data["drafter"])
-        score = from_data(cls, {**data, "drafter": drafter}, known_only=True)
-        for name, (low, high) in BOUNDS.items():
-            found = getattr(score, name)
-            if found is not None and not low <= found.value <= high:
-                raise ArchsearchError(
-                    f"a score's {name} must lie between {low:g} and {high:g}, got {found.value:g}"
-                )
-        return score
-
-
-BOUNDS: Final = {
-    name: (0.0, math.inf)
-    for name in ("draft_s", "decode_s", "verify_s", "speedup", "tpot_s", "round_s", "host_s")
-} | {"alpha": (0.0, 1.0), "tau": (1.0, 1001.0), "break_even_alpha": (0.0, 1.0)}
-"""Of the uncertain numbers of a score."""
+        return from_data(cls, {**data, "drafter": drafter}, known_only=True)
 
 
 CHUNK: Final = 1 << 17

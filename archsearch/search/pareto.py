@@ -8,21 +8,18 @@ the set is the exact one; else it is the set of what was scored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from archsearch.architecture.counts import (
-    body_parameters,
-    kv_bytes_per_token,
-    parameters,
-    weight_bytes_per_pass,
-)
-from archsearch.architecture.grid import ShapeGrid
+from archsearch.architecture.counts import body_parameters
+from archsearch.drafters.drafter import Drafter
+from archsearch.drafters.models import Independent
 from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
 from archsearch.search.exact import SpaceGrid
 from archsearch.search.objective import GridScores, Place, Score, Scorer, draft_bytes
 
@@ -31,61 +28,53 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Goal:
-    """One goal. `of`: its value of a score; `grid`: of all shapes of some bodies, broadcasting to
-    the scores; `more`: whether more is better. `unit`, `words`: for people."""
+    """One goal. `of`: its value of a drafter and what was found of it (a score, or of a grid the
+    scores of all); `more`: whether more is better. `unit`, `words`: for people."""
 
-    of: Callable[[Score, Scorer], float]
-    grid: Callable[[ShapeGrid, GridScores, Scorer], Any]
+    of: Callable[[Score | GridScores, Drafter, Scorer], Any]
     unit: str
     words: str
     more: bool = False
 
 
-def _training_flops(score: Score) -> float:
-    head = score.architecture.head_rows * score.architecture.hidden_size
-    return 6.0 * (body_parameters(score.architecture) + head) if score.proposer.trains else 0.0
+def _training_flops(drafter: Drafter) -> Any:
+    arch = drafter.architecture
+    weights = body_parameters(arch) + arch.head_rows * arch.hidden_size
+    return 6.0 * weights if drafter.trains else 0.0
+
+
+def _number(found: Any) -> Any:
+    return found.value if isinstance(found, Estimate) else found
 
 
 GOALS: Final[Mapping[str, Goal]] = {
-    "speedup": Goal(
-        lambda s, _: s.speedup.value,
-        lambda g, s, _: s.speedup,
-        "x",
-        "predicted speed-up",
-        more=True,
-    ),
+    "speedup": Goal(lambda found, *_: _number(found.speedup), "x", "predicted speed-up", more=True),
     "training_cost": Goal(
-        lambda s, _: _training_flops(s),
-        lambda g, s, _: 6.0 * weight_bytes_per_pass(g, 1),
+        lambda _, drafter, __: _training_flops(drafter),
         "FLOPs/token",
         "FLOPs of training on one token: 6 per weight of layers and head (arXiv 2001.08361); 0 for"
         " what is not trained",
     ),
-    "parameters": Goal(
-        lambda s, _: float(s.parameters),
-        lambda g, s, _: parameters(g),
-        "",
-        "parameters of the draft",
-    ),
+    "parameters": Goal(lambda _, drafter, __: drafter.parameters(), "", "parameters of the draft"),
     "kv_bytes": Goal(
-        lambda s, _: float(s.kv_bytes_per_token),
-        lambda g, s, scorer: kv_bytes_per_token(g, scorer.workload.cache_bytes),
+        lambda _, drafter, scorer: drafter.kv_bytes_per_token(scorer.workload.cache_bytes),
         "B/token",
         "bytes of the draft's KV cache for one token",
     ),
     "memory": Goal(
-        lambda s, scorer: float(draft_bytes(s.drafter or s.architecture, scorer.workload)),
-        lambda g, s, scorer: draft_bytes(g, scorer.workload),
+        lambda _, drafter, scorer: draft_bytes(drafter, scorer.workload),
         "B",
         "the draft's weights and KV caches",
     ),
     "draft_s": Goal(
-        lambda s, _: s.draft_s.value,
-        lambda g, s, _: s.draft_s,
-        "s",
-        "seconds of drafting in a round",
+        lambda found, *_: _number(found.draft_s), "s", "seconds of drafting in a round"
     ),
 }
+
+
+def goals_of(score: Score, scorer: Scorer, goals: Iterable[str]) -> dict[str, float]:
+    """The values of `goals` of a score."""
+    return {name: float(GOALS[name].of(score, score.proposer, scorer)) for name in goals}
 
 
 @dataclass(frozen=True)
@@ -155,7 +144,7 @@ def pareto_places(
         some = grid.grid.part(slice(scores.start, scores.start + len(scores.speedup)))
         columns = [
             np.broadcast_to(
-                _signed(GOALS[name], GOALS[name].grid(some, scores, scorer)), some.shape
+                _signed(GOALS[name], GOALS[name].of(scores, Independent(some), scorer)), some.shape
             )
             for name in goals
         ]
@@ -205,7 +194,7 @@ def pareto(
     error."""
     if not scores:
         return []
-    values = [{name: GOALS[name].of(score, scorer) for name in goals} for score in scores]
+    values = [goals_of(score, scorer, goals) for score in scores]
     costs = np.array(
         [[_signed(GOALS[name], row[name]) for name in goals] for row in values], dtype=float
     )

@@ -23,7 +23,7 @@ from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.records import Stored, as_data
 from archsearch.search.exact import exact_grid, rank_all, rank_alone
 from archsearch.search.objective import Score, Scorer
-from archsearch.search.pareto import GOALS
+from archsearch.search.pareto import goals_of
 from archsearch.search.space import Indices, InvalidShape, SearchSpace
 
 if TYPE_CHECKING:
@@ -107,22 +107,16 @@ class Record:
         if shape in self.known:
             return self.known[shape]
         score = self._score(shape) if score is None else score
-        params, attrs = self._params(indices), {"origin": "exact"} | _attributes(score)
-        trial = (
-            create_trial(
-                state=TrialState.PRUNED,
-                params=params,
-                distributions=self.distributions,
-                user_attrs=attrs,
-            )
+        outcome: dict[str, Any] = (
+            {"state": TrialState.PRUNED}
             if isinstance(score, str)
-            else create_trial(
-                values=self._values(score),
-                params=params,
-                distributions=self.distributions,
-                user_attrs=attrs,
-                constraints=self.scorer.constraints(shape),
-            )
+            else {"values": self._values(score), "constraints": self.scorer.constraints(shape)}
+        )
+        trial = create_trial(
+            params=self._params(indices),
+            distributions=self.distributions,
+            user_attrs={"origin": "exact"} | _attributes(score),
+            **outcome,
         )
         self.study.add_trial(trial)
         self.known[shape] = trial
@@ -181,7 +175,7 @@ class Record:
             return str(error)
 
     def _values(self, score: Score) -> list[float]:
-        return [GOALS[name].of(score, self.scorer) for name in self.goals] or [score.worth]
+        return list(goals_of(score, self.scorer, self.goals).values()) or [score.worth]
 
 
 def _attributes(score: Score | str) -> dict[str, Any]:

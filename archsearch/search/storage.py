@@ -153,9 +153,8 @@ def open_storage(where: str | Path) -> BaseStorage:
     ArchsearchError where it cannot be used, in one line."""
     import optuna
 
-    optuna.logging.set_verbosity(
-        optuna.logging.WARNING
-    )  # what it does with its studies is not this command's output
+    # what it does with its studies is not this command's output
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     text = str(where)
     if text.startswith(GRPC):
         return _grpc(text)
@@ -213,8 +212,6 @@ def journal_backend(path: str, lock: FileLock) -> Any:
     """Optuna's journal file, without its fsync at every record: what a process wrote outlives its
     being killed, and a search of 2,000 shapes spent most of its time in them. A crash of the whole
     machine may cost the last records, which a continued search scores again."""
-    import json
-
     from optuna.storages.journal import JournalFileBackend
 
     class Journal(JournalFileBackend):
@@ -243,18 +240,7 @@ def drop_torn_line(path: str, lock: FileLock) -> None:
     lock.acquire()
     try:
         with open(path, "rb+") as journal:
-            size = journal.seek(0, os.SEEK_END)
-            end = size
-            while end > 0:
-                start = max(0, end - 65536)
-                journal.seek(start)
-                found = journal.read(end - start).rfind(b"\n")
-                if found >= 0:
-                    end = start + found + 1
-                    break
-                end = start
-            if end < size:
-                journal.truncate(end)
+            journal.truncate(journal.read().rfind(b"\n") + 1)
     finally:
         lock.release()
 
@@ -268,10 +254,8 @@ DIGITS: Final = 6  # of the witness: sums differ in the last digits from machine
 def identity_of(space: SearchSpace, scorer: Scorer, about: Mapping[str, Any]) -> dict[str, Any]:
     """Everything a score in this search depends on, as JSON. `about`: what the caller knows besides
     (profile, engine)."""
-    context, witness = (
-        scorer.context,
-        _witness(space, scorer),
-    )  # asked first: an estimator may learn its target by being asked
+    # asked first: an estimator may learn its target by being asked
+    context, witness = scorer.context, _witness(space, scorer)
     data = {
         "space": {**space.to_dict(), "draft_ranks": space.draft_ranks, "longest": space.longest},
         "target": scorer.target.to_dict(),

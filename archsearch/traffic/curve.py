@@ -24,6 +24,7 @@ from archsearch.drafters.registry import as_drafter
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate, weakest_source
 from archsearch.search.objective import Score, Scorer
+from archsearch.traffic.steady import crossing
 from archsearch.workload import Workload
 
 Axis = Literal["batch", "context", "gamma", "alpha"]
@@ -269,16 +270,3 @@ def _with_crossings(points: Sequence[CurvePoint], sweep: Sweep) -> Curve:
 def _bound(point: CurvePoint, side: str) -> float:
     value = getattr(point.speedup, side)
     return point.throughput_gain * float(1.0 if value is None else value / point.speedup.value)
-
-
-def crossing(
-    xs: Sequence[float], gains: Sequence[float], *, rising: bool = False, logs: bool = True
-) -> float | None:
-    """The first x at which `gains` falls to 1 (`rising`: rises to it), read between points; None
-    where it does not."""
-    logged = [math.log(max(gain, 1e-9)) for gain in gains]
-    for x, after_x, before, later in zip(xs, xs[1:], logged, logged[1:], strict=False):
-        if (before < 0.0 <= later) if rising else (before > 0.0 >= later):
-            share = before / (before - later)
-            return x * (after_x / x) ** share if logs and x > 0 else x + share * (after_x - x)
-    return None

@@ -310,14 +310,23 @@ def crossing_rate(plain: Service, drafting: Sequence[Service]) -> float | None:
     rates = np.geomspace(top / 200.0, top, RATES)
     points = [at_rate(service, rates) for service in drafting]
     best = np.min([np.where(point.full, np.inf, point.tpot_s) for point in points], axis=0)
-    gains = np.maximum(at_rate(plain, rates).tpot_s / best, 1e-9).tolist()
+    gains = (at_rate(plain, rates).tpot_s / best).tolist()
     if gains[0] <= 1.0:
         return 0.0
-    steps = list(zip(rates.tolist(), gains, strict=True))
-    for (rate, before), (after_rate, after) in zip(steps, steps[1:], strict=False):
-        if before > 1.0 >= after:
-            share = math.log(before) / (math.log(before) - math.log(after))
-            return rate + share * (after_rate - rate)
-    return (
-        top if able < plain.most_requests_per_s else None
-    )  # full while the plain server still keeps up
+    # full while the plain server still keeps up
+    end = top if able < plain.most_requests_per_s else None
+    found = crossing(rates.tolist(), gains, logs=False)
+    return end if found is None else found
+
+
+def crossing(
+    xs: Sequence[float], gains: Sequence[float], *, rising: bool = False, logs: bool = True
+) -> float | None:
+    """The first x at which `gains` falls to 1 (`rising`: rises to it), read between points; None
+    where it does not."""
+    logged = [math.log(max(gain, 1e-9)) for gain in gains]
+    for x, after_x, before, later in zip(xs, xs[1:], logged, logged[1:], strict=False):
+        if (before < 0.0 <= later) if rising else (before > 0.0 >= later):
+            share = before / (before - later)
+            return x * (after_x / x) ** share if logs and x > 0 else x + share * (after_x - x)
+    return None

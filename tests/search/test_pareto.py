@@ -18,7 +18,14 @@ from archsearch.records import as_data, from_data
 from archsearch.report.costs import ParetoSet, pareto_chart, pareto_section
 from archsearch.search.exact import exact_grid
 from archsearch.search.objective import Scorer
-from archsearch.search.pareto import GOALS, check_goals, pareto, pareto_places, undominated
+from archsearch.search.pareto import (
+    GOALS,
+    check_goals,
+    goals_of,
+    pareto,
+    pareto_places,
+    undominated,
+)
 from archsearch.search.space import SearchSpace
 from archsearch.workload import Workload
 
@@ -59,8 +66,7 @@ def test_the_set_of_a_whole_space_is_exact(small_space: SearchSpace) -> None:
         member.score.architecture for member in pareto(scorer, scores, goals, lambda score: None)
     }
     assert {shape.label() for shape in found} == {shape.label() for shape in kept}
-    every = [GOALS[name].of(scorer(found[0]), scorer) for name in GOALS]
-    assert all(value > 0 for value in every)
+    assert all(value > 0 for value in goals_of(scorer(found[0]), scorer, GOALS).values())
 
 
 def test_groups_have_a_cheapest_and_members_say_whether_they_were_confirmed(

@@ -11,7 +11,8 @@ import pytest
 from archsearch.acceptance.estimator import GivenAcceptance
 from archsearch.errors import ArchsearchError
 from archsearch.search.objective import Scorer
-from archsearch.traffic.curve import AXES, crossing, curve, sweep_of
+from archsearch.traffic.curve import AXES, curve, sweep_of
+from archsearch.traffic.steady import crossing
 from archsearch.traffic.times import ladder, round_times
 from archsearch.workload import Workload
 from tests.doubles.serving import DRAFT, TARGET, FormulaLatency
