@@ -61,7 +61,7 @@ WRONG_SHAPE: Final = (
 class Stored:
     """How a field is kept: under which `name` ("": its own) and `older` ones; `omit`: left out
     where it equals its default; `inline`: its fields stand among those of the record around it;
-    `low` to `high`: what its number, or the value of its estimate, may be."""
+    `low` (or `above`) to `high`: what its number, or the value of its estimate, may be."""
 
     name: str = ""
     older: tuple[str, ...] = ()
@@ -69,6 +69,7 @@ class Stored:
     inline: bool = False
     low: float | None = None
     high: float | None = None
+    above: float | None = None
 
 
 Endless = NewType("Endless", float)
@@ -296,6 +297,8 @@ def _check_bounds(value: Any, stored: Stored) -> None:
     value = value.value if isinstance(value, Estimate) else value
     if stored.low is not None and value < stored.low:
         raise _misfit(f"at least {stored.low:g}", value)
+    if stored.above is not None and not value > stored.above:
+        raise _misfit(f"above {stored.above:g}", value)
     if stored.high is not None and value > stored.high:
         raise _misfit(f"at most {stored.high:g}", value)
 

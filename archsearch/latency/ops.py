@@ -315,8 +315,8 @@ class OpModel:
     many ops at once (0.1 ms each on a GPU table, most of it saved on the second ask); asking one by
     one takes about ten times as long.
 
-    `notes` says in words what was not taken from rows of this dtype and mode. `like`: a model of
-    nearly the same rows, whose hyper-parameters are kept: that takes a fraction of a first fit.
+    `like`: a model of nearly the same rows, whose hyper-parameters are kept: that takes a fraction
+    of a first fit.
     Raises MissingDataError where GEMM, decode attention or (on a CPU) elementwise rows are too few.
     """
 
@@ -324,7 +324,6 @@ class OpModel:
         self, profile: Profile, dtype: str, mode: str, *, like: OpModel | None = None
     ) -> None:
         self.profile, self.dtype, self.mode = profile, dtype, mode
-        self.notes: list[str] = []
         self._device = profile.device
         self._gpu = self._device.get("kind") == "gpu"
         self._row_std: dict[str, float] = (
@@ -332,12 +331,8 @@ class OpModel:
             if self._gpu
             else {}
         )
-        self._rows_dtype, self._extra_std = self._dtype_of_rows(), 0.0
-        if self._rows_dtype != dtype:
-            self._extra_std = STAND_IN_STD
-            self.notes.append(
-                f"{dtype} is answered from {self._rows_dtype} rows: the same kernels and speed"
-            )
+        self._rows_dtype = self._dtype_of_rows()
+        self._extra_std = STAND_IN_STD if self._rows_dtype != dtype else 0.0
         self._tables: dict[tuple[str, str], Any] = {}  # OpTable of a CPU, GpuTable
         self._measured: dict[tuple[Op, bool], Answer] = {}
         self._seen: dict[tuple[Op, bool], Answer] = {}

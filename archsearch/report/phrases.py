@@ -11,7 +11,7 @@ from typing import Final
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
 from archsearch.paths import shown
-from archsearch.records import Maybe
+from archsearch.records import Maybe, as_data
 from archsearch.report.section import columns
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.tables import EngineComparison
@@ -223,7 +223,7 @@ class AskedPart:
 
 def mix_words(mix: Mix) -> list[str]:
     """`2 kinds of requests, best by throughput; tpot_ms at most 40`, and each part."""
-    limits = "".join(f"; {name} at most {most:g}" for name, most in mix.limits.asked().items())
+    limits = "".join(f"; {name} at most {most:g}" for name, most in as_data(mix.limits).items())
     kinds = len(mix.parts)
     words = f"{kinds} kind{'s' * (kinds > 1)} of requests, best by {mix.objective}{limits}"
     return [words, *(AskedPart.of(part).words() for part in mix.parts)]

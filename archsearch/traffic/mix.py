@@ -23,20 +23,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from archsearch.acceptance.estimator import DOMAINS
 from archsearch.errors import ArchsearchError
-from archsearch.estimate import number
 from archsearch.files import read_yaml
-from archsearch.records import as_data
+from archsearch.records import Maybe, Share, Stored, as_data, from_data
 from archsearch.traffic.traces import Lengths, mean_context
-from archsearch.workload import MEMORY_FRACTION, OBJECTIVES, Objective
+from archsearch.workload import MEMORY_FRACTION, Objective
 
+_T = TypeVar("_T")
 MOST_IN_FLIGHT: Final = 1_000_000_000
 HEAVIEST: Final = 1e100  # of weights that add up to a number
+LENGTHS: Final = ("prompt_tokens", "output_tokens")
+
+
+Limit = Annotated[float | None, Stored(omit=True, above=0.0)]
+Devices = Annotated[int | None, Stored(low=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +50,14 @@ class LoadPart:
     `requests_per_second` is None. `temperature`, `domain` None: as asked elsewhere."""
 
     name: str
-    weight: float
-    prompt: Lengths
-    output: Lengths
-    concurrency: int | None = None
-    requests_per_second: float | None = None
-    temperature: float | None = None
-    domain: str | None = None
-    prefix_cache_hit: float = 0.0
+    weight: Annotated[float, Stored(low=0.0, high=HEAVIEST)]
+    prompt: Annotated[Lengths, Stored("prompt_tokens")]
+    output: Annotated[Lengths, Stored("output_tokens")]
+    concurrency: Annotated[int | None, Stored(omit=True, low=1, high=MOST_IN_FLIGHT)] = None
+    requests_per_second: Limit = None
+    temperature: Annotated[float | None, Stored(omit=True, low=0.0, high=5.0)] = None
+    domain: Maybe[str] = None
+    prefix_cache_hit: Share = 0.0
 
     @property
     def context(self) -> int:
@@ -61,9 +66,9 @@ class LoadPart:
 
     def to_dict(self) -> dict[str, Any]:
         """As `mix_of` reads it."""
-        data = {field.name: getattr(self, field.name) for field in fields(self)}
-        lengths = {f"{name}_tokens": as_data(data.pop(name)) for name in ("prompt", "output")}
-        return {name: value for name, value in data.items() if value is not None} | lengths
+        data = as_data(self)
+        # the order counts: a continued run compares the text
+        return data | {name: data.pop(name) for name in LENGTHS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +77,12 @@ class ServingLimits:
     of means, `ttft_p99_ms` of what one request in a hundred exceeds, where they come at a rate.
     `training_exaflop`: 6 FLOPs a parameter and token."""
 
-    tpot_ms: float | None = None
-    ttft_ms: float | None = None
-    ttft_p99_ms: float | None = None
-    memory_gib: float | None = None
-    parameters: float | None = None
-    training_exaflop: float | None = None
-
-    def asked(self) -> dict[str, float]:
-        """Those that are asked for."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+    tpot_ms: Limit = None
+    ttft_ms: Limit = None
+    ttft_p99_ms: Limit = None
+    memory_gib: Limit = None
+    parameters: Limit = None
+    training_exaflop: Limit = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +94,9 @@ class Mix:
     parts: tuple[LoadPart, ...]
     objective: Objective = "speedup"
     limits: ServingLimits = ServingLimits()
-    memory_fraction: float = MEMORY_FRACTION
-    tensor_parallel: int | None = None
-    draft_tensor_parallel: int | None = None
+    memory_fraction: Annotated[float, Stored(above=0.0, high=1.0)] = MEMORY_FRACTION
+    tensor_parallel: Devices = None
+    draft_tensor_parallel: Devices = None
 
     @property
     def main(self) -> LoadPart:
@@ -117,10 +118,8 @@ class Mix:
         own = ("objective", "memory_fraction", "tensor_parallel", "draft_tensor_parallel")
         parts = [part.to_dict() for part in self.parts]
         # the order counts: a continued run compares the text
-        return {name: getattr(self, name) for name in own} | {
-            "limits": self.limits.asked(),
-            "parts": parts,
-        }
+        limits = as_data(self.limits)
+        return {name: getattr(self, name) for name in own} | {"limits": limits, "parts": parts}
 
 
 def read_mix(path: Path) -> Mix:
@@ -137,10 +136,6 @@ def mix_of(data: Any, what: str) -> Mix:
         raise ArchsearchError(
             f"{what}: it must have a list of parts, each with weight, lengths and a load"
         )
-    _only(data, {field.name for field in fields(Mix)}, what)
-    objective = data.get("objective", "speedup")
-    if objective not in OBJECTIVES:
-        raise ArchsearchError(f"{what}: objective {objective!r} is none of {', '.join(OBJECTIVES)}")
     read = [_part(each, f"{what}, part {number}") for number, each in enumerate(given, start=1)]
     parts = _named_apart(read)
     total = math.fsum(part.weight for part in parts)
@@ -150,20 +145,14 @@ def mix_of(data: Any, what: str) -> Mix:
             " weight"
         )
     shared = tuple(replace(part, weight=part.weight / total) for part in parts if part.weight > 0)
-    fraction = _number(data, "memory_fraction", MEMORY_FRACTION, what)
-    if not 0 < fraction <= 1:
-        raise ArchsearchError(f"{what}: memory_fraction must lie between 0 and 1, got {fraction:g}")
-    limits = _limits(data.get("limits") or {}, what)
+    limits = _read(ServingLimits, data.get("limits") or {}, f"{what}, limits")
+    mix = _read(Mix, {**data, "parts": shared, "limits": limits}, what)
     if limits.ttft_p99_ms is not None and any(part.requests_per_second is None for part in shared):
         raise ArchsearchError(
             f"{what}: ttft_p99_ms needs requests_per_second in every part: a fixed number in flight"
             " does not come by chance"
         )
-    ranks, draft_ranks = (
-        _devices(data.get(name), f"{what}: {name}")
-        for name in ("tensor_parallel", "draft_tensor_parallel")
-    )
-    return Mix(shared, objective, limits, fraction, ranks, draft_ranks)
+    return mix
 
 
 def _named_apart(parts: Sequence[LoadPart]) -> list[LoadPart]:
@@ -176,88 +165,29 @@ def _named_apart(parts: Sequence[LoadPart]) -> list[LoadPart]:
     return found
 
 
-def _devices(value: Any, what: str) -> int | None:
-    if value is not None and not _counts(value):
-        raise ArchsearchError(f"{what} must be a whole number of at least 1, got {value!r}")
-    return value
-
-
-def _counts(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
 def _part(data: Any, what: str) -> LoadPart:
     if not isinstance(data, Mapping):
         raise ArchsearchError(
             f"{what}: it must have weight, prompt_tokens, output_tokens and a load, got {data!r}"
         )
-    names = {field.name for field in fields(LoadPart)} - {"prompt", "output"}
-    _only(data, names | {"prompt_tokens", "output_tokens"}, what)
-    what = f"{what} ({data['name']})" if "name" in data else what
-    for name in ("prompt_tokens", "output_tokens"):
-        if name not in data:
-            raise ArchsearchError(f"{what}: {name} is missing")
-    weight, hit = _number(data, "weight", 1.0, what), _number(data, "prefix_cache_hit", 0.0, what)
-    if not 0 <= weight <= HEAVIEST or not 0 <= hit <= 1:
-        raise ArchsearchError(
-            f"{what}: weight must not be negative (or above {HEAVIEST:g}) and prefix_cache_hit lie"
-            f" between 0 and 1, got {weight:g}, {hit:g}"
-        )
-    flight, rate = data.get("concurrency"), data.get("requests_per_second")
-    if (flight is None) == (rate is None):
+    name = str(data.get("name", what.rpartition(" ")[2]))
+    what = f"{what} ({name})" if "name" in data else what
+    lengths = {key: Lengths.read(data[key], f"{what}, {key}") for key in LENGTHS if key in data}
+    part = _read(LoadPart, {"weight": 1.0, **data, "name": name, **lengths}, what)
+    if (part.concurrency is None) == (part.requests_per_second is None):
         raise ArchsearchError(f"{what}: give either concurrency or requests_per_second")
-    if flight is not None and not (_counts(flight) and flight <= MOST_IN_FLIGHT):
+    if part.domain is not None and part.domain not in DOMAINS:
+        raise ArchsearchError(f"{what}: domain {part.domain!r} is none of {', '.join(DOMAINS)}")
+    if min(part.output.values) < 1:
         raise ArchsearchError(
-            f"{what}: concurrency must be a whole number of at least 1 and at most"
-            f" {MOST_IN_FLIGHT:,}, got {str(flight)[:40]!r}"
+            f"{what}, output_tokens: at least 1 token must be written, got"
+            f" {min(part.output.values)}"
         )
-    if rate is not None and not _number(data, "requests_per_second", 0.0, what) > 0:
-        raise ArchsearchError(f"{what}: requests_per_second must be positive, got {rate!r}")
-    temperature = data.get("temperature")
-    if temperature is not None and not 0 <= _number(data, "temperature", 0.0, what) <= 5:
-        raise ArchsearchError(f"{what}: temperature must lie between 0 and 5, got {temperature!r}")
-    domain = data.get("domain")
-    if domain is not None and domain not in DOMAINS:
-        raise ArchsearchError(f"{what}: domain {domain!r} is none of {', '.join(DOMAINS)}")
-    output = Lengths.read(data["output_tokens"], f"{what}, output_tokens")
-    if min(output.values) < 1:
-        raise ArchsearchError(
-            f"{what}, output_tokens: at least 1 token must be written, got {min(output.values)}"
-        )
-    return LoadPart(
-        str(data.get("name", what.rpartition(" ")[2])),
-        weight,
-        Lengths.read(data["prompt_tokens"], f"{what}, prompt_tokens"),
-        output,
-        flight,
-        None if rate is None else float(rate),
-        None if temperature is None else float(temperature),
-        domain,
-        hit,
-    )
+    return part
 
 
-def _limits(data: Any, what: str) -> ServingLimits:
-    names = [field.name for field in fields(ServingLimits)]
-    if not isinstance(data, Mapping):
-        raise ArchsearchError(f"{what}: limits must name some of {', '.join(names)}, got {data!r}")
-    _only(data, set(names), f"{what}, limits")
-    found = {name: _number(data, name, 0.0, f"{what}, limits") for name in data}
-    if low := [name for name, value in found.items() if not value > 0]:
-        raise ArchsearchError(f"{what}, limits: {low[0]} must be positive, got {found[low[0]]:g}")
-    return ServingLimits(**found)
-
-
-def _number(data: Mapping[str, Any], name: str, default: float, what: str) -> float:
-    value = data.get(name, default)
+def _read(kind: type[_T], data: Any, what: str) -> _T:
     try:
-        return number(value)
-    except ValueError:
-        raise ArchsearchError(f"{what}: {name} must be a number, got {value!r}") from None
-
-
-def _only(data: Mapping[str, Any], known: set[str], what: str) -> None:
-    if odd := [str(name) for name in data if name not in known]:
-        raise ArchsearchError(
-            f"{what}: {', '.join(odd)} is unknown; it has {', '.join(sorted(known))}"
-        )
+        return from_data(kind, data, known_only=True)
+    except ArchsearchError as error:
+        raise ArchsearchError(f"{what}: {error}") from None

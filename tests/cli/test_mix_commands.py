@@ -152,11 +152,11 @@ def test_an_objective_without_a_file_is_about_one_kind_of_request() -> None:
     [
         ({"parts": []}, (), "list of parts"),
         ({"parts": [{**MIX["parts"][0], "weight": 0}]}, (), "add up to 0"),
-        ({"parts": [{**MIX["parts"][0], "weight": -1}]}, (), "must not be negative"),
+        ({"parts": [{**MIX["parts"][0], "weight": -1}]}, (), "weight: must be at least 0"),
         ({"parts": [{**MIX["parts"][0], "prompt_tokens": -5}]}, (), "between 0 and"),
         ({"parts": [{**MIX["parts"][0], "output_tokens": 0}]}, (), "at least 1 token"),
         ({"parts": [{**MIX["parts"][0], "prompt_tokens": 9_000_000}]}, (), "fits no batch"),
-        ({"objective": "speed"}, (), "'speed' is none of"),
+        ({"objective": "speed"}, (), "got 'speed'"),
         ({"tensor_parallel": 0}, (), "at least 1"),
         ({}, ("--tensor-parallel", "2"), "but the workload says tensor_parallel: 1"),
         ({"parts": [{**MIX["parts"][0], "output_tokens": 1}]}, (), "nothing to draft"),

@@ -256,7 +256,6 @@ def test_float16_is_answered_from_bfloat16_rows_and_fp8_is_not(model: OpModel) -
         stand_in.op_s(op, True)[0] == model.op_s(op, True)[0]
         and stand_in.op_s(op, True)[1] > model.op_s(op, True)[1]
     )
-    assert any("bfloat16" in note for note in stand_in.notes) and not model.notes
     with pytest.raises(MissingDataError, match="gemm.*float8_e4m3fn"):
         OpModel(model.profile, "float8_e4m3fn", "graph")
 
