@@ -34,6 +34,7 @@ from archsearch.speedup import alpha_from_tau
 from archsearch.traffic.steady import RoundTokens, Service, in_flight
 from archsearch.traffic.times import (
     drafting_service,
+    ladder,
     plain_service,
     prefill_s,
     times_over_batches,
@@ -126,7 +127,7 @@ def case(engine: str, published: Published, pace: float = 1.0) -> Case:
     assert source.rounds is not None
     latency, device = copy.copy(source.latency), load_device("a100")
     latency.rounds = replace(source.rounds, costs=paced(source.rounds.costs, pace))
-    times = times_over_batches(latency, target, draft, workload, GAMMAS, 256)
+    times = times_over_batches(latency, target, draft, workload, GAMMAS, ladder(256))
     held, held_alone = (
         memory_plan(target, each, workload, device).requests for each in (draft, None)
     )

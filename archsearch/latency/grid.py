@@ -8,8 +8,7 @@ over arrays, beside `latency.rounds` (tests/search/test_exact.py holds the two t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -18,20 +17,19 @@ from archsearch.architecture.grid import Array, ShapeGrid
 from archsearch.engine_rounds import RoundCosts
 from archsearch.estimate import Estimate
 from archsearch.latency.draft_passes import nothing_drafted
-from archsearch.latency.rounds import Passes, extra_s, host_s, larger_of_arrays, waits_s
+from archsearch.latency.rounds import Passes, RoundTime, extra_s, host_s, larger_of_arrays, waits_s
 from archsearch.workload import Workload
 
 NOTHING: Final = Estimate(0.0, 0.0, "given")
 
 
-@dataclass(frozen=True)
-class GridRound:
-    """Rounds of `gamma` draft tokens, seconds, [bodies, layers, windows, heads] or what broadcasts
-    to it."""
+class Many(NamedTuple):
+    """Seconds of many drafts, [bodies, layers, windows, heads] or what broadcasts to it, in the
+    place of an `Estimate`."""
 
-    gamma: int
-    draft_s: Array
-    round_s: Array
+    value: Array
+    std: float = 0.0
+    source: str = "modelled"
 
 
 class GridLatency:
@@ -53,8 +51,8 @@ class GridLatency:
         self._verified = {gamma: latency.verify_s(target, workload, gamma) for gamma in self.gammas}
         self._decode_s = latency.decode_s(target, workload).value
 
-    def rounds(self) -> Iterator[GridRound]:
-        """Rounds by gamma."""
+    def rounds(self) -> Iterator[RoundTime]:
+        """A round of each gamma; its `draft_s` and `round_s` are `Many`."""
         latency = self.latency
         # gammas share passes (the later one above all): each is priced once
         passes = list(dict.fromkeys(each for both in self._asked.values() for each in both))
@@ -70,7 +68,8 @@ class GridLatency:
                 draft = draft + gamma * layers * latency.added_layer_s(self.grid)
                 added = latency.added_s(self.target, self.workload, gamma).value
                 whole = draft + self._verified[gamma].value + added
-            yield GridRound(gamma, np.asarray(draft), np.asarray(whole))
+            times: Any = Many(np.asarray(draft)), Many(np.asarray(whole))
+            yield RoundTime(times[0], self._verified[gamma], NOTHING, times[1])
 
     def idle(self) -> Any:
         """`LatencyOfRounds.idle_s`: what the drafts cost a step that drafts nothing."""

@@ -296,16 +296,16 @@ class Scorer:
         tokens = list(itertools.accumulate(reach, initial=1.0))
         best = [np.full(grid.shape, -np.inf), *(np.zeros(grid.shape) for _ in range(4))]
         latency = GridLatency(self.latency, self.target, grid, self.workload, self.gammas)
-        for time in latency.rounds():
-            tau = tokens[time.gamma]
-            found = tau * self.decode_s.value / time.round_s
+        for gamma, time in zip(self.gammas, latency.rounds(), strict=True):
+            tau = tokens[gamma]
+            found = tau * self.decode_s.value / time.round_s.value
             better = found > best[0]
-            values = (found, time.gamma, tau, time.draft_s, time.round_s)
+            values = (found, gamma, tau, time.draft_s.value, time.round_s.value)
             for array, value in zip(best, values, strict=True):
                 np.copyto(array, value, where=better)
-        gain, gamma, tau, draft_s, round_s = best
         whole, fits = np.broadcast_to(alpha, grid.shape), self._within(self.constraints(grid), grid)
-        return GridScores(start, gain, gain, gamma, whole, tau, draft_s, round_s, fits)
+        gain, at, tau, draft_s, round_s = best
+        return GridScores(start, gain, gain, at, whole, tau, draft_s, round_s, fits)
 
     @staticmethod
     def _within(constraints: Mapping[str, Any], grid: ShapeGrid) -> NDArray[np.bool_]:

@@ -30,8 +30,8 @@ from archsearch.traffic.steady import (
 )
 from archsearch.traffic.times import (
     RoundTimes,
-    batch_ladder,
     drafting_service,
+    ladder,
     plain_service,
     prefill_s,
     times_over_batches,
@@ -128,7 +128,7 @@ class Load:
         memory holds."""
         if self.exact:
             return (self.largest,)
-        rungs = batch_ladder(self.largest)
+        rungs = ladder(self.largest)
         if self.rate:
             return rungs
         # memory may hold fewer than are in flight: from the last rung below that
@@ -171,7 +171,7 @@ def serve_part(
     alpha, drift, share = _accepted(scorer, drafter, part)
     drafter = drafter.with_share(share)
     times = times_over_batches(
-        scorer.latency, scorer.target, drafter, workload, scorer.gammas, sizes=load.sizes
+        scorer.latency, scorer.target, drafter, workload, scorer.gammas, load.sizes
     )
     new, busy = new_tokens(part), busy_workload(workload, part, load)
     alone_s, both_s = (

@@ -1,9 +1,5 @@
-"""What plain steps and rounds take over many conditions at once: priced at a ladder of them, read
-off in between.
-
-Kernels of one batch are priced in milliseconds, so a curve of hundreds of points is priced at some
-tens (`ladder`) and read off in between, straight in the logarithms of both axes; std likewise.
-Everything is [conditions] or [conditions, gammas], seconds.
+"""What plain steps and rounds take at many batch sizes at once: priced at a ladder of them, which a
+`Service` reads off in between. Everything is [sizes] or [sizes, gammas], seconds.
 
 The services of a server come from these times and from what its prompts add (`plain_service`,
 `drafting_service`, `prefill_s`); `held_by` says how many requests memory holds at once.
@@ -35,13 +31,12 @@ from archsearch.workload import Workload
 Array = NDArray[np.float64]
 EXACT: Final = 8  # every batch size up to this one is priced
 STEP: Final = 2.0**0.25  # from one rung of a ladder to the next
-LEAST: Final = 1e-9  # seconds; keeps logarithms of what takes nothing finite
 
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """Seconds of `target` and `drafter` at `at` (ascending batch sizes, or contexts). `idle`: what
-    the loaded draft costs a step that drafts nothing. `source`: the weakest of all."""
+    """Seconds of `target` and `drafter` at the batch sizes `at` (ascending). `idle`: what the
+    loaded draft costs a step that drafts nothing. `source`: the weakest of all."""
 
     at: Array
     gammas: tuple[int, ...]
@@ -54,121 +49,67 @@ class RoundTimes:
     round: Array
     round_std: Array
     source: str
-    host_bound: NDArray[np.bool_]
-
-    def read(self, points: Sequence[float] | Array) -> RoundTimes:
-        """The times at `points`, each between the first and the last of `at`."""
-        wanted = np.asarray(points, dtype=float)
-        rows = high = np.zeros(len(wanted), dtype=int)
-        share = np.zeros(len(wanted))
-        if len(self.at) > 1:
-            # straight in log-log; a context of 0 tokens counts as half of one
-            places = np.log(np.maximum(self.at, 0.5))
-            x = np.clip(np.log(np.maximum(wanted, 0.5)), places[0], places[-1])
-            rows = np.clip(np.searchsorted(places, x, side="right") - 1, 0, len(places) - 2)
-            high = rows + 1
-            share = (x - places[rows]) / (places[high] - places[rows])
-
-        def mixed(values: Array) -> Array:
-            logs = np.log(np.maximum(values, LEAST))
-            weight = share if values.ndim == 1 else share[:, None]
-            # [points] or [points, gammas]
-            found = np.exp((1.0 - weight) * logs[rows] + weight * logs[high])
-            return np.where(found <= 2.0 * LEAST, 0.0, found)
-
-        bound = np.where(share[:, None] < 0.5, self.host_bound[rows], self.host_bound[high])
-        times: dict[str, Any] = {name: mixed(getattr(self, name)) for name in ARRAYS}
-        return replace(self, at=wanted, host_bound=bound, **times)
 
 
-ARRAYS: Final = "decode decode_std idle draft verify verify_std round round_std".split()
-
-
-def ladder(low: int, high: int, *, exact: int = EXACT) -> tuple[int, ...]:
-    """Whole numbers from `low` to `high`: each up to `exact`, then about four an octave, and both
-    ends."""
-    found, at = set(range(low, min(exact, high) + 1)) | {low, high}, float(max(low, exact, 1))
-    while at < high:
+def ladder(largest: int) -> tuple[int, ...]:
+    """Whole numbers from 1 to `largest`: each up to EXACT, then about four an octave, and the
+    last."""
+    found, at = {*range(1, min(EXACT, largest) + 1), largest}, float(EXACT)
+    while at < largest:
         found.add(round(at))
         at *= STEP
     return tuple(sorted(found))
 
 
-def round_times(
+def times_over_batches(
     latency: Any,
     target: Architecture,
     draft: Draft,
-    workloads: Sequence[Workload],
-    at: Sequence[int],
+    workload: Workload,
     gammas: Sequence[int],
+    sizes: Sequence[int],
 ) -> RoundTimes:
-    """The times under each of `workloads`, the axis being `at`. A drafter that cannot draft some of
-    `gammas` is asked for the rest; all kernels are priced together."""
+    """The times in `workload`'s context at batches of `sizes`. A drafter that cannot draft some of
+    `gammas` is asked for the rest; all kernels are priced together. Of a grid of drafts `idle` is
+    [sizes, *shapes], `draft` and `round` [sizes, gammas, *shapes], without std."""
+    workloads = [replace(workload, batch_size=size) for size in sizes]
     drafter = as_drafter(draft)
-    if isinstance(drafter.model, ShapeGrid):
-        return _grid_times(latency, target, drafter.model, workloads, at, gammas)
-    able = drafter.gammas(tuple(gammas))
-    _prepare(latency, target, drafter, workloads, able)
-    asked = drafter.model or drafter
-    plain = [latency.decode_s(target, workload) for workload in workloads]
-    idle = [latency.idle_s(target, asked, workload).value for workload in workloads]
-    rounds = [
-        [
-            latency.round(target, asked, workload, gamma, latency.verify_s(target, workload, gamma))
-            for gamma in able
+    asked: Any = drafter.model or drafter
+    shape: tuple[int, ...] = ()
+    if isinstance(asked, ShapeGrid):
+        able, shape = tuple(gammas), asked.shape
+        priced = [GridLatency(latency, target, asked, work, able) for work in workloads]
+        idle = [each.idle() for each in priced]
+        rounds = [list(each.rounds()) for each in priced]
+    else:
+        able = drafter.gammas(tuple(gammas))
+        _prepare(latency, target, drafter, workloads, able)
+        idle = [latency.idle_s(target, asked, work).value for work in workloads]
+        rounds = [
+            [
+                latency.round(target, asked, work, gamma, latency.verify_s(target, work, gamma))
+                for gamma in able
+            ]
+            for work in workloads
         ]
-        for workload in workloads
-    ]
+    plain = [latency.decode_s(target, work) for work in workloads]
 
-    def each(name: str, part: str) -> Array:
-        return np.array([[getattr(getattr(r, name), part) for r in row] for row in rounds], float)
+    def each(name: str, part: str, shape: tuple[int, ...] = ()) -> Array:
+        rows = [[getattr(getattr(time, name), part) for time in row] for row in rounds]
+        return np.array([[np.broadcast_to(x, shape) for x in row] for row in rows], dtype=float)
 
     return RoundTimes(
-        at=np.asarray(at, dtype=float),
+        at=np.asarray(sizes, dtype=float),
         gammas=able,
         decode=np.array([step.value for step in plain], dtype=float),
         decode_std=np.array([step.std for step in plain], dtype=float),
-        idle=np.array(idle, dtype=float),
-        draft=each("draft_s", "value"),
+        idle=np.array([np.broadcast_to(value, shape) for value in idle], dtype=float),
+        draft=each("draft_s", "value", shape),
         verify=each("verify_s", "value"),
         verify_std=each("verify_s", "std"),
-        round=each("round_s", "value"),
+        round=each("round_s", "value", shape),
         round_std=each("round_s", "std"),
         source=rounds[-1][0].round_s.source if rounds and rounds[-1] else "modelled",
-        host_bound=np.array([[time.bound == "host" for time in row] for row in rounds], bool),
-    )
-
-
-def _grid_times(
-    latency: Any,
-    target: Architecture,
-    grid: ShapeGrid,
-    workloads: Sequence[Workload],
-    at: Sequence[int],
-    gammas: Sequence[int],
-) -> RoundTimes:
-    """Without std: `idle` is [conditions, *shapes], `draft` and `round` [conditions, gammas,
-    *shapes]."""
-    priced = [GridLatency(latency, target, grid, workload, gammas) for workload in workloads]
-    rounds = [list(each.rounds()) for each in priced]
-
-    def whole(values: Any) -> Array:
-        return np.broadcast_to(np.asarray(values, dtype=float), grid.shape)
-
-    nothing = np.zeros((len(at), len(gammas)))
-    return RoundTimes(
-        at=np.asarray(at, dtype=float),
-        gammas=tuple(gammas),
-        decode=np.array([latency.decode_s(target, workload).value for workload in workloads]),
-        decode_std=nothing[:, 0],
-        idle=np.stack([whole(each.idle()) for each in priced]),
-        draft=np.stack([[whole(time.draft_s) for time in each] for each in rounds]),
-        verify=nothing,
-        verify_std=nothing,
-        round=np.stack([[whole(time.round_s) for time in each] for each in rounds]),
-        round_std=nothing,
-        source="modelled",
-        host_bound=nothing > 0.0,
     )
 
 
@@ -202,7 +143,6 @@ def _prepare(
 
 # prompt tokens of one step; longer prompts are read in several (vLLM's max_num_batched_tokens)
 CHUNK: Final = 8192
-LARGEST: Final = 512  # batch sizes are priced up to this one
 
 
 def prefill_s(
@@ -270,32 +210,7 @@ def _draft_prefill_s(latency: Any, drafter: Drafter, workload: Workload, tokens:
     return latency.ops_s(first).value if first is not None else 0.0
 
 
-def batch_ladder(largest: int = LARGEST) -> tuple[int, ...]:
-    """Batch sizes at which rounds are priced."""
-    return ladder(1, max(1, largest))
-
-
-def times_over_batches(
-    latency: Any,
-    target: Architecture,
-    draft: Draft,
-    workload: Workload,
-    gammas: Sequence[int],
-    largest: int = LARGEST,
-    *,
-    sizes: Sequence[int] | None = None,
-) -> RoundTimes:
-    """Seconds of rounds at each of `gammas`, in `workload`'s context, at batch sizes up to
-    `largest` or at `sizes`."""
-    at = tuple(sizes) if sizes is not None else batch_ladder(largest)
-    return round_times(
-        latency, target, draft, [replace(workload, batch_size=size) for size in at], at, gammas
-    )
-
-
-def plain_service(
-    times: RoundTimes, prefill: float, output_tokens: float, held: Any = None
-) -> Service:
+def plain_service(times: RoundTimes, prefill: float, output_tokens: float, held: Any) -> Service:
     """The server without a draft."""
     most = held if held is not None else MOST_RUNNING
     return Service(times.at, times.decode, RoundTokens(), prefill, output_tokens, most)
@@ -307,7 +222,7 @@ def drafting_service(
     tokens: RoundTokens,
     prefill: Any,
     output_tokens: float,
-    held: Any = None,
+    held: Any,
 ) -> Service:
     """The server that drafts `gamma` tokens a round; 0: with the draft loaded and idle."""
     if gamma == 0:

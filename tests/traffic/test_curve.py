@@ -12,8 +12,8 @@ from archsearch.acceptance.estimator import GivenAcceptance
 from archsearch.errors import ArchsearchError
 from archsearch.search.objective import Scorer
 from archsearch.traffic.curve import AXES, curve, sweep_of
-from archsearch.traffic.steady import crossing
-from archsearch.traffic.times import ladder, round_times
+from archsearch.traffic.steady import RoundTokens, crossing
+from archsearch.traffic.times import drafting_service, ladder, times_over_batches
 from archsearch.workload import Workload
 from tests.doubles.serving import DRAFT, TARGET, FormulaLatency
 
@@ -89,22 +89,19 @@ def test_an_empty_cache_still_runs_one_request() -> None:
 
 
 def test_a_ladder_has_both_ends_and_grows_evenly() -> None:
-    rungs = ladder(1, 512)
+    rungs = ladder(512)
     assert rungs[:8] == (1, 2, 3, 4, 5, 6, 7, 8) and rungs[-1] == 512 and len(rungs) < 40
     assert max(b / a for a, b in zip(rungs[7:], rungs[8:], strict=False)) < 1.3
-    assert ladder(5, 5) == (5,) and ladder(0, 1, exact=0) == (0, 1)
+    assert ladder(1) == (1,) and ladder(3) == (1, 2, 3)
 
 
 def test_times_between_rungs_are_close() -> None:
     latency = FormulaLatency()
-    rungs = ladder(1, 512)
-    priced = round_times(
-        latency, TARGET, DRAFT, [replace(WORKLOAD, batch_size=n) for n in rungs], rungs, [1, 4]
-    )
-    between = priced.read([11.0, 100.0, 333.0])
-    for row, batch in enumerate((11, 100, 333)):
+    priced = times_over_batches(latency, TARGET, DRAFT, WORKLOAD, [1, 4], ladder(512))
+    server = drafting_service(priced, 4, RoundTokens(), 0.0, 100.0, None)
+    for batch in (11, 100, 333):
         exact = latency.round(TARGET, DRAFT, replace(WORKLOAD, batch_size=batch), 4).round_s.value
-        assert between.round[row, 1] == pytest.approx(exact, rel=2e-3)
+        assert server.round_at(float(batch)) == pytest.approx(exact, rel=2e-3)
 
 
 def test_crossings() -> None:
