@@ -96,7 +96,6 @@ def alpha_estimate(level: float, std: float, source: str) -> Estimate:
 
 
 # --- tokens per round
-# ------------------------------------------------------------------------------------------------
 
 
 def tau(alpha: float, gamma: int) -> float:
@@ -277,7 +276,6 @@ def rising_root(reached: Callable[[float], float], wanted: float, low: float, hi
 
 
 # --- time per round
-# --------------------------------------------------------------------------------------------------
 
 
 def speedup(
@@ -309,7 +307,6 @@ def break_even_alpha(
 
 
 # --- how sure
-# --------------------------------------------------------------------------------------------------
 
 
 def tau_estimate(alpha: Estimate, gamma: int, drift: Estimate | None = None) -> Estimate:
@@ -388,7 +385,6 @@ def break_even_estimate(gamma: int, decode_s: Estimate, round_s: Estimate) -> Es
 
 
 # --- the shape of the doubt
-# ------------------------------------------------------------------------------------------
 
 
 # of the standard normal distribution; its negative is the 5 % one
@@ -459,7 +455,6 @@ def speedup_interval(
 
 
 # --- what a measured speed-up decides
-# ----------------------------------------------------------------------------------
 
 DISTURBED_GAP: Final = 0.15
 
@@ -483,7 +478,6 @@ def counting_doubt(median: float, pooled: float) -> str | None:
 
 
 # --- why a prediction was off
-# ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

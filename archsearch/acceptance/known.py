@@ -130,7 +130,6 @@ def read_alpha_file(path: Path, target: str | Architecture) -> AcceptanceObserva
 
 
 # --- targets
-# --------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=256)
@@ -162,7 +161,6 @@ def _target_of(arguments: Mapping[str, Any], target: str | Architecture) -> Arch
 
 
 # --- drafts of one run
-# --------------------------------------------------------------------------------------------------
 
 
 def _drafts_of(

@@ -150,8 +150,7 @@ class Suffix:
         return SuffixCache(self.limits, self.shared).start
 
 
-# --------------------------------------------------------------------------------------------------
-# replay
+# --- replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +285,7 @@ def _summed(gamma: int, drafts: np.ndarray, accepts: np.ndarray) -> LookupReplay
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# texts
+# --- texts
 
 
 def texts_of(sequences: Sequence[CachedSequence], end_ids: Sequence[int] = ()) -> list[LookupText]:

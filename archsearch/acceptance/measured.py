@@ -196,8 +196,7 @@ def _split(flat: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, ...]:
     return tuple(np.split(flat, np.cumsum(lengths)[:-1])) if len(lengths) else ()
 
 
-# --------------------------------------------------------------------------------------------------
-# recording
+# --- recording
 
 
 def agreement_trace(
@@ -400,8 +399,7 @@ def _draft_states(
         draft.train(training)
 
 
-# --------------------------------------------------------------------------------------------------
-# summaries
+# --- summaries
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,6 @@ def earlier_terms(terms: Mapping[str, float], context: AcceptanceContext) -> dic
 
 
 # --- trimmed heads
-# --------------------------------------------------------------------------------------------------
 
 
 def trimmed_alpha(alpha: Any, coverage: Any) -> Any:

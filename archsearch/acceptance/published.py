@@ -455,7 +455,6 @@ def best_spread(rows: Design, start: Spread | None = None) -> Spread:
 
 
 # --- what a new draft is asked with
-# ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,7 +528,6 @@ def coefficients_for(levels: Levels, query: Query) -> tuple[np.ndarray, np.ndarr
 
 
 # --- the stored fit
-# --------------------------------------------------------------------------------------------------
 
 
 def for_new_target(levels: Levels, drift: Mapping[str, Term]) -> PublishedFit:

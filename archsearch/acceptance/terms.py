@@ -185,7 +185,6 @@ def prior_of(name: str) -> Term:
 
 
 # --- regressors
-# --------------------------------------------------------------------------------------------------
 
 
 def size_terms(body: Any, target_body: float) -> dict[str, Any]:

@@ -126,8 +126,7 @@ class EnginePasses:
         self.drafted_ = DraftedFit.fit(measured("drafted"), scattered, self.plan_s)
         self.first_pass = FirstPass.fit(rests)
 
-    # -- fitting
-    # ----------------------------------------------------------------------------------------------
+    # --- fitting
 
     def _fit_passes(self, rows: list[Measurement]) -> None:
         points = [pass_of(row) for row in rows]
@@ -158,8 +157,7 @@ class EnginePasses:
                 (context, float(ratio), error)
             )
 
-    # -- what a pass is made of
-    # ----------------------------------------------------------------------------------------------
+    # --- what a pass is made of
 
     def _vector(
         self,
@@ -191,8 +189,7 @@ class EnginePasses:
             1.0 if cold else cache.cold_share((body + head) * width),
         )
 
-    # -- answers
-    # ----------------------------------------------------------------------------------------------
+    # --- answers
 
     def forward_s(
         self, arch: Architecture, part: Part, *, cold: bool = False, is_target: bool = False

@@ -70,8 +70,7 @@ class FittedPasses:
     outliers_: list[Measurement]
     _parts: dict[tuple[Any, ...], tuple[list[Any], list[Any]]]
 
-    # -- what a pass is made of
-    # ----------------------------------------------------------------------------------------------
+    # --- what a pass is made of
 
     def _group_seconds(self, arch: Architecture, part: Part) -> tuple[list[Any], list[Any]]:
         """Warm and cold seconds of each of GROUPS for a pass on one device, before coefficients;
@@ -130,8 +129,7 @@ class FittedPasses:
             np.log(weight_bytes_per_pass(arch, self.dtype_bytes)),
         ]
 
-    # -- fitting
-    # ----------------------------------------------------------------------------------------------
+    # --- fitting
 
     def _fit(self) -> None:
         rows = steady(self.profile.select("forward", self.dtype, self.mode))

@@ -150,8 +150,7 @@ class LatencyModel(FittedPasses, DraftPasses):
             self.engine, min(sizes, key=lambda size: abs(math.log(size / vocab_size)))
         ]
 
-    # -- answers
-    # ----------------------------------------------------------------------------------------------
+    # --- answers
 
     def pass_s(self, arch: Architecture, asked: Pass, ranks: int) -> Estimate:
         part, cold = asked

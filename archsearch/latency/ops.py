@@ -85,8 +85,7 @@ STAND_INS_STD: Final = 0.30
 that plain ones reach."""
 
 
-# -- CPU: smooth tables
-# --------------------------------------------------------------------------------------------------
+# --- CPU: smooth tables
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,7 @@ class OpTable:
         return base * math.exp(mean), std
 
 
-# -- GPU: rough tables
-# --------------------------------------------------------------------------------------------------
+# --- GPU: rough tables
 
 
 def _waves(blocks: Array, multiprocessors: int) -> Array:
@@ -257,8 +255,7 @@ class GpuTable:
         return self.residual.calibration * math.sqrt(self.residual.noise)
 
 
-# -- all ops of a profile
-# --------------------------------------------------------------------------------------------------
+# --- all ops of a profile
 
 
 def stand_ins(op: Experts | LatentAttention) -> list[Gemm | Attention]:
@@ -347,8 +344,7 @@ class OpModel:
         )
         self._require()
 
-    # -- fitting
-    # ----------------------------------------------------------------------------------------------
+    # --- fitting
 
     def _dtype_of_rows(self) -> str:
         """On GPUs float16 and bfloat16 replace each other; no other dtype has a replacement."""
@@ -450,8 +446,7 @@ class OpModel:
             f" mode; {mend} or pass another --dtype"
         )
 
-    # -- answers
-    # ----------------------------------------------------------------------------------------------
+    # --- answers
 
     def op_s(self, op: Op, cold: bool) -> Answer:
         """Seconds and relative std of one op."""

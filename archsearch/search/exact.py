@@ -25,7 +25,7 @@ from archsearch.drafters.drafter import Draft
 from archsearch.drafters.models import Independent
 from archsearch.errors import InvalidShapeError
 from archsearch.search.objective import GridScores, Place, Score, Scorer
-from archsearch.search.space import Indices, InvalidShape, SearchSpace
+from archsearch.search.space import Indices, SearchSpace
 
 BODY: Final = ("hidden_size", "ffn_ratio", "num_key_value_heads", "kv_group_size", "head_dim")
 
@@ -255,24 +255,26 @@ def rank_alone(
 ) -> Alone:
     """Score every shape of a space by itself. `progress` is called with (combinations, all, best
     worth) every 256."""
-    seen: set[Draft] = set()
     ranked: list[tuple[Indices, Draft, Score]] = []
     invalid: list[tuple[Indices, Draft, str]] = []
     size = space.size(scorer.target)
-    for number, indices in enumerate(space.combinations(scorer.target), start=1):
-        if progress is not None and number % 256 == 0:
-            progress(number, size, max((score.worth for *_, score in ranked), default=0.0))
-        shape = space.build(indices, scorer.target)
-        if isinstance(shape, InvalidShape) or shape in seen:  # several choices may make one shape
-            continue
-        seen.add(shape)
+    count = 0
+
+    def looked_at() -> Iterator[Indices]:
+        for number, indices in enumerate(space.combinations(scorer.target), start=1):
+            if progress is not None and number % 256 == 0:
+                progress(number, size, max((score.worth for *_, score in ranked), default=0.0))
+            yield indices
+
+    for indices, shape in space.distinct(scorer.target, looked_at()):
+        count += 1
         try:
             if all(over <= 0.0 for over in scorer.constraints(shape).values()):
                 ranked.append((indices, shape, scorer(shape)))
         except InvalidShapeError as error:
             invalid.append((indices, shape, str(error)))
     ranked.sort(key=lambda found: order(found[2]))
-    return Alone(len(seen), ranked, invalid)
+    return Alone(count, ranked, invalid)
 
 
 def order(score: Score) -> tuple[float, float, float]:

@@ -151,8 +151,7 @@ class Belief:
             float(np.mean(winner != lead)),
         )
 
-    # -- measurements
-    # ----------------------------------------------------------------------------------------------
+    # --- measurements
 
     def acceptance_of(self, draft: Draft, logit_std: float) -> Observation | None:
         """alpha of an independent draft that exists, with an error of `logit_std`; None where the

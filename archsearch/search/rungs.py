@@ -150,7 +150,6 @@ def rung_share(rest_s: float) -> float:
 
 
 # --- who could still win
-# ----------------------------------------------------------------------------------------------
 
 
 def contenders(
@@ -175,7 +174,6 @@ def beaten(
 
 
 # --- who is trained
-# --------------------------------------------------------------------------------------------------
 
 
 def belief(gaps: np.ndarray, slopes: np.ndarray, level_std: float, leader: int = 0) -> np.ndarray:
@@ -259,7 +257,6 @@ def expected_gain(draws: np.ndarray) -> float:
 
 
 # --- how long
-# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

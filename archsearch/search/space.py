@@ -33,7 +33,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -212,30 +212,20 @@ class SearchSpace:
         Not where nothing lies beyond: one layer, a head with all rows. How heads are cut is left
         out: it moves little.
         """
-        values = {
-            "num_hidden_layers": (shape.num_hidden_layers, 1.0),
-            "hidden_size": (shape.hidden_size, None),
-            "ffn_ratio": (shape.intermediate_size / shape.hidden_size, None),
-            "draft_vocab_size": (shape.head_rows, target.vocab_size),
-        }
-        found = []
+        last = {"num_hidden_layers": 1, "hidden_size": None, "ffn_ratio": None}
+        last["draft_vocab_size"] = target.vocab_size
+        values, found = numeric_values(shape), []
         for dimension in self.dimensions(target):
-            value, last = values.get(dimension.name, (0.0, 0.0))
-            if len(dimension.choices) < 2 or value == last:
+            name, value = dimension.name, values.get(dimension.name, 0.0)
+            if len(dimension.choices) < 2 or name not in last or value == last[name]:
                 continue
-            slack = (
-                self.ffn_multiple / shape.hidden_size / 2 if dimension.name == "ffn_ratio" else 0.0
-            )
-            if (
-                not float(dimension.choices[0]) + slack
-                < value
-                < float(dimension.choices[-1]) - slack
-            ):
-                found.append(dimension.name)
+            slack = self.ffn_multiple / shape.hidden_size / 2 if name == "ffn_ratio" else 0.0
+            low, high = (float(dimension.choices[end]) for end in (0, -1))
+            if not low + slack < value < high - slack:
+                found.append(name)
         return found
 
-    # -- for one target
-    # ----------------------------------------------------------------------------------------------
+    # --- for one target
 
     def dimensions(self, target: Architecture) -> tuple[Dimension, ...]:
         """The dimensions with choices made absolute; window_pattern and sliding_window become one
@@ -333,33 +323,45 @@ class SearchSpace:
     def sample(self, target: Architecture, count: int, seed: int = 0) -> list[Architecture]:
         """Up to `count` distinct valid shapes drawn at random: what a sweep covers and a check
         draws from."""
+        tried = self.random_combinations(target, random.Random(seed), 200 * count)
         found: dict[Architecture, None] = {}
-        for indices in self.random_combinations(target, random.Random(seed), 200 * count):
-            shape = self.shape(indices, target)
-            if not isinstance(shape, InvalidShape):
-                found[shape] = None
-                if len(found) >= count:
-                    break
+        for _, drawn in self.distinct(target, tried):
+            if (drafter := as_drafter(drawn)).has_layers:
+                found[drafter.architecture] = None
+            if len(found) >= count:
+                break
         if not found:
             self.check(target)
         return list(found)
 
-    def enumerate(self, target: Architecture) -> Iterator[Draft]:
-        """Every valid shape within max_parameters, once, in the order of the file."""
-        limit = self.limits(target).max_parameters
+    def distinct(
+        self, target: Architecture, combinations: Iterable[Indices]
+    ) -> Iterator[tuple[Indices, Draft]]:
+        """The valid shapes of `combinations`, each once, with the first choices that make it."""
         seen: set[Draft] = set()
-        for indices in self.combinations(target):
+        for indices in combinations:
             shape = self.build(indices, target)
-            if isinstance(shape, InvalidShape) or shape in seen:
-                continue
-            seen.add(shape)
+            if not isinstance(shape, InvalidShape) and shape not in seen:
+                seen.add(shape)
+                yield indices, shape
+
+    def enumerate(
+        self, target: Architecture, combinations: Iterable[Indices] | None = None
+    ) -> Iterator[Draft]:
+        """Every valid shape within max_parameters, once, in the order of the file; of
+        `combinations` only, where they are given."""
+        limit = self.limits(target).max_parameters
+        every = self.combinations(target) if combinations is None else combinations
+        for _, shape in self.distinct(target, every):
             if limit is None or as_drafter(shape).parameters() <= limit:
                 yield shape
 
     def check(self, target: Architecture) -> None:
         """Raise ArchsearchError where no shape is valid for this target, with the commonest reason.
         Of more than CHECKED combinations as many are drawn at random."""
-        if next(self._some(target), None) is not None:
+        few = self.size(target) <= CHECKED
+        tried = None if few else self.random_combinations(target, random.Random(0), CHECKED)
+        if next(self.enumerate(target, tried), None) is not None:
             return
         some = itertools.islice(self.combinations(target), 10_000)
         shapes = (self.build(choice, target) for choice in some)
@@ -374,20 +376,6 @@ class SearchSpace:
             f"space {self.name} allows no valid shape for this target: {reason}; widen its"
             " dimensions"
         )
-
-    def _some(self, target: Architecture) -> Iterator[Draft]:
-        """Valid shapes within max_parameters: all, or of a space that is too large for that those
-        of CHECKED random choices."""
-        if self.size(target) <= CHECKED:
-            yield from self.enumerate(target)
-            return
-        limit, rng = self.limits(target).max_parameters, random.Random(0)
-        for indices in self.random_combinations(target, rng, CHECKED):
-            shape = self.build(indices, target)
-            if not isinstance(shape, InvalidShape) and (
-                limit is None or as_drafter(shape).parameters() <= limit
-            ):
-                yield shape
 
     def neighbours(
         self, indices: tuple[int, ...], target: Architecture
@@ -525,7 +513,6 @@ class SearchSpace:
 
 
 # --- files
-# --------------------------------------------------------------------------------------------------
 
 
 def spaces_dirs() -> list[Path]:
@@ -561,23 +548,24 @@ def load_space(name_or_path: str | Path) -> SearchSpace:
     return SearchSpace.from_dict(read_yaml(path, "search space"), path.stem, str(path))
 
 
-def _target_value(name: str, target: Architecture) -> float:
+def numeric_values(shape: Architecture) -> dict[str, float]:
+    """What a shape has in the dimensions that are numbers."""
     return {
-        "num_hidden_layers": target.num_hidden_layers,
-        "hidden_size": target.hidden_size,
-        "ffn_ratio": target.intermediate_size / target.hidden_size,
-        "num_key_value_heads": target.num_key_value_heads,
-        "kv_group_size": target.kv_group_size,
-        "head_dim": target.head_dim,
-        "draft_vocab_size": target.vocab_size,
-    }[name]
+        "num_hidden_layers": shape.num_hidden_layers,
+        "hidden_size": shape.hidden_size,
+        "ffn_ratio": shape.intermediate_size / shape.hidden_size,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "kv_group_size": shape.kv_group_size,
+        "head_dim": shape.head_dim,
+        "draft_vocab_size": shape.head_rows,
+    }
 
 
 def _absolute(name: str, value: Value, target: Architecture) -> float | int:
     if not isinstance(value, str):
         number = float(value)
     else:
-        number = checked.fraction(value) * _target_value(name, target)
+        number = checked.fraction(value) * numeric_values(target)[name]
         if name == "hidden_size" and value != "target":
             number = max(1, round(number / HIDDEN_MULTIPLE)) * HIDDEN_MULTIPLE
     if name == "ffn_ratio":

@@ -31,7 +31,7 @@ from archsearch.acceptance.estimator import AcceptanceEstimator
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.search.objective import Scorer
-from archsearch.search.space import InvalidShape, SearchSpace, Value
+from archsearch.search.space import InvalidShape, SearchSpace, Value, numeric_values
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -356,12 +356,8 @@ def _plain_choices(space: SearchSpace, target: Architecture, layers: int) -> tup
     """The choices nearest to `layers` of the target's own layers, with a quarter of its vocabulary
     in the head."""
     wanted: dict[str, Value] = {
+        **numeric_values(target),
         "num_hidden_layers": layers,
-        "hidden_size": target.hidden_size,
-        "ffn_ratio": target.intermediate_size / target.hidden_size,
-        "num_key_value_heads": target.num_key_value_heads,
-        "kv_group_size": target.kv_group_size,
-        "head_dim": target.head_dim,
         "draft_vocab_size": max(target.vocab_size // 4, 1),
         "window": "L",
     }

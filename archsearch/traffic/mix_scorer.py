@@ -84,8 +84,7 @@ class MixScorer(Scorer):
         self._base = scorer
         self._served: tuple[Drafter, list[ServedPart]] | None = None
 
-    # -- one draft
-    # ----------------------------------------------------------------------------------------------
+    # --- one draft
 
     def __call__(self, draft: Draft) -> Score:
         drafter = as_drafter(draft)
@@ -220,8 +219,7 @@ class MixScorer(Scorer):
         left = max(0.0, up - math.log(each.drafting.tpot_s / each.off.tpot_s))
         return left / speculation.QUANTILE_95 / 2.0, 0.0, left
 
-    # -- a grid of drafts
-    # ----------------------------------------------------------------------------------------------
+    # --- a grid of drafts
 
     @property
     def grid_numbers(self) -> int:
@@ -269,8 +267,7 @@ class MixScorer(Scorer):
             fits,
         )
 
-    # -- limits
-    # ----------------------------------------------------------------------------------------------
+    # --- limits
 
     def constraints(self, draft: Draft) -> dict[str, float]:
         found, drafter, limits = super().constraints(draft), as_drafter(draft), self.mix.limits
@@ -299,8 +296,7 @@ class MixScorer(Scorer):
             f"{name}={value:g}" for name, value in {**known, **asked}.items() if value is not None
         )
 
-    # -- the same, changed
-    # ----------------------------------------------------------------------------------------------
+    # --- the same, changed
 
     def with_latency(self, latency: LatencyOfRounds) -> Scorer:
         return self._again(self._base.with_latency(latency))

@@ -33,7 +33,7 @@ from archsearch.runs.state import (
 from archsearch.search import rungs
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.rungs import Plan, Round
-from archsearch.search.space import InvalidShape, SearchSpace
+from archsearch.search.space import InvalidShape, SearchSpace, Value, numeric_values
 from archsearch.training.curves import Split
 
 POOL: Final = 48  # candidates that a choice is made among
@@ -226,17 +226,9 @@ class Climb:
             shape = score.architecture
             slides = "S" in shape.window_pattern
             window = shape.window_pattern + (str(shape.sliding_window) if slides else "")
-            same = (
-                "num_hidden_layers",
-                "hidden_size",
-                "num_key_value_heads",
-                "kv_group_size",
-                "head_dim",
-                "tie_word_embeddings",
-            )
-            wanted = {name: getattr(shape, name) for name in same} | {
-                "ffn_ratio": shape.intermediate_size / shape.hidden_size,
-                "draft_vocab_size": shape.head_rows,
+            wanted: dict[str, Value] = {
+                **numeric_values(shape),
+                "tie_word_embeddings": shape.tie_word_embeddings,
                 "window": window,
             }
             for indices in space.neighbours(space.nearest(wanted, target), target):
