@@ -201,9 +201,8 @@ def drifting_positions(alpha: Any, drift: float, gamma: int) -> list[Any]:
     _check_alpha(alpha)
     if drift == 0.0:
         return [alpha] * gamma
-    grown = [
-        math.exp(drift * steps_of_drift(drift, i)) for i in range(gamma)
-    ]  # the odds, by this factor
+    # the odds, by this factor
+    grown = [math.exp(drift * steps_of_drift(drift, i)) for i in range(gamma)]
     return [alpha * factor / (1.0 - alpha + alpha * factor) for factor in grown]
 
 

@@ -89,10 +89,15 @@ def pairs(rows: Design, error: np.ndarray) -> list[tuple[float, float, bool]]:
     """Drafts of one study that differ in the draft only (same target, text, temperature and
     recipe): (error of the difference, the difference, same kind of drafter)."""
     return [
-        (float(error[i] - error[j]), float(rows.y[i] - rows.y[j]), rows.kind[i] == rows.kind[j])
+        (
+            float(error[i] - error[j]),
+            float(rows.y[i] - rows.y[j]),
+            rows.groups["kind"][i] == rows.groups["kind"][j],
+        )
         for i in range(len(rows))
         for j in range(i)
-        if rows.condition[i] == rows.condition[j] and rows.draft[i] != rows.draft[j]
+        if rows.groups["condition"][i] == rows.groups["condition"][j]
+        and rows.groups["draft"][i] != rows.groups["draft"][j]
     ]
 
 
@@ -130,14 +135,14 @@ def levels_left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
         error.append(gap)
         std.append(sigma)
         zero.append(test.y - train.y.mean())
-        family.extend(test.kind)
-        domain.extend(test.domain)
-        unseen.extend(name not in train.kind for name in test.kind)
+        family.extend(test.groups["kind"])
+        domain.extend(test.groups["of_domain"])
+        unseen.extend(name not in train.groups["kind"] for name in test.groups["kind"])
         rest, rest_std = after_one(levels, test) if len(test) > 1 else (np.zeros(0), np.zeros(0))
         later.append(rest)
         later_std.append(rest_std)
         found_pairs = pairs(test, gap)
-        differences.extend((*pair, study, test.kind[0]) for pair in found_pairs)
+        differences.extend((*pair, study, test.groups["kind"][0]) for pair in found_pairs)
         per_study[study] = {
             "rows": len(test),
             "mae": mae(gap),
@@ -225,9 +230,9 @@ def left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
             raw.append(
                 {
                     "study": study,
-                    "kind": test.kind[i],
-                    "draft": test.draft[i],
-                    "domain": test.domain[i],
+                    "kind": test.groups["kind"][i],
+                    "draft": test.groups["draft"][i],
+                    "domain": test.groups["of_domain"][i],
                     "logit": round(float(test.y[i]), 3),
                     "predicted": round(float(mean[i]), 3),
                     "std": round(std, 3),
@@ -235,12 +240,15 @@ def left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
             )
             for j in range(i):
                 true, said = float(test.y[i] - test.y[j]), float(mean[i] - mean[j])
-                if test.kind[i] == test.kind[j] == "independent":
-                    if test.condition[i] == test.condition[j] and test.draft[i] != test.draft[j]:
+                if test.groups["kind"][i] == test.groups["kind"][j] == "independent":
+                    if (
+                        test.groups["condition"][i] == test.groups["condition"][j]
+                        and test.groups["draft"][i] != test.groups["draft"][j]
+                    ):
                         differences.append(said - true)
                 elif (
-                    test.kind[i] != test.kind[j]
-                    and _where(test.condition[i]) == _where(test.condition[j])
+                    test.groups["kind"][i] != test.groups["kind"][j]
+                    and _where(test.groups["condition"][i]) == _where(test.groups["condition"][j])
                     and true
                 ):
                     gap = math.sqrt(covariance[i, i] + covariance[j, j] - 2 * covariance[i, j])
@@ -282,8 +290,8 @@ def families_as_shipped() -> dict[str, Any]:
         for j in range(i):
             true = float(rows.y[i] - rows.y[j])
             if (
-                rows.kind[i] != rows.kind[j]
-                and _where(rows.condition[i]) == _where(rows.condition[j])
+                rows.groups["kind"][i] != rows.groups["kind"][j]
+                and _where(rows.groups["condition"][i]) == _where(rows.groups["condition"][j])
                 and true
             ):
                 apart = rows.x[i] - rows.x[j]
@@ -328,7 +336,8 @@ def known_targets(found: Sequence[Published]) -> dict[str, Any]:
     rows = design(drifts=Drifts().fit(sweeps(found)).drift_, anchors=False)
     spread = best_spread(rows)
     target, kind, draft = (
-        np.array(labels) for labels in (rows.groups["target"], rows.kind, rows.draft)
+        np.array(labels)
+        for labels in (rows.groups["target"], rows.groups["kind"], rows.groups["draft"])
     )
     result: dict[str, Any] = {}
     for name in ("same_kind", "other_kinds"):

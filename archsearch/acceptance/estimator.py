@@ -63,15 +63,10 @@ class VocabularyCoverage:
     def share(self, rows: int) -> float:
         """Coverage of a head with `rows` rows; linear in log2(rows) between points, towards nothing
         at 1 row below them."""
-        previous = (1, 0.0)
-        for point in self.points:
-            if rows <= point[0]:
-                if rows <= previous[0] or point[0] == previous[0]:
-                    return point[1] if rows >= point[0] else previous[1]
-                position = math.log2(rows / previous[0]) / math.log2(point[0] / previous[0])
-                return previous[1] + position * (point[1] - previous[1])
-            previous = point
-        return previous[1]
+        import numpy as np
+
+        known, shares = zip((1, 0.0), *self.points, strict=True)
+        return float(np.interp(math.log2(max(rows, 1)), np.log2(known), shares))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +122,6 @@ class Acceptance:
 
     alpha: Estimate
     drift: Estimate = Estimate(0.0, 0.0, "given")
-
-    def positions(self, gamma: int) -> list[float]:
-        """Conditional acceptance at positions 1..gamma."""
-        return speedup.drifting_positions(self.alpha.value, self.drift.value, gamma)
 
     def tau(self, gamma: int) -> Estimate:
         """Tokens a round at `gamma` draft tokens, the target's own included."""

@@ -42,6 +42,8 @@ from archsearch.speedup import (
     logit,
     logit_std,
     sigmoid,
+    tau_estimate,
+    tau_interval,
 )
 
 # Logit per position of P-EAGLE heads: fitted as `drifts.Drifts` fits the table's kinds to five
@@ -85,9 +87,8 @@ class LookupFigures:
 LOOKUPS: Final[Mapping[str, LookupFigures]] = {
     "chat": LookupFigures(0.45, 1.58),  # MT-Bench 1.55, Spec-Bench's conversations and rest 1.67
     "code": LookupFigures(0.55, 1.77),  # HumanEval
-    "editing": LookupFigures(
-        0.69, 1.95, 5
-    ),  # InstructCoder (vLLM pull request 24344), 5 tokens; a Blazedit .81, 2.96
+    # InstructCoder (vLLM pull request 24344), 5 tokens; a Blazedit .81, 2.96
+    "editing": LookupFigures(0.69, 1.95, 5),
     "math": LookupFigures(0.45, 1.63),  # GSM8K
     "qa": LookupFigures(0.40, 1.24),  # Natural Questions
     "summarisation": LookupFigures(0.60, 2.05),  # CNN/DM
@@ -126,6 +127,12 @@ class FamilyAcceptance:
     assumed: str = ""
     # over all rounds, by gamma, where they were counted: no curve then
     taus: Mapping[int, Estimate] | None = None
+
+    def tau_at(self, gamma: int) -> Estimate:
+        """tau over all rounds at a gamma, with its interval."""
+        alpha, drift = self.acceptance.alpha, self.acceptance.drift
+        tau = tau_estimate(alpha, gamma, drift)
+        return self.tau(tau.between(tau_interval(alpha, gamma, drift)))
 
     def tau(self, tau: Estimate) -> Estimate:
         """tau over all rounds from that of rounds that draft."""

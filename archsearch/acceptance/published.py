@@ -174,16 +174,14 @@ ALIKE_DATASETS: Final = ("chat",)
 @dataclass(frozen=True)
 class Design:
     """The regression's rows: `x` [n, len(COEFFICIENTS)], `y` [n] logit(alpha), `noise` [n] std of
-    the reading, each row's group in every effect (`groups`: name -> n labels, "" for none), its
-    domain, kind of drafter and `condition` (what two drafts must share to be compared)."""
+    the reading, and `groups`, n labels each ("" for none): each row's group in every effect, its
+    domain (`of_domain`), `kind` of drafter and `condition`, which two drafts must share to be
+    compared."""
 
     x: np.ndarray
     y: np.ndarray
     noise: np.ndarray
     groups: Mapping[str, tuple[str, ...]]
-    domain: tuple[str, ...]
-    kind: tuple[str, ...]
-    condition: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.y)
@@ -192,27 +190,11 @@ class Design:
     def study(self) -> tuple[str, ...]:
         return self.groups["study"]
 
-    @property
-    def draft(self) -> tuple[str, ...]:
-        return self.groups["draft"]
-
     def where(self, keep: Sequence[bool] | np.ndarray) -> Design:
         """The rows that `keep` says."""
-        chosen = [i for i, yes in enumerate(keep) if yes]
-
-        def of(labels: Sequence[str]) -> tuple[str, ...]:
-            return tuple(labels[i] for i in chosen)
-
-        groups = {name: of(labels) for name, labels in self.groups.items()}
-        return Design(
-            self.x[chosen],
-            self.y[chosen],
-            self.noise[chosen],
-            groups,
-            of(self.domain),
-            of(self.kind),
-            of(self.condition),
-        )
+        chosen = np.flatnonzero(keep)
+        groups = {name: tuple(labels[i] for i in chosen) for name, labels in self.groups.items()}
+        return Design(self.x[chosen], self.y[chosen], self.noise[chosen], groups)
 
 
 def design(drifts: Mapping[str, Term], *, anchors: bool = True) -> Design:
@@ -244,17 +226,11 @@ def design(drifts: Mapping[str, Term], *, anchors: bool = True) -> Design:
         noise.append(anchor.std)
         of = _labels(OWN_STUDY, anchor.lot, anchor.domain, "", (entry.family, entry.name))
         condition = f"{anchor.lot}|{anchor.domain}"
-        labels.append(
-            {
-                **of,
-                "draft": f"{condition}|{anchor.architecture.label()}",
-                "kind": "independent",
-                "condition": condition,
-            }
-        )
-    groups = {name: tuple(label.get(name, "") for label in labels) for name in EFFECTS}
-    last = (tuple(label[name] for label in labels) for name in ("of_domain", "kind", "condition"))
-    return Design(np.array(x), np.array(y), np.array(noise), groups, *last)
+        draft = f"{condition}|{anchor.architecture.label()}"
+        labels.append(of | {"draft": draft, "kind": "independent", "condition": condition})
+    names = (*EFFECTS, "of_domain", "kind", "condition")
+    groups = {name: tuple(label.get(name, "") for label in labels) for name in names}
+    return Design(np.array(x), np.array(y), np.array(noise), groups)
 
 
 def lot_of(row: Published) -> str:
@@ -269,10 +245,8 @@ def _row_labels(row: Published) -> dict[str, str]:
     )
     lot = lot_of(row)
     labels = _labels(row.study, lot, row.domain, row.dataset, target)
-    labels |= {"draft": f"{lot}|{row.draft}", "kind": row.family}
-    return labels | {
-        "condition": f"{row.study}|{row.target}|{row.dataset}|{row.temperature}|{row.recipe}"
-    }
+    condition = f"{row.study}|{row.target}|{row.dataset}|{row.temperature}|{row.recipe}"
+    return labels | {"draft": f"{lot}|{row.draft}", "kind": row.family, "condition": condition}
 
 
 def _labels(
@@ -284,9 +258,8 @@ def _labels(
         "text" if domain in ALIKE_TEXTS else "loose_text",
         "dataset" if domain in ALIKE_DATASETS else "loose_dataset",
     )
-    name = "".join(
-        letter for letter in dataset.lower() if letter.isalnum()
-    )  # MT-Bench and mtbench are one
+    # MT-Bench and mtbench are one
+    name = "".join(letter for letter in dataset.lower() if letter.isalnum())
     return {
         "family": target[0],
         "family_domain": f"{target[0]}|{domain}",

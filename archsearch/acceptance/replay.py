@@ -109,9 +109,8 @@ def walked(
             np.concatenate([chances, np.zeros(gamma)]), gamma
         )[:starts]
     reach = np.concatenate([np.ones((starts, 1)), np.cumprod(windows, axis=1)], axis=1)
-    lengths = reach - np.concatenate(
-        [reach[:, 1:], np.zeros((starts, 1))], axis=1
-    )  # [s, k]: exactly k accepted
+    # [s, k]: exactly k accepted
+    lengths = reach - np.concatenate([reach[:, 1:], np.zeros((starts, 1))], axis=1)
     start_at = np.zeros(tokens + gamma + 2)
     start_at[0] = 1.0
     for s in range(starts):

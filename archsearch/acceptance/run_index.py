@@ -25,14 +25,8 @@ from archsearch.text.likeness import SKETCH_FILE, TextSketch, load_sketch
 log = logging.getLogger(__name__)
 FORMAT: Final = 3
 INDEX: Final = ".known.json"
-ARGUMENTS: Final = (
-    "target",
-    "prompts",
-    "heldout",
-    "context",
-    "domain",
-    "temperature",
-)  # what an observation's context needs
+# what an observation's context needs
+ARGUMENTS: Final = ("target", "prompts", "heldout", "context", "domain", "temperature")
 _STAMPED: Final = (
     "run.yaml",
     SKETCH_FILE,

@@ -43,10 +43,8 @@ from archsearch.workload import DTYPE_BYTES
 
 # share of an op's error variance that all ops of its kind in a table have in common
 SHARED: Final = 0.5
-FUSES_ON: Final = (
-    "9",
-    "10",
-)  # compute capabilities on which engines have one kernel for an all-reduce and the norm after it
+# compute capabilities on which engines have one kernel for an all-reduce and the norm after it
+FUSES_ON: Final = ("9", "10")
 Ops = OpModel | CarriedOps | UnpackedQueries
 GROUPS: Final = ("gemm", "attention", "experts", "elementwise", "all_reduce", "head", "step")
 
@@ -193,15 +191,10 @@ class ComposedPass:
         """What one step of `arch` over all `parts` runs; `choose`: with the choice of the next
         tokens."""
         total = sum(part.batch * part.tokens for part in parts)
-        if (
-            arch.num_experts
-            and arch.routing_skew is None
-            and total > 1
-            and sum(part.batch for part in parts) == 1
-        ):
-            arch = arch.replace(
-                routing_skew=0.0
-            )  # tokens of one text choose evenly (`experts.ROUTING_SKEW`)
+        alone = total > 1 and sum(part.batch for part in parts) == 1
+        if arch.num_experts and arch.routing_skew is None and alone:
+            # tokens of one text choose evenly (`experts.ROUTING_SKEW`)
+            arch = arch.replace(routing_skew=0.0)
         return model_pass(arch, parts, ranks=ranks, fused=self.mode == "graph", choose=choose)
 
     def terms(

@@ -33,7 +33,7 @@ from archsearch.drafters.drafter import RoundPlan
 from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
 from archsearch.latency.added import AddedFit, DraftedFit
-from archsearch.latency.fitted_passes import CacheFit, fit_cache, linear, place_of
+from archsearch.latency.fitted_passes import CacheFit, fit_cache, inputs_of, linear, place_of
 from archsearch.latency.regression import Residual
 from archsearch.profiles import Measurement, PassShape, Profile, RestShape
 from archsearch.workload import DTYPE_BYTES
@@ -289,14 +289,7 @@ def several_tokens(arch: Architecture | ShapeGrid, part: Part) -> tuple[Any, Any
 
 def _inputs(arch: Architecture) -> list[Any]:
     """What of a pass is its shape's, as the process sees it."""
-    return [
-        np.log(arch.hidden_size),
-        np.log(arch.intermediate_size),
-        np.log(arch.num_hidden_layers),
-        0.5 * np.log(arch.q_size),
-        0.5 * np.log(arch.kv_size),
-        np.log(body_parameters(arch) + arch.head_rows * arch.hidden_size),
-    ]
+    return [*inputs_of(arch), np.log(body_parameters(arch) + arch.head_rows * arch.hidden_size)]
 
 
 def _place(part: Part, cold: bool, is_target: bool) -> tuple[float, ...]:

@@ -119,15 +119,8 @@ class FittedPasses:
 
     def _inputs(self, arch: Architecture) -> list[Any]:
         """What of a pass is its shape's, as the process sees it; the rest are `_place`."""
-        return [
-            np.log(arch.hidden_size),
-            np.log(arch.intermediate_size),
-            np.log(arch.num_hidden_layers),
-            0.5 * np.log(arch.q_size),
-            0.5 * np.log(arch.kv_size),
-            0.5 * np.log(arch.head_rows),
-            np.log(weight_bytes_per_pass(arch, self.dtype_bytes)),
-        ]
+        weights = np.log(weight_bytes_per_pass(arch, self.dtype_bytes))
+        return [*inputs_of(arch), 0.5 * np.log(arch.head_rows), weights]
 
     # --- fitting
 
@@ -244,6 +237,17 @@ def fit_cache(
 def linear(coefficients: Array, features: Sequence[Any]) -> Any:
     """Seconds by the coefficients alone; features may be arrays that broadcast."""
     return sum(c * feature for c, feature in zip(coefficients.tolist(), features, strict=True))
+
+
+def inputs_of(arch: Architecture) -> list[Any]:
+    """What of a pass is its layers', as a Gaussian process sees it."""
+    return [
+        np.log(arch.hidden_size),
+        np.log(arch.intermediate_size),
+        np.log(arch.num_hidden_layers),
+        0.5 * np.log(arch.q_size),
+        0.5 * np.log(arch.kv_size),
+    ]
 
 
 def place_of(part: Part, cold: bool) -> tuple[float, float, float]:

@@ -455,9 +455,8 @@ class LatencyModel(FittedPasses, DraftPasses):
             known["rounds"] = self.round_fit_.to_dict()
         if self.engine_ is not None:
             known["engine_passes"] = {"engine": self.engine, **self.engine_.summary()}
-        if self.composed_ is None and not hasattr(
-            self, "ops"
-        ):  # the engine's own passes are all there is
+        # the engine's own passes are all there is
+        if self.composed_ is None and not hasattr(self, "ops"):
             return known | {"pass": "engine"}
         if self.composed_ is not None:
             words = self.rounds.costs.source if self.rounds is not None else None

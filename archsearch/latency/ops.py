@@ -66,11 +66,8 @@ ELEMENTWISE_S: Final[dict[str, tuple[float, float, float]]] = {
     "act": (3e-6, 4.0e-6, 3.0),  # reads gate and up, writes their product
     "add": (2e-6, 2.0e-6, 3.0),
     "embed": (3e-6, 4.5e-6, 2.0),
-    "sample": (
-        5e-6,
-        1.0e-5,
-        5.0,
-    ),  # logits widened to float32, then reduced twice (a guess: nobody published it)
+    # logits widened to float32, then reduced twice (a guess: nobody published it)
+    "sample": (5e-6, 1.0e-5, 5.0),
 }
 """Small kernels that no table holds. In a graph: 3 us + bytes / (0.8 bandwidth) as NVIDIA
 aiconfigurator 0.12 takes, for rope and add the 2 us that Vidur measured. On their own: Vidur's
@@ -151,9 +148,8 @@ def seen_pairs(op: Attention) -> float:
     """Pairs of a query and a key it sees, per sequence and head: causal, and no further back than
     the window."""
     window = op.window or op.context + op.tokens
-    rising = min(
-        op.tokens, max(0, window - op.context)
-    )  # queries that do not see a whole window yet
+    # queries that do not see a whole window yet
+    rising = min(op.tokens, max(0, window - op.context))
     return rising * op.context + rising * (rising + 1) / 2 + (op.tokens - rising) * window
 
 
@@ -266,9 +262,8 @@ def stand_ins(op: Experts | LatentAttention) -> list[Gemm | Attention]:
     wide as the latent.
     """
     if isinstance(op, Experts):
-        touched = max(
-            1, round(op.weight_elements() / (3 * op.hidden * op.inter))
-        )  # in experts of 16 bits
+        # in experts of 16 bits
+        touched = max(1, round(op.weight_elements() / (3 * op.hidden * op.inter)))
         m = max(1, round(op.pairs / max(op.touched, 1.0)))
         return [Gemm(m, 2 * op.inter * touched, op.hidden), Gemm(m, op.hidden, op.inter * touched)]
     m, rank = op.batch * op.tokens, op.latent - op.rope
@@ -517,9 +512,8 @@ class OpModel:
         warm = self._tables.get((op.kind, "warm"))
         if not cold and warm is not None:
             other, other_std = warm.predict(op)
-            if (
-                isinstance(op, Gemm) and op.m > 2
-            ):  # warm rows exist for one or two tokens only: keep their ratio to cold
+            # warm rows exist for one or two tokens only: keep their ratio to cold
+            if isinstance(op, Gemm) and op.m > 2:
                 small = Gemm(1, op.n, op.k)
                 ratio = warm.predict(small)[0] / table.predict(small)[0]
                 other, other_std = seconds * min(1.0, ratio), math.hypot(std, other_std)
@@ -545,9 +539,8 @@ class OpModel:
                 f"the profile has too few {regime} rows to price {ops[0]}; measure more of them"
             )
         if table is None:
-            self.prepare(
-                [other for op in ops for other in self._packed(op)], cold
-            )  # together: much quicker
+            # together: much quicker
+            self.prepare([other for op in ops for other in self._packed(op)], cold)
             return [self._attention_s(op, cold) for op in ops]
         seconds, stds = table.predict_all(ops)
         warm = self._tables.get((regime, "warm"))

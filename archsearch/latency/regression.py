@@ -128,9 +128,8 @@ class Residual:
             np.ones(width), [bounds] * width
         ) + WhiteKernel(0.002, (min_noise**2, 0.2))
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", ConvergenceWarning
-            )  # a length scale at its bound means: this input does not matter
+            # a length scale at its bound means: this input does not matter
+            warnings.simplefilter("ignore", ConvergenceWarning)
             model = GaussianProcessRegressor(kernel, normalize_y=False, random_state=0).fit(
                 inputs, log_ratio
             )
@@ -220,12 +219,10 @@ class Kriging:
     BLOCK = 256
 
     @classmethod
-    def fit(
-        cls, inputs: Array, log_ratio: Array, *, like: Kriging | None = None, seed: int = 0
-    ) -> Kriging:
+    def fit(cls, inputs: Array, log_ratio: Array, *, like: Kriging | None = None) -> Kriging:
         """Learn from `inputs` [rows, features] and `log_ratio` [rows]. `like`: its hyper-parameters
         are kept (quick)."""
-        order = np.random.default_rng(seed).permutation(len(log_ratio))
+        order = np.random.default_rng(0).permutation(len(log_ratio))
         if like is not None:
             learnt = [(like.amplitude, like.lengths, like.noise)]
         else:

@@ -140,9 +140,8 @@ class _Problem:
         self.stds = np.sqrt(np.diag(joint))
         self.whiten = np.linalg.inv(np.linalg.cholesky(joint / np.outer(self.stds, self.stds)))
         lowest = np.concatenate([np.zeros(count + 1), np.full(len(self.models), 0.2)])
-        self.lower = np.minimum(
-            (lowest - self.means) / self.stds, -1e-9
-        )  # least squares must begin inside its bounds
+        # least squares must begin inside its bounds
+        self.lower = np.minimum((lowest - self.means) / self.stds, -1e-9)
 
     def _kernel_std(self, name: str) -> float:
         """Relative std of the modelled kernels of a target or a draft: one model prices its passes,

@@ -37,13 +37,11 @@ class Claims:
     """The tasks of a study. One process posts them (`finish`), any may `work` at them. `done`: how
     many this one did; `name`: of this process, and of no other."""
 
-    def __init__(
-        self, study: Study, *, grace_s: float = GRACE_S, beat_s: float = BEAT_S, name: str = ""
-    ) -> None:
+    def __init__(self, study: Study, *, grace_s: float = GRACE_S, beat_s: float = BEAT_S) -> None:
         import optuna
 
         self.study, self.grace_s, self.beat_s = study, grace_s, beat_s
-        self.name = name or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
         self.done = 0
         self._storage = optuna.storages.get_storage(study._storage)
         self._seen: dict[int, tuple[int, float]] = {}

@@ -33,15 +33,10 @@ from archsearch.search.objective import Score, Scorer
 from archsearch.search.rungs import draws_of
 
 MOST: Final = 24  # of the best candidates that are looked at
-IN_TABLE: Final = (
-    "independent",
-    "eagle1",
-    "eagle3",
-    "mtp",
-    "block",
-    "medusa",
-)  # kinds of drafters that the table relates
+# kinds of drafters that the table relates
+IN_TABLE: Final = ("independent", "eagle1", "eagle3", "mtp", "block", "medusa")
 _DRAWS: Final = 4096
+AMONG: Final = 6  # of which two are trained for short
 
 Draft = tuple[Architecture, AcceptanceContext]
 
@@ -106,8 +101,7 @@ class Belief:
         self.drafts = np.array([part.draft for part in parts])
         rho = scorer.target_correlation
         self.shared = np.array(
-            # decode and verify as two independent causes: decode, and what of verify goes its own
-            # way
+            # decode and verify as two independent causes: decode, what of verify goes its own way
             [
                 [part.decode - rho * part.verify for part in parts],
                 [-math.sqrt(1.0 - rho**2) * part.verify for part in parts],
@@ -134,16 +128,15 @@ class Belief:
         """[n, n]: the part of the covariance that seconds bring."""
         return self.shared[:3].T @ self.shared[:3] + np.diag(self.drafts**2)
 
-    def outlook(self, seen: Observation, seed: int = 0) -> Outlook:
+    def outlook(self, seen: Observation) -> Outlook:
         """What is expected after `seen`."""
         learnt = seen.cross @ np.linalg.solve(seen.own, seen.cross.T)
         after = np.sqrt(np.clip(np.diag(self.covariance) - np.diag(learnt), 0.0, None))
-        draws = draws_of(self.mean, learnt, seed, _DRAWS)
+        draws = draws_of(self.mean, learnt, draws=_DRAWS)
         winner = draws.argmax(axis=1)
         lead = self.lead
-        gain = float(
-            np.mean(draws.max(axis=1) - draws[:, lead])
-        )  # paired: the lead's own draws have its mean
+        # paired: the lead's own draws have its mean
+        gain = float(np.mean(draws.max(axis=1) - draws[:, lead]))
         return Outlook(
             math.sqrt(float(self.covariance[lead, lead])),
             float(after[winner].mean()),
@@ -303,11 +296,11 @@ def climbs(score: Score) -> bool:
 
 
 def best_pair(
-    belief: Belief, common_std: float, own_std: float, among: int = 6
+    belief: Belief, common_std: float, own_std: float
 ) -> tuple[tuple[int, int], Outlook] | None:
-    """The two of the best `among` independent drafts whose short trainings teach most; None where
+    """The two of the best AMONG independent drafts whose short trainings teach most; None where
     there are no two."""
-    trained = [i for i, score in enumerate(belief.scores) if climbs(score)][:among]
+    trained = [i for i, score in enumerate(belief.scores) if climbs(score)][:AMONG]
     pairs = [(i, j) for i in trained for j in trained if i < j]
     seen = [
         (pair, belief.outlook(belief.trainings_of(pair, common_std, own_std))) for pair in pairs

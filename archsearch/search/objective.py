@@ -200,12 +200,8 @@ class Scorer:
         self.gammas = tuple(range(1, max_gamma + 1) if gammas is None else gammas)
         if not self.gammas or min(self.gammas) < 1:
             raise ArchsearchError(f"gamma must be at least 1, got {list(self.gammas)}")
-        self.target, self.workload, self.latency, self.acceptance = (
-            target,
-            workload,
-            latency,
-            acceptance,
-        )
+        self.target, self.workload = target, workload
+        self.latency, self.acceptance = latency, acceptance
         self.limits = Limits()
         self.known_families: Mapping[str, FamilyAcceptance] = {}
         self.context = AcceptanceContext(target, workload.temperature, workload.context_len, domain)
@@ -228,17 +224,11 @@ class Scorer:
         positions = speculation.drifting_positions(alpha.value, drift.value, max(self.gammas))
         reach = speculation.accepted_by_position(positions)
 
-        def tau_of(gamma: int) -> Estimate:
-            tau = speculation.tau_estimate(alpha, gamma, drift).between(
-                speculation.tau_interval(alpha, gamma, drift)
-            )
-            return known.tau(tau)
-
         return self._best(
             drafter.with_share(share),
             alpha,
             lambda gamma: 1.0 + share * math.fsum(reach[:gamma]),
-            tau_of,
+            known.tau_at,
             assumed=known.assumed,
         )
 
@@ -327,17 +317,18 @@ class Scorer:
         """The same scorer with another latency model: of another engine."""
         return self._priced(self.workload, latency)
 
+    def _with(self, **changes: Any) -> Scorer:
+        changed = copy.copy(self)
+        changed.__dict__.update(changes)
+        return changed
+
     def with_gammas(self, gammas: Sequence[int]) -> Scorer:
         """The same scorer with these gammas to choose from."""
-        changed = copy.copy(self)
-        changed.gammas = tuple(gammas)
-        return changed
+        return self._with(gammas=tuple(gammas))
 
     def with_limits(self, limits: Limits) -> Scorer:
         """The same scorer, for drafts that take no more."""
-        changed = copy.copy(self)
-        changed.limits = limits
-        return changed
+        return self._with(limits=limits)
 
     def with_coverage(self, coverage: VocabularyCoverage) -> Scorer:
         """The same scorer, knowing how much of the user's text a trimmed head covers."""
@@ -348,16 +339,12 @@ class Scorer:
     ) -> Scorer:
         """The same scorer with another estimator, asked in `context` (None: the same). The target's
         times are kept."""
-        changed = copy.copy(self)
-        changed.acceptance, changed.context = acceptance, context or self.context
-        return changed
+        return self._with(acceptance=acceptance, context=context or self.context)
 
     def with_families(self, known: Mapping[str, FamilyAcceptance]) -> Scorer:
         """The same scorer, knowing what was measured of whole families (a replayed n-gram) instead
         of asking the estimator."""
-        changed = copy.copy(self)
-        changed.known_families = {**self.known_families, **known}
-        return changed
+        return self._with(known_families={**self.known_families, **known})
 
     def _priced(self, workload: Workload, latency: LatencyOfRounds) -> Scorer:
         """The same scorer with the target's times of another workload or latency model."""
@@ -453,9 +440,8 @@ class Scorer:
         if share >= 1.0 or share <= 0.0:
             return round_s
         decode = self.decode_s.value
-        beyond = max(
-            round_s.value - decode, 0.0
-        )  # a round that is no longer than a plain step pays at any alpha
+        # a round that is no longer than a plain step pays at any alpha
+        beyond = max(round_s.value - decode, 0.0)
         return Estimate(decode + beyond / share, round_s.std / share, round_s.source)
 
     def constraints(self, draft: Draft) -> dict[str, Any]:

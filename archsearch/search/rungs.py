@@ -176,14 +176,14 @@ def beaten(
 # --- who is trained
 
 
-def belief(gaps: np.ndarray, slopes: np.ndarray, level_std: float, leader: int = 0) -> np.ndarray:
+def belief(gaps: np.ndarray, slopes: np.ndarray, level_std: float) -> np.ndarray:
     """Covariance [n, n] of ln(speed-up) from `gaps` [n, n], std of the differences of logit(alpha).
 
-    Relative to `leader`, covariance = (d_i0^2 + d_j0^2 - d_ij^2) / 2; on top comes the level that
+    Relative to the first, covariance = (d_i0^2 + d_j0^2 - d_ij^2) / 2; on top comes the level that
     all share (`level_std`, logit of alpha). `slopes` [n]: d ln(speed-up) / d logit(alpha) of each.
     """
-    from_leader = gaps[leader] ** 2
-    covariance = 0.5 * (from_leader[:, None] + from_leader[None, :] - gaps**2)
+    apart = gaps[0] ** 2
+    covariance = 0.5 * (apart[:, None] + apart[None, :] - gaps**2)
     covariance = covariance + level_std**2
     return covariance * slopes[:, None] * slopes[None, :]
 
@@ -274,9 +274,7 @@ def halving(seconds: float, tokens_per_s: float, overhead_s: float) -> list[Roun
     As many places as leave each shape FIRST_TOKENS in the first round; with less time, fewer places
     on fewer tokens; [] where not even two shapes get LEAST_TOKENS. With time to spare, more tokens.
     """
-    for places in (16, 12, 8, 6, 4, 3, 2):
-        if places > MOST_PLACES:
-            continue
+    for places in (MOST_PLACES, 12, 8, 6, 4, 3, 2):
         sizes = [places]
         while sizes[-1] > 2:
             sizes.append(math.ceil(sizes[-1] / 2))

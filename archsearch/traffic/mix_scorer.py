@@ -16,11 +16,6 @@ from typing import Any
 import numpy as np
 
 from archsearch import speedup as speculation
-from archsearch.acceptance.estimator import (
-    AcceptanceContext,
-    AcceptanceEstimator,
-)
-from archsearch.acceptance.families import FamilyAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import ShapeGrid
 from archsearch.drafters.drafter import Draft, Drafter
@@ -82,7 +77,7 @@ class MixScorer(Scorer):
         self.context = context_of(scorer, self.main)
         self.known_families = scorer.known_families
         self._base = scorer
-        self._served: tuple[Drafter, list[ServedPart]] | None = None
+        self._served: tuple[Any, list[ServedPart]] | None = None
 
     # --- one draft
 
@@ -119,8 +114,9 @@ class MixScorer(Scorer):
     def served(self, drafter: Drafter) -> list[ServedPart]:
         """The drafter under each part. Raises InvalidShapeError where memory does not hold one
         request with it."""
-        if self._served is None or self._served[0] != drafter:
-            self._served = drafter, self._serve(drafter, None)
+        asked = (drafter, self.acceptance, self.context, self.known_families)
+        if self._served is None or self._served[0] != asked:
+            self._served = asked, self._serve(drafter, None)
         return self._served[1]
 
     def _serve(self, drafter: Drafter, tokens_of: TokensOf | None) -> list[ServedPart]:
@@ -191,12 +187,7 @@ class MixScorer(Scorer):
         if taus is not None:
             tau = taus[gamma]
         else:
-            known = part_acceptance(self, drafter, each.part)
-            alpha, drift = known.acceptance.alpha, known.acceptance.drift
-            tau = speculation.tau_estimate(alpha, gamma, drift).between(
-                speculation.tau_interval(alpha, gamma, drift)
-            )
-            tau = known.tau(tau)
+            tau = part_acceptance(self, drafter, each.part).tau_at(gamma)
         gain = speculation.speedup_estimate(
             tau,
             Estimate(float(times.decode[row]), float(times.decode_std[row]), times.source),
@@ -305,20 +296,6 @@ class MixScorer(Scorer):
         changed = MixScorer(base.with_acceptance(self.acceptance), self.mix, self.device)
         changed.context = self.context
         changed.known_families = self.known_families
-        return changed
-
-    def with_acceptance(
-        self, acceptance: AcceptanceEstimator, context: AcceptanceContext | None = None
-    ) -> Scorer:
-        changed = super().with_acceptance(acceptance, context)
-        assert isinstance(changed, MixScorer)
-        changed._served = None
-        return changed
-
-    def with_families(self, known: Mapping[str, FamilyAcceptance]) -> Scorer:
-        changed = super().with_families(known)
-        assert isinstance(changed, MixScorer)
-        changed._served = None
         return changed
 
     def with_gammas(self, gammas: Sequence[int]) -> Scorer:

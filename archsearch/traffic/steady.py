@@ -187,9 +187,8 @@ def in_flight(service: Service, concurrency: Any) -> Steady:
         raise ArchsearchError(f"at least 1 request must be in flight, got {concurrency}")
     running = np.minimum(concurrency, service.held)
     rate = service.requests_per_s(running)
-    together = 1.0 + (running - 1.0) / (
-        2.0 * np.maximum(service.rounds, 1.0)
-    )  # prefills of those that ended in the same round
+    # prefills of those that ended in the same round
+    together = 1.0 + (running - 1.0) / (2.0 * np.maximum(service.rounds, 1.0))
     reading = together * service.prefill_s + (service.steps - service.rounds) * service.round_at(
         running
     )
@@ -237,9 +236,8 @@ def at_rate(service: Service, requests_per_s: Any) -> Steady:
         )
     most = service.most_requests_per_s
     full = requests_per_s >= FULL * most
-    prefilling = np.minimum(
-        requests_per_s * service.prefill_s, 1.0 - 1e-9
-    )  # of those that are full: not used
+    # of those that are full: not used
+    prefilling = np.minimum(requests_per_s * service.prefill_s, 1.0 - 1e-9)
     low, high = 0.0 * (most + requests_per_s), service.held + 0.0 * (most + requests_per_s)
     for _ in range(HALVINGS):
         middle = (low + high) / 2.0
@@ -255,14 +253,12 @@ def at_rate(service: Service, requests_per_s: Any) -> Steady:
     decoding = service.rounds * round_s / (1.0 - prefilling)
     # behind other prompts (M/D/1)
     waits = prefilling * service.prefill_s / (2.0 * (1.0 - prefilling))
-    if (
-        service.shares_steps
-    ):  # prompts of one step end together: later than by turns, whose mean wait is the same
+    # prompts of one step end together: later than by turns, whose mean wait is the same
+    if service.shares_steps:
         waits = waits * (1.0 + prefilling / (1.0 + prefilling))
     busy = np.minimum(1.0, prefilling + (1.0 - prefilling) * (1.0 - np.exp(-high)))
-    step_s = round_s / (
-        1.0 - prefilling
-    )  # with the prompts in it; a prompt waits for one and is read in the next
+    # with the prompts in it; a prompt waits for one and is read in the next
+    step_s = round_s / (1.0 - prefilling)
     chance, waited = slot_waiting(service, np.minimum(requests_per_s, FULL * most))
     read = service.prefill_s + waits + step_s * (0.5 * busy + service.steps - service.rounds)
     behind = (

@@ -223,10 +223,8 @@ def _vllm(data: Mapping[str, Any], path: Path) -> tuple[list[tuple[float, float,
             f"the trace {path}: {len(starts)} arrivals, {len(prompts)} prompts and {len(answers)}"
             " answers"
         )
-    rows = sorted(
-        zip(starts, prompts, answers, strict=True)
-    )  # they came as they ended; a benchmark's clock is its own
-    return rows, note
+    # they came as they ended; a benchmark's clock is its own
+    return sorted(zip(starts, prompts, answers, strict=True)), note
 
 
 def _numbers(data: Mapping[str, Any], name: str, path: Path) -> list[float]:

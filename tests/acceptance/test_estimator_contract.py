@@ -16,6 +16,7 @@ from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.acceptance.short_training import ExtrapolatedAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.estimate import Estimate
+from archsearch.speedup import drifting_positions
 
 TARGET = Architecture(576, 1536, 30, 9, 3, 64, 49152, tie_word_embeddings=True)
 SHAPES = [
@@ -75,7 +76,7 @@ def test_positions_and_tau_agree(make) -> None:
     for shape in SHAPES:
         found = make().predict(shape, CONTEXTS[2])
         for gamma in (1, 4, 8):
-            positions = found.positions(gamma)
+            positions = drifting_positions(found.alpha.value, found.drift.value, gamma)
             assert len(positions) == gamma and all(0.0 <= p <= 1.0 for p in positions)
             # tau: the bonus token, and each position that all before it let through.
             expected = 1.0 + sum(math.prod(positions[: i + 1]) for i in range(gamma))

@@ -71,7 +71,9 @@ def test_a_left_out_draft_of_llama_65b_is_predicted_from_the_others(levels: Leve
     """The paper's two 1.3B drafts, one from the other and from everything else."""
     rows = levels.rows
     for start in ("Sheared-LLaMA-1.3B-style", "Wide-Sheared-LLaMA-1.3B"):
-        out = np.array([label.rpartition("|")[2].startswith(start) for label in rows.draft])
+        out = np.array(
+            [label.rpartition("|")[2].startswith(start) for label in rows.groups["draft"]]
+        )
         assert out.sum() == 1
         mean, std = Levels(rows.where(~out), levels.spread).predict(rows.where(out))
         assert abs(mean[0] - rows.y[out][0]) < 0.1 and std[0] < 0.3

@@ -193,9 +193,7 @@ def made_up(slope: float, seed: int = 0, studies: int = 12) -> Design:
             draft.append(f"s{s}d{d}")
     labels = tuple(study)
     groups = dict.fromkeys(EFFECTS, ("",) * len(y)) | {"study": labels, "draft": tuple(draft)}
-    return Design(
-        np.array(x), np.array(y), np.full(len(y), 0.03), groups, ("chat",) * len(y), labels, labels
-    )
+    return Design(np.array(x), np.array(y), np.full(len(y), 0.03), groups)
 
 
 @pytest.mark.parametrize("slope", [0.1, 0.6])
