@@ -211,8 +211,9 @@ def steps_of_drift(drift: float, position: int) -> int:
     return min(position, RISING_POSITIONS - 1) if drift > 0.0 else position
 
 
-def alpha_from_tau(tau_value: float, gamma: int) -> float:
-    """The constant alpha that gives `tau_value` at `gamma`: the inverse of `tau`.
+def alpha_from_tau(tau_value: float, gamma: int, drift: float = 0.0) -> float:
+    """Acceptance at the first position that gives `tau_value` at `gamma` where logits move by
+    `drift` per position; without drift the constant alpha, the inverse of `tau`.
 
     Raises ValueError for gamma < 1 or a tau outside 1..gamma + 1.
 
@@ -224,7 +225,13 @@ def alpha_from_tau(tau_value: float, gamma: int) -> float:
             f"tau must lie between 1 and gamma + 1 with gamma >= 1, got tau {tau_value} at gamma"
             f" {gamma}"
         )
-    return rising_root(lambda alpha: tau(alpha, gamma), tau_value, 0.0, 1.0)
+
+    def reached(alpha: float) -> float:
+        if drift == 0.0:
+            return tau(alpha, gamma)
+        return tau_from_positions(drifting_positions(alpha, drift, gamma))
+
+    return rising_root(reached, tau_value, 0.0, 1.0)
 
 
 def tokens_by_budget(
@@ -348,10 +355,8 @@ def speedup_estimate(
     0 is the cautious choice.
     """
     value = tau_value.value * decode_s.value / round_s.value
-    decode, verify = (
-        decode_s.relative_std,
-        (verify_s.std / round_s.value if verify_s is not None else 0.0),
-    )
+    decode = decode_s.relative_std
+    verify = verify_s.std / round_s.value if verify_s is not None else 0.0
     variance = (
         tau_value.relative_std**2
         + decode**2

@@ -15,9 +15,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Final
 
-from archsearch.acceptance.drifts import Drifts, Sweep, first_alpha
+from archsearch.acceptance.drifts import Drifts, Sweep
 from archsearch.acceptance.terms import FIT_FILE, Term, load_fit
-from archsearch.speedup import logit
+from archsearch.speedup import alpha_from_tau, logit
 
 ROWS: Final = Path(__file__).parent / "results/2026-11-22-families/parallel.csv"
 Key = tuple[str, str, str]  # study, family, data set
@@ -62,8 +62,8 @@ def main() -> None:
         other = sweeps.get((study, "eagle3", dataset))
         if family == "peagle" and other is not None:
             gaps = [
-                logit(first_alpha(sweep.taus[gamma], gamma, drift.mean))
-                - logit(first_alpha(other.taus[gamma], gamma, chain.mean))
+                logit(alpha_from_tau(sweep.taus[gamma], gamma, drift.mean))
+                - logit(alpha_from_tau(other.taus[gamma], gamma, chain.mean))
                 for gamma in sweep.taus
             ]
             print(

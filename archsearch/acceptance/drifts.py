@@ -12,7 +12,7 @@ import numpy as np
 
 from archsearch.acceptance.table import Published, load_published
 from archsearch.acceptance.terms import Term
-from archsearch.speedup import alpha_from_tau, drifting_positions, rising_root, tau_from_positions
+from archsearch.speedup import alpha_from_tau, drifting_positions, tau_from_positions
 
 KINDS: Final = ("greedy", "sampled", "feature", "block")
 
@@ -72,7 +72,7 @@ def sweep_errors(sweep: Sweep, drift: float) -> np.ndarray:
     """ln(predicted / printed tau) at each gamma above the smallest, from tau at the smallest and a
     drift (logit per position)."""
     smallest = min(sweep.taus)
-    first = first_alpha(sweep.taus[smallest], smallest, drift)
+    first = alpha_from_tau(sweep.taus[smallest], smallest, drift)
     positions = drifting_positions(first, drift, max(sweep.taus))
     return np.array(
         [
@@ -143,24 +143,3 @@ def _cached_errors(sweep: Sweep, drift: float) -> np.ndarray:
     if key not in _ERRORS:
         _ERRORS[key] = sweep_errors(sweep, drift)
     return _ERRORS[key]
-
-
-def first_alpha(tau_value: float, gamma: int, drift: float) -> float:
-    """Acceptance at the first position that gives `tau_value` at `gamma` when logits move by
-    `drift` per position.
-
-    `alpha_from_tau` is the case of no drift. Raises ValueError for gamma < 1 or a tau outside
-    1..gamma + 1.
-    """
-    if drift == 0.0 or tau_value in (1.0, gamma + 1.0):
-        return alpha_from_tau(tau_value, gamma)
-    if gamma < 1 or not 1.0 <= tau_value <= gamma + 1:
-        raise ValueError(
-            f"tau must lie between 1 and gamma + 1 with gamma >= 1, got tau {tau_value} at gamma"
-            f" {gamma}"
-        )
-
-    def reached(alpha: float) -> float:
-        return tau_from_positions(drifting_positions(alpha, drift, gamma))
-
-    return rising_root(reached, tau_value, 1e-9, 1.0 - 1e-12)

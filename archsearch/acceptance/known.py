@@ -80,7 +80,8 @@ def known_drafts(
     for run, facts in (item for root in roots for item in run_index.runs_under(root).items()):
         if run.resolve() == left_out or not facts.drafts:
             continue
-        shape = _target_of(facts.arguments, target)
+        name = facts.arguments.get("target")
+        shape = _same_target(name, target) if isinstance(name, str) else None
         if shape is not None:
             found.extend(_drafts_of(run, facts, shape, asked))
     for path in sorted(
@@ -153,11 +154,6 @@ def _same_target(name: str, target: str | Architecture) -> Architecture | None:
     if isinstance(target, str) and name == target:
         return wanted
     return shape if shape is not None and shape == wanted else None
-
-
-def _target_of(arguments: Mapping[str, Any], target: str | Architecture) -> Architecture | None:
-    name = arguments.get("target")
-    return _same_target(name, target) if isinstance(name, str) else None
 
 
 # --- drafts of one run

@@ -21,12 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from archsearch.acceptance.measured import Resampled, resampled_ratio
-from archsearch.acceptance.suffix_tree import SuffixCache, SuffixLimits
+from archsearch.acceptance.suffix_tree import SuffixLimits, SuffixReader, SuffixTree
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 
@@ -147,7 +148,8 @@ class Suffix:
     shared: bool = True
 
     def starts(self) -> Callable[[Sequence[int]], Reader]:
-        return SuffixCache(self.limits, self.shared).start
+        everyone = SuffixTree(self.limits.depth) if self.shared else None
+        return partial(SuffixReader, self.limits, everyone)
 
 
 # --- replay

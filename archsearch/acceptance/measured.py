@@ -369,10 +369,8 @@ def _draft_states(
     from archsearch.text.encode import by_length
     from archsearch.training.batches import draft_states, make_batch
 
-    largest, rows = (
-        max(int(s.token_ids.max()) for s in sequences),
-        draft.get_input_embeddings().weight.shape[0],
-    )
+    largest = max(int(s.token_ids.max()) for s in sequences)
+    rows = draft.get_input_embeddings().weight.shape[0]
     if largest >= rows:
         raise ArchsearchError(
             f"the text holds token id {largest}, the draft's vocabulary ends at {rows - 1}: another"

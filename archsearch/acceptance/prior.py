@@ -31,7 +31,6 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from archsearch.acceptance.drifts import first_alpha
 from archsearch.acceptance.estimator import Acceptance, AcceptanceContext, AcceptanceObservation
 from archsearch.acceptance.known_targets import known_target
 from archsearch.acceptance.published import Spread
@@ -301,14 +300,10 @@ class PriorAcceptance:
             " --run"
         )
         try:
-            mean, covariance = (
-                np.array(data["coefficients"], float),
-                np.array(data["covariance"], float),
-            )
-            names, observations = (
-                tuple(data.get("names", OLD_COEFFICIENTS)),
-                int(data["observations"]),
-            )
+            mean = np.array(data["coefficients"], float)
+            covariance = np.array(data["covariance"], float)
+            names = tuple(data.get("names", OLD_COEFFICIENTS))
+            observations = int(data["observations"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise other from error
         if (
@@ -367,7 +362,7 @@ class PriorAcceptance:
         drift = INDEPENDENT_DRIFT
         if context.drafter in FEATURE_DRAFTERS:
             drift = self._published.drift["block" if context.drafter == "block" else "feature"]
-            alpha = first_alpha(tau(alpha, REFERENCE_GAMMA), REFERENCE_GAMMA, drift.mean)
+            alpha = alpha_from_tau(tau(alpha, REFERENCE_GAMMA), REFERENCE_GAMMA, drift.mean)
         std = alpha * (1.0 - alpha) * math.sqrt(max(variance, 0.0))
         return Acceptance(
             Estimate(alpha, std, self.source_), Estimate(drift.mean, drift.std, "prior")

@@ -29,7 +29,7 @@ from typing import Final
 
 import numpy as np
 
-from archsearch.acceptance.drifts import Drifts, first_alpha, kind_of, sweeps
+from archsearch.acceptance.drifts import Drifts, kind_of, sweeps
 from archsearch.acceptance.estimator import DOMAINS, AcceptanceContext
 from archsearch.acceptance.learnt import (
     PUBLISHED_HEAD_TOKENS,
@@ -126,7 +126,7 @@ def level_alpha(row: Published, drifts: Mapping[str, Term]) -> float:
     ):
         return row.alpha
     drift = drifts[kind_of(row.family, row.temperature)].mean
-    first = first_alpha(min(row.tau, row.gamma + 0.999), row.gamma, drift)
+    first = alpha_from_tau(min(row.tau, row.gamma + 0.999), row.gamma, drift)
     return alpha_from_tau(
         tau_from_positions(drifting_positions(first, drift, REFERENCE_GAMMA)), REFERENCE_GAMMA
     )
@@ -254,10 +254,8 @@ def _labels(
 ) -> dict[str, str]:
     """A row's group in the effects that are not the draft's, and its domain; `target`: its family
     and its own name."""
-    text, of_dataset = (
-        "text" if domain in ALIKE_TEXTS else "loose_text",
-        "dataset" if domain in ALIKE_DATASETS else "loose_dataset",
-    )
+    text = "text" if domain in ALIKE_TEXTS else "loose_text"
+    of_dataset = "dataset" if domain in ALIKE_DATASETS else "loose_dataset"
     # MT-Bench and mtbench are one
     name = "".join(letter for letter in dataset.lower() if letter.isalnum())
     return {

@@ -182,25 +182,15 @@ class SuffixTree:
         return tokens, scores
 
 
-class SuffixCache:
-    """The trees of a server: one that all requests share (where `shared`), and one of each
-    request."""
-
-    def __init__(self, limits: SuffixLimits, shared: bool = True) -> None:
-        self.limits = limits
-        self.everyone = SuffixTree(limits.depth) if shared else None
-
-    def start(self, prompt: Sequence[int]) -> SuffixReader:
-        """Begin a request; the one before is over."""
-        return SuffixReader(self, prompt)
-
-
 class SuffixReader:
-    """One request in the course of its answer."""
+    """One request in the course of its answer; `everyone`: the tree that all requests share, if
+    any. The request before is over."""
 
-    def __init__(self, cache: SuffixCache, prompt: Sequence[int]) -> None:
-        self._limits, self._everyone = cache.limits, cache.everyone
-        self._own = SuffixTree(cache.limits.depth)
+    def __init__(
+        self, limits: SuffixLimits, everyone: SuffixTree | None, prompt: Sequence[int]
+    ) -> None:
+        self._limits, self._everyone = limits, everyone
+        self._own = SuffixTree(limits.depth)
         for token in prompt:
             self._own.append(token)
         self._recent = list(prompt[-self._limits.depth :])
@@ -229,11 +219,9 @@ class SuffixReader:
         self, tree: SuffixTree, gammas: Sequence[int]
     ) -> dict[int, tuple[np.float32, list[int]]]:
         """gamma -> (score, tokens) of the best match in a tree."""
-        factor, least, longest = (
-            np.float32(self._limits.factor),
-            np.float32(self._limits.least_probability),
-            max(gammas),
-        )
+        factor = np.float32(self._limits.factor)
+        least = np.float32(self._limits.least_probability)
+        longest = max(gammas)
         best: dict[int, tuple[np.float32, list[int]]] = {gamma: (_ZERO, []) for gamma in gammas}
         for size, node in tree.matches(self._recent):
             most = int(np.float32(size) * factor + np.float32(1e-6))

@@ -266,13 +266,16 @@ def target_body(target: Architecture | None) -> float:
 def tokens_of(context: AcceptanceContext, parameters: Any) -> Any:
     """Tokens of the target's text that a draft of `parameters` in all (a number or an array) learns
     from in this context."""
-    if context.trained_tokens is not None:
-        return context.trained_tokens
-    return (
-        usual_tokens(context.target)
-        if context.budget is None
-        else context.budget.tokens(parameters)
-    )
+    given = context.trained_tokens
+    return training_tokens(context, parameters) if given is None else given
+
+
+def training_tokens(context: AcceptanceContext, parameters: Any) -> Any:
+    """Tokens that drafters of `parameters` (a number or an array) are taken to be trained on: those
+    that the training budget buys, without one what is usual for the target."""
+    if context.budget is not None:
+        return context.budget.tokens(parameters)
+    return usual_tokens(context.target)
 
 
 def learning_of(arch: Architecture, context: AcceptanceContext, tokens: Any) -> Learning:

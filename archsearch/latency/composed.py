@@ -129,16 +129,11 @@ class ComposedPass:
     def serving(self, rounds: EngineRounds | None, dtype: str, wait: Estimate) -> Self:
         """The same as the engine of `rounds` runs it: its KV cache of a target in `dtype`, how its
         activations are quantised, and how long its ranks wait."""
-        changed = self.waiting(wait)
+        changed = copy.copy(self)
+        changed.wait, changed._known = wait, {}
         changed._wide_cache = rounds is not None and rounds.cache_dtype(dtype) != dtype
         if rounds is not None and self._fused and dtype == "float8_e4m3fn":
             changed._quantise = (rounds.quantise_s.value, rounds.quantise_s.relative_std)
-        return changed
-
-    def waiting(self, wait: Estimate) -> Self:
-        """The same with another wait at an all-reduce (`all_reduce_wait`)."""
-        changed = copy.copy(self)
-        changed.wait, changed._known = wait, {}
         return changed
 
     def op_s(self, op: Op) -> tuple[float, float]:

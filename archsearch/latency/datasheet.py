@@ -66,20 +66,14 @@ def over_link(device: Device, ranks: int) -> bool:
     return device.link_bytes_per_s > 0 and (device.link_ranks is None or ranks <= device.link_ranks)
 
 
-def pcie_bytes_per_s(device: Device) -> float:
-    """PCIe of the device's generation, per direction."""
-    return PCIE_BYTES_PER_S.get(
-        (device.compute_capability or "").split(".")[0], OLD_PCIE_BYTES_PER_S
-    )
-
-
 def all_reduce_s(device: Device, op: AllReduce, width: int) -> float:
     """Seconds of an all-reduce of numbers of `width` bytes: a ring moves 2 (r - 1) / r of the bytes
     in 2 (r - 1) steps."""
     moved = 2 * (op.ranks - 1) / op.ranks * op.elements * width
     if over_link(device, op.ranks):
         return moved / device.link_bytes_per_s + LINK_LATENCY_S
-    link = pcie_bytes_per_s(device)
+    generation = (device.compute_capability or "").split(".")[0]
+    link = PCIE_BYTES_PER_S.get(generation, OLD_PCIE_BYTES_PER_S)
     return min(
         start + 2 * (op.ranks - 1) * step + moved / (share * link)
         for start, step, share in PCIE_PROTOCOLS

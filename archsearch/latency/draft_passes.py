@@ -112,20 +112,11 @@ class LatencyOfRounds:
         workload: Workload,
         gamma: int,
         verify_s: Estimate,
+        own: tuple[Estimate, Estimate] | None = None,
     ) -> Passes:
-        """The GPU's passes of a round of `gamma` draft tokens."""
-        first, later = self.draft_passes(draft, workload, gamma)
-        return self._passes_of(target, draft, workload, (verify_s, first, later), gamma)
-
-    def _passes_of(
-        self: Any,
-        target: Architecture,
-        draft: Architecture,
-        workload: Workload,
-        times: tuple[Estimate, Estimate, Estimate],
-        gamma: int,
-    ) -> Passes:
-        """A round's passes from the times of the target's, the draft's first and each later one."""
+        """The GPU's passes of a round of `gamma` draft tokens; `own`: the draft's first and each
+        later one, where they are others than it drafts with."""
+        first, later = own or self.draft_passes(draft, workload, gamma)
         layers = draft.num_hidden_layers
         # a draft on one rank has nothing to sum, whatever its target does
         sharded = self.facts.ranks_of_draft(workload) > 1
@@ -138,7 +129,7 @@ class LatencyOfRounds:
             reduces,
             workload.context_len,
         )
-        return Passes(*times, *sizes, catches_up=self.facts.catches_up)
+        return Passes(verify_s, first, later, *sizes, catches_up=self.facts.catches_up)
 
     def idle_s(self: Any, target: Architecture, draft: Draft, workload: Workload) -> Estimate:
         """What a loaded draft costs a step in which the schedule drafts nothing: its idle pass, and
@@ -155,9 +146,8 @@ class LatencyOfRounds:
         idle = self.idle_draft_s(draft, workload)
         if self.rounds is None or not idle.value:
             return idle
-        passes = self._passes_of(
-            target, draft, workload, (self.verify_s(target, workload, 0), idle, idle), 1
-        )
+        verify = self.verify_s(target, workload, 0)
+        passes = self.round_passes(target, draft, workload, 1, verify, (idle, idle))
         time = round_time(self.rounds.costs.without_round(), passes)
         longer = time.round_s.value - self.decode_s(target, workload).value
         if longer <= idle.value:
@@ -237,14 +227,12 @@ class DraftPasses(LatencyOfRounds):
         return self.pass_s(arch, asked, ranks)
 
     def decode_s(self, target: Architecture, workload: Workload) -> Estimate:
-        """One plain decode step of the target."""
         step = self.verify_s(target, workload, 0)
         if self.rounds is None:
             return step
         return plain_step(self.rounds, step, target.num_hidden_layers, workload.batch_size)
 
     def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """One target pass over gamma + 1 tokens per sequence."""
         batch, tokens = verified_rows(self.rounds, workload.batch_size, gamma)
         part = Part(batch, tokens, workload.context_len)
         return self.model_pass_s(target, (part, False), workload.tensor_parallel, is_target=True)

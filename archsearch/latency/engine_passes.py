@@ -129,11 +129,7 @@ class EnginePasses:
     # --- fitting
 
     def _fit_passes(self, rows: list[Measurement]) -> None:
-        points = [pass_of(row) for row in rows]
-        asked = [
-            (arch, Part(batch, tokens, context), cold, is_target)
-            for arch, batch, tokens, context, cold, is_target in points
-        ]
+        asked = [_asked(row) for row in rows]
 
         def features_of(cache: CacheFit) -> Array:
             return np.array([self._features(*each, cache) for each in asked])
@@ -149,13 +145,10 @@ class EnginePasses:
             np.array(inputs), log_ratio, min_noise=0.01, bounds=(0.7, 30.0)
         )
         self.loo_ = np.expm1(self._residual.leave_one_out(log_ratio))
-        for row, (arch, batch, tokens, context, cold, is_target), ratio in zip(
-            rows, points, log_ratio, strict=True
-        ):
+        for row, (arch, part, cold, is_target), ratio in zip(rows, asked, log_ratio, strict=True):
             error = math.hypot(row.relative_std, START_STD)
-            self._own.setdefault((arch, batch, tokens, cold, is_target), []).append(
-                (context, float(ratio), error)
-            )
+            key = (arch, part.batch, part.tokens, cold, is_target)
+            self._own.setdefault(key, []).append((part.context, float(ratio), error))
 
     # --- what a pass is made of
 
@@ -302,15 +295,8 @@ def known_engines(profile: Profile, dtype: str, mode: str) -> tuple[str, ...]:
     return tuple(name for name, count in counts.items() if count >= MIN_PASS_ROWS)
 
 
-def pass_of(row: Measurement) -> tuple[Architecture, int, int, int, bool, bool]:
-    """architecture, batch, tokens per sequence, context, cold, of the target: what a row of kind
-    `pass` is about."""
+def _asked(row: Measurement) -> tuple[Architecture, Part, bool, bool]:
+    """What a row of kind `pass` is about: a pass, whether it is cold, and of the target."""
     shape = PassShape.of(row)
-    return (
-        shape.architecture,
-        shape.batch,
-        shape.tokens,
-        shape.context,
-        row.cache == "cold",
-        shape.role == "target",
-    )
+    part = Part(shape.batch, shape.tokens, shape.context)
+    return shape.architecture, part, row.cache == "cold", shape.role == "target"

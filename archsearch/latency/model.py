@@ -71,7 +71,7 @@ from archsearch.latency.ops import OpModel
 from archsearch.latency.round_fit import RoundFit, with_measured_rounds
 from archsearch.latency.rounds import PACE_CORRELATION, verified_rows
 from archsearch.latency.transfer import kernels_of
-from archsearch.profiles import ForwardShape, Measurement, Profile
+from archsearch.profiles import ForwardShape, Profile
 from archsearch.workload import DTYPE_BYTES, Workload
 
 
@@ -97,10 +97,8 @@ class LatencyModel(FittedPasses, DraftPasses):
         rounds: EngineRounds | None = None,
         carried_to: Device | None = None,
     ) -> None:
-        self.profile, self.carried_to = (
-            profile if carried_to is None else kernels_of(profile),
-            carried_to,
-        )
+        self.profile = profile if carried_to is None else kernels_of(profile)
+        self.carried_to = carried_to
         profile = self.profile
         self.engine, self.facts = engine, engine_facts(engine)
         self.dtype = dtype
@@ -108,7 +106,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         self.dtype_bytes = DTYPE_BYTES[dtype]
         self._parts: dict[tuple[Any, ...], tuple[list[Any], list[Any]]] = {}
         self._passes: dict[tuple[Any, ...], Estimate] = {}
-        self.outliers_: list[Measurement] = []
+        self.outliers_ = []
         self.composed_: ComposedPass | None = None
         self.engine_: EnginePasses | None = None
         self.drafts_: EnginePasses | None = None  # of drafts, where their precision is another
@@ -281,7 +279,6 @@ class LatencyModel(FittedPasses, DraftPasses):
         )
 
     def added_layer_s(self, target: Architecture) -> float:
-        """Seconds that the engine adds to each layer of a draft pass, where that was measured."""
         costs = self._engine_costs(target.vocab_size)
         return costs.layer_s if costs is not None else 0.0
 
@@ -334,7 +331,6 @@ class LatencyModel(FittedPasses, DraftPasses):
         return _sum(self.verify_s(target, workload, 0), costs.plain_s())
 
     def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """One target pass over gamma + 1 tokens per sequence."""
         found = super().verify_s(target, workload, gamma)
         batch, tokens = verified_rows(self.rounds, workload.batch_size, gamma)
         if self.composed_ is None or self.engine_ is not None or tokens == 1:
@@ -386,8 +382,6 @@ class LatencyModel(FittedPasses, DraftPasses):
         return (replace(part, tokens=1), cold) if guessed else asked
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
-        """What the engine was measured to add to a round of gamma draft tokens; 0 where nothing is
-        known of it."""
         if self.engine_ is not None:
             return self.engine_.rest_.round_s(gamma, workload.batch_size)
         known = self._engine_costs(target.vocab_size)
@@ -396,8 +390,6 @@ class LatencyModel(FittedPasses, DraftPasses):
     def drafted_s(
         self, drafter: Drafter, rows: RoundRows, plan: RoundPlan
     ) -> tuple[Estimate, Estimate] | None:
-        """(a drafter's kernels, all else of a round beside the target's pass) as the engine was
-        measured with such drafters; None where it was not."""
         if self.engine_ is None:
             return None
         return self.engine_.drafted_.round_s(drafter, rows, plan, self.engine_.plan_s(plan))
@@ -430,12 +422,6 @@ class LatencyModel(FittedPasses, DraftPasses):
             return self.engine_.largest_batch
         rows = self.profile.select("forward", self.dtype, self.mode)
         return max((ForwardShape.of(row).batch for row in rows), default=1)
-
-    @property
-    def engines(self) -> tuple[str, ...]:
-        """Engines whose overhead or own passes the profile holds."""
-        own = known_engines(self.profile, self.dtype, self.mode)
-        return tuple(dict.fromkeys([*(name for name, _ in self._engine), *own]))
 
     def summary(self) -> dict[str, Any]:
         """What was learnt, for reports: `pass` is `fitted` (to whole passes: coefficients, cache,

@@ -167,11 +167,9 @@ def gpu_attention_sizes(ops: Sequence[Attention], multiprocessors: int) -> tuple
     ]
     batch, tokens, keys, q_heads, kv_heads, head_dim, pairs = np.array(columns, dtype=np.float64).T
     heads = batch * kv_heads
-    kv, work, queries = (
-        heads * keys * head_dim,
-        batch * q_heads * pairs * head_dim,
-        batch * q_heads * tokens * head_dim,
-    )
+    kv = heads * keys * head_dim
+    work = batch * q_heads * pairs * head_dim
+    queries = batch * q_heads * tokens * head_dim
     waves = _waves(heads, multiprocessors) * multiprocessors * keys * head_dim
     features = np.stack([np.ones_like(kv), kv, work, queries, keys, heads, waves], axis=1)
     place = np.stack(
@@ -267,10 +265,8 @@ def stand_ins(op: Experts | LatentAttention) -> list[Gemm | Attention]:
         m = max(1, round(op.pairs / max(op.touched, 1.0)))
         return [Gemm(m, 2 * op.inter * touched, op.hidden), Gemm(m, op.hidden, op.inter * touched)]
     m, rank = op.batch * op.tokens, op.latent - op.rope
-    down, queries = (
-        Gemm(m, op.q_rank + op.latent, op.hidden),
-        Gemm(m, op.heads * op.head_dim, op.q_rank or op.hidden),
-    )
+    down = Gemm(m, op.q_rank + op.latent, op.hidden)
+    queries = Gemm(m, op.heads * op.head_dim, op.q_rank or op.hidden)
     absorbed = [Gemm(m, op.heads * width, rank) for width in (op.head_dim - op.rope, op.v_dim)]
     seen = Attention(op.batch, op.tokens, op.context, op.heads, 1, op.latent // 2)
     return [down, queries, *absorbed, seen, Gemm(m, op.hidden, op.heads * op.v_dim)]
@@ -616,10 +612,8 @@ class OpModel:
         pairs = seen_pairs(op)
         if whole_prompt:
             whole, whole_std = self.op_s(whole_prompt[0], cold)
-            computed, computed_std = (
-                whole * pairs / (keys * (keys + 1) / 2),
-                math.hypot(whole_std, VERIFY_STD),
-            )
+            computed = whole * pairs / (keys * (keys + 1) / 2)
+            computed_std = math.hypot(whole_std, VERIFY_STD)
         else:
             flops = 4.0 * op.batch * pairs * op.q_heads * op.head_dim
             peak = (self._device.get("flops_per_s") or {}).get(self.dtype)

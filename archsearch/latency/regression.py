@@ -137,9 +137,8 @@ class Residual:
         scales = np.asarray(model.kernel_.k1.k2.length_scale, dtype=float)
         noise = float(model.kernel_.k2.noise_level)
         scaled = inputs / scales
-        covariance = amplitude * np.exp(-0.5 * _square_distance(scaled, scaled)) + noise * np.eye(
-            len(inputs)
-        )
+        squares = ((scaled[:, None, :] - scaled) ** 2).sum(-1)
+        covariance = amplitude * np.exp(-0.5 * squares) + noise * np.eye(len(inputs))
         inverse: Array = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
         return cls(scaled, scales, amplitude, noise, inverse @ log_ratio, inverse)
 
@@ -175,10 +174,6 @@ class Residual:
         """Errors of log(measured / predicted) when each row is left out (Rasmussen and Williams,
         eq. 5.12)."""
         return np.asarray(self.weights / np.diag(self.inverse))
-
-
-def _square_distance(a: Array, b: Array) -> Array:
-    return np.asarray(((a[:, None, :] - b[None, :, :]) ** 2).sum(-1))
 
 
 @dataclass(frozen=True)

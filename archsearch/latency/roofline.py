@@ -36,7 +36,6 @@ class RooflineLatency(DraftPasses):
     """`LatencyModel`'s answers from a datasheet, with what `rounds` says of the engine on a GPU
     (default: the newest known)."""
 
-    engines: tuple[str, ...] = ()
     target_correlation = PACE_CORRELATION
 
     def __init__(
@@ -75,7 +74,7 @@ class RooflineLatency(DraftPasses):
         return model_pass(arch, [part], ranks=ranks, fused=fused, choose=False)
 
     def ops_s(self, ops: PassOps, cold: bool = True) -> Estimate:
-        """Seconds of one pass given by its ops, of any network; `cold` makes no difference."""
+        """See `LatencyModel.ops_s`; `cold` makes no difference."""
         value = float(self._seconds(ops))
         return Estimate(value, RELATIVE_STD[self.mode] * value, "roofline")
 

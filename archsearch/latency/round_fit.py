@@ -315,10 +315,11 @@ def with_measured_rounds(
         if known is not None and known.engine == asked.engine:
             by_class.setdefault(known.costs.name, (known, []))[1].append(row)
     name = asked.costs.name
+    way = (asked.costs.graph, asked.costs.order)
     others = [
         key
         for key, (rounds, _) in by_class.items()
-        if (rounds.costs.graph, rounds.costs.order) == _way(asked)
+        if (rounds.costs.graph, rounds.costs.order) == way
     ]
     for key in [name] if name in by_class else others:
         rounds, rows = by_class[key]
@@ -346,10 +347,6 @@ def rounds_of_row(shape: RoundShape) -> EngineRounds | None:
         return engine_rounds(shape.engine, version_in(shape.version), dict(shape.options))
     except ArchsearchError:
         return None
-
-
-def _way(rounds: EngineRounds) -> tuple[str, str]:
-    return rounds.costs.graph, rounds.costs.order
 
 
 def _fitted(model: Any, prior: EngineRounds, rows: list[Measurement]) -> RoundFit | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from archsearch.acceptance.terms import training_tokens
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
@@ -21,7 +22,6 @@ from archsearch.traffic.served import (
     broken_limits,
     objective_of,
     serve_part,
-    training_tokens,
 )
 from archsearch.traffic.simulation import Simulated, poisson, simulate
 from archsearch.traffic.steady import Service

@@ -176,10 +176,8 @@ class Ranking:
     def places(self) -> Iterator[Place]:
         """Shapes in the order in which they become trials; none twice, and no window that does what
         another one does."""
-        tops, corners = (
-            iter(self._apart(self.best)),
-            iter(self._apart(sorted(self.corners.values(), key=lambda f: (-f[0], f[1])))),
-        )
+        tops = iter(self._apart(self.best))
+        corners = iter(self._apart(sorted(self.corners.values(), key=lambda f: (-f[0], f[1]))))
         given: set[Place] = set()
         number = 0
         while True:

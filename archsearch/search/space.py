@@ -580,11 +580,6 @@ def _at_most(value: Value, most: int) -> bool:
     return isinstance(value, int) and value <= most
 
 
-def _exit_layer(value: str, target: Architecture) -> int:
-    """A fraction of the target's layers."""
-    return max(1, round(checked.fraction(value) * target.num_hidden_layers))
-
-
 def _parse_window(text: str) -> tuple[str, int | None]:
     pattern = text.rstrip("0123456789")
     digits = text[len(pattern) :]
@@ -601,8 +596,12 @@ def _dimensions(space: SearchSpace, target: Architecture) -> tuple[Dimension, ..
     given = dict(space.choices)
     result = []
     for name, options in space.extras:
+        # text: a fraction of the target's layers
         numbers = {
-            _exit_layer(value, target) if isinstance(value, str) else value for value in options
+            max(1, round(checked.fraction(value) * target.num_hidden_layers))
+            if isinstance(value, str)
+            else value
+            for value in options
         }
         result.append(
             Dimension(

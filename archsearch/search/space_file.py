@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from archsearch.errors import ArchsearchError
@@ -57,24 +57,60 @@ def fraction(text: str) -> float:
     return float(match.group(1)) if match else 1.0
 
 
+def _refused(label: str, value: Any, allowed: str) -> ArchsearchError:
+    return ArchsearchError(f"{label}: {value!r} is not allowed; use {allowed}")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_relative(value: Any) -> bool:
+    return isinstance(value, str) and (value == "target" or fraction_ok(value))
+
+
+def _is_positive(value: Any) -> bool:
+    return is_number(value) and value > 0
+
+
+Rule = tuple[Callable[[Any], bool], str]
+"""Whether a value is allowed, and what is, in words."""
+RULES: Final[Mapping[str, Rule]] = {
+    "window_pattern": (
+        lambda value: isinstance(value, str) and bool(value) and set(value) <= {"L", "S"},
+        "text made of L and S",
+    ),
+    "tie_word_embeddings": (
+        lambda value: isinstance(value, bool) or value == "target",
+        "true, false or target",
+    ),
+    "sliding_window": (_is_whole, "a positive number of tokens"),
+    "ffn_ratio": (
+        lambda value: _is_positive(value) or _is_relative(value),
+        "a positive number, a fraction such as 0.5x, or target",
+    ),
+}
+WHOLE: Final[Rule] = (
+    lambda value: (_is_positive(value) and float(value).is_integer()) or _is_relative(value),
+    "a positive whole number, a fraction such as 0.5x, or target",
+)
+EXTRA: Final[Rule] = (
+    lambda value: (
+        isinstance(value, bool)
+        or _is_whole(value)
+        or (isinstance(value, str) and fraction_ok(value))
+    ),
+    "whole numbers, true or false, or a fraction such as 0.5x",
+)
+
+
 def extra_choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
     """The choices of a dimension that only one family has: whole numbers, yes or no, or fractions
     of the target's layers.
 
     Raises ArchsearchError for anything else.
     """
-    label = f"{where}: drafter.{key}"
-    values = raw if isinstance(raw, list) else [raw]
-    for value in values:
-        number = isinstance(value, int) and (isinstance(value, bool) or value > 0)
-        if not number and not (isinstance(value, str) and fraction_ok(value)):
-            raise ArchsearchError(
-                f"{label}: {value!r} is not allowed; use whole numbers, true or false, or a"
-                " fraction such as 0.5x"
-            )
-    if not values:
-        raise ArchsearchError(f"{label} is empty; give at least one choice")
-    return tuple(values)
+    return _allowed(raw, EXTRA, f"{where}: drafter.{key}")
 
 
 def choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
@@ -87,13 +123,9 @@ def choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
         if key not in NUMERIC:
             raise ArchsearchError(f"{label} must be a list of choices, got {dict(raw)}")
         known(raw, ("min", "max", "step"), label, "key")
-        low, high, step = (
-            raw.get(name, default) for name, default in (("min", None), ("max", None), ("step", 1))
-        )
-        if (
-            any(not isinstance(x, int) or isinstance(x, bool) or x < 1 for x in (low, high, step))
-            or low > high
-        ):
+        ends: list[Any] = [raw.get("min"), raw.get("max"), raw.get("step", 1)]
+        low, high, step = ends
+        if not all(map(_is_whole, ends)) or low > high:
             raise ArchsearchError(
                 f"{label} needs whole numbers 0 < min <= max and step > 0, got {dict(raw)}"
             )
@@ -104,44 +136,26 @@ def choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
                 " larger step"
             )
         raw = list(range(low, high + 1, step))
-    if not isinstance(raw, list):
-        raw = [raw]
-    if not raw:
-        raise ArchsearchError(f"{label} is empty; give at least one choice")
+    raw = raw if isinstance(raw, list) else [raw]
     if len(raw) > MOST_CHOICES:
         raise ArchsearchError(
             f"{label} has {len(raw):,} choices, at most {MOST_CHOICES:,} are allowed"
         )
+    largest = LARGEST.get(key, LARGEST[""])
     for value in raw:
-        if is_number(value) and value > LARGEST.get(key, LARGEST[""]):
-            raise ArchsearchError(
-                f"{label}: {value} is too large; at most {LARGEST.get(key, LARGEST['']):,}"
-            )
-        if key == "window_pattern":
-            valid, allowed = (
-                isinstance(value, str) and bool(value) and set(value) <= {"L", "S"},
-                "text made of L and S",
-            )
-        elif key == "tie_word_embeddings":
-            valid, allowed = isinstance(value, bool) or value == "target", "true, false or target"
-        elif key == "sliding_window":
-            valid, allowed = (
-                isinstance(value, int) and not isinstance(value, bool) and value > 0,
-                "a positive number of tokens",
-            )
-        else:
-            whole = (
-                is_number(value) and value > 0 and (key == "ffn_ratio" or float(value).is_integer())
-            )
-            relative = isinstance(value, str) and (value == "target" or (fraction_ok(value)))
-            valid = whole or relative
-            allowed = (
-                f"a positive {'number' if key == 'ffn_ratio' else 'whole number'}, a fraction such"
-                " as 0.5x, or target"
-            )
-        if not valid:
-            raise ArchsearchError(f"{label}: {value!r} is not allowed; use {allowed}")
-    return tuple(raw)
+        if is_number(value) and value > largest:
+            raise ArchsearchError(f"{label}: {value} is too large; at most {largest:,}")
+    return _allowed(raw, RULES.get(key, WHOLE), label)
+
+
+def _allowed(raw: Any, rule: Rule, label: str) -> tuple[Value, ...]:
+    values = raw if isinstance(raw, list) else [raw]
+    if not values:
+        raise ArchsearchError(f"{label} is empty; give at least one choice")
+    for value in values:
+        if not rule[0](value):
+            raise _refused(label, value, rule[1])
+    return tuple(values)
 
 
 def fraction_ok(text: str) -> bool:
@@ -156,26 +170,15 @@ def constraint(key: str, raw: Any, where: str) -> Any:
     if key == "max_parameters":
         if (is_number(raw) and raw >= 1) or (isinstance(raw, str) and fraction_ok(raw)):
             return raw
-        raise ArchsearchError(
-            f"{label}: {raw!r} is not allowed; use a number or a fraction of the target's such as"
-            " 0.5x"
-        )
+        raise _refused(label, raw, "a number or a fraction of the target's such as 0.5x")
     if key == "max_memory":
         match = _MEMORY.match(raw) if isinstance(raw, str) else None
         if match:
             return int(float(match.group(1)) * MEMORY_UNITS[match.group(2)])
-        if is_number(raw) and raw > 0:
+        if _is_positive(raw):
             return int(raw)
-        raise ArchsearchError(
-            f"{label}: {raw!r} is not allowed; use bytes or a number with {', '.join(MEMORY_UNITS)}"
-        )
-    if (
-        isinstance(raw, list | tuple)
-        and len(raw) == 2
-        and all(is_number(x) for x in raw)
-        and 0 <= raw[0] <= raw[1]
-    ):
+        raise _refused(label, raw, f"bytes or a number with {', '.join(MEMORY_UNITS)}")
+    pair = isinstance(raw, list | tuple) and len(raw) == 2 and all(is_number(x) for x in raw)
+    if pair and 0 <= raw[0] <= raw[1]:
         return (float(raw[0]), float(raw[1]))
-    raise ArchsearchError(
-        f"{label}: {raw!r} is not allowed; use [lowest, highest] query width / hidden_size"
-    )
+    raise _refused(label, raw, "[lowest, highest] query width / hidden_size")

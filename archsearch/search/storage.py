@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
@@ -46,23 +47,13 @@ MAKING_S: Final = 0.5
 
 
 class FileLock:
-    """An exclusive lock on the journal file itself, as Optuna's JournalFileBackend asks for it.
-    Without `fcntl` (Windows): its open lock, on an absolute path."""
+    """An exclusive lock on the journal file itself, as Optuna's JournalFileBackend asks for it."""
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
         self._handle: IO[bytes] | None = None
-        self._other: Any = None
-        try:
-            import fcntl  # noqa: F401
-        except ImportError:
-            from optuna.storages.journal import JournalFileOpenLock
-
-            self._other = JournalFileOpenLock(self.path)
 
     def acquire(self) -> bool:
-        if self._other is not None:
-            return bool(self._other.acquire())
         import fcntl
 
         handle = open(self.path, "ab")  # noqa: SIM115 - closed by release
@@ -75,11 +66,19 @@ class FileLock:
         return True
 
     def release(self) -> None:
-        if self._other is not None:
-            self._other.release()
-        elif self._handle is not None:
+        if self._handle is not None:
             self._handle.close()  # which unlocks
             self._handle = None
+
+
+def lock_of(path: str) -> Any:
+    """The lock of a journal file; without `fcntl` (Windows) Optuna's open lock, on an absolute
+    path."""
+    if find_spec("fcntl") is not None:
+        return FileLock(path)
+    from optuna.storages.journal import JournalFileOpenLock
+
+    return JournalFileOpenLock(os.path.abspath(path))
 
 
 def without_password(storage: str | None) -> str | None:
@@ -165,7 +164,7 @@ def open_storage(where: str | Path) -> BaseStorage:
 
     try:
         Path(text).parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(text)
+        lock = lock_of(text)
         drop_torn_line(text, lock)
         return JournalStorage(journal_backend(text, lock))
     except OSError as error:
@@ -208,7 +207,7 @@ def _grpc(text: str) -> BaseStorage:
     return proxy
 
 
-def journal_backend(path: str, lock: FileLock) -> Any:
+def journal_backend(path: str, lock: Any) -> Any:
     """Optuna's journal file, without its fsync at every record: what a process wrote outlives its
     being killed, and a search of 2,000 shapes spent most of its time in them. A crash of the whole
     machine may cost the last records, which a continued search scores again."""
@@ -229,10 +228,10 @@ def journal_backend(path: str, lock: FileLock) -> Any:
             finally:
                 lock.release()
 
-    return Journal(path, lock)  # type: ignore[arg-type]  # acquire and release are all it asks of a lock
+    return Journal(path, lock)
 
 
-def drop_torn_line(path: str, lock: FileLock) -> None:
+def drop_torn_line(path: str, lock: Any) -> None:
     """Cut a last line without its end off the journal: what a killed process or a full disk left of
     a record."""
     if not os.path.exists(path):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from archsearch import speedup as speculation
+from archsearch.acceptance.terms import training_tokens
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import ShapeGrid
 from archsearch.drafters.drafter import Draft, Drafter
@@ -37,7 +38,6 @@ from archsearch.traffic.served import (
     overs,
     part_acceptance,
     serve_part,
-    training_tokens,
 )
 from archsearch.traffic.steady import MOST_RUNNING, RoundTokens
 from archsearch.traffic.times import held_by
@@ -54,10 +54,8 @@ class MixScorer(Scorer):
         """`scorer`: what is asked besides the mix. Raises ArchsearchError where not one request of
         a part fits the target."""
         asked = scorer.workload.temperature, scorer.context.domain
-        self.mix, self.device = (
-            replace(mix, parts=tuple(_filled(part, *asked) for part in mix.parts)),
-            device,
-        )
+        self.mix = replace(mix, parts=tuple(_filled(part, *asked) for part in mix.parts))
+        self.device = device
         mix, self.main = self.mix, self.mix.main
         base = replace(scorer.workload, memory_fraction=mix.memory_fraction)
         self._held_alone = held_alone(mix, scorer.target, base, scorer.latency, device)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from archsearch.acceptance.estimator import AcceptanceContext
 from archsearch.acceptance.families import FamilyAcceptance, acceptance_of
-from archsearch.acceptance.terms import usual_tokens
 from archsearch.architecture.grid import ShapeGrid
 from archsearch.drafters.drafter import Drafter
 from archsearch.errors import ArchsearchError
@@ -173,7 +172,9 @@ def serve_part(
     times = times_over_batches(
         scorer.latency, scorer.target, drafter, workload, scorer.gammas, load.sizes
     )
-    new, busy = new_tokens(part), busy_workload(workload, part, load)
+    # tokens of a prompt that are not in the cache already; requests that decode while it is read
+    new = round(part.prompt.mean * (1.0 - part.prefix_cache_hit))
+    busy = replace(workload, batch_size=max(1, min(load.largest, part.concurrency or 8)))
     alone_s, both_s = (
         prefill_s(scorer.latency, scorer.target, each, busy, new) for each in (None, drafter)
     )
@@ -230,16 +231,6 @@ def _accepted(scorer: Scorer, drafter: Drafter, part: LoadPart) -> tuple[Any, fl
     known = part_acceptance(scorer, drafter, part)
     share = known.share.value if known.share is not None else 1.0
     return known.acceptance.alpha.value, known.acceptance.drift.value, share
-
-
-def new_tokens(part: LoadPart) -> int:
-    """Tokens of a prompt that are read: not in the cache already."""
-    return round(part.prompt.mean * (1.0 - part.prefix_cache_hit))
-
-
-def busy_workload(workload: Workload, part: LoadPart, load: Load) -> Workload:
-    """The requests that decode while a prompt is read."""
-    return replace(workload, batch_size=max(1, min(load.largest, part.concurrency or 8)))
 
 
 def shares_steps(latency: Any) -> bool:
@@ -350,29 +341,14 @@ def overs(
     rows.append(
         ("", "parameters", count / 1e6, allowed, "{:,.0f}M parameters", ", at most {:,.0f}M")
     )
-    cost, said = training_exaflop(count, tokens), "training takes {:,.3g} exaFLOP"
-    cost = cost if drafter.trains else 0.0
+    said = "training takes {:,.3g} exaFLOP"
+    cost = 6.0 * count * tokens / 1e18 if drafter.trains else 0.0  # FLOPs a parameter and token
     rows.append(("", "training", cost, limits.training_exaflop, said, most))
     return [
         Over(part, f"{part} {name}".strip(), value, limit, said, words)
         for part, name, value, limit, said, words in rows
         if limit is not None
     ]
-
-
-def training_tokens(context: AcceptanceContext, parameters: Any) -> Any:
-    """Tokens that drafters of `parameters` (a number or an array) are taken to be trained on: those
-    that the training budget buys, without one what is usual for the target."""
-    return (
-        usual_tokens(context.target)
-        if context.budget is None
-        else context.budget.tokens(parameters)
-    )
-
-
-def training_exaflop(parameters: Any, tokens: Any) -> Any:
-    """6 FLOPs a parameter and token."""
-    return 6.0 * parameters * tokens / 1e18
 
 
 def broken_limits(

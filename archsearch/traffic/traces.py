@@ -244,18 +244,14 @@ def _mooncake(lines: Iterable[str], path: Path) -> list[tuple[float, float, floa
             continue
         try:
             data = json.loads(line)
-            rows.append(
-                (
-                    float(data["timestamp"]) / 1e3,
-                    float(data["input_length"]),
-                    float(data["output_length"]),
-                )
-            )
+            names = ("timestamp", "input_length", "output_length")
+            at, prompt, answer = (float(data[name]) for name in names)
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
             raise ArchsearchError(
                 f"the trace {path}, line {count}: no timestamp, input_length and output_length; it"
                 f" must be {FORMS}"
             ) from None
+        rows.append((at / 1e3, prompt, answer))
     return rows
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from archsearch.acceptance.lookup import LookupText, NewestNgram, Ngram, Suffix, replay
-from archsearch.acceptance.suffix_tree import SuffixCache, SuffixLimits
+from archsearch.acceptance.suffix_tree import SuffixLimits, SuffixReader
 from archsearch.errors import ArchsearchError
 
 # ------------------------------------------------------------------------------------------- naive
@@ -207,15 +207,15 @@ def test_vllms_own_example_and_the_first_of_several_places():
 
 
 def test_a_suffix_seen_once_before_drafts_with_half_its_weight_and_no_further_than_it_matched():
-    reader = SuffixCache(SuffixLimits(), shared=False).start([1, 2, 3, 4, 5, 9, 1, 2])
+    reader = SuffixReader(SuffixLimits(), None, [1, 2, 3, 4, 5, 9, 1, 2])
     # [2] and [1, 2] occurred once before; the context itself is the other half of their count.
     assert reader.propose((8,)) == {8: [3, 4]}
-    assert SuffixCache(SuffixLimits(factor=2.0), shared=False).start(
-        [1, 2, 3, 4, 5, 9, 1, 2]
-    ).propose((8,)) == {8: [3, 4, 5, 9]}
-    assert SuffixCache(SuffixLimits(least_probability=0.6), shared=False).start(
-        [1, 2, 3, 1, 2]
-    ).propose((8,)) == {8: []}
+    assert SuffixReader(SuffixLimits(factor=2.0), None, [1, 2, 3, 4, 5, 9, 1, 2]).propose((8,)) == {
+        8: [3, 4, 5, 9]
+    }
+    assert SuffixReader(SuffixLimits(least_probability=0.6), None, [1, 2, 3, 1, 2]).propose(
+        (8,)
+    ) == {8: []}
 
 
 def test_answers_of_earlier_requests_are_looked_up_where_they_are_shared():

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from archsearch.acceptance.drifts import first_alpha
 from archsearch.acceptance.estimator import (
     DOMAINS,
     DRAFTERS,
@@ -223,10 +222,10 @@ def test_drafters_that_see_the_target_sink_along_the_block():
 def test_first_alpha_undoes_the_drift():
     for drift in (-0.2, 0.0, 0.1):
         value = tau_from_positions(drifting_positions(0.7, drift, 6))
-        assert first_alpha(value, 6, drift) == pytest.approx(0.7, abs=1e-9)
-    assert first_alpha(7.0, 6, -0.1) == pytest.approx(1.0)
+        assert alpha_from_tau(value, 6, drift) == pytest.approx(0.7, abs=1e-9)
+    assert alpha_from_tau(7.0, 6, -0.1) == pytest.approx(1.0)
     with pytest.raises(ValueError, match="between 1"):
-        first_alpha(8.0, 6, -0.1)
+        alpha_from_tau(8.0, 6, -0.1)
 
 
 def test_one_layer_does_not_win_by_ignorance_where_depth_is_cheap():

@@ -14,6 +14,7 @@ import pytest
 
 from archsearch.acceptance.estimator import GivenAcceptance
 from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.acceptance.terms import training_tokens
 from archsearch.architecture import catalogue
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.estimate import Estimate
@@ -30,7 +31,7 @@ from archsearch.search.space import SearchSpace
 from archsearch.search.study import search
 from archsearch.traffic.mix import Mix, mix_of
 from archsearch.traffic.mix_scorer import MixScorer
-from archsearch.traffic.served import broken_limits, objective_of, serve_part, training_tokens
+from archsearch.traffic.served import broken_limits, objective_of, serve_part
 from archsearch.workload import Workload
 
 TARGET = catalogue.load("llama-3.1-8b").architecture

@@ -21,7 +21,6 @@ from archsearch.engines.measure.passes import (
     spread_drafts,
 )
 from archsearch.errors import RunFailed
-from archsearch.latency.engine_passes import pass_of
 from archsearch.profiles import PassShape
 from tests.doubles.made_up_engine import MadeUpEngine
 
@@ -56,17 +55,24 @@ def test_rows_are_the_engine_s_times(schedules: bool) -> None:
         row.kind for row in rows
     } == {"pass", "rest"}
     targets = {
-        (arch, batch, tokens): row
+        (shape.architecture, shape.batch, shape.tokens): row
         for row in rows
         if row.kind == "pass"
-        for arch, batch, tokens, *_ in [pass_of(row)]
+        for shape in [PassShape.of(row)]
     }
     assert {batch for _, batch, _ in targets} == {1, 2, 4, 8}
     for row in rows:
         assert row.slowdown == 2.0 and row.dtype == "bfloat16" and len(row.times_s) >= 5
         sizes = row.sizes()
         if row.kind == "pass":
-            arch, batch, tokens, context, cold, is_target = pass_of(row)
+            shape = PassShape.of(row)
+            arch, batch, tokens, context = (
+                shape.architecture,
+                shape.batch,
+                shape.tokens,
+                shape.context,
+            )
+            cold, is_target = row.cache == "cold", shape.role == "target"
             law = 10e-3 + 1e-3 * batch * tokens if is_target else 1e-3 + 0.2e-3 * batch * tokens
             assert row.median_s == pytest.approx(law / 2) and arch in (
                 TARGET,
