@@ -321,8 +321,7 @@ def tau_estimate(alpha: Estimate, gamma: int, drift: Estimate | None = None) -> 
     if gamma < 1:
         return Estimate(1.0, 0.0, alpha.source)
     chance = min(max(alpha.value, 0.0), 1.0)
-    if drift is None:
-        return Estimate(tau(chance, gamma), tau_slope(chance, gamma) * alpha.std, alpha.source)
+    drift = drift or Estimate(0.0, 0.0, alpha.source)
     positions = drifting_positions(chance, drift.value, gamma)
     reach, value, by_level, by_drift, level, slope = 1.0, 1.0, 0.0, 0.0, 0.0, 0.0
     for i, accepted in enumerate(positions):

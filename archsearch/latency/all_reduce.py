@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from archsearch.architecture.grid import Array
 from archsearch.architecture.ops import AllReduce
 from archsearch.errors import MissingDataError
 from archsearch.files import read_json
@@ -32,7 +32,6 @@ from archsearch.paths import data_dir
 from archsearch.profiles import Measurement
 from archsearch.workload import DTYPE_BYTES
 
-Array = NDArray[np.float64]
 Answer = tuple[float, float]
 """seconds, relative std"""
 

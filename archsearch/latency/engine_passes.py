@@ -23,11 +23,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters, kv_cache_bytes
-from archsearch.architecture.grid import Pass, ShapeGrid
+from archsearch.architecture.grid import Array, Pass, ShapeGrid
 from archsearch.architecture.ops import Attention, Gemm, Part, PassOps
 from archsearch.drafters.drafter import RoundPlan
 from archsearch.engine_facts import engine_facts
@@ -38,7 +37,6 @@ from archsearch.latency.regression import Residual
 from archsearch.profiles import Measurement, PassShape, Profile, RestShape
 from archsearch.workload import DTYPE_BYTES
 
-Array = NDArray[np.float64]
 FEATURES: Final = (
     "pass",
     "layers",

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
-from archsearch.architecture.grid import Pass, ShapeGrid, priced
+from archsearch.architecture.grid import Array, Pass, ShapeGrid, priced
 from archsearch.architecture.ops import Elementwise, Op, Part, PassOps, head_ops, model_pass
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
@@ -26,7 +25,6 @@ from archsearch.latency.ops import OpModel, steady
 from archsearch.latency.regression import Residual, nonnegative_fit
 from archsearch.profiles import ForwardShape, Measurement, Profile
 
-Array = NDArray[np.float64]
 GROUPS: Final = ("pass", "layers", "gemm", "head", "attention", "elementwise", "scatter")
 GROUP_OF: Final = {
     "gemm": "gemm",

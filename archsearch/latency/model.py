@@ -36,7 +36,6 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import Pass, ShapeGrid, priced
 from archsearch.architecture.ops import (
     AllReduce,
-    Elementwise,
     Op,
     Part,
     PassOps,
@@ -151,6 +150,7 @@ class LatencyModel(FittedPasses, DraftPasses):
     # --- answers
 
     def pass_s(self, arch: Architecture, asked: Pass, ranks: int) -> Estimate:
+        """`forward_s` of a part, and whether its weights come from memory."""
         part, cold = asked
         key = (arch, part, ranks, cold)
         found = self._passes.get(key)
@@ -161,10 +161,7 @@ class LatencyModel(FittedPasses, DraftPasses):
             return self._remember(key, self.composed_.step_s(arch, [part], ranks))
         # fitted on one device, so asked at what one rank runs
         step = self._device_s(shard(arch, ranks), part, cold)
-        if ranks > 1:
-            step = _sum(step, Estimate(*self._between_ranks(arch, part, ranks), "modelled"))
-        if self._chooses:
-            step = _sum(step, self._choice(arch, part))
+        step = _sum(step, Estimate(*self._on_top(arch, part, ranks), "modelled"))
         if self._attention_std:
             step = _sum(step, self._other_attention(shard(arch, ranks), part, cold))
         return self._remember(key, step)
@@ -196,6 +193,18 @@ class LatencyModel(FittedPasses, DraftPasses):
             return self.composed_.step_s(arch, [part], choose=False)
         return self._device_s(arch, part, cold)
 
+    def _on_top(self, arch: Architecture, part: Part, ranks: int) -> tuple[Any, Any]:
+        """Seconds and std of what comes on top of a fitted pass: the sums between ranks, and the
+        choice of a token after each position whose logits are computed. Of a grid without std."""
+        value, std = self._between_ranks(arch, part, ranks) if ranks > 1 else (0.0, 0.0)
+        if self._chooses:
+            wanted = part.tokens if part.logits is None else part.logits
+            op = sample_op(arch, batch=part.batch, tokens=wanted)
+            seconds = priced(op, lambda ops: [self.ops.op_s(each, True)[0] for each in ops])
+            own = 0.0 if np.ndim(seconds) else self.ops.op_s(op, True)[1] * seconds
+            value, std = value + seconds, (std**2 + own**2) ** 0.5
+        return value, std
+
     def _between_ranks(self, arch: Architecture, part: Part, ranks: int) -> tuple[Any, Any]:
         """Seconds and std of the all-reduces of a pass, and in a graph how long ranks wait for one
         another (as in composed passes).
@@ -206,7 +215,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         value, std = 0.0, 0.0
         for op, count in (*ops.in_layers.items(), *ops.outside.items()):
             if isinstance(op, AllReduce):
-                seconds = priced(op, self._reduces_s) if ops.of_grid else self._reduces_s([op])[0]
+                seconds = priced(op, self._reduces_s)
                 value = value + count * seconds
                 std = std if ops.of_grid else std + count * seconds * self.ops.op_s(op, True)[1]
         if self.mode != "graph":
@@ -231,30 +240,18 @@ class LatencyModel(FittedPasses, DraftPasses):
         seconds = float(self._features(arch, part, cold, self.cache_)[at] * self._coefficients[at])
         return Estimate(0.0, self._attention_std * seconds, "modelled")
 
-    def _choice(self, arch: Architecture, part: Part) -> Estimate:
-        """Choosing a token after each position of a pass whose logits are computed."""
-        seconds, relative = self.ops.op_s(_choice_op(arch, part), True)
-        return Estimate(seconds, relative * seconds, "modelled")
-
     def grid_s(self, grid: ShapeGrid, passes: Sequence[Pass], ranks: int) -> list[Any]:
         """Seconds of each pass of each shape of a grid, as of one but without std."""
         if self.engine_ is not None:
             return (self.drafts_ or self.engine_).grid_s(grid, passes)
         if self.composed_ is not None:
             return [self.composed_.grid_s(grid, part, ranks) for part, _ in passes]
-
-        def choice_s(ops: Sequence[Op]) -> list[float]:
-            return [self.ops.op_s(op, True)[0] for op in ops]
-
         asked = [self._single(each) for each in passes]
         found = self._grid_device_s(shard(grid, ranks), asked)  # type: ignore[arg-type]
         for i, (part, _) in enumerate(passes):
             if asked[i] != passes[i]:
                 found[i] = found[i] * several_tokens(grid, part)[0]
-            if ranks > 1:
-                found[i] = found[i] + self._between_ranks(grid, part, ranks)[0]
-            if self._chooses:
-                found[i] = found[i] + priced(_choice_op(grid, part), choice_s)
+            found[i] = found[i] + self._on_top(grid, part, ranks)[0]
         return found
 
     def ops_s(self, ops: PassOps, cold: bool = True) -> Estimate:
@@ -279,6 +276,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         )
 
     def added_layer_s(self, target: Architecture) -> float:
+        """Seconds that the engine adds to each layer of a draft pass, where that was measured."""
         costs = self._engine_costs(target.vocab_size)
         return costs.layer_s if costs is not None else 0.0
 
@@ -331,6 +329,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         return _sum(self.verify_s(target, workload, 0), costs.plain_s())
 
     def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
+        """One target pass over gamma + 1 tokens per sequence."""
         found = super().verify_s(target, workload, gamma)
         batch, tokens = verified_rows(self.rounds, workload.batch_size, gamma)
         if self.composed_ is None or self.engine_ is not None or tokens == 1:
@@ -382,6 +381,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         return (replace(part, tokens=1), cold) if guessed else asked
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
+        """What the engine was measured to add to a round; 0 where nothing is known of it."""
         if self.engine_ is not None:
             return self.engine_.rest_.round_s(gamma, workload.batch_size)
         known = self._engine_costs(target.vocab_size)
@@ -390,6 +390,7 @@ class LatencyModel(FittedPasses, DraftPasses):
     def drafted_s(
         self, drafter: Drafter, rows: RoundRows, plan: RoundPlan
     ) -> tuple[Estimate, Estimate] | None:
+        """As the engine was measured with such drafters; None where it was not."""
         if self.engine_ is None:
             return None
         return self.engine_.drafted_.round_s(drafter, rows, plan, self.engine_.plan_s(plan))
@@ -456,11 +457,6 @@ class LatencyModel(FittedPasses, DraftPasses):
             "leave_one_out_median": float(np.median(errors)),
             "leave_one_out_within_12_percent": float(np.mean(errors <= 0.12)),
         }
-
-
-def _choice_op(arch: Architecture, part: Part) -> Elementwise:
-    wanted = part.tokens if part.logits is None else part.logits
-    return sample_op(arch, batch=part.batch, tokens=wanted)
 
 
 def _sum(step: Estimate, extra: Estimate) -> Estimate:

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.architecture.ops import (
@@ -39,12 +38,11 @@ from archsearch.errors import MissingDataError
 from archsearch.hardware.device import Device
 from archsearch.latency.all_reduce import AllReduces
 from archsearch.latency.datasheet import BANDWIDTH_SHARE, FORMAT_STD, datasheet_s
-from archsearch.latency.regression import Kriging, Residual, nonnegative_fit
+from archsearch.latency.regression import Array, Kriging, Residual, nonnegative_fit
 from archsearch.latency.stored import digest_of, stored_fit, to_dict
 from archsearch.profiles import Measurement, Profile
 from archsearch.workload import DTYPE_BYTES
 
-Array = NDArray[np.float64]
 Answer = tuple[float, float]
 """seconds, relative std"""
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from archsearch.architecture.grid import Array
 from archsearch.architecture.ops import Part
 from archsearch.engine_rounds import (
     COSTS,
@@ -37,7 +37,6 @@ from archsearch.latency.rounds import Passes, plain_step, round_time
 from archsearch.profiles import Measurement, Profile, RoundShape
 from archsearch.workload import Workload
 
-Array = NDArray[np.float64]
 # relative: what a law of six numbers misses of a round, beside the noise of its timing
 ROW_STD: Final = 0.01
 KERNEL_STD: Final = 0.03  # relative, at least: what modelled kernels of one model may be off by

@@ -22,8 +22,8 @@ from statistics import NormalDist
 from typing import Any, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from archsearch.architecture.grid import Array
 from archsearch.engine_rounds import EngineRounds, RoundCosts
 from archsearch.estimate import Estimate, weakest_source
 
@@ -283,11 +283,11 @@ def larger_of(
 
 
 def larger_of_arrays(
-    first: NDArray[np.float64],
-    std: NDArray[np.float64],
-    second: NDArray[np.float64],
-    second_std: NDArray[np.float64],
-) -> NDArray[np.float64]:
+    first: Array,
+    std: Array,
+    second: Array,
+    second_std: Array,
+) -> Array:
     """Means of `larger_of` of many at once. It stays apart: numpy has no erf, and of single numbers
     math's is ten times quicker than scipy's."""
     from scipy.special import erf

@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archsearch.architecture.counts import body_parameters
+from archsearch.architecture.grid import Array
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.models import Independent
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.search.exact import SpaceGrid
 from archsearch.search.objective import GridScores, Place, Score, Scorer, draft_bytes
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

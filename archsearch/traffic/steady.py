@@ -35,12 +35,11 @@ from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from archsearch.architecture.grid import Array
 from archsearch.errors import ArchsearchError
 from archsearch.speedup import accepted_by_position, drifting_positions
 
-Array = NDArray[np.float64]
 MOST_RUNNING: Final = 1024
 RATES: Final = 48  # looked at for the one above which speculation should be off
 # share of a server's capacity from which on it counts as full: waiting grows without end

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.grid import ShapeGrid
+from archsearch.architecture.grid import Array, ShapeGrid
 from archsearch.architecture.ops import Part, PassOps
 from archsearch.capacity import held_requests
 from archsearch.drafters.drafter import Draft, Drafter
@@ -28,7 +27,6 @@ from archsearch.latency.rounds import verified_rows
 from archsearch.traffic.steady import MOST_RUNNING, RoundTokens, Service
 from archsearch.workload import Workload
 
-Array = NDArray[np.float64]
 EXACT: Final = 8  # every batch size up to this one is priced
 STEP: Final = 2.0**0.25  # from one rung of a ladder to the next
 

@@ -268,7 +268,7 @@ def test_a_mix_reads_back_what_it_wrote() -> None:
         limits={"ttft_ms": 500},
     )
     assert mix_of(asked.to_dict(), "again") == asked
-    with pytest.raises(ArchsearchError, match="tensor_parallel must be a whole number"):
+    with pytest.raises(ArchsearchError, match="tensor_parallel: must be at least 1"):
         mix(CHAT, tensor_parallel=0)
     score = scorer(mix(RATE | {"requests_per_second": 1e6}))(next(iter(space().enumerate(TARGET))))
     assert score.mix is not None and math.isinf(score.mix.parts[0].ttft_s)
