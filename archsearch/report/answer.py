@@ -71,7 +71,8 @@ class Option:
     @property
     def name(self) -> str:
         """What it is called: its family, and its hub id where it exists, else its shape."""
-        hub_id = self.needs.hub_id if self.needs is not None else None
+        needs = None if self.weights else self.needs
+        hub_id = needs.hub_id if needs is not None else None
         return f"{self.drafter.family}: {hub_id or self.drafter.label()}"
 
     @property
