@@ -72,7 +72,7 @@ def ways_of(reading: Reading) -> list[Way]:
 def way_words(way: Way) -> str:
     """`llama.cpp alone 38.6 tokens/s` and where that comes from."""
     how = f"with {way.drafter} at gamma {way.gamma}" if way.drafter else "alone"
-    words = f"{engine_title(way.engine)} {how} {way.tokens_per_s.value:.1f}"
+    words = f"{engine_title(way.engine)} {how}: {way.tokens_per_s.value:.1f}"
     return words if way.measured else f"{words} (predicted)"
 
 
@@ -83,7 +83,11 @@ def fastest_lines(ways: Sequence[Way], dtype: str) -> list[str]:
     if len({way.engine for way in own}) < 2:
         return []
     best = next((way for way in own if way.measured), own[0])
-    start = "Fastest in" if best.drafter else "No draft is faster than none in"
+    start = (
+        f"Fastest{' measured' * best.measured} in"
+        if best.drafter
+        else "No draft is faster than none in"
+    )
     words = f"{start} {dtype} here: {way_words(best)} tokens/s"
     if best.drafter and best.same is not None:
         words += f", {best.same.words(' of ')} answers the target's own"

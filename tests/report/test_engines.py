@@ -49,15 +49,15 @@ VLLM = Way(engine="vllm", dtype="float32", tokens_per_s=Estimate(99.0, 9.0, "mod
 
 def test_the_fastest_way_may_be_without_a_draft() -> None:
     line, others = lines(SLOW, QUICK)
-    assert line == "No draft is faster than none in float32 here: llama.cpp alone 38.6 tokens/s."
+    assert line == "No draft is faster than none in float32 here: llama.cpp alone: 38.6 tokens/s."
     assert others == (
-        "Others: llama.cpp with rank 1 at gamma 3 30.3, transformers with rank 1 at gamma 3 22.6,"
-        " transformers alone 16.7."
+        "Others: llama.cpp with rank 1 at gamma 3: 30.3, transformers with rank 1 at gamma 3: 22.6,"
+        " transformers alone: 16.7."
     )
     line, _ = lines(SLOW, ran("vllm", 20.0, 41.0))
     assert line.startswith(
-        "Fastest in float32 here: vLLM with rank 1 at gamma 3 41.0 tokens/s, 11 of 12 answers the"
-        " target's own."
+        "Fastest measured in float32 here: vLLM with rank 1 at gamma 3: 41.0 tokens/s, 11 of 12"
+        " answers the target's own."
     )
 
 
@@ -79,7 +79,7 @@ def test_one_engine_another_precision_and_what_decides_nothing_make_no_verdict()
 def test_a_prediction_never_leads_a_measurement_and_says_what_it_lacks() -> None:
     first = "archsearch profile --gpu cpu --target T --engine vllm"
     line, others, mends = lines(SLOW, predicted=(replace(VLLM, profile_first=first),))
-    assert "transformers with rank 1" in line and "vLLM alone 99.0 (predicted)" in others
+    assert "transformers with rank 1" in line and "vLLM alone: 99.0 (predicted)" in others
     assert mends.startswith("vLLM is predicted without its own passes") and first in mends
     own = ran("vllm", 15.0, 14.0)  # what was measured takes its place
     assert "99.0" not in " ".join(lines(SLOW, own, predicted=(VLLM,)))
