@@ -73,7 +73,7 @@ class Score:
     draft_s: Positive
     decode_s: Positive
     verify_s: Positive
-    speedup: Positive
+    speedup: Annotated[Estimate, Stored(above=0.0)]
     tpot_s: Positive
     kv_bytes_per_token: Annotated[int, Stored(low=0, high=1e10)]
     break_even_alpha: Chance | None

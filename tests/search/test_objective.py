@@ -75,6 +75,8 @@ def test_fields_and_round_trip(make_scorer):
     assert Score.from_dict(json.loads(json.dumps(data))) == result
     with pytest.raises(ArchsearchError, match="tau: is missing"):
         Score.from_dict({key: value for key, value in data.items() if key != "tau"})
+    with pytest.raises(ArchsearchError, match="speedup: must be above 0"):  # ranks are by its log
+        Score.from_dict(data | {"speedup": 0})
 
 
 def test_numbers_hang_together(make_scorer, roofline):
