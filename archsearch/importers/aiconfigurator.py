@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from archsearch.architecture.op_kinds import row_sizes
 from archsearch.architecture.ops import AllReduce, Attention, Experts, Gemm, LatentAttention
@@ -241,6 +241,14 @@ def _package_version(root: Path) -> str:
         if (found.metadata["Name"] or "").replace("_", "-").lower() == PACKAGE:
             return found.version
     return "unknown"
+
+
+def _version(folder: str) -> Version:
+    """By which folders are sorted; one whose name is no version is never the newest."""
+    try:
+        return Version(folder)
+    except InvalidVersion:
+        return Version("0")
 
 
 # -- reading one file
@@ -575,7 +583,7 @@ class Source:
 
     def __post_init__(self) -> None:
         both = [set(self._there("gemm")), set(self._there("decode"))]
-        shared = sorted(both[0] & both[1], key=Version)
+        shared = sorted(both[0] & both[1], key=_version)
         if not shared:
             folders = sorted(path.name for path in (self.system / "gemm").glob("*"))
             have = ", ".join(name for name in folders if name in FRAMEWORKS)
@@ -594,7 +602,7 @@ class Source:
         """Versions of a framework that hold the file of a kind, oldest first."""
         family, file, _ = READERS[kind]
         folder = self.system / family / (framework or self.framework)
-        return sorted((path.parent.name for path in folder.glob(f"*/{file}")), key=Version)
+        return sorted((path.parent.name for path in folder.glob(f"*/{file}")), key=_version)
 
     def _table(self, kind: str, framework: str, version: str, *how: Any) -> Table:
         family, file, reader = READERS[kind]

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import Op, head_ops, layer_ops, sample_op
-from archsearch.capacity import memory_bytes, memory_plan, usable_bytes
+from archsearch.capacity import fits, memory_plan
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
@@ -229,7 +229,7 @@ def _values(
         own = asked.batch_size if batch else asked.context_len
         for x in usual if batch and len(usual) == 1 else sorted({*usual, own}):
             there = replace(asked, batch_size=x) if batch else replace(asked, context_len=x)
-            if memory_bytes(scorer.target, draft, there).total_bytes > usable_bytes(device):
+            if not fits(scorer.target, draft, there, device):
                 return
             yield x
 

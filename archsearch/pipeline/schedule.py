@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from packaging.version import Version
 
-from archsearch.capacity import memory_bytes, usable_bytes
+from archsearch.capacity import fits
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.forms import vllm_drafter_config
 from archsearch.drafters.registry import as_drafter
@@ -114,7 +114,7 @@ def schedule_points(
     points = []
     for batch in sorted(set(batch_sizes)):
         served = replace(scorer.workload, batch_size=batch)
-        if memory_bytes(scorer.target, draft, served).total_bytes > usable_bytes(device):
+        if not fits(scorer.target, draft, served, device):
             break
         points.append(schedule_point(scorer, draft, alpha, taus, batch))
     if not points:

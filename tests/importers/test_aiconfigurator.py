@@ -311,6 +311,12 @@ def test_the_newest_complete_version_is_taken(system: Path) -> None:
     assert read(system).stack["vllm"] == "0.24.0"
 
 
+def test_a_folder_whose_name_is_no_version_is_never_the_newest(system: Path) -> None:
+    for file, rows in ((GEMM, GEMMS), (DECODE, DECODES)):
+        write(system / file.replace("0.14.0", "latest"), rows)
+    assert read(system).stack["vllm"] == "0.14.0"
+
+
 @pytest.mark.parametrize(
     ("file", "rows", "words"),
     [

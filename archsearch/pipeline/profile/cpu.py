@@ -71,7 +71,7 @@ def profile_cpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
         profile_engine(request, profile, device, run.drafts, dtypes[0], slowdown=slowdown)
     for dtype in dtypes:
         run.learn(bench, dtype, "eager")
-    # of an engine's passes alone its own steps say it
+    # where only an engine's passes were measured, its own plain steps say how slow the machine was
     new = list(profile.rows.values())[run.before :]
     slowdowns = bench.slowdowns or [row.slowdown for row in new] or [1.0]
     quantiles = statistics.quantiles(slowdowns, n=20) if len(slowdowns) > 1 else [1.0] * 19
