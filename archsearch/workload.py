@@ -53,6 +53,7 @@ DTYPE_ALIASES: Final = {
     "f32": "float32",
     "bf16": "bfloat16",
     "fp16": "float16",
+    "f16": "float16",
     "half": "float16",
     "fp8": "float8_e4m3fn",
 }
@@ -63,13 +64,13 @@ MODES: Final[tuple[Mode, ...]] = ("eager", "graph")
 
 
 def dtype_name(text: str) -> str:
-    """The canonical (torch) name of a dtype; accepts `bf16`, `fp32`, ... Raises ArchsearchError for
+    """The canonical (torch) name of a dtype; accepts `bf16`, `F16`, ... Raises ArchsearchError for
     an unknown one.
 
-    >>> dtype_name("bf16")
-    'bfloat16'
+    >>> dtype_name("bf16"), dtype_name("Q4_K_M")
+    ('bfloat16', 'q4_k_m')
     """
-    name = DTYPE_ALIASES.get(text, text)
+    name = DTYPE_ALIASES.get(text.lower(), text.lower())
     if name not in DTYPE_BYTES:
         raise ArchsearchError(
             f"unknown dtype {text!r}; use one of {', '.join([*DTYPE_BYTES, *DTYPE_ALIASES])}"
@@ -84,8 +85,8 @@ def served_name(text: str) -> str:
     >>> served_name("nvfp4"), served_name("fp8")
     ('nvfp4', 'float8_e4m3fn')
     """
-    if text in WEIGHT_BYTES:
-        return text
+    if text.lower() in WEIGHT_BYTES:
+        return text.lower()
     try:
         return dtype_name(text)
     except ArchsearchError:

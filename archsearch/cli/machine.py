@@ -326,7 +326,7 @@ def remove_command(engine: str, as_json: bool) -> None:
 @main.command()
 @o.options(
     "",
-    o.opt("--budget", "Time for writing text and training.", o.TIME, "9m"),
+    o.opt("--budget", "Time for the search: writing text, training, confirming.", o.TIME, "570s"),
     o.opt("--output", "Where the draft is exported.", o.FOLDER, Path("demo-out/draft")),
     o.opt("--run run_path", "The run folder.", o.FOLDER, Path("runs/demo")),
 )

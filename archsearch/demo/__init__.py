@@ -23,7 +23,7 @@ PROFILE_BUDGET_S = 130.0
 ENOUGH_ROWS = 250  # of 372 planned for one dtype
 FINALISTS = 2
 CONFIRM_PROMPTS = 16
-OTHER_S = 300.0  # what the engine adds, measured; confirmation; loading
+OTHER_S = 120.0  # what the engine adds, measured; loading
 
 
 def run_demo(*, budget_s: float, output: Path, run_path: Path) -> dict[str, Any]:

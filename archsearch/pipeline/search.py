@@ -96,8 +96,7 @@ def train_and_confirm(session: SearchSession, start: float) -> Searched:
     file = StateFile(run.path / RUNGS_FILE, request.time_budget_s, start, climbs=request.climb)
     state = file.state
     plan = climb.make_plan(session, file)
-    if request.climb:
-        say(climb.plan_text(plan))
+    say(climb.plan_text(plan))
     if plan.stay:
         state.notes = [f"rung 0 only: {plan.stay}"]
         file.save()

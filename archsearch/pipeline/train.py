@@ -29,7 +29,6 @@ from archsearch.records import save
 from archsearch.report.terminal.run import HeadAnswer, Trained
 from archsearch.runs.candidate import TRAINING_FILE, TrainingRecord
 from archsearch.runs.tables import FAMILIES_FILE, TEXT_VERDICT_FILE, TextStand, TextVerdict
-from archsearch.search.rungs import TEXT_SHARE_ALONE
 from archsearch.speedup import alpha_estimate, clamped, logit, logit_std, tau_estimate
 
 if TYPE_CHECKING:
@@ -69,8 +68,8 @@ def _left_after_text(trainer: DraftTrainer, budget_s: float) -> float:
     try:
         trainer.texts.training()
     except MissingDataError:
-        trainer.texts.write_training(TEXT_SHARE_ALONE * budget_s)
-        return (1 - TEXT_SHARE_ALONE) * budget_s
+        trainer.texts.write_training(TEXT_SHARE * budget_s)
+        return (1 - TEXT_SHARE) * budget_s
     return budget_s
 
 
@@ -108,6 +107,7 @@ def _spent(path: Path, plan: HeadPlan) -> float:
 
 
 TIMES_MORE: Final = 10  # prompts that are asked about, as a multiple of those there are
+TEXT_SHARE: Final = 0.35  # of a training's minutes, where the run has no text yet
 LEAST_UNLEARNT: Final = 0.01  # of alpha: what training on must promise to be said
 # of alpha: how far a category must lie above all to be worth a draft of its own
 NARROW_ABOVE: Final = 0.10

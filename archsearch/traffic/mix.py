@@ -187,6 +187,10 @@ def _part(data: Any, what: str) -> LoadPart:
 
 
 def _read(kind: type[_T], data: Any, what: str) -> _T:
+    given = data if isinstance(data, Mapping) and kind is not Mix else {}
+    for name in (name for name, value in given.items() if value is None):
+        # a limit that was forgotten would be no limit
+        raise ArchsearchError(f"{what}: {name} is empty; give its value, or leave it out")
     try:
         return from_data(kind, data, known_only=True)
     except ArchsearchError as error:

@@ -188,6 +188,7 @@ def clock() -> Clock:
 
 
 PLAN = rungs.divide(1800.0, 0.0, prompt_s=5.0, fixed_s=10.0, prompts=24)
+WITHOUT_ROUNDS = rungs.divide(1800.0, 0.0, prompt_s=5.0, fixed_s=10.0, prompts=24, rounds=False)
 
 
 def make(folder: Path, clock: Clock, plan: rungs.Plan = PLAN, **trainer) -> climb.Climb:

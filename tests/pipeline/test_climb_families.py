@@ -21,7 +21,7 @@ from archsearch.pipeline.side_by_side import FamilyRequest
 from archsearch.runs.state import ClimbState, StateFile
 from archsearch.search import rungs
 from archsearch.speedup import sigmoid, tau
-from tests.pipeline.test_climb import PLAN, TARGET, Clock, make
+from tests.pipeline.test_climb import PLAN, TARGET, WITHOUT_ROUNDS, Clock, make
 
 SPEED = 1000.0
 search = importlib.import_module(
@@ -207,7 +207,7 @@ def test_without_rounds_heads_have_the_minutes_of_the_best_draft_and_the_best_ha
     tmp_path: Path, clock: Clock, level: float
 ) -> None:
     heads = MadeUpHeads(clock, {"eagle3": level, "medusa": -2.0}, fails=("medusa",))
-    made = make(tmp_path, clock, rungs.without_rounds(1200.0, 24))
+    made = make(tmp_path, clock, WITHOUT_ROUNDS)
     made.heads = heads.of(made.scorer)
     drafts = made.climb()
     eagle3, medusa = saved(tmp_path).heads
@@ -215,7 +215,8 @@ def test_without_rounds_heads_have_the_minutes_of_the_best_draft_and_the_best_ha
     assert eagle3.state == "trained" and medusa.state == "dropped" and drafts
     assert heads.calls[0] == ("eagle3", race.seconds) and race.winner
     assert (eagle3.seconds > race.seconds) == (race.winner == "eagle3") == (level > 1.0)
-    assert clock.now - 100.0 == pytest.approx(made.plan.finalist_s, rel=0.02)
+    left_s = rungs.training_s(1800.0, 0.0, WITHOUT_ROUNDS.confirm_s)
+    assert clock.now - 100.0 == pytest.approx(left_s, rel=0.02)
 
 
 def test_a_head_that_has_hardly_seen_anything_is_not_dropped(

@@ -11,9 +11,7 @@ from archsearch.drafts.trainer import choose_finalists
 from archsearch.pipeline.climb.trainings import equal_tokens
 from archsearch.runs.state import StateFile
 from archsearch.search import rungs
-from tests.pipeline.test_climb import SPEED, Clock, by_law, make
-
-PLAN = rungs.without_rounds(1200.0, 24)
+from tests.pipeline.test_climb import SPEED, WITHOUT_ROUNDS, Clock, by_law, make
 
 
 @pytest.fixture
@@ -25,12 +23,12 @@ def clock() -> Clock:
 def test_a_machine_that_changes_its_speed_gives_all_finalists_equal_tokens(
     tmp_path: Path, clock: Clock, slows: list[float]
 ) -> None:
-    made = make(tmp_path, clock, PLAN, slows=list(slows))
+    made = make(tmp_path, clock, WITHOUT_ROUNDS, slows=list(slows))
     trainer, start = made.trainings.trainer, clock.now
     drafts = made.climb()
     level = {tokens for _, tokens in trainer.ended[:3]}
     assert len(drafts) == 3 and max(level) - min(level) <= 1
-    assert clock.now - start <= 1.01 * PLAN.finalist_s
+    assert clock.now - start <= 1.01 * rungs.training_s(1800.0, 0.0, WITHOUT_ROUNDS.confirm_s)
     # The best of them by the law, at those tokens, goes on.
     law = by_law(max(level))
     assert trainer.ended[3][0] == max(
@@ -42,7 +40,7 @@ def test_a_machine_that_changes_its_speed_gives_all_finalists_equal_tokens(
 def test_a_finalist_that_time_cut_short_is_not_beaten_for_that(
     tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = make(tmp_path, clock, PLAN, slows=[SPEED, SPEED / 20])
+    made = make(tmp_path, clock, WITHOUT_ROUNDS, slows=[SPEED, SPEED / 20])
     law, trainer = by_law(100_000), made.trainings.trainer
     chosen = choose_finalists([made.judge(shape) for shape in made.pool], 3)
     shapes = sorted((score.architecture for score in chosen), key=lambda shape: law[shape])
@@ -54,9 +52,9 @@ def test_a_finalist_that_time_cut_short_is_not_beaten_for_that(
 
 
 def test_a_killed_training_goes_on_with_the_same_choices(tmp_path: Path, clock: Clock) -> None:
-    first = make(tmp_path, clock, PLAN)
+    first = make(tmp_path, clock, WITHOUT_ROUNDS)
     first.climb()
-    before, again = clock.now, make(tmp_path, clock, PLAN)
+    before, again = clock.now, make(tmp_path, clock, WITHOUT_ROUNDS)
     drafts = again.climb()
     assert clock.now == before and not again.trainings.trainer.calls
     ended = first.trainings.trainer.ended
@@ -75,10 +73,10 @@ def test_tokens_are_shared_so_that_all_end_level() -> None:
 def test_a_draft_that_saw_less_than_half_of_what_was_foreseen_is_not_judged(
     tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quiet = make(tmp_path / "quiet", clock, PLAN)
+    quiet = make(tmp_path / "quiet", clock, WITHOUT_ROUNDS)
     quiet.climb()
     assert quiet.state.notes == []
-    busy = make(tmp_path / "busy", clock, PLAN, slows=[SPEED / 8, SPEED / 8, SPEED / 8])
+    busy = make(tmp_path / "busy", clock, WITHOUT_ROUNDS, slows=[SPEED / 8, SPEED / 8, SPEED / 8])
     busy.climb()
     (note,) = busy.state.notes
     assert note.startswith("could not judge") and "because the machine was busy" in note

@@ -28,7 +28,7 @@ def test_a_plan_uses_the_budget_and_no_more(budget_s):
         25 / 40
     )
     assert 8 <= plan.confirm_prompts <= 24
-    assert plan.confirm_prompts == 24 or plan.confirm_s <= max(0.15 * budget_s, 8 * 7 + 20)
+    assert plan.confirm_prompts == 24 or plan.confirm_s <= max(0.20 * budget_s, 8 * 7 + 20)
 
 
 def test_few_prompts_are_all_confirmed_and_a_start_that_took_too_long_is_said():

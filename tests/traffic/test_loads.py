@@ -181,6 +181,8 @@ def test_traces_that_are_none(tmp_path: Path, text: str, words: str) -> None:
             "one of speedup, tpot, throughput, tokens_per_device, got 'fun'",
         ),
         ({"parts": [PART], "limits": {"tpot_ms": -1}}, "tpot_ms: must be above 0, got -1"),
+        ({"parts": [PART], "limits": {"tpot_ms": None}}, "limits: tpot_ms is empty; give its"),
+        ({"parts": [{**PART, "prefix_cache_hit": None}]}, "part 1: prefix_cache_hit is empty"),
         ({"parts": [PART], "memory_fraction": 1.5}, "memory_fraction: must be at most 1"),
     ],
 )

@@ -247,11 +247,13 @@ class Climb:
 
     def left_s(self) -> float:
         """Seconds left for training."""
-        if not self.plan.climbs:
-            assert self.state.rung_end_s is not None
-            end_s = self.state.rung_end_s + self.plan.finalist_s
-            return max(0.0, end_s - self.file.elapsed_s())
-        return rungs.training_s(self.plan.budget_s, self.file.elapsed_s(), self.plan.confirm_s)
+        plan, elapsed_s = self.plan, self.file.elapsed_s()
+        left_s = rungs.training_s(plan.budget_s, elapsed_s, plan.confirm_s)
+        if plan.climbs:
+            return left_s
+        assert self.state.rung_end_s is not None
+        least_s = rungs.LEAST_ASKED_SHARE * plan.budget_s
+        return max(left_s, self.state.rung_end_s + least_s - elapsed_s)
 
     def aim(self, seconds: float) -> Split:
         """What a full training in `seconds` is foreseen to see, with the text that is worth writing

@@ -38,19 +38,13 @@ BETWEEN_LOOKS_S: Final = 2.0
 
 def make_plan(session: SearchSession, file: StateFile) -> Plan:
     """The plan of rungs.json, or a new one."""
-    if file.state.plan is not None:
-        return file.state.plan
-    request = session.request
-    file.state.plan = (
-        _plan_of_rounds(session, file)
-        if request.climb
-        else rungs.without_rounds(request.time_budget_s, request.confirm_prompts)
-    )
-    file.save()
+    if file.state.plan is None:
+        file.state.plan = _new_plan(session, file)
+        file.save()
     return file.state.plan
 
 
-def _plan_of_rounds(session: SearchSession, file: StateFile) -> Plan:
+def _new_plan(session: SearchSession, file: StateFile) -> Plan:
     request = session.request
     tokens = confirming_tokens(session)
     prompts = min(request.confirm_prompts, len(tokens))
@@ -58,9 +52,8 @@ def _plan_of_rounds(session: SearchSession, file: StateFile) -> Plan:
     per_prompt, fixed = confirm_seconds(session, float(np.mean(tokens)), slowdown)
 
     def divided(confirmed: float) -> Plan:
-        return rungs.divide(
-            request.time_budget_s, file.elapsed_s(), per_prompt, fixed, prompts, confirmed, slowdown
-        )
+        costs = (per_prompt, fixed, prompts, confirmed, slowdown)
+        return rungs.divide(request.time_budget_s, file.elapsed_s(), *costs, rounds=request.climb)
 
     plan = divided(max(1, request.confirm))
     if set(request.families) & set(HEAD_FAMILIES) & set(engine_facts(request.engine).confirms):
@@ -86,17 +79,11 @@ def plan_text(plan: Plan) -> str:
     """What is done with the minutes, one line."""
     if plan.stay:
         return f"plan for {human_time(plan.budget_s)}: rung 0 only: {plan.stay}"
-    words = (
-        f"plan for {human_time(plan.budget_s)}: the target writes text {human_time(plan.text_s)},"
-        " the prior scores all shapes"
-    )
-    if not plan.climbs:
-        return (
-            f"{words}, full training of its best {human_time(plan.finalist_s)}; then confirmation"
-        )
+    short = f" short trainings of those that could win {human_time(plan.rung_s)},"
     return (
-        f"{words}, short trainings of those that could win"
-        f" {human_time(plan.rung_s)}, full training of the best {human_time(plan.finalist_s)},"
+        f"plan for {human_time(plan.budget_s)}: the target writes text {human_time(plan.text_s)},"
+        f" the prior scores all shapes,{short if plan.climbs else ''} full training of the best"
+        f" {human_time(plan.finalist_s)},"
         f" confirmation on {plan.confirm_prompts} prompts {human_time(plan.confirm_s)}"
         + (", the best head beside the best draft included" if plan.compares else "")
     )
@@ -152,15 +139,14 @@ def confirming_tokens(session: SearchSession) -> list[int]:
 
 def affordable_prompts(session: SearchSession, file: StateFile, plan: Plan, drafts: float) -> int:
     """Prompts to confirm each of `drafts` on in the time that is left; never more than planned
-    twice over, never below 4. The best head beside the best draft is COMPARISON_COST of them."""
+    twice over, never below LEAST_PROMPTS. The best head beside the best draft is COMPARISON_COST of
+    them."""
     wanted = session.request.confirm_prompts
-    if not plan.climbs:
-        return wanted
     per_prompt, fixed = confirm_seconds(session, float(np.mean(confirming_tokens(session))))
     left = (1.0 - rungs.MARGIN_SHARE / 2) * plan.budget_s - file.elapsed_s()
     fitting = (left / drafts - fixed) / per_prompt if per_prompt > 0 else wanted
     most = min(int(fitting), wanted, 2 * plan.confirm_prompts)
-    return max(min(4, plan.confirm_prompts), most)
+    return max(min(rungs.LEAST_PROMPTS, plan.confirm_prompts), most)
 
 
 _SHAPE: Final = tuple(Architecture.__dataclass_fields__)
