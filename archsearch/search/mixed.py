@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from archsearch.records import Stored
+
+Positive = Annotated[float, Stored(above=0.0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +51,8 @@ class MixScore:
     `broken_limits`: in words."""
 
     objective: str
-    value: float
-    plain: float
+    value: Positive
+    plain: Positive
     parts: tuple[PartScore, ...]
     broken_limits: tuple[str, ...] = ()
 

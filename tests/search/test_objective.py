@@ -77,6 +77,9 @@ def test_fields_and_round_trip(make_scorer):
         Score.from_dict({key: value for key, value in data.items() if key != "tau"})
     with pytest.raises(ArchsearchError, match="speedup: must be above 0"):  # ranks are by its log
         Score.from_dict(data | {"speedup": 0})
+    mixed = {"objective": "tpot", "value": 0, "plain": 1.0, "parts": []}
+    with pytest.raises(ArchsearchError, match=r"mix\.value: must be above 0"):
+        Score.from_dict(data | {"mix": mixed})
 
 
 def test_numbers_hang_together(make_scorer, roofline):
