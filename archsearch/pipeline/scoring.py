@@ -26,18 +26,17 @@ from archsearch.search.space import SearchSpace
 
 def score_spaces(session: SearchSession) -> study.SearchResult:
     """The studies over all shapes of each family as one result; beside whoever scores along."""
+    spaces = session.families.spaces
     with ProgressLine("search") as line:
 
-        def scored(space: SearchSpace) -> study.SearchResult:
-            name = "" if space.family == INDEPENDENT else f"{space.family}, "
-
+        def scored(before: int, space: SearchSpace) -> study.SearchResult:
             def progress(p: study.SearchProgress) -> None:
-                words = f"{name}best {p.best.speedup.value:.2f}x" if p.best else name
-                line(words, float(p.done), float(p.total))
+                words = f", best {p.best.speedup.value:.2f}x" if p.best else ""
+                line(space.family + words, before + p.done / max(p.total, 1), len(spaces))
 
             return _scored(session, space, kept=True, progress=progress)
 
-        return study.merged([scored(space) for space in session.families.spaces])
+        return study.merged([scored(*each) for each in enumerate(spaces)])
 
 
 def scored_alone(session: SearchSession, families: Collection[str]) -> list[Score]:
