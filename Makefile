@@ -6,6 +6,8 @@ TORCH_ARGS ?=
 BIN := $(VENV)/bin
 # As many tests at once as there are cores.
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
+# Images of containers often forbid it: every process of the tests would compile all of archsearch for itself.
+export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .PHONY: demo test test-slow test-campaign test-engines test-all lint docs install clean

@@ -30,7 +30,7 @@ CONFIRM = (
     "--prompts",
     "prompts.jsonl",
     "--answer-tokens",
-    "32",
+    "20",
     "--confirm",
     "1",
     "--finalists",
@@ -39,6 +39,7 @@ CONFIRM = (
     "4s",
     "--anyway",  # the tiny target is too fast for any draft
 )
+GPU_SEARCH = ("search", "--target", "llama-3.1-8b", "--gpu", "h100", "--trials", "12", "--top", "2")
 UNDER_LOAD = (
     "confirm",
     "runs/a",

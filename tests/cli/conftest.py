@@ -1,5 +1,5 @@
-"""Tiny worlds as working directories: bare, with a ranked run, with a confirmed one; made once,
-copied for each test."""
+"""Tiny worlds as working directories: bare, with a ranked run, with a confirmed one; and a run for a
+GPU over all families. Made once for all workers, copied for each test."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from archsearch.engines import registry
-from tests.cli.commands import CONFIRM, SEARCH, call, last_json, single_threaded
+from tests.cli.commands import CONFIRM, GPU_SEARCH, SEARCH, call, last_json, single_threaded
 from tests.doubles.made_up_engine import MadeUpEngine
+from tests.doubles.once import made_once
 from tests.doubles.world import give_weights, make_world
 
 
@@ -26,7 +27,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_world(tmp_path_factory.mktemp("world"))
+    return made_once(tmp_path_factory, "world", make_world)
 
 
 @pytest.fixture
@@ -40,17 +41,13 @@ def world(built: Path, tmp_path: Path) -> Path:
 def confirmed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A world with a run that was searched, trained and confirmed; read by several tests, copied by
     those that write."""
-    folder = tmp_path_factory.mktemp("confirmed")
-    shutil.copytree(built, folder, dirs_exist_ok=True)
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        with single_threaded():
-            result = call(*CONFIRM, "--run", "runs/a", "--json")
-    finally:
-        os.chdir(before)
-    (folder / "result.json").write_text(json.dumps(last_json(result)))
-    return folder
+
+    def make(folder: Path) -> None:
+        shutil.copytree(built, folder, dirs_exist_ok=True)
+        result = call(*CONFIRM, "--run", "runs/a", "--json")
+        (folder / "result.json").write_text(json.dumps(last_json(result)))
+
+    return made_once(tmp_path_factory, "confirmed", make)
 
 
 @pytest.fixture
@@ -63,15 +60,25 @@ def with_run(confirmed: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def ranked(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A world with a run that was searched; rank 2 has weights and a trace."""
-    folder, before = tmp_path_factory.mktemp("ranked"), Path.cwd()
-    shutil.copytree(built, folder, dirs_exist_ok=True)
-    os.chdir(folder)
-    try:
+
+    def make(folder: Path) -> None:
+        shutil.copytree(built, folder, dirs_exist_ok=True)
         call(*SEARCH, "--prompts", "prompts.jsonl", "--alpha", "0.8", "--run", "runs/a")
         give_weights(Path("runs/a"), 2)
-    finally:
-        os.chdir(before)
-    return folder
+
+    return made_once(tmp_path_factory, "ranked", make)
+
+
+@pytest.fixture(scope="session")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `runs/gpu`, a search for an H100 over all families, and its answer,
+    `result.json`."""
+
+    def make(folder: Path) -> None:
+        answer = last_json(call(*GPU_SEARCH, "--run", "runs/gpu", "--json"))
+        (folder / "result.json").write_text(json.dumps(answer))
+
+    return made_once(tmp_path_factory, "searched", make)
 
 
 @pytest.fixture

@@ -4,31 +4,31 @@ yet in one line."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from archsearch.models.targets import resolve_drafter, resolve_target
 from archsearch.search.objective import Score
-from tests.cli.commands import call, last_json, refused
-
-ASKED = ("search", "--target", "llama-3.1-8b", "--gpu", "h100", "--trials", "40", "--top", "2")
+from tests.cli.commands import GPU_SEARCH, call, last_json, refused
 
 
-@pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
-    run = tmp_path_factory.mktemp("families") / "run"
-    return last_json(call(*ASKED, "--run", str(run), "--json")), run
+@pytest.fixture
+def found(searched: Path, tmp_path: Path) -> tuple[dict, Path]:
+    """The answer of the search and a copy of its run."""
+    shutil.copytree(searched, tmp_path, dirs_exist_ok=True)
+    return json.loads((searched / "result.json").read_text()), tmp_path / "runs/gpu"
 
 
 def rank_of(result: dict, family: str) -> int:
     return next(item["rank"] for item in result["families"] if item["family"] == family)
 
 
-def test_all_families_that_the_engine_runs_compete(searched: tuple[dict, Path]) -> None:
+def test_all_families_that_the_engine_runs_compete(found: tuple[dict, Path]) -> None:
     """vLLM's, less what the target cannot have (Llama has no MTP layer); the two best, and the best
     of each family."""
-    result, run = searched
+    result, run = found
     families = {item["family"] for item in result["families"]}
     assert families == {
         "independent",
@@ -60,8 +60,8 @@ def test_all_families_that_the_engine_runs_compete(searched: tuple[dict, Path]) 
     assert "pard" in (run / "trials.csv").read_text(encoding="utf-8")
 
 
-def test_a_head_that_was_found_reads_back_from_its_config(searched: tuple[dict, Path]) -> None:
-    result, run = searched
+def test_a_head_that_was_found_reads_back_from_its_config(found: tuple[dict, Path]) -> None:
+    result, run = found
     target = resolve_target("llama-3.1-8b")
     for family in ("eagle3", "dflash", "medusa"):
         folder = run / "best" / str(rank_of(result, family))
@@ -73,9 +73,9 @@ def test_a_head_that_was_found_reads_back_from_its_config(searched: tuple[dict, 
 
 
 def test_what_is_not_done_by_rank_is_one_line_that_names_the_command(
-    searched: tuple[dict, Path], tmp_path: Path
+    found: tuple[dict, Path], tmp_path: Path
 ) -> None:
-    result, run = searched
+    result, run = found
     ngram, medusa = (str(rank_of(result, name)) for name in ("ngram", "medusa"))
     made = [
         score
@@ -102,8 +102,8 @@ def test_what_is_not_done_by_rank_is_one_line_that_names_the_command(
     )
 
 
-def test_a_schedule_for_a_family_that_has_one(searched: tuple[dict, Path]) -> None:
-    result, run = searched
+def test_a_schedule_for_a_family_that_has_one(found: tuple[dict, Path]) -> None:
+    result, run = found
     rank = rank_of(result, "ngram")
     text = call(
         "schedule", str(run), "--rank", str(rank), "--batch-size", "1", "--batch-size", "64"
@@ -117,7 +117,7 @@ def test_a_schedule_for_a_family_that_has_one(searched: tuple[dict, Path]) -> No
 
 def test_families_that_are_named_compete_alone(tmp_path: Path) -> None:
     asked = (
-        *ASKED,
+        *GPU_SEARCH,
         "--run",
         str(tmp_path / "run"),
         "--family",
@@ -161,7 +161,7 @@ def test_families_that_cannot_be_are_one_line(
 ) -> None:
     monkeypatch.setattr("archsearch.pipeline.session.check_weights", lambda target: None)
     monkeypatch.setattr("archsearch.pipeline.session.find_python", lambda name: None)
-    assert words in refused(*ASKED, "--run", str(tmp_path / "run"), *arguments)
+    assert words in refused(*GPU_SEARCH, "--run", str(tmp_path / "run"), *arguments)
 
 
 def test_a_space_of_a_family_searches_that_family(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_space_of_a_family_searches_that_family(tmp_path: Path) -> None:
     )
     result = last_json(
         call(
-            *ASKED,
+            *GPU_SEARCH,
             "--run",
             str(tmp_path / "run"),
             "--space",
@@ -183,6 +183,6 @@ def test_a_space_of_a_family_searches_that_family(tmp_path: Path) -> None:
         "family: medusa\ndrafter: {states: [2]}\n", encoding="utf-8"
     )
     line = refused(
-        *ASKED, "--run", str(tmp_path / "other"), "--space", str(tmp_path / "wrong.yaml")
+        *GPU_SEARCH, "--run", str(tmp_path / "other"), "--space", str(tmp_path / "wrong.yaml")
     )
     assert "wrong.yaml: unknown choice of the family medusa: 'states'; allowed are heads" in line

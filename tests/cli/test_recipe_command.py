@@ -22,18 +22,6 @@ from archsearch.recipes.plan import STAGES
 from archsearch.runs.run import open_run
 from tests.cli.commands import call, last_json, refused, single_threaded
 
-GPU = (
-    "search",
-    "--target",
-    "llama-3.1-8b",
-    "--gpu",
-    "h100",
-    "--trials",
-    "12",
-    "--no-confirm",
-    "--run",
-    "runs/gpu",
-)
 FAMILIES = {
     "speculators": "eagle3 dflash peagle",
     "specforge": "eagle3 dflash",
@@ -41,22 +29,9 @@ FAMILIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run for an H100."""
-    folder, before = tmp_path_factory.mktemp("gpu"), Path.cwd()
-    os.chdir(folder)
-    try:
-        call(*GPU)
-    finally:
-        os.chdir(before)
-    return folder
-
-
 @pytest.fixture
-def gpu_run(searched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def gpu_run(searched: Path, tmp_path: Path) -> Path:
     shutil.copytree(searched, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
     return Path("runs/gpu")
 
 

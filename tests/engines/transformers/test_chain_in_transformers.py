@@ -19,20 +19,20 @@ from archsearch.engines.transformers.engine import TransformersEngine
 from archsearch.errors import ArchsearchError
 from archsearch.models.drafts import build_draft
 
-TOKENS = 60
+TOKENS = 36
 LONG = Sampling(TOKENS)
 NEVER = 1000
 SHAPE = Architecture(
     hidden_size=32,
     intermediate_size=64,
-    num_hidden_layers=3,
+    num_hidden_layers=2,
     num_attention_heads=4,
     num_key_value_heads=2,
     head_dim=8,
     vocab_size=50,
 )
 PROMPTS = [
-    EnginePrompt(f"p{i}", tuple((7 * i + j * j) % 50 for j in range(4 + i))) for i in range(4)
+    EnginePrompt(f"p{i}", tuple((7 * i + j * j) % 50 for j in range(4 + i))) for i in range(3)
 ]
 
 
@@ -140,7 +140,7 @@ def test_a_chain_does_what_was_replayed(target, near, lookup, rule) -> None:
 def test_a_chain_ends_where_the_target_ends(target, near) -> None:
     """An end token that the prompts hold as well: a lookup proposes it, and what would follow
     it."""
-    end = served(target, None, 0)[0][0].token_ids[20]
+    end = served(target, None, 0)[0][0].token_ids[11]
     prompts = [EnginePrompt(p.prompt_id, (*p.token_ids, end, 3, 5, end, 3)) for p in PROMPTS]
     target.generation_config.eos_token_id = end
     rule, lookup, sampling = ChainRule(3, 3), Ngram(1, 3), Sampling(TOKENS)
@@ -151,7 +151,7 @@ def test_a_chain_ends_where_the_target_ends(target, near) -> None:
         trace = Trace(
             trace.agreements, trace.categories, trace.ids, ended, confidences=trace.confidences
         )
-        assert any(ended)
+        assert any(ended) and not all(ended)
         results = served(target, Chained(near, rule, lookup), 3, sampling, prompts)
     finally:
         target.generation_config.eos_token_id = NEVER
