@@ -70,7 +70,7 @@ def test_a_disk_that_fills_while_shapes_are_scored(
     with monkeypatch.context() as patch:
         disk = Disk(tmp_path / "whole").install(patch)
         call(*RANK)
-    for share in SHARES:
+    for share in SHARES[1:]:
         fill(built, tmp_path / str(share), RANK, share * disk.written, monkeypatch)
 
 

@@ -56,7 +56,7 @@ def trained(ranked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                     "--head-rows",
                     "128",
                     "--budget",
-                    "2s",
+                    "1s",
                     "--json",
                 )
             )
@@ -99,7 +99,7 @@ def test_a_head_is_trained_measured_and_goes_on(with_heads: Path, family: str) -
         "--head-rows",
         "128",
         "--budget",
-        "1s",
+        "0.5s",
     )
     assert (
         "Tokens a round, predicted by gamma: 1: " in result.stdout
@@ -204,7 +204,9 @@ def test_a_head_that_leads_comes_first_in_what_to_do_next(with_heads: Path) -> N
         "The best head: EAGLE-3 head, 1.10x" in behind
         and "--family" not in behind[behind.index("Next:") :]
     )
-    going_on = call("train", "runs/a", "--family", "eagle3", "--head-rows", "128", "--budget", "1s")
+    going_on = call(
+        "train", "runs/a", "--family", "eagle3", "--head-rows", "128", "--budget", "0.5s"
+    )
     assert "for gamma 2" in going_on.stdout, "without --gamma: as it was trained before"
 
 

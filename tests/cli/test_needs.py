@@ -21,7 +21,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def searched(run: Path) -> dict[str, Any]:
+def known(run: Path) -> dict[str, Any]:
     return last_json(call(*SEARCH, "--run", str(run)))
 
 
@@ -30,8 +30,8 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_papers_drafts_are_in_the_table_of_llama_65b(searched: dict[str, Any]) -> None:
-    best = searched["best"]
+def test_the_papers_drafts_are_in_the_table_of_llama_65b(known: dict[str, Any]) -> None:
+    best = known["best"]
     found = {score["needs"]["hub_id"] for score in best if score["needs"]["kind"] == "exists"}
     assert {f"minghaoyan/Wide-Sheared-LLaMA-{size}" for size in ("796M", "543M", "1.3B")} <= found
     assert all(score["needs"]["kind"] in ("exists", "nothing", "training") for score in best)
@@ -43,9 +43,8 @@ def test_the_papers_drafts_are_in_the_table_of_llama_65b(searched: dict[str, Any
             assert needs["gpu_hours"] <= 24.001 and needs["tokens"] > 0
 
 
-def test_what_exists_leads_the_group_of_the_best() -> None:
-    asked = ("search", "--target", "llama-3.1-8b", "--gpu", "h100", *SEARCH[5:])
-    result = last_json(call(*asked))
+def test_what_exists_leads_the_group_of_the_best(searched: Path) -> None:
+    result = json.loads((searched / "result.json").read_text())
     first = result["indistinguishable"][0]
     kinds = {score["rank"]: score["needs"]["kind"] for score in result["best"]}
     assert first[0] == 1 and len(first) > 1
@@ -53,9 +52,9 @@ def test_what_exists_leads_the_group_of_the_best() -> None:
 
 
 def test_budgets_begin_with_what_exists_and_buy_no_less_for_more(
-    searched: dict[str, Any],
+    known: dict[str, Any],
 ) -> None:
-    rows = searched["budgets"]["rows"]
+    rows = known["budgets"]["rows"]
     assert [row["gpu_hours"] for row in rows] == [0, 1, 10, 100, 1000]
     assert {drafter["needs"]["kind"] for drafter in rows[0]["drafters"]} <= {"exists", "nothing"}
     for row in rows:
@@ -73,16 +72,16 @@ def test_budgets_begin_with_what_exists_and_buy_no_less_for_more(
         )
 
 
-def test_the_file_holds_what_json_says(searched: dict[str, Any], run: Path) -> None:
-    assert json.loads((run / "budgets.json").read_text()) == searched["budgets"]
+def test_the_file_holds_what_json_says(known: dict[str, Any], run: Path) -> None:
+    assert json.loads((run / "budgets.json").read_text()) == known["budgets"]
 
 
-def test_a_budget_is_what_training_assumes(searched: dict[str, Any]) -> None:
+def test_a_budget_is_what_training_assumes(known: dict[str, Any]) -> None:
     small = last_json(call(*SEARCH, "--training-budget", "3h"))
     assert small["training_budget"]["gpu_hours"] == 3.0 and small["training_budget"]["asked"]
     trained = [score["needs"] for score in small["best"] if score["needs"]["kind"] == "training"]
     assert trained and all(needs["gpu_hours"] <= 3.001 for needs in trained)
-    assert not searched["training_budget"]["asked"]
+    assert not known["training_budget"]["asked"]
 
 
 def test_estimate_says_what_each_draft_needs() -> None:
@@ -125,7 +124,7 @@ def test_a_budget_that_is_none_is_refused_in_one_line(budget: str) -> None:
     assert not Path("runs").exists()
 
 
-def test_a_rank_that_exists_is_not_trained(searched: dict[str, Any], run: Path) -> None:
+def test_a_rank_that_exists_is_not_trained(known: dict[str, Any], run: Path) -> None:
     line = refused("train", str(run), "--rank", "1", "--budget", "1m")
     assert "exists" in line and "download" in line
 

@@ -29,7 +29,7 @@ NARROW = TINY.replace(num_hidden_layers=1, hidden_size=TINY.hidden_size // 2)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("second")
     make_model_folder(folder / "target")
-    make_prompts(folder / "prompts.jsonl")
+    make_prompts(folder / "prompts.jsonl", 24)
     return folder
 
 
@@ -39,7 +39,7 @@ def trainer(folder: Path, run: str, device: str) -> DraftTrainer:
         LoadedTarget(resolve_target(str(folder / "target")), "float32", device),
         prompts,
         folder / run,
-        answer_tokens=12,
+        answer_tokens=8,
         threads=1,
     )
 
@@ -60,10 +60,10 @@ def test_a_draft_is_trained_elsewhere(folder: Path, shape: Architecture) -> None
     with second_device() as device:
         there = trainer(folder, f"there-{id(shape)}", device)
         there.texts.write_training(60.0)
-        there.grow(0.5)
-        short = there.train_short(shape, 800)
-        again = there.train_short(shape, 1400)  # goes on from its checkpoint
-        done = there.train(shape, 60.0, tokens=2000)
+        there.grow(0.2)
+        short = there.train_short(shape, 300)
+        again = there.train_short(shape, 500)  # goes on from its checkpoint
+        done = there.train(shape, 60.0, tokens=700)
     assert short.tokens < again.tokens <= done.tokens and 0.0 <= done.alpha.value <= 1.0
     assert {p.device.type for p in load_draft(done.folder).parameters()} == {"cpu"}
     here = trainer(folder, f"here-{id(shape)}", "cpu")

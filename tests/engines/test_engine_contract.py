@@ -351,7 +351,7 @@ def test_synthetic_acceptance_is_what_was_asked_or_refused(
         return
     if not subject.in_process and rates[0] != 0.8:
         pytest.skip("a start takes seconds; rates between 0 and 1 were seen")
-    tokens = 200 if rates[0] == 0.8 else 40  # those that are all or none are no matter of chance
+    tokens = 100 if rates[0] == 0.8 else 20  # those that are all or none are no matter of chance
     results = subject.start("draft", GAMMA, synthetic=rates).generate(
         PROMPTS, Sampling(max_new_tokens=tokens, ignore_end=True)
     )

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from archsearch import pipeline
 from archsearch.errors import ArchsearchError
@@ -19,9 +20,27 @@ from archsearch.report.terminal.layout import section_text
 from archsearch.workload import WorkloadRequest
 from tests.cli.commands import call, last_json, refused
 
+SPACE = {  # a part of wide-shallow
+    "dimensions": {
+        "num_hidden_layers": [1, 2, 4, 8, 16],
+        "hidden_size": [1024, 2048, 4096],
+        "ffn_ratio": [2.6875],
+        "num_key_value_heads": [4, 8],
+        "kv_group_size": [2, 4],
+        "head_dim": [64, 128],
+        "window_pattern": ["L"],
+        "sliding_window": [1024],
+        "draft_vocab_size": [8192, "target"],
+        "tie_word_embeddings": [False],
+    },
+    "constraints": {"max_parameters": "0.5x"},
+}
+
 
 def run(folder: Path, **asked: object) -> Path:
     """A ranking of independent drafts; alpha is given, so that times alone decide."""
+    space = folder.parent / "space.yaml"
+    space.write_text(yaml.safe_dump(SPACE))
     target = str(asked.pop("target", "llama-3.1-8b"))
     alpha = str(asked.pop("alpha", "prior"))
     known = {"gpu": "h100", "engine": "vllm", "engine_version": "0.33.0", "mode": "graph", **asked}
@@ -33,7 +52,7 @@ def run(folder: Path, **asked: object) -> Path:
             trials=12,
             run=folder,
             families=("independent",),
-            space="wide-shallow",
+            space=str(space),
             alpha=alpha,
         )
     )

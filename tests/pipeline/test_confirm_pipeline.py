@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,10 +124,18 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder
 
 
+@pytest.fixture(scope="module")
+def opened(built: Path) -> SearchSession:
+    """The session of the run, which names its folder from wherever one is."""
+    with chdir(built):
+        return SearchSession.reopen(Path("runs/a"))
+
+
 @pytest.fixture
-def session(built: Path, tmp_path: Path) -> SearchSession:
+def session(opened: SearchSession, built: Path, tmp_path: Path) -> SearchSession:
+    """The same in a copy of the world that is the working directory."""
     shutil.copytree(built, tmp_path, dirs_exist_ok=True)
-    return SearchSession.reopen(Path("runs/a"))
+    return opened
 
 
 @pytest.fixture
@@ -399,6 +408,7 @@ def test_a_target_without_weights_is_made_up_where_the_engine_can(
     session: SearchSession, made: Made
 ) -> None:
     Path("target/model.safetensors").unlink()
+    session = SearchSession.reopen(Path("runs/a"))  # whose target is the copy
     confirm_load(session, replace(SHORT, concurrencies=(1,)), HERE)
     settings = made[0].settings  # type: ignore[attr-defined]
     assert settings.dummy_weights and sorted(os.listdir("runs/a/engine/target")) == ["config.json"]

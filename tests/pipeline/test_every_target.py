@@ -86,7 +86,11 @@ def test_every_target_ends_in_an_answer_or_one_line(space):
 
 @pytest.mark.parametrize(
     ("target", "gpu", "ranks"),
-    [("llama-3.1-70b", "h100", 8), ("llama-3.1-405b", "h200", None), ("llama-65b", "a100", 8)],
+    [
+        pytest.param("llama-3.1-70b", "h100", 8, marks=pytest.mark.slow),
+        ("llama-3.1-405b", "h200", None),
+        ("llama-65b", "a100", 8),
+    ],
 )
 def test_drafts_that_vllm_shards_divide_by_the_devices(tmp_path, monkeypatch, target, gpu, ranks):
     """Twenty KV heads over eight devices once ended the search."""

@@ -423,6 +423,6 @@ def test_it_runs_on_a_cpu_bench_too(tmp_path) -> None:
         "eager",
         Asked(batches=(1,), contexts=(16, 32), verify_tokens=(2, 5), steps=6, models=2),
     )
-    result = adaptive_sweep(bench, small, "float32", Stop(max_rows=12))
-    assert result.new_rows == 12 and len(Profile.load(tmp_path).rows) == 12
+    result = adaptive_sweep(bench, small, "float32", Stop(max_rows=6))
+    assert result.new_rows == 6 and len(Profile.load(tmp_path).rows) == 6
     assert {row.mode for row in profile.rows.values()} == {"eager"}
