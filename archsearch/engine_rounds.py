@@ -18,11 +18,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-import yaml
 from packaging.version import InvalidVersion, Version
 
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
+from archsearch.files import read_yaml
 
 Graph = Literal["none", "piecewise", "full"]
 Order = Literal["overlapped", "serial"]
@@ -155,7 +155,7 @@ class RoundCosts:
         constant, slope = self.first_tokens
         return constant + slope * gamma
 
-    def std_of(self, **weights: Any) -> Any:
+    def std_of(self, **weights: float) -> float | None:
         """Std of a weighted sum of COSTS that were measured together, whose errors cancel in part;
         None where they were not. Weights may be arrays."""
         if not self.covariance:
@@ -267,11 +267,8 @@ class EngineRounds:
 
 
 @cache
-def _table() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(
-        (Path(__file__).with_suffix(".yaml")).read_text(encoding="utf-8")
-    )
-    return loaded
+def _table() -> Any:
+    return read_yaml(Path(__file__).with_suffix(".yaml"), "table of rounds")
 
 
 @cache
@@ -287,15 +284,12 @@ def round_costs(name: str) -> RoundCosts:
     }
     return RoundCosts(
         name=name,
-        title=row["title"],
-        graph=row["graph"],
-        order=row["order"],
         first_tokens=tuple(row["first_tokens"]),
-        largest_batch=row["largest_batch"],
         source=" ".join(row["source"].split()),
         padded=row.get("padded", False),
         tree_step_s=_ms(row["tree_step"]) if "tree_step" in row else None,
         expands=bool(row.get("expands", False)),
+        **{each: row[each] for each in ("title", "graph", "order", "largest_batch")},
         **costs,
     )
 
@@ -335,9 +329,8 @@ def parse_options(engine: str, texts: tuple[str, ...]) -> dict[str, str]:
         name, _, value = text.partition("=")
         value = {"true": "1", "false": "0"}.get(value.strip().lower(), value.strip())
         if name not in known:
-            raise ArchsearchError(
-                f"{engine} has no switch {name!r} here; {_choices(known, engine)}"
-            )
+            words = f"it knows {', '.join(known)}" if known else f"none is known for {engine}"
+            raise ArchsearchError(f"{engine} has no switch {name!r} here; {words}")
         if known[name] == "number":
             if not value.isdigit():
                 raise ArchsearchError(f"{name} is a number of rows, 0 or more, not {value!r}")
@@ -366,15 +359,12 @@ def engine_rounds(
     table = _table()["versions"].get(engine)
     if table is None:
         return None
-    taken, note = str(table["newest"]) if version is None else version, ""
+    newest = Version(str(table["newest"]))
+    taken, note = str(newest) if version is None else version, ""
     asked = parse_version(engine, taken)
-    if (
-        asked > Version(str(table["newest"]))
-        and asked.release[:2] != Version(str(table["newest"])).release[:2]
-    ):
+    if asked > newest and asked.release[:2] != newest.release[:2]:
         note = (
-            f"{engine} {taken} is newer than what is known here ({table['newest']}), whose figures"
-            " are used"
+            f"{engine} {taken} is newer than what is known here ({newest}), whose figures are used"
         )
     elif asked < Version(oldest := str(table.get("oldest_of", {}).get(drafter, table["oldest"]))):
         note = (
@@ -393,11 +383,14 @@ def engine_rounds(
 def _fits(
     row: Mapping[str, Any], version: Version, options: Mapping[str, str], drafter: Drafter
 ) -> bool:
-    if row.get("drafter", drafter) != drafter:
-        return False
-    if "below" in row and version >= Version(str(row["below"])):
+    if row.get("drafter", drafter) != drafter or not _about(row, version):
         return False
     return all(options.get(name) == value for name, value in row.get("options", {}).items())
+
+
+def _about(row: Mapping[str, Any], version: Version) -> bool:
+    """Whether a row of any of the tables is about the version."""
+    return "below" not in row or version < Version(str(row["below"]))
 
 
 def _resolved(
@@ -413,12 +406,7 @@ def _resolved(
             f"{engine} {version} does not run such drafts: {row['refused']}; choose another"
             " --engine-version"
         )
-    remedy = None
-    if "remedy" in row or "remedy_options" in row:
-        remedy = (
-            str(row.get("remedy", version)),
-            MappingProxyType(dict(row.get("remedy_options", {}))),
-        )
+    better = row.get("remedy_options", {})
     costs = round_costs(row["class"])
     costs = replace(costs, largest_graph=_largest_graph(engine, version, options))
     costs = _no_less(costs, plain_costs(engine, version)).on_host(options.get(HOST))
@@ -442,7 +430,9 @@ def _resolved(
         if drafter == "feature_head" and "tree" in row
         else "",
         without_graphs=str(row.get("why", "")),
-        remedy=remedy,
+        remedy=(str(row.get("remedy", version)), MappingProxyType(dict(better)))
+        if better or "remedy" in row
+        else None,
         source=_table()["versions"][engine]["source"],
         fuses_reduces=_fuses_reduces(engine, version, options),
         quantise_s=_ms(_table()["quantises"].get(engine, {}).get("kernel")),
@@ -473,14 +463,8 @@ def _largest_graph(engine: str, version: str, options: Mapping[str, str]) -> int
         return None
     if (asked := options.get(known["option"])) is not None:
         return int(asked)
-    rows = (
-        row for row in known["rows"] if "below" not in row or _older(engine, version, row["below"])
-    )
-    return int(next(rows)["largest"])
-
-
-def _older(engine: str, version: str, than: str) -> bool:
-    return parse_version(engine, version) < Version(str(than))
+    own = parse_version(engine, version)
+    return next(int(row["largest"]) for row in known["rows"] if _about(row, own))
 
 
 def _no_less(costs: RoundCosts, plain: PlainCosts) -> RoundCosts:
@@ -505,7 +489,7 @@ def plain_costs(engine: str, version: str) -> PlainCosts:
     """What a plain step takes in `engine` of `version` beside its kernels; nothing where nothing is
     known."""
     for row in _table()["plain"].get(engine, ()):
-        if "below" not in row or parse_version(engine, version) < Version(str(row["below"])):
+        if _about(row, parse_version(engine, version)):
             return PlainCosts(
                 _ms(row["step"]),
                 _ms(row["sequence"]),
@@ -517,10 +501,6 @@ def plain_costs(engine: str, version: str) -> PlainCosts:
 
 def _ms(pair: list[float] | None) -> Estimate:
     return _ZERO if pair is None else Estimate(pair[0] * 1e-3, pair[1] * 1e-3, "published")
-
-
-def _choices(known: Mapping[str, Any], engine: str) -> str:
-    return f"it knows {', '.join(known)}" if known else f"none is known for {engine}"
 
 
 def version_in(text: str) -> str | None:

@@ -5,8 +5,17 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Array: TypeAlias = "NDArray[np.float64]"
+Numbers: TypeAlias = "float | NDArray[np.float64]"
+"""A number, or an array in its place: of many drafts, of many rates."""
+N = TypeVar("N", float, Array, Numbers)
+"""A number in, a number out; an array in, an array out."""
 SOURCES: Final = ("measured", "modelled", "roofline", "prior", "published", "given")
 
 
@@ -34,7 +43,7 @@ class Estimate:
         """std / |value|; infinite for a value of 0."""
         return self.std / abs(self.value) if self.value else math.inf
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """{"value", "std", "source"}, with "low" and "high" (5 and 95 %) where they are known."""
         shape = (
             {} if self.low is None or self.high is None else {"low": self.low, "high": self.high}
@@ -46,7 +55,7 @@ class Estimate:
         return Estimate(self.value, self.std, self.source, *bounds) if self.std else self
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Estimate:
+    def from_dict(cls, data: dict[str, object]) -> Estimate:
         """Read back `to_dict`. Raises KeyError, TypeError or ValueError for what is none."""
         low, high = (
             None if data.get(name) is None else number(data[name]) for name in ("low", "high")
@@ -54,7 +63,7 @@ class Estimate:
         return cls(number(data["value"]), number(data["std"]), str(data["source"]), low, high)
 
 
-def number(value: Any) -> float:
+def number(value: object) -> float:
     """A finite float out of what JSON or YAML calls a number; ValueError for anything else, "12"
     and true among it."""
     if (

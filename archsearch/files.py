@@ -164,7 +164,7 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: Path, data: object) -> None:
     """Write indented JSON atomically."""
     write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
@@ -211,7 +211,7 @@ def parse_json(text: str | bytes) -> Any:
     return data
 
 
-def read_yaml(path: Path, what: str) -> Any:
+def read_yaml(path: Path, what: str) -> object:
     """The content of a YAML file, called `what`: plain values only (no Python tags), and no more of
     them than a person writes, aliases written out. What is wrong is one line with the file and the
     line. Raises ArchsearchError for what it cannot read."""
@@ -250,7 +250,7 @@ def read_yaml(path: Path, what: str) -> Any:
     return data
 
 
-def _nodes(data: Any, counted: dict[int, int], open_: set[int]) -> int:
+def _nodes(data: object, counted: dict[int, int], open_: set[int]) -> int:
     """Values in `data`, those of an alias counted wherever it occurs; of one that holds itself more
     than any file may have. OverflowError for an integer beyond 64 bits, UnicodeEncodeError for half
     of a surrogate pair."""

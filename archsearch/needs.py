@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, get_args
 
 from archsearch.errors import ArchsearchError
+from archsearch.estimate import N
 
 Kind = Literal["exists", "nothing", "training"]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
@@ -98,7 +99,7 @@ class TrainingBudget:
     epochs: float = 1.0
     source: str = "modelled"
 
-    def tokens(self, parameters: Any) -> Any:
+    def tokens(self, parameters: N) -> N:
         """Tokens that a drafter of `parameters` (a number or an array) sees within the budget,
         repeats included."""
         seen = self.text_hours_per_token / self.epochs + self.teacher_hours_per_token

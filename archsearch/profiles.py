@@ -56,10 +56,10 @@ NOISY_IQR: Final = 0.10  # torch.utils.benchmark warns at the same share of the 
 GROSSLY_NOISY_IQR: Final = 0.25  # a repeat that something else disturbed: measure again, do not fit
 THROTTLED_DROP: Final = 0.10
 
-Shape = tuple[tuple[str, Any], ...]
+Shape = tuple[tuple[str, object], ...]
 
 
-def freeze_shape(shape: Mapping[str, Any]) -> Shape:
+def freeze_shape(shape: Mapping[str, object]) -> Shape:
     """A hashable, ordered form of a row's sizes; nested mappings (an architecture) become tuples
     too."""
     return tuple(
@@ -70,12 +70,12 @@ def freeze_shape(shape: Mapping[str, Any]) -> Shape:
     )
 
 
-def thaw_shape(shape: Shape) -> dict[str, Any]:
+def thaw_shape(shape: Shape) -> dict[str, object]:
     """The inverse of `freeze_shape`."""
     return {key: thaw_shape(value) if isinstance(value, tuple) else value for key, value in shape}
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     """What JSON calls a number: no truth value, no text, and none that no float holds."""
     return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
 
@@ -162,10 +162,10 @@ class Measurement:
         """The shape as a mapping."""
         return thaw_shape(self.shape)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """A line of rows.jsonl; times in seconds, four digits. `std_s` and `kernel` are left out
         where empty: a row without them keeps its line, and the profile its fingerprint."""
-        row: dict[str, Any] = {
+        row: dict[str, object] = {
             "kind": self.kind,
             "shape": self.sizes(),
             "dtype": self.dtype,
@@ -244,7 +244,7 @@ def _line(row: Measurement) -> str:
     return json.dumps(row.to_dict(), sort_keys=True)
 
 
-def check_sizes(op: type[Any], sizes: Mapping[str, Any]) -> None:
+def check_sizes(op: type[object], sizes: Mapping[str, object]) -> None:
     """Refuse sizes that no row of this op has: of another type, or a zero where something is
     counted. Raises InvalidShapeError."""
     types = op.__annotations__  # of a NamedTuple: references to the names
@@ -276,7 +276,7 @@ class RowShape:
         """Raises ArchsearchError for sizes that are none."""
         return from_data(cls, row.sizes(), known_only=True)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return as_data(self)
 
 
@@ -334,7 +334,7 @@ class DraftedShape(RowShape):
         drafter = read_drafter(architecture, sizes["drafter"])
         return from_data(cls, sizes | {"drafter": drafter}, known_only=True)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return as_data(self) | {"architecture": self.drafter.architecture.to_dict()}
 
 
@@ -360,7 +360,7 @@ class RoundShape(RowShape):
         options = sorted(sizes["options"].items())
         return from_data(cls, sizes | {"options": options}, known_only=True)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return as_data(self) | {"options": dict(self.options)}
 
 
@@ -388,7 +388,7 @@ SHAPES: Final[Mapping[str, type[RowShape]]] = {
 
 
 _DEVICE_SIZES: Final = ("last_level_cache_bytes", "memory_bytes", "multiprocessors")
-_HEADER: Final[Mapping[str, Callable[[Any], bool]]] = {
+_HEADER: Final[Mapping[str, Callable[[object], bool]]] = {
     "device": lambda value: (
         isinstance(value, dict)
         and isinstance(value.get("key", ""), str)
@@ -422,7 +422,7 @@ class Profile:
     known_error: dict[str, Any] = field(default_factory=dict)
     origin: str = "measured on this device by archsearch profile"
     provenance: dict[str, Any] = field(default_factory=dict)
-    rows: dict[tuple[Any, ...], Measurement] = field(default_factory=dict)
+    rows: dict[tuple[object, ...], Measurement] = field(default_factory=dict)
     folder: Path | None = None
 
     @property
@@ -479,7 +479,7 @@ class Profile:
 
     def fingerprint(self) -> str:
         """Hash of device, stack and rows: what a run writes down so that it can be repeated."""
-        identity: list[Any] = [self.device, self.stack, self.probe_reference_s]
+        identity: list[object] = [self.device, self.stack, self.probe_reference_s]
         if self.provenance:  # profiles made before it existed keep their hash
             identity.append(self.provenance)
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
@@ -487,7 +487,7 @@ class Profile:
             digest.update(line.encode())
         return digest.hexdigest()[:16]
 
-    def header(self) -> dict[str, Any]:
+    def header(self) -> dict[str, object]:
         """profile.json: device, stack, origin; all but the rows."""
         names = ("device", "stack", "origin", "provenance", "probe_reference_s", "known_error")
         fields = {name: getattr(self, name) for name in names}
@@ -545,7 +545,7 @@ class Profile:
         return profile
 
     @classmethod
-    def open(cls, folder: Path, device: dict[str, Any], stack: dict[str, str]) -> Profile:
+    def open(cls, folder: Path, device: dict[str, object], stack: dict[str, str]) -> Profile:
         """Load the profile in `folder` to continue it, or start an empty one there.
 
         Raises ArchsearchError for a profile of another device.

@@ -102,9 +102,9 @@ class Misfit(ArchsearchError):
 class _Field(NamedTuple):
     name: str
     names: tuple[str, ...]
-    kind: Any
+    kind: object
     stored: Stored
-    default: Any
+    default: object
 
 
 def as_data(record: Any) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def from_data(kind: Callable[..., _T], data: Any, *, known_only: bool = False) -
     return made
 
 
-def save(path: Path, record: Any) -> None:
+def save(path: Path, record: object) -> None:
     """Write a record, or a sequence or mapping of them, as JSON."""
     files.write_json(path, encoded(record))
 
@@ -167,7 +167,7 @@ def load_or_note(path: Path, what: str, kind: Callable[..., _T], problems: list[
         return None
 
 
-def _is_record(kind: Any) -> bool:
+def _is_record(kind: object) -> bool:
     return isinstance(kind, type) and dataclasses.is_dataclass(kind)
 
 
@@ -188,7 +188,7 @@ def _fields(kind: Any) -> tuple[_Field, ...]:
     return tuple(found)
 
 
-def encoded(value: Any) -> Any:
+def encoded(value: object) -> Any:
     """What JSON holds of a value: of records, and of what holds them, their fields."""
     if hasattr(value, "to_dict"):
         return value.to_dict()
@@ -220,7 +220,7 @@ def _of_fields(kind: Any, data: Any, known_only: bool = False) -> Any:
     return kind(**values)
 
 
-def _decode(kind: Any, data: Any) -> Any:
+def _decode(kind: object, data: object) -> Any:
     """A value of the type `kind` out of JSON. Raises one of WRONG_SHAPE."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is None:
@@ -263,7 +263,7 @@ def _decode_plain(kind: Any, data: Any) -> Any:
     return kind(data) if kind in (float, Path) else data
 
 
-def _decode_any(kinds: Sequence[Any], data: Any) -> Any:
+def _decode_any(kinds: Sequence[object], data: object) -> object:
     """Of the first of `kinds` that fits."""
     *others, last = [kind for kind in kinds if kind is not type(None)]
     for kind in others:
@@ -274,20 +274,20 @@ def _decode_any(kinds: Sequence[Any], data: Any) -> Any:
     return _decode(last, data)
 
 
-def _takes_none(kind: Any) -> bool:
+def _takes_none(kind: object) -> bool:
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
-    return kind is Any or type(None) in get_args(kind)
+    return kind in (Any, object) or type(None) in get_args(kind)
 
 
-def _at(place: str, kind: Any, data: Any) -> Any:
+def _at(place: str, kind: object, data: object) -> object:
     try:
         return _decode(kind, data)
     except WRONG_SHAPE as error:
         raise Misfit.at(place, error) from error
 
 
-def _object(data: Any) -> Mapping[str, Any]:
+def _object(data: object) -> Mapping[str, object]:
     if not isinstance(data, Mapping):
         raise _misfit("an object", data)
     return data
@@ -303,7 +303,7 @@ def _check_bounds(value: Any, stored: Stored) -> None:
         raise _misfit(f"at most {stored.high:g}", value)
 
 
-def _misfit(wanted: str, value: Any) -> Misfit:
+def _misfit(wanted: str, value: object) -> Misfit:
     text = repr(value)
     return Misfit(f"must be {wanted}, got {text if len(text) <= 60 else text[:40] + '...'}")
 
@@ -313,7 +313,7 @@ def _is_finite(value: Any) -> bool:
     return number and abs(value) <= sys.float_info.max
 
 
-_PLAIN: Final[Mapping[Any, tuple[str, Callable[[Any], bool]]]] = {
+_PLAIN: Final[Mapping[object, tuple[str, Callable[[object], bool]]]] = {
     bool: ("true or false", lambda data: isinstance(data, bool)),
     int: ("a whole number", lambda data: type(data) is int),
     float: ("a finite number", _is_finite),

@@ -18,13 +18,11 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from itertools import accumulate
+from operator import mul
+from typing import Final
 
-from archsearch.estimate import Estimate, weakest_source
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from archsearch.estimate import Array, Estimate, N, Numbers, weakest_source
 
 ALPHA_LIMITS: Final = (0.002, 0.998)  # beyond these a measured alpha says nothing about its logit
 
@@ -35,7 +33,7 @@ MAX_GAMMA: Final = 16
 RISING_POSITIONS: Final = 5
 
 
-def _check_alpha(alpha: Any) -> None:
+def _check_alpha(alpha: Numbers) -> None:
     within = (alpha >= 0.0) & (alpha <= 1.0)
     if not getattr(within, "all", lambda: within)():  # of an array every number
         raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
@@ -127,19 +125,16 @@ def tau_slope(alpha: float, gamma: int) -> float:
     return total
 
 
-def accepted_by_position(conditional: Sequence[Any]) -> list[Any]:
+def accepted_by_position(conditional: Sequence[N]) -> list[N]:
     """Unconditional chance that position 1..gamma is accepted: the running product of the
     conditional ones (numbers or arrays).
 
     >>> accepted_by_position([0.8, 0.5])
     [0.8, 0.4]
     """
-    reach, result = 1.0, []
     for chance in conditional:
         _check_alpha(chance)
-        reach = reach * chance
-        result.append(reach)
-    return result
+    return list(accumulate(conditional, mul))
 
 
 def tau_from_positions(conditional: Sequence[float]) -> float:
@@ -190,12 +185,12 @@ class Tree:
         return rising_root(lambda alpha: self.tau([alpha] * self.steps), tau_value, 0.0, 1.0)
 
 
+# Fitted to tokens a round of an EAGLE-3 head of Qwen3-8B in SGLang 0.5.3: a chain of two and six
+# trees (top-k 4 or 8, 2 to 8 steps, 8 to 32 tokens) agree to 3.5 % (gpustack, performance lab).
 RUNNER_UP: Final = 0.25
-"""Fitted to tokens a round of an EAGLE-3 head of Qwen3-8B in SGLang 0.5.3: a chain of two and six
-trees (top-k 4 or 8, 2 to 8 steps, 8 to 32 tokens) agree to 3.5 % (gpustack, performance lab)."""
 
 
-def drifting_positions(alpha: Any, drift: float, gamma: int) -> list[Any]:
+def drifting_positions(alpha: N, drift: float, gamma: int) -> list[N]:
     """Conditional acceptance sigmoid(logit(alpha) + drift * (i - 1)) at position i, of a number or
     an array; `drift` in logit per position. What rises does so for RISING_POSITIONS, and stays."""
     _check_alpha(alpha)
@@ -234,9 +229,7 @@ def alpha_from_tau(tau_value: float, gamma: int, drift: float = 0.0) -> float:
     return rising_root(reached, tau_value, 0.0, 1.0)
 
 
-def tokens_by_budget(
-    alpha: float, gamma: int, known: float, requests: int = 512
-) -> NDArray[np.float64]:
+def tokens_by_budget(alpha: float, gamma: int, known: float, requests: int = 512) -> Array:
     """Tokens of a request's round, by how many draft tokens of all `requests` are verified
     [requests * gamma + 1]: first those likeliest to be reached and accepted.
 

@@ -20,7 +20,14 @@ from pathlib import Path
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.counts import flops_per_token, kv_cache_bytes, weight_bytes_per_pass
+from archsearch.architecture.counts import (
+    body_parameters,
+    cached_tokens,
+    expert_params,
+    kv_cache_bytes,
+    parameters,
+    weight_bytes_per_pass,
+)
 from archsearch.estimate import Estimate
 from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.search.exact import rank_alone
@@ -28,6 +35,20 @@ from archsearch.search.objective import Scorer
 from archsearch.search.space import load_space
 from archsearch.search.study import How, search
 from archsearch.workload import Workload
+
+
+def active_parameters(arch: Architecture) -> int:
+    """Parameters that a token meets: all but the experts it is not routed to."""
+    idle = arch.moe_layers * expert_params(arch) if arch.num_experts else 0
+    idle = idle * (arch.num_experts - arch.num_experts_per_tok) // max(1, arch.num_experts)
+    return parameters(arch) - idle
+
+
+def flops_per_token(arch: Architecture, context_len: int) -> int:
+    """FLOPs of a forward pass per new token: 2 per weight plus attention over the context."""
+    idle = parameters(arch) - active_parameters(arch)
+    weights = body_parameters(arch) - idle + arch.head_rows * arch.hidden_size
+    return 2 * weights + 4 * cached_tokens(arch, context_len) * arch.q_size
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 
 from archsearch.acceptance.table import Published, load_published
 from archsearch.acceptance.terms import Term
+from archsearch.estimate import Array
 from archsearch.speedup import alpha_from_tau, drifting_positions, tau_from_positions
 
 KINDS: Final = ("greedy", "sampled", "feature", "block")
@@ -68,7 +69,7 @@ def sweeps(rows: Iterable[Published] | None = None) -> list[Sweep]:
     return found
 
 
-def sweep_errors(sweep: Sweep, drift: float) -> np.ndarray:
+def sweep_errors(sweep: Sweep, drift: float) -> Array:
     """ln(predicted / printed tau) at each gamma above the smallest, from tau at the smallest and a
     drift (logit per position)."""
     smallest = min(sweep.taus)
@@ -125,7 +126,7 @@ class Drifts:
         return self
 
     @staticmethod
-    def _squared(members: Sequence[Sweep]) -> np.ndarray:
+    def _squared(members: Sequence[Sweep]) -> Array:
         """Mean squared error over the members' gammas at each point of the grid."""
         return np.array(
             [
@@ -135,10 +136,10 @@ class Drifts:
         )
 
 
-_ERRORS: dict[tuple[str, float], np.ndarray] = {}
+_ERRORS: dict[tuple[str, float], Array] = {}
 
 
-def _cached_errors(sweep: Sweep, drift: float) -> np.ndarray:
+def _cached_errors(sweep: Sweep, drift: float) -> Array:
     key = (f"{sweep.study}|{sweep.name}|{sorted(sweep.taus.items())}", drift)
     if key not in _ERRORS:
         _ERRORS[key] = sweep_errors(sweep, drift)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, Self, get_args
+from typing import Final, Literal, Protocol, Self, get_args
 
 from archsearch import speedup
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
-from archsearch.estimate import Estimate
+from archsearch.estimate import Estimate, Numbers
 from archsearch.needs import TrainingBudget
 
 # Which text acceptance is for. `narrow`: one kind of task, the draft distilled on it; `mixed`:
@@ -180,7 +180,7 @@ class GivenAcceptance:
             raise ArchsearchError(f"alpha must lie between 0 and 1, got {self.alpha}")
         return Acceptance(Estimate(self.alpha, self.std, "given"))
 
-    def alphas(self, grid: Architecture, context: AcceptanceContext) -> tuple[Any, float]:
+    def alphas(self, grid: Architecture, context: AcceptanceContext) -> tuple[Numbers, float]:
         """The same over a grid, and no drift."""
         known = self.predict(grid, context)
         return known.alpha.value, known.drift.value

@@ -197,7 +197,7 @@ def _on_text(draft: KnownDraft, sketch: TextSketch | None, asked: AskedText) -> 
     )
 
 
-def _sketch_then(written: Path, arguments: Mapping[str, Any]) -> TextSketch | None:
+def _sketch_then(written: Path, arguments: Mapping[str, object]) -> TextSketch | None:
     """The sketch of a run that kept none, from its prompt files where they still are as they were
     when `written` was."""
     files = [

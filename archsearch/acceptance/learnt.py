@@ -28,7 +28,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -71,19 +71,19 @@ class Learning:
     from; `on_policy`: whether its target wrote what it was distilled on."""
 
     init: str
-    pretrain_tokens: Any = 0.0
-    distill_tokens: Any = 0.0
+    pretrain_tokens: float = 0.0
+    distill_tokens: float = 0.0
     parent_tokens: float = 0.0
     on_policy: bool = True
 
     @property
-    def tokens(self) -> Any:
+    def tokens(self) -> float:
         """All that shaped its weights, in tokens of plain text from scratch."""
         cut = LAYERS_WORTH if self.init == "target_layers" else 0.0
         own = self.pretrain_tokens + DISTILLED_WORTH * self.distill_tokens
         return own + PARENT_WORTH * self.parent_tokens + cut
 
-    def terms(self, body: Any, target_body: float, target_tokens: float) -> dict[str, Any]:
+    def terms(self, body: float, target_body: float, target_tokens: float) -> dict[str, float]:
         """The regressors `learnt`, `early`, `late` and `tuned` of a draft that sees tokens only,
         with `body` parameters in its layers."""
         body = np.minimum(body, target_body)
@@ -98,7 +98,7 @@ class Learning:
         return found
 
 
-def head_terms(tokens: Any, target_tokens: float) -> dict[str, Any]:
+def head_terms(tokens: float, target_tokens: float) -> dict[str, float]:
     """The regressors `learnt`, `early` and `head_tokens` of a drafter that reads the target's
     hidden states, after `tokens`. What it reads is worth no less than layers of the target."""
     seen = np.maximum(tokens, 1e3)
@@ -108,11 +108,11 @@ def head_terms(tokens: Any, target_tokens: float) -> dict[str, Any]:
     return {"learnt": _logit(excess), "early": early, "head_tokens": usual}
 
 
-def _token_loss(tokens: Any) -> Any:
+def _token_loss(tokens: float) -> float:
     return TOKEN_LOSS * np.maximum(tokens, 1e3) ** -TOKEN_POWER
 
 
-def _logit(excess: Any) -> Any:
+def _logit(excess: float) -> float:
     divergence = np.maximum(excess, 0.0) + EQUALS_DIFFER
     return math.log(DIVERGENCE_ODDS) - DIVERGENCE_POWER * np.log(divergence)
 

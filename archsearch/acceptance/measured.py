@@ -252,7 +252,7 @@ def sampling_trace(
         target_logits = functional.linear(sequence.hidden[part].to(target_head.dtype), target_head)
         target_probs = warped_probs(target_logits, temperature, top_p)
         draft_logits = draft_head.logits(states)
-        ids = draft_head.ids_within(target_probs.shape[-1])
+        ids = draft_head.ids[draft_head.ids < target_probs.shape[-1]]  # sorted: a beginning
         draft_probs = warped_probs(draft_logits, temperature, top_p)[:, : len(ids)]
         overlap = torch.minimum(target_probs[:, ids], draft_probs).sum(-1)
         written = sequence.written[part][:, None]
@@ -353,10 +353,6 @@ class _DraftHead:
         best = logits.argmax(-1)
         sure = logits.float().log_softmax(-1).gather(1, best[:, None])[:, 0].exp()
         return self.ids[best], sure
-
-    def ids_within(self, vocab_size: int) -> torch.Tensor:
-        """The ids below `vocab_size` (sorted, so a beginning of `ids`)."""
-        return self.ids[self.ids < vocab_size]
 
 
 def _draft_states(

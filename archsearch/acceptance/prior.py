@@ -49,7 +49,7 @@ from archsearch.acceptance.terms import (
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import ShapeGrid
 from archsearch.errors import ArchsearchError
-from archsearch.estimate import Estimate
+from archsearch.estimate import Array, Estimate, Numbers
 from archsearch.speedup import alpha_from_tau, logit, sigmoid, tau
 
 # FR-Spec (Llama-3-8B, EAGLE-2): tau loses 2.3 h^1.54 % when the head is cut by 2^h, at a tau of
@@ -113,7 +113,7 @@ def earlier_terms(terms: Mapping[str, float], context: AcceptanceContext) -> dic
 # --- trimmed heads
 
 
-def trimmed_alpha(alpha: Any, coverage: Any) -> Any:
+def trimmed_alpha(alpha: Numbers, coverage: Numbers) -> Numbers:
     """alpha of a draft whose head covers the share `coverage` of the target's tokens, from its
     alpha with a full head; numbers or arrays.
 
@@ -171,7 +171,7 @@ def _terms(
 
 
 @lru_cache(maxsize=4096)  # a climb compares every shape with every other
-def _row(arch: Architecture, context: AcceptanceContext, names: tuple[str, ...]) -> np.ndarray:
+def _row(arch: Architecture, context: AcceptanceContext, names: tuple[str, ...]) -> Array:
     return regressors(_terms(arch, context, names), names)
 
 
@@ -210,7 +210,7 @@ class PriorAcceptance:
             self._start(target)
         return self
 
-    def _row(self, arch: Architecture, context: AcceptanceContext) -> np.ndarray:
+    def _row(self, arch: Architecture, context: AcceptanceContext) -> Array:
         """The regressors of a shape in the order of `coefficients_`."""
         return _row(arch, context, self.names_)
 
@@ -251,9 +251,7 @@ class PriorAcceptance:
         self.source_ = "modelled"
         return self
 
-    def _other_texts(
-        self, observations: Sequence[AcceptanceObservation]
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _other_texts(self, observations: Sequence[AcceptanceObservation]) -> tuple[Array, Array]:
         """What texts other than the asked one add to each observation: its covariance with the
         coefficients [coefficients, observations] and among observations [observations,
         observations]; zero for the asked text.
@@ -280,7 +278,7 @@ class PriorAcceptance:
                     )
         return shared, among
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """What was learnt, so that a search that is continued scores as it began."""
         return {
             "observations": self.observations_,
@@ -325,7 +323,7 @@ class PriorAcceptance:
         prior.source_ = "modelled" if prior.observations_ else "prior"
         return prior
 
-    def alphas(self, grid: ShapeGrid, context: AcceptanceContext) -> tuple[Any, float]:
+    def alphas(self, grid: ShapeGrid, context: AcceptanceContext) -> tuple[Numbers, float]:
         """(alpha of every independent draft of a grid, as `predict` has it of one; the drift along
         the block)."""
         self.about(context.target)
@@ -401,7 +399,7 @@ class PriorAcceptance:
         square = max(float((one - other) @ self.covariance_ @ (one - other)), 0.0)
         return math.sqrt(square + 2.0 * SHAPE_NOISE_STD**2 + stds[0] ** 2 + stds[1] ** 2)
 
-    def joint(self, drafts: Sequence[tuple[Architecture, AcceptanceContext]]) -> np.ndarray:
+    def joint(self, drafts: Sequence[tuple[Architecture, AcceptanceContext]]) -> Array:
         """[n, n] covariance of logit(alpha) of drafts, each in its own context: what they share and
         what each has of its own."""
         self.about(drafts[0][1].target)

@@ -63,6 +63,7 @@ from archsearch.acceptance.terms import (
     while_young,
     width_terms,
 )
+from archsearch.estimate import Array
 from archsearch.files import write_json
 from archsearch.speedup import alpha_from_tau, drifting_positions, logit, tau_from_positions
 
@@ -178,9 +179,9 @@ class Design:
     domain (`of_domain`), `kind` of drafter and `condition`, which two drafts must share to be
     compared."""
 
-    x: np.ndarray
-    y: np.ndarray
-    noise: np.ndarray
+    x: Array
+    y: Array
+    noise: Array
     groups: Mapping[str, tuple[str, ...]]
 
     def __len__(self) -> int:
@@ -312,22 +313,22 @@ def same(first: Sequence[str], second: Sequence[str]) -> np.ndarray:
     return ((a[:, None] == b[None, :]) & (a[:, None] >= 0)).astype(float)
 
 
-def _slopes() -> np.ndarray:
+def _slopes() -> Array:
     """[len(COEFFICIENTS)] variance of a study's own slope at `Spread.slope` 1; 0 for terms that are
     not of SLOPES."""
     return np.array([prior_of(name).std ** 2 if name in SLOPES else 0.0 for name in COEFFICIENTS])
 
 
-def _prior() -> tuple[np.ndarray, np.ndarray]:
+def _prior() -> tuple[Array, Array]:
     """(mean, variance) of every coefficient before the table."""
     terms = [prior_of(name) for name in COEFFICIENTS]
     return np.array([term.mean for term in terms]), np.array([term.std**2 for term in terms])
 
 
-def _own_slopes(first: Design, second: Design) -> np.ndarray:
+def _own_slopes(first: Design, second: Design) -> Array:
     """[len(first), len(second)] covariance from the slopes of each row's study, at `Spread.slope`
     1."""
-    of_slopes: np.ndarray = (first.x * _slopes()) @ second.x.T
+    of_slopes: Array = (first.x * _slopes()) @ second.x.T
     return of_slopes * same(first.study, second.study)
 
 
@@ -342,15 +343,15 @@ class Levels:
     spread: Spread
 
     @cached_property
-    def solved(self) -> tuple[np.ndarray, np.ndarray]:
+    def solved(self) -> tuple[np.ndarray, Array]:
         """(inverse covariance of the rows, that times what the prior's mean leaves)."""
         covariance = self._between(self.rows, self.rows)
         covariance[np.diag_indices(len(self.rows))] += self.spread.residual**2 + self.rows.noise**2
         inverse = np.linalg.inv(covariance)
         return inverse, inverse @ (self.rows.y - self.rows.x @ _prior()[0])
 
-    def _between(self, first: Design, second: Design) -> np.ndarray:
-        covariance: np.ndarray = (first.x * _prior()[1]) @ second.x.T
+    def _between(self, first: Design, second: Design) -> Array:
+        covariance: Array = (first.x * _prior()[1]) @ second.x.T
         for name in EFFECTS:
             covariance += self.spread.effect(name) ** 2 * same(
                 first.groups[name], second.groups[name]
@@ -359,24 +360,24 @@ class Levels:
         return covariance
 
     @cached_property
-    def mean(self) -> np.ndarray:
+    def mean(self) -> Array:
         """[len(COEFFICIENTS)] posterior mean of the coefficients."""
         mean, variance = _prior()
         return mean + variance * (self.rows.x.T @ self.solved[1])
 
     @cached_property
-    def covariance(self) -> np.ndarray:
+    def covariance(self) -> Array:
         """[n, n] their posterior covariance."""
         cross = _prior()[1][:, None] * self.rows.x.T
         return np.diag(_prior()[1]) - cross @ self.solved[0] @ cross.T
 
-    def predict(self, rows: Design) -> tuple[np.ndarray, np.ndarray]:
+    def predict(self, rows: Design) -> tuple[Array, Array]:
         """(mean, std) of logit(alpha) of rows that were not fitted; what they share with those that
         were is known."""
         mean, covariance = self.joint(rows)
         return mean, np.sqrt(np.diag(covariance))
 
-    def joint(self, rows: Design) -> tuple[np.ndarray, np.ndarray]:
+    def joint(self, rows: Design) -> tuple[Array, Array]:
         """(mean [n], covariance [n, n]) of logit(alpha) of rows that were not fitted, noise of
         reading included."""
         inverse, weights = self.solved
@@ -400,7 +401,7 @@ def best_spread(rows: Design, start: Spread | None = None) -> Spread:
     residual = rows.y - rows.x @ mean
     default = np.log(np.array(astuple(Spread())))
 
-    def loss(log_std: np.ndarray) -> tuple[float, np.ndarray]:
+    def loss(log_std: Array) -> tuple[float, Array]:
         variances = np.exp(2.0 * log_std)
         covariance = fixed + sum(v * k for v, k in zip(variances, kernels, strict=True))
         inverse = np.linalg.inv(covariance)
@@ -449,7 +450,7 @@ class Query:
     study: str = ""
 
 
-def coefficients_for(levels: Levels, query: Query) -> tuple[np.ndarray, np.ndarray]:
+def coefficients_for(levels: Levels, query: Query) -> tuple[Array, Array]:
     """(mean, covariance) over COEFFICIENTS for new drafts on new text: effects of the target and
     its family are in `intercept`, study and lot in LOT_TERMS, family, study and text of a domain in
     the domains' terms, a study's slopes in those of the shape. What `query` names is known as far

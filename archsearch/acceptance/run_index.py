@@ -55,7 +55,7 @@ class RunFacts:
     """What a run was asked (ARGUMENTS), its drafts, the sketch of its prompts, None where it kept
     none, and which of its folders could not be read, with the reason."""
 
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
     drafts: tuple[DraftFact, ...]
     text: TextSketch | None = None
     broken: tuple[str, ...] = ()
@@ -115,14 +115,14 @@ def _load(path: Path) -> dict[str, Any]:
     return runs if isinstance(runs, dict) else {}
 
 
-def _stored(entry: Mapping[str, Any]) -> RunFacts | None:
+def _stored(entry: Mapping[str, object]) -> RunFacts | None:
     try:
         return from_data(RunFacts, entry)
     except ArchsearchError:
         return None
 
 
-def _stamp(run: Path) -> list[list[Any]]:
+def _stamp(run: Path) -> list[list[object]]:
     """[name, time of the last change, bytes] of every file that is read; comes back from JSON as it
     is."""
     stamp = []
@@ -133,7 +133,7 @@ def _stamp(run: Path) -> list[list[Any]]:
     return stamp
 
 
-def _arguments(run_file: Path) -> dict[str, Any]:
+def _arguments(run_file: Path) -> dict[str, object]:
     info = read_yaml(run_file, "the run's file")
     arguments = info.get("arguments") if isinstance(info, dict) else None
     return {name: arguments.get(name) for name in ARGUMENTS} if isinstance(arguments, dict) else {}

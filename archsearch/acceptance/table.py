@@ -15,6 +15,7 @@ from archsearch.acceptance.estimator import DOMAINS, DRAFTERS, TRAININGS
 from archsearch.acceptance.learnt import INITS
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
+from archsearch.files import read_yaml
 
 HERE: Final = Path(__file__).parent
 ANCHORS_FILE: Final = HERE / "anchors.yaml"
@@ -165,9 +166,7 @@ class Anchor:
 @cache
 def load_anchors() -> tuple[Architecture, tuple[Anchor, ...]]:
     """The reference shape and the anchors."""
-    import yaml
-
-    data: dict[str, Any] = yaml.safe_load(ANCHORS_FILE.read_text(encoding="utf-8"))
+    data: Any = read_yaml(ANCHORS_FILE, "anchors")
     reference = Architecture(**data["reference"])
     return reference, tuple(
         Anchor(

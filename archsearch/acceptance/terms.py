@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -187,7 +187,7 @@ def prior_of(name: str) -> Term:
 # --- regressors
 
 
-def size_terms(body: Any, target_body: float) -> dict[str, Any]:
+def size_terms(body: float, target_body: float) -> dict[str, float]:
     """`size` and `target_size` of a body of parameters relative to the target's."""
     ratio = np.minimum(body / target_body, 1.0)
     return {
@@ -196,13 +196,13 @@ def size_terms(body: Any, target_body: float) -> dict[str, Any]:
     }
 
 
-def width_terms(hidden: Any, target_hidden: float) -> dict[str, Any]:
+def width_terms(hidden: float, target_hidden: float) -> dict[str, float]:
     """`narrow` and `overwide` of a hidden size beside the target's."""
     ratio = np.log(hidden / target_hidden)
     return {"narrow": np.maximum(0.0, -ratio), "overwide": np.maximum(0.0, ratio)}
 
 
-def depth_terms(layers: Any, drafter: str) -> dict[str, Any]:
+def depth_terms(layers: float, drafter: str) -> dict[str, float]:
     """What layers say: of drafts of their own, of drafters that see the target's cache, and of
     block drafters."""
     if drafter in ("independent", "kv"):
@@ -210,7 +210,7 @@ def depth_terms(layers: Any, drafter: str) -> dict[str, Any]:
     return {"block_depth": np.log(layers / BLOCK_LAYERS)} if drafter == "block" else {}
 
 
-def while_young(terms: Mapping[str, Any], learning: Learning) -> dict[str, Any]:
+def while_young(terms: Mapping[str, float], learning: Learning) -> dict[str, float]:
     """Terms of an independent draft. Of one cut from its target: all that size
     and depth say from REFERENCE_TOKENS on, less before (`CAPACITY_LEARNT`), of a single layer
     nothing at first."""
@@ -223,7 +223,7 @@ def while_young(terms: Mapping[str, Any], learning: Learning) -> dict[str, Any]:
     return {name: value * shares.get(name, 1.0) for name, value in terms.items()}
 
 
-def attention_terms(heads: Any, kv_heads: Any) -> dict[str, Any]:
+def attention_terms(heads: float, kv_heads: float) -> dict[str, float]:
     """`grouped` and `single_kv_head`."""
     return {
         "grouped": 1.0 * (kv_heads < heads),
@@ -263,14 +263,14 @@ def target_body(target: Architecture | None) -> float:
     return float(body_parameters(target)) if target else UNKNOWN_TARGET
 
 
-def tokens_of(context: AcceptanceContext, parameters: Any) -> Any:
+def tokens_of(context: AcceptanceContext, parameters: float) -> float:
     """Tokens of the target's text that a draft of `parameters` in all (a number or an array) learns
     from in this context."""
     given = context.trained_tokens
     return training_tokens(context, parameters) if given is None else given
 
 
-def training_tokens(context: AcceptanceContext, parameters: Any) -> Any:
+def training_tokens(context: AcceptanceContext, parameters: float) -> float:
     """Tokens that drafters of `parameters` (a number or an array) are taken to be trained on: those
     that the training budget buys, without one what is usual for the target."""
     if context.budget is not None:
@@ -278,7 +278,7 @@ def training_tokens(context: AcceptanceContext, parameters: Any) -> Any:
     return usual_tokens(context.target)
 
 
-def learning_of(arch: Architecture, context: AcceptanceContext, tokens: Any) -> Learning:
+def learning_of(arch: Architecture, context: AcceptanceContext, tokens: float) -> Learning:
     """How a draft of this shape came to be: cut from its target and distilled on `tokens`; where
     `pretrain_tokens` says so a pretrained one tuned on them; of drafts that were not made for the
     target what is known of a model of that shape."""
@@ -291,7 +291,7 @@ def learning_of(arch: Architecture, context: AcceptanceContext, tokens: Any) -> 
     return Learning("target_layers", 0.0, tokens)
 
 
-def shape_terms(arch: Architecture, context: AcceptanceContext) -> dict[str, Any]:
+def shape_terms(arch: Architecture, context: AcceptanceContext) -> dict[str, float]:
     """Regressor of every term that is not 0, for a shape in a context; of a grid arrays. Raises
     ArchsearchError on an unknown domain, drafter or training."""
     for what, value, known in (
@@ -320,8 +320,14 @@ def shape_terms(arch: Architecture, context: AcceptanceContext) -> dict[str, Any
         return result | depth_terms(arch.num_hidden_layers, context.drafter)
     tokens = tokens_of(context, parameters(arch))
     learning = learning_of(arch, context, tokens)
-    result |= while_young(_body_terms(arch, context.target), learning)
-    result |= learning.terms(body_parameters(arch), target_body(context.target), behind)
+    target, body, beside = context.target, body_parameters(arch), target_body(context.target)
+    of_body = {
+        **size_terms(body, beside),
+        **width_terms(arch.hidden_size, target.hidden_size if target else arch.hidden_size),
+        **depth_terms(arch.num_hidden_layers, "independent"),
+        **attention_terms(arch.num_attention_heads, arch.num_key_value_heads),
+    }
+    result |= while_young(of_body, learning) | learning.terms(body, beside, behind)
     sliding, cut, far = arch.num_hidden_layers * 0, 0.0, 0.0
     length, near = context.context_len, min(context.context_len, WINDOW_CONTEXT)
     for window, count in arch.layers_by_window().items():
@@ -335,15 +341,6 @@ def shape_terms(arch: Architecture, context: AcceptanceContext) -> dict[str, Any
         "cut_by_window": cut / layers,
         "cut_far": far / layers,
         "window": 1.0 * (sliding > 0),
-    }
-
-
-def _body_terms(arch: Architecture, target: Architecture | None) -> Mapping[str, Any]:
-    return {
-        **size_terms(body_parameters(arch), target_body(target)),
-        **width_terms(arch.hidden_size, target.hidden_size if target else arch.hidden_size),
-        **depth_terms(arch.num_hidden_layers, "independent"),
-        **attention_terms(arch.num_attention_heads, arch.num_key_value_heads),
     }
 
 

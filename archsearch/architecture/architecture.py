@@ -300,7 +300,7 @@ class Architecture:
             plain |= dict.fromkeys(("mlp_bias", "attention_bias", "attention_output_bias"), False)
         return self.replace(**plain, head_dim=head_dim, model_type=kind)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """All fields by name; those of experts and latents only where they say something, so that
         files stay as they were."""
         later, given = _later_fields(), dataclasses.asdict(self)
@@ -345,7 +345,7 @@ class Architecture:
         return f"{self.num_attention_heads}h/{self.num_key_value_heads}kv{self.head_dim}"
 
 
-def _later_fields() -> dict[str, Any]:
+def _later_fields() -> dict[str, object]:
     """The fields of experts and latents, which are the last ones, as a plain transformer has
     them."""
     fields = {field.name: field.default for field in dataclasses.fields(Architecture)}

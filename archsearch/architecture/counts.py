@@ -1,4 +1,4 @@
-"""Parameters, bytes and FLOPs of an architecture. Arithmetic only; each function is one line of
+"""Parameters and bytes of an architecture. Arithmetic only; each function is one line of
 bookkeeping, easily checked."""
 
 from __future__ import annotations
@@ -88,19 +88,6 @@ def parameters(arch: Architecture) -> int:
     return embedding_params(arch) + _all_layers(arch) + norm_params(arch) + head_params(arch)
 
 
-def active_parameters(arch: Architecture) -> int:
-    """Parameters that a token meets: all but the experts it is not routed to."""
-    idle = 0
-    if arch.num_experts:
-        idle = (
-            arch.moe_layers
-            * expert_params(arch)
-            * (arch.num_experts - arch.num_experts_per_tok)
-            // arch.num_experts
-        )
-    return parameters(arch) - idle
-
-
 def weight_bytes(arch: Architecture, dtype_bytes: float) -> int:
     """Bytes of all weights: layers and experts in the format of their own where they have one, the
     rest in `dtype_bytes`."""
@@ -156,13 +143,6 @@ def kv_cache_bytes(
     their window only."""
     tokens = cached_tokens(arch, context_len)
     return _bytes(batch_size * tokens * arch.kv_numbers, dtype_bytes)
-
-
-def flops_per_token(arch: Architecture, context_len: int) -> int:
-    """FLOPs of a forward pass per new token: 2 per weight plus attention over the context."""
-    idle = parameters(arch) - active_parameters(arch)
-    weights = body_parameters(arch) - idle + arch.head_rows * arch.hidden_size
-    return 2 * weights + 4 * cached_tokens(arch, context_len) * arch.q_size
 
 
 def cached_tokens(arch: Architecture, context_len: int) -> int:

@@ -17,12 +17,11 @@ from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from archsearch.architecture.architecture import Architecture, layer_windows
 from archsearch.architecture.ops import Op, Part
 
-Array = NDArray[np.float64]
 AXES: Final = ("bodies", "layers", "windows", "heads")
 BODY_FIELDS: Final = (
     "hidden_size intermediate_size num_attention_heads num_key_value_heads head_dim"
@@ -153,11 +152,11 @@ class ShapeGrid(Architecture):
         }
 
 
-def _sizes(values: Any) -> Sizes:
+def _sizes(values: ArrayLike) -> Sizes:
     return np.asarray(values).view(Sizes)
 
 
-def _along(axis: int, values: Any) -> Any:
+def _along(axis: int, values: NDArray[np.int64]) -> NDArray[np.int64]:
     """Values along one of AXES."""
     return _sizes(values).reshape([-1 if each == axis else 1 for each in range(len(AXES))])
 
@@ -166,7 +165,7 @@ Pass = tuple[Part, bool]
 """What is read, and whether the weights come from memory."""
 
 
-def priced(op: Op, price: Callable[[Sequence[Op]], Any]) -> Any:
+def priced(op: Op, price: Callable[[Sequence[Op]], Sequence[float]]) -> Any:
     """Seconds of an op whose sizes may be arrays, of the arrays' shape. `price`: seconds of each of
     several ops."""
     sizes = {field.name: getattr(op, field.name) for field in fields(op)}
@@ -180,7 +179,7 @@ def priced(op: Op, price: Callable[[Sequence[Op]], Any]) -> Any:
 
 
 @lru_cache(maxsize=512)
-def _distinct(*arrays: Sizes) -> tuple[list[tuple[int, ...]], Any]:
+def _distinct(*arrays: Sizes) -> tuple[list[tuple[int, ...]], NDArray[np.int64]]:
     """The distinct rows of sizes, and which of them is at each place."""
     together = [np.asarray(each) for each in np.broadcast_arrays(*arrays)]
     key = np.zeros(together[0].size, dtype=np.int64)

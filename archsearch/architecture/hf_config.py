@@ -26,7 +26,7 @@ from archsearch.architecture.hf_families import (
     quantised,
     text_config,
 )
-from archsearch.architecture.hf_fields import check_fields, short
+from archsearch.architecture.hf_fields import Config, check_fields, short
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.files import read_json
 
@@ -109,7 +109,7 @@ READ_ONLY: Final[dict[str, _Family]] = {
 """Targets that no draft is written as; `hf_families` reads what they have of their own."""
 
 
-def from_hf_config(config: Mapping[str, Any]) -> Architecture:
+def from_hf_config(config: Config) -> Architecture:
     """The Architecture a config.json describes; its `archsearch.architecture`, where present, is
     taken at its word.
 
@@ -144,7 +144,7 @@ def from_hf_config(config: Mapping[str, Any]) -> Architecture:
     )
 
 
-def _skewed(ours: Any, arch: Architecture) -> Architecture:
+def _skewed(ours: object, arch: Architecture) -> Architecture:
     """`arch` with the routing skew that `archsearch.routing_skew` in config.json names."""
     skew = ours.get("routing_skew") if isinstance(ours, Mapping) else None
     if skew is None:
@@ -157,7 +157,7 @@ def _skewed(ours: Any, arch: Architecture) -> Architecture:
     return arch.replace(routing_skew=float(skew))
 
 
-def _from_our_key(fields: Any) -> Architecture:
+def _from_our_key(fields: object) -> Architecture:
     if not isinstance(fields, Mapping):
         raise InvalidShapeError(
             "archsearch.architecture in config.json must hold named fields, got"
@@ -171,7 +171,7 @@ def _from_our_key(fields: Any) -> Architecture:
         ) from None
 
 
-def _required(config: Mapping[str, Any], name: str) -> int:
+def _required(config: Config, name: str) -> int:
     value: int | None = config.get(name)
     if value is None:
         raise InvalidShapeError(
@@ -180,14 +180,14 @@ def _required(config: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _rope_theta(config: Mapping[str, Any]) -> float:
+def _rope_theta(config: Config) -> float:
     for place in (config.get("rope_parameters"), config.get("rope_scaling"), config):
         if isinstance(place, Mapping) and isinstance(place.get("rope_theta"), int | float):
             return float(place["rope_theta"])
     return 10000.0
 
 
-def _from_rotary(config: Mapping[str, Any], model_type: str) -> Architecture:
+def _from_rotary(config: Config, model_type: str) -> Architecture:
     """Llama, Mistral, Ministral, Qwen2, Qwen3: rotary positions, RMSNorm, gated MLP."""
     family = FAMILIES.get(model_type) or READ_ONLY[model_type]
     hidden, heads, layers = (
@@ -226,7 +226,7 @@ def _from_rotary(config: Mapping[str, Any], model_type: str) -> Architecture:
     )
 
 
-def _windows(config: Mapping[str, Any], model_type: str, layers: int) -> list[int | None]:
+def _windows(config: Config, model_type: str, layers: int) -> list[int | None]:
     """The sliding window of each layer as the family's modelling code in transformers 5 applies
     it."""
     if model_type == "llama" or (
@@ -262,7 +262,7 @@ def minimal_pattern(windows: list[int | None]) -> str:
     return "L"
 
 
-def _from_opt(config: Mapping[str, Any]) -> Architecture:
+def _from_opt(config: Config) -> Architecture:
     """OPT: learned positions (offset 2), LayerNorm, biases, plain MLP, tied embeddings."""
     hidden, heads = _required(config, "hidden_size"), _required(config, "num_attention_heads")
     if config.get("word_embed_proj_dim", hidden) not in (hidden, None) or not config.get(
@@ -327,10 +327,10 @@ def to_hf_config(arch: Architecture, **extra: Any) -> dict[str, Any]:
     return config
 
 
-def _config_in(arch: Architecture, model_type: str) -> dict[str, Any] | None:
+def _config_in(arch: Architecture, model_type: str) -> dict[str, object] | None:
     """`arch` in a family's own field names; None where the family's config class would refuse it.
     It may still lose something."""
-    common: dict[str, Any] = {
+    common: dict[str, object] = {
         "architectures": [FAMILIES[model_type].causal_lm],
         "model_type": model_type,
         "vocab_size": arch.vocab_size,
@@ -381,7 +381,7 @@ def _config_in(arch: Architecture, model_type: str) -> dict[str, Any] | None:
     return config
 
 
-def _same_shape(config: Mapping[str, Any], arch: Architecture) -> bool:
+def _same_shape(config: Config, arch: Architecture) -> bool:
     """Whether `config` reads back as `arch`, up to its family's name and how its window pattern is
     spelt."""
     read = from_hf_config(config)
@@ -393,7 +393,7 @@ def _same_shape(config: Mapping[str, Any], arch: Architecture) -> bool:
     return read.windows() == arch.windows() and read == arch.replace(**spelling)
 
 
-def _with_side_files(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+def _with_side_files(config: Config, folder: Path) -> Config:
     """`config` with the quantisation that older tools write beside it: ModelOpt, AutoGPTQ,
     llm-awq."""
     if "quantization_config" in config:

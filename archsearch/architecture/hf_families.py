@@ -19,10 +19,10 @@ from functools import lru_cache
 from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.hf_fields import Config
 from archsearch.errors import InvalidShapeError
 from archsearch.workload import WEIGHT_BYTES
 
-Quantisation = Mapping[str, Any]
 FP8: Final = "float8_e4m3fn"
 _INTEGERS: Final = {4: "int4", 8: "int8"}
 _MODELOPT: Final = {
@@ -76,7 +76,7 @@ def weight_format(quantisation: object) -> str:
     return found if found in WEIGHT_BYTES else f"{method} with {found}"
 
 
-def _bits(quantisation: Quantisation) -> str:
+def _bits(quantisation: Config) -> str:
     """AWQ, GPTQ, AutoRound: integers of `bits` bits, four where it is left out (transformers'
     default of AWQ)."""
     bits: Any = quantisation.get("bits", quantisation.get("w_bit", 4))
@@ -88,7 +88,7 @@ def _bits(quantisation: Quantisation) -> str:
     return _INTEGERS.get(bits, f"{bits} bits")
 
 
-def _bitsandbytes(quantisation: Quantisation) -> str:
+def _bitsandbytes(quantisation: Config) -> str:
     if quantisation.get("load_in_4bit") or quantisation.get("_load_in_4bit"):
         return "nf4"
     return (
@@ -98,7 +98,7 @@ def _bitsandbytes(quantisation: Quantisation) -> str:
     )
 
 
-def _compressed(quantisation: Quantisation) -> str:
+def _compressed(quantisation: Config) -> str:
     """compressed-tensors: groups of layers, each with the type, bits and group size of its
     weights."""
     groups = quantisation.get("config_groups")
@@ -129,14 +129,14 @@ def _compressed(quantisation: Quantisation) -> str:
     )
 
 
-def _modelopt(quantisation: Quantisation) -> str:
+def _modelopt(quantisation: Config) -> str:
     algorithm = quantisation.get("quant_algo")
     if algorithm is None:
         return _compressed(quantisation)
     return _MODELOPT.get(str(algorithm).upper(), f"quant_algo {algorithm!r}")
 
 
-def _quark(quantisation: Quantisation) -> str:
+def _quark(quantisation: Config) -> str:
     whole = quantisation.get("global_quant_config")
     weight = whole.get("weight") if isinstance(whole, Mapping) else None
     dtype = weight.get("dtype") if isinstance(weight, Mapping) else None
@@ -145,11 +145,11 @@ def _quark(quantisation: Quantisation) -> str:
     return _QUARK.get(str(dtype), f"weights in {dtype}")
 
 
-def _always(name: str) -> Callable[[Quantisation], str]:
+def _always(name: str) -> Callable[[Config], str]:
     return lambda _: name
 
 
-_QUANTISED: Final[dict[str, Callable[[Quantisation], str]]] = {
+_QUANTISED: Final[dict[str, Callable[[Config], str]]] = {
     "fp8": _always(FP8),
     "fbgemm-fp8": _always(FP8),
     "modelopt-fp8": _always(FP8),
@@ -169,7 +169,6 @@ _QUANTISED: Final[dict[str, Callable[[Quantisation], str]]] = {
 }
 
 
-Config = Mapping[str, Any]
 SAME_AS: Final = {"kimi_k2": "deepseek_v3"}
 """Types whose config.json has the fields of another type, which their code is a copy of."""
 NOT_MODELLED: Final = {
@@ -223,14 +222,14 @@ def text_config(config: Config) -> Config:
 
 
 @lru_cache(maxsize=8)
-def class_defaults(model_type: str) -> Mapping[str, Any]:
+def class_defaults(model_type: str) -> Config:
     """What transformers takes where the nested config of a type leaves a field out, as
     `save_pretrained` does with each that is the default; nothing where transformers is not
     installed or does not know the type."""
     try:
         from transformers import CONFIG_MAPPING
 
-        found: Mapping[str, Any] = CONFIG_MAPPING[model_type]().to_dict()
+        found: Config = CONFIG_MAPPING[model_type]().to_dict()
     except (ImportError, KeyError):
         return {}
     return found
@@ -269,7 +268,7 @@ def _number(config: Config, *names: str) -> int:
     )
 
 
-def _only(config: Config, name: str, allowed: tuple[Any, ...]) -> None:
+def _only(config: Config, name: str, allowed: tuple[object, ...]) -> None:
     """Refuse a variant that is not modelled."""
     if name in config and config[name] not in allowed:
         raise InvalidShapeError(
@@ -278,7 +277,7 @@ def _only(config: Config, name: str, allowed: tuple[Any, ...]) -> None:
         )
 
 
-def _pattern(window: int, period: int, layers: int) -> dict[str, Any]:
+def _pattern(window: int, period: int, layers: int) -> dict[str, object]:
     """`period` - 1 layers with a window, then one without."""
     letters = "S" * (period - 1) + "L"
     return {
@@ -297,10 +296,6 @@ def _mixture(config: Config, columns: int, *names: str) -> dict[str, int]:
         "shared_expert_size": columns * int(config.get("n_shared_experts") or 0),
         "first_dense_layers": int(config.get("first_k_dense_replace") or 0),
     }
-
-
-def _mixtral(config: Config, base: Architecture) -> Architecture:
-    return base.replace(**_mixture(config, base.intermediate_size, "num_local_experts"))
 
 
 def _qwen3_moe(config: Config, base: Architecture) -> Architecture:
@@ -402,7 +397,9 @@ def _phi3(config: Config, base: Architecture) -> Architecture:
 
 
 _READERS: Final[dict[str, Callable[[Config, Architecture], Architecture]]] = {
-    "mixtral": _mixtral,
+    "mixtral": lambda config, base: base.replace(
+        **_mixture(config, base.intermediate_size, "num_local_experts")
+    ),
     "qwen3_moe": _qwen3_moe,
     "gpt_oss": _gpt_oss,
     "llama4_text": _llama4,

@@ -36,10 +36,12 @@ _FLAGS: Final = (
     " do_layer_norm_before layer_norm_elementwise_affine _remove_final_layer_norm"
     " use_qk_norm original_lm_head norm_before_residual"
 ).split()
+Config = Mapping[str, Any]
+"""A config.json as transformers writes it."""
 _PLAIN: Final[Mapping[str, Any]] = {"int": int, "bool": bool, "str": str, "float": int | float}
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """`value` as it is quoted in an error.
 
     >>> short("x" * 100)
@@ -49,7 +51,7 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 else text[:40] + "..."
 
 
-def is_whole(value: Any, low: int, high: int = MOST) -> bool:
+def is_whole(value: object, low: int, high: int = MOST) -> bool:
     """Whether `value` is an integer of `low` to `high`; True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
@@ -70,7 +72,7 @@ def check_types(types: Mapping[str, str], data: Mapping[str, Any], most: int = M
             raise InvalidShapeError(f"{name} must be of type {types[name]}, got {short(value)}")
 
 
-def check_fields(config: Mapping[str, Any]) -> None:
+def check_fields(config: Config) -> None:
     """Refuse fields of another type or beyond all bounds; those that are absent or null are passed
     over. Raises InvalidShapeError with the field and its value."""
 

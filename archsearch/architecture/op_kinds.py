@@ -20,6 +20,7 @@ from archsearch.architecture.ops import (
     Experts,
     Gemm,
     LatentAttention,
+    Op,
 )
 
 Sizes = Callable[[Any], list[float]]
@@ -38,7 +39,7 @@ class OpKind:
     time it; `min_rows`: fewer rows give no fit.
     """
 
-    op: type[Any]
+    op: type[Op]
     base: Sizes
     place: Sizes
     elements: Callable[[Any], float]
@@ -112,7 +113,7 @@ def _latent_place(op: LatentAttention) -> list[float]:
     return [math.log(size) for size in sizes]
 
 
-def row_sizes(op: Any) -> dict[str, Any]:
+def row_sizes(op: Op) -> dict[str, Any]:
     """The sizes of `op` as a row has them. What a kind learnt later (a width, a format of weights)
     is left out where it says nothing, so that rows made before keep their key."""
     later = {"gemm": "format", "elementwise": "width"}.get(op.kind)

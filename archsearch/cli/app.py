@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import sys
-from typing import Any
 
 import click
 
@@ -34,7 +33,7 @@ class Group(click.Group):
             known, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)
         )
 
-    def invoke(self, context: click.Context) -> Any:
+    def invoke(self, context: click.Context) -> object:
         try:
             return super().invoke(context)
         except ArchsearchError as error:
@@ -68,7 +67,7 @@ class Group(click.Group):
             context.exit(130)
 
 
-def emit(answer: Any, text: str, as_json: bool) -> None:
+def emit(answer: object, text: str, as_json: bool) -> None:
     """The human text, or the JSON object of a record (or a dict) alone on the last line."""
     click.echo(json.dumps(encoded(answer)) if as_json else text)
 

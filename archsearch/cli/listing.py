@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -141,7 +141,7 @@ def list_command(what: str, as_json: bool) -> None:
 
     header, rows = LISTINGS[what]()
     text = table(rows, header) if rows else f"no {what} yet"
-    data: dict[str, Any] = {what: [dict(zip(header, row, strict=True)) for row in rows]}
+    data: dict[str, object] = {what: [dict(zip(header, row, strict=True)) for row in rows]}
     if what == "devices":
         data["facts"] = known_devices()
         text += (

@@ -27,15 +27,16 @@ from archsearch.workload import (
     served_name,
 )
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-Spec = tuple[list[str], dict[str, Any]]
+Function = Callable[..., None]
+Decorator = Callable[[Function], Function]
+Spec = tuple[list[str], dict[str, object]]
 
 
 class Option(click.Option):
     """An option that knows its heading in --help."""
 
-    def __init__(self, *args: Any, heading: str = "", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, heading: str = "", **more: Any) -> None:
+        super().__init__(*args, **more)
         self.heading = heading
 
 
@@ -53,7 +54,9 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
 
-def opt(flags: str, words: str, kind: Any = None, default: Any = None, **more: Any) -> Spec:
+def opt(
+    flags: str, words: str, kind: object = None, default: object = None, **more: object
+) -> Spec:
     """An option: its flags and, where it differs, its name in Python; a bool `kind` is a switch."""
     if kind is bool:
         more["is_flag"] = True
@@ -64,7 +67,7 @@ def opt(flags: str, words: str, kind: Any = None, default: Any = None, **more: A
     return flags.split(), {"help": words, **more}
 
 
-def storage_opt(words: str, **more: Any) -> Spec:
+def storage_opt(words: str, **more: object) -> Spec:
     """`--storage`, or ARCHSEARCH_STORAGE: a password on a command line is seen by everybody."""
     words += " A URL with a password: in ARCHSEARCH_STORAGE."
     return opt("--storage", words, URL, envvar=STORAGE_VARIABLE, **more)
@@ -73,7 +76,7 @@ def storage_opt(words: str, **more: Any) -> Spec:
 def options(heading: str, *made: Spec) -> Decorator:
     """A command gets these options, under `heading`."""
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Function) -> Function:
         for flags, more in reversed(made):
             function = click.option(*flags, cls=Option, heading=heading, **more)(function)
         return function
@@ -81,17 +84,17 @@ def options(heading: str, *made: Spec) -> Decorator:
     return decorate
 
 
-def taken(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+def taken(kind: type, values: dict[str, object]) -> dict[str, Any]:
     """The options that are fields of the dataclass `kind`, out of `values`."""
     return {each.name: values.pop(each.name) for each in fields(kind) if each.name in values}
 
 
-def _folded(function: Callable[..., Any], into: str, kind: type) -> Callable[..., Any]:
+def _folded(function: Function, into: str, kind: type) -> Function:
     """The options that are fields of the dataclass `kind` come as one argument, named `into`."""
 
     @functools.wraps(function)
-    def command(**values: Any) -> Any:
-        return function(**{into: kind(**taken(kind, values))}, **values)
+    def command(**values: object) -> None:
+        function(**{into: kind(**taken(kind, values))}, **values)
 
     return command
 
@@ -103,13 +106,15 @@ class Value(click.ParamType):
     def __init__(
         self,
         name: str,
-        read: Callable[[str], Any] = str,
+        read: Callable[[str], object] = str,
         known: completion.Names | None = None,
         paths: bool = False,
     ) -> None:
         self.name, self._read, self._known, self._paths = name, read, known, paths
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
         """`read` of what was typed; a default that is a value already stays."""
         return self._read(value) if isinstance(value, str) else value
 
@@ -434,7 +439,7 @@ def common(several_engines: bool, *acceptance: Spec) -> Decorator:
         ),
     )
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Function) -> Function:
         return device(load(prior(_folded(function, "asked", WorkloadRequest))))
 
     return decorate
@@ -471,7 +476,7 @@ _LOAD: Final = (
 )
 
 
-def load_options(function: Callable[..., Any]) -> Callable[..., Any]:
+def load_options(function: Function) -> Function:
     """What is asked of a load, as one argument `load`: a mix from a file, the objective, limits."""
     return options("Load", *_LOAD)(_folded(function, "load", LoadRequest))
 
@@ -492,7 +497,7 @@ def check_said_once(file: Path | None, **more: str) -> None:
         )
 
 
-def run_argument(function: Callable[..., Any]) -> Callable[..., Any]:
+def run_argument(function: Function) -> Function:
     """Adds the argument RUN, a run folder: the latest in runs/ where it is left out."""
     return click.argument("run", required=False, type=completion.RunPath(), callback=_or_latest)(
         function

@@ -91,7 +91,7 @@ def profiled() -> bool:
         return False
 
 
-def demo_text(found: Searched, exported: dict[str, Any], run_path: Path, seconds: float) -> str:
+def demo_text(found: Searched, exported: dict[str, object], run_path: Path, seconds: float) -> str:
     """What the demo prints at its end."""
     from archsearch.report import summary_text
     from archsearch.report.terminal.search import family_lines

@@ -13,7 +13,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal, Self, get_args
+from typing import ClassVar, Final, Literal, Self, get_args
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_fields import check_types
@@ -211,7 +211,7 @@ class Drafter(ABC):
                 f" one of {target.vocab_size}: it was made for another target"
             )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Family, label and everything besides `architecture`, as JSON."""
         own = {
             field.name: getattr(self, field.name)
@@ -221,7 +221,7 @@ class Drafter(ABC):
         return {"family": self.family, "label": self.label(), **own}
 
     @classmethod
-    def from_fields(cls, architecture: Architecture, data: Mapping[str, Any]) -> Self:
+    def from_fields(cls, architecture: Architecture, data: Mapping[str, object]) -> Self:
         """Read back what `to_dict` wrote; fields that this version does not know are left out."""
         types = {field.name: str(field.type) for field in dataclasses.fields(cls)}
         given = {
@@ -235,7 +235,7 @@ Draft = Architecture | Drafter
 """What drafts: a bare shape is an independent draft's."""
 
 
-def only(chosen: Mapping[str, Choice], known: Mapping[str, Any], family: str) -> None:
+def only(chosen: Mapping[str, Choice], known: Mapping[str, object], family: str) -> None:
     """Raise InvalidShapeError for a choice that a family does not have."""
     for name in chosen:
         if name not in known:

@@ -8,13 +8,14 @@ from typing import Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import to_hf_config
+from archsearch.architecture.hf_fields import Config
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.heads import DFlash, FeatureDrafter, Medusa
 from archsearch.drafters.lookup import NGram, Suffix
 from archsearch.schedule import Ranges, largest_gamma
 
 # vllm/config/speculative.py of 0.32: `method`, and what else the family needs.
-VLLM: Final[Mapping[str, Mapping[str, Any]]] = {
+VLLM: Final[Mapping[str, Mapping[str, object]]] = {
     "independent": {"method": "draft_model"},
     "pard": {"method": "draft_model", "parallel_drafting": True},
     "eagle3": {"method": "eagle3"},
@@ -39,7 +40,7 @@ ARCHITECTURES: Final = {
 }
 
 
-def drafter_config(drafter: Drafter, target: Architecture) -> dict[str, Any] | None:
+def drafter_config(drafter: Drafter, target: Architecture) -> dict[str, object] | None:
     """config.json of a drafter's shape in the format that engines share; None where there is none
     to write.
 
@@ -68,7 +69,7 @@ def drafter_config(drafter: Drafter, target: Architecture) -> dict[str, Any] | N
 
 def medusa_fields(
     hidden_size: int, vocab_size: int, heads: int, residual: int, shared_head: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The config of Medusa heads."""
     return {
         "architectures": ["MedusaModel"],
@@ -84,11 +85,11 @@ def medusa_fields(
 
 def feature_fields(
     family: str, rows: int, width: int, layers: Sequence[int], mask: int | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What the config of a head on hidden states has besides its layers'. `rows`: of its head;
     `width`: of a state; `layers`: of the target, whose inputs it reads (empty: its last state);
     `mask`: the token that rows read which are still to be drafted."""
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "architectures": [ARCHITECTURES[family]],
         "draft_vocab_size": rows,
         "target_hidden_size": width,
@@ -103,7 +104,7 @@ def feature_fields(
     return fields
 
 
-def block_fields(drafter: DFlash, target: Architecture) -> dict[str, Any]:
+def block_fields(drafter: DFlash, target: Architecture) -> dict[str, object]:
     """What a DFlash config has of its own (z-lab's form). `target_layer_ids` name outputs of
     layers, one less than the inputs that EAGLE-3 names; vLLM adds one."""
     inputs = auxiliary_layers(target.num_hidden_layers, drafter.states)
@@ -139,7 +140,7 @@ def vllm_config(
     gamma: int,
     schedule: Ranges = (),
     draft_tensor_parallel: int | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """vLLM's --speculative-config for a drafter in the folder `model`, "" for one that has none:
     `gamma`, or with a schedule its largest gamma and the ranges. {} where vLLM does not run the
     family."""
@@ -156,7 +157,7 @@ def vllm_config(
 
 def vllm_drafter_config(
     drafter: Drafter, model: str, gamma: int, schedule: Ranges = ()
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The same for a drafter, with what its lookup needs."""
     config = vllm_config(drafter.family, model if drafter.trains else "", gamma, schedule)
     if isinstance(drafter, Suffix):
@@ -166,7 +167,7 @@ def vllm_drafter_config(
     return config
 
 
-def speculators_config(config: Mapping[str, Any], gamma: int, target: str) -> dict[str, Any]:
+def speculators_config(config: Config, gamma: int, target: str) -> dict[str, Any]:
     """The speculators form (0.7) of an EAGLE-3 head's config. `norm_before_residual` is always
     there: vLLM takes its absence for true in this form, and for false in the other."""
     states = config["target_hidden_size"]
@@ -186,12 +187,14 @@ def speculators_config(config: Mapping[str, Any], gamma: int, target: str) -> di
     }
 
 
-def transformer_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+def transformer_layers(config: Config) -> dict[str, object]:
     """What speculators keeps of a config of layers."""
     return {name: config[name] for name in TRANSFORMER_FIELDS if name in config}
 
 
-def proposals(algorithm: str, gamma: int, target: str, architectures: list[str]) -> dict[str, Any]:
+def proposals(
+    algorithm: str, gamma: int, target: str, architectures: list[str]
+) -> dict[str, object]:
     """How a drafter proposes and who verifies, in the speculators form."""
     proposal = {
         "proposal_type": "greedy",

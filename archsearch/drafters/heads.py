@@ -157,7 +157,7 @@ class ChainHead(FeatureDrafter):
             return super().label()
         return f"{super().label()} tree {self.tree.topk},{self.tree.steps},{self.tree.tokens}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         tree = self.tree
         own = super().to_dict() | {"tree": None if tree is None else asdict(tree)}
         return {name: value for name, value in own.items() if name != "tree" or value}

@@ -7,12 +7,12 @@ Only shapes are read, never weights. What engines make of the same files: docs/f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.heads import FeatureHead, HeadKind
 from archsearch.architecture.hf_config import from_hf_config
-from archsearch.architecture.hf_fields import check_fields
+from archsearch.architecture.hf_fields import Config, check_fields
 from archsearch.architecture.published_drafters import AUXILIARY_STATES, BLOCK_LAYERS
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.heads import DFlash, Eagle, Eagle3, FeatureDrafter, Medusa, PEagle
@@ -44,7 +44,7 @@ NO_IDS: Final = (
 )
 
 
-def family_of_config(config: Mapping[str, Any]) -> str:
+def family_of_config(config: Config) -> str:
     """The family of a drafter's config.json; "" for one of a model that drafts token by token."""
     named = (
         *(config.get("architectures") or ()),
@@ -60,7 +60,7 @@ def family_of_config(config: Mapping[str, Any]) -> str:
 
 
 def drafter_of_config(
-    config: Mapping[str, Any], target: Architecture, family: str = ""
+    config: Config, target: Architecture, family: str = ""
 ) -> tuple[Drafter, list[str]]:
     """The drafter of a head's config for `target`, and a note on it. `family`: what the user
     says it is, "" for what its config says.
@@ -97,13 +97,13 @@ def drafter_of_config(
     return drafter, [] if ids or drafter.states_read < 2 else [NO_IDS]
 
 
-def _layers(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _layers(config: Config) -> Config:
     """The part of a config that describes the layers."""
     nested = config.get("transformer_layer_config")
     return nested if isinstance(nested, Mapping) else config
 
 
-def _decoder(config: Mapping[str, Any]) -> Architecture:
+def _decoder(config: Config) -> Architecture:
     layers = dict(_layers(config))
     layers.setdefault("model_type", "llama")
     if "quantization_config" in config:
@@ -118,7 +118,7 @@ def _decoder(config: Mapping[str, Any]) -> Architecture:
     return decoder.replace(draft_vocab_size=rows if trimmed else None)
 
 
-def layer_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+def layer_ids(config: Config) -> tuple[int, ...]:
     """The target's layers that it reads, where the config says so; InvalidShapeError for others."""
     places = (config, config.get("eagle_config") or {}, config.get("dflash_config") or {})
     names = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
@@ -137,8 +137,8 @@ def layer_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _feature(
     kind: HeadKind, made: type[FeatureDrafter], states: int
-) -> Callable[[Mapping[str, Any], Architecture], Drafter]:
-    def read(config: Mapping[str, Any], target: Architecture) -> Drafter:
+) -> Callable[[Config, Architecture], Drafter]:
+    def read(config: Config, target: Architecture) -> Drafter:
         decoder = _decoder(config)
         width = int(config.get("target_hidden_size") or decoder.hidden_size)
         # Before the head is put together: a narrow one without `target_hidden_size` is another
@@ -152,11 +152,7 @@ def _feature(
     return read
 
 
-def _pard(config: Mapping[str, Any], target: Architecture) -> Drafter:
-    return Pard(from_hf_config(dict(config)))
-
-
-def _medusa(config: Mapping[str, Any], target: Architecture) -> Drafter:
+def _medusa(config: Config, target: Architecture) -> Drafter:
     width = int(config.get("hidden_size") or target.hidden_size)
     rows = int(config.get("vocab_size") or target.vocab_size)
     if width != target.hidden_size:
@@ -176,11 +172,11 @@ def _medusa(config: Mapping[str, Any], target: Architecture) -> Drafter:
     )
 
 
-_READERS: Final[Mapping[str, Callable[[Mapping[str, Any], Architecture], Drafter]]] = {
+_READERS: Final[Mapping[str, Callable[[Config, Architecture], Drafter]]] = {
     "eagle3": _feature("eagle3", Eagle3, AUXILIARY_STATES),
     "eagle": _feature("eagle", Eagle, 1),
     "peagle": _feature("peagle", PEagle, AUXILIARY_STATES),
     "dflash": _feature("dflash", DFlash, BLOCK_LAYERS),
     "medusa": _medusa,
-    "pard": _pard,
+    "pard": lambda config, _: Pard(from_hf_config(config)),
 }

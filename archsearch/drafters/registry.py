@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_fields import short
@@ -59,7 +59,7 @@ def is_family(name: str) -> bool:
     return ALIASES.get(name.lower(), name.lower().replace("-", "_")) in FAMILIES
 
 
-def read_drafter(architecture: Architecture, data: Mapping[str, Any] | None) -> Drafter:
+def read_drafter(architecture: Architecture, data: Mapping[str, object] | None) -> Drafter:
     """What `Drafter.to_dict` wrote; None (files of versions that knew no other): an independent
     draft. Raises ArchsearchError for what is none."""
     if data is None:

@@ -116,8 +116,8 @@ class HeadRecord:
     prompts: str = ""
     seed: int = 0
     slowdowns: tuple[Slowdown, ...] = ()
-    best: Mapping[str, Any] = field(default_factory=dict)
-    curve: tuple[Mapping[str, Any], ...] = ()
+    best: Mapping[str, object] = field(default_factory=dict)
+    curve: tuple[Mapping[str, object], ...] = ()
     loss_curve: tuple[tuple[float, float], ...] = ()
 
 

@@ -139,7 +139,7 @@ class DraftTrainer:
 
     def _initial(
         self, arch: Architecture, caches: list[TextCache], seed: int
-    ) -> tuple[Any, DraftVocabulary | None]:
+    ) -> tuple[PreTrainedModel, DraftVocabulary | None]:
         """The untrained draft (float32) out of the target, and the vocabulary of a trimmed head,
         chosen once per shape."""
         import torch
@@ -309,7 +309,7 @@ def choose_finalists(ranked: Sequence[Score], count: int) -> list[Score]:
     return chosen
 
 
-def _look(point: CurvePoint, result: DistillResult) -> dict[str, Any]:
+def _look(point: CurvePoint, result: DistillResult) -> dict[str, object]:
     """A row of training.json's `looks`: alpha on texts that are not trained on, and the mean loss
     of the steps before it."""
     since = 0.85 * point.tokens

@@ -72,7 +72,7 @@ class DraftRecord:
     """What is known of a draft, as the files of its run hold it: score.json, confirmed.json,
     training.json, every load-<engine>.json. `provenance`: `run` is what run.yaml holds."""
 
-    score: Mapping[str, Any] | None = None
+    score: Mapping[str, object] | None = None
     confirmed: Mapping[str, Any] | None = None
     training: Mapping[str, Any] | None = None
     loads: tuple[Mapping[str, Any], ...] = ()
@@ -193,7 +193,7 @@ def model_card(made: ExportPlan) -> str:
     return text.strip() + "\n"
 
 
-def _number(entry: Any, digits: int = 2, factor: float = 1.0) -> str:
+def _number(entry: object, digits: int = 2, factor: float = 1.0) -> str:
     """`2.53 ± 0.15`, or the bare number; "" where it is none."""
     if hasattr(entry, "to_dict"):
         entry = entry.to_dict()
@@ -205,7 +205,7 @@ def _number(entry: Any, digits: int = 2, factor: float = 1.0) -> str:
     return ""
 
 
-def _source(entry: Any) -> str:
+def _source(entry: object) -> str:
     return str(entry["source"]) if isinstance(entry, Mapping) and entry.get("source") else ""
 
 

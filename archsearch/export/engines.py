@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from archsearch.drafters.forms import vllm_config
 from archsearch.drafters.models import Independent
@@ -61,7 +61,7 @@ def tensorrt_schedule(ranges: Ranges) -> dict[int, int] | None:
     return schedule
 
 
-def sglang_schedule(ranges: Ranges) -> dict[str, dict[str, Any]]:
+def sglang_schedule(ranges: Ranges) -> dict[str, dict[str, object]]:
     """SGLang's --speculative-adaptive-config: one candidate from each batch size on leaves it
     nothing to adapt to but the batch.
 
@@ -69,7 +69,7 @@ def sglang_schedule(ranges: Ranges) -> dict[str, dict[str, Any]]:
     that has a CUDA graph (speculative/adaptive_step_router.py): a range may so begin a few batch
     sizes early.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, object]] = {}
     before = None
     for first, _, gamma in ranges:
         if gamma != before:
@@ -303,7 +303,7 @@ def tensorrt_llm(setup: Setup) -> Serving:
     from yaml import safe_dump
 
     schedule = tensorrt_schedule(setup.schedule)
-    speculative: dict[str, Any] = {
+    speculative: dict[str, object] = {
         "decoding_type": "Draft_Target" if setup.family == INDEPENDENT else "Eagle3",
         "max_draft_len": largest_gamma(setup.schedule, setup.gamma) if schedule else setup.gamma,
         "speculative_model": str(setup.folder),
@@ -324,7 +324,7 @@ def tensorrt_llm(setup: Setup) -> Serving:
         if (most := last_drafting(setup.schedule)) is not None:
             speculative["max_concurrency"] = most
             notes.append(f"`max_concurrency`: above batch size {most} it does not draft.")
-    options: dict[str, Any] = {"backend": "pytorch", "disable_overlap_scheduler": True}
+    options: dict[str, object] = {"backend": "pytorch", "disable_overlap_scheduler": True}
     if setup.tensor_parallel > 1:
         options["tensor_parallel_size"] = setup.tensor_parallel
     options["speculative_config"] = speculative

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import archsearch
 from archsearch.architecture.hf_config import read_architecture
@@ -133,7 +133,7 @@ def plan(
     return ExportPlan(source, output, arch, dtype, names, served, trained, cost)
 
 
-def _marker(made: ExportPlan) -> dict[str, Any]:
+def _marker(made: ExportPlan) -> dict[str, object]:
     """The content of export.json."""
     source, training = made.source, made.source.record.training or {}
     return {

@@ -64,7 +64,7 @@ class Device:
             )
         return self.flops_per_s[name]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain data for run.yaml and profiles."""
         return as_data(self)
 
@@ -110,7 +110,7 @@ def devices() -> Mapping[str, Device]:
     return MappingProxyType(loaded)
 
 
-def _added(data: Mapping[str, Any]) -> Device:
+def _added(data: Mapping[str, object]) -> Device:
     """A device a user wrote down. TypeError or ValueError says what is wrong."""
     device = Device.from_dict({"kind": "gpu", "architecture": "", **data})
     numbers = {

@@ -99,7 +99,7 @@ class GpuState:
         use = "" if self.utilisation is None else f"{self.utilisation:.0%} utilised"
         return "is " + " and ".join(part for part in (f"used by {who}" if who else "", use) if part)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain data for a profile's header: how the GPU was set when it was measured."""
         data = dataclasses.asdict(self)
         return {**data.pop("gpu"), **data}
@@ -290,7 +290,7 @@ class _Nvml:
         if self.problem is None:
             self.library.nvmlShutdown()
 
-    def __call__(self, name: str, *arguments: Any) -> Any:
+    def __call__(self, name: str, *arguments: object) -> Any:
         """The answer of `nvml<name>`; texts decoded."""
         return _text(getattr(self.library, f"nvml{name}")(*arguments))
 
@@ -301,7 +301,7 @@ class _Nvml:
         except (AttributeError, self.library.NVMLError):
             return None
 
-    def handle(self, gpu: VisibleGpu) -> Any:
+    def handle(self, gpu: VisibleGpu) -> object:
         found = self.ask("DeviceGetHandleByUUID", gpu.uuid) if gpu.uuid else None
         return self("DeviceGetHandleByIndex", gpu.index) if found is None else found
 
@@ -325,7 +325,7 @@ class _Nvml:
         return found or [dataclasses.replace(whole, mig="not cut into slices")]
 
 
-def _text(value: Any) -> Any:
+def _text(value: object) -> object:
     return value.decode() if isinstance(value, bytes) else value
 
 

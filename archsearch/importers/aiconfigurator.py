@@ -747,7 +747,7 @@ class _Choice:
 def _rows(times: Mapping[Key, float], device: Device, dtype: str) -> list[Measurement]:
     """Rows of a profile, by mode and sizes."""
 
-    def order(key: Key) -> tuple[Any, ...]:
+    def order(key: Key) -> tuple[object, ...]:
         sizes = (
             0 if value is None or isinstance(value, str) else value for value in astuple(key[0])
         )

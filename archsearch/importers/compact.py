@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archsearch.architecture.ops import AllReduce, Attention, Gemm
+from archsearch.estimate import Array
 from archsearch.latency.regression import nonnegative_fit
 
-Array = NDArray[np.float64]
 Op = Gemm | Attention | AllReduce
 Key = tuple[Op, str]  # an op and its mode
 
@@ -113,10 +113,6 @@ def in_range(op: Op) -> bool:
     return True
 
 
-def _on_grid(op: Op) -> bool:
-    return isinstance(op, Gemm) and op.m in _GRID_M and op.n in _GRID_NK and op.k in _GRID_NK
-
-
 def compress(
     kind: str,
     times: Mapping[Key, float],
@@ -128,7 +124,12 @@ def compress(
     see `errors`."""
     keys = [key for key in times if in_range(key[0])] or list(times)
     rows = Candidates.of({key: times[key] for key in keys})
-    first = np.array([_on_grid(op) for op, _ in keys])
+    first = np.array(
+        [
+            isinstance(op, Gemm) and op.m in _GRID_M and op.n in _GRID_NK and op.k in _GRID_NK
+            for op, _ in keys
+        ]
+    )
     kept = choose(rows, first, COMPACT_ROWS[kind] if count is None else count, tick=tick)
     rest = np.setdiff1d(np.arange(len(keys)), kept)
     chosen = {keys[index]: times[keys[index]] for index in kept}

@@ -35,14 +35,14 @@ class Serving:
     std: float
 
 
+# By major compute capability. From the shipped profiles (aiconfigurator-core 0.12.0):
+# `kernel_sources` of vLLM 0.14 on A100 and 0.24 on H100, H200 and B200, and `row_relative_std`:
+# vLLM against TensorRT-LLM and SGLang on the same shapes.
 SERVING: Final[dict[int, Serving]] = {
     8: Serving("Ampere", FLASH, 0.18),
     9: Serving("Hopper", "FlashAttention 3", 0.17),
     10: Serving("Blackwell", "FlashInfer's TensorRT-LLM kernels", 0.07),
 }
-"""By major compute capability. From the shipped profiles (aiconfigurator-core 0.12.0):
-`kernel_sources` of vLLM 0.14 on A100 and 0.24 on H100, H200 and B200, and `row_relative_std`: vLLM
-against TensorRT-LLM and SGLang on the same shapes."""
 UNKNOWN: Final = Serving("this GPU", "a kernel of its own choice", 0.18)
 KERNELS: Final = {  # as importers name them
     "vllm_flash_attn": FLASH,
@@ -90,8 +90,8 @@ def attention_words(profile: Profile, mode: str) -> str:
     )
 
 
+# Query rows of a thread block of FlashAttention 2 against a paged cache.
 TILE: Final = 64
-"""Query rows of a thread block of FlashAttention 2 against a paged cache."""
 
 
 class UnpackedQueries:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
-import yaml
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import priced
@@ -33,7 +32,8 @@ from archsearch.architecture.ops import (
     model_pass,
 )
 from archsearch.engine_rounds import EngineRounds
-from archsearch.estimate import Estimate
+from archsearch.estimate import Array, Estimate, Numbers
+from archsearch.files import read_yaml
 from archsearch.hardware.device import Device
 from archsearch.latency.attention import UnpackedQueries, unpacks
 from archsearch.latency.ops import OpModel
@@ -50,12 +50,9 @@ GROUPS: Final = ("gemm", "attention", "experts", "elementwise", "all_reduce", "h
 
 
 @cache
-def constants() -> dict[str, Any]:
+def constants() -> Any:
     """What the tables do not hold (latency/constants.yaml)."""
-    loaded: dict[str, Any] = yaml.safe_load(
-        (Path(__file__).parent / "constants.yaml").read_text(encoding="utf-8")
-    )
-    return loaded
+    return read_yaml(Path(__file__).with_name("constants.yaml"), "constants")
 
 
 def composable(profile: Profile, dtype: str) -> bool:
@@ -73,9 +70,9 @@ def table_dtype(profile: Profile, dtype: str) -> str:
     return dtype
 
 
+# Op models by profile and dtype: several engines on one device, and versions of one, are priced
+# from the same kernels.
 _FITTED: Final[dict[tuple[str, str], OpModel]] = {}
-"""Op models by profile and dtype: several engines on one device, and versions of one, are priced
-from the same kernels."""
 
 
 def _op_model(profile: Profile, dtype: str) -> OpModel:
@@ -118,7 +115,6 @@ class ComposedPass:
             ops(name) if name in DTYPE_BYTES and composable(profile, name) else self._rest
         )
         self._eager_reduce = _eager_all_reduce(profile)
-        self._constants = constants()
         self.wait = all_reduce_wait(None, None)
         self._wide_cache = False
         self._known: dict[tuple[Op, bool], tuple[float, float]] = {}  # by op, and where it runs
@@ -170,7 +166,7 @@ class ComposedPass:
             for model, its in wanted.values():
                 model.prepare(its, True)
 
-    def _answer(self, op: Op, ops: PassOps, outside: bool = False) -> tuple[Any, Any]:
+    def _answer(self, op: Op, ops: PassOps, outside: bool = False) -> tuple[float, float]:
         """Seconds and relative std of one kernel of `ops`; of a grid's arrays, without std."""
         if ops.of_grid:
             return _of_grid(self._model_of(op, outside), op), 0.0
@@ -204,11 +200,11 @@ class ComposedPass:
         """Seconds of one step of `arch` over all `parts`."""
         return self.ops_s(self.pass_ops(arch, parts, ranks, choose=choose))
 
-    def ops_terms(self, ops: PassOps) -> dict[str, tuple[Any, Any]]:
+    def ops_terms(self, ops: PassOps) -> dict[str, tuple[float, float]]:
         """Seconds and std by GROUPS; their sum is the pass. Under eager mode the host is in `step`
         as far as it is not hidden. Of a grid's pass arrays, without std."""
         # by group, since errors of ops of one kind go together and of several kinds do not
-        sums: dict[str, list[tuple[Any, Any]]] = {name: [] for name in GROUPS}
+        sums: dict[str, list[tuple[float, float]]] = {name: [] for name in GROUPS}
         for op, count in ops.in_layers.items():
             seconds, std = self._answer(op, ops)
             sums["attention" if isinstance(op, LatentAttention) else op.kind].append(
@@ -234,25 +230,27 @@ class ComposedPass:
         """
         terms = self.ops_terms(ops).values()
         value = float(sum(value for value, _ in terms))
-        whole = self._constants["graph"]["relative_std"] * value if self.mode == "graph" else 0.0
+        whole = constants()["graph"]["relative_std"] * value if self.mode == "graph" else 0.0
         return Estimate(value, math.hypot(whole, *(std for _, std in terms)), "modelled")
 
-    def grid_s(self, grid: Architecture, part: Part, ranks: int) -> Any:
+    def grid_s(self, grid: Architecture, part: Part, ranks: int) -> Numbers:
         """Seconds of one pass of each shape of a grid."""
         return sum(
             value for value, _ in self.ops_terms(self.pass_ops(grid, [part], ranks)).values()
         )
 
-    def _graph_step(self, ops: PassOps) -> tuple[Any, Any]:
-        known = self._constants["graph"]
+    def _graph_step(self, ops: PassOps) -> tuple[float, float]:
+        known = constants()["graph"]
         waits = sync_waits(ops.all_reduces(), ops.ranks)
         value = known["pass_s"] + ops.layers * known["layer_s"] + self.wait.value * waits
         stds = (known["pass_std_s"], ops.layers * known["layer_std_s"], self.wait.std * waits)
         return value, sum(std**2 for std in stds) ** 0.5
 
-    def _eager_step(self, ops: PassOps, device: dict[str, tuple[Any, Any]]) -> tuple[Any, Any]:
+    def _eager_step(
+        self, ops: PassOps, device: dict[str, tuple[float, float]]
+    ) -> tuple[float, float]:
         """What the host takes beyond the device, layers and the rest apart."""
-        known = self._constants["eager"]
+        known = constants()["eager"]
         reduce_s = sum(
             count * self._eager_reduce_s(op)
             for op, count in ops.in_layers.items()
@@ -269,17 +267,17 @@ class ComposedPass:
         beyond = beyond + np.maximum(0.0, host_rest - device["head"][0])
         return beyond, known["relative_std"] * (host_layers + host_rest) * (beyond > 0)
 
-    def _eager_reduce_s(self, op: AllReduce) -> Any:
+    def _eager_reduce_s(self, op: AllReduce) -> float:
         """An all-reduce launched by the host: measured where the table has eager rows, else a
         constant."""
         rows = self._eager_reduce.get(op.ranks)
         if rows is None:
-            return float(self._constants["eager"]["all_reduce_s"])
+            return float(constants()["eager"]["all_reduce_s"])
         return np.exp(np.interp(np.log(op.elements), rows[0], rows[1]))
 
 
-def _of_grid(table: Ops, op: Op) -> Any:
-    def price(ops: Sequence[Op]) -> Any:
+def _of_grid(table: Ops, op: Op) -> float:
+    def price(ops: Sequence[Op]) -> list[float]:
         table.prepare(ops, True)
         return [table.op_s(each, True)[0] for each in ops]
 
@@ -303,12 +301,12 @@ def all_reduce_wait(rounds: EngineRounds | None, compute_capability: str | None)
     return Estimate(known["sync_s"], known["sync_relative_std"] * known["sync_s"], "published")
 
 
-def sync_waits(all_reduces: Any, ranks: int) -> Any:
+def sync_waits(all_reduces: float, ranks: int) -> float:
     """How often a pass pays for ranks that wait for the slowest: all-reduces x (1 - 1 / ranks)."""
     return all_reduces * (1.0 - 1.0 / ranks)
 
 
-def _add(items: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+def _add(items: list[tuple[float, float]]) -> tuple[float, float]:
     """Sum and std of (seconds, relative std): part of each error is the table's and does not
     average out."""
     if not items:
@@ -321,7 +319,7 @@ def _add(items: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     )
 
 
-def _eager_all_reduce(profile: Profile) -> dict[int, tuple[Any, Any]]:
+def _eager_all_reduce(profile: Profile) -> dict[int, tuple[Array, Array]]:
     """log elements and log seconds of the eager all-reduce rows, by ranks."""
     found: dict[int, dict[int, float]] = {}
     for row in profile.select("all_reduce", "bfloat16", "eager"):

@@ -18,13 +18,19 @@ from archsearch.workload import DTYPE_BYTES
 BANDWIDTH_SHARE: Final = 0.8
 PEAK_SHARE: Final = 0.7
 KERNEL_S: Final = 3e-6
+# The same under ROCm, from one published latency: DeepSeek-V3 on eight MI300X, SGLang 0.5.0, one
+# request of 3,200 and 800 tokens: 17.3 s, so 21.4 ms a step (10.5 with 3 us).
 AMD_KERNEL_S: Final = 7.5e-6
-"""The same under ROCm, from one published latency: DeepSeek-V3 on eight MI300X, SGLang 0.5.0, one
-request of 3,200 and 800 tokens: 17.3 s, so 21.4 ms a step (10.5 with 3 us)."""
+# Kernels of an op that is several. Whatever the bytes, experts take 15 to 40 us (t0 of the fits of
+# t0 + b x experts touched, four GPUs), a block of latent attention 50 us in TensorRT-LLM and about
+# 110 in vLLM at batch 1 on an H200 (aiconfigurator-core 0.12.0).
 KERNELS: Final = {"experts": 10, "latent_attention": 25}
-"""Kernels of an op that is several. Whatever the bytes, experts take 15 to 40 us (t0 of the fits of
-t0 + b x experts touched, four GPUs), a block of latent attention 50 us in TensorRT-LLM and about
-110 in vLLM at batch 1 on an H200 (aiconfigurator-core 0.12.0)."""
+# Share of the speed at which 16-bit kernels read memory that kernels of a narrow format reach, in
+# GEMMs of 1 to 64 tokens and at least 8M weights, next to vLLM's 16-bit rows of the same GPU:
+# TensorRT-LLM's W4A16 0.40, W8A16 0.70 and W8A8 0.85 on an A100; NVFP4 0.40, 0.25 and 0.50 (vLLM,
+# TensorRT-LLM, SGLang) on a B200, 0.50 and 0.60 on an RTX PRO 6000 (aiconfigurator-core 0.12.0).
+# Published for Marlin, vLLM's kernel for int4, mxfp4 and 8 bits on Ampere: near 1 (arXiv
+# 2408.11743), so int4 lies between. nf4: assumed.
 FORMAT_SHARE: Final = {
     "float8_e4m3fn": 0.75,
     "int8": 0.75,
@@ -33,12 +39,8 @@ FORMAT_SHARE: Final = {
     "nvfp4": 0.45,
     "nf4": 0.4,
 }
-"""Share of the speed at which 16-bit kernels read memory that kernels of a narrow format reach, in
-GEMMs of 1 to 64 tokens and at least 8M weights, next to vLLM's 16-bit rows of the same GPU:
-TensorRT-LLM's W4A16 0.40, W8A16 0.70 and W8A8 0.85 on an A100; NVFP4 0.40, 0.25 and 0.50 (vLLM,
-TensorRT-LLM, SGLang) on a B200, 0.50 and 0.60 on an RTX PRO 6000 (aiconfigurator-core 0.12.0).
-Published for Marlin, vLLM's kernel for int4, mxfp4 and 8 bits on Ampere: near 1 (arXiv 2408.11743),
-so int4 lies between. nf4: assumed."""
+# Relative std of a GEMM priced so: what the shapes of those tables scatter by, and frameworks
+# differ by.
 FORMAT_STD: Final = {
     "float8_e4m3fn": 0.25,
     "int8": 0.3,
@@ -47,17 +49,15 @@ FORMAT_STD: Final = {
     "nvfp4": 0.4,
     "nf4": 0.5,
 }
-"""Relative std of a GEMM priced so: what the shapes of those tables scatter by, and frameworks
-differ by."""
 LINK_LATENCY_S: Final = 5e-6
+# By compute capability: 16 lanes of PCIe 4 from Ampere on (Ada too), of PCIe 5 from Hopper on, at
+# what NCCL takes as reachable (graph/topo.h: 12 GB/s for generation 3, doubled with each).
 PCIE_BYTES_PER_S: Final = {"8": 24e9, "9": 48e9, "10": 48e9, "12": 48e9}
-"""By compute capability: 16 lanes of PCIe 4 from Ampere on (Ada too), of PCIe 5 from Hopper on, at
-what NCCL takes as reachable (graph/topo.h: 12 GB/s for generation 3, doubled with each)."""
 OLD_PCIE_BYTES_PER_S: Final = 12e9
+# Start, seconds per step and share of the bandwidth of a ring over PCIe: NCCL's protocols LL and
+# Simple (graph/tuning.cc, baseLatencies and hwLatencies; LL moves a flag with every word). NCCL
+# takes the quicker of the two.
 PCIE_PROTOCOLS: Final = ((6.6e-6, 1.0e-6, 0.5), (8.4e-6, 5.7e-6, 1.0))
-"""Start, seconds per step and share of the bandwidth of a ring over PCIe: NCCL's protocols LL and
-Simple (graph/tuning.cc, baseLatencies and hwLatencies; LL moves a flag with every word). NCCL takes
-the quicker of the two."""
 
 
 def over_link(device: Device, ranks: int) -> bool:

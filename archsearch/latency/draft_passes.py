@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Any, Self
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.grid import Pass
-from archsearch.architecture.ops import Part
+from archsearch.architecture.grid import Pass, ShapeGrid
+from archsearch.architecture.ops import Part, PassOps
 from archsearch.drafters.drafter import Draft, Drafter, RoundPlan, RoundRows
 from archsearch.engine_facts import EngineFacts
 from archsearch.engine_rounds import EngineRounds
-from archsearch.estimate import Estimate
+from archsearch.estimate import Estimate, Numbers
 from archsearch.latency.drafted import drafter_idle_s, drafter_round
 from archsearch.latency.rounds import (
     Passes,
@@ -191,6 +192,8 @@ class DraftPasses(LatencyOfRounds):
     """What `LatencyOfRounds` asks, from `pass_s` and `facts` of the class that takes this in."""
 
     facts: EngineFacts
+    dtype: str
+    mode: str
     draft_logits: int | None = None
     """Tokens per sequence whose logits a draft's pass computes; None: all."""
 
@@ -217,6 +220,14 @@ class DraftPasses(LatencyOfRounds):
 
     def pass_s(self, arch: Architecture, asked: Pass, ranks: int) -> Estimate:
         """`forward_s` of a part, and whether its weights come from memory."""
+        raise NotImplementedError
+
+    def ops_s(self, ops: PassOps, cold: bool = True) -> Estimate:
+        """Seconds of one pass given by its ops; `cold` as in `forward_s`."""
+        raise NotImplementedError
+
+    def grid_s(self, grid: ShapeGrid, passes: Sequence[Pass], ranks: int) -> list[Numbers]:
+        """`pass_s` of each pass of each shape of a grid, without std."""
         raise NotImplementedError
 
     def model_pass_s(

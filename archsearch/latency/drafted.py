@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Drafter, RoundKind, RoundPlan, RoundRows
@@ -22,12 +22,15 @@ from archsearch.estimate import Estimate, weakest_source
 from archsearch.latency.rounds import Passes, RoundTime, round_time, summed
 from archsearch.workload import Workload
 
+if TYPE_CHECKING:
+    from archsearch.latency.draft_passes import DraftPasses
+
 HOST_STD: Final = 1.0  # relative std of what a drafter takes on the host: assumed, not measured
 _NOTHING: Final = Estimate(0.0, 0.0, "modelled")
 
 
 def drafter_round(
-    latency: Any,
+    latency: DraftPasses,
     target: Architecture,
     drafter: Drafter,
     workload: Workload,
@@ -61,7 +64,7 @@ def drafter_round(
     )
 
 
-def rows_of(latency: Any, workload: Workload, gamma: int) -> RoundRows:
+def rows_of(latency: DraftPasses, workload: Workload, gamma: int) -> RoundRows:
     """The rows of a round in the latency's engine."""
     facts = latency.facts
     return RoundRows(
@@ -74,14 +77,14 @@ def rows_of(latency: Any, workload: Workload, gamma: int) -> RoundRows:
     )
 
 
-def drafter_idle_s(latency: Any, drafter: Drafter, workload: Workload) -> Estimate:
+def drafter_idle_s(latency: DraftPasses, drafter: Drafter, workload: Workload) -> Estimate:
     """What a loaded drafter costs a step in which the schedule drafts nothing."""
     idle = drafter.idle(rows_of(latency, workload, 1)) if latency.facts.idle_pass else None
     return latency.ops_s(idle) if idle is not None else _NOTHING
 
 
 def _priced(
-    latency: Any, drafter: Drafter, rows: RoundRows, plan: RoundPlan
+    latency: DraftPasses, drafter: Drafter, rows: RoundRows, plan: RoundPlan
 ) -> tuple[RoundPlan, Estimate, Estimate]:
     """The plan with the seconds of its first pass and of each later step; a step is the same at
     every gamma, so it is kept."""
@@ -104,7 +107,7 @@ def _priced(
 
 
 def _drafting(
-    latency: Any,
+    latency: DraftPasses,
     target: Architecture,
     drafter: Drafter,
     workload: Workload,
@@ -132,7 +135,7 @@ def _drafting(
 
 
 def _mean_round(
-    latency: Any,
+    latency: DraftPasses,
     target: Architecture,
     drafter: Drafter,
     workload: Workload,

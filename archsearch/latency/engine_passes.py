@@ -20,17 +20,17 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters, kv_cache_bytes
-from archsearch.architecture.grid import Array, Pass, ShapeGrid
+from archsearch.architecture.grid import Pass, ShapeGrid
 from archsearch.architecture.ops import Attention, Gemm, Part, PassOps
 from archsearch.drafters.drafter import RoundPlan
 from archsearch.engine_facts import engine_facts
-from archsearch.estimate import Estimate
+from archsearch.estimate import Array, Estimate, Numbers
 from archsearch.latency.added import AddedFit, DraftedFit
 from archsearch.latency.fitted_passes import CacheFit, fit_cache, inputs_of, linear, place_of
 from archsearch.latency.regression import Residual
@@ -50,14 +50,14 @@ FEATURES: Final = (
     "layer tokens",
 )
 MIN_PASS_ROWS: Final = 12
+# Relative std of the same pass from one start of an engine to the next: four starts of vLLM decoded
+# in 29.7 to 31.9 ms.
 START_STD: Final = 0.03
-"""Relative std of the same pass from one start of an engine to the next: four starts of vLLM
-decoded in 29.7 to 31.9 ms."""
+# Exponent of the time of llama.cpp's passes in their tokens, on a CPU where they were not measured:
+# 0 where weights come from memory once for all tokens, 1 where arithmetic decides. SmolLM2-135M on
+# one thread, 2 to 9 tokens: .34 to .77 in F16, .33 to 1.0 in Q8_0 (a Xeon, in
+# benchmarks/results/2026-11-24-llamacpp, and a Zen 3).
 SEVERAL_TOKENS: Final = Estimate(0.6, 0.2, "prior")
-"""Exponent of the time of llama.cpp's passes in their tokens, on a CPU where they were not
-measured: 0 where weights come from memory once for all tokens, 1 where arithmetic decides.
-SmolLM2-135M on one thread, 2 to 9 tokens: .34 to .77 in F16, .33 to 1.0 in Q8_0 (a Xeon, in
-benchmarks/results/2026-11-24-llamacpp, and a Zen 3)."""
 
 
 _Key = tuple[Architecture, int, int, bool, bool]  # shape, batch, tokens, cold, of the target
@@ -152,13 +152,13 @@ class EnginePasses:
 
     def _vector(
         self,
-        layers: Any,
-        bytes_: tuple[Any, Any],
-        flops: tuple[Any, Any],
-        kv_bytes: Any,
+        layers: float,
+        bytes_: tuple[float, float],
+        flops: tuple[float, float],
+        kv_bytes: float,
         rows: float,
-        share: Any,
-    ) -> list[Any]:
+        share: float,
+    ) -> list[float]:
         """FEATURES; `bytes_` and `flops` of body and head. In a loop, the `share` of the weights
         that the cache cannot keep comes from memory again."""
         body, head = bytes_
@@ -167,7 +167,7 @@ class EnginePasses:
 
     def _features(
         self, arch: Architecture, part: Part, cold: bool, is_target: bool, cache: CacheFit
-    ) -> list[Any]:
+    ) -> list[float]:
         body, head = body_parameters(arch), arch.head_rows * arch.hidden_size
         width, rows = self.dtype_bytes, float(part.batch * part.tokens)
         heads = rows if is_target else part.batch  # a draft needs each sequence's last token's only
@@ -206,11 +206,11 @@ class EnginePasses:
         structure = self._residual.noise
         return ratio, error, structure / (structure + error**2)
 
-    def grid_s(self, grid: ShapeGrid, passes: Sequence[Pass]) -> list[Any]:
+    def grid_s(self, grid: ShapeGrid, passes: Sequence[Pass]) -> list[Numbers]:
         """Seconds of each pass of each draft of a grid, as `forward_s`, without std."""
         places = np.array([_place(part, cold, False) for part, cold in passes])
         means = self._residual.means(_inputs(grid), places)
-        found = []
+        found: list[Numbers] = []
         for number, (part, cold) in enumerate(passes):
             mean = np.broadcast_to(means[..., number], grid.shape).copy()
             for key, own in self._own.items():
@@ -253,7 +253,7 @@ class EnginePasses:
             plan.steps * self.ops_s(plan.step, cold=False).value if plan.step is not None else 0.0
         )
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """What was learnt, for reports."""
         errors = np.abs(self.loo_)
         return {
@@ -267,7 +267,7 @@ class EnginePasses:
         }
 
 
-def several_tokens(arch: Architecture | ShapeGrid, part: Part) -> tuple[Any, Any]:
+def several_tokens(arch: Architecture | ShapeGrid, part: Part) -> tuple[float, float]:
     """A pass over several tokens in passes over one, and its std, by SEVERAL_TOKENS; the head only
     computes the rows whose logits are wanted."""
     body, head = body_parameters(arch), arch.head_rows * arch.hidden_size
@@ -278,7 +278,7 @@ def several_tokens(arch: Architecture | ShapeGrid, part: Part) -> tuple[Any, Any
     return factor, std
 
 
-def _inputs(arch: Architecture) -> list[Any]:
+def _inputs(arch: Architecture) -> list[float]:
     """What of a pass is its shape's, as the process sees it."""
     return [*inputs_of(arch), np.log(body_parameters(arch) + arch.head_rows * arch.hidden_size)]
 

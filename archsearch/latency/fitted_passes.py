@@ -11,16 +11,16 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
-from archsearch.architecture.grid import Array, Pass, ShapeGrid, priced
+from archsearch.architecture.grid import Pass, ShapeGrid, priced
 from archsearch.architecture.ops import Elementwise, Op, Part, PassOps, head_ops, model_pass
 from archsearch.errors import MissingDataError
-from archsearch.estimate import Estimate
+from archsearch.estimate import Array, Estimate, N, Numbers
 from archsearch.latency.ops import OpModel, steady
 from archsearch.latency.regression import Residual, nonnegative_fit
 from archsearch.profiles import ForwardShape, Measurement, Profile
@@ -48,7 +48,7 @@ class CacheFit:
     half_bytes: float
     steepness: float
 
-    def cold_share(self, bytes_: Any) -> Any:
+    def cold_share(self, bytes_: N) -> N:
         return 1.0 / (1.0 + (self.half_bytes / bytes_) ** self.steepness)
 
 
@@ -66,11 +66,11 @@ class FittedPasses:
     dtype_bytes: float
     ops: OpModel
     outliers_: list[Measurement]
-    _parts: dict[tuple[Any, ...], tuple[list[Any], list[Any]]]
+    _parts: dict[tuple[Architecture, Part], tuple[list[float], list[float]]]
 
     # --- what a pass is made of
 
-    def _group_seconds(self, arch: Architecture, part: Part) -> tuple[list[Any], list[Any]]:
+    def _group_seconds(self, arch: Architecture, part: Part) -> tuple[list[float], list[float]]:
         """Warm and cold seconds of each of GROUPS for a pass on one device, before coefficients;
         "pass", "layers" and "scatter" are counts."""
         key = (arch, part)
@@ -86,7 +86,7 @@ class FittedPasses:
             self._parts[key] = (warm, cold)
         return warm, cold
 
-    def _groups(self, ops: PassOps, cold: bool, scattered: Any = 0.0) -> list[Any]:
+    def _groups(self, ops: PassOps, cold: bool, scattered: float = 0.0) -> list[float]:
         """Seconds of each of GROUPS. The choice of tokens is the engine's, not the pass's."""
 
         def price(each: Sequence[Op]) -> list[float]:
@@ -95,7 +95,7 @@ class FittedPasses:
 
         if not ops.of_grid:
             self.ops.prepare([*ops.outside, *ops.in_layers], cold)  # together: much quicker
-        sums: dict[str, Any] = dict.fromkeys(GROUPS, 0.0)
+        sums: dict[str, float] = dict.fromkeys(GROUPS, 0.0)
         sums |= {"pass": 1.0, "layers": ops.layers, "scatter": scattered}
         for counts, gemm in ((ops.outside, "head"), (ops.in_layers, "gemm")):
             for op, count in counts.items():
@@ -107,7 +107,7 @@ class FittedPasses:
                 sums[group] = sums[group] + count * seconds
         return list(sums.values())
 
-    def _features(self, arch: Architecture, part: Part, cold: bool, cache: CacheFit) -> list[Any]:
+    def _features(self, arch: Architecture, part: Part, cold: bool, cache: CacheFit) -> list[float]:
         warm_s, cold_s = self._group_seconds(arch, part)
         if cold:
             return cold_s
@@ -115,7 +115,7 @@ class FittedPasses:
             warm_s, cold_s, cache.cold_share(weight_bytes_per_pass(arch, self.dtype_bytes))
         )
 
-    def _inputs(self, arch: Architecture) -> list[Any]:
+    def _inputs(self, arch: Architecture) -> list[float]:
         """What of a pass is its shape's, as the process sees it; the rest are `_place`."""
         weights = np.log(weight_bytes_per_pass(arch, self.dtype_bytes))
         return [*inputs_of(arch), 0.5 * np.log(arch.head_rows), weights]
@@ -184,7 +184,7 @@ class FittedPasses:
         ) * math.exp(mean)
         return Estimate(value, std * value, "modelled")
 
-    def _grid_device_s(self, grid: ShapeGrid, passes: Sequence[Pass]) -> list[Any]:
+    def _grid_device_s(self, grid: ShapeGrid, passes: Sequence[Pass]) -> list[Numbers]:
         """`_device_s` of each pass of each shape of a grid, without std."""
         places = np.array([place_of(part, cold) for part, cold in passes])
         factors = np.exp(self._residual.means(self._inputs(grid), places))
@@ -232,12 +232,12 @@ def fit_cache(
     return cache, coefficients, np.log(times / (features_of(cache) @ coefficients))
 
 
-def linear(coefficients: Array, features: Sequence[Any]) -> Any:
+def linear(coefficients: Array, features: Sequence[float]) -> float:
     """Seconds by the coefficients alone; features may be arrays that broadcast."""
     return sum(c * feature for c, feature in zip(coefficients.tolist(), features, strict=True))
 
 
-def inputs_of(arch: Architecture) -> list[Any]:
+def inputs_of(arch: Architecture) -> list[float]:
     """What of a pass is its layers', as a Gaussian process sees it."""
     return [
         np.log(arch.hidden_size),
@@ -253,7 +253,7 @@ def place_of(part: Part, cold: bool) -> tuple[float, float, float]:
     return 2.0 * math.log(part.batch * part.tokens), 0.5 * math.log(part.context + 64), float(cold)
 
 
-def _between(warm: list[Any], cold: list[Any], share: Any) -> list[Any]:
+def _between(warm: list[float], cold: list[float], share: float) -> list[float]:
     return [low + share * (high - low) for low, high in zip(warm, cold, strict=True)]
 
 

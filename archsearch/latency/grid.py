@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.grid import Array, ShapeGrid
+from archsearch.architecture.grid import ShapeGrid
 from archsearch.engine_rounds import RoundCosts
-from archsearch.estimate import Estimate
+from archsearch.estimate import Array, Estimate, Numbers
 from archsearch.latency.draft_passes import nothing_drafted
-from archsearch.latency.rounds import Passes, RoundTime, extra_s, host_s, larger_of_arrays, waits_s
+from archsearch.latency.rounds import Passes, RoundTime, extra_s, host_s, larger_means, waits_s
 from archsearch.workload import Workload
 
 NOTHING: Final = Estimate(0.0, 0.0, "given")
@@ -71,7 +71,7 @@ class GridLatency:
             times: Any = Many(np.asarray(draft)), Many(np.asarray(whole))
             yield RoundTime(times[0], self._verified[gamma], NOTHING, times[1])
 
-    def idle(self) -> Any:
+    def idle(self) -> Numbers:
         """`LatencyOfRounds.idle_s`: what the drafts cost a step that drafts nothing."""
         latency, facts = self.latency, self.latency.facts
         if latency.rounds is not None and facts.idle_round:
@@ -91,9 +91,9 @@ class GridLatency:
     def _launched(
         self,
         gamma: int,
-        first: Array,
-        later: Array,
-        draft: Array,
+        first: Numbers,
+        later: Numbers,
+        draft: Numbers,
         own: tuple[RoundCosts, Estimate] | None = None,
     ) -> Array:
         """`rounds.round_time` of an engine whose host is modelled; `own`: other costs, and
@@ -103,11 +103,12 @@ class GridLatency:
         layers = np.asarray(self.grid.num_hidden_layers, dtype=float)
         costs = costs.launching(batch * (gamma + 1))
         reduces = (2 * layers + 1) * (self.ranks > 1)
-        sizes = (gamma, batch, layers, self.target.num_hidden_layers, reduces)
-        passes = Passes(NOTHING, NOTHING, NOTHING, *sizes, context=self.workload.context_len)
+        target_layers, context = self.target.num_hidden_layers, self.workload.context_len
+        sizes: Any = (gamma, batch, layers, target_layers, reduces, context)
+        passes = Passes(NOTHING, NOTHING, NOTHING, *sizes)
         extra, extra_std = extra_s(costs, passes)
         gpu = draft + read.value + extra
         if costs.order == "overlapped":
             std = np.hypot(read.std, extra_std)
-            return larger_of_arrays(gpu, std, *host_s(costs, passes))
+            return larger_means(gpu, std, *host_s(costs, passes))
         return np.asarray(gpu + waits_s(costs, passes, (first, later, read.value)))

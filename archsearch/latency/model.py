@@ -28,7 +28,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -47,7 +46,7 @@ from archsearch.drafters.drafter import Drafter, RoundPlan, RoundRows
 from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds, engine_rounds
 from archsearch.errors import MissingDataError
-from archsearch.estimate import Estimate
+from archsearch.estimate import Estimate, Numbers
 from archsearch.hardware.device import Device
 from archsearch.latency.added import AddedFit, fit_overheads
 from archsearch.latency.attention import serving_attention
@@ -103,8 +102,8 @@ class LatencyModel(FittedPasses, DraftPasses):
         self.dtype = dtype
         self.mode = mode
         self.dtype_bytes = DTYPE_BYTES[dtype]
-        self._parts: dict[tuple[Any, ...], tuple[list[Any], list[Any]]] = {}
-        self._passes: dict[tuple[Any, ...], Estimate] = {}
+        self._parts: dict[tuple[Architecture, Part], tuple[list[float], list[float]]] = {}
+        self._passes: dict[tuple[object, ...], Estimate] = {}
         self.outliers_ = []
         self.composed_: ComposedPass | None = None
         self.engine_: EnginePasses | None = None
@@ -193,7 +192,7 @@ class LatencyModel(FittedPasses, DraftPasses):
             return self.composed_.step_s(arch, [part], choose=False)
         return self._device_s(arch, part, cold)
 
-    def _on_top(self, arch: Architecture, part: Part, ranks: int) -> tuple[Any, Any]:
+    def _on_top(self, arch: Architecture, part: Part, ranks: int) -> tuple[float, float]:
         """Seconds and std of what comes on top of a fitted pass: the sums between ranks, and the
         choice of a token after each position whose logits are computed. Of a grid without std."""
         value, std = self._between_ranks(arch, part, ranks) if ranks > 1 else (0.0, 0.0)
@@ -205,7 +204,7 @@ class LatencyModel(FittedPasses, DraftPasses):
             value, std = value + seconds, (std**2 + own**2) ** 0.5
         return value, std
 
-    def _between_ranks(self, arch: Architecture, part: Part, ranks: int) -> tuple[Any, Any]:
+    def _between_ranks(self, arch: Architecture, part: Part, ranks: int) -> tuple[float, float]:
         """Seconds and std of the all-reduces of a pass, and in a graph how long ranks wait for one
         another (as in composed passes).
 
@@ -240,7 +239,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         seconds = float(self._features(arch, part, cold, self.cache_)[at] * self._coefficients[at])
         return Estimate(0.0, self._attention_std * seconds, "modelled")
 
-    def grid_s(self, grid: ShapeGrid, passes: Sequence[Pass], ranks: int) -> list[Any]:
+    def grid_s(self, grid: ShapeGrid, passes: Sequence[Pass], ranks: int) -> list[Numbers]:
         """Seconds of each pass of each shape of a grid, as of one but without std."""
         if self.engine_ is not None:
             return (self.drafts_ or self.engine_).grid_s(grid, passes)
@@ -312,7 +311,7 @@ class LatencyModel(FittedPasses, DraftPasses):
             else self.profile.device.get("compute_capability")
         )
 
-    def _remember(self, key: tuple[Any, ...], estimate: Estimate) -> Estimate:
+    def _remember(self, key: tuple[object, ...], estimate: Estimate) -> Estimate:
         if len(self._passes) > 200_000:
             self._passes.clear()
         self._passes[key] = estimate
@@ -424,11 +423,11 @@ class LatencyModel(FittedPasses, DraftPasses):
         rows = self.profile.select("forward", self.dtype, self.mode)
         return max((ForwardShape.of(row).batch for row in rows), default=1)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """What was learnt, for reports: `pass` is `fitted` (to whole passes: coefficients, cache,
         leave-one-out errors) or `composed` (of kernels and stated constants); `engines` by name and
         vocabulary of the measurement."""
-        known: dict[str, Any] = {
+        known: dict[str, object] = {
             "dtype": self.dtype,
             "mode": self.mode,
             "rows": len(self.profile.rows),

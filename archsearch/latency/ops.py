@@ -35,10 +35,11 @@ from archsearch.architecture.ops import (
     Op,
 )
 from archsearch.errors import MissingDataError
+from archsearch.estimate import Array
 from archsearch.hardware.device import Device
 from archsearch.latency.all_reduce import AllReduces
 from archsearch.latency.datasheet import BANDWIDTH_SHARE, FORMAT_STD, datasheet_s
-from archsearch.latency.regression import Array, Kriging, Residual, nonnegative_fit
+from archsearch.latency.regression import Kriging, Residual, nonnegative_fit
 from archsearch.latency.stored import digest_of, stored_fit, to_dict
 from archsearch.profiles import Measurement, Profile
 from archsearch.workload import DTYPE_BYTES
@@ -46,17 +47,21 @@ from archsearch.workload import DTYPE_BYTES
 Answer = tuple[float, float]
 """seconds, relative std"""
 
+# Kinds that are lines in their size, and so need no table.
 LINES: Final = ("elementwise", "all_reduce")
-"""Kinds that are lines in their size, and so need no table."""
+# Kinds whose tables are fitted when a target needs them: most do not.
 WHEN_ASKED: Final = ("experts", "latent_attention")
-"""Kinds whose tables are fitted when a target needs them: most do not."""
+# Relative std of a row of one time (imported tables) whose profile does not say: two vLLM and
+# TRT-LLM campaigns on the same GPU and GEMM lie 2 to 4 % apart (median).
 MEASURED_STD: Final = {"gemm": 0.03, "attention": 0.03, "elementwise": 0.05, "all_reduce": 0.05}
-"""Relative std of a row of one time (imported tables) whose profile does not say: two vLLM and
-TRT-LLM campaigns on the same GPU and GEMM lie 2 to 4 % apart (median)."""
 OTHER_STD: Final = 0.05
 STAND_IN_STD: Final = 0.01  # float16 asked, bfloat16 measured: the same kernels at the same speed
 
 PEAK_SHARE: Final = 0.5
+# Small kernels that no table holds. In a graph: 3 us + bytes / (0.8 bandwidth) as NVIDIA
+# aiconfigurator 0.12 takes, for rope and add the 2 us that Vidur measured. On their own: Vidur's
+# medians on an H100 (Llama-70B at TP 4, 1 to 8 tokens, CUDA events around each, so the gap of a
+# launch is inside; an A100 takes 7.5, 3.0, 5.5, 2.0 and 5.5 us).
 ELEMENTWISE_S: Final[dict[str, tuple[float, float, float]]] = {
     # name: (seconds in a graph, seconds on their own, numbers moved per element)
     "norm": (3e-6, 6.0e-6, 4.0),  # reads input and residual, writes both; the weights are few
@@ -67,17 +72,13 @@ ELEMENTWISE_S: Final[dict[str, tuple[float, float, float]]] = {
     # logits widened to float32, then reduced twice (a guess: nobody published it)
     "sample": (5e-6, 1.0e-5, 5.0),
 }
-"""Small kernels that no table holds. In a graph: 3 us + bytes / (0.8 bandwidth) as NVIDIA
-aiconfigurator 0.12 takes, for rope and add the 2 us that Vidur measured. On their own: Vidur's
-medians on an H100 (Llama-70B at TP 4, 1 to 8 tokens, CUDA events around each, so the gap of a
-launch is inside; an A100 takes 7.5, 3.0, 5.5, 2.0 and 5.5 us)."""
 ELEMENTWISE_STD: Final = 0.30
 UNKNOWN_ELEMENTWISE_S: Final = (3e-6, 4.5e-6, 2.0)
 VERIFY_STD: Final = 0.25
 SHORT: Final = 16  # tokens of context that cost next to nothing
+# Of kernels priced by others that move as much: grouped GEMMs reach 50 to 96 % of the bandwidth
+# that plain ones reach.
 STAND_INS_STD: Final = 0.30
-"""Of kernels priced by others that move as much: grouped GEMMs reach 50 to 96 % of the bandwidth
-that plain ones reach."""
 
 
 # --- CPU: smooth tables
@@ -194,7 +195,7 @@ def gpu_plain_sizes(ops: Sequence[Op], multiprocessors: int) -> tuple[Array, Arr
     return np.array([kind.base(op) for op in ops]), np.array([kind.place(op) for op in ops])
 
 
-Sizes = Callable[[Any, int], tuple[Array, Array]]
+Sizes = Callable[[Sequence[Any], int], tuple[Array, Array]]
 GPU_SIZES: Final[dict[str, Sizes]] = {"gemm": gpu_gemm_sizes, "attention": gpu_attention_sizes}
 
 
@@ -211,7 +212,7 @@ class GpuTable:
     @classmethod
     def fit(
         cls,
-        ops: Sequence[Any],
+        ops: Sequence[Op],
         times_s: Array,
         *,
         sizes: Sizes,
@@ -234,7 +235,7 @@ class GpuTable:
         residual = Kriging.fit(place, log_ratio, like=None if like is None else like.residual)
         return cls(sizes, multiprocessors, coefficients, residual, digest)
 
-    def predict_all(self, ops: Sequence[Any]) -> tuple[Array, Array]:
+    def predict_all(self, ops: Sequence[Op]) -> tuple[Array, Array]:
         """Seconds and relative stds, each [ops]."""
         features, place = self.sizes(ops, self.multiprocessors)
         mean, std = self.residual.predict(place)
@@ -276,7 +277,7 @@ def steady(rows: list[Measurement]) -> list[Measurement]:
     return kept if len(kept) >= 0.6 * len(rows) else rows
 
 
-def op_of(row: Measurement) -> Any:
+def op_of(row: Measurement) -> Op:
     """The op that a row of a single op measured."""
     return OP_KINDS[row.kind].op(**row.sizes())
 
@@ -328,9 +329,8 @@ class OpModel:
                 self._fit_tables(kind, like)
         self._unfitted = set(WHEN_ASKED)
         self._elementwise = self._fit_elementwise()
-        self._all_reduce = AllReduces(
-            self._rows("all_reduce"), self._device, dtype, mode, self._reduce_std()
-        )
+        std = self._row_std.get("all_reduce", MEASURED_STD["all_reduce"]) + self._extra_std
+        self._all_reduce = AllReduces(self._rows("all_reduce"), self._device, dtype, mode, std)
         self._require()
 
     # --- fitting
@@ -360,7 +360,7 @@ class OpModel:
             cold = warm | cold
             warm = warm if len(both) >= OP_KINDS[kind].min_rows else {}
         for cache, rows in (("cold", cold), ("warm", warm)):
-            regimes: dict[str, list[Any]] = {}
+            regimes: dict[str, list[Op]] = {}
             for op in rows:
                 regimes.setdefault(_regime(op) if self._gpu else kind, []).append(op)
             for regime, ops in regimes.items():
@@ -380,7 +380,7 @@ class OpModel:
                         std = max(0.01, min(std, table.row_std))
                     self._measured[op, cache == "cold"] = (rows[op].median_s, std + self._extra_std)
 
-    def _fit_gpu(self, ops: list[Any], times_s: Array, known: GpuTable | None) -> GpuTable:
+    def _fit_gpu(self, ops: list[Op], times_s: Array, known: GpuTable | None) -> GpuTable:
         return GpuTable.fit(
             ops,
             times_s,
@@ -390,7 +390,7 @@ class OpModel:
             folder=self.profile.folder if known is None else None,
         )
 
-    def fits(self, kinds: Iterable[str]) -> dict[str, dict[str, Any]]:
+    def fits(self, kinds: Iterable[str]) -> dict[str, dict[str, object]]:
         """The tables of `kinds` of ops as `latency.stored` keeps them, by the digest of their
         rows."""
         for kind in self._unfitted.intersection(kinds):
@@ -410,9 +410,6 @@ class OpModel:
             constant, slope = nonnegative_fit(features, np.array([row.median_s for row in rows]))
             found[name] = (float(constant), float(slope))
         return found
-
-    def _reduce_std(self) -> float:
-        return float(self._row_std.get("all_reduce", MEASURED_STD["all_reduce"])) + self._extra_std
 
     def _require(self) -> None:
         needed = ("gemm", "decode") if self._gpu else ("gemm", "attention")

@@ -4,7 +4,6 @@ store the fits beside them."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.latency import stored
@@ -13,11 +12,11 @@ from archsearch.paths import data_dir
 from archsearch.profiles import Profile
 
 
-def fits_of(profile: Profile) -> dict[str, dict[str, Any]]:
+def fits_of(profile: Profile) -> dict[str, dict[str, object]]:
     """All tables of a GPU profile under CUDA graphs, learnt from its rows: what is stored, by
     digest."""
     profile.folder = None  # nothing stored is taken
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, object]] = {}
     for dtype, mode in profile.combinations():
         if mode == "graph" and profile.select("gemm", dtype, mode):
             found |= OpModel(profile, dtype, mode).fits(OP_KINDS)

@@ -11,12 +11,11 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from archsearch.estimate import Array, Numbers
 
 
 def nonnegative_fit(features: Array, times_s: Array) -> Array:
@@ -150,14 +149,14 @@ class Residual:
         variance = self.amplitude - float(covariance @ self.inverse @ covariance)
         return mean, float(np.sqrt(max(variance, 0.0) + self.noise))
 
-    def means(self, first: Sequence[Any], last: Array) -> Array:
+    def means(self, first: Sequence[Numbers], last: Array) -> Array:
         """Means at points of which the first inputs, `first`, are arrays that broadcast, and the
         others are each of `last` [places, inputs]: [..., places].
 
         The exponential of each input is taken once for each of its own values.
         """
 
-        def near(column: int, values: Any) -> Array:
+        def near(column: int, values: Numbers) -> Array:
             at = np.asarray(values, dtype=float)[..., None] / self.scales[column]
             return np.asarray(np.exp(-0.5 * (self.inputs[:, column] - at) ** 2))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from archsearch.architecture.grid import Pass, ShapeGrid, priced
 from archsearch.architecture.ops import Op, Part, PassOps, model_pass
 from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import EngineRounds, engine_rounds
-from archsearch.estimate import Estimate
+from archsearch.estimate import Estimate, Numbers
 from archsearch.hardware.device import Device
 from archsearch.latency.composed import all_reduce_wait, constants, sync_waits
 from archsearch.latency.datasheet import datasheet_s
@@ -78,11 +78,11 @@ class RooflineLatency(DraftPasses):
         value = float(self._seconds(ops))
         return Estimate(value, RELATIVE_STD[self.mode] * value, "roofline")
 
-    def grid_s(self, grid: ShapeGrid, passes: Sequence[Pass], ranks: int) -> list[Any]:
+    def grid_s(self, grid: ShapeGrid, passes: Sequence[Pass], ranks: int) -> list[Numbers]:
         """See `LatencyModel.grid_s`."""
         return [self._seconds(self._ops(grid, part, ranks)) for part, _ in passes]
 
-    def _seconds(self, ops: PassOps) -> Any:
+    def _seconds(self, ops: PassOps) -> float:
         def price(each: Sequence[Op]) -> list[float]:
             return [self.op_s(op) for op in each]
 

@@ -20,7 +20,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from archsearch.architecture.grid import Array
 from archsearch.architecture.ops import Part
 from archsearch.engine_rounds import (
     COSTS,
@@ -32,7 +31,8 @@ from archsearch.engine_rounds import (
     version_in,
 )
 from archsearch.errors import ArchsearchError
-from archsearch.estimate import Estimate
+from archsearch.estimate import Array, Estimate
+from archsearch.latency.draft_passes import DraftPasses
 from archsearch.latency.rounds import Passes, plain_step, round_time
 from archsearch.profiles import Measurement, Profile, RoundShape
 from archsearch.workload import Workload
@@ -40,9 +40,9 @@ from archsearch.workload import Workload
 # relative: what a law of six numbers misses of a round, beside the noise of its timing
 ROW_STD: Final = 0.01
 KERNEL_STD: Final = 0.03  # relative, at least: what modelled kernels of one model may be off by
+# Factors on the host's prior at which the fit begins: from the wrong side of the maximum a row does
+# not constrain it.
 STARTS: Final = (1.0, 0.5, 2.0)
-"""Factors on the host's prior at which the fit begins: from the wrong side of the maximum a row
-does not constrain it."""
 TARGET: Final = ""
 IDENTIFIED: Final = 0.9  # a cost whose std fell below this share of its prior's was measured
 
@@ -80,7 +80,7 @@ class RoundFit:
     errors: tuple[float, ...]
     identified: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For reports; seconds."""
         costs = {name: getattr(self.rounds.costs, f"{name}_s").to_dict() for name in COSTS}
         return {
@@ -279,9 +279,9 @@ def _times(estimate: Estimate, factor: float) -> Estimate:
     return Estimate(factor * estimate.value, factor * estimate.std, estimate.source)
 
 
+# What launching takes is the same whether the engine synchronises or not: measured in one class, it
+# holds in another that launches alike.
 CARRIED: Final = ("host_layer", "host_target_layer", "host_all_reduce")
-"""What launching takes is the same whether the engine synchronises or not: measured in one class,
-it holds in another that launches alike."""
 
 
 def carried_over(asked: EngineRounds, measured: EngineRounds) -> EngineRounds:
@@ -296,7 +296,7 @@ def carried_over(asked: EngineRounds, measured: EngineRounds) -> EngineRounds:
 
 
 def with_measured_rounds(
-    model: Any, profile: Profile
+    model: DraftPasses, profile: Profile
 ) -> tuple[EngineRounds | None, RoundFit | None]:
     """`model.rounds` with what the profile's rounds say of them, and the fit; unchanged where they
     say nothing.
@@ -348,7 +348,7 @@ def rounds_of_row(shape: RoundShape) -> EngineRounds | None:
         return None
 
 
-def _fitted(model: Any, prior: EngineRounds, rows: list[Measurement]) -> RoundFit | None:
+def _fitted(model: DraftPasses, prior: EngineRounds, rows: list[Measurement]) -> RoundFit | None:
     """The fit of `prior` to rows of its class; None where no round is among them."""
     rounds: list[RoundRow] = []
     steps: list[StepRow] = []

@@ -19,13 +19,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 
-from archsearch.architecture.grid import Array
 from archsearch.engine_rounds import EngineRounds, RoundCosts
-from archsearch.estimate import Estimate, weakest_source
+from archsearch.estimate import Array, Estimate, Numbers, weakest_source
 
 Bound = Literal["gpu", "host"]
 
@@ -67,9 +66,9 @@ class Passes:
     later_s: Estimate
     gamma: int
     batch: int
-    draft_layers: Any  # of drafts of many depths an array, and so their all-reduces
+    draft_layers: float  # of drafts of many depths an array, and so their all-reduces
     target_layers: int
-    draft_all_reduces: Any = 0
+    draft_all_reduces: float = 0
     context: int = 0  # tokens in each sequence's cache
     # the draft's head is trimmed, and its logits are written into rows of the whole vocabulary
     scattered: bool = False
@@ -133,7 +132,7 @@ def host_time(costs: RoundCosts, passes: Passes) -> Estimate:
     return Estimate(*host_s(costs, passes), costs.rests_on)
 
 
-def host_s(costs: RoundCosts, passes: Passes) -> tuple[Any, Any]:
+def host_s(costs: RoundCosts, passes: Passes) -> tuple[float, float]:
     """`host_time` and its std; of drafts of many depths arrays."""
     counts = {"host_round": 1.0, "host_target_layer": float(passes.target_layers)}
     counts |= {name: passes.gamma * count for name, count in _launched(costs, passes).items()}
@@ -142,13 +141,13 @@ def host_s(costs: RoundCosts, passes: Passes) -> tuple[Any, Any]:
     return value, ((costs.machine_std * value) ** 2 + own**2) ** 0.5 if std is None else std
 
 
-def launch_s(costs: RoundCosts, passes: Passes) -> Any:
+def launch_s(costs: RoundCosts, passes: Passes) -> float:
     """Seconds in which the host launches and samples one draft pass."""
     counts = _launched(costs, passes).items()
     return _total([(count, getattr(costs, f"{name}_s")) for name, count in counts])[0]
 
 
-def _launched(costs: RoundCosts, passes: Passes) -> dict[str, Any]:
+def _launched(costs: RoundCosts, passes: Passes) -> dict[str, float]:
     """How often each cost of the host comes in one draft pass."""
     return {
         "host_token": 1.0,
@@ -158,7 +157,7 @@ def _launched(costs: RoundCosts, passes: Passes) -> dict[str, Any]:
     }
 
 
-def _total(parts: Iterable[tuple[Any, Estimate]]) -> tuple[Any, Any]:
+def _total(parts: Iterable[tuple[float, Estimate]]) -> tuple[float, float]:
     """Seconds and std of so many of each cost, numbers or arrays; each errs by itself."""
     value, square = 0.0, 0.0
     for count, cost in parts:
@@ -166,9 +165,9 @@ def _total(parts: Iterable[tuple[Any, Estimate]]) -> tuple[Any, Any]:
     return value, square**0.5
 
 
-def waits_s(costs: RoundCosts, passes: Passes, of_gpu: tuple[Any, Any, float]) -> Any:
+def waits_s(costs: RoundCosts, passes: Passes, of_gpu: tuple[Numbers, Numbers, float]) -> Numbers:
     """Seconds that the GPU waits for the host of a serial engine, beside its passes `of_gpu`: the
-    draft's first, each later one and the target's. Numbers or arrays of many drafts."""
+    draft's first, each later one and the target's. float or arrays of many drafts."""
     launch = launch_s(costs, passes)
     hosts = (launch, launch, passes.target_layers * costs.host_target_layer_s.value)
     first, later, verify = (
@@ -197,7 +196,7 @@ def free_layers(costs: RoundCosts, passes: Passes) -> float:
     return max(0.0, ((gpu - fixed) / passes.gamma - costs.host_token_s.value) / per_layer)
 
 
-def extra_s(costs: RoundCosts, passes: Passes) -> tuple[Any, Any]:
+def extra_s(costs: RoundCosts, passes: Passes) -> tuple[float, float]:
     """What a round adds on the GPU's side: synchronisation, sampling, copies; seconds and std, of
     drafts of many depths arrays."""
     gamma, batch, context = passes.gamma, passes.batch, passes.context
@@ -263,32 +262,20 @@ def _serial(costs: RoundCosts, passes: Passes) -> RoundTime:
 
 def larger(first: Estimate, second: Estimate) -> Estimate:
     """Mean and std of the larger of two independent normal times (Clark 1961, eq. 2 and 3)."""
-    return Estimate(*larger_of(first.value, first.std, second.value, second.std), first.source)
-
-
-def larger_of(
-    first: float, first_std: float, second: float, second_std: float
-) -> tuple[float, float]:
-    """`larger` of plain numbers: (mean, std)."""
-    theta = math.hypot(first_std, second_std)
+    one, other, theta = first.value, second.value, math.hypot(first.std, second.std)
     if theta == 0.0:
-        return max(first, second), 0.0
-    gap = (first - second) / theta
+        return Estimate(max(one, other), 0.0, first.source)
+    gap = (one - other) / theta
     below = 0.5 * (1.0 + math.erf(gap / math.sqrt(2.0)))
     density = math.exp(-0.5 * gap * gap) / math.sqrt(2.0 * math.pi)
-    mean = first * below + second * (1.0 - below) + theta * density
-    square = (first**2 + first_std**2) * below + (second**2 + second_std**2) * (1.0 - below)
-    square += (first + second) * theta * density
-    return mean, math.sqrt(max(square - mean * mean, 0.0))
+    mean = one * below + other * (1.0 - below) + theta * density
+    square = (one**2 + first.std**2) * below + (other**2 + second.std**2) * (1.0 - below)
+    square += (one + other) * theta * density
+    return Estimate(mean, math.sqrt(max(square - mean * mean, 0.0)), first.source)
 
 
-def larger_of_arrays(
-    first: Array,
-    std: Array,
-    second: Array,
-    second_std: Array,
-) -> Array:
-    """Means of `larger_of` of many at once. It stays apart: numpy has no erf, and of single numbers
+def larger_means(first: Numbers, std: Numbers, second: Numbers, second_std: Numbers) -> Array:
+    """Means of `larger` of many at once. It stays apart: numpy has no erf, and of single numbers
     math's is ten times quicker than scipy's."""
     from scipy.special import erf
 

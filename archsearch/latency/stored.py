@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
@@ -18,9 +18,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from archsearch.architecture.ops import Op
 from archsearch.errors import ArchsearchError
+from archsearch.estimate import Array
 from archsearch.files import read_json, write_json
-from archsearch.latency.regression import Array, Kriging
+from archsearch.latency.regression import Kriging
 
 FILE: Final = "kernel_fit.json"
 FORMAT: Final = 1
@@ -28,7 +30,7 @@ Fit = tuple[Array, Kriging]
 """coefficients of the base [columns], correction of a table"""
 
 
-def digest_of(ops: Sequence[Any], times_s: Array, multiprocessors: int) -> str:
+def digest_of(ops: Sequence[Op], times_s: Array, multiprocessors: int) -> str:
     """Names the rows of a table: the same ops with the same seconds on as many multiprocessors.
 
     Of an op counts what is not its default: a field that ops gain later changes no digest.
@@ -42,7 +44,9 @@ def digest_of(ops: Sequence[Any], times_s: Array, multiprocessors: int) -> str:
     return hashlib.sha256(f"{multiprocessors}\n{rows}".encode()).hexdigest()[:16]
 
 
-def stored_fit(folder: Path | None, digest: str, log_ratio_of: Any, place: Array) -> Fit | None:
+def stored_fit(
+    folder: Path | None, digest: str, log_ratio_of: Callable[[Array], Array], place: Array
+) -> Fit | None:
     """The fit in `folder` of the rows that `digest` names; None where there is none.
 
     `place` [rows, features] and `log_ratio_of` (coefficients -> [rows]) are those of the rows.
@@ -63,7 +67,7 @@ def stored_fit(folder: Path | None, digest: str, log_ratio_of: Any, place: Array
     )
 
 
-def to_dict(coefficients: Array, learnt: Kriging) -> dict[str, Any]:
+def to_dict(coefficients: Array, learnt: Kriging) -> dict[str, object]:
     """A table's fit as it is stored: all but what its rows say anew."""
     alike = bool(np.all(learnt.row_noise == learnt.noise))
     return {
@@ -76,7 +80,7 @@ def to_dict(coefficients: Array, learnt: Kriging) -> dict[str, Any]:
     }
 
 
-def save(folder: Path, tables: Mapping[str, dict[str, Any]]) -> None:
+def save(folder: Path, tables: Mapping[str, dict[str, object]]) -> None:
     """Write the fits of a profile, by digest."""
     write_json(folder / FILE, {"format": FORMAT, "tables": dict(sorted(tables.items()))})
     _tables.cache_clear()

@@ -9,12 +9,13 @@ benchmarks/training_costs.py: within a factor of HOURS_FACTOR in either directio
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.errors import InvalidShapeError
 from archsearch.hardware.device import Device
+from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.needs import TrainingBudget
 from archsearch.workload import Workload
 
@@ -33,7 +34,7 @@ DTYPES: Final = ("bfloat16", "float16", "float32")  # that drafts are trained in
 
 
 def training_budget(
-    latency: Any, target: Architecture, device: Device, workload: Workload, hours: float
+    latency: LatencyOfRounds, target: Architecture, device: Device, workload: Workload, hours: float
 ) -> TrainingBudget:
     """What `hours` device-hours of `device` buy, for drafters of `target`.
 
@@ -89,7 +90,7 @@ def _holds(
 
 
 def _per_token(
-    latency: Any, target: Architecture, device: Device, served: Workload
+    latency: LatencyOfRounds, target: Architecture, device: Device, served: Workload
 ) -> tuple[float, float]:
     """Device-seconds of writing a token, and of the teacher's pass over one."""
     most = latency.largest_batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +91,7 @@ def build_draft(
     dtype: torch.dtype | str = torch.float32,
     draft_token_ids: Sequence[int] | None = None,
     seed: int = 0,
-    **config_fields: Any,
+    **config_fields: object,
 ) -> PreTrainedModel:
     """The Hugging Face module of `arch` with random weights, in eval mode; the caller's random
     state is left alone.
@@ -163,7 +163,7 @@ def save_draft(
     tokenizer: PreTrainedTokenizerBase | None = None,
     gamma: int | None = None,
     mean_hidden: Tensor | None = None,
-    extra: dict[str, Any] | None = None,
+    extra: dict[str, object] | None = None,
 ) -> None:
     """Write `model` as a draft folder; other files in `folder` stay. Weights come last: a new
     folder with weights is whole.

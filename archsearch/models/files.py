@@ -3,10 +3,10 @@ family of drafters it holds. Nothing here loads torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
+from archsearch.architecture.hf_fields import Config
 from archsearch.drafters.read import family_of_config, layer_ids
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
@@ -50,7 +50,7 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 
-def gamma_settings(gamma: int, least: float = 0.0) -> dict[str, Any]:
+def gamma_settings(gamma: int, least: float = 0.0) -> dict[str, object]:
     """generation_config fields of a draft that make transformers draft `gamma` tokens a round,
     fewer where a token has a probability below `least`.
 
@@ -79,7 +79,7 @@ UNTRAINED: Final = {
 }
 
 
-def head_family(config: Mapping[str, Any]) -> HeadFamily | None:
+def head_family(config: Config) -> HeadFamily | None:
     """The family of a config.json, where it is of a head like those that are trained here."""
     found = family_of_config(config)
     return next((family for family in HEAD_FAMILIES if family == found), None)
@@ -103,7 +103,7 @@ def head_family_of(name: str) -> HeadFamily:
     raise ArchsearchError(f"{reason}; --family takes independent, {', '.join(HEAD_FAMILIES)}")
 
 
-def aux_layers(config: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
+def aux_layers(config: Config, folder: Path) -> tuple[int, ...]:
     """The layers whose inputs an EAGLE-3 or P-EAGLE head reads. Raises ArchsearchError where its
     config does not say."""
     ids = layer_ids(config)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import from_hf_config, read_architecture
+from archsearch.architecture.hf_fields import Config
 from archsearch.drafters.read import family_of_config
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import read_json
@@ -224,7 +225,7 @@ def _precision(name: str, tensor: Tensor, dtype: str) -> str:
     return "bfloat16" if dtype == "float16" and tensor.abs().max() > FLOAT16_MAX else dtype
 
 
-def _family(arch: Architecture, config: Mapping[str, Any], folder: Path) -> str:
+def _family(arch: Architecture, config: Config, folder: Path) -> str:
     """The GGUF architecture name. Raises ArchsearchError where this writer cannot say the shape."""
     kind = str(config.get("model_type"))
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -246,7 +247,7 @@ def _family(arch: Architecture, config: Mapping[str, Any], folder: Path) -> str:
     return _FAMILIES[kind]
 
 
-def _add_shape(writer: gguf.GGUFWriter, arch: Architecture, config: Mapping[str, Any]) -> None:
+def _add_shape(writer: gguf.GGUFWriter, arch: Architecture, config: Config) -> None:
     for name, value in {
         "type": "model",
         "name": arch.label(),
@@ -270,9 +271,7 @@ def _plain_name(name: str) -> str:
     return f"model.{name}" if name.startswith("layers.") else name
 
 
-def _add_states(
-    writer: gguf.GGUFWriter, arch: Architecture, config: Mapping[str, Any], folder: Path
-) -> None:
+def _add_states(writer: gguf.GGUFWriter, arch: Architecture, config: Config, folder: Path) -> None:
     """What an EAGLE-3 head reads of its target. Raises ArchsearchError for several layers, and
     where the config does not name those whose inputs it reads."""
     if arch.num_hidden_layers != 1:

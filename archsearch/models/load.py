@@ -8,7 +8,7 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -157,7 +157,7 @@ class LoadedTarget:
         return "bfloat16" if fits and faster else self.dtype
 
     @property
-    def config(self) -> Any:
+    def config(self) -> object:
         """The target's Hugging Face config; read without the weights where no model is loaded."""
         if self._models:
             return next(iter(self._models.values())).config

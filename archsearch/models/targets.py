@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import from_hf_config, read_architecture
+from archsearch.architecture.hf_fields import Config
 from archsearch.architecture.published_drafters import published_as
 from archsearch.drafters.drafter import FAMILY_NAMES, Drafter
 from archsearch.drafters.models import Independent
@@ -129,7 +130,7 @@ def resolve_target(name: str) -> TargetRef:
     )
 
 
-def _hub_config(hub_id: str) -> dict[str, Any]:
+def _hub_config(hub_id: str) -> dict[str, object]:
     from transformers import AutoConfig
 
     folder = hub_config_folder(hub_id)
@@ -306,9 +307,7 @@ def _placed(name: str, kind: str, place: str, target: TargetRef) -> NamedDrafter
     return replace(_read(name, config, target, made.family, place), hub_id=place)
 
 
-def _read(
-    name: str, config: Mapping[str, Any], target: TargetRef, kind: str, where: str
-) -> NamedDrafter:
+def _read(name: str, config: Config, target: TargetRef, kind: str, where: str) -> NamedDrafter:
     try:
         drafter, notes = drafter_of_config(config, target.architecture, kind)
     except ArchsearchError as error:

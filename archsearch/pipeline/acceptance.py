@@ -112,7 +112,7 @@ class AcceptanceRequest:
         source, workload = choose_latency(replace(self.asked, context_len=context_len), served)
         return Priced(source, Scorer(served, workload, source.latency, GivenAcceptance(0.5)))
 
-    def said(self) -> dict[str, Any]:
+    def said(self) -> dict[str, object]:
         """What every answer repeats."""
         return {
             "target": self.target,
@@ -135,7 +135,7 @@ class Priced:
         measured = self.scorer.measured
         return lambda gamma, alpha, tau: measured(draft, alpha, {gamma: tau}).speedup
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, object]:
         """For --json."""
         return {
             "latency": self.source.words,
@@ -174,7 +174,7 @@ def find_draft(name: str) -> DraftRef:
     return DraftRef(name, ref.architecture, ref, at_hand)
 
 
-def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
+def measure_acceptance(request: AcceptanceRequest) -> dict[str, object]:
     """alpha, acceptance by position and tau at gamma 1..8 of a draft, on text that the target
     writes for the prompts.
 
@@ -197,7 +197,7 @@ def measure_acceptance(request: AcceptanceRequest) -> dict[str, Any]:
     return result
 
 
-def measure_draft(request: AcceptanceRequest, target: TargetRef) -> dict[str, Any]:
+def measure_draft(request: AcceptanceRequest, target: TargetRef) -> dict[str, object]:
     """What a draft model does on the text that the target writes for the prompts, or what is
     published of it; with `explain` also the prior's terms."""
     draft = find_draft(request.draft)
@@ -208,7 +208,7 @@ def measure_draft(request: AcceptanceRequest, target: TargetRef) -> dict[str, An
         training=request.training
         or (training_of(draft.ref, target)[0] if draft.ref is not None else "target"),
     )
-    result: dict[str, Any] = request.said() | {
+    result: dict[str, object] = request.said() | {
         "architecture": draft.architecture,
         "shape": draft.architecture.label(),
         "domain": request.domain,
@@ -239,7 +239,7 @@ def measure_draft(request: AcceptanceRequest, target: TargetRef) -> dict[str, An
 
 def measure_untrained(
     request: AcceptanceRequest, target: TargetRef, kind: Untrained
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """What a drafter that nobody trains does on the text that the target writes for the prompts.
 
     N-gram lookup and suffix decoding are replayed on the text alone; early exit takes one pass of
@@ -261,7 +261,7 @@ def measure_untrained(
     context_len = _mean_context(texts)
     priced = request.priced(target, context_len)
     scorer = None if priced is None else priced.scorer
-    result: dict[str, Any] = request.said() | {
+    result: dict[str, object] = request.said() | {
         "family": kind.family,
         "dtype": request.dtype,
         "context_len": context_len,
@@ -286,7 +286,7 @@ def measure_untrained(
     return result if priced is None else result | priced.data()
 
 
-def _exit(trace: Trace, layer: int, scorer: Scorer | None) -> dict[str, Any]:
+def _exit(trace: Trace, layer: int, scorer: Scorer | None) -> dict[str, object]:
     """What leaving the target after a layer does, with its best gamma where it is priced."""
     figures = Figures.of(trace)
     found = figures.summary()
@@ -451,7 +451,7 @@ def written_text(
     return texts, ends, notes
 
 
-def _files_of(folder: Path | None) -> list[list[Any]]:
+def _files_of(folder: Path | None) -> list[list[object]]:
     """Name, size and time of change of a local model's files: other weights, another cache."""
     if folder is None:
         return []
@@ -485,7 +485,9 @@ class Figures:
         """Tokens a round by gamma."""
         return {gamma: each.estimate() for gamma, each in self.rounds.items()}
 
-    def data(self, speedup: Callable[[int, Estimate, Estimate], Estimate] | None) -> dict[str, Any]:
+    def data(
+        self, speedup: Callable[[int, Estimate, Estimate], Estimate] | None
+    ) -> dict[str, object]:
         """With their intervals, and the modelled speed-ups where they are asked for."""
         alpha, taus = self.alpha.estimate(), self.taus
         gains = {} if speedup is None else {g: speedup(g, alpha, tau) for g, tau in taus.items()}
@@ -503,7 +505,7 @@ class Figures:
 
     def summary(
         self, speedup: Callable[[int, Estimate, Estimate], Estimate] | None = None
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The figures of all texts and of each category, as `--json` has them; `speedup`:
         by gamma, alpha and tau. Raises ArchsearchError where no text is long enough for a round."""
         from archsearch.acceptance.replay import replay_tau
@@ -526,7 +528,9 @@ def _trained_tokens(request: AcceptanceRequest, draft: DraftRef) -> float | None
     )
 
 
-def explanation(request: AcceptanceRequest, target: TargetRef, draft: DraftRef) -> dict[str, Any]:
+def explanation(
+    request: AcceptanceRequest, target: TargetRef, draft: DraftRef
+) -> dict[str, object]:
     """The prior's alpha of the draft's shape and its terms, in logit(alpha)."""
     from archsearch.acceptance.prior import PriorAcceptance
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -104,7 +104,7 @@ class _Seen:
         gain = found.without.tpot_s / max(found.with_draft.tpot_s, 1e-12)
         return replace(found, speedup=gain)
 
-    def keep(self, file: Path, figures: Bench, **why: Any) -> None:
+    def keep(self, file: Path, figures: Bench, **why: object) -> None:
         """Write the figures, `why` they are no more, and every answer, by server."""
         answers = {f"{name}_requests": found for name, found in self.answers.items()}
         save(file, as_data(figures) | why | answers)
@@ -122,7 +122,7 @@ def _drive(
     few, and where this ends early, whatever ends it."""
     answers = seen.answers[name] = []
 
-    def keep(**why: Any) -> None:
+    def keep(**why: object) -> None:
         if why or len(answers) % 20 == 0:
             seen.keep(request.output, seen.figures(), **(why or {"unfinished": True}))
 

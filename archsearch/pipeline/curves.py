@@ -35,6 +35,7 @@ from archsearch.traffic.curve import Axis, Known, Sweep, curve, score_at, sweep_
 from archsearch.traffic.times import held_by
 from archsearch.workload import Workload
 
+OpsPriced = LatencyModel | RooflineLatency
 COLUMNS: Final = (
     "draft engine engine_version x gamma alpha tau speedup speedup_low speedup_high speedup_off"
     " ideal tpot_ms plain_tpot_ms tokens_per_s plain_tokens_per_s running plain_running"
@@ -236,7 +237,8 @@ def _values(
 
 def _bars(scorer: Scorer, score: Score) -> tuple[tuple[Bar, ...], tuple[Bar, ...], tuple[Bar, ...]]:
     """(passes, one layer each, a round beside plain steps) of the draft and the target."""
-    latency, target, workload, gamma = scorer.latency, scorer.target, scorer.workload, score.gamma
+    latency: Any = scorer.latency
+    target, workload, gamma = scorer.target, scorer.workload, score.gamma
     decode, verify = scorer.decode_s, latency.verify_s(target, workload, gamma)
     check = f"target, verification of {gamma + 1}"
     passes = [
@@ -272,7 +274,7 @@ def _bars(scorer: Scorer, score: Score) -> tuple[tuple[Bar, ...], tuple[Bar, ...
     return tuple(passes), tuple(layers), rounds
 
 
-def _prices_ops(latency: Any) -> bool:
+def _prices_ops(latency: OpsPriced) -> bool:
     """Whether single ops have a price: not where only the engine's whole passes were measured."""
     return (
         not isinstance(latency, LatencyModel)
@@ -282,7 +284,12 @@ def _prices_ops(latency: Any) -> bool:
 
 
 def _pass_bar(
-    latency: Any, name: str, arch: Architecture, workload: Workload, tokens: int, total: Estimate
+    latency: OpsPriced,
+    name: str,
+    arch: Architecture,
+    workload: Workload,
+    tokens: int,
+    total: Estimate,
 ) -> Bar:
     """A pass by term: its ops as the profile prices each alone; what the pass takes beyond them is
     its launches and the rest."""
@@ -302,13 +309,13 @@ def _pass_bar(
     return Bar(name, _scaled(terms, total.value), total)
 
 
-def _layer_bar(latency: Any, name: str, arch: Architecture, workload: Workload) -> Bar:
+def _layer_bar(latency: OpsPriced, name: str, arch: Architecture, workload: Workload) -> Bar:
     terms = _layer_terms(latency, arch, workload, 1, arch.windows()[0])
     return Bar(f"{name}, one layer", terms, Estimate(math.fsum(terms.values()), 0.0, "modelled"))
 
 
 def _layer_terms(
-    latency: Any, arch: Architecture, workload: Workload, tokens: int, window: int | None
+    latency: OpsPriced, arch: Architecture, workload: Workload, tokens: int, window: int | None
 ) -> dict[str, float]:
     """Seconds of the ops of one layer, each alone. GEMMs up to the first one after attention are
     its projections."""
@@ -331,7 +338,7 @@ def _layer_terms(
     return terms
 
 
-def _op_s(latency: Any, op: Op) -> float:
+def _op_s(latency: OpsPriced, op: Op) -> float:
     """Seconds of one op by whatever prices ops in this latency model, weights out of memory."""
     if isinstance(latency, RooflineLatency):
         return latency.op_s(op)

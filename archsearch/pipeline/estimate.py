@@ -108,10 +108,6 @@ class Priced:
     budget: TrainingBudget | None = None
     no_room: str = ""
 
-    def at_gamma(self, gamma: int) -> Score:
-        """Its score at another gamma."""
-        return self.scorer.with_gammas((gamma,))(self.score.proposer)
-
     def entry(self, group: int) -> Entry:
         """As `estimate` answers it."""
         return Entry(
@@ -369,7 +365,7 @@ def _differences(priced: Sequence[Priced]) -> tuple[Difference, ...]:
     for name in dict.fromkeys(item.name for item in priced):
         best, *others = (item for item in priced if item.name == name)
         for other in others:
-            there = other.at_gamma(best.score.gamma)
+            there = other.scorer.with_gammas((best.score.gamma,))(other.score.proposer)
             found.append(difference(name, best.score, other.score, there))
     return tuple(found)
 

@@ -105,7 +105,8 @@ def published_context(
     made = replace(context, budget=None)
     if not found.drafter.is_model:
         return made
-    ref = _ref(found.row.hub_id, found.drafter)
+    hub_id = found.row.hub_id
+    ref = TargetRef(hub_id, found.drafter.architecture, hub_id=hub_id)
     return trained_as(made, ref, training_of(ref, target)[0])
 
 
@@ -117,10 +118,6 @@ def context_of(context: AcceptanceContext, score: Score, target: TargetRef) -> A
     known = found_for(target.name, target.architecture, (score.family,))
     found = next((each for each in known if each.row.hub_id == score.needs.hub_id), None)
     return context if found is None else published_context(context, found, target)
-
-
-def _ref(hub_id: str, drafter: Drafter) -> TargetRef:
-    return TargetRef(hub_id, drafter.architecture, hub_id=hub_id)
 
 
 def _existing(session: SearchSession, found: Found) -> Alternative | None:

@@ -124,10 +124,7 @@ def check_choice(
 
 
 def serving_scorer(
-    session: SearchSession,
-    engine: str,
-    dtype: str | None = None,
-    draft_dtype: str | None = None,
+    session: SearchSession, engine: str, dtype: str | None = None, draft_dtype: str | None = None
 ) -> tuple[Scorer, str]:
     """The session's scorer with the latencies of `engine` (at another precision than the run's, of
     the draft other than the target's), and where those come from in words."""
@@ -180,7 +177,7 @@ def profile_first(
     )
 
 
-Drafters = Mapping[str, tuple[Any, int]]
+Drafters = Mapping[str, tuple[object, int]]
 """By name: what drafts (a folder, a lookup, an exit), and gamma."""
 
 
@@ -403,7 +400,7 @@ def engine_target(ref: TargetRef, engine: str, dtype: str) -> Path | str:
     return weights_source(ref)
 
 
-def random_draft(arch: Architecture, dtype: str, base: Path, *, load: bool = False) -> Any:
+def random_draft(arch: Architecture, dtype: str, base: Path, *, load: bool = False) -> object:
     """A draft of `arch` with random weights: the module (`load`), or its folder under `base`, made
     once."""
     from archsearch.models.drafts import build_draft, save_draft

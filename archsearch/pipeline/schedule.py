@@ -202,15 +202,15 @@ def _adaptive(
         for point in schedule.points
     ]
 
-    def speeds_of(gamma: int) -> list[Estimate]:
-        return [adaptive_speedup(local, draft, taus[gamma], gamma) for _, local in places]
-
     def gains_of(speeds: Sequence[Estimate]) -> list[float]:
         """Over the table, at each batch size."""
         tables = [point.speedup.value if point.speedup else 1.0 for point, _ in places]
         return [speed.value / table for speed, table in zip(speeds, tables, strict=True)]
 
-    found = {gamma: speeds_of(gamma) for gamma in able}
+    found = {
+        gamma: [adaptive_speedup(local, draft, taus[gamma], gamma) for _, local in places]
+        for gamma in able
+    }
     gamma = max(found, key=lambda each: min(gains_of(found[each])))
     points, gains = list[AdaptivePoint](), gains_of(found[gamma])
     for (point, _), speed in zip(places, found[gamma], strict=True):

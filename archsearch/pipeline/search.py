@@ -169,10 +169,7 @@ def write_finalists(run: Path, entry: FinalistsEntry, notes: Sequence[str]) -> N
 
 
 def text_result(
-    scorer: Scorer,
-    trainer: DraftTrainer,
-    ranked: Sequence[Score],
-    trained: Sequence[TrainedDraft],
+    scorer: Scorer, trainer: DraftTrainer, ranked: Sequence[Score], trained: Sequence[TrainedDraft]
 ) -> TextVerdict | None:
     """The verdict on the run's text by its best trained draft; None where none was trained."""
     drafts = {draft.architecture: draft for draft in trained}

@@ -335,6 +335,6 @@ def check_flight(mix: Mix, facts: EngineFacts, device: Device) -> None:
     check_batch(facts, device, mix.in_flight)
 
 
-def read_back(data: Mapping[str, Any]) -> Mix:
+def read_back(data: Mapping[str, object]) -> Mix:
     """A mix that a run folder keeps."""
     return mix_of(data, "the workload of the run")

@@ -168,7 +168,7 @@ class SearchRequest:
             families=named_families(self.families),
         )
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """What run.yaml keeps and a continued run must repeat: one flat table, under the names of
         the options."""
         said = asdict(self.asked).items()
@@ -290,7 +290,7 @@ class Setting:
             budget = budget_s(budget or spent, device)
         return cls(target, source, workload, families, limits, longest, budget)
 
-    def recorded(self, request: SearchRequest) -> dict[str, Any]:
+    def recorded(self, request: SearchRequest) -> dict[str, object]:
         """What run.yaml keeps of the request, with the training budget that was chosen."""
         return request.arguments() | {"training_budget_s": self.budget_s}
 
@@ -430,7 +430,7 @@ class SearchSession:
         path = self.run.path / PRIOR_FILE
         return read_json(path, "prior of the run").get("earlier") if path.exists() else None
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, object]:
         """What scores depend on besides space and scorer, for the storage: the profile, and how it
         is read."""
         profile = self.source.profile

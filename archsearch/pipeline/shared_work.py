@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any, Final, Literal, Protocol
+from typing import IO, Final, Literal, Protocol
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.trainer import DraftTrainer
@@ -195,7 +195,7 @@ class RayTasks:
                 "the Ray cluster has no GPU: workers of a search that trains for one wait until"
                 " it has"
             )
-        self._tasks: list[Any] = []
+        self._tasks: list[object] = []
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         own = {

@@ -79,7 +79,7 @@ class _Candidate:
     score at that gamma by a scorer, and the acceptance by position (() for none)."""
 
     family: str
-    source: Any
+    source: object
     gamma: int
     score_by: Callable[[Scorer], Score | None]
     by_position: tuple[float, ...] = ()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from archsearch.acceptance.terms import training_tokens
 from archsearch.engine_facts import engine_facts
@@ -76,7 +76,7 @@ def drafts_under_load(request: TrafficRequest) -> Traffic:
     )
 
 
-def only_one(given: Mapping[str, Any]) -> None:
+def only_one(given: Mapping[str, object]) -> None:
     """Raise ArchsearchError unless one of these options, each with what it takes, has a value."""
     named = [flag.split()[0] for flag, value in given.items() if value not in (None, ())]
     if len(named) != 1:
@@ -162,4 +162,4 @@ def _run(server: Service, requests: list[Request], part: LoadPart) -> Simulated:
     """Prompts add seconds in proportion to their tokens: what they cost beyond that (attention over
     themselves) is small beside the products with the weights."""
     mean = max(part.prompt.mean, 1.0)
-    return simulate(server, requests, read_s=lambda tokens: server.prefill_s * tokens / mean)
+    return simulate(server, requests, read_s=lambda tokens: float(server.prefill_s) * tokens / mean)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -121,13 +121,10 @@ def with_replays(session: SearchSession) -> tuple[SearchSession, str]:
     known = replayed_families(session, texts) if texts else {}
     if not known:
         return session, ""
-    words = f"{' and '.join(known)} replayed on {_text_words(texts)} of your text"
-    return session.with_scorer(session.scorer.with_families(known)), words
-
-
-def _text_words(texts: Iterable[LookupText]) -> str:
     tokens = sum(len(text.answer) for text in texts)
-    return f"{tokens / 1000:.0f}k tokens" if tokens >= 2000 else f"{tokens} tokens"
+    amount = f"{tokens / 1000:.0f}k tokens" if tokens >= 2000 else f"{tokens} tokens"
+    words = f"{' and '.join(known)} replayed on {amount} of your text"
+    return session.with_scorer(session.scorer.with_families(known)), words
 
 
 GAMMAS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
@@ -182,10 +179,10 @@ Gain = Callable[[int, LookupReplay], Estimate]
 
 def lookup_figures(
     drafter: Ngram | Suffix, texts: Sequence[LookupText], gain: Gain | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The figures of a looked-up drafter on a target's texts, as `acceptance` answers them."""
     whole = _figures(texts, replay(drafter, texts, GAMMAS), gain)
-    parts: dict[str, Any] = {}
+    parts: dict[str, object] = {}
     for name in dict.fromkeys(text.category for text in texts if text.category):
         own = [text for text in texts if text.category == name]
         found: dict[int, LookupReplay] = {}
@@ -197,12 +194,12 @@ def lookup_figures(
 
 def _figures(
     texts: Sequence[LookupText], found: Mapping[int, LookupReplay], gain: Gain | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     size = {"prompts": len(texts), "tokens": sum(len(text.answer) for text in texts)}
     if not found:
         return size | {"tau": {}}
 
-    def of(name: str) -> dict[int, Any]:
+    def of(name: str) -> dict[int, object]:
         return {gamma: getattr(each, name) for gamma, each in found.items()}
 
     longest = found[max(found)]
@@ -225,7 +222,7 @@ def intervals(found: Any) -> dict[int, tuple[float, float] | None]:
     return {level: found.interval(level / 100) for level in (90, 95)}
 
 
-def gains_data(gains: Mapping[int, Estimate]) -> dict[str, Any]:
+def gains_data(gains: Mapping[int, Estimate]) -> dict[str, object]:
     """Modelled speed-ups by gamma, and the best gamma (0: none pays); {} for none."""
     if not gains:
         return {}

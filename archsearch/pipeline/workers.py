@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from archsearch.acceptance.estimator import VocabularyCoverage
 from archsearch.drafts.trainer import DraftTrainer
@@ -62,8 +62,8 @@ class Announced:
     scores alike; `created`, `home`: which run it is; `folder`: where it trains, None where it only
     ranks, `files`: what it trains on."""
 
-    arguments: dict[str, Any]
-    prior: dict[str, Any] | None
+    arguments: dict[str, object]
+    prior: dict[str, object] | None
     coverage: tuple[tuple[int, float], ...] | None
     profile: Path | None
     studies: tuple[str, ...]
@@ -149,11 +149,8 @@ def announced(storage: str, name: str) -> Announced:
 
 
 def join(
-    storage: str,
-    name: str,
-    profile: Path | None = None,
-    folder: Path | None = None,
-) -> dict[str, Any]:
+    storage: str, name: str, profile: Path | None = None, folder: Path | None = None
+) -> dict[str, object]:
     """Score along until the search is through, then train along in the
     run's folder (`folder`: where this machine sees it) until it ends; how much
     of it was done here. Raises ArchsearchError where this machine would score otherwise than who
@@ -348,7 +345,7 @@ def serve_dashboard(
         raise MissingDataError(f"{path} holds no journal.log; {why}")
 
     class Quiet(WSGIRequestHandler):
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_: object) -> None:
             """No line a request."""
 
     try:

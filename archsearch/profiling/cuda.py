@@ -19,7 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import torch
 
@@ -36,14 +36,14 @@ from archsearch.profiling.timer import Timing, plan
 from archsearch.workload import MODES, dtype_name
 
 COLD_L2_MULTIPLE: Final = 4
+# How long a flush lasts at least: the host has then queued the graph behind it, and its launch is
+# not in the time.
 FLUSH_S: Final = 0.5e-3
-"""How long a flush lasts at least: the host has then queued the graph behind it, and its launch is
-not in the time."""
+# Readings of the SM clock (about the first seconds) whose median later ones are compared with.
 REFERENCE_CLOCKS: Final = 16
-"""Readings of the SM clock (about the first seconds) whose median later ones are compared with."""
+# Cards this process has found idle and opened, by device key: a second bench (another mode) takes
+# the same one.
 _OPENED: dict[str, VisibleGpu] = {}
-"""Cards this process has found idle and opened, by device key: a second bench (another mode) takes
-the same one."""
 FP8: Final = "float8_e4m3fn"
 ATTENTION: Final = {
     "graph": (
@@ -302,9 +302,9 @@ class CudaBench(Bench):
             self._clocks.append(clock)
         return clock < (1 - THROTTLED_DROP) * statistics.median(self._clocks)
 
-    def provenance(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, object]:
         """How the rows were made, for the profile's header: driver, clocks, limits, kernels."""
-        data: dict[str, Any] = {
+        data: dict[str, object] = {
             "cuda": torch.version.cuda,
             "mode": self.mode,
             "attention": ATTENTION[self.mode],

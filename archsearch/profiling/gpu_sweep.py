@@ -22,7 +22,6 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
@@ -37,6 +36,7 @@ from archsearch.architecture.ops import (
 )
 from archsearch.capacity import shard
 from archsearch.errors import MissingDataError
+from archsearch.estimate import Array
 from archsearch.latency.ops import OpModel
 from archsearch.profiles import Profile
 from archsearch.profiling.layers import lean_supported
@@ -56,7 +56,6 @@ from archsearch.profiling.points import (
 from archsearch.progress import Progress
 from archsearch.workload import DTYPE_BYTES
 
-Array = NDArray[np.float64]
 Need = tuple[Op, bool]
 """An op, and whether its operands come from memory."""
 
@@ -64,23 +63,23 @@ GPU_BATCHES: Final = (1, 8, 32)
 GPU_CONTEXTS: Final = (128, 512, 2048, 8192)
 GPU_VERIFY_TOKENS: Final = tuple(range(2, 18))
 GPU_MODEL_LIMIT_BYTES: Final = 16 << 30
+# A stack of layers holds more than any L2, and three layers at least.
 STACK: Final = (512 << 20, 3)
-"""A stack of layers holds more than any L2, and three layers at least."""
 ERROR_TARGET: Final = 0.05
 GPU_BUDGET_S: Final = 300.0
+# Size of the first batch behind the spread points.
 BATCH: Final = 16
-"""Size of the first batch behind the spread points."""
+# A refit costs more the more rows there are, so batches grow with them.
 BATCH_GROWTH: Final = 0.25
-"""A refit costs more the more rows there are, so batches grow with them."""
+# Hyper-parameters are learnt anew when the rows have grown by this factor; in between a refit keeps
+# them and is quick.
 REFIT_GROWTH: Final = 1.6
-"""Hyper-parameters are learnt anew when the rows have grown by this factor; in between a refit
-keeps them and is quick."""
+# How far a row constrains its neighbours: the length scale, in the features below (log sizes), of
+# the correlation assumed.
 REACH: Final = 0.7
-"""How far a row constrains its neighbours: the length scale, in the features below (log sizes), of
-the correlation assumed."""
+# Spread points before the first fit, per kind and cache state (and elementwise name; decode and
+# verification apart).
 SEEDS: Final = {"gemm": 16, "attention": 8, "elementwise": 6}
-"""Spread points before the first fit, per kind and cache state (and elementwise name; decode and
-verification apart)."""
 OTHER_SEEDS: Final = 8
 
 

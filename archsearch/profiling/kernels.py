@@ -21,11 +21,11 @@ from archsearch.errors import MissingDataError
 from archsearch.profiling.fused import Fused, attend
 from archsearch.profiling.timer import WeightPool, copies_of
 
+# Calls of one graph at least, so that its launch is a small share.
 GRAPH_CALLS = 32
-"""Calls of one graph at least, so that its launch is a small share."""
+# And at most: copies of a weight so small that these do not exceed the L2 are launches, whose bytes
+# take no time.
 MAX_GRAPH_CALLS = 2048
-"""And at most: copies of a weight so small that these do not exceed the L2 are launches, whose
-bytes take no time."""
 Run = Callable[[], object]
 
 

@@ -41,7 +41,7 @@ class Point:
     tokens: int = 1
     context: int = 256
 
-    def shape(self) -> dict[str, Any]:
+    def shape(self) -> dict[str, object]:
         if self.op is not None:
             return row_sizes(self.op)
         assert self.arch is not None
@@ -143,11 +143,7 @@ class Prepared:
 
 
 def prepare_eager(
-    point: Point,
-    pool: WeightPool,
-    cold_bytes: int,
-    flush: kernels.Run,
-    model_cache: Models,
+    point: Point, pool: WeightPool, cold_bytes: int, flush: kernels.Run, model_cache: Models
 ) -> Prepared:
     """`point` as transformers runs it, on the pool's device. `model_cache` keeps the last whole
     model."""
@@ -265,7 +261,7 @@ class Bench:
         return best
 
 
-def row_key(point: Point, dtype: str, mode: str) -> tuple[Any, ...]:
+def row_key(point: Point, dtype: str, mode: str) -> tuple[object, ...]:
     """`Measurement.key` of the row that `point` becomes."""
     return (point.kind, freeze_shape(point.shape()), dtype, mode, point.cache)
 

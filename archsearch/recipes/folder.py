@@ -7,7 +7,7 @@ import json
 import shlex
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import archsearch
 from archsearch.drafters.forms import mask_token
@@ -60,9 +60,9 @@ def write_recipe(recipe: Recipe, output: Path, *, weights: bool = False) -> Path
     return output
 
 
-def _record(recipe: Recipe) -> dict[str, Any]:
+def _record(recipe: Recipe) -> dict[str, object]:
     """recipe.json."""
-    more: dict[str, Any] = {
+    more: dict[str, object] = {
         "archsearch": archsearch.__version__,
         "layers_read": list(forms.layers_read(recipe)),
     }
@@ -108,7 +108,7 @@ def _environments(recipe: Recipe) -> list[tuple[str, str, str]]:
     return [(name, f"requirements-{name}.txt", requirement) for name, requirement in needed]
 
 
-def _filled(template: str, values: dict[str, Any]) -> str:
+def _filled(template: str, values: dict[str, object]) -> str:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
@@ -123,7 +123,7 @@ def _filled(template: str, values: dict[str, Any]) -> str:
     return environment.from_string(text).render(values)
 
 
-def _values(recipe: Recipe, *, weights: bool) -> dict[str, Any]:
+def _values(recipe: Recipe, *, weights: bool) -> dict[str, object]:
     """What the templates name."""
     library, gpus = recipe.library, recipe.gpus
     settings = dict(library.families[recipe.family])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any, Final
 
+from archsearch.architecture.hf_fields import Config
 from archsearch.drafters.forms import (
     auxiliary_layers,
     drafter_config,
@@ -66,9 +66,7 @@ def drafter_form(recipe: Recipe) -> dict[str, Any]:
     return form
 
 
-def _speculators_dflash(
-    drafter: DFlash, recipe: Recipe, config: Mapping[str, Any]
-) -> dict[str, Any]:
+def _speculators_dflash(drafter: DFlash, recipe: Recipe, config: Config) -> dict[str, Any]:
     """A DFlash config as speculators reads it: its layers are named by their inputs, as EAGLE-3's
     are."""
     return {
@@ -114,24 +112,24 @@ def extraction(recipe: Recipe) -> dict[str, str]:
     }
 
 
-def speculators_training(recipe: Recipe) -> dict[str, Any]:
+def speculators_training(recipe: Recipe) -> dict[str, object]:
     """train.yaml of `speculators train --config`."""
     chosen = dict(recipe.library.families[recipe.family])
     drafter = recipe.drafter
     scheduled = {"scheduler_type": chosen.pop("scheduler_type")}
     optimizer = {name: chosen.pop(name) for name in ("optimizer", "lr", "weight_decay")}
     length = chosen.pop("total_seq_len")
-    data: dict[str, Any] = {
+    data: dict[str, object] = {
         "data_path": PREPARED,
         "total_seq_len": length,
         "train_data_ratio": 0.99,
     }
     if "max_anchors" in chosen:
         data["max_anchors"] = chosen.pop("max_anchors")
-    loss: dict[str, Any] = {"loss_fn": chosen.pop("loss_fn")}
+    loss: dict[str, object] = {"loss_fn": chosen.pop("loss_fn")}
     if recipe.family == "eagle3":
         loss["ttt_steps"] = recipe.gamma
-    own: dict[str, dict[str, Any]] = {}
+    own: dict[str, dict[str, object]] = {}
     if isinstance(drafter, PEagle):
         own["peagle"] = {"num_depths": drafter.most, **chosen}
     elif isinstance(drafter, DFlash):
@@ -225,7 +223,7 @@ def specforge_training(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def trl_training(recipe: Recipe, rate: float) -> dict[str, Any]:
+def trl_training(recipe: Recipe, rate: float) -> dict[str, object]:
     """train.json: arguments of TRL's GKDConfig."""
     return {
         **recipe.library.families[recipe.family],
@@ -242,10 +240,10 @@ def trl_training(recipe: Recipe, rate: float) -> dict[str, Any]:
     }
 
 
-def accelerate_form(recipe: Recipe) -> dict[str, Any]:
+def accelerate_form(recipe: Recipe) -> dict[str, object]:
     """accelerate.yaml: a copy of both models on every GPU, or shards of them where one does not
     hold the target."""
-    form: dict[str, Any] = {
+    form: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "MULTI_GPU" if len(recipe.gpus.trainer) > 1 else "NO",
         "mixed_precision": "bf16",

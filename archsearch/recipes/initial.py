@@ -66,7 +66,7 @@ def initial_weights(folder: Path, target: str | None = None, answers: Sequence[P
     return out / "model.safetensors"
 
 
-def _rows(answers: Sequence[Path]) -> list[Mapping[str, Any]]:
+def _rows(answers: Sequence[Path]) -> list[Mapping[str, object]]:
     return [
         json.loads(line)
         for path in answers

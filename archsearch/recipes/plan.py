@@ -260,7 +260,7 @@ class Recipe:
         own = self.family in ("independent", "eagle3", "peagle") and not self.hub_start
         return own and self.library.name != "archsearch"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """What recipe.json holds."""
         library, gpus = self.library, self.gpus
         own = "family gamma text_tokens epochs vllm temperature run rank device".split()

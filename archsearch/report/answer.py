@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.forms import vllm_drafter_config
@@ -71,12 +71,15 @@ class Option:
     @property
     def name(self) -> str:
         """What it is called: its family, and its hub id where it exists, else its shape."""
-        needs = None if self.weights else self.needs
-        hub_id = needs.hub_id if needs is not None else None
-        return f"{self.drafter.family}: {hub_id or self.drafter.label()}"
+        return f"{self.drafter.family}: {self.hub_id or self.drafter.label()}"
 
     @property
-    def kind(self) -> tuple[Any, ...]:
+    def hub_id(self) -> str:
+        """Where it can be downloaded; "" of what cannot, or was trained in this run."""
+        return "" if self.weights or self.needs is None else self.needs.hub_id or ""
+
+    @property
+    def kind(self) -> tuple[object, ...]:
         """What distinguishes rows of the table: not the number of heads."""
         if self.at_hand:
             return (self.name,)
@@ -131,7 +134,7 @@ def first(options: Iterable[Option]) -> Option | None:
 def shown_rows(options: Sequence[Option], most: int = MOST_ROWS) -> list[Option]:
     """At most `most` options that differ in more than head counts: the best of each kind of what
     needs training, and what one can have today; in the order of the ranking."""
-    seen: dict[tuple[Any, ...], Option] = {}
+    seen: dict[tuple[object, ...], Option] = {}
     for option in options:
         seen.setdefault(option.kind, option)
     distinct = list(seen.values())
@@ -152,7 +155,9 @@ def rows_text(options: Sequence[Option], unit: str, most: int = MOST_ROWS) -> li
     for option in rows:
         known = "m" if option.measured else "*" if option.assumed else " "
         marks = f"{known}{'=' if tied and option.group == lead else ' '}"
-        what = (f" {_clipped(option.name)}", f" {having_words(option, unit)}")
+        name = option.name
+        name = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+        what = (f" {name}", f" {having_words(option, unit)}")
         alpha = f"{option.alpha.value:.2f}"
         gain = gain_words(option.gain) + marks
         cells.append((str(option.rank), *what, str(option.gamma), alpha, gain))
@@ -168,10 +173,6 @@ def rows_text(options: Sequence[Option], unit: str, most: int = MOST_ROWS) -> li
 def having_words(option: Option, unit: str) -> str:
     """What it takes to have the drafter of an option, which may have been trained in this run."""
     return "trained here" if option.weights else needs_words(option.needs, unit)
-
-
-def _clipped(text: str) -> str:
-    return text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - 1] + "…"
 
 
 def sentences(

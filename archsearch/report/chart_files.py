@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TEXT: Final = "#1d2430"
-STYLE: Final[dict[Any, Any]] = {
+STYLE: Final[dict[Any, object]] = {
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
     "font.size": 10.0,

@@ -67,8 +67,8 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
     return {"data": data, "layout": layout, "legend": chart.legend_title}
 
 
-def _axis(scale: str, chart: Chart | None = None) -> dict[str, Any]:
-    axis: dict[str, Any] = {"type": "log"} if scale != "linear" else {}
+def _axis(scale: str, chart: Chart | None = None) -> dict[str, object]:
+    axis: dict[str, object] = {"type": "log"} if scale != "linear" else {}
     if chart is not None and chart.ticks:
         axis |= {"tickmode": "array", "tickvals": list(chart.ticks), "ticktext": tick_names(chart)}
     if chart is not None and chart.series and isinstance(chart.series[0].x[0], str):
@@ -76,9 +76,9 @@ def _axis(scale: str, chart: Chart | None = None) -> dict[str, Any]:
     return axis
 
 
-def _trace(chart: Chart, series: Series) -> dict[str, Any]:
+def _trace(chart: Chart, series: Series) -> dict[str, object]:
     name, colour = _text(series.name), _colour(series)
-    trace: dict[str, Any] = {"name": name, "x": _numbers(series.x), "y": _numbers(series.y)}
+    trace: dict[str, object] = {"name": name, "x": _numbers(series.x), "y": _numbers(series.y)}
     trace |= {"showlegend": series.named, "legendgroup": name}
     if series.notes:
         trace |= {"text": list(map(_text, series.notes)), "hovertemplate": "%{text}<extra></extra>"}
@@ -102,7 +102,7 @@ def _trace(chart: Chart, series: Series) -> dict[str, Any]:
     return {**trace, "type": "scatter", "mode": mode, "marker": marker, "line": line, **opacity}
 
 
-def _band(series: Series) -> list[dict[str, Any]]:
+def _band(series: Series) -> list[dict[str, object]]:
     """Two lines that are not seen, and the colour between them."""
     line = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
     base = {"x": _numbers(series.x), **line, "showlegend": False, "legendgroup": _text(series.name)}
@@ -121,7 +121,7 @@ def _text(words: str) -> str:
     return html.escape(words, quote=False)
 
 
-def _numbers(values: Sequence[float | str]) -> list[Any]:
+def _numbers(values: Sequence[float | str]) -> list[object]:
     """Rounded to six digits (a page of 2,000 trials is mostly numbers), what is no number left
     open; names broken at commas."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from archsearch.estimate import Estimate
 from archsearch.report.answer import gain_words, hours_words, needs_words
@@ -163,7 +163,7 @@ def pareto_chart(found: ParetoSet) -> Chart:
     series = []
     for number, (name, own) in enumerate(kinds.items()):
         ring = number == 2
-        look: dict[str, Any] = {"symbol": "ring", "size": 12.0} if ring else {}
+        look: dict[str, object] = {"symbol": "ring", "size": 12.0} if ring else {}
         points = []
         for member in own:
             std = member.score.speedup.std if y == "speedup" else 0.0

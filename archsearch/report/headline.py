@@ -12,6 +12,7 @@ from typing import Final
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
 from archsearch.models.files import HEAD_FAMILIES
+from archsearch.report.answer import Option
 from archsearch.report.phrases import (
     SOURCES,
     break_even_words,
@@ -321,10 +322,7 @@ def _proves_shapes(run: Run) -> bool:
 
 
 def _hub_id(lead: Shown) -> str:
-    """Of a drafter that can be downloaded; "" for what cannot, or was trained in this run."""
-    needs = lead.score.needs
-    exists = needs is not None and needs.kind == "exists" and not lead.has_weights
-    return (needs.hub_id or "") if exists and needs is not None else ""
+    return Option.of(lead).hub_id
 
 
 def _next_of_existing(run: Run, lead: Shown, proof: Steps) -> Steps:

@@ -181,7 +181,7 @@ PRIOR, FULL, CONFIRMED = "prior", "full training", "confirmed"
 Ladder = dict[str, Estimate]
 
 
-def ladders(reading: Reading, trials: Sequence[Mapping[str, Any]]) -> dict[str, Ladder]:
+def ladders(reading: Reading, trials: Sequence[Mapping[str, object]]) -> dict[str, Ladder]:
     """By label, best rank first: the speed-up predicted or measured at each rung that a candidate
     reached."""
     records = [] if reading.climb is None else reading.climb.rungs
@@ -225,7 +225,7 @@ def _prior(
     return None
 
 
-def section_ladder(reading: Reading, trials: Sequence[Mapping[str, Any]]) -> Section:
+def section_ladder(reading: Reading, trials: Sequence[Mapping[str, object]]) -> Section:
     """Chart and table of the ladders; empty where nothing reached more than one rung."""
     found = ladders(reading, trials)
     if not found:

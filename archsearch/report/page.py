@@ -136,14 +136,14 @@ def html_page(title: str, sections: Sequence[Section], opening: Opening | None =
     )
 
 
-def _whole(text: str) -> Any:
+def _whole(text: str) -> object:
     """Where a column must be narrow, a value and its std take two lines, each whole."""
     from markupsafe import Markup
 
     return Markup(re.sub(r"([^ ]+(?: (?!±)[^ ]+)+)", r"<span>\1</span>", html.escape(text)))
 
 
-def _options(text: str) -> Any:
+def _options(text: str) -> object:
     """Lines to type; too long, they break between options."""
     from markupsafe import Markup
 
@@ -285,7 +285,7 @@ def _known_error(profile: Mapping[str, Any]) -> str:
 
 
 # The defaults of `search`, in the order of its command; None: nothing.
-USUAL: Final[dict[str, Any]] = {
+USUAL: Final[dict[str, object]] = {
     **dict.fromkeys(("target", "gpu", "profile", "workload")),
     **{"batch_size": 1, "context": 256, "temperature": 0.0, "draft_tensor_parallel": None},
     **{"memory_fraction": MEMORY_FRACTION, "routing_skew": None, "tensor_parallel": None},
@@ -306,7 +306,7 @@ OPTIONS: Final[dict[str, str | None]] = {
 _SEVERAL: Final = ("families", "engine_options")
 
 
-def search_command(arguments: Mapping[str, Any], workload: Path | None = None) -> str:
+def search_command(arguments: Mapping[str, object], workload: Path | None = None) -> str:
     """`archsearch search ...` with every option that differs from its default; `workload`: where
     the mix of the search lies, where it was given one."""
     asked = {name: arguments[name] for name in USUAL if name in arguments} | dict(arguments)

@@ -27,7 +27,7 @@ from archsearch.speedup import accepted_by_position
 
 
 def section_plots(
-    reading: Reading, scored: Sequence[Mapping[str, Any]], lead: Shown | None
+    reading: Reading, scored: Sequence[Mapping[str, object]], lead: Shown | None
 ) -> Section:
     """All charts of the search, of rows of trials.csv that have a score; empty where there is
     nothing to draw."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
@@ -247,7 +247,7 @@ def groups(run: Run, scores: Sequence[Score]) -> dict[int, int]:
     }
 
 
-def complete_trials(run: Run) -> list[dict[str, Any]]:
+def complete_trials(run: Run) -> list[dict[str, object]]:
     """Rows of trials.csv that have a score; None where one has no value."""
     trials = run.trials()
     scored = trials[trials["state"] == "COMPLETE"].astype(object)

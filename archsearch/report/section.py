@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from archsearch.estimate import Estimate
 from archsearch.report.charts import Chart
@@ -22,7 +21,7 @@ class Cell:
     wrap: bool = False
 
 
-def text_cell(value: Any, below: str = "", wrap: bool = False) -> Cell:
+def text_cell(value: object, below: str = "", wrap: bool = False) -> Cell:
     """A cell of words, at the left."""
     return Cell(str(value), below, left=True, wrap=wrap)
 

@@ -97,7 +97,7 @@ class TrainingRecord:
             from_data(Divergence, apart) if (apart := data.get("divergence")) else None,
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """training.json as it was read."""
         return dict(self.record)
 

@@ -103,7 +103,7 @@ class Judged(ByPrompt):
         )
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, object]) -> Self:
         """Raises one of WRONG_SHAPE."""
         row = from_data(cls, data)
         if "undecided" in data or not row.speedup_pooled:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from archsearch.errors import ArchsearchError
 from archsearch.files import locked
@@ -50,7 +50,7 @@ def run_lock(folder: Path, what: str = "archsearch") -> Iterator[None]:
                     "pid": os.getpid(),
                     "host": socket.gethostname(),
                     "command": what,
-                    "since": _now(),
+                    "since": time.strftime("%Y-%m-%d %H:%M:%S"),
                 },
             )
             thread.start()
@@ -80,7 +80,7 @@ def _holder(folder: Path) -> str:
     )
 
 
-def _read(folder: Path) -> dict[str, Any] | None:
+def _read(folder: Path) -> dict[str, object] | None:
     try:
         data = json.loads((folder / LOCK_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -88,7 +88,7 @@ def _read(folder: Path) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def _write(handle: IO[str], data: dict[str, Any] | None) -> None:
+def _write(handle: IO[str], data: dict[str, object] | None) -> None:
     """The holder, or nobody. A full disk is no reason not to go on."""
     try:
         handle.seek(0)
@@ -106,7 +106,3 @@ def _touch(path: Path, stop: threading.Event) -> None:
             os.utime(path)
         except OSError:
             return
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S")

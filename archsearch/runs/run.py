@@ -101,7 +101,7 @@ class Run:
 
     # -- writing
 
-    def write_trials(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def write_trials(self, rows: Sequence[Mapping[str, object]]) -> None:
         """trials.csv; the columns are those of all rows, in the order in which they first
         appear."""
         import pandas as pd
@@ -231,12 +231,12 @@ def _measured_words(measured: float | None, ran: bool) -> str:
 
 def create_run(
     base: Path,
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
     *,
-    space: Mapping[str, Any],
+    space: Mapping[str, object],
     seed: int,
-    device: Mapping[str, Any] | None = None,
-    profile: Mapping[str, Any] | None = None,
+    device: Mapping[str, object] | None = None,
+    profile: Mapping[str, object] | None = None,
     path: Path | None = None,
 ) -> Run:
     """A new run folder with its run.yaml.
@@ -320,7 +320,7 @@ def _broken(run_file: Path, why: str) -> ArchsearchError:
     return ArchsearchError(f"{run_file} is broken: {why}; restore it or start a new run")
 
 
-def _check_version(run_file: Path, info: Mapping[str, Any]) -> None:
+def _check_version(run_file: Path, info: Mapping[str, object]) -> None:
     """Refuse a run of a version that writes other files, before anything else of it is used."""
     found = info.get("schema_version")
     if (
@@ -430,7 +430,7 @@ def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", Path(text).name or "run").strip("-.") or "run"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Text, numbers, lists and mappings only, so that YAML reads back what was written."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -441,7 +441,7 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _write_yaml(path: Path, data: Mapping[str, Any]) -> None:
+def _write_yaml(path: Path, data: Mapping[str, object]) -> None:
     import yaml
 
     files.write_text(path, yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
@@ -220,7 +220,7 @@ class ClimbState:
         )
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, object]) -> Self:
         """ArchsearchError for what is no state of a search, or of another format."""
         if data.get("format") != FORMAT:
             raise ArchsearchError(

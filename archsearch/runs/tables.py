@@ -188,7 +188,7 @@ class Represented:
     assumed: str = ""
 
     @classmethod
-    def of(cls, score: Score, **more: Any) -> Self:
+    def of(cls, score: Score, **more: object) -> Self:
         """Of a score; `more`: other fields."""
         own = {name: getattr(score, name) for name in _OF_SCORE}
         drafter = score.proposer
@@ -312,7 +312,7 @@ def read_schedule(path: Path) -> GammaSchedule:
     return records.load(path, "gamma schedule", _schedule) or GammaSchedule()
 
 
-def planned_schedule(data: Any) -> GammaSchedule:
+def planned_schedule(data: object) -> GammaSchedule:
     """The content of a schedule that was worked out, batch size by batch size. Raises one of
     WRONG_SHAPE."""
     schedule = _schedule(data)

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -29,7 +29,7 @@ KEY, WORKER, ALIVE, CLOSED = "key", "worker", "alive", "closed"
 """User attributes of a trial: which task it is, who does it, the counter, and why it was closed
 without a result."""
 
-Details = Mapping[str, Any]
+Details = Mapping[str, object]
 """What a task says of itself: user attributes of its trial."""
 
 

@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.grid import BODY_FIELDS, Array, Head, ShapeGrid, Window
+from archsearch.architecture.grid import BODY_FIELDS, Head, ShapeGrid, Window
 from archsearch.drafters.drafter import Draft
 from archsearch.drafters.models import Independent
 from archsearch.errors import InvalidShapeError
+from archsearch.estimate import Array
 from archsearch.search.objective import GridScores, Place, Score, Scorer
 from archsearch.search.space import Indices, SearchSpace
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
+from archsearch.estimate import N
 from archsearch.records import Stored
 
 Positive = Annotated[float, Stored(above=0.0)]
@@ -32,7 +33,7 @@ class PartScore:
     tokens_per_s: float
     plain_tokens_per_s: float
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return asdict(self) | {"ttft_s": None if math.isinf(self.ttft_s) else self.ttft_s}
 
     @classmethod
@@ -40,7 +41,7 @@ class PartScore:
         return cls(**{**data, "ttft_s": math.inf if data["ttft_s"] is None else data["ttft_s"]})
 
 
-def gain_of(objective: str, value: Any, plain: Any) -> Any:
+def gain_of(objective: str, value: N, plain: N) -> N:
     """With the draft over without; larger is better."""
     return plain / value if objective == "tpot" else value / plain
 
@@ -59,4 +60,4 @@ class MixScore:
     @property
     def gain(self) -> float:
         """With the draft over without; larger is better."""
-        return float(gain_of(self.objective, self.value, self.plain))
+        return gain_of(self.objective, self.value, self.plain)

@@ -28,7 +28,7 @@ from archsearch.acceptance.families import acceptance_of, context_for, gap_std
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Drafter
-from archsearch.estimate import Estimate
+from archsearch.estimate import Array, Estimate
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.rungs import draws_of
 
@@ -46,8 +46,8 @@ class Observation:
     """What a measurement sees, k numbers: `cross` [n, k], their covariance with the candidates'
     ln(speed-up), and `own` [k, k], their variance, error included."""
 
-    cross: np.ndarray
-    own: np.ndarray
+    cross: Array
+    own: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Belief:
         return int(self.mean.argmax())
 
     @property
-    def times(self) -> np.ndarray:
+    def times(self) -> Array:
         """[n, n]: the part of the covariance that seconds bring."""
         return self.shared[:3].T @ self.shared[:3] + np.diag(self.drafts**2)
 
@@ -253,7 +253,7 @@ def distinct(scores: Sequence[Score]) -> list[Score]:
 
 def logit_covariance(
     acceptance: AcceptanceEstimator, drafters: Sequence[tuple[Drafter, AcceptanceContext]]
-) -> np.ndarray:
+) -> Array:
     """[n, n] covariance of logit(alpha) of drafters, each asked for in its own context: the
     estimator's own where it knows all of them, else what the stds and those of the differences
     say."""

@@ -25,13 +25,13 @@ from archsearch.acceptance.estimator import (
 )
 from archsearch.acceptance.families import FamilyAcceptance, acceptance_of, gap_std
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.grid import Array, ShapeGrid
+from archsearch.architecture.grid import ShapeGrid
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import as_drafter, read_drafter
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, InvalidShapeError
-from archsearch.estimate import Estimate
+from archsearch.estimate import Array, Estimate
 from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.latency.grid import GridLatency
 from archsearch.latency.rounds import Bound
@@ -134,7 +134,7 @@ class Score:
         """The same at a place of a ranking."""
         return replace(self, rank=rank)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """score.json: uncertain numbers as {"value", "std", "source"}; alpha, tau and the speed-up
         with "low" and "high" too."""
         return as_data(self) | {"drafter": self.proposer.to_dict()}
@@ -317,7 +317,7 @@ class Scorer:
         """The same scorer with another latency model: of another engine."""
         return self._priced(self.workload, latency)
 
-    def _with(self, **changes: Any) -> Scorer:
+    def _with(self, **changes: object) -> Scorer:
         changed = copy.copy(self)
         changed.__dict__.update(changes)
         return changed

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from archsearch.architecture.counts import body_parameters
-from archsearch.architecture.grid import Array
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.models import Independent
 from archsearch.errors import ArchsearchError
-from archsearch.estimate import Estimate
+from archsearch.estimate import Array, Estimate, Numbers
 from archsearch.search.exact import SpaceGrid
 from archsearch.search.objective import GridScores, Place, Score, Scorer, draft_bytes
 
@@ -30,19 +29,19 @@ class Goal:
     """One goal. `of`: its value of a drafter and what was found of it (a score, or of a grid the
     scores of all); `more`: whether more is better. `unit`, `words`: for people."""
 
-    of: Callable[[Score | GridScores, Drafter, Scorer], Any]
+    of: Callable[[Score | GridScores, Drafter, Scorer], Numbers]
     unit: str
     words: str
     more: bool = False
 
 
-def _training_flops(drafter: Drafter) -> Any:
+def _training_flops(drafter: Drafter) -> Numbers:
     arch = drafter.architecture
     weights = body_parameters(arch) + arch.head_rows * arch.hidden_size
     return 6.0 * weights if drafter.trains else 0.0
 
 
-def _number(found: Any) -> Any:
+def _number(found: Estimate | Array) -> Numbers:
     return found.value if isinstance(found, Estimate) else found
 
 
@@ -160,7 +159,9 @@ def pareto_places(
     return [(int(a), int(b), int(c), int(d)) for a, b, c, d in places[order[:most]]]
 
 
-def _thinned(where: NDArray[Any], costs: Array, front: Array) -> tuple[NDArray[Any], Array]:
+def _thinned(
+    where: NDArray[np.int64], costs: Array, front: Array
+) -> tuple[NDArray[np.int64], Array]:
     """Without what is beaten by a few strong points, which most are: the rest is small enough to
     compare each with each."""
     guards = [front] if len(front) else []
@@ -179,7 +180,7 @@ def _thinned(where: NDArray[Any], costs: Array, front: Array) -> tuple[NDArray[A
     return where[keep], costs[keep]
 
 
-def _signed(goal: Goal, values: Any) -> Array:
+def _signed(goal: Goal, values: Numbers) -> Array:
     return np.asarray(values, dtype=float) * (-1.0 if goal.more else 1.0)
 
 

@@ -26,6 +26,7 @@ from typing import Annotated, Final
 
 import numpy as np
 
+from archsearch.estimate import Array
 from archsearch.records import Stored
 
 # Shares of the whole time budget. What a step does not use goes to those after it.
@@ -173,7 +174,7 @@ def beaten(
 # --- who is trained
 
 
-def belief(gaps: np.ndarray, slopes: np.ndarray, level_std: float) -> np.ndarray:
+def belief(gaps: Array, slopes: Array, level_std: float) -> Array:
     """Covariance [n, n] of ln(speed-up) from `gaps` [n, n], std of the differences of logit(alpha).
 
     Relative to the first, covariance = (d_i0^2 + d_j0^2 - d_ij^2) / 2; on top comes the level that
@@ -185,9 +186,7 @@ def belief(gaps: np.ndarray, slopes: np.ndarray, level_std: float) -> np.ndarray
     return covariance * slopes[:, None] * slopes[None, :]
 
 
-def draws_of(
-    mean: np.ndarray, covariance: np.ndarray, seed: int = 0, draws: int = DRAWS
-) -> np.ndarray:
+def draws_of(mean: Array, covariance: Array, seed: int = 0, draws: int = DRAWS) -> Array:
     """[draws, n] of the normal distribution; directions of negative variance (a gap table is no
     exact one) are dropped."""
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
@@ -206,7 +205,7 @@ class Pick:
 
 
 def best_set(
-    draws: np.ndarray,
+    draws: Array,
     cost_s: Sequence[float],
     budget_s: float,
     *,
@@ -247,7 +246,7 @@ def best_set(
     return chosen
 
 
-def expected_gain(draws: np.ndarray) -> float:
+def expected_gain(draws: Array) -> float:
     """What it would bring to know all exactly: the expected best minus the best in the mean,
     ln(speed-up)."""
     return float(draws.max(axis=1).mean() - draws.mean(axis=0).max()) if draws.shape[1] else 0.0
@@ -295,7 +294,7 @@ def part_of_round(schedule: Sequence[Round], number: int) -> float:
     return costs[number - 1] / sum(costs[number - 1 :])
 
 
-def finalist_count(draws: np.ndarray, loss_per_e_fold: float, most: int = 3) -> int:
+def finalist_count(draws: Array, loss_per_e_fold: float, most: int = 3) -> int:
     """How many to train in full: the expected best of the first m (columns of `draws` [draws, n],
     best first), less what the winner loses because it shares the time.
 

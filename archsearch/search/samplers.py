@@ -95,7 +95,7 @@ class Record:
             for d in self.dimensions
         )
 
-    def _params(self, indices: Indices) -> dict[str, Any]:
+    def _params(self, indices: Indices) -> dict[str, object]:
         pairs = zip(self.dimensions, indices, strict=True)
         return {d.parameter: d.encode(index) for d, index in pairs if len(d.choices) > 1}
 
@@ -178,7 +178,7 @@ class Record:
         return list(goals_of(score, self.scorer, self.goals).values()) or [score.worth]
 
 
-def _attributes(score: Score | str) -> dict[str, Any]:
+def _attributes(score: Score | str) -> dict[str, object]:
     """What a trial says of its shape: its score, or why nothing can be said of it."""
     return {"invalid": score} if isinstance(score, str) else {"score": score.to_dict()}
 
@@ -219,7 +219,7 @@ class Regret:
             f" best ({self.exact:.3f}x) of {where}."
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As `search --json` has it; `regret` is the share."""
         return as_data(self) | {"regret": self.value}
 

@@ -167,10 +167,7 @@ class SearchSpace:
         return replace(self, kept=tuple(kept.items()))
 
     def within(
-        self,
-        layers: int | None,
-        states: int | None,
-        ngram_sizes: Mapping[str, int],
+        self, layers: int | None, states: int | None, ngram_sizes: Mapping[str, int]
     ) -> SearchSpace:
         """The same space for an engine that runs heads of so many layers at most, on so many hidden
         states (None: of any), and looks up n-grams of such sizes."""
@@ -422,7 +419,7 @@ class SearchSpace:
                 result.append(dimension.choices.index(value) if value in dimension.choices else 0)
         return tuple(result)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As in the file; `from_dict` reads it back."""
         constraints = {
             key: list(value) if isinstance(value, tuple) else value
@@ -515,18 +512,11 @@ class SearchSpace:
 # --- files
 
 
-def spaces_dirs() -> list[Path]:
-    """Where spaces are looked for by name: ./search_spaces first, then those that ship with
-    archsearch."""
-    return list(
-        dict.fromkeys([Path("search_spaces").resolve(), data_dir("search_spaces").resolve()])
-    )
-
-
 def list_spaces() -> dict[str, Path]:
-    """Name -> file of every space that `load_space` finds by name."""
+    """Name -> file of every space that `load_space` finds by name: in ./search_spaces first, then
+    of those that ship with archsearch."""
     found: dict[str, Path] = {}
-    for folder in spaces_dirs():
+    for folder in (Path("search_spaces").resolve(), data_dir("search_spaces").resolve()):
         for path in sorted(folder.glob("*.yaml")):
             found.setdefault(path.stem, path)
     return found

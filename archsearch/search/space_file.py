@@ -29,7 +29,7 @@ MOST_CHOICES: Final = 4096  # of one dimension
 LARGEST: Final[Mapping[str, int]] = {"num_hidden_layers": 1024, "": 10_000_000}
 
 
-def expect_mapping(data: Any, where: str, what: str) -> None:
+def expect_mapping(data: object, where: str, what: str) -> None:
     """Raise ArchsearchError for what is no mapping."""
     if not isinstance(data, Mapping):
         raise ArchsearchError(
@@ -37,7 +37,7 @@ def expect_mapping(data: Any, where: str, what: str) -> None:
         )
 
 
-def known(data: Mapping[str, Any], allowed: tuple[str, ...], where: str, what: str) -> None:
+def known(data: Mapping[str, object], allowed: tuple[str, ...], where: str, what: str) -> None:
     """Raise ArchsearchError for a key that is not allowed."""
     for key in data:
         if key not in allowed:
@@ -46,7 +46,7 @@ def known(data: Mapping[str, Any], allowed: tuple[str, ...], where: str, what: s
             )
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Whether it is a finite number, and no true or false."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -57,15 +57,15 @@ def fraction(text: str) -> float:
     return float(match.group(1)) if match else 1.0
 
 
-def _refused(label: str, value: Any, allowed: str) -> ArchsearchError:
+def _refused(label: str, value: object, allowed: str) -> ArchsearchError:
     return ArchsearchError(f"{label}: {value!r} is not allowed; use {allowed}")
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _is_relative(value: Any) -> bool:
+def _is_relative(value: object) -> bool:
     return isinstance(value, str) and (value == "target" or fraction_ok(value))
 
 
@@ -104,7 +104,7 @@ EXTRA: Final[Rule] = (
 )
 
 
-def extra_choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
+def extra_choices(key: str, raw: object, where: str) -> tuple[Value, ...]:
     """The choices of a dimension that only one family has: whole numbers, yes or no, or fractions
     of the target's layers.
 
@@ -148,7 +148,7 @@ def choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
     return _allowed(raw, RULES.get(key, WHOLE), label)
 
 
-def _allowed(raw: Any, rule: Rule, label: str) -> tuple[Value, ...]:
+def _allowed(raw: object, rule: Rule, label: str) -> tuple[Value, ...]:
     values = raw if isinstance(raw, list) else [raw]
     if not values:
         raise ArchsearchError(f"{label} is empty; give at least one choice")

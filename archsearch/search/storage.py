@@ -71,7 +71,7 @@ class FileLock:
             self._handle = None
 
 
-def lock_of(path: str) -> Any:
+def lock_of(path: str) -> object:
     """The lock of a journal file; without `fcntl` (Windows) Optuna's open lock, on an absolute
     path."""
     if find_spec("fcntl") is not None:
@@ -250,7 +250,9 @@ PLAIN_LAYERS: Final = (2, 4)  # of the plain shapes that bear witness
 DIGITS: Final = 6  # of the witness: sums differ in the last digits from machine to machine
 
 
-def identity_of(space: SearchSpace, scorer: Scorer, about: Mapping[str, Any]) -> dict[str, Any]:
+def identity_of(
+    space: SearchSpace, scorer: Scorer, about: Mapping[str, object]
+) -> dict[str, object]:
     """Everything a score in this search depends on, as JSON. `about`: what the caller knows besides
     (profile, engine)."""
     # asked first: an estimator may learn its target by being asked
@@ -279,7 +281,7 @@ def identity_of(space: SearchSpace, scorer: Scorer, about: Mapping[str, Any]) ->
     return json.loads(json.dumps(data, default=str))  # as it will be read back: tuples are lists
 
 
-def study_name(prefix: str, identity: Mapping[str, Any]) -> str:
+def study_name(prefix: str, identity: Mapping[str, object]) -> str:
     """The name of the study of an identity: `<prefix>-<8 hexadecimal digits>`."""
     return f"{prefix}-{_digest(identity)[:8]}"
 
@@ -287,7 +289,7 @@ def study_name(prefix: str, identity: Mapping[str, Any]) -> str:
 def open_study(
     storage: str | BaseStorage,
     prefix: str,
-    identity: Mapping[str, Any],
+    identity: Mapping[str, object],
     *,
     directions: Sequence[Direction] = ("maximize",),
 ) -> Study:
@@ -363,5 +365,5 @@ def _plain_choices(space: SearchSpace, target: Architecture, layers: int) -> tup
     return space.nearest(wanted, target)
 
 
-def _digest(data: Any) -> str:
+def _digest(data: object) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()

@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Draft
@@ -64,7 +64,7 @@ class How:
     shared: bool = False
     regret: bool = False
     goals: tuple[str, ...] = ()
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def proposes(self) -> str:
@@ -90,7 +90,7 @@ class SearchResult:
     full, what its search missed of the exact best."""
 
     best: list[Score]
-    trials: list[dict[str, Any]]
+    trials: list[dict[str, object]]
     spaces: tuple[Scored, ...] = ()
     scored_here: int = 0
     regrets: tuple[Regret, ...] = ()
@@ -109,7 +109,7 @@ class SearchResult:
 def _distinct(ranked: Sequence[Score]) -> list[Score]:
     """Without shapes that differ from a better-ranked one by windows alone that change no number
     (longer than the context)."""
-    seen: set[tuple[Any, ...]] = set()
+    seen: set[tuple[object, ...]] = set()
     kept = []
     for score in ranked:
         key = (
@@ -171,7 +171,7 @@ def search(
     else:
         scored = 0
         found = _asked(record, how, seed, trials)
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     feasible: list[Score] = []
     best: Score | None = None
     best_at: tuple[int, ...] = ()
@@ -219,7 +219,7 @@ def _study(
     space: SearchSpace,
     scorer: Scorer,
     storage: str | Path | None,
-    about: Mapping[str, Any],
+    about: Mapping[str, object],
     goals: Sequence[str],
 ) -> Study:
     """The study of a search: in its storage, else in memory."""
@@ -295,10 +295,10 @@ def merged(results: Sequence[SearchResult]) -> SearchResult:
     )
 
 
-def trial_row(number: int, trial: FrozenTrial, score: Score | None) -> dict[str, Any]:
+def trial_row(number: int, trial: FrozenTrial, score: Score | None) -> dict[str, object]:
     """A row of trials.csv: the trial, its shape, and the score's numbers (value and std apart)."""
     done = trial.state.name == "COMPLETE"
-    row: dict[str, Any] = {
+    row: dict[str, object] = {
         "number": number,
         "state": trial.state.name,
         "origin": trial.user_attrs.get("origin", ""),
@@ -308,9 +308,9 @@ def trial_row(number: int, trial: FrozenTrial, score: Score | None) -> dict[str,
     return row if score is None else row | _columns(score)
 
 
-def _columns(score: Score) -> dict[str, Any]:
+def _columns(score: Score) -> dict[str, object]:
     """The numbers of a score as columns of a table."""
-    row: dict[str, Any] = {}
+    row: dict[str, object] = {}
     for name in (each.name for each in fields(score)):
         value = getattr(score, name)
         if name == "drafter":

@@ -400,14 +400,14 @@ def _causal(count: int, total: int, window: int | None, device: Any) -> torch.Te
 
 
 def _attention(
-    module: Any,
+    module: object,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: Any,
+    mask: object,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    **other: Any,
+    **other: object,
 ) -> tuple[torch.Tensor, None]:
     """What the target calls instead of its attention: the layer's plan knows where its keys and
     values lie."""

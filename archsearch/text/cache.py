@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from safetensors import safe_open
@@ -77,7 +77,7 @@ class Fingerprint:
 
     target: str
     prompts: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
 
     def differs(self, other: Fingerprint) -> list[str]:
         """What is another one in `other`, in words."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -182,7 +182,7 @@ class CacheJob:
     target: PreTrainedModel
     head: torch.Tensor
     texts: Sequence[EncodedPrompt]
-    settings: dict[str, Any]
+    settings: dict[str, object]
     write: Write
     ended: Callable[[CachedSequence], bool] = lambda sequence: True
 

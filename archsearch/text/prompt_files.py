@@ -82,7 +82,7 @@ def rows_of(path: Path) -> Iterator[tuple[str, int, Any]]:
         yield from _lines(text)
 
 
-def _object(row: Any) -> Any:
+def _object(row: object) -> object:
     if isinstance(row, dict):
         return row
     kind = type(row).__name__
@@ -101,14 +101,14 @@ def _array(text: str) -> list[Any] | None:
     return data if any(isinstance(row, dict) for row in data) else None
 
 
-def _lines(text: str) -> Iterator[tuple[str, int, Any]]:
+def _lines(text: str) -> Iterator[tuple[str, int, object]]:
     for number, row in _json_lines(text):
         if isinstance(row, Faulty):
             row = Faulty(f'{row}; each line must be one object such as {{"prompt": "..."}}')
         yield "line", number, row if isinstance(row, Faulty) else _object(row)
 
 
-def _json_lines(text: str) -> Iterator[tuple[int, Any]]:
+def _json_lines(text: str) -> Iterator[tuple[int, object]]:
     """Number and content of every line but blank ones; Faulty for one that is not JSON."""
     # Of lines only "\n" is one: U+2028 and its like are text inside a JSON string.
     for number, line in enumerate(text.split("\n"), start=1):
@@ -119,7 +119,7 @@ def _json_lines(text: str) -> Iterator[tuple[int, Any]]:
                 yield number, Faulty(f"not JSON ({error})")
 
 
-def _csv(path: Path, text: str) -> Iterator[tuple[str, int, Any]]:
+def _csv(path: Path, text: str) -> Iterator[tuple[str, int, object]]:
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
         for row in reader:
@@ -134,7 +134,7 @@ def _csv(path: Path, text: str) -> Iterator[tuple[str, int, Any]]:
         ) from None
 
 
-def _parquet(path: Path) -> Iterator[tuple[str, int, Any]]:
+def _parquet(path: Path) -> Iterator[tuple[str, int, object]]:
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -156,7 +156,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, int, Any]]:
         raise ArchsearchError(f"cannot read the prompt file {path}: {said}") from error
 
 
-def text_of(turn: Any, key: str) -> str:
+def text_of(turn: object, key: str) -> str:
     """The text of a turn: of OpenAI's content parts the texts joined, of an answer that only calls
     tools the calls as JSON, one a line. Raises Faulty."""
     value = turn.get(key) if isinstance(turn, dict) else None
@@ -172,7 +172,7 @@ def text_of(turn: Any, key: str) -> str:
     return value
 
 
-def _part(part: Any) -> str:
+def _part(part: object) -> str:
     if isinstance(part, str):
         return part
     text = part.get("text") if isinstance(part, dict) else None

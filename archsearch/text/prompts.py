@@ -97,7 +97,7 @@ def _prompt(row: dict[str, Any], number: int) -> Prompt:
     return Prompt(messages, category, str(identity), number)
 
 
-def _messages(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+def _messages(row: dict[str, object]) -> tuple[tuple[str, str], ...]:
     field = next((name for name in PROMPT_FIELDS if row.get(name) is not None), None)
     if field is None:
         found = ", ".join(sorted(map(str, row))) or "nothing"
@@ -130,7 +130,7 @@ def _messages(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple(messages[: last + 1])
 
 
-def _turns(value: Any, field: str) -> list[Any]:
+def _turns(value: object, field: str) -> list[object]:
     if not isinstance(value, list) or not value:
         raise Faulty(f"{field!r} must be a list with at least one turn")
     return value

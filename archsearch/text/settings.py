@@ -50,7 +50,7 @@ class Writing:
     def nucleus(self) -> bool:
         return self.temperature > 0 and self.top_p < 1.0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """What makes two texts different: the fingerprint's part. Without a nucleus `top_p` is left
         out."""
         nucleus = {"top_p": self.top_p} if self.nucleus else {}

@@ -64,7 +64,7 @@ class LoadPart:
         """Tokens in the cache of a request that decodes."""
         return mean_context(self.prompt, self.output)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As `mix_of` reads it."""
         data = as_data(self)
         # the order counts: a continued run compares the text
@@ -113,7 +113,7 @@ class Mix:
         """Most requests in flight; 2 where a rate decides, which lets requests meet."""
         return max(part.concurrency or 2 for part in self.parts)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As `mix_of` reads it."""
         own = ("objective", "memory_fraction", "tensor_parallel", "draft_tensor_parallel")
         parts = [part.to_dict() for part in self.parts]
@@ -165,7 +165,7 @@ def _named_apart(parts: Sequence[LoadPart]) -> list[LoadPart]:
     return found
 
 
-def _part(data: Any, what: str) -> LoadPart:
+def _part(data: object, what: str) -> LoadPart:
     if not isinstance(data, Mapping):
         raise ArchsearchError(
             f"{what}: it must have weight, prompt_tokens, output_tokens and a load, got {data!r}"
@@ -186,7 +186,7 @@ def _part(data: Any, what: str) -> LoadPart:
     return part
 
 
-def _read(kind: type[_T], data: Any, what: str) -> _T:
+def _read(kind: type[_T], data: object, what: str) -> _T:
     given = data if isinstance(data, Mapping) and kind is not Mix else {}
     for name in (name for name, value in given.items() if value is None):
         # a limit that was forgotten would be no limit

@@ -32,6 +32,7 @@ from archsearch.search.objective import GridScores, Score, Scorer
 from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.traffic.served import (
     Load,
+    Over,
     ServedPart,
     context_of,
     objective_of,
@@ -60,10 +61,8 @@ class MixScorer(Scorer):
         base = replace(scorer.workload, memory_fraction=mix.memory_fraction)
         self._held_alone = held_alone(mix, scorer.target, base, scorer.latency, device)
         most = self._held_alone[self.main] or MOST_RUNNING
-        workload = replace(
-            _at(base, self.main), batch_size=max(1, min(self.main.concurrency or 1, most))
-        )
-        workload = replace(workload, temperature=self.main.temperature)
+        batch, temperature = min(self.main.concurrency or 1, most), self.main.temperature or 0.0
+        workload = replace(_at(base, self.main), batch_size=max(1, batch), temperature=temperature)
         super().__init__(
             scorer.target,
             workload,
@@ -75,7 +74,7 @@ class MixScorer(Scorer):
         self.context = context_of(scorer, self.main)
         self.known_families = scorer.known_families
         self._base = scorer
-        self._served: tuple[Any, list[ServedPart]] | None = None
+        self._served: tuple[object, list[ServedPart]] | None = None
 
     # --- one draft
 
@@ -244,17 +243,9 @@ class MixScorer(Scorer):
         )
         asked = self.mix.objective
         value, plain = (objective_of(served, asked, ranks, plain=alone) for alone in (False, True))
-        return GridScores(
-            start,
-            objective_of(served, "speedup", ranks),
-            gain_of(asked, value, plain),
-            gamma,
-            main.alpha,
-            main.tau,
-            draft_s,
-            round_s,
-            fits,
-        )
+        gains = (objective_of(served, "speedup", ranks), gain_of(asked, value, plain))
+        found: Any = (*gains, gamma, main.alpha, main.tau, draft_s, round_s, fits)
+        return GridScores(start, *found)
 
     # --- limits
 
@@ -264,7 +255,7 @@ class MixScorer(Scorer):
         served = [] if all(each is None for each in times) else self.served(drafter)
         return found | {each.name: float(each.over) for each in self._overs(drafter, served)}
 
-    def _overs(self, drafter: Drafter, served: Sequence[ServedPart]) -> list[Any]:
+    def _overs(self, drafter: Drafter, served: Sequence[ServedPart]) -> list[Over]:
         return overs(
             served,
             self.mix,
@@ -325,7 +316,7 @@ def held_alone(
     return found
 
 
-def _at(workload: Any, part: LoadPart) -> Any:
+def _at(workload: Workload, part: LoadPart) -> Workload:
     return replace(workload, context_len=part.context)
 
 

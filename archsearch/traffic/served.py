@@ -15,6 +15,8 @@ from archsearch.acceptance.families import FamilyAcceptance, acceptance_of
 from archsearch.architecture.grid import ShapeGrid
 from archsearch.drafters.drafter import Drafter
 from archsearch.errors import ArchsearchError
+from archsearch.estimate import Numbers
+from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.search.objective import Scorer
 from archsearch.traffic.mix import LoadPart, Mix
 from archsearch.traffic.steady import (
@@ -49,17 +51,17 @@ class ServedPart:
     `servers`: by gamma, 0: without a draft."""
 
     part: LoadPart
-    gamma: Any
+    gamma: int
     drafting: Steady
     plain: Steady
     off: Steady
-    tau: Any
-    alpha: Any
+    tau: float
+    alpha: float
     context: int
     servers: Mapping[int, Service]
     off_rate: float | None
     times: RoundTimes
-    gamma_drafting: Any
+    gamma_drafting: int
 
     @property
     def services(self) -> tuple[Service, Service]:
@@ -72,11 +74,11 @@ class ServedPart:
         return self.drafting.where(np.greater(self.gamma, 0), self.off)
 
     @property
-    def speedup(self) -> Any:
+    def speedup(self) -> float:
         """Seconds per output token without the draft over those with it."""
         return self.plain.tpot_s / self.best.tpot_s
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {
             "name": self.part.name,
             "weight": self.part.weight,
@@ -113,7 +115,7 @@ class Load:
     rate: bool
 
     @classmethod
-    def of(cls, part: LoadPart, held: Sequence[Any], largest_batch: int | None) -> Load:
+    def of(cls, part: LoadPart, held: Sequence[Numbers | None], largest_batch: int | None) -> Load:
         limits = [MOST_RUNNING if most is None else int(np.min(most)) for most in held]
         largest = min(MOST_PRICED, max(limits[1], 1), largest_batch or MOST_PRICED)
         if part.concurrency is not None:
@@ -153,7 +155,7 @@ def serve_part(
     scorer: Scorer,
     drafter: Drafter,
     part: LoadPart,
-    held: Sequence[Any] = (None, None),
+    held: Sequence[Numbers | None] = (None, None),
     *,
     tokens_of: TokensOf | None = None,
     with_rates: bool = True,
@@ -168,15 +170,14 @@ def serve_part(
     load.check(part)
     workload = replace(scorer.workload, context_len=part.context)
     alpha, drift, share = _accepted(scorer, drafter, part)
+    latency: Any = scorer.latency
     drafter = drafter.with_share(share)
-    times = times_over_batches(
-        scorer.latency, scorer.target, drafter, workload, scorer.gammas, load.sizes
-    )
+    times = times_over_batches(latency, scorer.target, drafter, workload, scorer.gammas, load.sizes)
     # tokens of a prompt that are not in the cache already; requests that decode while it is read
     new = round(part.prompt.mean * (1.0 - part.prefix_cache_hit))
     busy = replace(workload, batch_size=max(1, min(load.largest, part.concurrency or 8)))
     alone_s, both_s = (
-        prefill_s(scorer.latency, scorer.target, each, busy, new) for each in (None, drafter)
+        prefill_s(latency, scorer.target, each, busy, new) for each in (None, drafter)
     )
     written = part.output.mean
     shares = shares_steps(scorer.latency)
@@ -233,7 +234,7 @@ def _accepted(scorer: Scorer, drafter: Drafter, part: LoadPart) -> tuple[Any, fl
     return known.acceptance.alpha.value, known.acceptance.drift.value, share
 
 
-def shares_steps(latency: Any) -> bool:
+def shares_steps(latency: LatencyOfRounds) -> bool:
     """Whether prompts are read in the steps of those that decode."""
     return not (latency.rounds is not None and latency.rounds.costs.expands)
 
@@ -274,7 +275,7 @@ def part_acceptance(scorer: Scorer, drafter: Drafter, part: LoadPart) -> FamilyA
 
 def objective_of(
     parts: Sequence[ServedPart], objective: Objective, ranks: int, *, plain: bool = False
-) -> Any:
+) -> float:
     """The objective over a mix: larger is better but for `tpot` (seconds). Weights are shares of
     the tokens served."""
     points = [(each.part.weight, each.plain if plain else each.best) for each in parts]
@@ -295,13 +296,13 @@ class Over:
 
     part: str
     name: str
-    value: Any
+    value: float
     limit: float
     said: str
     most: str
 
     @property
-    def over(self) -> Any:
+    def over(self) -> float:
         """How far it is beyond the limit, relative to it: kept where this is at most 0."""
         return np.minimum(self.value / self.limit - 1.0, MOST_OVER)
 
@@ -317,11 +318,11 @@ MOST_OVER: Final = 1e9  # where waiting has no end
 
 
 def overs(
-    parts: Sequence[ServedPart], mix: Mix, drafter: Drafter, workload: Workload, tokens: Any
+    parts: Sequence[ServedPart], mix: Mix, drafter: Drafter, workload: Workload, tokens: float
 ) -> list[Over]:
     """Each limit of the mix with how far the drafter is over it."""
     limits, most = mix.limits, ", at most {:g}"
-    rows: list[tuple[str, str, Any, float | None, str, str]] = []
+    rows: list[tuple[str, str, float, float | None, str, str]] = []
     for each in parts:
         point, part = each.best, each.part.name
         mean = "{:.0f} ms to the first token in the mean"
@@ -333,7 +334,7 @@ def overs(
         if point.ttft_p99_s is not None:
             value = 1e3 * point.ttft_p99_s
             rows.append((part, "ttft 99 %", value, limits.ttft_p99_ms, late, f"{most} ms"))
-        running = np.maximum(1, np.rint(point.running))
+        running: Any = np.maximum(1, np.rint(point.running))
         used = drafter.bytes(workload, running, each.context) / 2**30
         rows.append((part, "memory", used, limits.memory_gib, "the draft takes {:.1f} GiB", most))
     count = drafter.parameters()

@@ -55,7 +55,7 @@ class _Server:
     def __init__(self, service: Service, arrivals: Sequence[_Served], seed: int) -> None:
         self.service, self.rng, self.now = service, np.random.default_rng(seed), 0.0
         most = len(arrivals) + 1
-        self.round_s = np.full(most, service.round_at(np.arange(most))).tolist()
+        self.round_s = np.full(most, service.round_at(np.arange(most, dtype=float))).tolist()
         self.coming = deque(arrivals)
         self.waiting: deque[_Served] = deque()
         self.reading: deque[_Served] = deque()
@@ -127,7 +127,7 @@ def simulate(
 ) -> Simulated:
     """Serve `requests`; `read_s`: seconds that a prompt of so many tokens adds (default: the
     service's mean for every prompt)."""
-    read = read_s or (lambda tokens: service.prefill_s)
+    read = read_s or (lambda tokens: float(service.prefill_s))
     tokens = [each.prompt_tokens for each in requests]
     arrivals = [
         _Served(each, max(count, 1), read(count))

@@ -35,9 +35,10 @@ from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from archsearch.architecture.grid import Array
 from archsearch.errors import ArchsearchError
+from archsearch.estimate import Array, Numbers
 from archsearch.speedup import accepted_by_position, drifting_positions
 
 MOST_RUNNING: Final = 1024
@@ -54,10 +55,10 @@ class RoundTokens:
     """Tokens of a round: `reach[i]` is the chance (a number, or an array of many drafts) that a
     round gives more than i + 1 of them; () for plain steps."""
 
-    reach: tuple[Any, ...] = ()
+    reach: tuple[Numbers, ...] = ()
 
     @classmethod
-    def of(cls, alpha: Any, drift: float, gamma: int, share: float = 1.0) -> RoundTokens:
+    def of(cls, alpha: Numbers, drift: float, gamma: int, share: float = 1.0) -> RoundTokens:
         """Of a drafter with `alpha`, its drift in logit per position, that drafts in `share` of
         rounds."""
         if gamma < 1:
@@ -70,15 +71,15 @@ class RoundTokens:
         )
 
     @cached_property
-    def tau(self) -> Any:
+    def tau(self) -> Numbers:
         return 1.0 + sum(self.reach)
 
     @cached_property
-    def square(self) -> Any:
+    def square(self) -> Numbers:
         """Mean of the squared number of tokens."""
         return 1.0 + sum((2 * i + 3) * chance for i, chance in enumerate(self.reach))
 
-    def rounds(self, tokens: float) -> Any:
+    def rounds(self, tokens: float) -> Numbers:
         """Mean rounds until at least `tokens` tokens are written."""
         if tokens <= 0.0:
             return 0.0
@@ -95,25 +96,25 @@ class Service:
     at: Array
     round_s: Array
     tokens: RoundTokens
-    prefill_s: Any
+    prefill_s: Numbers
     output_tokens: float
-    held: Any = MOST_RUNNING
+    held: Numbers = MOST_RUNNING
     # prompts are read in the steps of those that decode; else in steps of their own, first
     shares_steps: bool = True
     output_cv2: float = 0.0  # squared coefficient of variation of the output's length
 
     @cached_property  # asked at every step of every fixed point
-    def rounds(self) -> Any:
+    def rounds(self) -> Numbers:
         """Rounds a request."""
         return self.tokens.rounds(self.output_tokens - 1.0)
 
     @property
-    def steps(self) -> Any:
+    def steps(self) -> Numbers:
         """Steps a request takes part in: its rounds, and the one in which its prompt is read where
         prompts share them."""
         return self.rounds + (1.0 if self.shares_steps else 0.0)
 
-    def round_at(self, running: Any) -> Any:
+    def round_at(self, running: Numbers) -> Numbers:
         """Seconds of a round while `running` requests decode: between the batch sizes that are
         known, and by the slope over the upper half of them beyond: from one to the next a batch may
         take less, where one was measured and the other was not."""
@@ -134,20 +135,20 @@ class Service:
         return np.where(batch <= at[-1], below + (above - below) * share, beyond)[()]
 
     @cached_property
-    def _slope(self) -> Any:
+    def _slope(self) -> Numbers:
         """Seconds that a round takes longer per request, over the upper half of `at`."""
         at = self.at
         half = max(0, int(np.searchsorted(at[:-1], at[-1] / 2.0, side="right")) - 1)
         return np.maximum(0.0, (self.round_s[-1] - self.round_s[half]) / (at[-1] - at[half]))
 
-    def requests_per_s(self, running: Any) -> Any:
+    def requests_per_s(self, running: Numbers) -> Numbers:
         """Requests finished a second while `running` of them decode."""
         return 1.0 / (
             self.prefill_s + self.steps * self.round_at(running) / np.maximum(running, 1.0)
         )
 
     @cached_property
-    def most_requests_per_s(self) -> Any:
+    def most_requests_per_s(self) -> float:
         """The highest rate that it can serve."""
         most = np.maximum(self.requests_per_s(self.held), self.requests_per_s(1.0))
         for size in self.at:
@@ -162,22 +163,23 @@ class Steady:
     token after the first, with the prefills in between. `ttft_s` is a mean, `ttft_p99_s` what one
     in a hundred exceeds: of requests that come by chance, None of a fixed number in flight."""
 
-    requests_per_s: Any
-    running: Any
-    tpot_s: Any
-    ttft_s: Any
-    tokens_per_s: Any
-    utilisation: Any
-    full: Any = False
-    ttft_p99_s: Any = None
+    requests_per_s: float
+    running: float
+    tpot_s: float
+    ttft_s: float
+    tokens_per_s: float
+    utilisation: float
+    full: bool = False
+    ttft_p99_s: float | None = None
 
-    def where(self, which: Any, other: Steady) -> Steady:
+    def where(self, which: ArrayLike, other: Steady) -> Steady:
         """This where `which` says so, else the other."""
         pairs = [(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
-        return Steady(*(None if mine is None else chosen(which, mine, its) for mine, its in pairs))
+        found: Any = (mine if mine is None else chosen(which, mine, its) for mine, its in pairs)
+        return Steady(*found)
 
 
-def in_flight(service: Service, concurrency: Any) -> Steady:
+def in_flight(service: Service, concurrency: Numbers) -> Steady:
     """`concurrency` requests in flight at all times; those that memory does not hold wait.
 
     Raises ArchsearchError for fewer than one.
@@ -195,7 +197,7 @@ def in_flight(service: Service, concurrency: Any) -> Steady:
     return _steady(service, running, running / rate - reading, ttft, None, rate, 1.0)
 
 
-def slot_waiting(service: Service, requests_per_s: Any) -> tuple[Any, Any]:
+def slot_waiting(service: Service, requests_per_s: Numbers) -> tuple[Numbers, Numbers]:
     """The chance that a request finds all slots taken, and the mean seconds that it then waits for
     one.
 
@@ -223,7 +225,7 @@ def slot_waiting(service: Service, requests_per_s: Any) -> tuple[Any, Any]:
     return above / (above + below), waited
 
 
-def at_rate(service: Service, requests_per_s: Any) -> Steady:
+def at_rate(service: Service, requests_per_s: Numbers) -> Steady:
     """`requests_per_s` arriving at random (Poisson), one rate or one each; the operating point by
     fixed point.
 
@@ -235,6 +237,7 @@ def at_rate(service: Service, requests_per_s: Any) -> Steady:
         )
     most = service.most_requests_per_s
     full = requests_per_s >= FULL * most
+    used: Any = requests_per_s / most
     # of those that are full: not used
     prefilling = np.minimum(requests_per_s * service.prefill_s, 1.0 - 1e-9)
     low, high = 0.0 * (most + requests_per_s), service.held + 0.0 * (most + requests_per_s)
@@ -264,17 +267,21 @@ def at_rate(service: Service, requests_per_s: Any) -> Steady:
         service.prefill_s / (2.0 * (1.0 - prefilling)) * np.log(np.maximum(prefilling / RARE, 1.0))
     )
     late = read + np.maximum(waited * np.log(np.maximum(chance / RARE, 1.0)), behind - waits)
-    open_ = _steady(
-        service, high, decoding, read + chance * waited, late, requests_per_s, requests_per_s / most
-    )
+    open_ = _steady(service, high, decoding, read + chance * waited, late, requests_per_s, used)
     if not np.any(full):
         return open_
     shut = replace(in_flight(service, service.held), ttft_s=np.inf, ttft_p99_s=np.inf, full=True)
-    return replace(shut, utilisation=requests_per_s / most).where(full, open_)
+    return replace(shut, utilisation=used).where(full, open_)
 
 
 def _steady(
-    service: Service, running: Any, decoding: Any, ttft: Any, late: Any, rate: Any, used: Any
+    service: Service,
+    running: Numbers,
+    decoding: Numbers,
+    ttft: Numbers,
+    late: Numbers | None,
+    rate: Numbers,
+    used: Numbers,
 ) -> Steady:
     tpot = decoding / max(service.output_tokens - 1.0, 1.0)
     numbers = [
@@ -286,12 +293,12 @@ def _steady(
     )
 
 
-def _number(value: Any) -> Any:
+def _number(value: Numbers) -> Any:
     """An array as it is; a number as Python's own, which JSON knows."""
     return value if np.ndim(value) else np.asarray(value).item()
 
 
-def chosen(which: Any, one: Any, other: Any) -> Any:
+def chosen(which: ArrayLike, one: Numbers, other: Numbers) -> Any:
     """`one` where `which` says so, else the other."""
     return _number(np.where(which, one, other))
 

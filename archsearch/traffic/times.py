@@ -14,13 +14,15 @@ from typing import Any, Final
 import numpy as np
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.grid import Array, ShapeGrid
+from archsearch.architecture.grid import ShapeGrid
 from archsearch.architecture.ops import Part, PassOps
 from archsearch.capacity import held_requests
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.registry import as_drafter
 from archsearch.engine_facts import EngineFacts
+from archsearch.estimate import Array, Numbers
 from archsearch.hardware.device import Device
+from archsearch.latency.draft_passes import DraftPasses
 from archsearch.latency.drafted import rows_of
 from archsearch.latency.grid import GridLatency
 from archsearch.latency.rounds import verified_rows
@@ -60,7 +62,7 @@ def ladder(largest: int) -> tuple[int, ...]:
 
 
 def times_over_batches(
-    latency: Any,
+    latency: DraftPasses,
     target: Architecture,
     draft: Draft,
     workload: Workload,
@@ -112,14 +114,15 @@ def times_over_batches(
 
 
 def _prepare(
-    latency: Any,
+    latency: DraftPasses,
     target: Architecture,
     drafter: Drafter,
     workloads: Sequence[Workload],
     gammas: Sequence[int],
 ) -> None:
     """Price all kernels that will be asked for together."""
-    if not hasattr(latency, "prepare"):
+    prepare = getattr(latency, "prepare", None)
+    if prepare is None:
         return
     wanted: list[tuple[Architecture, Part, int]] = []
     passes: list[PassOps] = []
@@ -136,7 +139,7 @@ def _prepare(
         else:
             plans = [drafter.plan(rows_of(latency, workload, gamma)) for gamma in gammas]
             passes += [ops for plan in plans for ops in (plan.first, plan.step) if ops is not None]
-    latency.prepare(wanted, passes)
+    prepare(wanted, passes)
 
 
 # prompt tokens of one step; longer prompts are read in several (vLLM's max_num_batched_tokens)
@@ -144,8 +147,12 @@ CHUNK: Final = 8192
 
 
 def prefill_s(
-    latency: Any, target: Architecture, draft: Draft | None, workload: Workload, prompt_tokens: int
-) -> Any:
+    latency: DraftPasses,
+    target: Architecture,
+    draft: Draft | None,
+    workload: Workload,
+    prompt_tokens: int,
+) -> Numbers:
     """Seconds that a prompt adds: the target's pass over it, and the draft's, which keeps a cache
     of its own.
 
@@ -156,7 +163,8 @@ def prefill_s(
     """
     if prompt_tokens < 1:
         return 0.0
-    total, read = 0.0, 0
+    total: Numbers = 0.0
+    read = 0
     while read < prompt_tokens:
         tokens = min(CHUNK, prompt_tokens - read)
         total += _chunk_s(latency, target, workload, tokens, read)
@@ -167,8 +175,8 @@ def prefill_s(
 
 
 def _chunk_s(
-    latency: Any, target: Architecture, workload: Workload, tokens: int, cached: int
-) -> Any:
+    latency: DraftPasses, target: Architecture, workload: Workload, tokens: int, cached: int
+) -> Numbers:
     composed, own = (getattr(latency, name, None) for name in ("composed_", "engine_"))
     alone = latency.rounds is not None and latency.rounds.costs.expands
     if own is not None and not alone:  # a step of so many rows more
@@ -188,7 +196,9 @@ def _chunk_s(
     return max(0.0, together - decoding)
 
 
-def _pass_s(latency: Any, arch: Architecture, tokens: int, cached: int, ranks: int) -> Any:
+def _pass_s(
+    latency: DraftPasses, arch: Architecture, tokens: int, cached: int, ranks: int
+) -> Numbers:
     if not hasattr(latency, "model_pass_s"):  # a latency that knows rounds only
         return latency.verify_s(arch, Workload(1, cached, ranks), tokens - 1).value
     asked = Part(1, tokens, cached), getattr(latency, "engine_", None) is not None
@@ -197,7 +207,9 @@ def _pass_s(latency: Any, arch: Architecture, tokens: int, cached: int, ranks: i
     return latency.model_pass_s(arch, asked, ranks).value
 
 
-def _draft_prefill_s(latency: Any, drafter: Drafter, workload: Workload, tokens: int) -> Any:
+def _draft_prefill_s(
+    latency: DraftPasses, drafter: Drafter, workload: Workload, tokens: int
+) -> Numbers:
     ranks = latency.facts.ranks_of_draft(workload)
     if drafter.model is not None:
         return _pass_s(latency, latency.facts.served_draft(drafter.model), tokens, 0, ranks)
@@ -208,7 +220,9 @@ def _draft_prefill_s(latency: Any, drafter: Drafter, workload: Workload, tokens:
     return latency.ops_s(first).value if first is not None else 0.0
 
 
-def plain_service(times: RoundTimes, prefill: float, output_tokens: float, held: Any) -> Service:
+def plain_service(
+    times: RoundTimes, prefill: Numbers, output_tokens: float, held: Numbers | None
+) -> Service:
     """The server without a draft."""
     most = held if held is not None else MOST_RUNNING
     return Service(times.at, times.decode, RoundTokens(), prefill, output_tokens, most)
@@ -218,9 +232,9 @@ def drafting_service(
     times: RoundTimes,
     gamma: int,
     tokens: RoundTokens,
-    prefill: Any,
+    prefill: Numbers,
     output_tokens: float,
-    held: Any,
+    held: Numbers | None,
 ) -> Service:
     """The server that drafts `gamma` tokens a round; 0: with the draft loaded and idle."""
     if gamma == 0:

@@ -64,7 +64,7 @@ class Lengths:
         )
 
     @classmethod
-    def read(cls, data: Any, what: str) -> Lengths:
+    def read(cls, data: object, what: str) -> Lengths:
         """A number; `{mean, std}` (log-normal); `{low, high}` (even); `{values, weights}`.
         ArchsearchError for anything else."""
         if isinstance(data, int | float) and not isinstance(data, bool):
@@ -204,7 +204,7 @@ def _rows(text: str, path: Path) -> tuple[list[tuple[float, float, float]], str]
     raise ArchsearchError(f"the trace {path} is none that is known here; it must be {FORMS}")
 
 
-def _vllm(data: Mapping[str, Any], path: Path) -> tuple[list[tuple[float, float, float]], str]:
+def _vllm(data: Mapping[str, object], path: Path) -> tuple[list[tuple[float, float, float]], str]:
     prompts, answers = _numbers(data, "input_lens", path), _numbers(data, "output_lens", path)
     starts, note = _numbers(data, "start_times", path), ""
     if not starts:

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from archsearch.errors import ArchsearchError
-from archsearch.estimate import Estimate
+from archsearch.estimate import Array, Estimate
 from archsearch.speedup import alpha_estimate, clamped, logit
 
 if TYPE_CHECKING:
@@ -267,16 +267,16 @@ def promise(
     return TextPromise(more_prompts, round(distinct_tokens * share), alpha)
 
 
-def _row(point: AlphaPoint, prior: CurvePrior) -> np.ndarray:
+def _row(point: AlphaPoint, prior: CurvePrior) -> Array:
     x = math.log(effective_tokens(point.tokens, point.epoch_tokens) / prior.reference_tokens)
     return np.array([1.0, x, 0.5 * x * x, float(point.annealed)])
 
 
-def _targets(points: Sequence[AlphaPoint]) -> np.ndarray:
+def _targets(points: Sequence[AlphaPoint]) -> Array:
     return np.array([logit(clamped(point.alpha)) for point in points])
 
 
-def _beyond_the_bend(x: float, mean: np.ndarray) -> float:
+def _beyond_the_bend(x: float, mean: Array) -> float:
     """What a curve that goes on rising by LEAST_SLOPE has at `x` (ln of tokens) more than its
     parabola."""
     slope, bend = float(mean[1]), float(mean[2])
@@ -286,7 +286,7 @@ def _beyond_the_bend(x: float, mean: np.ndarray) -> float:
     return -0.5 * bend * (x - turn) ** 2
 
 
-def _scatter(points: Sequence[AlphaPoint], mean: np.ndarray, prior: CurvePrior) -> float:
+def _scatter(points: Sequence[AlphaPoint], mean: Array, prior: CurvePrior) -> float:
     """The points' distance from their curve in units of the noise, at least 1: text of
     mixed kinds scatters more. The prior's own noise counts as three points."""
     errors = (
@@ -295,7 +295,7 @@ def _scatter(points: Sequence[AlphaPoint], mean: np.ndarray, prior: CurvePrior) 
     return math.sqrt(max(1.0, (float(errors @ errors) + 3.0) / (len(points) + 3.0)))
 
 
-def _posterior(points: Sequence[AlphaPoint], prior: CurvePrior) -> tuple[np.ndarray, np.ndarray]:
+def _posterior(points: Sequence[AlphaPoint], prior: CurvePrior) -> tuple[Array, Array]:
     """Mean [4] and covariance [4, 4] of a curve's coefficients."""
     rows = np.stack([_row(point, prior) for point in points])
     covariance, prior_mean = np.array(prior.covariance), np.array(prior.mean)

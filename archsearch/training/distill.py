@@ -94,7 +94,7 @@ def learning_rate(config: DistillConfig, progress: float, tokens: int) -> float:
 
 
 def distill(
-    draft: Any,
+    draft: torch.nn.Module,
     cache: TextCache | Sequence[TextCache],
     config: DistillConfig,
     *,
@@ -353,11 +353,11 @@ class TrainingRun:
 
     # ---- checkpoints
 
-    def _extra(self) -> dict[str, Any]:
+    def _extra(self) -> dict[str, object]:
         """What a checkpoint holds besides."""
         return {}
 
-    def _take_extra(self, extra: dict[str, Any]) -> None:
+    def _take_extra(self, extra: dict[str, object]) -> None:
         """Go on from what `_extra` gave to a checkpoint."""
 
     def _save(self, name: str = CHECKPOINT) -> None:
@@ -412,7 +412,7 @@ class TrainingRun:
         self._take(state)
         logger.info("resumed at step %d (%d tokens)", self.place.step, self.place.tokens)
 
-    def _longer(self, state: dict[str, Any]) -> bool:
+    def _longer(self, state: dict[str, object]) -> bool:
         """Whether the trunk goes on beyond the place of `state`, which lies in an anneal."""
         return 1 - _place_of(state).fraction(self.config) > self.config.anneal
 
@@ -455,5 +455,5 @@ def _place_of(state: dict[str, Any]) -> Place:
     return Place(**{field.name: state[field.name] for field in fields(Place)})
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

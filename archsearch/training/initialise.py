@@ -83,8 +83,8 @@ def initialise_draft(
         draft_token_ids = draft_token_ids.tolist()
     with cheap_initialisation():
         draft = build_draft(arch, dtype, draft_token_ids, seed, **_inherited_config(target_model))
-    for name, values in _special_tokens(target_model).items():
-        setattr(draft.generation_config, name, values)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        setattr(draft.generation_config, name, getattr(target_model.generation_config, name))
     random = torch.Generator().manual_seed(seed)
     layers = choose_layers(arch.num_hidden_layers, target_arch.num_hidden_layers)
     with torch.no_grad():
@@ -131,14 +131,7 @@ def _check(target_model: PreTrainedModel, target: Architecture, arch: Architectu
         )
 
 
-def _special_tokens(target_model: PreTrainedModel) -> dict[str, Any]:
-    return {
-        name: getattr(target_model.generation_config, name)
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-    }
-
-
-def _inherited_config(target_model: PreTrainedModel) -> dict[str, Any]:
+def _inherited_config(target_model: PreTrainedModel) -> dict[str, object]:
     names = "bos_token_id eos_token_id pad_token_id rms_norm_eps rope_parameters hidden_act"
     config = target_model.config
     found = [name for name in (*names.split(), "initializer_range") if hasattr(config, name)]
@@ -259,8 +252,8 @@ def _fill_ends(
 
 
 def _fill_layer(
-    source: Any,
-    block: Any,
+    source: nn.Module,
+    block: nn.Module,
     target: Architecture,
     arch: Architecture,
     width: _Width,
@@ -301,11 +294,7 @@ def _set_writer(linear: nn.Linear, columns: Tensor, bias: Tensor | None, width: 
 
 
 def _fill_attention(
-    source: Any,
-    block: Any,
-    target: Architecture,
-    arch: Architecture,
-    width: _Width,
+    source: Any, block: Any, target: Architecture, arch: Architecture, width: _Width
 ) -> None:
     old, new = source.self_attn, block.self_attn
     dim, hidden = target.head_dim, target.hidden_size
@@ -448,7 +437,7 @@ def ffn_energy(
         square = states.detach().float().square().reshape(-1, states.shape[-1]).sum(0)
         sums[layer] = sums[layer] + square if layer in sums else square
 
-    def hook(layer: int) -> Any:
+    def hook(layer: int) -> object:
         down = target_model.model.layers[layer].mlp.down_proj
         return down.register_forward_pre_hook(lambda module, inputs: add(layer, inputs[0]))
 
@@ -459,11 +448,7 @@ def ffn_energy(
 
 
 def _fill_mlp(
-    source: Any,
-    block: Any,
-    arch: Architecture,
-    width: _Width,
-    energy: Tensor | None,
+    source: Any, block: Any, arch: Architecture, width: _Width, energy: Tensor | None
 ) -> None:
     """Fewer channels: those that write most, by |activation| |down| on text, by |gate| |up| |down|
     without."""

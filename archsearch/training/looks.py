@@ -136,14 +136,14 @@ def copy_into(parameters: Mapping[str, torch.nn.Parameter], weights: Weights) ->
             parameter.copy_(weights[name])
 
 
-def save_state(path: Path, state: dict[str, Any]) -> None:
+def save_state(path: Path, state: dict[str, object]) -> None:
     """Write a checkpoint atomically."""
     buffer = io.BytesIO()
     torch.save(_on_cpu(state), buffer)
     write_bytes(path, buffer.getbuffer())
 
 
-def _on_cpu(value: Any) -> Any:
+def _on_cpu(value: object) -> object:
     """The same state with its tensors in the CPU's memory, so that any machine can go on from
     it."""
     if isinstance(value, torch.Tensor):
@@ -158,7 +158,7 @@ def _on_cpu(value: Any) -> Any:
 def load_state(path: Path) -> dict[str, Any]:
     """A checkpoint of `save_state`. Raises ArchsearchError for a file that is none."""
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        state: dict[str, object] = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError) as error:
         raise ArchsearchError(
             f"cannot read the checkpoint {path}: {str(error).splitlines()[0]}; delete it"

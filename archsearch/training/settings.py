@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from archsearch.errors import ArchsearchError
 from archsearch.training.pace import Slowdown
@@ -82,7 +82,7 @@ class DistillConfig:
             values = ", ".join(f"{name}={getattr(self, name)}" for name in fits)
             raise ArchsearchError(f"training settings out of range: {values}")
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """What a checkpoint must agree with: everything but the length of the run, its end and how
         it is watched."""
         ends = "budget_s max_steps max_tokens anneal patience"

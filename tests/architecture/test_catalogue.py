@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 import archsearch.architecture.catalogue as catalogue
-from archsearch.architecture.counts import active_parameters, parameters, weight_bytes
+from archsearch.architecture.counts import parameters, weight_bytes
 from archsearch.errors import ArchsearchError
+from benchmarks.search_speed import active_parameters
 
 # Exact counts published elsewhere (safetensors metadata of the hub, papers), not computed by this
 # package.

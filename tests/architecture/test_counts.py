@@ -6,7 +6,6 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import (
     body_parameters,
     embedding_params,
-    flops_per_token,
     head_params,
     kv_bytes_per_token,
     kv_cache_bytes,
@@ -14,6 +13,7 @@ from archsearch.architecture.counts import (
     parameters,
     weight_bytes_per_pass,
 )
+from benchmarks.search_speed import flops_per_token
 
 WIDE = Architecture(2560, 9280, 12, 20, 20, 128, 32000)
 DEEP = Architecture(2048, 5504, 24, 16, 16, 128, 32000)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from archsearch.architecture import catalogue
-from archsearch.architecture.counts import active_parameters, parameters
+from archsearch.architecture.counts import parameters
 from archsearch.architecture.hf_config import from_hf_config
 from archsearch.architecture.hf_families import NOT_MODELLED
 from archsearch.errors import InvalidShapeError
+from benchmarks.search_speed import active_parameters
 
 GLM_AIR: dict[str, Any] = {
     "model_type": "glm4_moe",

@@ -8,12 +8,13 @@ import pytest
 
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.counts import flops_per_token, kv_cache_bytes, weight_bytes_per_pass
+from archsearch.architecture.counts import kv_cache_bytes, weight_bytes_per_pass
 from archsearch.estimate import Estimate
 from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.search.objective import Scorer
 from archsearch.search.space import Limits, SearchSpace
 from archsearch.workload import Workload
+from benchmarks.search_speed import flops_per_token
 
 
 @dataclass

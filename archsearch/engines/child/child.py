@@ -116,7 +116,7 @@ class Child:
         """The last lines of the child's stderr."""
         return list(self._lines)
 
-    def ask(self, request: Mapping[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
+    def ask(self, request: Mapping[str, object], timeout_s: float | None = None) -> dict[str, Any]:
         """Send `request`, return what is under "ok" in the answer.
 
         Raises ArchsearchError for what the user can mend, RunFailed where the engine fails, ends,

@@ -67,7 +67,7 @@ class ChildEngine:
     def check_prompts(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> None:
         """Raise ArchsearchError for what this engine, as it was started, cannot generate."""
 
-    def request(self) -> dict[str, Any]:
+    def request(self) -> dict[str, object]:
         """What the worker reads of the settings when it starts."""
         return {}
 
@@ -75,7 +75,7 @@ class ChildEngine:
         """The models in the form that the worker loads, target first."""
         return list(sources)
 
-    def answered(self, answer: Mapping[str, Any]) -> None:
+    def answered(self, answer: Mapping[str, object]) -> None:
         """Keep what else the worker answered to `generate`."""
 
     # -- the protocol
@@ -261,7 +261,7 @@ def check_vocabularies(sources: Sequence[str]) -> None:
         )
 
 
-def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _tuples(fields: Mapping[str, object]) -> dict[str, Any]:
     return {
         name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
     }

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 
 class UserError(Exception):
@@ -22,7 +22,7 @@ class Failed(Exception):
     """The engine could not do it; its text is one line."""
 
 
-def claim_stdout() -> Any:
+def claim_stdout() -> TextIO:
     """The original stdout for answers; whatever engines print goes to stderr from now on. Call
     before importing the engine."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -52,7 +52,7 @@ def end_group() -> None:
     os._exit(1)
 
 
-def serve(handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]], answers: Any) -> None:
+def serve(handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]], answers: TextIO) -> None:
     """Answer one request a line until stdin closes, then end the process group. `handlers` by the
     request's "do"."""
     die_with_parent()
@@ -85,7 +85,7 @@ def serve(handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]], answe
         end_group()
 
 
-def run(worker: Any, answers: Any) -> None:
+def run(worker: object, answers: TextIO) -> None:
     """Serve what the `worker` can of a parent's requests."""
     known = ("versions", "start", "generate", "logits", "stop")
     serve({name: getattr(worker, name) for name in known if hasattr(worker, name)}, answers)

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from archsearch.acceptance.lookup import NewestNgram
 from archsearch.engines.child.child_engine import ChildEngine
@@ -94,7 +94,7 @@ class LlamaCppEngine(ChildEngine):
             return str(model.resolve())
         return super()._source(model)
 
-    def request(self) -> dict[str, Any]:
+    def request(self) -> dict[str, object]:
         return {
             "threads": self.settings.threads,
             "server": self.own_server,

@@ -24,7 +24,7 @@ from archsearch.engines.measure.results import (
 )
 from archsearch.engines.measure.turns import Case, Trace, Turn, Variant, bootstrap, pass_times
 from archsearch.errors import RunFailed
-from archsearch.estimate import Estimate
+from archsearch.estimate import Array, Estimate
 from archsearch.latency.engine_passes import START_STD
 
 Results = dict[Case, UnderLoad]
@@ -75,7 +75,7 @@ def best_of_gammas(trace: Trace) -> dict[str, ByPrompt]:
     return found
 
 
-def choice_cost(ratios: np.ndarray, gammas: tuple[int, ...], best: int, seed: int = 0) -> BestOf:
+def choice_cost(ratios: Array, gammas: tuple[int, ...], best: int, seed: int = 0) -> BestOf:
     """How much choosing the best median flatters, by a bootstrap over prompts that repeats the
     choice.
 
@@ -147,7 +147,7 @@ def _by_prompt(trace: Trace, variant: Variant) -> ByPrompt:
     )
 
 
-def _counts(trace: Trace, variant: str) -> np.ndarray:
+def _counts(trace: Trace, variant: str) -> Array:
     """[prompts, columns] of a variant beside the target alone."""
     pairs = zip(trace.results(trace.plan.alone.name), trace.results(variant), strict=True)
     rows = [
@@ -160,7 +160,7 @@ def _counts(trace: Trace, variant: str) -> np.ndarray:
     return np.array(rows, float)
 
 
-def _ratios(counts: np.ndarray) -> np.ndarray:
+def _ratios(counts: Array) -> Array:
     """Time per token alone / with the drafter [prompts]; nan for an answer that ended in its first
     round."""
     usable = (counts[:, _BASE_N] > 0) & (counts[:, _FAST_N] > 0)
@@ -169,7 +169,7 @@ def _ratios(counts: np.ndarray) -> np.ndarray:
     return ratios
 
 
-def _pooled(counts: np.ndarray) -> np.ndarray:
+def _pooled(counts: Array) -> Array:
     """Time per token alone / with the drafter of counts [..., columns]."""
     base, fast = (
         counts[..., s] / counts[..., n] for s, n in ((_BASE_S, _BASE_N), (_FAST_S, _FAST_N))
@@ -177,13 +177,11 @@ def _pooled(counts: np.ndarray) -> np.ndarray:
     return base / fast
 
 
-def _median(values: np.ndarray, medians: np.ndarray) -> Estimate:
+def _median(values: Array, medians: Array) -> Estimate:
     return Estimate(float(np.median(values)), float(medians.std()), "measured")
 
 
-def _estimate(
-    sums: np.ndarray, drawn: np.ndarray, above: Sequence[int], below: Sequence[int]
-) -> Estimate:
+def _estimate(sums: Array, drawn: Array, above: Sequence[int], below: Sequence[int]) -> Estimate:
     """A ratio of sums over prompts of columns, its std over bootstrap draws [draws, columns]."""
     bottom = drawn[:, below].sum(axis=1)
     repeats = drawn[bottom > 0][:, above].sum(axis=1) / bottom[bottom > 0]
@@ -204,7 +202,7 @@ def _tokens(results: Sequence[GenerationResult]) -> int:
     return sum(len(result.token_ids) for result in results)
 
 
-def _categories(names: Sequence[str | None], counts: np.ndarray) -> dict[str, CategoryResult]:
+def _categories(names: Sequence[str | None], counts: Array) -> dict[str, CategoryResult]:
     found = {}
     for name in sorted({name for name in names if name}):
         own = counts[[each == name for each in names]]
@@ -276,7 +274,7 @@ def token_s(turn: Turn) -> float:
 
 
 def _under_load(trace: Trace, variant: Variant, concurrency: int) -> UnderLoad:
-    def times_of(name: str) -> np.ndarray:
+    def times_of(name: str) -> Array:
         return np.array([token_s(turn) for turn in trace.turns[name, concurrency]])
 
     turns, times = trace.turns[variant.name, concurrency], times_of(variant.name)

@@ -114,7 +114,7 @@ class _Trial:
                 times.later += self.timer.time(step, calls=4, budget_s=0.1).times_s
         times.cycles += self.cycles(self.drafts.get(layers), gamma)
 
-    def cycles(self, draft: Any, gamma: int) -> list[float]:
+    def cycles(self, draft: object, gamma: int) -> list[float]:
         """Probe-corrected seconds of the rounds (or plain tokens) of one generation; those that the
         end cut short are left out."""
         engine = TransformersEngine()

@@ -79,7 +79,7 @@ class Case:
     def options(self, engine: Engine, pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
         """Synthetic acceptance (of weights that are made up) and schedule of a start, where the
         engine has them."""
-        options: dict[str, Any] = {}
+        options: dict[str, object] = {}
         trained = isinstance(self.draft, Drafter) and not self.draft.trains
         if self.draft is None:
             return options
@@ -103,7 +103,7 @@ class PassRequest:
     every call.
     """
 
-    target: Any
+    target: object
     architecture: Architecture
     dtype: str
     mode: str
@@ -168,12 +168,7 @@ class StepRows:
             self._keep(_Times("rest", rest, "warm"), step.other_s / slowdown)
 
     def _pass(
-        self,
-        role: Any,
-        arch: Architecture,
-        at: tuple[int, int, int],
-        cache: str,
-        seconds: float,
+        self, role: Any, arch: Architecture, at: tuple[int, int, int], cache: str, seconds: float
     ) -> None:
         self._keep(_Times("pass", PassShape(self.engine, role, arch, *at), cache), seconds)
 
@@ -307,7 +302,7 @@ def measure_passes(
     """Rows of kind `pass` and `rest`, of drafters that are no models `drafted`, out of steps; each
     is given to `record` as soon as its case is done. Raises RunFailed where the engine does not
     tell its steps."""
-    rows: dict[Any, Measurement] = {}
+    rows: dict[object, Measurement] = {}
     trial = _Trial(asked)
     for number, case in enumerate(cases):
         engine = make_engine(case)

@@ -19,7 +19,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.engines.engine import Engine, Sampling
 from archsearch.engines.measure.rows import made_up, row_of, synthetic
 from archsearch.errors import ArchsearchError, RunFailed
-from archsearch.profiles import Measurement, RoundShape, freeze_shape
+from archsearch.profiles import Measurement, RoundShape, Shape, freeze_shape
 from archsearch.progress import Progress, silent
 
 LAYERS: Final = (24, 2, 8)
@@ -57,7 +57,7 @@ class RoundRequest:
     request.
     """
 
-    target: Any
+    target: object
     architecture: Architecture
     engine: Callable[[Mapping[str, str]], Engine]
     folder_of: Callable[[Architecture], Path]
@@ -70,7 +70,7 @@ class RoundRequest:
     tokens: int = 96
     repeats: int = 2
     budget_s: float = BUDGET_S
-    known: frozenset[Any] = frozenset()
+    known: frozenset[Shape] = frozenset()
 
 
 @dataclass(frozen=True)

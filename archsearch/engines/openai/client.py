@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from archsearch.errors import ArchsearchError, RunFailed
@@ -89,7 +89,7 @@ class Connection:
         self,
         method: str,
         path: str,
-        data: dict[str, Any] | None = None,
+        data: dict[str, object] | None = None,
         timeout_s: float = QUESTION_S,
     ) -> tuple[int, str]:
         """(status, body) of one short request. Raises Lost where no answer of at most MOST_BYTES
@@ -100,7 +100,7 @@ class Connection:
                 raise Lost(f"an answer of more than {MOST_BYTES >> 20} MiB")
             return response.status, body.decode("utf-8", "replace")
 
-    def events(self, data: dict[str, Any]) -> Iterator[tuple[float, bytes]]:
+    def events(self, data: dict[str, object]) -> Iterator[tuple[float, bytes]]:
         """(time.perf_counter() of arrival, content) of every event of a streamed completion, the
         last one b"[DONE]". Raises Refused, and Lost where the stream ends before, is too long or
         too slow."""
@@ -128,7 +128,7 @@ class Connection:
 
     @contextmanager
     def _response(
-        self, method: str, path: str, data: dict[str, Any] | None, timeout_s: float
+        self, method: str, path: str, data: dict[str, object] | None, timeout_s: float
     ) -> Iterator[http.client.HTTPResponse]:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         connection = kind(self._host or "", self._port, timeout=min(timeout_s, QUESTION_S))
@@ -243,7 +243,7 @@ class Stream:
     text: str = ""
     finish: str | None = None
     ids: bool = True
-    usage: dict[str, Any] = field(default_factory=dict)
+    usage: dict[str, object] = field(default_factory=dict)
 
     def take(self, content: bytes, now: float) -> None:
         """A chunk that arrived `now`. Raises Odd."""
@@ -303,7 +303,7 @@ class OpenAIServer(Connection):
             raise ArchsearchError(f"the server at {self.url} {why} ({status})") from None
         return name
 
-    def stream(self, data: dict[str, Any]) -> Stream:
+    def stream(self, data: dict[str, object]) -> Stream:
         """A streamed completion. Raises Lost, Refused and Odd."""
         answer = Stream(time.perf_counter())
         for now, content in self.events(data):
@@ -346,7 +346,7 @@ class OpenAIServer(Connection):
         now = time.perf_counter() - began
         return Answer(sent, now, now, 0, 0, 0, why)
 
-    def tokens(self, data: dict[str, Any]) -> Stream:
+    def tokens(self, data: dict[str, object]) -> Stream:
         """A streamed completion with its token ids, as vLLM sends them. Raises Lost;
         ArchsearchError for a request that the server refuses, RunFailed for an error of its own."""
         try:

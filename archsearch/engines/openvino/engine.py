@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from archsearch.drafters.read import layer_ids
 from archsearch.engines.child.child_engine import ChildEngine
@@ -108,7 +108,7 @@ class OpenVinoEngine(ChildEngine):
         if len({prompt.prompt_id for prompt in prompts}) < len(prompts):
             raise ArchsearchError("two prompts have the same id; give each its own")
 
-    def request(self) -> dict[str, Any]:
+    def request(self) -> dict[str, object]:
         return {
             "threads": self.settings.threads,
             "cache": str((cache_dir() / "openvino").absolute()),

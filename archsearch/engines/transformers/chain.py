@@ -54,15 +54,12 @@ class ChainGenerator(AssistedCandidateGenerator):
             if (
                 not self.rule.with_last
                 and logits is not None
-                and self._unsure(candidates[0, -1], logits[0, -1])
+                and logits[0, -1].softmax(-1)[candidates[0, -1]] < self.rule.least
             ):
                 candidates, logits = candidates[:, :-1], logits[:, :-1]
                 logits = None if logits.shape[1] == 0 else logits
         self.drafted.append(int(candidates.shape[1] - input_ids.shape[1]))
         return candidates, logits
-
-    def _unsure(self, token: Tensor, logits: Tensor) -> bool:
-        return bool(logits.softmax(-1)[token] < self.rule.least)
 
     def write(self, input_ids: Tensor) -> None:
         """The lookup reads the answer so far; after the last round too, where later answers are
@@ -85,7 +82,7 @@ def chained(
     list."""
     made: list[ChainGenerator] = []
 
-    def generator(**arguments: Any) -> ChainGenerator:
+    def generator(**arguments: object) -> ChainGenerator:
         for name in ("target_tokenizer", "assistant_tokenizer"):
             arguments.pop(name, None)
         made.append(ChainGenerator(reader() if reader is not None else None, rule, **arguments))

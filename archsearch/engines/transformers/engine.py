@@ -84,7 +84,7 @@ class PassClock:
         self.rows: list[int] = []
         self._exit, self._timed = exit_layers, target.device.type == "cpu"
         self._started = 0.0
-        self.hooks: list[Any] = []
+        self.hooks: list[object] = []
         models = {"target": target}
         if draft is not None and draft is not target:
             models["draft"] = draft
@@ -93,7 +93,7 @@ class PassClock:
             self.hooks.append(model.register_forward_pre_hook(self._before))
             self.hooks.append(model.register_forward_hook(after, with_kwargs=True))
 
-    def _before(self, module: Any, args: Any) -> None:
+    def _before(self, module: object, args: object) -> None:
         self._started = time.perf_counter()
 
     def _after(self, name: str, module: Any, args: Any, kwargs: Any, output: Any) -> None:
@@ -117,7 +117,7 @@ class SyntheticAcceptance(LogitsProcessor):
         self._place = random.Random(seed).random()
         self._verifying, self._position, self._accepted = False, 0, 0
 
-    def target_begins(self, *_: Any) -> None:
+    def target_begins(self, *_: object) -> None:
         """Before a pass of the target: how many of this round's tokens will be accepted.
 
         Steps of the golden ratio spread evenly: the rates are met after tens of rounds, where draws
@@ -128,7 +128,7 @@ class SyntheticAcceptance(LogitsProcessor):
         self._accepted = sum(self._place < rate for rate in self.rates)
         self._verifying, self._position = True, 0
 
-    def draft_begins(self, *_: Any) -> None:
+    def draft_begins(self, *_: object) -> None:
         self._verifying = False
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -433,7 +433,7 @@ def _processors(sampling: Sampling) -> LogitsProcessorList:
 
 @contextmanager
 def _own_defaults(
-    target: PreTrainedModel, draft: PreTrainedModel | None, own: dict[str, Any]
+    target: PreTrainedModel, draft: PreTrainedModel | None, own: dict[str, object]
 ) -> Iterator[None]:
     """For one call, nothing comes from the models' own generation_config but `own`
     (`gamma_settings`), which transformers reads from the draft's. Where the target exits early it

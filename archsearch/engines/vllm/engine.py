@@ -64,7 +64,7 @@ class VllmEngine(ChildEngine):
                     f"{draft} has {heads} Medusa heads, so gamma is at most {heads}, got {gamma}"
                 )
 
-    def request(self) -> dict[str, Any]:
+    def request(self) -> dict[str, object]:
         settings = self.settings
         asked = {
             "mode": settings.mode,

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from archsearch.engines.child.answers import answer_of, round_statistics, whole_rounds
 from archsearch.engines.engine import (
@@ -314,7 +314,7 @@ class VllmServerEngine:
                 raise
         return [streams[index] for index in range(len(prompts))]
 
-    def _request(self, prompt: EnginePrompt, sampling: Sampling) -> dict[str, Any]:
+    def _request(self, prompt: EnginePrompt, sampling: Sampling) -> dict[str, object]:
         return {
             "model": self._model,
             "prompt": list(prompt.token_ids),

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -44,7 +43,7 @@ class Belief:
     full_tokens: int | None = None
     full_epoch: int = 0
     acceptance: AcceptanceEstimator = field(default_factory=PriorAcceptance)
-    _learnt: tuple[Any, ...] | None = None
+    _learnt: tuple[object, ...] | None = None
 
     def learn(self, finalists: Sequence[AcceptanceObservation] = ()) -> None:
         """Fit what is known of acceptance to all that was trained, and score with it from now

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -171,13 +171,13 @@ def measured_draft(
     )
 
 
-def trial_rows(rows: Sequence[Mapping[str, Any]], state: ClimbState) -> list[dict[str, Any]]:
+def trial_rows(rows: Sequence[Mapping[str, object]], state: ClimbState) -> list[dict[str, object]]:
     """Rows of trials.csv with what each rung said of a shape: the rung it reached, its state, alpha
     with its source per rung."""
     found: dict[str, list[RungRow]] = {}
     for record in state.rungs:
         found.setdefault(_key(record.shape.to_dict()), []).append(record)
-    result: list[dict[str, Any]] = []
+    result: list[dict[str, object]] = []
     seen: set[str] = set()
     for row in rows:
         if row.get("state") != "COMPLETE":
@@ -192,7 +192,7 @@ def trial_rows(rows: Sequence[Mapping[str, Any]], state: ClimbState) -> list[dic
     return result
 
 
-def _climb_row(number: int, record: RungRow) -> dict[str, Any]:
+def _climb_row(number: int, record: RungRow) -> dict[str, object]:
     known = {
         "number": number,
         "state": "COMPLETE",
@@ -208,7 +208,7 @@ def _climb_row(number: int, record: RungRow) -> dict[str, Any]:
     }
 
 
-def _with_rungs(row: Mapping[str, Any], records: Sequence[RungRow]) -> dict[str, Any]:
+def _with_rungs(row: Mapping[str, object], records: Sequence[RungRow]) -> dict[str, object]:
     """A row with the columns of the rungs its shape reached."""
     merged = {**row, "rung": max((record.rung for record in records), default=0)}
     for record in records:
@@ -223,13 +223,13 @@ def _with_rungs(row: Mapping[str, Any], records: Sequence[RungRow]) -> dict[str,
     return merged
 
 
-def _key(shape: Mapping[str, Any]) -> str:
+def _key(shape: Mapping[str, object]) -> str:
     """A shape as trials.csv has it: a row of the study's own, whose fields may be of other number
     types."""
     return repr([shape.get(name) for name in _SHAPE])
 
 
-def summary(state: ClimbState) -> list[dict[str, Any]]:
+def summary(state: ClimbState) -> list[dict[str, object]]:
     """One entry per rung and round: how many candidates, minutes, the best score, what was
     dropped."""
     groups: dict[tuple[int, int], list[RungRow]] = {}
@@ -243,7 +243,7 @@ def summary(state: ClimbState) -> list[dict[str, Any]]:
 
 def _rung_entry(
     state: ClimbState, rung: int, number: int, records: Sequence[RungRow]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     best = max(records, key=lambda record: record.score.value)
     scored = len(records)
     if rung == 0:

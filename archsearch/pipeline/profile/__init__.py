@@ -23,7 +23,7 @@ from archsearch.report.terminal.profile import Imported
 from archsearch.workload import dtype_name
 
 
-def profile_device(request: ProfileRequest) -> dict[str, Any]:
+def profile_device(request: ProfileRequest) -> dict[str, object]:
     """Measure this device until the budget is spent or every planned row exists; continue where an
     earlier run stopped.
 

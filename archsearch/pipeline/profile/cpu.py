@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.engine_facts import ANY_ENGINE, EngineFacts, engine_facts
@@ -28,7 +28,7 @@ PROBE_S: Final = 8.0  # beside some seconds to build the models
 PROBE_POOL_BYTES: Final = 32 << 20
 
 
-def profile_cpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
+def profile_cpu(request: ProfileRequest, device: Device) -> dict[str, object]:
     """Measure this CPU; returns the summary of `profile_device`, with how much slower than its
     quiet reference it ran.
 

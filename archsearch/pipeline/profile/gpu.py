@@ -7,7 +7,7 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import engine_rounds, version_in
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from archsearch.profiling.cuda import CudaBench
 
 
-def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, Any]:
+def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, object]:
     """Measure a GPU in its modes and dtypes, where the latency model is least sure first; the
     budget is shared equally.
 

@@ -82,8 +82,8 @@ class ProfileRun:
         self.reference = request.target or ENGINE_STAND_IN
         self.drafts = request.space.sample(self.reference, 400, request.seed)
         self.memory = float(device.memory_bytes)
-        self.learnt: dict[str, Any] = {}
-        self.checks: dict[str, Any] = {}
+        self.learnt: dict[str, object] = {}
+        self.checks: dict[str, object] = {}
 
     def learn(self, bench: Bench, dtype: str, mode: str) -> None:
         """What the latency model makes of the rows of a dtype and mode, and its check."""
@@ -151,7 +151,7 @@ class ProfileRun:
         save(file, {"dtype": dtype, "mode": mode, **result, **every})
         return result | every
 
-    def summary(self, **more: Any) -> dict[str, Any]:
+    def summary(self, **more: object) -> dict[str, object]:
         """What `profile_device` returns, with `more` of one kind of device."""
         return {
             "folder": str(self.folder),
@@ -166,7 +166,7 @@ class ProfileRun:
         }
 
 
-def _error_summary(rows: Sequence[CheckRow], goal: tuple[float, float, float]) -> dict[str, Any]:
+def _error_summary(rows: Sequence[CheckRow], goal: tuple[float, float, float]) -> dict[str, object]:
     """Median absolute error, shares within 10 %, 12 % and two std, whether `goal` is reached."""
     errors = [abs(row.relative_error) for row in rows]
     within_std = [abs(row.predicted_s - row.measured_s) <= 2 * row.predicted_std_s for row in rows]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import Any
 
 from archsearch.estimate import Estimate
 from archsearch.records import from_data
@@ -105,7 +104,7 @@ class Measured(Figures):
         return ["", f"{f'Best gamma {best}.' if best else never} {words}"]
 
 
-def acceptance_text(data: Mapping[str, Any]) -> str:
+def acceptance_text(data: Mapping[str, object]) -> str:
     """What `acceptance` prints."""
     result = from_data(Measured, data)
     greedy = result.temperature == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from archsearch.estimate import Estimate
 from archsearch.records import Endless, Stored, from_data
@@ -36,7 +36,7 @@ class Imported:
     device: str
     rows: int
     origin: str
-    provenance: Mapping[str, Any]
+    provenance: Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def _gpu_lines(result: Profiled, sweeps: Mapping[str, SweepEnd]) -> list[str]:
     return lines
 
 
-def profile_text(data: Mapping[str, Any]) -> str:
+def profile_text(data: Mapping[str, object]) -> str:
     """What `profile` prints."""
     result = from_data(Profiled, data)
     lines = [

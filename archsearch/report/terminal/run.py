@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from archsearch.drafters.registry import family as family_class
 from archsearch.drafts.heads import HeadAcceptance, HeadPlan
@@ -58,7 +57,7 @@ class HeadAnswer:
     auxiliary_s: float
     vocabulary_coverage: float
     heldout: HeadAcceptance
-    best: Mapping[str, Any]
+    best: Mapping[str, object]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.engine_facts import ENGINES, engine_title
@@ -141,7 +141,7 @@ class Searched(AskedOver):
     by: Inline[ServedBy]
     free_layers: float | None
     dtype: str
-    earlier: Mapping[str, Any] | None
+    earlier: Mapping[str, object] | None
     space: str
     families: tuple[FamilyRow | RankedFamily, ...]
     left_out: tuple[str, ...]
@@ -160,7 +160,7 @@ class Searched(AskedOver):
     report: Path
     replayed: Maybe[str] = None
     refused: Maybe[str] = None
-    rungs: Maybe[tuple[Mapping[str, Any], ...]] = None
+    rungs: Maybe[tuple[Mapping[str, object], ...]] = None
     notes: Maybe[tuple[str, ...]] = None
     plan: Maybe[Plan] = None
 

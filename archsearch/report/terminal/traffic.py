@@ -96,8 +96,8 @@ class Part:
         if (seen := self.simulated) is not None:
             words = f"with the draft {_simulated(seen.drafting)}; without {_simulated(seen.plain)}"
             lines.append(f"simulated ({seen.requests} requests): {words}")
-        late = [run.ttft_p99_s for run in self.runs]
-        if None not in late:
+        late = [run.ttft_p99_s for run in self.runs if run.ttft_p99_s is not None]
+        if len(late) == 2:
             lines.append(
                 f"99 % have a first token within {_ms(late[0], 0)} ms, without the draft"
                 f" {_ms(late[1], 0)}"

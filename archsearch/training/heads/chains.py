@@ -101,10 +101,7 @@ def step_logits(head: Head, batch: HeadBatch, steps: int) -> Iterator[Tensor]:
 
 
 def chain_matches(
-    head: Head,
-    sequences: Sequence[CachedSequence],
-    gamma: int,
-    auxiliary: AuxiliaryStates | None,
+    head: Head, sequences: Sequence[CachedSequence], gamma: int, auxiliary: AuxiliaryStates | None
 ) -> list[np.ndarray]:
     """Per text [written - 1, gamma] bool: whether draft token k of the chain from each start is the
     target's greedy one, given that those before it are. False behind the end of the text."""

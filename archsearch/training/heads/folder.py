@@ -87,9 +87,9 @@ def head_maps(kept: Tensor, vocab_size: int) -> dict[str, Tensor]:
     return {"d2t": (kept - torch.arange(len(kept))).long(), "t2d": present}
 
 
-def _llama_fields(config: LlamaConfig) -> dict[str, Any]:
+def _llama_fields(config: LlamaConfig) -> dict[str, object]:
     fields = {name: getattr(config, name) for name in (*SIZES, *_FROM_TARGET)}
-    rope: dict[str, Any] = dict(config.rope_parameters or {})
+    rope: dict[str, object] = dict(config.rope_parameters or {})
     # Both places: transformers 5 reads rope_parameters, older readers the top level.
     places = {"rope_theta": rope["rope_theta"], "rope_parameters": rope}
     if rope.get("rope_type", "default") != "default":
@@ -118,7 +118,7 @@ def save_medusa(
     _write(folder, config, tensors)
 
 
-def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def _write(folder: Path, config: dict[str, object], tensors: dict[str, Tensor]) -> None:
     from safetensors.torch import save
 
     write_json(folder / "config.json", config)

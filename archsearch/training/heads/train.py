@@ -43,10 +43,10 @@ SINGLE_SHARE: Final = 0.5
 # Of each further token of a chain (SafeAILab/EAGLE, traineagle3; Medusa's 0.8^j).
 STEP_WEIGHT: Final = 0.8
 
+# Of the seconds given, what looks at held-out text may take: gamma passes along all of it, and the
+# best weights kept on disk. Ten took 120 of an EAGLE-3 head's 156 seconds on a crowded CPU, which
+# left nine steps (benchmarks/results/2026-11-22-heads).
 LOOK_SHARE: Final = 0.25
-"""Of the seconds given, what looks at held-out text may take: gamma passes along all of it, and the
-best weights kept on disk. Ten took 120 of an EAGLE-3 head's 156 seconds on a crowded CPU, which
-left nine steps (benchmarks/results/2026-11-22-heads)."""
 
 
 def head_config(
@@ -78,7 +78,7 @@ class HeadPoint:
     weights: str
     counts: ChainCounts
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return as_data(self) | {
             "conditional": list(self.counts.conditional),
             "tokens_a_round": self.counts.tokens_a_round,
@@ -149,7 +149,7 @@ class HeadRun(TrainingRun):
         self.curve: list[HeadPoint] = []
         super().__init__(head, caches, *args)
 
-    def _identity(self, caches: list[TextCache]) -> dict[str, Any]:
+    def _identity(self, caches: list[TextCache]) -> dict[str, object]:
         identity = super()._identity(caches)
         mask = " parallel" if getattr(self.draft, "parallel", False) else ""
         layers = list(getattr(self.draft, "aux_layers", ()))
@@ -202,7 +202,7 @@ class HeadRun(TrainingRun):
         )
         return [np.logical_and.accumulate(rows, axis=1).ravel() for rows in matches]
 
-    def _extra(self) -> dict[str, Any]:
+    def _extra(self) -> dict[str, object]:
         return {"unrolled": self.unrolled, "curve": [point.to_dict() for point in self.curve]}
 
     def _take_extra(self, extra: dict[str, Any]) -> None:

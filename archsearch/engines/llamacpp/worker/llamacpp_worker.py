@@ -109,7 +109,7 @@ class Worker:
             self.clock = self.pass_clock(request)
         return known
 
-    def pass_clock(self, request: dict[str, Any]) -> PassClock:
+    def pass_clock(self, request: dict[str, object]) -> PassClock:
         """What times the passes of this server's rounds: the same files, loaded again (their pages
         are shared)."""
         import xllamacpp as llama
@@ -186,7 +186,7 @@ class Worker:
         host, port = self.server.listening_address.split("//")[-1].rsplit(":", 1)
         self.address = (host, int(port))
 
-    def start_own(self, request: dict[str, Any]) -> None:
+    def start_own(self, request: dict[str, object]) -> None:
         """A llama-server of the user's own."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -216,7 +216,7 @@ class Worker:
             time.sleep(0.1)
         raise Failed(f"{self.own} was not ready after {START_S:.0f} s")
 
-    def ask(self, method: str, path: str, body: Any = None) -> http.client.HTTPResponse:
+    def ask(self, method: str, path: str, body: object = None) -> http.client.HTTPResponse:
         """One request of the server."""
         if self.address is None:
             raise Failed("start the engine first")
@@ -225,7 +225,7 @@ class Worker:
         connection.request(method, path, text, {"Content-Type": "application/json"})
         return connection.getresponse()
 
-    def complete(self, prompt: list[int], **settings: Any) -> http.client.HTTPResponse:
+    def complete(self, prompt: list[int], **settings: object) -> http.client.HTTPResponse:
         """POST /completion; raises Failed, with the server's own words, where it refuses."""
         body = {"prompt": prompt, "cache_prompt": False, "return_tokens": True, **settings}
         try:

@@ -44,7 +44,7 @@ class Batch(ctypes.Structure):
     ]
 
 
-SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "llama_model_default_params": (Parameters, []),
     "llama_context_default_params": (Parameters, []),
     "llama_model_load_from_file": (ctypes.c_void_p, [ctypes.c_char_p, Parameters]),
@@ -61,7 +61,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
-def library(path: str) -> Any:
+def library(path: str) -> ctypes.CDLL:
     """The functions of SIGNATURES in the shared object at `path`. Raises Failed where it has them
     not, or laid out otherwise."""
     found = ctypes.CDLL(path)

@@ -112,7 +112,7 @@ class Worker:
         self.ends: list[int] = []
         self.request_number = 0
 
-    def versions(self, _: dict[str, Any]) -> dict[str, Any]:
+    def versions(self, _: dict[str, object]) -> dict[str, object]:
         version = version_of("openvino-genai")
         if version is None:
             raise UserError(
@@ -175,7 +175,7 @@ class Worker:
 
     def config(
         self, max_new_tokens: int, temperature: float, seed: int, ends: Sequence[int]
-    ) -> Any:
+    ) -> object:
         import openvino_genai as genai
 
         config = genai.GenerationConfig()
@@ -236,7 +236,7 @@ class Worker:
 
         return Stopper()
 
-    def tensor(self, token_ids: Sequence[int]) -> Any:
+    def tensor(self, token_ids: Sequence[int]) -> object:
         import numpy as np
         import openvino as ov
 
@@ -327,7 +327,7 @@ class Worker:
         seconds: float,
         limit: int,
         ended: bool,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """With a draft the first hand-over ends with the first round: the draft reads the prompt in
         it."""
         merged = 2 if self.gamma and len(lengths) > 1 else 1
@@ -447,7 +447,7 @@ class Worker:
         row = next(iter(output.values()))[0, -1]
         return {"logits": [float(row[token]) for token in request["candidates"]]}
 
-    def stop(self, _: dict[str, Any]) -> dict[str, Any]:
+    def stop(self, _: dict[str, object]) -> dict[str, object]:
         self.pipeline = self.logits_model = None
         return {}
 

@@ -65,7 +65,7 @@ class Request:
         self.times.append(now)
         self.lengths.append(len(new))
 
-    def result(self, gamma: int) -> dict[str, Any]:
+    def result(self, gamma: int) -> dict[str, object]:
         """The fields of archsearch's GenerationResult but the text. `gamma`: the largest."""
         assert self.started is not None and self.times
         seconds, handed = self.times[-1] - self.started, (self.times, self.lengths)
@@ -142,8 +142,10 @@ class PassClock:
         runner.model.compute_logits = self._timed(runner.model.compute_logits, self._add_to_target)
         self.on = True
 
-    def _timed(self, call: Callable[..., Any], add: Callable[[float], None]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
+    def _timed(
+        self, call: Callable[..., object], add: Callable[[float], None]
+    ) -> Callable[..., object]:
+        def timed(*args: object, **kwargs: object) -> object:
             started = time.perf_counter()
             try:
                 return call(*args, **kwargs)
@@ -168,5 +170,5 @@ class PassClock:
         self.draft_tokens.append(int(tokens.shape[-1]) if tokens is not None else 0)
         self._entered = time.perf_counter()
 
-    def _draft_leaves(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+    def _draft_leaves(self, module: object, args: object, kwargs: object, output: object) -> None:
         self.draft_s.append(time.perf_counter() - self._entered)

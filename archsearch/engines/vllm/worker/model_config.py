@@ -14,7 +14,7 @@ from loop import UserError
 _BLOCK = 128  # tokens in a block of vLLM's cache on a CPU
 
 
-def read_json(source: str, name: str) -> dict[str, Any] | None:
+def read_json(source: str, name: str) -> dict[str, object] | None:
     """A JSON file of a model folder, or of a hub id as transformers finds it; None where there is
     none."""
     path = os.path.join(source, name)
@@ -32,7 +32,7 @@ def read_json(source: str, name: str) -> dict[str, Any] | None:
         return dict(json.load(file))
 
 
-def read_config(source: str) -> dict[str, Any]:
+def read_config(source: str) -> dict[str, object]:
     """Raises UserError where there is no config.json."""
     config = read_json(source, "config.json")
     if config is None:
@@ -40,7 +40,7 @@ def read_config(source: str) -> dict[str, Any]:
     return config
 
 
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def text_config(config: Mapping[str, object]) -> Mapping[str, Any]:
     """The language model's part of a config.json; of a head in the form of speculators, that of its
     layers."""
     nested = (config.get(name) for name in ("text_config", "transformer_layer_config"))
@@ -64,7 +64,9 @@ def cache_bytes_per_token(configs: Sequence[Mapping[str, Any]], bytes_per_value:
     return layers * widest
 
 
-def cache_gib(configs: Sequence[Mapping[str, Any]], dtype: str, requests: int, length: int) -> int:
+def cache_gib(
+    configs: Sequence[Mapping[str, object]], dtype: str, requests: int, length: int
+) -> int:
     """GiB for the keys and values of `requests` texts of `length` tokens in all models, and a
     tenth, at least 1."""
     tokens = requests * math.ceil(length / _BLOCK) * _BLOCK
@@ -86,7 +88,7 @@ def end_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> list
     )
 
 
-def has_positions(config: Mapping[str, Any]) -> bool:
+def has_positions(config: Mapping[str, object]) -> bool:
     """Whether a config bounds the length of a text."""
     return isinstance(text_config(config).get("max_position_embeddings"), int)
 
@@ -94,7 +96,7 @@ def has_positions(config: Mapping[str, Any]) -> bool:
 _OWN_HEADS = ("eagle3", "peagle")
 
 
-def keep_own_head(ask: Mapping[str, Any]) -> bool:
+def keep_own_head(ask: Mapping[str, object]) -> bool:
     """Let a made-up EAGLE head keep the rows that its config says; True where something was
     changed.
 
@@ -112,7 +114,7 @@ def keep_own_head(ask: Mapping[str, Any]) -> bool:
     return True
 
 
-def join_context_weights(ask: Mapping[str, Any]) -> bool:
+def join_context_weights(ask: Mapping[str, object]) -> bool:
     """Let a made-up DFlash drafter join its layers' key and value weights where one from a file
     does, while they are loaded; True where something was changed.
 
@@ -127,7 +129,7 @@ def join_context_weights(ask: Mapping[str, Any]) -> bool:
         return False
     load = DummyModelLoader.load_weights
 
-    def load_and_join(self: Any, model: Any, model_config: Any) -> None:
+    def load_and_join(self: object, model: object, model_config: object) -> None:
         load(self, model, model_config)
         join = getattr(getattr(model, "model", None), "_build_fused_kv_buffers", None)
         if join is not None:

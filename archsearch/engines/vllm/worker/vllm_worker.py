@@ -368,7 +368,7 @@ def _model_runner(llm: Any) -> Any:
     return getattr(getattr(wrapper, "worker", None), "model_runner", None)
 
 
-def versions(request: Mapping[str, Any]) -> dict[str, Any]:
+def versions(request: Mapping[str, object]) -> dict[str, object]:
     """vLLM's version, read without loading it."""
     return {"version": checked_version(), "python": sys.version.split()[0]}
 
