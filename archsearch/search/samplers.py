@@ -161,9 +161,8 @@ class Record:
         """Choices of a valid shape that is not known: drawn at random, else the next in order."""
         space, target = self.space, self.scorer.target
         at_random = space.random_combinations(target, random.Random(len(self.known)), DRAWS)
-        in_order = space.combinations(target)
-        for indices in itertools.chain(at_random, in_order):
-            shape = self.space.build(indices, self.scorer.target)
+        for indices in itertools.chain(at_random, space.combinations(target)):
+            shape = space.build(indices, target)
             if not isinstance(shape, InvalidShape) and shape not in self.known:
                 return indices
         return None

@@ -33,6 +33,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -171,25 +172,15 @@ class SearchSpace:
     ) -> SearchSpace:
         """The same space for an engine that runs heads of so many layers at most, on so many hidden
         states (None: of any), and looks up n-grams of such sizes."""
-        choices = tuple(
-            (
-                key,
-                (
-                    values
-                    if layers is None
-                    else tuple(
-                        n for n in values if key != "num_hidden_layers" or _at_most(n, layers)
-                    )
-                ),
-            )
-            for key, values in self.choices
-        )
+        kept = dict(self.choices)
+        if layers is not None and (depths := kept.get("num_hidden_layers")):
+            kept["num_hidden_layers"] = tuple(n for n in depths if _at_most(n, layers))
         fixed = {"states": states, **ngram_sizes}
         extras = tuple(
             (key, values if (only := fixed.get(key)) is None else (only,))
             for key, values in self.extras
         )
-        return replace(self, choices=choices, extras=extras)
+        return replace(self, choices=tuple(kept.items()), extras=extras)
 
     def shape(self, indices: tuple[int, ...], target: Architecture) -> Architecture | InvalidShape:
         """The layers of one choice per dimension."""
@@ -244,11 +235,8 @@ class SearchSpace:
     def build(self, indices: tuple[int, ...], target: Architecture) -> Draft | InvalidShape:
         """What one choice per dimension makes (indices in the order of `dimensions`): the shape of
         an independent draft, or a drafter of another family."""
-        dimensions = self.dimensions(target)
-        picked = {
-            dimension.name: dimension.choices[index]
-            for dimension, index in zip(dimensions, indices, strict=True)
-        }
+        chosen = zip(self.dimensions(target), indices, strict=True)
+        picked = {dimension.name: dimension.choices[index] for dimension, index in chosen}
         made = family(self.family)
         layers = self._layers(picked, target) if made.has_layers else None
         if made is Independent or isinstance(layers, InvalidShape):
@@ -313,9 +301,17 @@ class SearchSpace:
     def random_combinations(
         self, target: Architecture, rng: random.Random, count: int
     ) -> Iterator[Indices]:
-        """`count` combinations drawn at random."""
+        """What `count` random draws bring, each once: a small space is soon drawn."""
         lengths = [len(dimension.choices) for dimension in self.dimensions(target)]
-        return (tuple(rng.randrange(length) for length in lengths) for _ in range(count))
+        seen: set[Indices] = set()
+        size = math.prod(lengths)
+        for _ in range(count):
+            drawn = tuple(map(rng.randrange, lengths))
+            if drawn not in seen:
+                seen.add(drawn)
+                yield drawn
+            if len(seen) == size:
+                break
 
     def sample(self, target: Architecture, count: int, seed: int = 0) -> list[Architecture]:
         """Up to `count` distinct valid shapes drawn at random: what a sweep covers and a check
@@ -364,13 +360,10 @@ class SearchSpace:
         shapes = (self.build(choice, target) for choice in some)
         reasons = [shape.reason for shape in shapes if isinstance(shape, InvalidShape)]
         limit = self.limits(target).max_parameters
-        reason = (
-            max(set(reasons), key=reasons.count)
-            if reasons
-            else f"all have more than max_parameters ({limit:,})"
-        )
+        reasons = reasons or [f"all have more than max_parameters ({limit:,})"]
         raise ArchsearchError(
-            f"space {self.name} allows no valid shape for this target: {reason}; widen its"
+            f"space {self.name} allows no valid shape for this target:"
+            f" {statistics.mode(reasons)}; widen its"
             " dimensions"
         )
 
