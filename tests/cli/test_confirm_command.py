@@ -29,7 +29,8 @@ def test_confirm_two_gammas(with_run: Path) -> None:
     kept = json.loads((with_run / "runs/a/best/1/confirmed.json").read_text())
     # One that a busy machine disturbed does not take the place of one that decided.
     assert result["prompts"] == 2 and (kept == result or "kept_earlier" in result)
-    text = call(*arguments[:-1], "2", "--prompts", "prompts.jsonl").stdout
+    one = ("confirm", "runs/a", "--gamma", "1", "--count", "2")
+    text = call(*one, "--prompts", "prompts.jsonl").stdout
     assert "2 held-out prompts" in text or "2 prompts" in text
 
 

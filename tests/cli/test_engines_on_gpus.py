@@ -42,7 +42,20 @@ SEARCH = (
     "2",
     "--family",
     "independent",
+    "--space",
+    "space.yaml",
 )
+SPACE = """
+dimensions:
+  num_hidden_layers: [1, 2, 4, 8]
+  hidden_size: [1024, 2048]
+  ffn_ratio: [2.6875]
+  num_key_value_heads: [4, 8]
+  kv_group_size: [2]
+  head_dim: [64, 128]
+  draft_vocab_size: [8192, target]
+  tie_word_embeddings: [false]
+"""
 NEWEST = newest_version("vllm")
 
 
@@ -58,6 +71,7 @@ def ranked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(serving, "installed", lambda engine: None)
         patch.chdir(folder)
+        Path("space.yaml").write_text(SPACE)
         for name, extra in (("sglang", ("--engine", "sglang")), ("default", ())):
             result = last_json(call(*SEARCH, *extra, "--run", f"runs/{name}", "--json"))
             (folder / f"{name}.json").write_text(json.dumps(result))

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,13 @@ class Latency(LatencyOfRounds):
         return Estimate(0.002 + 0.0004 * gamma, 0.0002, "measured")
 
 
+@cache
+def searched(trials: int) -> study.SearchResult:
+    """What all runs rank."""
+    scorer = Scorer(TARGET, Workload(1, 256), Latency(), PriorAcceptance())
+    return study.search(SPACE, scorer, trials=trials)
+
+
 def make_run(
     base: Path,
     state: str = "searched",
@@ -103,8 +111,7 @@ def make_run(
     run = create_run(base, arguments, space=SPACE.to_dict(), seed=0, device=device, profile=profile)
     if state == "unfinished":
         return run
-    scorer = Scorer(TARGET, Workload(1, 256), Latency(), PriorAcceptance())
-    result = study.search(SPACE, scorer, trials=trials)
+    result = searched(trials)
     run.write_trials(result.trials)
     for score in result.best[:keep]:
         run.write_best(score, {"model_type": "llama"})
