@@ -85,6 +85,7 @@ def test_a_gpu_that_was_measured_whole_prices_them_from_its_kernels() -> None:
                 )
             ]
         )
+    profile.folder = source.profile.folder  # whose fits of the same kernels are stored
     model = LatencyModel(profile, "bfloat16", "graph")
     assert model.summary()["pass"] == "fitted"
     ops = later_step_ops(head_for("llama-3.1-8b", "eagle3").head, batch=1, context=500)

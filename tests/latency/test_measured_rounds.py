@@ -4,6 +4,7 @@ asked for, or its launches."""
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from archsearch.engine_rounds import engine_rounds
 from archsearch.engines.measure.rounds import round_drafts
 from archsearch.estimate import Estimate
 from archsearch.hardware.device import load_device
+from archsearch.latency import stored
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.latency.round_fit import measured_version, rounds_of_row, with_measured_rounds
 from archsearch.latency.rounds import round_time
@@ -145,6 +147,7 @@ def test_what_was_measured_comes_before_what_is_newest(tmp_path: Path) -> None:
         theirs.device, theirs.stack, folder=tmp_path
     )  # kernels of the tables, as if measured here
     mine.save_header()
+    shutil.copy(find_profile("h200-sxm-141gb") / stored.FILE, tmp_path)
     for row in [
         *theirs.rows.values(),
         *profile_of("0.30.0", (("async_scheduling", "0"),), host_layer=0.2).rows.values(),
