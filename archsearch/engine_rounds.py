@@ -120,13 +120,9 @@ class RoundCosts:
 
     def of_trees(self) -> RoundCosts:
         """The costs of rounds that draft trees. Raises ArchsearchError where there are none."""
-        more = self.tree_step_s
-        if more is None:
+        if self.tree_step_s is None:
             raise ArchsearchError(f"no trees are known of this engine ({self.title})")
-        token = Estimate(
-            self.token_s.value + more.value, math.hypot(self.token_s.std, more.std), more.source
-        )
-        return replace(self, token_s=token)
+        return replace(self, token_s=self.tree_step_s.plus(self.token_s))
 
     def certain(self) -> RoundCosts:
         """The same without any doubt: those of one machine, whose rounds are the larger of two

@@ -50,6 +50,10 @@ class Estimate:
         )
         return {"value": self.value, "std": self.std, "source": self.source, **shape}
 
+    def plus(self, more: Estimate) -> Estimate:
+        """With what comes on top of it; their errors are independent."""
+        return Estimate(self.value + more.value, math.hypot(self.std, more.std), self.source)
+
     def between(self, bounds: tuple[float, float]) -> Estimate:
         """The same with its 5 and 95 % quantiles; what is sure (std 0) has none."""
         return Estimate(self.value, self.std, self.source, *bounds) if self.std else self

@@ -4,6 +4,7 @@ nothing from elsewhere ends in more than one line."""
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
 import os
 import re
@@ -162,6 +163,11 @@ def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def digest(data: object) -> str:
+    """SHA-256 of data as JSON, in whatever order its keys are."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def write_json(path: Path, data: object) -> None:

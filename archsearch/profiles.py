@@ -617,7 +617,7 @@ def profiles_of(device_key: str) -> list[Path]:
     return sorted(
         found,
         key=lambda folder: (
-            _imported(folder),
+            package_of(folder) is not None,
             roots.index(folder.parents[1]),
             -_size(folder / "rows.jsonl"),
         ),
@@ -645,10 +645,11 @@ def find_profile(device_key: str, stack: Mapping[str, str] | None = None) -> Pat
     return found[0]
 
 
-def _imported(folder: Path) -> bool:
+def package_of(folder: Path) -> str | None:
+    """Whose tables the profile in a folder was imported from; None of one that was measured."""
     header = read_json(folder / "profile.json", "profile")
     provenance = header.get("provenance") if isinstance(header, dict) else None
-    return isinstance(provenance, dict) and "package" in provenance
+    return provenance.get("package") if isinstance(provenance, dict) else None
 
 
 def _size(path: Path) -> int:

@@ -39,8 +39,7 @@ def exit_traces(
     import torch
     from torch.nn import functional
 
-    from archsearch.text.encode import by_length
-    from archsearch.training.batches import make_batch
+    from archsearch.training.batches import batches_of
 
     base, count = target.base_model, int(target.config.num_hidden_layers)
     norm = getattr(base, "norm", None)
@@ -61,8 +60,7 @@ def exit_traces(
         layer: [np.zeros(0, bool)] * len(sequences) for layer in layers
     }
     done = 0
-    for chosen in by_length([len(s) for s in sequences], BATCH_TOKENS):
-        batch = make_batch([sequences[i] for i in chosen]).to(weight.device)
+    for chosen, batch in batches_of(sequences, BATCH_TOKENS, weight.device):
         with torch.inference_mode():
             states = base(
                 input_ids=batch.input_ids, use_cache=False, output_hidden_states=True

@@ -117,14 +117,19 @@ def _logit(excess: float) -> float:
     return math.log(DIVERGENCE_ODDS) - DIVERGENCE_POWER * np.log(divergence)
 
 
+def csv_rows(path: Path) -> csv.DictReader[str]:
+    """The rows of a table in which lines that begin with # are comments."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return csv.DictReader(line for line in lines if not line.startswith("#"))
+
+
 @cache
 def _models() -> dict[str, tuple[float, float]]:
     """(tokens, parent's tokens) by catalogue name."""
-    lines = MODELS_FILE.read_text(encoding="utf-8").splitlines()
     try:
         return {
             row["name"]: (float(row["tokens"]), float(row["parent_tokens"] or 0.0))
-            for row in csv.DictReader(line for line in lines if not line.startswith("#"))
+            for row in csv_rows(MODELS_FILE)
         }
     except (KeyError, TypeError, ValueError) as error:
         raise ArchsearchError(f"{MODELS_FILE}: a row is broken: {error}") from error

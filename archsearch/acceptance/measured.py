@@ -286,6 +286,8 @@ def _along(
     of each of its answers an array per text; and the texts' labels."""
     import torch
 
+    from archsearch.text.generate import eos_ids
+
     sequences: list[CachedSequence] = list(
         texts.sequences if hasattr(texts, "sequences") else texts
     )
@@ -301,7 +303,7 @@ def _along(
         found[index] = tuple(torch.cat(each).numpy() for each in zip(*judged, strict=True))
         if report is not None:
             report(done, len(sequences))
-    ends = _end_ids(draft) if end_ids is None else set(end_ids)
+    ends = set(eos_ids(draft) if end_ids is None else end_ids)
     return tuple(zip(*found, strict=True)), text_labels(sequences, ends)
 
 
@@ -312,14 +314,6 @@ def text_labels(sequences: Sequence[CachedSequence], ends: Collection[int]) -> _
     """Categories, ids and which texts ended by themselves: what a trace says of its texts."""
     ended = tuple(int(s.token_ids[-1]) in ends for s in sequences)
     return tuple(s.category for s in sequences), tuple(s.id for s in sequences), ended
-
-
-def _end_ids(model: Any) -> set[int]:
-    found: set[int] = set()
-    for config in (getattr(model, "generation_config", None), model.config):
-        value = getattr(config, "eos_token_id", None)
-        found.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
-    return found
 
 
 class _DraftHead:
@@ -362,8 +356,7 @@ def _draft_states(
     tokens), shortest texts first."""
     import torch
 
-    from archsearch.text.encode import by_length
-    from archsearch.training.batches import draft_states, make_batch
+    from archsearch.training.batches import batches_of, draft_states
 
     largest = max(int(s.token_ids.max()) for s in sequences)
     rows = draft.get_input_embeddings().weight.shape[0]
@@ -375,13 +368,11 @@ def _draft_states(
     training = draft.training
     draft.eval()
     try:
-        for chosen in by_length([len(s) for s in sequences], _BATCH_TOKENS):
+        for chosen, batch in batches_of(sequences, _BATCH_TOKENS, draft.device):
             # No autocast: an engine runs the draft in its own dtype, and near ties fall differently
             # in another one.
             with torch.inference_mode():
-                states = draft_states(
-                    draft, make_batch([sequences[i] for i in chosen]).to(draft.device)
-                )
+                states = draft_states(draft, batch)
                 if not bool(torch.isfinite(states).all()):
                     raise ArchsearchError(
                         "the draft computes NaN or infinite states: its weights are broken; train"

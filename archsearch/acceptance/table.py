@@ -3,7 +3,6 @@ drafts: sketches (anchors.yaml) and the study of shapes (shape_study.csv)."""
 
 from __future__ import annotations
 
-import csv
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.acceptance.estimator import DOMAINS, DRAFTERS, TRAININGS
-from archsearch.acceptance.learnt import INITS
+from archsearch.acceptance.learnt import INITS, csv_rows
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_yaml
@@ -122,9 +121,7 @@ def load_published(path: Path = PUBLISHED_FILE) -> tuple[Published, ...]:
     """The rows of the table. Raises ArchsearchError naming the line that is broken."""
     columns = {name: _CELLS[str(kind)] for name, kind in Published.__annotations__.items()}
     rows = []
-    with path.open(encoding="utf-8", newline="") as handle:
-        lines = [line for line in handle if not line.startswith("#")]
-    for row in csv.DictReader(lines):
+    for row in csv_rows(path):
         wrong = ""
         try:
             item = Published(**{name: read(row[name]) for name, read in columns.items()})
@@ -186,10 +183,8 @@ def load_shape_study(path: Path = STUDY_FILE) -> tuple[Anchor, ...]:
     """Drafts of many shapes trained alike (benchmarks/shape_study.py). Raises ArchsearchError
     naming the line that is broken."""
     reference = load_anchors()[0]
-    with path.open(encoding="utf-8", newline="") as handle:
-        lines = [line for line in handle if not line.startswith("#")]
     found = []
-    for number, row in enumerate(csv.DictReader(lines), start=1):
+    for number, row in enumerate(csv_rows(path), start=1):
         try:
             shape = {name: int(row[name]) for name in STUDY_SHAPE}
             window = {

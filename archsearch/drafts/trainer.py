@@ -9,8 +9,6 @@ Folders inside a run, beside those of the texts:
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +24,7 @@ from archsearch.drafts.records import (
     trained_draft,
 )
 from archsearch.drafts.texts import RunTexts
-from archsearch.files import write_json
+from archsearch.files import digest, write_json
 from archsearch.progress import ProgressLine
 from archsearch.records import as_data, load, save
 from archsearch.search.objective import Score
@@ -133,9 +131,10 @@ class DraftTrainer:
 
     def draft_folder(self, arch: Architecture) -> Path:
         """finalists/<shape>, with a short hash so that shapes that print alike stay apart."""
-        digest = hashlib.sha256(json.dumps(arch.to_dict(), sort_keys=True).encode()).hexdigest()[:6]
         shape = f"{arch.num_hidden_layers}x{arch.hidden_size}-ffn{arch.intermediate_size}"
-        return self.folder / "finalists" / f"{shape}-head{arch.head_rows}-{digest}"
+        return (
+            self.folder / "finalists" / f"{shape}-head{arch.head_rows}-{digest(arch.to_dict())[:6]}"
+        )
 
     def _initial(
         self, arch: Architecture, caches: list[TextCache], seed: int

@@ -30,11 +30,11 @@ from packaging.version import InvalidVersion, Version
 from archsearch.architecture.op_kinds import row_sizes
 from archsearch.architecture.ops import AllReduce, Attention, Experts, Gemm, LatentAttention
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import read_json, scratch_dir, take_place, write_json, writing
+from archsearch.files import scratch_dir, take_place, write_json, writing
 from archsearch.hardware.device import Device, load_device
 from archsearch.importers import experts
 from archsearch.importers.compact import COMPACT_ROWS, Errors, compress
-from archsearch.profiles import Measurement, Profile, freeze_shape
+from archsearch.profiles import Measurement, Profile, freeze_shape, package_of
 from archsearch.progress import Progress, silent
 from archsearch.records import as_data
 from archsearch.workload import DTYPE_BYTES, dtype_name
@@ -801,9 +801,7 @@ def _refuse_to_overwrite(folder: Path) -> None:
         return
     if not (folder / "profile.json").is_file():
         raise ArchsearchError(f"{folder} exists and is not a profile; pass another --output")
-    header = read_json(folder / "profile.json", "profile")
-    provenance = header.get("provenance") if isinstance(header, dict) else None
-    if not (isinstance(provenance, dict) and provenance.get("package") == PACKAGE):
+    if package_of(folder) != PACKAGE:
         raise ArchsearchError(
             f"{folder} holds a profile that was measured by archsearch; pass another --output to"
             " keep both"

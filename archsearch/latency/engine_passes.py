@@ -142,7 +142,7 @@ class EnginePasses:
         self._residual = Residual.fit(
             np.array(inputs), log_ratio, min_noise=0.01, bounds=(0.7, 30.0)
         )
-        self.loo_ = np.expm1(self._residual.leave_one_out(log_ratio))
+        self.loo_ = np.expm1(self._residual.leave_one_out())
         for row, (arch, part, cold, is_target), ratio in zip(rows, asked, log_ratio, strict=True):
             error = math.hypot(row.relative_std, START_STD)
             key = (arch, part.batch, part.tokens, cold, is_target)

@@ -146,7 +146,7 @@ class FittedPasses:
         self._residual = Residual.fit(
             np.array(inputs), log_ratio, min_noise=0.015, bounds=(0.7, 30.0)
         )
-        self.loo_ = np.expm1(self._residual.leave_one_out(log_ratio))
+        self.loo_ = np.expm1(self._residual.leave_one_out())
 
     def _learn(self, rows: Sequence[Measurement]) -> Array:
         """The cache and the coefficients, from whole passes and single layers; log(measured / base)

@@ -102,7 +102,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         self.dtype = dtype
         self.mode = mode
         self.dtype_bytes = DTYPE_BYTES[dtype]
-        self._parts: dict[tuple[Architecture, Part], tuple[list[float], list[float]]] = {}
+        self._parts = {}
         self._passes: dict[tuple[object, ...], Estimate] = {}
         self.outliers_ = []
         self.composed_: ComposedPass | None = None
@@ -160,9 +160,9 @@ class LatencyModel(FittedPasses, DraftPasses):
             return self._remember(key, self.composed_.step_s(arch, [part], ranks))
         # fitted on one device, so asked at what one rank runs
         step = self._device_s(shard(arch, ranks), part, cold)
-        step = _sum(step, Estimate(*self._on_top(arch, part, ranks), "modelled"))
+        step = step.plus(Estimate(*self._on_top(arch, part, ranks), "modelled"))
         if self._attention_std:
-            step = _sum(step, self._other_attention(shard(arch, ranks), part, cold))
+            step = step.plus(self._other_attention(shard(arch, ranks), part, cold))
         return self._remember(key, step)
 
     def prepare(
@@ -321,11 +321,11 @@ class LatencyModel(FittedPasses, DraftPasses):
         """One plain decode step of the target, with what the engine adds per token."""
         if self.engine_ is not None:
             own = self.engine_.rest_.plain_s(workload.batch_size)
-            return _sum(self.verify_s(target, workload, 0), own)
+            return self.verify_s(target, workload, 0).plus(own)
         costs = self._engine_costs(target.vocab_size)
         if costs is None:
             return super().decode_s(target, workload)
-        return _sum(self.verify_s(target, workload, 0), costs.plain_s())
+        return self.verify_s(target, workload, 0).plus(costs.plain_s())
 
     def verify_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """One target pass over gamma + 1 tokens per sequence."""
@@ -456,8 +456,3 @@ class LatencyModel(FittedPasses, DraftPasses):
             "leave_one_out_median": float(np.median(errors)),
             "leave_one_out_within_12_percent": float(np.mean(errors <= 0.12)),
         }
-
-
-def _sum(step: Estimate, extra: Estimate) -> Estimate:
-    """A step and what comes on top of it; their errors are independent."""
-    return Estimate(step.value + extra.value, math.hypot(step.std, extra.std), step.source)

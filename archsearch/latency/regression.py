@@ -169,7 +169,7 @@ class Residual:
             places = places * near(column, values)
         return np.asarray(kernel @ places.T)
 
-    def leave_one_out(self, log_ratio: Array) -> Array:
+    def leave_one_out(self) -> Array:
         """Errors of log(measured / predicted) when each row is left out (Rasmussen and Williams,
         eq. 5.12)."""
         return np.asarray(self.weights / np.diag(self.inverse))

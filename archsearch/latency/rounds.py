@@ -115,8 +115,7 @@ def verified_rows(rounds: EngineRounds | None, batch: int, gamma: int) -> tuple[
 def plain_step(rounds: EngineRounds, step_s: Estimate, target_layers: int, batch: int) -> Estimate:
     """A plain step of the target whose kernels take `step_s`: with what the engine adds, no faster
     than the host launches it."""
-    added = rounds.plain.at(batch)
-    gpu = Estimate(step_s.value + added.value, math.hypot(step_s.std, added.std), step_s.source)
+    gpu = step_s.plus(rounds.plain.at(batch))
     costs = rounds.costs.launching(batch)
     launched = target_layers * costs.host_target_layer_s.value
     if launched <= 0.0:

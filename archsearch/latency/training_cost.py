@@ -43,7 +43,7 @@ def training_budget(
     the dtype and mode, and how many devices hold it where no number of RANKS does.
     """
     write, teach = min(
-        (_per_token(latency, target, device, each) for each in _served(target, device, workload)),
+        (_per_token(latency, target, each) for each in _served(target, device, workload)),
         key=sum,
     )
     return TrainingBudget(
@@ -90,7 +90,7 @@ def _holds(
 
 
 def _per_token(
-    latency: LatencyOfRounds, target: Architecture, device: Device, served: Workload
+    latency: LatencyOfRounds, target: Architecture, served: Workload
 ) -> tuple[float, float]:
     """Device-seconds of writing a token, and of the teacher's pass over one."""
     most = latency.largest_batch

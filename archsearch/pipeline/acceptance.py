@@ -3,8 +3,6 @@ own prompts."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +17,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import read_architecture
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
-from archsearch.files import ensure_writable_dir, read_json, write_json
+from archsearch.files import digest, ensure_writable_dir, read_json, write_json
 from archsearch.models.files import has_tokenizer, has_weights
 from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.paths import cache_dir
@@ -425,7 +423,7 @@ def written_text(
             request.dtype,
         ],
     }
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    key = digest(identity)[:16]
     folder = (request.cache or cache_dir() / "acceptance") / key
     ends_file = folder / "end_ids.json"
     left_out = len(prompts) - len(encoded)

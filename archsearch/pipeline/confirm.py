@@ -30,6 +30,7 @@ from archsearch.engines.measure.figures import (
     token_s,
     under_load,
 )
+from archsearch.engines.measure.rows import made_up
 from archsearch.engines.measure.turns import ALONE, Plan, Variant
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.estimate import Estimate
@@ -463,7 +464,13 @@ def confirm_load(
     variants = _variants(known, gammas, draft, ranges)
     vocabulary, tokens = case.scorer.target.vocab_size, request.tokens
     asked = (
-        _made_up(session, vocabulary, max(8, session.request.context - tokens // 2), numbers[-1])
+        # random tokens: the workload's context is reached in mid-answer
+        made_up(
+            vocabulary,
+            max(8, session.request.context - tokens // 2),
+            numbers[-1],
+            rng=random.Random(session.request.seed),
+        )
         if synthetic
         else confirming_prompts(bench.trainer, request.prompts, USUAL_COUNT)
     )
@@ -581,18 +588,6 @@ def _variants(
             " draft to serve; leave --schedule out, or train further"
         )
     return [*variants, Variant(SCHEDULED, draft, largest, known.asked(largest), ranges)]
-
-
-def _made_up(
-    session: SearchSession, vocabulary: int, length: int, count: int
-) -> list[EnginePrompt]:
-    """Prompts of random tokens, with which the workload's context is reached in mid-answer."""
-    rng = random.Random(session.request.seed)
-    most = min(1000, vocabulary)
-    return [
-        EnginePrompt(str(number), tuple(rng.randrange(most) for _ in range(length)))
-        for number in range(count)
-    ]
 
 
 def _load_row(

@@ -3,8 +3,6 @@ estimate --sweep`, and what a report draws of a run, with where the time goes.""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +15,7 @@ from archsearch.capacity import fits, memory_plan
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.files import write_text
+from archsearch.files import digest, write_text
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.pipeline.estimate import EstimateRequest, Priced, price_drafts
@@ -150,7 +148,7 @@ def state_of(run: Run) -> str:
         scores = [score.to_dict() for score in run.scores()]
     except WRONG_SHAPE:
         return "unreadable"
-    return hashlib.sha256(json.dumps(scores, sort_keys=True).encode()).hexdigest()[:16]
+    return digest(scores)[:16]
 
 
 def curves_of(session: SearchSession, state: str = "") -> Curves:

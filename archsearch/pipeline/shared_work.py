@@ -13,7 +13,6 @@ It needs the storage, and for trainings the run folder, at the same path on ever
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from typing import IO, Final, Literal, Protocol
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.errors import ArchsearchError
+from archsearch.files import digest
 from archsearch.progress import say
 from archsearch.records import as_data, from_data
 from archsearch.search.claims import Claims, Details
@@ -55,9 +55,7 @@ class Job:
     @property
     def key(self) -> str:
         """Tells it from all others of its search: how long it may take is not what it is."""
-        shape = hashlib.sha256(
-            json.dumps(self.shape.to_dict(), sort_keys=True).encode()
-        ).hexdigest()[:12]
+        shape = digest(self.shape.to_dict())[:12]
         return f"{self.kind}-{shape}-{self.tokens}-{self.seed}-{self.rank}-{self.prompts}"
 
 

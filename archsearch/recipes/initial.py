@@ -15,7 +15,6 @@ from archsearch.models.targets import resolve_target
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
 
 RECIPE_FILE: Final = "recipe.json"
 DRAFTER: Final = "drafter"
@@ -49,7 +48,7 @@ def initial_weights(folder: Path, target: str | None = None, answers: Sequence[P
         from archsearch.models.drafts import save_draft
         from archsearch.training.initialise import initialise_draft
 
-        text = _calibration(rows, model)
+        text = _calibration(rows)
         draft = initialise_draft(model, shape.replace(draft_vocab_size=None), calibration_ids=text)
         draft = draft.to(torch.bfloat16)  # type: ignore[arg-type]
         save_draft(draft, out, tokenizer=tokenizer, gamma=recipe["gamma"])
@@ -75,7 +74,7 @@ def _rows(answers: Sequence[Path]) -> list[Mapping[str, object]]:
     ]
 
 
-def _calibration(rows: Sequence[Mapping[str, Any]], model: PreTrainedModel) -> torch.Tensor | None:
+def _calibration(rows: Sequence[Mapping[str, Any]]) -> torch.Tensor | None:
     """Ids [answers, tokens] of equal length; None without text."""
     import torch
 

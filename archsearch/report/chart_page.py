@@ -46,7 +46,7 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
     for series in chart.series:
         if series.band and series.low:
             data += _band(series)
-        data.append(_trace(chart, series))
+        data.append(_trace(series))
     layout: dict[str, Any] = {
         "xaxis": {"title": {"text": _text(chart.x_label)}, **_axis(chart.x_scale, chart)},
         "yaxis": {"title": {"text": _text(chart.y_label)}, **_axis(chart.y_scale)},
@@ -76,7 +76,7 @@ def _axis(scale: str, chart: Chart | None = None) -> dict[str, object]:
     return axis
 
 
-def _trace(chart: Chart, series: Series) -> dict[str, object]:
+def _trace(series: Series) -> dict[str, object]:
     name, colour = _text(series.name), _colour(series)
     trace: dict[str, object] = {"name": name, "x": _numbers(series.x), "y": _numbers(series.y)}
     trace |= {"showlegend": series.named, "legendgroup": name}

@@ -15,7 +15,6 @@ with it the study.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -31,6 +30,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Literal
 from archsearch.acceptance.estimator import AcceptanceEstimator
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError, InvalidShapeError
+from archsearch.files import digest
 from archsearch.search.objective import Scorer
 from archsearch.search.space import InvalidShape, SearchSpace, Value, numeric_values
 
@@ -267,7 +267,7 @@ def identity_of(
         "drafter": context.drafter,
         "trained_tokens": context.trained_tokens,
         **({} if context.pretrain_tokens is None else {"pretrain_tokens": context.pretrain_tokens}),
-        "coverage": None if context.coverage is None else _digest(context.coverage.points),
+        "coverage": None if context.coverage is None else digest(context.coverage.points),
         "limits": asdict(scorer.limits),
         "target_correlation": scorer.target_correlation,
         "about": dict(about),
@@ -283,7 +283,7 @@ def identity_of(
 
 def study_name(prefix: str, identity: Mapping[str, object]) -> str:
     """The name of the study of an identity: `<prefix>-<8 hexadecimal digits>`."""
-    return f"{prefix}-{_digest(identity)[:8]}"
+    return f"{prefix}-{digest(identity)[:8]}"
 
 
 def open_study(
@@ -327,9 +327,9 @@ def _state(acceptance: AcceptanceEstimator) -> str:
     kind = type(acceptance).__name__
     to_dict = getattr(acceptance, "to_dict", None)
     if to_dict is not None:
-        return f"{kind} {_digest(to_dict())}"
+        return f"{kind} {digest(to_dict())}"
     if is_dataclass(acceptance) and not isinstance(acceptance, type):
-        return f"{kind} {_digest(asdict(acceptance))}"
+        return f"{kind} {digest(asdict(acceptance))}"
     return kind  # the witness knows what it predicts
 
 
@@ -363,7 +363,3 @@ def _plain_choices(space: SearchSpace, target: Architecture, layers: int) -> tup
         "window": "L",
     }
     return space.nearest(wanted, target)
-
-
-def _digest(data: object) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()

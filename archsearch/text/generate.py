@@ -118,7 +118,9 @@ def write_answers(
     return make_cache(job, begin, budget_s, progress)
 
 
-def eos_ids(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def eos_ids(
+    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+) -> tuple[int, ...]:
     """Token ids that end an answer: the generation config's and the tokenizer's."""
     found: set[int] = set()
     configs = (getattr(target, "generation_config", None), target.config, tokenizer)

@@ -69,6 +69,15 @@ def make_batch(sequences: Sequence[CachedSequence]) -> Batch:
     )
 
 
+def batches_of(
+    sequences: Sequence[CachedSequence], tokens: int, device: torch.device
+) -> Iterator[tuple[list[int], Batch]]:
+    """(indices of sequences, a batch of them on `device`) of about `tokens` tokens each, shortest
+    texts first."""
+    for chosen in by_length([len(s) for s in sequences], tokens):
+        yield chosen, make_batch([sequences[i] for i in chosen]).to(device)
+
+
 def plan_epoch(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
     """Indices of the sequences of each batch: neighbours in length together (about 1% padding),
     batches in random order.
@@ -128,15 +137,12 @@ def greedy_matches(draft: PreTrainedModel, sequences: Sequence[CachedSequence]) 
     kept = kept_token_ids(draft)
     results: list[np.ndarray | None] = [None] * len(sequences)
     with judging(draft) as weight:
-        for chosen in by_length([len(s) for s in sequences], JUDGED_TOKENS):
-            batch = make_batch([sequences[i] for i in chosen]).to(weight.device)
+        for chosen, batch in batches_of(sequences, JUDGED_TOKENS, weight.device):
             best = functional.linear(draft_states(draft, batch).to(weight.dtype), weight).argmax(-1)
-            matches = ((best if kept is None else kept[best]) == batch.greedy_ids).cpu().numpy()
-            offset = 0
-            for i in chosen:
-                count = int(sequences[i].greedy_ids.shape[0])
-                results[i] = matches[offset : offset + count]
-                offset += count
+            matches = ((best if kept is None else kept[best]) == batch.greedy_ids).cpu()
+            counts = [len(sequences[i].greedy_ids) for i in chosen]
+            for i, part in zip(chosen, matches.split(counts), strict=True):
+                results[i] = part.numpy()
     return [r for r in results if r is not None]
 
 
@@ -154,8 +160,7 @@ def heldout_divergence(
     rows = rows if kept is None else rows[kept]
     nats, known, count = 0.0, 0, 0
     with torch.inference_mode():
-        for chosen in by_length([len(s) for s in sequences], JUDGED_TOKENS):
-            batch = make_batch([sequences[i] for i in chosen]).to(weight.device)
+        for _, batch in batches_of(sequences, JUDGED_TOKENS, weight.device):
             states = draft_states(draft, batch)
             for part in torch.arange(len(batch.greedy_ids), device=weight.device).split(512):
                 said = functional.log_softmax(functional.linear(states[part], weight).float(), -1)

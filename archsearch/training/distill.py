@@ -17,7 +17,6 @@ longer rise; on more text it goes on from its best look.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import time
@@ -31,6 +30,7 @@ import torch
 import torch.nn.functional as functional
 
 from archsearch.errors import ArchsearchError, RunFailed
+from archsearch.files import digest
 from archsearch.models.runtime import tune_malloc
 from archsearch.progress import Progress, say, silent
 from archsearch.text.cache import CachedSequence, TextCache
@@ -187,9 +187,9 @@ class TrainingRun:
         ids = b"" if kept is None else kept.cpu().numpy().tobytes()
         prints = [c.fingerprint for c in caches]
         return {
-            "draft": _digest([shapes, hashlib.sha256(ids).hexdigest()]),
-            "text": [_digest(prints[: count + 1]) for count in range(len(caches))],
-            "settings": _digest(self.config.identity()),
+            "draft": digest([shapes, hashlib.sha256(ids).hexdigest()])[:16],
+            "text": [digest(prints[: count + 1])[:16] for count in range(len(caches))],
+            "settings": digest(self.config.identity())[:16],
         }
 
     # ---- the loop
@@ -453,7 +453,3 @@ class TrainingRun:
 
 def _place_of(state: dict[str, Any]) -> Place:
     return Place(**{field.name: state[field.name] for field in fields(Place)})
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -97,7 +97,7 @@ def initialise_draft(
         width = _Width(old, new, rotation, random)
         fewer = arch.intermediate_size < target_arch.intermediate_size
         energy = ffn_energy(target_model, layers, calibration_ids) if fewer else {}
-        _fill_ends(target_model, draft, arch, width)
+        _fill_ends(target_model, draft, width)
         for index, source in enumerate(layers):
             block = draft.model.layers[index]
             # A layer that adds nothing: the weights of some target layer, with silent outputs.
@@ -232,9 +232,7 @@ def _weight(module: Any) -> Tensor:
     return module.weight
 
 
-def _fill_ends(
-    target_model: PreTrainedModel, draft: PreTrainedModel, arch: Architecture, width: _Width
-) -> None:
+def _fill_ends(target_model: PreTrainedModel, draft: PreTrainedModel, width: _Width) -> None:
     """Embedding, final norm and head."""
     embedding = _weight(target_model.get_input_embeddings()).float()
     head = _weight(target_model.get_output_embeddings()).float()

@@ -233,7 +233,7 @@ class VllmServerEngine:
         """
         server = self._started()
         self.finished = []
-        self._check(server, prompts, sampling)
+        self._check(prompts, sampling)
         self._calls += 1
         groups = [list(prompts)] if self.concurrent else [[prompt] for prompt in prompts]
         results: list[GenerationResult] = []
@@ -268,9 +268,7 @@ class VllmServerEngine:
             raise RuntimeError("start the engine first")
         return self._server
 
-    def _check(
-        self, server: OpenAIServer, prompts: Sequence[EnginePrompt], sampling: Sampling
-    ) -> None:
+    def _check(self, prompts: Sequence[EnginePrompt], sampling: Sampling) -> None:
         for prompt in prompts:
             if len(prompt.token_ids) + sampling.max_new_tokens > self._max_len:
                 raise ArchsearchError(

@@ -155,7 +155,7 @@ def profile_rounds(
             f"{name} cannot make up weights, so its rounds on a GPU are not measured; use --engine"
             " vllm"
         )
-    share = free_share(device)
+    share = free_share()
 
     def engine(options: Mapping[str, str]) -> Engine:
         settings = EngineSettings(
@@ -212,7 +212,7 @@ def variants(engine: str, version: str) -> list[dict[str, str]]:
     return list(ways.values()) if len(ways) > 1 else [{}]
 
 
-def free_share(device: Device) -> float:
+def free_share() -> float:
     """The share of the GPU's memory that an engine in a process of its own may take beside this
     one."""
     import torch
