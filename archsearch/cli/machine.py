@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any, Literal
 
@@ -183,7 +184,10 @@ def profile(
     result = profile_device(
         ProfileRequest(gpu, architecture, covered, engine=engine, target_ref=ref, **options)
     )
-    emit(result, profile_text(result), as_json)
+    asked = (
+        f" --engine {options['engine_name']}" if options["engine_name"] != "transformers" else ""
+    )
+    emit(result, profile_text(result, f"{shlex.quote(target or 'T')}{asked}"), as_json)
 
 
 engine_argument = click.argument("engine", type=click.Choice(engines_that(has_recipe)))

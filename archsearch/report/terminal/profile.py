@@ -265,8 +265,8 @@ def _gpu_lines(result: Profiled, sweeps: Mapping[str, SweepEnd]) -> list[str]:
     return lines
 
 
-def profile_text(data: Mapping[str, object]) -> str:
-    """What `profile` prints."""
+def profile_text(data: Mapping[str, object], asked: str = "T") -> str:
+    """What `profile` prints; `asked`: the target, and the engine where it is another one."""
     result = from_data(Profiled, data)
     lines = [
         f"Profile {result.folder}: {result.rows} rows, {result.new_rows} new,"
@@ -280,7 +280,7 @@ def profile_text(data: Mapping[str, object]) -> str:
         lines += ["", title, table([row.cells() for row in check.rows], CHECKED)]
         for what, part in (("draft step", check.step), ("verify", check.verify)):
             lines += [] if part is None else [part.words(what)]
-    lines += ["", f"Next: archsearch search --target T --profile {result.folder}"]
+    lines += ["", f"Next: archsearch search --target {asked} --profile {result.folder}"]
     return "\n".join(lines)
 
 
