@@ -48,7 +48,8 @@ def _new_plan(session: SearchSession, file: StateFile) -> Plan:
     request = session.request
     tokens = confirming_tokens(session)
     prompts = min(request.confirm_prompts, len(tokens))
-    slowdown = _pace(session)
+    # only a plan with rounds is refused to a busy machine
+    slowdown = _pace(session, LOOKS if request.climb else 1)
     per_prompt, fixed = confirm_seconds(session, float(np.mean(tokens)), slowdown)
 
     def divided(confirmed: float) -> Plan:
@@ -58,16 +59,17 @@ def _new_plan(session: SearchSession, file: StateFile) -> Plan:
     plan = divided(max(1, request.confirm))
     if set(request.families) & set(HEAD_FAMILIES) & set(engine_facts(request.engine).confirms):
         beside = divided(max(1, request.confirm) + COMPARISON_COST)
-        plan = plan if beside.stay else replace(beside, compares=True)
+        fits = beside.confirm_s <= rungs.MOST_CONFIRM_SHARE * request.time_budget_s
+        plan = replace(beside, compares=True) if fits and not beside.stay else plan
     return plan
 
 
-def _pace(session: SearchSession) -> float:
-    """How much slower the machine is than its profile. Where it is busy, the least of a few looks:
+def _pace(session: SearchSession, looks: int) -> float:
+    """How much slower the machine is than its profile. Where it is busy, the least of `looks`:
     one at a second that a neighbour took would refuse the whole budget, and what a confirmation may
     take is asked again before it begins."""
     found = machine_slowdown(session.source) or 1.0
-    for _ in range(LOOKS - 1):
+    for _ in range(looks - 1):
         if found < rungs.SLOW:
             break
         time.sleep(BETWEEN_LOOKS_S)
