@@ -15,9 +15,10 @@ from archsearch.acceptance.measured import Trace
 from archsearch.pipeline.chains import Replays
 from archsearch.pipeline.export import _stops
 from archsearch.records import from_data
-from archsearch.report.terminal.run import confirm_text
+from archsearch.report.terminal.run import confirm_text, families_text
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.run import open_run
+from archsearch.runs.tables import EngineComparison
 from tests.cli.commands import UNDER_LOAD, call, files_in, last_json, refused
 from tests.doubles.world import TINY, make_model_folder, make_tokenizer
 
@@ -257,7 +258,7 @@ def test_a_chain_beside_its_halves(with_run: Path) -> None:
     exact = chain["identical_output_float32"]
     assert chain["predicted_speedup"] > 0 and exact["identical"] == exact["prompts"] == 2
     assert (with_run / "runs/a/heads/chain/confirmed-transformers.json").is_file()
-    assert "alone by replay" in call(*arguments).stdout
+    assert "alone by replay" in families_text(from_data(EngineComparison, found), Path("runs/a"))
     table = json.loads((with_run / "runs/a/families.json").read_text())["families"]
     row = next(row for row in table if row["family"] == "chain")
     assert "by replay" in row["note"] and row["gamma"] == chain["gamma"]
@@ -316,5 +317,5 @@ def test_a_draft_that_stops_when_unsure_is_exported_as_it_was_measured(
     measured = (stopping["gamma"], stopping["stops_below"])
     assert _stops(candidate, "q8_0")["llama.cpp"] == measured, "in the precision it was run in"
     assert not {"llama.cpp"} & {*_stops(candidate, None), *_stops(candidate, "q4_0")}
-    asked_gamma = last_json(call(*arguments, "--gamma", "2", "--json"))
+    asked_gamma = last_json(call(*arguments[:-1], "1", "--gamma", "2", "--json"))
     assert asked_gamma["stopping"] is None, "a gamma that was asked for is fixed"
