@@ -228,9 +228,21 @@ class Number(click.FloatRange):
         return number
 
 
-MOST: Final = 10**9  # of anything that is counted: more is a slip of the hand
-COUNT: Final = named("n", click.IntRange(min=1, max=MOST))
-WHOLE: Final = named("n", click.IntRange(min=0, max=MOST))
+class Count(click.IntRange):
+    """Whole numbers from `min` on; more than MOST is a slip of the hand."""
+
+    MOST: Final = 10**9
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number."""
+        number = super().convert(value, param, ctx)
+        if number > self.MOST:
+            self.fail(f"{value} is more than {self.MOST:,}.", param, ctx)
+        return number
+
+
+COUNT: Final = named("n", Count(min=1))
+WHOLE: Final = named("n", Count(min=0))
 GAMMA: Final = named("n", click.IntRange(min=1, max=16))
 LIMIT: Final = named("f", Number(min=0.0, min_open=True, max=1e18))
 FILE: Final = named("file", click.Path(path_type=Path, dir_okay=False))

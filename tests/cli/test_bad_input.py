@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from archsearch.errors import ArchsearchError
-from tests.cli.commands import CONFIRM, ESTIMATE, SEARCH, call, files_in, refused
+from tests.cli.commands import CONFIRM, ESTIMATE, SEARCH, call, files_in, invoke, refused
 
 
 def test_unknown_names_show_close_ones(tmp_path: Path) -> None:
@@ -89,8 +89,10 @@ def test_weights_that_are_absent(world: Path) -> None:
 
 def test_weights_that_are_broken(world: Path) -> None:
     (world / "target" / "model.safetensors").write_bytes(b"nothing of the kind")
-    line = refused(*CONFIRM, "--run", "runs/a")
-    assert "weights" in line and "target" in line
+    result = invoke(*CONFIRM, "--run", "runs/a")
+    plan, line = result.stderr.splitlines()
+    assert result.exit_code == 2 and plan.startswith("plan for 4 s")
+    assert line.startswith("Error: ") and "weights" in line and "target" in line
 
 
 def test_a_tokenizer_that_is_absent(world: Path) -> None:
