@@ -182,7 +182,7 @@ class Tree:
 
     def alpha(self, tau_value: float) -> float:
         """The constant chance of the likeliest token that gives `tau_value`."""
-        return rising_root(lambda alpha: self.tau([alpha] * self.steps), tau_value, 0.0, 1.0)
+        return rising_root(lambda alpha: self.tau([alpha] * self.steps), tau_value)
 
 
 # Fitted to tokens a round of an EAGLE-3 head of Qwen3-8B in SGLang 0.5.3: a chain of two and six
@@ -226,7 +226,7 @@ def alpha_from_tau(tau_value: float, gamma: int, drift: float = 0.0) -> float:
             return tau(alpha, gamma)
         return tau_from_positions(drifting_positions(alpha, drift, gamma))
 
-    return rising_root(reached, tau_value, 0.0, 1.0)
+    return rising_root(reached, tau_value)
 
 
 def tokens_by_budget(alpha: float, gamma: int, known: float, requests: int = 512) -> Array:
@@ -248,12 +248,13 @@ def tokens_by_budget(alpha: float, gamma: int, known: float, requests: int = 512
     return np.concatenate([[1.0], 1.0 + np.cumsum(survival) / requests])
 
 
-def rising_root(reached: Callable[[float], float], wanted: float, low: float, high: float) -> float:
-    """Where between `low` and `high` the rising function `reached` gives `wanted`; the nearer end
-    where it does not.
+def rising_root(reached: Callable[[float], float], wanted: float) -> float:
+    """Where between 0 and 1 the rising function `reached` gives `wanted`; the nearer end where it
+    does not.
 
     False position with the Illinois rule: about ten calls for all digits (bisection takes sixty).
     """
+    low, high = 0.0, 1.0
     below, above = reached(low) - wanted, reached(high) - wanted
     if below >= 0.0 or above <= 0.0:
         return low if below >= 0.0 else high

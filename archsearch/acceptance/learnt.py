@@ -201,11 +201,6 @@ def trained_as(
     return replace(context, training=training, pretrain_tokens=before, trained_tokens=tokens)
 
 
-def guessed_head(context: AcceptanceContext) -> AcceptanceContext:
-    """The context of a head of whose training nobody says anything."""
-    return replace(context, trained_tokens=HEAD_GUESS, tokens_std=HEAD_GUESS_DECADES)
-
-
 def recorded_tokens(folder: Path | None) -> float | None:
     """How many tokens of the target's text a draft of ours saw, by its training.json; None where
     nobody wrote it down."""

@@ -49,7 +49,7 @@ def read_curve(draft_folder: Path) -> ShortTraining | None:
     return load(draft_folder / CURVE_FILE, "learning curve", ShortTraining)
 
 
-def paired_logit_std(first: ShortTraining, second: ShortTraining, resamples: int = 200) -> float:
+def paired_logit_std(first: ShortTraining, second: ShortTraining) -> float:
     """Std over texts of logit(alpha of first) - logit(alpha of second), measured on the same
     kept-out texts (paired bootstrap).
 
@@ -69,7 +69,7 @@ def paired_logit_std(first: ShortTraining, second: ShortTraining, resamples: int
         alpha = min(max(float(hits.sum() / counts[0].sum()), 0.01), 0.99)
         slopes.append(1.0 / (alpha * (1.0 - alpha)))
     totals = np.stack([slopes[0] * counts[1] - slopes[1] * counts[2], counts[0]], axis=1)
-    return resampled_ratio(totals, resamples=resamples).std
+    return resampled_ratio(totals, resamples=200).std
 
 
 @dataclass(frozen=True)

@@ -294,7 +294,7 @@ class _Nvml:
         """The answer of `nvml<name>`; texts decoded."""
         return _text(getattr(self.library, f"nvml{name}")(*arguments))
 
-    def ask(self, name: str, *arguments: Any) -> Any:
+    def ask(self, name: str, *arguments: object) -> Any:
         """The same; None where this driver, card or slice does not know it."""
         try:
             return self(name, *arguments)
@@ -305,12 +305,12 @@ class _Nvml:
         found = self.ask("DeviceGetHandleByUUID", gpu.uuid) if gpu.uuid else None
         return self("DeviceGetHandleByIndex", gpu.index) if found is None else found
 
-    def describe(self, handle: Any, index: int, driver: str) -> VisibleGpu:
+    def describe(self, handle: object, index: int, driver: str) -> VisibleGpu:
         memory = int(self("DeviceGetMemoryInfo", handle).total)
         uuid = self.ask("DeviceGetUUID", handle) or ""
         return VisibleGpu(index, self("DeviceGetName", handle), memory, driver, uuid)
 
-    def slices(self, handle: Any, whole: VisibleGpu) -> list[VisibleGpu]:
+    def slices(self, handle: object, whole: VisibleGpu) -> list[VisibleGpu]:
         """The card, or in MIG mode its slices; itself, marked so, where it has not been cut yet."""
         mode = self.ask("DeviceGetMigMode", handle)
         if not mode or not mode[0]:
@@ -404,7 +404,7 @@ def gpu_state(gpu: VisibleGpu) -> GpuState:
             raise MissingDataError(f"cannot read the state of {gpu.name}: {nvml.problem}")
         handle = nvml.handle(gpu)
 
-        def ask(name: str, *arguments: Any) -> Any:
+        def ask(name: str, *arguments: object) -> Any:
             return nvml.ask(f"DeviceGet{name}", handle, *arguments)
 
         limit, draw = ask("EnforcedPowerLimit"), ask("PowerUsage")

@@ -9,7 +9,13 @@ from pathlib import Path
 
 from archsearch.acceptance.estimator import AcceptanceEstimator, GivenAcceptance
 from archsearch.acceptance.known import AskedText
-from archsearch.acceptance.learnt import guessed_head, recorded_tokens, trained_as, training_of
+from archsearch.acceptance.learnt import (
+    HEAD_GUESS,
+    HEAD_GUESS_DECADES,
+    recorded_tokens,
+    trained_as,
+    training_of,
+)
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.published_drafters import published_as
 from archsearch.capacity import memory_bytes, usable_bytes
@@ -291,7 +297,7 @@ def _priced(
         bought = None if each.hub_id or request.trained_tokens is not None else budget
         context = replace(trained_as(scorer.context, each.model, training, tokens), budget=bought)
         if unknown:
-            context = guessed_head(context)
+            context = replace(context, trained_tokens=HEAD_GUESS, tokens_std=HEAD_GUESS_DECADES)
         own = scorer.with_acceptance(acceptance, context)
         score = own(each.drafter)
         if each.hub_id:

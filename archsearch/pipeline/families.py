@@ -39,11 +39,6 @@ class FamilySpaces:
         return tuple(space.family for space in self.spaces)
 
 
-def named_families(asked: Sequence[str]) -> tuple[str, ...]:
-    """The families that a user named, by their own names; ArchsearchError for an unknown one."""
-    return tuple(dict.fromkeys(family(name).family for name in asked))
-
-
 def kind_of(kinds: Sequence[RoundKind]) -> RoundKind:
     """The kind of drafter by which an engine's version is judged: a draft model's where one is
     asked for, or nothing is; else the first's."""

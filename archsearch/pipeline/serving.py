@@ -3,7 +3,7 @@ refused where they cannot be; a mix of work, from a file or of one kind of reque
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
@@ -28,7 +28,7 @@ from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.round_fit import measured_version
 from archsearch.profiles import Profile, find_profile
-from archsearch.traffic.mix import LoadPart, Mix, mix_of, read_mix
+from archsearch.traffic.mix import LoadPart, Mix, read_mix
 from archsearch.traffic.traces import Lengths
 from archsearch.workload import (
     GGUF_DTYPES,
@@ -333,8 +333,3 @@ def check_flight(mix: Mix, facts: EngineFacts, device: Device) -> None:
     """Raise ArchsearchError where the engine does not run so many requests at once as a part
     needs."""
     check_batch(facts, device, mix.in_flight)
-
-
-def read_back(data: Mapping[str, object]) -> Mix:
-    """A mix that a run folder keeps."""
-    return mix_of(data, "the workload of the run")

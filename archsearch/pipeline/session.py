@@ -29,10 +29,9 @@ from archsearch.pipeline.families import (
     choose_families,
     family_spaces,
     kind_of,
-    named_families,
 )
 from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_latency, served_target
-from archsearch.pipeline.serving import check_flight, read_back, with_engine
+from archsearch.pipeline.serving import check_flight, with_engine
 from archsearch.pipeline.shared_work import ExecutorName
 from archsearch.pipeline.training_budget import budget_s, with_budget
 from archsearch.records import save
@@ -45,7 +44,7 @@ from archsearch.search.storage import open_storage, without_password
 from archsearch.speedup import MAX_GAMMA
 from archsearch.text.likeness import load_sketch, save_sketch
 from archsearch.text.prompt_set import load_prompt_set
-from archsearch.traffic.mix import Mix
+from archsearch.traffic.mix import Mix, mix_of
 from archsearch.traffic.mix_scorer import MixScorer, held_alone
 from archsearch.workload import Workload, WorkloadRequest
 
@@ -165,7 +164,7 @@ class SearchRequest:
             self,
             domain=self.domain or str(before.get("domain") or ("narrow" if narrow else "chat")),
             max_gamma=int(gamma) if gamma else self.max_gamma,
-            families=named_families(self.families),
+            families=tuple(dict.fromkeys(family(name).family for name in self.families)),
         )
 
     def arguments(self) -> dict[str, object]:
@@ -237,7 +236,7 @@ class SearchRequest:
         }
         known |= {
             "engine": arguments.get("engine") or "transformers",  # what runs of 0.1.0 were for
-            "mix": read_back(json.loads(mix)) if mix else None,
+            "mix": mix_of(json.loads(mix), "the workload of the run") if mix else None,
         }
         asked = WorkloadRequest(
             **{name: known[name] for name in WorkloadRequest.__dataclass_fields__ if name in known}

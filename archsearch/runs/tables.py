@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self, get_args
 
@@ -91,7 +92,7 @@ class Curve:
             low = gain.value - gain.std if gain.low is None else gain.low
             return (low if edge else gain.value) - 1.0
 
-        for left, right in zip(self.points, self.points[1:], strict=False):
+        for left, right in pairwise(self.points):
             first, second = above(left.speedup), above(right.speedup)
             if first != second and (first > 0.0) != (second > 0.0):
                 return left.x + (right.x - left.x) * first / (first - second)

@@ -186,12 +186,12 @@ def belief(gaps: Array, slopes: Array, level_std: float) -> Array:
     return covariance * slopes[:, None] * slopes[None, :]
 
 
-def draws_of(mean: Array, covariance: Array, seed: int = 0, draws: int = DRAWS) -> Array:
+def draws_of(mean: Array, covariance: Array, draws: int = DRAWS) -> Array:
     """[draws, n] of the normal distribution; directions of negative variance (a gap table is no
     exact one) are dropped."""
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
     root = vectors * np.sqrt(np.clip(values, 0.0, None))
-    noise = np.random.default_rng(seed).standard_normal((draws, len(mean)))
+    noise = np.random.default_rng(0).standard_normal((draws, len(mean)))
     return mean + noise @ root.T
 
 

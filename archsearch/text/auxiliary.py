@@ -204,7 +204,7 @@ def _layer_inputs(
     seen: dict[int, torch.Tensor] = {}
 
     def hook(layer: int) -> Any:
-        def keep(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def keep(module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             seen[layer] = (args[0] if args else kwargs["hidden_states"]).to(torch.bfloat16).cpu()
             if layer == max(layers):
                 raise _Enough

@@ -22,6 +22,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -86,7 +87,7 @@ def _counted(texts: Iterable[str]) -> np.ndarray:
     result, count = np.zeros(BUCKETS), 0
     for text in texts:
         words = ["", *words_of(text)]  # a first word follows nothing
-        pairs = Counter(zip(words, words[1:], strict=False))
+        pairs = Counter(pairwise(words))
         total = sum(pairs.values())
         count += 1
         for pair, times in pairs.items():

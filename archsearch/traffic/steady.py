@@ -32,6 +32,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -327,7 +328,7 @@ def crossing(
     """The first x at which `gains` falls to 1 (`rising`: rises to it), read between points; None
     where it does not."""
     logged = [math.log(max(gain, 1e-9)) for gain in gains]
-    for x, after_x, before, later in zip(xs, xs[1:], logged, logged[1:], strict=False):
+    for (x, after_x), (before, later) in zip(pairwise(xs), pairwise(logged), strict=False):
         if (before < 0.0 <= later) if rising else (before > 0.0 >= later):
             share = before / (before - later)
             return x * (after_x / x) ** share if logs and x > 0 else x + share * (after_x - x)

@@ -17,6 +17,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Final
@@ -315,7 +316,7 @@ def _binned(values: list[int], what: str) -> Lengths:
     if len(ordered) <= BINS:
         return Lengths.of([float(value) for value in ordered], what=what)
     edges = [round(i * len(ordered) / BINS) for i in range(BINS + 1)]
-    parts = [ordered[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    parts = [ordered[start:end] for start, end in pairwise(edges)]
     return Lengths.of(
         [sum(part) / len(part) for part in parts], [len(part) for part in parts], what
     )

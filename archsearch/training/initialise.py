@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -357,7 +358,7 @@ def choose_heads(
         edges = [round(slot * target_groups / draft_groups) for slot in range(draft_groups + 1)]
         slots = [
             (list(range(low, high)), list(range(low * size, high * size)))
-            for low, high in zip(edges, edges[1:], strict=False)
+            for low, high in pairwise(edges)
         ]
     else:
         kept = sorted(by_group.argsort(descending=True)[:draft_groups].tolist())

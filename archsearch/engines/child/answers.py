@@ -4,6 +4,7 @@ workers import it by name."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 
@@ -42,11 +43,6 @@ def whole_rounds(lengths: Sequence[int], gamma: int, room: int, ended: bool) -> 
     return [length for _, length in drafting_rounds(lengths, [gamma] * len(lengths), room, ended)]
 
 
-def pairs_of(values: Sequence[float]) -> list[tuple[float, float]]:
-    """Neighbours: (first, second), (second, third), ..."""
-    return list(zip(values[:-1], values[1:], strict=True))
-
-
 def answer_of(
     prompt_id: str,
     token_ids: Sequence[int],
@@ -73,5 +69,5 @@ def answer_of(
         "accepted_by_position": round_statistics(written, gamma),
         "round_lengths": tuple(written),
         "unrefused": sum(drafts < gamma and length > drafts for drafts, length in whole),
-        "gaps_s": tuple(later - earlier for earlier, later in pairs_of(times)),
+        "gaps_s": tuple(later - earlier for earlier, later in pairwise(times)),
     }

@@ -108,12 +108,11 @@ def _one(item: DraftCurve, axis: Axis) -> list[str]:
     return lines + [f"Note: {note}" for note in item.notes]
 
 
-def thinned(points: Sequence[CurvePoint], count: int = ROWS) -> list[CurvePoint]:
-    """About `count` of the points, first and last among them: nearest to even steps of their
-    order."""
-    if len(points) <= count + 2:
+def thinned(points: Sequence[CurvePoint]) -> list[CurvePoint]:
+    """About ROWS of the points, first and last among them: nearest to even steps of their order."""
+    if len(points) <= ROWS + 2:
         return list(points)
-    return [points[round(i * (len(points) - 1) / (count - 1))] for i in range(count)]
+    return [points[round(i * (len(points) - 1) / (ROWS - 1))] for i in range(ROWS)]
 
 
 def _verdict(curve: Curve, axis: Axis) -> str:

@@ -13,13 +13,14 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 # Where `loop` is; siblings are found beside the script.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))
 
-from answers import answer_of, pairs_of, whole_rounds
+from answers import answer_of, whole_rounds
 from convert import check_layers, converted, model_folder, openvino_errors, precision, version_of
 from loop import Failed, UserError, claim_stdout, run
 
@@ -283,7 +284,7 @@ class Worker:
         seconds -= times[-1] - arrivals[-1]
         result = self.result(prompt["id"], token_ids, lengths, arrivals, seconds, limit, end > 0)
         first = seconds - (arrivals[-1] - arrivals[0])
-        walls = [first, *(b - a for a, b in pairs_of(arrivals))]
+        walls = [first, *(b - a for a, b in pairwise(arrivals))]
         if self.gamma:
             metrics = answer.extended_perf_metrics
             targets = [value / 1e6 for value in metrics.main_model_metrics.raw_metrics.m_durations]
