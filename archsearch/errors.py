@@ -33,6 +33,11 @@ class RunFailed(ArchsearchError):
     results: Any = None
 
 
+def first_line(error: Exception) -> str:
+    """What an error of a library says, in one line; its kind where it says nothing."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 EXTRAS = {
     name: "torch"
     for name in (

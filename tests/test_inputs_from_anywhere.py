@@ -10,11 +10,16 @@ import pytest
 from click.testing import CliRunner
 
 from archsearch.cli import main
-from archsearch.errors import ArchsearchError
+from archsearch.errors import ArchsearchError, first_line
 from archsearch.files import parse_json, read_json, read_yaml
 from archsearch.profiles import Measurement, Profile, freeze_shape
 from archsearch.search.storage import without_password
 from archsearch.text.prompts import Prompt, encode_prompts
+
+
+def test_what_a_library_says_is_one_line_also_where_it_says_nothing() -> None:
+    assert first_line(ValueError("\nno such\nlayer")) == "no such"
+    assert first_line(EOFError()) == "EOFError"
 
 
 def row(n: int) -> Measurement:

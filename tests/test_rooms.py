@@ -16,6 +16,7 @@ import pytest
 import archsearch
 
 PACKAGE = Path(archsearch.__file__).resolve().parent
+HEAVIEST = 2_893_000  # bytes of its Python: see docs/decisions/010-weight.md before it is raised
 
 # Floors from the ground up. A room (a module or a folder of the package) imports itself and rooms
 # on floors below its own.
@@ -142,6 +143,10 @@ def missing_imports(path: Path) -> list[str]:
         missing = [alias.name for alias in node.names if alias.name not in known]
         found += [f"{path.name}:{node.lineno}: {node.module} has no {name}" for name in missing]
     return found
+
+
+def test_the_package_gets_no_heavier() -> None:
+    assert sum(path.stat().st_size for path in PACKAGE.rglob("*.py")) <= HEAVIEST
 
 
 def test_what_benchmarks_and_examples_import_is_there(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from archsearch.errors import ArchsearchError
+from archsearch.errors import ArchsearchError, first_line
 from archsearch.files import read_yaml
 from archsearch.records import as_data
 from archsearch.workload import DTYPE_BYTES, dtype_name
@@ -99,8 +99,7 @@ def devices() -> Mapping[str, Device]:
             device = _added(data)
         except (ArchsearchError, TypeError, ValueError) as error:
             raise ArchsearchError(
-                f"{file} does not describe a device: {str(error).splitlines()[0]}; mend or"
-                " remove it"
+                f"{file} does not describe a device: {first_line(error)}; mend or remove it"
             ) from error
         if device.key in loaded:
             raise ArchsearchError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from archsearch.architecture.counts import parameters, weight_bytes
-from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.errors import ArchsearchError, MissingDataError, first_line
 from archsearch.files import scratch_dir, write_json, writing
 from archsearch.models.files import has_tokenizer, has_weights
 from archsearch.models.runtime import (
@@ -84,8 +84,7 @@ def read_tokenizer(source: Path | str, name: str) -> PreTrainedTokenizerBase:
             return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise MissingDataError(
-                f"cannot load the tokenizer of {name!r} from {source}:"
-                f" {str(error).strip().splitlines()[0]}"
+                f"cannot load the tokenizer of {name!r} from {source}: {first_line(error)}"
             ) from error
 
 

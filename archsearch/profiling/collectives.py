@@ -55,7 +55,7 @@ def measure_all_reduces(
                 torch.multiprocessing.ProcessRaisedException,
                 torch.multiprocessing.ProcessExitedException,
             ) as error:
-                words = str(error).strip().splitlines()[-1]
+                words = str(error).strip().rpartition("\n")[2]
                 raise RunFailed(
                     f"measuring all-reduce over {ranks} devices failed: {words}"
                 ) from error

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from archsearch.errors import ArchsearchError
+from archsearch.errors import ArchsearchError, first_line
 from archsearch.text.cache import write_bytes
 from archsearch.training.settings import CurvePoint, DistillConfig
 
@@ -161,6 +161,6 @@ def load_state(path: Path) -> dict[str, Any]:
         state: dict[str, object] = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError) as error:
         raise ArchsearchError(
-            f"cannot read the checkpoint {path}: {str(error).splitlines()[0]}; delete it"
+            f"cannot read the checkpoint {path}: {first_line(error)}; delete it"
         ) from error
     return state

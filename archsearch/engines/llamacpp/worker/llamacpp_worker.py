@@ -180,9 +180,8 @@ class Worker:
         try:
             self.server = llama.Server(params)
         except RuntimeError as error:
-            raise Failed(
-                f"the server does not load the models: {str(error).strip().splitlines()[-1][:300]}"
-            ) from error
+            last = str(error).strip().rpartition("\n")[2]
+            raise Failed(f"the server does not load the models: {last[:300]}") from error
         host, port = self.server.listening_address.split("//")[-1].rsplit(":", 1)
         self.address = (host, int(port))
 
