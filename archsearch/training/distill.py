@@ -403,7 +403,7 @@ class TrainingRun:
                 # its time all the same.
                 state = found | spent | {"stopped": ""}
         if state["sequences"] != len(self.sequences):
-            logger.warning(
+            logger.info(
                 "the text went from %d to %d sequences since this training began: it goes on, in"
                 " another order of the data",
                 state["sequences"],
