@@ -37,14 +37,17 @@ from archsearch.files import write_json
 from archsearch.hardware.device import Device
 from archsearch.pipeline.in_engine import can_run, engine_target, random_draft, write_shape
 from archsearch.pipeline.profile.run import ProfileRequest
-from archsearch.profiles import DraftedShape, Profile
-from archsearch.progress import ProgressLine
+from archsearch.profiles import DraftedShape, Measurement, Profile
+from archsearch.progress import ProgressLine, say
 from archsearch.workload import DTYPE_BYTES
 
 CONTEXTS: Final = (64, 256)
 """Tokens in the cache behind which an engine on GGUF files is measured."""
 DRAFTED_GAMMAS: Final = ((2, 4, 1, 3), (5, 2, 4, 1))
 """Gamma at each of BATCHES, of two drafters."""
+MOST_SLOWDOWN: Final = 3.0
+"""Beyond it what was measured says nothing: threads that wait for a neighbour made rounds 14 times
+slower and single passes not at all, so that dividing gave passes no memory allows."""
 ENGINE_BYTES: Final = 3 << 30
 """Memory of an engine on a CPU beside its weights: libraries, buffers, a small cache."""
 
@@ -121,8 +124,19 @@ def profile_engine(
             made = not here or isinstance(case.draft, Drafter) and case.draft.trains
             return registry.make_engine(name, replace(settings, dummy_weights=made))
 
+        left: list[Measurement] = []
+
+        def record(row: Measurement) -> None:
+            left.append(row) if row.slowdown > MOST_SLOWDOWN else profile.record(row)
+
         with ProgressLine(f"passes of {name}, {dtype}") as line:
-            measure_passes(engine, asked, cases, record=profile.record, progress=line)
+            measure_passes(engine, asked, cases, record=record, progress=line)
+    if left:
+        slowest = max(row.slowdown for row in left)
+        say(
+            f"WARNING: {len(left)} rows were left out: the machine was {slowest:.0f} times slower"
+            " than its quiet reference; stop other work and run the same command again"
+        )
     return len(profile.rows) - before
 
 
