@@ -33,13 +33,13 @@ from archsearch.records import Stored
 TEXT_SHARE: Final = 0.25
 RUNG_SHARE: Final = 0.25
 FINALIST_SHARE: Final = 0.40
-# The rest, for confirming: at most this much is set aside (5 % fewer minutes of training cost
-# .002 of alpha, 8 prompts in place of 16 widen an interval by 40 %). Where not even LEAST_PROMPTS
-# fit into MOST_CONFIRM_SHARE, nothing is trained, unless finalists were asked for by number.
+# The rest, for confirming: at most this much is set aside (chosen, not measured: half as many
+# prompts widen an interval by sqrt(2)). Where not even LEAST_PROMPTS fit into MOST_CONFIRM_SHARE,
+# nothing is trained, unless finalists were asked for by number.
 CONFIRM_SHARE: Final = 0.20
 MOST_CONFIRM_SHARE: Final = 0.30
 LEAST_PROMPTS: Final = 8
-LEAST_ASKED_SHARE: Final = 0.3  # that finalists asked for by number train, however long text took
+LEAST_ASKED_SHARE: Final = 0.3  # that finalists asked for by number train at least (chosen)
 SLOW: Final = 1.3  # slower than its profile by more, a machine is said to be
 # Kept back for what nobody plans: loading, measuring acceptance, the report.
 MARGIN_SHARE: Final = 0.03

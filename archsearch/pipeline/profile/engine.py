@@ -46,8 +46,8 @@ CONTEXTS: Final = (64, 256)
 DRAFTED_GAMMAS: Final = ((2, 4, 1, 3), (5, 2, 4, 1))
 """Gamma at each of BATCHES, of two drafters."""
 MOST_SLOWDOWN: Final = 3.0
-"""Beyond it what was measured says nothing: threads that wait for a neighbour made rounds 14 times
-slower and single passes not at all, so that dividing gave passes no memory allows."""
+"""Beyond it (chosen) dividing gives no times: beside one process on two cores plain steps were 14
+times slower and single passes 1 to 3 times."""
 ENGINE_BYTES: Final = 3 << 30
 """Memory of an engine on a CPU beside its weights: libraries, buffers, a small cache."""
 
@@ -127,7 +127,10 @@ def profile_engine(
         left: list[Measurement] = []
 
         def record(row: Measurement) -> None:
-            left.append(row) if row.slowdown > MOST_SLOWDOWN else profile.record(row)
+            if row.slowdown > MOST_SLOWDOWN:
+                left.append(row)
+            else:
+                profile.record(row)
 
         with ProgressLine(f"passes of {name}, {dtype}") as line:
             measure_passes(engine, asked, cases, record=record, progress=line)
