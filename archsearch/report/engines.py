@@ -88,11 +88,15 @@ def fastest_lines(ways: Sequence[Way], dtype: str) -> list[str]:
         if best.drafter
         else "No draft is faster than none in"
     )
-    words = f"{start} {dtype} here: {way_words(best)} tokens/s"
+    words, rate = f"{start} {dtype} here: {way_words(best)} tokens/s", best.tokens_per_s.value
     if best.drafter and best.same is not None:
         words += f", {best.same.words(' of ')} answers the target's own"
     others = [way_words(way) for way in own if way is not best]
     lines = [f"{words}.", f"Others: {', '.join(others)}."]
+    faster = [way for way in ways if way.dtype != dtype and way.tokens_per_s.value > rate]
+    if faster:  # `ways` come fastest first; what was measured before what was predicted
+        other = next((way for way in faster if way.measured), faster[0])
+        lines[1] += f" In {other.dtype}, another model, {way_words(other)}."
     lines += [
         f"{engine_title(engine)} is predicted without its own passes, which were never profiled;"
         f" measure them: {command}"

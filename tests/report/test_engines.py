@@ -61,6 +61,13 @@ def test_the_fastest_way_may_be_without_a_draft() -> None:
     )
 
 
+def test_another_precision_is_another_model_and_named_where_it_is_faster() -> None:
+    _, others = lines(SLOW, QUICK, ran("llama.cpp", 86.0, 40.0, "q4_0"))
+    assert others.endswith("alone: 16.7. In q4_0, another model, llama.cpp alone: 86.0.")
+    _, others = lines(SLOW, QUICK, ran("llama.cpp", 30.0, 20.0, "q4_0"))
+    assert others.endswith("alone: 16.7.")
+
+
 def test_a_busy_day_does_not_make_an_engine_slow() -> None:
     """A drafter that came later, on a machine three times slower, brings what it brought."""
     later = ran("llama.cpp", 12.0, 9.6, gamma=2)

@@ -4,6 +4,7 @@ once for real."""
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +85,16 @@ class Library:
 
 def test_a_round_is_run_again_as_the_server_runs_it() -> None:
     target, draft = Library(), Library()
-    clock = worker.passes.PassClock(
-        *(worker.passes.Model(made, "file", 128, 3) for made in (target, draft))
+    passes = worker.passes.Passes()
+    passes.target, passes.draft = (
+        worker.passes.Model(made, "file", 128, 3) for made in (target, draft)
     )
     steps = [
         {"prefill": True, "context": 0.0, "gamma": 0},
         {"context": 11.0, "gamma": 3},
         {"context": 13.0, "gamma": 3},
     ]
-    clock.add_to(steps, range(10))
+    passes.add({"steps": steps, "token_ids": range(10)})
     # the prompt, then the verification with the head for every row; what was refused leaves the
     # cache
     assert (
@@ -110,7 +112,9 @@ def test_a_round_is_run_again_as_the_server_runs_it() -> None:
 def test_without_a_draft_only_the_target_runs() -> None:
     target = Library()
     steps = [{"context": 600.0, "gamma": 0}]
-    worker.passes.PassClock(worker.passes.Model(target, "file", 1024, 3)).add_to(steps, [5])
+    passes = worker.passes.Passes()
+    passes.target = worker.passes.Model(target, "file", 1024, 3)
+    passes.add({"steps": steps, "token_ids": [5]})
     assert target.decoded == [
         (512, 0, 1),
         (88, 512, 1),
@@ -146,6 +150,17 @@ def test_a_library_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch)
         worker.passes.Model(Library(), "missing", 64, 3)
     with pytest.raises(Exception, match="over 2 tokens behind 0 answered 1"):
         worker.passes.Model(Library(answers=1), "file", 64, 3).pass_s([1, 2], 0, True)
+
+
+def test_a_process_of_passes_that_cannot_load_or_is_gone_says_so(tmp_path: Path) -> None:
+    clock = worker.passes.PassClock()
+    with pytest.raises(worker.passes.Failed, match="cannot open shared object"):
+        clock.ask("load", library=str(tmp_path / "no.so"))
+    with pytest.raises(worker.passes.Failed, match="has no llama_model_default_params"):
+        clock.ask("load", library=ctypes.util.find_library("m"))
+    clock.stop()
+    with pytest.raises(worker.passes.Failed, match="passes is gone"):
+        clock.added([], [1])
 
 
 def test_a_server_of_one_s_own_tells_no_passes(

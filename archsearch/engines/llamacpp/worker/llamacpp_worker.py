@@ -26,7 +26,7 @@ sys.path.insert(
 )  # where `loop` is; siblings beside the script
 
 from loop import Failed, UserError, claim_stdout, run
-from passes import Model, PassClock, library
+from passes import PassClock
 from stream import steps_of, streamed
 
 PACKAGE = "xllamacpp"
@@ -101,17 +101,19 @@ class Worker:
         self.ragged = bool(self.lookup or request.get("rule"))
         drafts = self.lookup or request["draft"] is not None
         self.gamma = request["gamma"] if drafts else 0
+        if self.clock:
+            self.clock.stop()
+            self.clock = None
         if self.own:
             self.start_own(request)
         else:
             self.start_packaged(request)
         if request.get("time_passes"):
-            self.clock = self.pass_clock(request)
+            self.time_passes(request)
         return known
 
-    def pass_clock(self, request: dict[str, object]) -> PassClock:
-        """What times the passes of this server's rounds: the same files, loaded again (their pages
-        are shared)."""
+    def time_passes(self, request: dict[str, object]) -> None:
+        """Have the passes of this server's rounds timed."""
         import xllamacpp as llama
 
         shared = next(Path(llama.__file__).parent.glob("xllamacpp*.so"), None)
@@ -119,10 +121,15 @@ class Worker:
             raise UserError(
                 "passes of llama.cpp are timed on Linux only: its package has no shared object here"
             )
-        functions = library(str(shared))
-        size = (self.context(request), request.get("threads") or os.cpu_count() or 1)
-        draft = Model(functions, request["draft"], *size) if request["draft"] else None
-        return PassClock(Model(functions, request["target"], *size), draft)
+        self.clock = PassClock()
+        self.clock.ask(
+            "load",
+            library=str(shared),
+            target=request["target"],
+            draft=request["draft"],
+            room=self.context(request),
+            threads=request.get("threads") or os.cpu_count() or 1,
+        )
 
     def context(self, request: dict[str, Any]) -> int:
         """Tokens in the KV cache: the longest prompt with its answer, and what a last round drafts
@@ -276,9 +283,7 @@ class Worker:
             result, *rounds = streamed(prompt["id"], events, seconds, *sizes)
             results.append(result)
             own = steps_of(result, tuple(rounds), len(prompt["token_ids"]), self.gamma)
-            if self.clock is not None:
-                self.clock.add_to(own, prompt["token_ids"])
-            steps += own
+            steps += self.clock.added(own, prompt["token_ids"]) if self.clock else own
         return {"results": results, "steps": steps}
 
     def logits(self, request: dict[str, Any]) -> dict[str, Any]:

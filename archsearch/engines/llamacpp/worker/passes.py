@@ -5,16 +5,28 @@ The server times whole rounds. The same library exports `llama_decode`, so the p
 are run once more, in the server's order and against as many cached tokens. These are gamma draft
 passes of one token, the target's over gamma + 1 with the head for every row, and the draft's over
 the same gamma + 1 (`common_speculative_process`).
+
+They run in a process of their own, this script: OpenMP's threads wait by sleeping where a process
+has more of them than there are cores, which beside the server's made every pass 1.7 to 2.5 times as
+long (libgomp's gomp_throttled_spin_count_var; two cores, SmolLM2-135M in Q4_0).
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from loop import Failed
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))  # where `loop` is
+
+from loop import Failed, claim_stdout, serve
 
 PARAMETER_WORDS = 128
 """Room for llama.h's parameter structs, which grow from build to build (about 40 words in 2026);
@@ -131,19 +143,28 @@ class Model:
             )
 
 
-class PassClock:
-    """Adds what each pass takes to the steps that a server reported."""
+class Passes:
+    """The passes of one server's rounds: models of its files (their pages are shared), each with a
+    context of `room` tokens."""
 
-    def __init__(self, target: Any, draft: Any = None) -> None:
-        self.target, self.draft = target, draft
+    target: Any = None
+    draft: Any = None
 
-    def add_to(self, steps: Sequence[dict[str, Any]], token_ids: Sequence[int]) -> None:
+    def load(self, request: dict[str, Any]) -> dict[str, Any]:
+        functions = library(request["library"])
+        size = (request["room"], request["threads"])
+        self.target = Model(functions, request["target"], *size)
+        self.draft = Model(functions, request["draft"], *size) if request["draft"] else None
+        return {}
+
+    def add(self, request: dict[str, Any]) -> dict[str, Any]:
         """Fill in `target_s`, `draft_s` and `draft_tokens` of the steps behind the prompt
         `token_ids`.
 
         The draft's pass over what was verified comes first: it is the first that its weights come
         from memory for, and the passes of one token of the next round follow it.
         """
+        steps, token_ids = request["steps"], request["token_ids"]
         for step in steps:
             if step.get("prefill"):
                 continue
@@ -160,3 +181,43 @@ class PassClock:
             if singles:
                 step["draft_s"] = [self.draft.pass_s(rows, at, False), *singles]
                 step["draft_tokens"] = [gamma + 1, *[1] * gamma]
+        return {"steps": steps}
+
+
+class PassClock:
+    """Adds what each pass takes to the steps that a server reported, by a process of its own."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "ARCHSEARCH_PARENT": str(os.getpid())},
+        )
+
+    def ask(self, do: str, **request: object) -> dict[str, Any]:
+        """One request of that process. Raises Failed where it cannot answer."""
+        said, heard = self.process.stdin, self.process.stdout
+        assert said is not None and heard is not None
+        try:
+            said.write(json.dumps({"do": do, **request}).encode() + b"\n")
+            said.flush()
+            answer = json.loads(heard.readline())
+        except (OSError, ValueError) as error:
+            raise Failed(f"the process that times llama.cpp's passes is gone: {error}") from error
+        if "ok" not in answer:
+            raise Failed(answer["error"])
+        return answer["ok"]
+
+    def added(self, steps: Sequence[dict[str, Any]], token_ids: Sequence[int]) -> Any:
+        """The steps behind the prompt `token_ids` with the seconds of their passes."""
+        return self.ask("add", steps=steps, token_ids=token_ids)["steps"]
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.communicate()  # closes its pipes
+
+
+if __name__ == "__main__":
+    channel, passes = claim_stdout(), Passes()
+    serve({"load": passes.load, "add": passes.add}, channel)
