@@ -303,8 +303,8 @@ class Architecture:
     def to_dict(self) -> dict[str, object]:
         """All fields by name; those of experts and latents only where they say something, so that
         files stay as they were."""
-        later, given = _later_fields(), dataclasses.asdict(self)
-        return {name: value for name, value in given.items() if later.get(name, ...) != value}
+        later, given = _later_fields(), ((name, getattr(self, name)) for name in self.__slots__)
+        return {name: value for name, value in given if later.get(name, ...) != value}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Architecture:
