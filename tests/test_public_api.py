@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import archsearch
+from tests.test_rooms import tree_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "archsearch"
@@ -43,8 +44,7 @@ def public_nodes() -> Iterator[tuple[str, Node]]:
     """(where and what, its definition) of every public function and class, and of the members of
     HELD."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in tree.body:
+        for node in tree_of(path).body:
             if not isinstance(node, Node) or node.name.startswith("_"):
                 continue
             yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node

@@ -9,6 +9,7 @@ import subprocess
 import symtable
 import sys
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,12 @@ GROUND = [
 HEAVY = ("torch", "transformers", "optuna", "sklearn", "scipy", "pandas", "matplotlib", "numpy")
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """A module of the package, parsed once for all tests and only where one asks."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def room_of(path: Path) -> str:
@@ -95,10 +101,10 @@ def of_all(modules: Iterable[Path], wrong: Callable[[Path], list[str]]) -> list[
 def test_a_room_imports_only_rooms_below_it() -> None:
     def wrong(path: Path) -> list[str]:
         if room := room_of(path):
-            return wrong_imports(room, TREES[path])
+            return wrong_imports(room, tree_of(path))
         return [
             f"{other}: the package itself imports no room"
-            for other, _ in imported_rooms(TREES[path])
+            for other, _ in imported_rooms(tree_of(path))
         ]
 
     assert not of_all(MODULES, wrong)
@@ -164,7 +170,7 @@ def test_what_benchmarks_and_examples_import_is_there(tmp_path: Path) -> None:
 
 def relative_imports_and_prints(path: Path) -> list[str]:
     found = []
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.level:
             found.append(f"line {node.lineno}: relative import; write it from archsearch down")
         if (
@@ -181,7 +187,7 @@ def test_no_relative_imports_and_no_print() -> None:
 
 
 def without_docstring(path: Path) -> list[str]:
-    tree = TREES[path]
+    tree = tree_of(path)
     public = (ast.FunctionDef, ast.ClassDef)
     named = [n for n in tree.body if isinstance(n, public) and not n.name.startswith("_")]
     missing = [f"{node.name} has no docstring" for node in named if not ast.get_docstring(node)]

@@ -30,6 +30,18 @@ class ByDepth:
 '''
 
 
+SPACE = """
+dimensions:
+  num_hidden_layers: [1, 2, 4]
+  hidden_size: [1024, 2048]
+  ffn_ratio: [2]
+  num_key_value_heads: [4]
+  kv_group_size: [2]
+  head_dim: [64]
+  draft_vocab_size: [target]
+"""
+
+
 def test_a_new_estimator_is_one_file_and_one_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +71,9 @@ def test_a_new_estimator_is_one_file_and_one_row(
         1 - 0.5 ** (1 + 24 / 8)
     )
     run = str(tmp_path / "runs" / "a")
-    asked += ["--family", "independent"]  # heads and lookups keep the prior's alpha
+    (tmp_path / "space.yaml").write_text(SPACE)
+    # heads and lookups keep the prior's alpha
+    asked += ["--family", "independent", "--space", "space.yaml"]
     searched = CliRunner().invoke(
         main, ["search", *asked, "--trials", "20", "--run", run], catch_exceptions=False
     )

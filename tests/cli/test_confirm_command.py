@@ -186,6 +186,7 @@ def test_a_server_that_does_not_answer(with_ranks: Path) -> None:
     assert "127.0.0.1:9" in line and not list(with_ranks.rglob("confirmed.json"))
 
 
+BY_PROMPT = ("confirm", "runs/a", "--rank", "2")
 TOYS = {
     "hangs": (
         "cat > /dev/null",
@@ -207,9 +208,9 @@ TOYS = {
 }
 
 
-@pytest.mark.parametrize("toy", TOYS)
 @pytest.mark.parametrize(
-    "how", [("confirm", "runs/a", "--synthetic"), ("confirm", "runs/a", "--rank", "2")]
+    ("toy", "how"),
+    [*((toy, ("confirm", "runs/a", "--synthetic")) for toy in TOYS), ("dies", BY_PROMPT)],
 )
 def test_an_engine_that_fails_leaves_no_process(
     with_ranks: Path, toy: str, how: tuple[str, ...]

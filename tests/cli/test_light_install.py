@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -23,14 +24,20 @@ class Missing:
 
 sys.meta_path.insert(0, Missing())
 from archsearch.cli import main
-main()
+"""
+RUN = "main()"
+RUN_ALL = """
+import json
+from click.testing import CliRunner
+results = (CliRunner().invoke(main, command) for command in json.loads(sys.argv[1]))
+print(json.dumps([(result.exit_code, result.stderr) for result in results]))
 """
 
 
-def light(*arguments: str, where: Path) -> subprocess.CompletedProcess[str]:
+def light(*arguments: str, where: Path, program: str = RUN) -> subprocess.CompletedProcess[str]:
     root = str(Path(archsearch.__file__).parent.parent)
     return subprocess.run(
-        [sys.executable, "-c", REFUSE, *arguments],
+        [sys.executable, "-c", REFUSE + program, *arguments],
         cwd=where,
         env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -53,19 +60,17 @@ def test_answers_need_no_torch(tmp_path: Path) -> None:
         assert done.returncode == 0, (command, done.stderr)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
+def test_what_runs_models_names_its_extra(tmp_path: Path) -> None:
+    commands = [
         ("profile", "--gpu", "cpu", "--target", "smollm2-135m"),
         ("estimate", "--target", "some-org/some-model", "--draft", "eagle3", "--gpu", "h100"),
         ("search", "--target", "smollm2-135m", "--gpu", "h100", "--alpha", "distilled"),
-    ],
-    ids=" ".join,
-)
-def test_what_runs_models_names_its_extra(command: tuple[str, ...], tmp_path: Path) -> None:
-    done = light(*command, where=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("Error: this needs t")
-    assert done.stderr.endswith('run: pip install "archsearch[torch]"\n')
+    ]
+    done = light(json.dumps(commands), where=tmp_path, program=RUN_ALL)
+    results = json.loads(done.stdout)
+    assert len(results) == len(commands)
+    for command, (status, said) in zip(commands, results, strict=True):
+        assert status == 2 and said.count("\n") == 1, command
+        assert said.startswith("Error: this needs t"), command
+        assert said.endswith('run: pip install "archsearch[torch]"\n'), command
     assert not list(tmp_path.iterdir()), "nothing half-written"

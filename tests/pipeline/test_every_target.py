@@ -87,8 +87,7 @@ def test_every_target_ends_in_an_answer_or_one_line(space):
 @pytest.mark.parametrize(
     ("target", "gpu", "ranks"),
     [
-        pytest.param("llama-3.1-70b", "h100", 8, marks=pytest.mark.slow),
-        ("llama-3.1-405b", "h200", None),
+        pytest.param("llama-3.1-405b", "h200", None, marks=pytest.mark.slow),
         ("llama-65b", "a100", 8),
     ],
 )

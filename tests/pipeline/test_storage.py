@@ -12,13 +12,15 @@ from archsearch.files import read_json
 from archsearch.pipeline.session import without_password
 from archsearch.runs.run import open_run
 from archsearch.workload import WorkloadRequest
+from tests.acceptance.test_registry import SPACE
 
 
 def request(run: Path, **changes: object) -> pipeline.SearchRequest:
     asked = WorkloadRequest(
         "h100", engine="vllm", batch_size=int(str(changes.pop("batch_size", 1)))
     )
-    changes |= {"trials": 20, "alpha": "0.7", "run": run, "families": ("independent",)}
+    (run.parent / "space.yaml").write_text(SPACE)
+    changes |= {"trials": 20, "alpha": "0.7", "run": run, "space": "space.yaml"}
     return pipeline.SearchRequest("llama-3.1-8b", asked=asked, **changes)  # type: ignore[arg-type]
 
 
