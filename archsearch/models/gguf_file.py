@@ -26,6 +26,7 @@ from archsearch.workload import GGUF_DTYPES
 if TYPE_CHECKING:
     import gguf
     from torch import Tensor
+    from transformers import PreTrainedModel
 
 CONVERTER: Final = "use llama.cpp's own converter: python convert_hf_to_gguf.py"
 FLOAT16_MAX: Final = 65504.0
@@ -211,6 +212,21 @@ def write_gguf(
         writer.write_tensors_to_file()
     finally:
         writer.close()
+
+
+def round_as_written(model: PreTrainedModel, dtype: str) -> None:
+    """Round the weights of `model` as `write_gguf` does in `dtype`, so that it writes the text of
+    that file."""
+    import gguf
+    import torch
+
+    for name, weight in model.named_parameters():
+        last = name.endswith(("embed_tokens.weight", "lm_head.weight"))
+        kind = gguf.GGMLQuantizationType[
+            GGUF_KINDS[_precision("output" if last else name, weight, dtype)]
+        ]
+        data = gguf.quants.quantize(weight.detach().float().cpu().numpy(), kind)
+        weight.data.copy_(torch.from_numpy(gguf.quants.dequantize(data, kind)))
 
 
 def _precision(name: str, tensor: Tensor, dtype: str) -> str:

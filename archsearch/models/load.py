@@ -16,6 +16,7 @@ from archsearch.architecture.counts import parameters, weight_bytes
 from archsearch.errors import ArchsearchError, MissingDataError, first_line
 from archsearch.files import scratch_dir, write_json, writing
 from archsearch.models.files import has_tokenizer, has_weights
+from archsearch.models.gguf_file import GGUF_KINDS, round_as_written
 from archsearch.models.runtime import (
     cheap_initialisation,
     load_checked,
@@ -27,6 +28,7 @@ from archsearch.models.runtime import (
 from archsearch.models.targets import TargetRef
 from archsearch.paths import cache_dir
 from archsearch.profiles import installed
+from archsearch.workload import GGUF_DTYPES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -131,7 +133,7 @@ COPY_SHARE: Final = 0.125
 
 class LoadedTarget:
     """Model and tokenizer of one target, each loaded on first use and kept. `dtype`, `device`:
-    where it runs as the run asks."""
+    where it runs as the run asks; a `dtype` of GGUF files rounds the weights in any other too."""
 
     def __init__(self, ref: TargetRef, dtype: str, device: str = "cpu") -> None:
         self.ref, self.dtype, self.device = ref, dtype, device
@@ -142,7 +144,11 @@ class LoadedTarget:
         """The target in `dtype` on `device` (the run's by default)."""
         name = dtype or self.dtype, device or self.device
         if name not in self._models:
-            self._models[name], tokenizer = load_target(self.ref, *name)
+            rounded = self.dtype in GGUF_DTYPES and self.dtype in GGUF_KINDS
+            model, tokenizer = load_target(self.ref, "float32" if rounded else name[0], name[1])
+            if rounded:
+                round_as_written(model, self.dtype)
+            self._models[name] = model.to(torch_dtype(name[0]))  # type: ignore[arg-type]
             self._tokenizer = self._tokenizer or tokenizer
         return self._models[name]
 
@@ -152,7 +158,8 @@ class LoadedTarget:
         own."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         fits = 2 * parameters(self.ref.architecture) <= COPY_SHARE * memory
-        faster = self.dtype == "float32" and native_bf16(torch.device(self.device))
+        exact = torch_dtype(self.dtype) == torch.float32
+        faster = exact and native_bf16(torch.device(self.device))
         return "bfloat16" if fits and faster else self.dtype
 
     @property

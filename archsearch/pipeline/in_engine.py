@@ -32,6 +32,7 @@ from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.progress import ProgressLine
 from archsearch.runs.confirmed import Exact
 from archsearch.search.objective import Scorer
+from archsearch.workload import GGUF_DTYPES
 
 if TYPE_CHECKING:
     from archsearch.drafts.trainer import DraftTrainer
@@ -152,7 +153,10 @@ def serving_scorer(
         engine_options=(),
     )
     source, _ = choose_latency(asked, session.target.architecture)
-    return session.scorer.with_latency(source.latency), source.words
+    words = source.words
+    if dtype in GGUF_DTYPES and dtype != session.source.dtype:
+        words += f"; alpha is predicted for the target in {session.source.dtype}"
+    return session.scorer.with_latency(source.latency), words
 
 
 def served_dtype(session: SearchSession, engine: str) -> str:

@@ -23,7 +23,7 @@ from archsearch.models.gguf_file import (
     read_gguf,
     write_gguf,
 )
-from archsearch.models.load import load_target
+from archsearch.models.load import LoadedTarget, load_target
 from archsearch.models.targets import resolve_drafter, resolve_target
 
 ARCH = Architecture(
@@ -100,6 +100,20 @@ def test_float32_gives_identical_logits(
     write_gguf(folder, folder / "draft.gguf", dtype="float32")
     before, after = logits(folder), logits(folder, gguf_file="draft.gguf")
     assert before.std() > 1e-3 and torch.equal(before, after)
+
+
+@pytest.mark.parametrize(("dtype", "tied"), [("q4_0", True), ("q8_0", False)])
+def test_text_is_written_by_the_weights_that_are_served(
+    dtype: str, tied: bool, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    folder = draft(tmp_path, ARCH.replace(tie_word_embeddings=tied), tokenizer)
+    write_gguf(folder, folder / "served.gguf", dtype=dtype)
+    with torch.no_grad():
+        found = LoadedTarget(resolve_target(str(folder)), dtype).model()(
+            torch.arange(0, 300, 7)[None]
+        )
+    assert torch.equal(found.logits, logits(folder, gguf_file="served.gguf"))
+    assert not torch.equal(found.logits, logits(folder))
 
 
 @pytest.mark.parametrize(
