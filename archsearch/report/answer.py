@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -69,6 +69,11 @@ class Option:
         return self.weights or (self.needs is not None and self.needs.kind != "training")
 
     @property
+    def ranked_by(self) -> float:
+        """As `Score.ranked_by`: the lower end where acceptance is assumed."""
+        return interval(self.gain)[0] if self.assumed else self.gain.value
+
+    @property
     def name(self) -> str:
         """What it is called: its family, and its hub id where it exists, else its shape."""
         return f"{self.drafter.family}: {self.hub_id or self.drafter.label()}"
@@ -126,9 +131,11 @@ def needs_words(needs: Needs | None, unit: str) -> str:
     return "nothing" if here else "download"
 
 
-def first(options: Iterable[Option]) -> Option | None:
-    """The first of options, in the order of the ranking."""
-    return next(iter(options), None)
+def best_at_hand(options: Sequence[Option], trained: bool = True) -> Option | None:
+    """The best of what one can have today, with what was `trained` in this run or without: the
+    first where that is it, else by what they are ranked by, since ties with the first are wide."""
+    found = [each for each in options if each.at_hand and (trained or not each.weights)]
+    return max(found, key=lambda each: (each is options[0], each.ranked_by), default=None)
 
 
 def shown_rows(options: Sequence[Option], most: int = MOST_ROWS) -> list[Option]:
@@ -180,8 +187,8 @@ def sentences(
 ) -> list[str]:
     """The verdict, what one can have today, and the best that the budget buys."""
     lead = options[0]
-    today = first(option for option in options if option.at_hand)
-    bought = first(option for option in options if not option.at_hand)
+    today = best_at_hand(options)
+    bought = next((option for option in options if not option.at_hand), None)
     best = today if today is not None and (today is lead or today.measured) else lead
     lines = [f"Speculation {verdict(best.gain, measured=best.measured)} {where}."]
     if today is not None:

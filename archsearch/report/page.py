@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from archsearch import files
 from archsearch.errors import ArchsearchError
-from archsearch.report.answer import Option, first, sentences, serve_command, unit_of
+from archsearch.report.answer import Option, best_at_hand, sentences, serve_command, unit_of
 from archsearch.report.best import section_best, section_mix
 from archsearch.report.chart_page import scripts, web_file
 from archsearch.report.compare import Comparison, compare_section
@@ -206,7 +206,7 @@ def _opening(run: Run, head: Headline, options: Sequence[Option], curves: Curves
 def _serve(run: Run, options: Sequence[Option], curves: Curves | None) -> Section:
     """The command that serves the target with what one can have today; empty where nothing is at
     hand, or not by a command."""
-    today = first(option for option in options if option.at_hand and not option.weights)
+    today = best_at_hand(options, trained=False)
     at = curves.at if curves is not None else {}
     ranks = run.arguments.get("tensor_parallel") or at.get("tensor_parallel")
     if today is None or ranks is None or interval(today.gain)[1] <= 1.0:

@@ -3,6 +3,7 @@ the first won: its best rivals of another width and depth, and what decides betw
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,11 +47,16 @@ def groups_of(scorer: Scorer, scores: Sequence[Score], contexts: Contexts) -> li
 
 def led_by_need(groups: Sequence[Sequence[Score]]) -> list[Score]:
     """The scores of `groups` in their order; inside a group the one that takes least to have leads,
-    of equals the best, and the others follow as they stand."""
+    of equals the best, and the others follow as they stand. It does not where a later group holds a
+    better one for as little: the errors of the two were wide alone."""
     found: list[Score] = []
-    for group in groups:
+    for number, group in enumerate(groups):
         ranked = sorted(group, key=lambda score: -score.ranked_by)
         leader = min(ranked, key=lambda score: (*effort(score.needs), -score.ranked_by))
+        later = itertools.chain.from_iterable(groups[number + 1 :])
+        own, worth = effort(leader.needs), leader.ranked_by
+        if any(effort(each.needs) <= own and each.ranked_by > worth for each in later):
+            leader = ranked[0]
         found += [leader, *(score for score in ranked if score is not leader)]
     return found
 

@@ -15,7 +15,14 @@ from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import family
 from archsearch.estimate import Estimate
 from archsearch.needs import NOTHING, Needs
-from archsearch.report.answer import Option, rows_text, sentences, serve_command, shown_rows
+from archsearch.report.answer import (
+    Option,
+    best_at_hand,
+    rows_text,
+    sentences,
+    serve_command,
+    shown_rows,
+)
 from archsearch.report.phrases import interval, verdict
 from archsearch.report.terminal.layout import WIDTH, wrapped
 
@@ -104,6 +111,18 @@ def test_only_what_was_measured_is_said_to_be() -> None:
     assert "speed-up, 5 to 95 %" in lines[0] and "measured" not in lines[0]
     assert [line for line in lines if "m=" in line or line.endswith("m")] == [lines[2]]
     assert "m measured, others predicted" in lines[-1]
+
+
+def test_today_is_the_best_that_one_can_have() -> None:
+    """A wide tie with the first does not make the worse of two downloads today's."""
+    wide = replace(EXISTS, rank=2, gain=gain(1.5, 0.8, 2.6), assumed="no rows")
+    sure = replace(EXISTS, rank=3, gain=gain(1.4, 1.1, 1.9), group=2)
+    ranked = [replace(DRAFTS[0], rank=1), wide, sure]
+    assert best_at_hand(ranked) is sure and best_at_hand([wide, sure]) is wide
+    assert best_at_hand(DRAFTS) is None
+    trained = replace(DRAFTS[0], weights=True)
+    assert best_at_hand([trained, sure]) is trained
+    assert best_at_hand([trained, sure], trained=False) is sure
 
 
 def test_today_and_the_budget_are_named_with_their_price() -> None:

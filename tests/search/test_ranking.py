@@ -33,6 +33,19 @@ def test_what_exists_leads_its_group_and_no_other(make_scorer):
     assert led_by_need([[dear, cheap], [found, behind]]) == [cheap, dear, found, behind]
 
 
+def test_what_exists_does_not_lead_where_a_better_one_exists_behind_its_group(make_scorer):
+    """A wide error alone ties it with the best."""
+    score = make_scorer()(DRAFT)
+    best, wide, sure = (
+        faster(score, 1.6, DEAR),
+        faster(score, 0.8, FOUND),
+        faster(score, 1.4, FOUND),
+    )
+    assert led_by_need([[best, wide], [sure]]) == [best, wide, sure]
+    worse = faster(score, 0.7, FOUND)
+    assert led_by_need([[best, wide], [worse]]) == [wide, best, worse]
+
+
 def test_equals_stay_in_the_order_of_their_speed(make_scorer):
     score = make_scorer()(DRAFT)
     first, second = faster(score, 1.1, DEAR), faster(score, 1.0, DEAR)

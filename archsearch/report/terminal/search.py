@@ -17,7 +17,7 @@ from archsearch.report.answer import (
     MOST_ROWS,
     SCREEN,
     Option,
-    first,
+    best_at_hand,
     gain_words,
     hours_words,
     rows_text,
@@ -229,7 +229,7 @@ def _next_step(
 ) -> tuple[str, str]:
     """The one step that is worth most now: serving what one can have today, else the headline's
     first."""
-    today = first(option for option in options if option.at_hand and not option.weights)
+    today = best_at_hand(options, trained=False)
     trained = any(option.weights for option in options)
     if today is not None and not trained and interval(today.gain)[1] > 1.0:
         ranks, target = result.workload.tensor_parallel, hub_name(result.target)
