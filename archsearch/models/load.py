@@ -38,16 +38,17 @@ ROOM: Final = 4 / 3  # times a model's weights: what passes leave takes the rest
 
 
 def load_target(
-    ref: TargetRef, dtype: torch.dtype | str, device: str = "cpu"
+    ref: TargetRef, dtype: torch.dtype | str, device: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The target's model in `dtype` on `device`, in eval mode, and its tokenizer.
+    """The target's model in `dtype` on `device` (None: `best_device`), in eval mode, and its
+    tokenizer.
 
     Raises MissingDataError when there are no weights to be had: shape-only catalogue entry, folder
     without weights, package not installed; ArchsearchError where the device has no room for them.
     """
     model = load_checked(weights_source(ref), f"target {ref.name!r}", torch_dtype(dtype))
     try:
-        model = model.to(device)  # type: ignore[arg-type]
+        model = model.to(device or best_device(ref, dtype))  # type: ignore[arg-type]
     except torch.OutOfMemoryError as error:
         needed = weight_bytes(ref.architecture, torch_dtype(dtype).itemsize) / 2**30
         raise ArchsearchError(

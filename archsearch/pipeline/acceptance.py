@@ -245,7 +245,7 @@ def measure_untrained(
     only.
     """
     from archsearch.acceptance.early_exit import exit_traces
-    from archsearch.models.load import best_device, load_target, load_tokenizer
+    from archsearch.models.load import load_target, load_tokenizer
 
     if request.explain or request.trace is not None:
         raise ArchsearchError(
@@ -271,7 +271,7 @@ def measure_untrained(
     else:
         layers = kind.layers(target.architecture.num_hidden_layers)
         with ProgressLine("measure") as line:
-            model = load_target(target, request.dtype, best_device(target, request.dtype))[0]
+            model = load_target(target, request.dtype)[0]
             traces = exit_traces(
                 model,
                 texts.sequences,
@@ -325,7 +325,7 @@ def record(
         model = load_draft(draft.ref.folder, request.dtype)
         model.to(best_device(draft.ref, request.dtype))  # type: ignore[arg-type]
     else:
-        model = load_target(draft.ref, request.dtype, best_device(draft.ref, request.dtype))[0]
+        model = load_target(draft.ref, request.dtype)[0]
     with ProgressLine("measure") as line:
 
         def report(done: int, total: int) -> None:
@@ -399,7 +399,7 @@ def written_text(
     The cache is found by what the target is (name, files), not by its weights, so a second draft
     needs no target at all.
     """
-    from archsearch.models.load import best_device, load_target
+    from archsearch.models.load import load_target
     from archsearch.text.cache import TextCache
     from archsearch.text.generate import eos_ids, generate_text
     from archsearch.text.prompts import encode_prompts
@@ -436,7 +436,7 @@ def written_text(
         if texts.complete:
             return texts, list(read_json(ends_file, "end tokens")), notes
     ensure_writable_dir(folder)
-    model, _ = load_target(target, request.dtype, best_device(target, request.dtype))
+    model, _ = load_target(target, request.dtype)
     ends = list(eos_ids(model, tokenizer))
     with ProgressLine("target writes") as line:
         writing = Writing(

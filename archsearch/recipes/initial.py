@@ -42,7 +42,7 @@ def initial_weights(folder: Path, target: str | None = None, answers: Sequence[P
             f"the head keeps {shape.head_rows:,} of {shape.vocab_size:,} tokens, those that the"
             " target writes most: let it write first (answers.py)"
         )
-    model, tokenizer = load_target(resolve_target(target or recipe["target"]), "float32")
+    model, tokenizer = load_target(resolve_target(target or recipe["target"]), "float32", "cpu")
     out = folder / DRAFTER
     if recipe["family"] == "independent":
         from archsearch.models.drafts import save_draft

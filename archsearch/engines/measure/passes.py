@@ -36,7 +36,7 @@ GAMMAS: Final = ((1, 3, 5, 2), (4, 2, 1, 3), (6, 5, 3, 1), (2, 4, 2, 5), (3, 1, 
 ONE_REQUEST_GAMMAS: Final = ((1, 3, 5, 8), (4, 2, 7, 6), (6, 1, 3, 2), (2, 7, 4, 5))
 """The same of an engine that runs one request at a time: between them gamma 1 to 8 behind two
 contexts in turn."""
-QUICK_GAMMAS: Final = ((1, 3, 5), (4, 2))
+QUICK_GAMMAS: Final = ((1, 3, 5), (4, 2), (3,))
 """The same in about a minute."""
 CONTEXT_STEP: Final = 64
 MIN_STEPS: Final = 16

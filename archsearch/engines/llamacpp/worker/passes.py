@@ -204,7 +204,7 @@ class PassClock:
             said.flush()
             answer = json.loads(heard.readline())
         except (OSError, ValueError) as error:
-            raise Failed(f"the process that times llama.cpp's passes is gone: {error}") from error
+            raise Failed("the process that times llama.cpp's passes is gone") from error
         if "ok" not in answer:
             raise Failed(answer["error"])
         return answer["ok"]
