@@ -145,7 +145,8 @@ class LoadedTarget:
         """The target in `dtype` on `device` (the run's by default)."""
         name = dtype or self.dtype, device or self.device
         if name not in self._models:
-            rounded = self.dtype in GGUF_DTYPES and self.dtype in GGUF_KINDS
+            written = self.dtype in GGUF_DTYPES and self.dtype in GGUF_KINDS
+            rounded = written and self.ref.file_dtype != self.dtype
             model, tokenizer = load_target(self.ref, "float32" if rounded else name[0], name[1])
             if rounded:
                 round_as_written(model, self.dtype)
