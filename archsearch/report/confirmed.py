@@ -70,10 +70,8 @@ def section_confirmed(
 ) -> Section:
     """What was predicted beside what the engine measured, term by term. `alpha`: as it is known
     now; `replayed`: acceptance by position on held-out text."""
-    gains = (
-        f"gamma {confirmed.gamma}, {confirmed.engine} {confirmed.engine_version}, {confirmed.dtype}"
-        f"{f', draft in {confirmed.draft_dtype}' if confirmed.draft_dtype else ''}"
-    )
+    ran = f"gamma {confirmed.gamma}, {confirmed.engine} {confirmed.engine_version}"
+    draft = f", draft in {confirmed.draft_dtype}" if confirmed.draft_dtype else ""
     counts = ((name, getattr(confirmed, name)) for name in ("prompts", "tokens", "rounds"))
     counted = ", ".join(f"{count:,} {name}" for name, count in counts if count is not None)
     stale = alpha is not None and confirmed.is_stale(alpha)
@@ -101,8 +99,8 @@ def section_confirmed(
             f"With prefill the measured speed-up is {confirmed.speedup_end_to_end:.2f}x, pooled."
         )
     return Section(
-        f"Predicted beside measured: rank {rank}",
-        [f"{label}; {gains}; {counted}."],
+        f"Predicted beside measured: rank {rank}, {confirmed.engine}, {confirmed.dtype}{draft}",
+        [f"{label}; {ran}; {counted}."],
         [_term_table(confirmed)],
         notes=notes,
         doubts=[words for words, holds in doubts.items() if words and holds],
