@@ -341,7 +341,7 @@ def _next_of_existing(run: Run, lead: Shown, proof: Steps) -> Steps:
 
 def _schedule_step(run: Run, lead: Shown) -> Steps:
     facts = ENGINES.get(lead.score.engine or "")
-    if facts is None or lead.score.family in facts.unscheduled:
+    if facts is None or not facts.batches or lead.score.family in facts.unscheduled:
         return []
     command = f"archsearch schedule {shell_path(run.path)} --rank {lead.rank}"
     return [("Its best gamma by batch size", command)]
@@ -352,7 +352,12 @@ def _next_of_family(run: Run, lead: Shown, independent: int | None) -> Steps:
     is one."""
     steps, train = _schedule_step(run, lead), f"archsearch train {shell_path(run.path)}"
     family, gamma = lead.score.family, lead.score.gamma
-    if family in HEAD_FAMILIES:
+    own = ENGINES.get(lead.score.engine or "")
+    here = run.info["device"].get("kind") == "cpu" and own is not None and family in own.confirms
+    if here and family not in HEAD_FAMILIES:  # it needs no training
+        command = f"archsearch confirm {shell_path(run.path)} --family {family}"
+        steps.append(("Measure it beside the target alone", command))
+    elif family in HEAD_FAMILIES:
         words = (
             "Train a head of this family (its layer has the target's shape) on text the target"
             " writes"
