@@ -15,23 +15,29 @@ from archsearch.acceptance.measured import Trace
 from archsearch.pipeline.chains import Replays
 from archsearch.pipeline.export import _stops
 from archsearch.records import from_data
-from archsearch.report.terminal.run import confirm_text, families_text
-from archsearch.runs.confirmed import Confirmed
+from archsearch.report.terminal.run import confirm_text, families_text, load_text
+from archsearch.runs.confirmed import Confirmed, LoadRecord
 from archsearch.runs.run import open_run
 from archsearch.runs.tables import EngineComparison
 from tests.cli.commands import UNDER_LOAD, call, files_in, last_json, refused
 from tests.doubles.world import TINY, make_model_folder, make_tokenizer
 
 
-def test_confirm_two_gammas(with_run: Path) -> None:
+@pytest.fixture
+def stops_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft stops when unsure, whether or not that gains here."""
+    monkeypatch.setattr(Replays, "stopping", property(lambda own: own._replayed(0, 3, 0.2)))
+
+
+def test_confirm_two_gammas(with_run: Path, stops_here: None) -> None:
     arguments = ("confirm", "runs/a", "--gamma", "1", "--gamma", "3", "--count", "2")
-    result = last_json(call(*arguments, "--json"))
+    result = last_json(call(*arguments, "--prompts", "prompts.jsonl", "--json"))
     assert sorted([result["gamma"], *(row["gamma"] for row in result["other_gammas"])]) == [1, 3]
     kept = json.loads((with_run / "runs/a/best/1/confirmed.json").read_text())
     # One that a busy machine disturbed does not take the place of one that decided.
     assert result["prompts"] == 2 and (kept == result or "kept_earlier" in result)
-    one = ("confirm", "runs/a", "--gamma", "1", "--count", "2")
-    text = call(*one, "--prompts", "prompts.jsonl").stdout
+    assert result["stopping"] is None, "a gamma that was asked for is fixed"
+    text = confirm_text(from_data(Confirmed, result), Path("runs/a"), 1)
     assert "2 held-out prompts" in text or "2 prompts" in text
 
 
@@ -80,7 +86,9 @@ def test_confirm_under_load_and_its_words(with_ranks: Path, made_up: None) -> No
         "--repeats",
         "2",
     )
-    text = " ".join(call(*arguments).stdout.split())
+    data = last_json(call(*arguments, "--json"))
+    assert [(row["gamma"], row["concurrency"]) for row in data["rows"]] == [(2, 1), (2, 2)]
+    text = " ".join(load_text(from_data(LoadRecord, data), Path("runs/a"), 1).split())
     assert "Under load in vLLM 1: rank 1" in text and "float32; context" in text
     assert "Acceptance was synthetic" in text and "the text is not the target's" in text
     assert (
@@ -88,8 +96,6 @@ def test_confirm_under_load_and_its_words(with_ranks: Path, made_up: None) -> No
         " vllm)" in text
     )
     assert "Next: archsearch train runs/a --rank 1" in text
-    data = last_json(call(*arguments, "--json"))
-    assert [(row["gamma"], row["concurrency"]) for row in data["rows"]] == [(2, 1), (2, 2)]
     trained = call(
         *UNDER_LOAD[:2], "--rank", "2", *UNDER_LOAD[3:], "--concurrency", "1", "--repeats", "2"
     ).stdout
@@ -283,10 +289,8 @@ def test_what_chains_need_is_said_in_one_line(with_run: Path) -> None:
 
 
 def test_a_draft_that_stops_when_unsure_is_exported_as_it_was_measured(
-    with_run: Path, monkeypatch: pytest.MonkeyPatch
+    with_run: Path, stops_here: None
 ) -> None:
-    rule = property(lambda own: own._replayed(0, 3, 0.2))  # whether or not that gains here
-    monkeypatch.setattr(Replays, "stopping", rule)
     arguments = ("confirm", "runs/a", "--count", "2")
     found = last_json(call(*arguments, "--json"))
     stopping = found["stopping"]
@@ -318,5 +322,3 @@ def test_a_draft_that_stops_when_unsure_is_exported_as_it_was_measured(
     measured = (stopping["gamma"], stopping["stops_below"])
     assert _stops(candidate, "q8_0")["llama.cpp"] == measured, "in the precision it was run in"
     assert not {"llama.cpp"} & {*_stops(candidate, None), *_stops(candidate, "q4_0")}
-    asked_gamma = last_json(call(*arguments[:-1], "1", "--gamma", "2", "--json"))
-    assert asked_gamma["stopping"] is None, "a gamma that was asked for is fixed"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,16 +30,16 @@ from archsearch.search.space import load_space
 from archsearch.speedup import tau_estimate
 from tests.cli.commands import call, last_json, refused
 from tests.doubles.made_up_engine import MadeUpEngine
+from tests.doubles.once import made_once
 from tests.doubles.world import make_model_folder
 
 
 @pytest.fixture(scope="session")
 def trained(ranked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A world with a run that has every kind of heads, and a draft of rank 2."""
-    folder, before = tmp_path_factory.mktemp("heads"), Path.cwd()
-    shutil.copytree(ranked, folder, dirs_exist_ok=True)
-    os.chdir(folder)
-    try:
+
+    def make(folder: Path) -> None:
+        shutil.copytree(ranked, folder, dirs_exist_ok=True)
         SearchSession.reopen(Path("runs/a")).trainer().texts.write_training(
             600.0
         )  # all of it, however slow the machine
@@ -61,9 +60,8 @@ def trained(ranked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 )
             )
             (folder / f"{family}.json").write_text(json.dumps(result))
-    finally:
-        os.chdir(before)
-    return folder
+
+    return made_once(tmp_path_factory, "heads", make)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from archsearch.drafts.records import trained_draft
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.latency.rounds import RoundTime, summed
+from archsearch.pipeline import chains
 from archsearch.pipeline.chains import Replays
 from archsearch.search.objective import Scorer
 from archsearch.workload import Workload
@@ -38,6 +39,13 @@ class Free(FormulaLatency):
             return super().round(target, draft, workload, gamma, verify_s)
         nothing = Estimate(0.0, 0.0, "modelled")
         return summed(nothing, self.verify_s(target, workload, gamma), nothing)
+
+
+@pytest.fixture(autouse=True)
+def few_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every chain is replayed with each of them."""
+    for name, values in (("FOUND", (2, 4)), ("SHORTEST", (2, 3)), ("THRESHOLDS", (0.3, 0.5))):
+        monkeypatch.setattr(chains, name, values)
 
 
 def replays(

@@ -22,8 +22,8 @@ from tests.cli.commands import call, last_json, refused
 
 SPACE = {  # a part of wide-shallow
     "dimensions": {
-        "num_hidden_layers": [1, 2, 4, 8, 16],
-        "hidden_size": [1024, 2048, 4096],
+        "num_hidden_layers": [1, 2, 8],
+        "hidden_size": [1024, 4096],
         "ffn_ratio": [2.6875],
         "num_key_value_heads": [4, 8],
         "kv_group_size": [2, 4],
