@@ -10,9 +10,12 @@ import pytest
 from benchmarks.fuzz import FAULTS, fuzz, outcome_of
 
 
-@pytest.mark.slow
-def test_no_mutation_ends_in_a_traceback_or_a_silent_change(tmp_path: Path) -> None:
-    rows = fuzz(105, 1, tmp_path)
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param(35, marks=pytest.mark.slow), pytest.param(105, marks=pytest.mark.campaign)],
+)
+def test_no_mutation_ends_in_a_traceback_or_a_silent_change(tmp_path: Path, count: int) -> None:
+    rows = fuzz(count, 1, tmp_path)
     assert not [row for row in rows if row.outcome in FAULTS]
     assert {row.case for row in rows if row.outcome == "refused"} >= {
         "config",

@@ -215,7 +215,7 @@ def test_answers_that_are_empty_or_repeat_for_ever_end_with_one_line(
     words = "are one token long or empty" if kind == "empty" else "the target repeats itself in"
     assert sum(words in line for line in said) == 1
     began = time.monotonic()
-    texts.growth.grow(10.0)
+    texts.growth.grow(3.0)
     assert time.monotonic() - began < 600
     trains(texts)
 
@@ -231,6 +231,6 @@ def test_one_prompt_and_prompts_that_are_all_alike_end_with_one_line(
     said = capfd.readouterr().err
     words = "only 1 prompts" if count == 1 else f"{count} prompts, 1 of them distinct"
     assert said.count(f"{words}: the draft learns their answers by heart") == 1
-    texts.growth.grow(6.0)
+    texts.growth.grow(2.0)
     trains(texts)
     assert sum(distinct_tokens(texts).values()) > 0
