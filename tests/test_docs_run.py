@@ -22,7 +22,7 @@ from tests.doubles.world import TINY, make_model_folder, make_prompts, make_worl
 from tests.test_docs_commands import PAGES, ROOT, Line, lines_of
 
 PREPARED = {"scale.md": ("a", "b"), "families.md": ("demo",)}  # runs that a page takes for granted
-BUDGETS = {"--time-budget": "6s", "--budget": "2s", "--check": "1", "--workers": "1"}
+BUDGETS = {"--time-budget": "4s", "--budget": "1s", "--check": "1", "--workers": "1"}
 ON_CPU = {
     "search": "--space tiny.yaml --context 64 --trials 8",
     "profile": "--space tiny.yaml --dtype float32 --no-engine",

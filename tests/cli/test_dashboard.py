@@ -14,7 +14,9 @@ from pathlib import Path
 import click
 import pytest
 
+from archsearch import files
 from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.report import chart_files
 from archsearch.search import study
 from archsearch.search.objective import Scorer
 from archsearch.workload import Workload
@@ -62,6 +64,12 @@ def test_report_open_opens_the_page_and_figures_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path, trials=12)
+
+    def named(path: Path, _figure: object) -> Path:  # pictures: tests/report/test_figures.py
+        files.write_text(path, "")
+        return path
+
+    monkeypatch.setattr(chart_files, "write_picture", named)
     opened: list[str] = []
     monkeypatch.setattr(click, "launch", lambda address: opened.append(address) or 0)
     text = call("report", str(run.path), "--open", "--figures").stdout

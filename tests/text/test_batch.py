@@ -112,14 +112,14 @@ def check_alone(
     torch.testing.assert_close(sequence.hidden, hidden, atol=2e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("shared", [0, 3])
 @pytest.mark.parametrize(
-    "limits",
+    ("limits", "shared"),
     [
-        BatchLimits(),
-        BatchLimits(rows=3),
-        BatchLimits(kv_tokens=600, prefill_tokens=64),
-        BatchLimits(5, 2200, 300),
+        (BatchLimits(), 0),
+        (BatchLimits(), 3),
+        (BatchLimits(rows=3), 3),
+        (BatchLimits(kv_tokens=600, prefill_tokens=64), 0),
+        (BatchLimits(5, 2200, 300), 3),
     ],
 )
 def test_refilled_batches_write_what_each_prompt_gets_alone(
