@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -236,13 +236,11 @@ class EngineRounds:
         return "bfloat16" if wide else dtype
 
     def running(self, drafter: Drafter) -> EngineRounds:
-        """The same version and switches with another kind of drafter; raises ArchsearchError where
-        it does not run one."""
+        """The same version and switches with another kind of drafter, the measured fit of the same
+        kind is kept; raises ArchsearchError where it does not run one."""
         if drafter == self.drafter:
             return self
-        other = engine_rounds(self.engine, self.version, self.options, drafter)
-        assert other is not None  # the engine is known
-        return other
+        return _running(self.engine, self.version, tuple(sorted(self.options.items())), drafter)
 
     def remedied(self) -> EngineRounds | None:
         """The same engine with graphs for drafts; None where nothing is known to give them."""
@@ -374,6 +372,15 @@ def engine_rounds(
     raise ArchsearchError(
         f"nothing is known of {drafter} in {engine} {taken}"
     )  # the last row of each engine fits all
+
+
+@lru_cache(maxsize=256)
+def _running(
+    engine: str, version: str, options: tuple[tuple[str, str], ...], drafter: Drafter
+) -> EngineRounds:
+    found = engine_rounds(engine, version, dict(options), drafter)
+    assert found is not None  # the engine is known
+    return found
 
 
 def _fits(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,6 +17,14 @@ Numbers: TypeAlias = "float | NDArray[np.float64]"
 N = TypeVar("N", float, Array, Numbers)
 """A number in, a number out; an array in, an array out."""
 SOURCES: Final = ("measured", "modelled", "roofline", "prior", "published", "given")
+
+
+class Many(NamedTuple):
+    """Arrays in the place of an `Estimate`: of many drafts, of many gammas."""
+
+    value: Numbers
+    std: Numbers = 0.0
+    source: str = "modelled"
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,9 @@ def server_terms(passes: ComposedPass, row: Row) -> Terms:
         """Device time of a step without the waits of ranks for one another, which are counted
         apart."""
         return sum(
-            value for name, (value, _) in passes.terms(arch, parts, ranks).items() if name != "step"
+            value
+            for name, (value, _) in passes.ops_terms(passes.pass_ops(arch, parts, ranks)).items()
+            if name != "step"
         )
 
     decode_s = step_s(decode)

@@ -38,6 +38,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.heads import (
     FeatureHead,
     HeadKind,
+    HeadRows,
     first_pass_ops,
     later_step_ops,
 )
@@ -303,7 +304,7 @@ def passes_of(row: Row, first_tokens: int, prompts: bool = True) -> Passes:
         )
     head = published_head(MODELS[row.target], row.kind)  # type: ignore[arg-type]
     ops: dict[str, Any] = {"batch": row.batch, "context": row.context, "ranks": row.ranks}
-    opening = first_pass_ops(head, tokens=row.gamma + 1, **ops)
+    opening = first_pass_ops(head, HeadRows(tokens=row.gamma + 1, **ops))
     first = model.ops_s(opening)
     layers = head.decoder.num_hidden_layers
     if row.kind == "dflash":  # one pass writes the block
@@ -317,7 +318,7 @@ def passes_of(row: Row, first_tokens: int, prompts: bool = True) -> Passes:
             target.num_hidden_layers,
             opening.all_reduces(),
         )
-    later = model.ops_s(later_step_ops(head, **ops))
+    later = model.ops_s(later_step_ops(head, HeadRows(**ops)))
     sizes = (row.gamma, row.batch, layers, target.num_hidden_layers, opening.all_reduces())
     return Passes(
         verify,

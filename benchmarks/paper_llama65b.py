@@ -59,8 +59,10 @@ def times(model: LatencyModel, workload: Workload) -> dict[str, Any]:
         "drafts": {},
     }
     if model.composed_ is not None:
-        terms = model.composed_.terms(
-            target, [Part(1, 1, workload.context_len)], workload.tensor_parallel
+        terms = model.composed_.ops_terms(
+            model.composed_.pass_ops(
+                target, [Part(1, 1, workload.context_len)], workload.tensor_parallel
+            )
         )
         result["target_terms_s"] = {name: value for name, (value, _) in terms.items()}
     for name in DRAFTS:

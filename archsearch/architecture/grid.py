@@ -145,20 +145,21 @@ class ShapeGrid(Architecture):
             key=lambda window: window or 0,
         )
         return {
-            window: _sizes(np.array([[counts[window] for counts in row] for row in counted]))[
+            window: sizes(np.array([[counts[window] for counts in row] for row in counted]))[
                 None, :, :, None
             ]
             for window in tokens
         }
 
 
-def _sizes(values: ArrayLike) -> Sizes:
+def sizes(values: ArrayLike) -> Any:
+    """Numbers as sizes."""
     return np.asarray(values).view(Sizes)
 
 
 def _along(axis: int, values: NDArray[np.int64]) -> NDArray[np.int64]:
     """Values along one of AXES."""
-    return _sizes(values).reshape([-1 if each == axis else 1 for each in range(len(AXES))])
+    return sizes(values).reshape([-1 if each == axis else 1 for each in range(len(AXES))])
 
 
 Pass = tuple[Part, bool]

@@ -122,67 +122,20 @@ def head_weight_bytes(head: FeatureHead, dtype_bytes: float) -> int:
     return int(head_parameters(head) * dtype_bytes - saved)
 
 
-def first_pass_ops(
-    head: FeatureHead,
-    *,
-    batch: int,
-    tokens: int,
-    context: int,
-    ranks: int = 1,
-    fused: bool = True,
-    scattered: bool = True,
-) -> PassOps:
-    """The pass over the rows that the target has just verified, with which a round of drafting
-    begins.
-
-    tokens: rows of each of `batch` sequences (gamma + 1 where rejected tokens are read again, as
-    engines do). The head runs on the last row of each; that of a block drafter on all but the
-    first. `peagle` adds tokens - 2 mask rows, and its head runs on those and the last row before
-    them. `fused`: as in `layer_ops`. `scattered`: a trimmed head's logits go into a row of the
-    whole vocabulary before the token is chosen (`compute_logits` in vLLM's `llama_eagle3.py`);
-    others, and vLLM with `use_local_argmax_reduction`, choose among the trimmed rows.
-
-    Raises: InvalidShapeError where the head does not divide by the ranks, or a block of one token
-    has nothing to draft.
-    """
-    rows = _Rows(batch, tokens, context, ranks, fused, scattered)
-    return (
-        _block_ops(head, rows) if head.kind == "dflash" else _chain_ops(head, rows, on_target=True)
-    )
-
-
-@lru_cache(maxsize=64)  # asked again for every gamma of a round
-def later_step_ops(
-    head: FeatureHead,
-    *,
-    batch: int,
-    context: int,
-    ranks: int = 1,
-    fused: bool = True,
-    scattered: bool = True,
-) -> PassOps:
-    """One further step of a chain: a token a sequence, on the head's own hidden state (arguments as
-    in `first_pass_ops`).
-
-    Raises: InvalidShapeError for a block drafter, which has no further steps.
-    """
-    if head.kind in ONE_PASS:
-        raise InvalidShapeError(
-            "a parallel drafter writes its block in one pass; it has no later steps"
-        )
-    return _chain_ops(head, _Rows(batch, 1, context, ranks, fused, scattered), on_target=False)
-
-
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """The rows of a pass and how it is run (see `first_pass_ops`)."""
+class HeadRows:
+    """The rows of a pass, `tokens` of each of `batch` sequences with `context` tokens in the cache,
+    and how it is run. `fused`: as in `layer_ops`. `scattered`: a trimmed head's logits go into a
+    row of the whole vocabulary before the token is chosen (`compute_logits` in vLLM's
+    `llama_eagle3.py`); others, and vLLM with `use_local_argmax_reduction`, choose among the trimmed
+    rows."""
 
     batch: int
-    tokens: int
     context: int
-    ranks: int
-    fused: bool
-    scattered: bool
+    tokens: int = 1
+    ranks: int = 1
+    fused: bool = True
+    scattered: bool = True
 
     @property
     def m(self) -> int:
@@ -201,10 +154,38 @@ class _Rows:
         )
 
 
-def _chain_ops(head: FeatureHead, rows: _Rows, *, on_target: bool) -> PassOps:
+def first_pass_ops(head: FeatureHead, rows: HeadRows) -> PassOps:
+    """The pass over the rows that the target has just verified, with which a round of drafting
+    begins: gamma + 1 tokens where rejected ones are read again, as engines do.
+
+    The head runs on the last row of each sequence; that of a block drafter on all but the first.
+    `peagle` adds tokens - 2 mask rows, and its head runs on those and the last row before them.
+
+    Raises: InvalidShapeError where the head does not divide by the ranks, or a block of one token
+    has nothing to draft.
+    """
+    return (
+        _block_ops(head, rows) if head.kind == "dflash" else _chain_ops(head, rows, on_target=True)
+    )
+
+
+@lru_cache(maxsize=64)  # asked again for every gamma of a round
+def later_step_ops(head: FeatureHead, rows: HeadRows) -> PassOps:
+    """One further step of a chain: a token a sequence, on the head's own hidden state.
+
+    Raises: InvalidShapeError for a block drafter, which has no further steps.
+    """
+    if head.kind in ONE_PASS:
+        raise InvalidShapeError(
+            "a parallel drafter writes its block in one pass; it has no later steps"
+        )
+    return _chain_ops(head, rows, on_target=False)
+
+
+def _chain_ops(head: FeatureHead, rows: HeadRows, *, on_target: bool) -> PassOps:
     through_fc, drafted = rows.m, rows.batch
     if head.kind == "peagle":
-        if rows.tokens < 2:
+        if (rows.tokens < 2) is True:
             raise InvalidShapeError(
                 f"a parallel drafter needs at least 2 tokens, got {rows.tokens}"
             )
@@ -247,14 +228,14 @@ def _first_layer(head: FeatureHead, ops: list[Op], m: int) -> list[Op]:
     return [Elementwise("norm", m * width), Elementwise("add", 2 * m * width), *wide, *ops[first:]]
 
 
-def _block_ops(head: FeatureHead, rows: _Rows) -> PassOps:
+def _block_ops(head: FeatureHead, rows: HeadRows) -> PassOps:
     """DFlash: keys and values of all layers from the target's rows in one GEMM, then one pass over
     the block.
 
     The block of `tokens` is the token known and tokens - 1 masks; it sees the cache, the verified
     rows and itself.
     """
-    if rows.tokens < 2:
+    if (rows.tokens < 2) is True:
         raise InvalidShapeError(
             f"a block drafter needs a block of at least 2 tokens, got {rows.tokens}"
         )
@@ -288,7 +269,7 @@ def _embedding(m: int, width: int, ranks: int) -> Iterable[Op]:
         yield AllReduce(m * width, ranks)
 
 
-def _tokens(head: FeatureHead, m: int, rows: _Rows) -> Iterable[Op]:
+def _tokens(head: FeatureHead, m: int, rows: HeadRows) -> Iterable[Op]:
     """Logits of m rows and the choice of a token from each; the gather of logits counts as in
     `ops.head_ops`."""
     decoder = head.decoder

@@ -51,7 +51,7 @@ class RoundRows:
     `context` tokens in the cache.
 
     `ranks`: devices that share the drafter. `fused`, `scattered`: as in
-    `architecture.heads.first_pass_ops`.
+    `architecture.heads.HeadRows`.
     """
 
     batch: int

@@ -12,6 +12,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.heads import (
     FeatureHead,
     HeadKind,
+    HeadRows,
     first_pass_ops,
     head_parameters,
     head_weight_bytes,
@@ -91,10 +92,10 @@ class FeatureDrafter(Drafter):
         return False
 
     def plan(self, rows: RoundRows) -> RoundPlan:
-        """One pass over the gamma + 1 rows that the target verified, then gamma - 1 steps."""
-        first = _one_pass(self.head, rows)
-        step = later_step_ops(self.head, **_how(rows)) if rows.gamma > 1 else None
-        return replace(first, step=step, steps=rows.gamma - 1, launched=rows.gamma)
+        """One pass over the gamma + 1 rows that the target verified: of P-EAGLE with gamma - 1
+        masks; of DFlash after their keys and values, all layers see the cache and the block."""
+        whole = first_pass_ops(self.head, _rows(rows, rows.gamma + 1))
+        return RoundPlan(whole, None, 0, rows.batch * rows.gamma, whole.layers, 1)
 
     def idle(self, rows: RoundRows) -> PassOps | None:
         """The catch-up pass over the one row that the target has written, without the head (vLLM,
@@ -144,13 +145,15 @@ class ChainHead(FeatureDrafter):
         return tuple(asked) if self.tree is None else (self.tree.steps,)
 
     def plan(self, rows: RoundRows) -> RoundPlan:
-        """Of a tree each later step runs the `topk` rows that it goes on from."""
-        tree = self.tree
-        if tree is None or tree.topk == 1:
-            return super().plan(rows)
-        chain = super().plan(rows)
-        wide = super().plan(replace(rows, batch=rows.batch * tree.topk))
-        return replace(chain, step=wide.step, verified=tree.tokens)
+        """The first pass, then gamma - 1 steps; of a tree each runs the `topk` rows that it goes on
+        from."""
+        width = 1 if self.tree is None else self.tree.topk
+        alone = (rows.gamma > 1) is False  # of many gammas some go on
+        wide = _rows(replace(rows, batch=rows.batch * width), 1)
+        step = None if alone else later_step_ops(self.head, wide)
+        verified = self.tree.tokens if self.tree is not None and width > 1 else None
+        first, more = super().plan(rows), rows.gamma - 1
+        return replace(first, step=step, steps=more, launched=rows.gamma, verified=verified)
 
     def label(self) -> str:
         if self.tree is None:
@@ -235,10 +238,6 @@ class PEagle(FeatureDrafter):
     def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
         return tuple(gamma for gamma in asked if gamma <= self.most)
 
-    def plan(self, rows: RoundRows) -> RoundPlan:
-        """One pass: gamma + 1 verified rows and gamma - 1 masks."""
-        return _one_pass(self.head, rows)
-
 
 @dataclass(frozen=True)
 class DFlash(FeatureDrafter):
@@ -277,25 +276,13 @@ class DFlash(FeatureDrafter):
     def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
         return tuple(gamma for gamma in asked if gamma < self.block)
 
-    def plan(self, rows: RoundRows) -> RoundPlan:
-        """Keys and values of the verified rows, then one pass over gamma + 1 rows; all layers see
-        the cache and the block."""
-        return _one_pass(self.head, rows)
-
     def label(self) -> str:
         return f"{super().label()} block {self.block}"
 
 
-def _how(rows: RoundRows) -> dict[str, Any]:
-    """How the passes of a round are run."""
-    sizes = {"batch": rows.batch, "context": rows.context, "ranks": rows.ranks}
-    return {**sizes, "fused": rows.fused, "scattered": rows.scattered}
-
-
-def _one_pass(head: FeatureHead, rows: RoundRows) -> RoundPlan:
-    """A round of the first pass alone."""
-    whole = first_pass_ops(head, tokens=rows.gamma + 1, **_how(rows))
-    return RoundPlan(whole, None, 0, rows.batch * rows.gamma, head.decoder.num_hidden_layers, 1)
+def _rows(rows: RoundRows, tokens: int) -> HeadRows:
+    """The rows of a pass over so many tokens of each sequence."""
+    return HeadRows(rows.batch, rows.context, tokens, rows.ranks, rows.fused, rows.scattered)
 
 
 # Medusa-1 and -2 (arXiv 2401.10774) train five, of which the last is hardly ever accepted

@@ -166,11 +166,24 @@ class ComposedPass:
             for model, its in wanted.values():
                 model.prepare(its, True)
 
+    def knows(self, ops: PassOps) -> bool:
+        """Whether all kernels of a pass were asked for before."""
+        counts = ((False, ops.in_layers), (True, ops.outside))
+        return all((op, outside) in self._known for outside, part in counts for op in part)
+
     def _answer(self, op: Op, ops: PassOps, outside: bool = False) -> tuple[float, float]:
         """Seconds and relative std of one kernel of `ops`; of a grid's arrays, without std."""
-        if ops.of_grid:
-            return _of_grid(self._model_of(op, outside), op), 0.0
         found = self._known.get((op, outside))
+        if found is None and ops.of_grid:
+            model = self._model_of(op, outside)
+
+            def price(ops: Sequence[Op]) -> list[float]:
+                model.prepare(ops, True)
+                return [model.op_s(each, True)[0] for each in ops]
+
+            found = priced(op, price), 0.0
+            if 0 < np.ndim(found[0]) < 2:  # of gammas: other drafters run the same
+                self._known[op, outside] = found
         if found is None:
             self.prepare([ops])  # its other kernels with it
             found = self._known[op, outside] = self._model_of(op, outside).op_s(op, True)
@@ -187,12 +200,6 @@ class ComposedPass:
             # tokens of one text choose evenly (`experts.ROUTING_SKEW`)
             arch = arch.replace(routing_skew=0.0)
         return model_pass(arch, parts, ranks=ranks, fused=self.mode == "graph", choose=choose)
-
-    def terms(
-        self, arch: Architecture, parts: Sequence[Part], ranks: int = 1
-    ) -> dict[str, tuple[float, float]]:
-        """Seconds and std by GROUPS of one step of `arch` over all `parts`."""
-        return self.ops_terms(self.pass_ops(arch, parts, ranks))
 
     def step_s(
         self, arch: Architecture, parts: Sequence[Part], ranks: int = 1, *, choose: bool = True
@@ -233,11 +240,9 @@ class ComposedPass:
         whole = constants()["graph"]["relative_std"] * value if self.mode == "graph" else 0.0
         return Estimate(value, math.hypot(whole, *(std for _, std in terms)), "modelled")
 
-    def grid_s(self, grid: Architecture, part: Part, ranks: int) -> Numbers:
-        """Seconds of one pass of each shape of a grid."""
-        return sum(
-            value for value, _ in self.ops_terms(self.pass_ops(grid, [part], ranks)).values()
-        )
+    def mean_s(self, ops: PassOps) -> Numbers:
+        """`ops_s` without std, also of arrays."""
+        return sum(value for value, _ in self.ops_terms(ops).values())
 
     def _graph_step(self, ops: PassOps) -> tuple[float, float]:
         known = constants()["graph"]
@@ -274,14 +279,6 @@ class ComposedPass:
         if rows is None:
             return float(constants()["eager"]["all_reduce_s"])
         return np.exp(np.interp(np.log(op.elements), rows[0], rows[1]))
-
-
-def _of_grid(table: Ops, op: Op) -> float:
-    def price(ops: Sequence[Op]) -> list[float]:
-        table.prepare(ops, True)
-        return [table.op_s(each, True)[0] for each in ops]
-
-    return priced(op, price)
 
 
 def all_reduce_wait(rounds: EngineRounds | None, compute_capability: str | None) -> Estimate:

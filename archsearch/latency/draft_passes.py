@@ -14,7 +14,7 @@ from archsearch.drafters.drafter import Draft, Drafter, RoundPlan, RoundRows
 from archsearch.engine_facts import EngineFacts
 from archsearch.engine_rounds import EngineRounds
 from archsearch.estimate import Estimate, Numbers
-from archsearch.latency.drafted import drafter_idle_s, drafter_round
+from archsearch.latency.drafted import NOTHING_S, DrafterRounds, rows_of
 from archsearch.latency.rounds import (
     Passes,
     RoundTime,
@@ -30,8 +30,9 @@ from archsearch.workload import Workload
 
 def nothing_drafted(workload: Workload) -> Passes:
     """A round of no draft tokens, as far as what the engine adds is concerned."""
-    none = Estimate(0.0, 0.0, "modelled")
-    return Passes(none, none, none, 0, workload.batch_size, 0, 0, context=workload.context_len)
+    return Passes(
+        NOTHING_S, NOTHING_S, NOTHING_S, 0, workload.batch_size, 0, 0, context=workload.context_len
+    )
 
 
 class LatencyOfRounds:
@@ -46,6 +47,8 @@ class LatencyOfRounds:
     rounds: EngineRounds | None = None
     # correlation of the relative errors of `decode_s` and `verify_s`
     target_correlation: float = 0.0
+    # what composes a pass of its ops (`ComposedPass`)
+    kernels: Any = None
 
     @property
     def largest_batch(self) -> int | None:
@@ -70,7 +73,7 @@ class LatencyOfRounds:
 
     def added_s(self, target: Architecture, workload: Workload, gamma: int) -> Estimate:
         """What the engine adds to a round, where its host is not modelled."""
-        return Estimate(0.0, 0.0, "modelled")
+        return NOTHING_S
 
     def added_layer_s(self, target: Architecture) -> float:
         """Seconds that the engine adds to each layer of a draft pass, where that was measured."""
@@ -95,7 +98,7 @@ class LatencyOfRounds:
         already."""
         if isinstance(draft, Drafter):
             if draft.model is None:
-                return drafter_round(self, target, draft, workload, gamma, verify_s)
+                return DrafterRounds(self, target, draft, workload).round(gamma, verify_s)
             draft = draft.model
         verify = verify_s or self.verify_s(target, workload, gamma)
         if self.rounds is not None:
@@ -122,15 +125,9 @@ class LatencyOfRounds:
         # a draft on one rank has nothing to sum, whatever its target does
         sharded = self.facts.ranks_of_draft(workload) > 1
         reduces = 2 * layers + 1 if sharded else 0  # two a layer, one for the embedding
-        sizes = (
-            gamma,
-            workload.batch_size,
-            layers,
-            target.num_hidden_layers,
-            reduces,
-            workload.context_len,
-        )
-        return Passes(verify_s, first, later, *sizes, catches_up=self.facts.catches_up)
+        times, context = (verify_s, first, later), workload.context_len
+        sizes = (gamma, workload.batch_size, layers, target.num_hidden_layers, reduces, context)
+        return Passes(*times, *sizes, catches_up=self.facts.catches_up)
 
     def idle_s(self: Any, target: Architecture, draft: Draft, workload: Workload) -> Estimate:
         """What a loaded draft costs a step in which the schedule drafts nothing: its idle pass, and
@@ -142,7 +139,8 @@ class LatencyOfRounds:
             return Estimate(*extra_s(costs, nothing_drafted(workload)), costs.rests_on)
         if isinstance(draft, Drafter):
             if draft.model is None:
-                return drafter_idle_s(self, draft, workload)
+                ops = draft.idle(rows_of(self, workload, 1)) if self.facts.idle_pass else None
+                return self.ops_s(ops) if ops is not None else NOTHING_S
             draft = draft.model
         idle = self.idle_draft_s(draft, workload)
         if self.rounds is None or not idle.value:
@@ -283,7 +281,7 @@ class DraftPasses(LatencyOfRounds):
         step with a pass without the head (of two tokens per sequence), other engines leave it
         alone."""
         if not self.facts.idle_pass:
-            return Estimate(0.0, 0.0, "modelled")
+            return NOTHING_S
         # no logits are needed: a head of one row costs next to nothing
         headless = draft.replace(draft_vocab_size=1)
         ranks = self.facts.ranks_of_draft(workload)

@@ -10,195 +10,161 @@ many draft passes. Drafters that are models: `LatencyOfRounds.round`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafters.drafter import Drafter, RoundKind, RoundPlan, RoundRows
-from archsearch.engine_rounds import EngineRounds, engine_rounds
-from archsearch.estimate import Estimate, weakest_source
-from archsearch.latency.rounds import Passes, RoundTime, round_time, summed
+from archsearch.architecture.grid import sizes
+from archsearch.drafters.drafter import Drafter, RoundPlan, RoundRows
+from archsearch.engine_rounds import RoundCosts
+from archsearch.estimate import Array, Estimate, Many, weakest_source
+from archsearch.latency.rounds import Passes, RoundTime, mean_rounds, round_time, summed
 from archsearch.workload import Workload
 
-if TYPE_CHECKING:
-    from archsearch.latency.draft_passes import DraftPasses
-
 HOST_STD: Final = 1.0  # relative std of what a drafter takes on the host: assumed, not measured
-_NOTHING: Final = Estimate(0.0, 0.0, "modelled")
+NOTHING_S: Final = Estimate(0.0, 0.0, "modelled")
 
 
-def drafter_round(
-    latency: DraftPasses,
-    target: Architecture,
-    drafter: Drafter,
-    workload: Workload,
-    gamma: int,
-    verify_s: Estimate | None,
-) -> RoundTime:
-    """One round of `gamma` tokens of a drafter, as `LatencyOfRounds.round`.
-
-    Of a drafter that finds nothing to propose in some rounds (`drafts_share`) it is the mean round:
-    one without a proposal is a plain step of the target.
-    """
-    rows = rows_of(latency, workload, gamma)
-    plan = drafter.plan(rows)
-    if plan.verified is not None:
-        verify_s = latency.verify_s(target, workload, plan.verified - 1)
-    verify = verify_s or latency.verify_s(target, workload, gamma)
-    measured = latency.drafted_s(drafter, rows, plan) if latency.rounds is None else None
-
-    def drafting(read: Estimate) -> RoundTime:
-        """A round in which every sequence has something to verify; `read`: the target's pass."""
-        if measured is not None:
-            return summed(measured[0], read, measured[1])
-        return _drafting(
-            latency, target, drafter, workload, _priced(latency, drafter, rows, plan), read
-        )
-
-    return (
-        drafting(verify)
-        if drafter.drafts_share >= 1.0
-        else _mean_round(latency, target, drafter, workload, drafting, verify)
-    )
-
-
-def rows_of(latency: DraftPasses, workload: Workload, gamma: int) -> RoundRows:
+def rows_of(latency: Any, workload: Workload, gamma: int) -> RoundRows:
     """The rows of a round in the latency's engine."""
-    facts = latency.facts
-    return RoundRows(
-        workload.batch_size,
-        workload.context_len,
-        gamma,
-        facts.ranks_of_draft(workload),
-        fused=latency.mode == "graph",
-        scattered=facts.scattered_head,
-    )
+    facts, fused = latency.facts, latency.mode == "graph"
+    how = (facts.ranks_of_draft(workload), fused, facts.scattered_head)
+    return RoundRows(workload.batch_size, workload.context_len, gamma, *how)
 
 
-def drafter_idle_s(latency: DraftPasses, drafter: Drafter, workload: Workload) -> Estimate:
-    """What a loaded drafter costs a step in which the schedule drafts nothing."""
-    idle = drafter.idle(rows_of(latency, workload, 1)) if latency.facts.idle_pass else None
-    return latency.ops_s(idle) if idle is not None else _NOTHING
+@dataclass(frozen=True)
+class DrafterRounds:
+    """Rounds of a drafter that is no model."""
 
+    latency: Any  # `DraftPasses`
+    target: Architecture
+    drafter: Drafter
+    workload: Workload
 
-def _priced(
-    latency: DraftPasses, drafter: Drafter, rows: RoundRows, plan: RoundPlan
-) -> tuple[RoundPlan, Estimate, Estimate]:
-    """The plan with the seconds of its first pass and of each later step; a step is the same at
-    every gamma, so it is kept."""
-    first = (
-        latency.ops_s(plan.first)
-        if plan.first is not None
-        else Estimate(plan.host_s, HOST_STD * plan.host_s, "modelled")
-    )
-    if plan.step is None:
-        return plan, first, Estimate(0.0, 0.0, first.source)
-    kept: dict[tuple[Drafter, RoundRows], Estimate] = latency.__dict__.setdefault(
-        "_later_steps", {}
-    )
-    key = (drafter, replace(rows, gamma=1))
-    if key not in kept:
-        if len(kept) > 100_000:
-            kept.clear()
-        kept[key] = latency.ops_s(plan.step, cold=False)
-    return plan, first, kept[key]
+    def round(self, gamma: int, verify_s: Estimate | None = None) -> RoundTime:
+        """One round of `gamma` tokens, as `LatencyOfRounds.round`.
 
+        Of a drafter that finds nothing to propose in some rounds (`drafts_share`) it is the mean
+        round: one without a proposal is a plain step of the target.
+        """
+        latency, rows = self.latency, rows_of(self.latency, self.workload, gamma)
+        plan = self.drafter.plan(rows)
+        if plan.verified is not None:
+            verify_s = latency.verify_s(self.target, self.workload, plan.verified - 1)
+        verify = verify_s or latency.verify_s(self.target, self.workload, gamma)
+        always = self.drafter.drafts_share >= 1.0
+        return (self._drafting if always else self._mean_round)(rows, plan, verify)
 
-def _drafting(
-    latency: DraftPasses,
-    target: Architecture,
-    drafter: Drafter,
-    workload: Workload,
-    priced: tuple[RoundPlan, Estimate, Estimate],
-    verify: Estimate,
-) -> RoundTime:
-    """A round in which every sequence has something to verify."""
-    plan, first, later = priced
-    launched = max(1, plan.launched)
-    if latency.rounds is not None:
-        rounds = running(latency.rounds, drafter.rounds)
-        reduces = plan.first.all_reduces() if plan.first is not None else 0
-        layers = target.num_hidden_layers
-        scattered = (
-            latency.facts.scattered_head and drafter.has_layers and drafter.architecture.trimmed
+    def means_s(self, verify_s: Mapping[int, Estimate]) -> Array | None:
+        """Seconds of the rounds of the gammas of `verify_s`, without std; None where they are asked
+        for one by one: no kernels are known, or some rounds draft nothing, or fit no graph."""
+        kernels, costs, drafter = self.latency.kernels, self._costs, self.drafter
+        if kernels is None or costs is None or drafter.drafts_share < 1.0:
+            return None
+        if self.workload.batch_size * (max(verify_s) + 1) > (costs.largest_graph or math.inf):
+            return None
+        rows = rows_of(self.latency, self.workload, sizes(list(verify_s)))
+        plan = drafter.plan(rows)
+        if plan.first is None or plan.verified is not None:
+            return None
+        if not kernels.knows(plan.first):
+            for gamma in verify_s:  # as `round` asks for them
+                kernels.prepare([drafter.plan(replace(rows, gamma=gamma)).first])
+        first = kernels.mean_s(replace(plan.first, layers=sizes(plan.first.layers)))
+        later = self._later_s(plan)
+        read = Many(*np.array([(each.value, each.std) for each in verify_s.values()]).T)
+        passes = self._passes(plan, (read, Many(first), later))
+        return mean_rounds(costs, passes, first + plan.steps * later.value)
+
+    @property
+    def _costs(self) -> RoundCosts | None:
+        """Of a round; None where the engine's host is not modelled."""
+        rounds = self.latency.rounds
+        return None if rounds is None else rounds.running(self.drafter.rounds).costs
+
+    def _later_s(self, plan: RoundPlan) -> Estimate:
+        return NOTHING_S if plan.step is None else self.latency.ops_s(plan.step, cold=False)
+
+    def _passes(self, plan: RoundPlan, times: tuple[Any, Any, Any]) -> Passes:
+        """The passes of a plan; `times`: of the target's, the first and each later one."""
+        drafter, first = self.drafter, plan.first
+        scatters = self.latency.facts.scattered_head and drafter.has_layers
+        reduces, launched = (first.all_reduces(), plan.launched) if first is not None else (0, 1)
+        counts = (launched, self.workload.batch_size, plan.layers)
+        scattered = scatters and drafter.architecture.trimmed
+        layers = self.target.num_hidden_layers
+        return Passes(*times, *counts, layers, reduces, scattered=scattered)
+
+    def _drafting(self, rows: RoundRows, plan: RoundPlan, verify: Estimate) -> RoundTime:
+        """A round in which every sequence has something to verify; `verify`: the target's pass."""
+        latency, costs = self.latency, self._costs
+        measured = latency.drafted_s(self.drafter, rows, plan) if costs is None else None
+        if measured is not None:
+            return summed(measured[0], verify, measured[1])
+        first = (
+            latency.ops_s(plan.first)
+            if plan.first is not None
+            else Estimate(plan.host_s, HOST_STD * plan.host_s, "modelled")
         )
-        sizes = (launched, workload.batch_size, plan.layers, layers, reduces)
-        costs = rounds.costs if plan.verified is None else rounds.costs.of_trees()
-        return round_time(costs, Passes(verify, first, later, *sizes, scattered=scattered))
-    value, std = first.value + plan.steps * later.value, first.std + plan.steps * later.std
-    value += launched * plan.layers * latency.added_layer_s(target)
-    return summed(
-        Estimate(value, std, first.source), verify, latency.added_s(target, workload, launched)
-    )
+        later = self._later_s(plan)
+        if costs is not None:
+            costs = costs if plan.verified is None else costs.of_trees()
+            return round_time(costs, self._passes(plan, (verify, first, later)))
+        launched = max(1, plan.launched)
+        value, std = first.value + plan.steps * later.value, first.std + plan.steps * later.std
+        value += launched * plan.layers * latency.added_layer_s(self.target)
+        added = latency.added_s(self.target, self.workload, launched)
+        return summed(Estimate(value, std, first.source), verify, added)
 
+    def _mean_round(self, rows: RoundRows, plan: RoundPlan, verify: Estimate) -> RoundTime:
+        """The mean over rounds of which `drafts_share` draft, for each sequence by itself.
 
-def _mean_round(
-    latency: DraftPasses,
-    target: Architecture,
-    drafter: Drafter,
-    workload: Workload,
-    drafting: Callable[[Estimate], RoundTime],
-    verify: Estimate,
-) -> RoundTime:
-    """The mean over rounds of which `drafts_share` draft, for each sequence by itself.
-
-    An engine that fills drafts up verifies all of them in every round. Else, where at least one of
-    the batch drafts, a round whose verification reads gamma + 1 rows of those that draft and one of
-    the others, linear in between; where none does, a plain step. What looks for a draft does so in
-    every round. A pass that a graph does not fit waits for the host.
-    """
-    costs = running(latency.rounds, drafter.rounds).costs if latency.rounds is not None else None
-    if costs is not None and costs.padded:
-        return drafting(verify)
-    share = drafter.drafts_share
-    # chances that at least one, and that all of the batch draft
-    some, every = 1.0 - (1.0 - share) ** workload.batch_size, share**workload.batch_size
-    of_them = share / some if some > 0.0 else 0.0  # that draft, where one does
-    alone, plain = latency.verify_s(target, workload, 0), latency.decode_s(target, workload)
-    read_std = (1.0 - of_them) * alone.std + of_them * verify.std
-    read = Estimate(alone.value + of_them * (verify.value - alone.value), read_std, verify.source)
-    time = drafting(read)
-    rest = plain.value - alone.value  # of a plain step, beside its pass
-    # over all rounds: those in which some draft, and plain steps
-    passes = Estimate(
-        some * read.value + (1.0 - some) * alone.value,
-        some * read.std + (1.0 - some) * alone.std,
-        read.source,
-    )
-    added, added_std = some * time.overhead_s.value + (1.0 - some) * rest, time.overhead_s.std
-    if costs is not None:
-        host, layers = costs.ragged_layer_s, target.num_hidden_layers
-        # a pass in which only some draft fits no graph of the target, nor does one in which none do
-        ragged = ((some - every, read.value), (1.0 - some, alone.value))
-        waits = math.fsum(
-            chance * max(0.0, layers * host.value - of_pass) for chance, of_pass in ragged
+        An engine that fills drafts up verifies all of them in every round. Else, where at least one
+        of the batch drafts, a round whose verification reads gamma + 1 rows of those that draft and
+        one of the others, linear in between; where none does, a plain step. What looks for a draft
+        does so in every round. A pass that a graph does not fit waits for the host.
+        """
+        costs, workload = self._costs, self.workload
+        if costs is not None and costs.padded:
+            return self._drafting(rows, plan, verify)
+        share = self.drafter.drafts_share
+        # chances that at least one, and that all of the batch draft
+        some, every = 1.0 - (1.0 - share) ** workload.batch_size, share**workload.batch_size
+        of_them = share / some if some > 0.0 else 0.0  # that draft, where one does
+        alone = self.latency.verify_s(self.target, workload, 0)
+        plain = self.latency.decode_s(self.target, workload)
+        read_std = (1.0 - of_them) * alone.std + of_them * verify.std
+        read = Estimate(
+            alone.value + of_them * (verify.value - alone.value), read_std, verify.source
         )
-        added += waits + (1.0 - some) * costs.waits_s.value
-        waits_std = layers * host.std * (1.0 - every) if waits > 0.0 else 0.0
-        added_std = math.hypot(added_std, waits_std, (1.0 - some) * costs.waits_s.std)
-    overhead = Estimate(added, added_std, time.overhead_s.source)
-    parts = (time.draft_s, passes, overhead)
-    source = weakest_source(passes.source, time.draft_s.source)
-    total = Estimate(
-        math.fsum(part.value for part in parts), math.hypot(*(part.std for part in parts)), source
-    )
-    return RoundTime(time.draft_s, passes, overhead, total, time.host_s, time.bound)
-
-
-def running(rounds: EngineRounds, kind: RoundKind) -> EngineRounds:
-    """How the engine of `rounds` runs another kind of drafter; the measured fit of the same kind is
-    kept."""
-    if rounds.drafter == kind:
-        return rounds
-    return _known(rounds.engine, rounds.version, tuple(sorted(rounds.options.items())), kind)
-
-
-@lru_cache(maxsize=256)
-def _known(
-    engine: str, version: str, options: tuple[tuple[str, str], ...], kind: RoundKind
-) -> EngineRounds:
-    found = engine_rounds(engine, version, dict(options), kind)
-    assert found is not None  # `rounds` came from the same table
-    return found
+        time = self._drafting(rows, plan, read)
+        rest = plain.value - alone.value  # of a plain step, beside its pass
+        # over all rounds: those in which some draft, and plain steps
+        passes = Estimate(
+            some * read.value + (1.0 - some) * alone.value,
+            some * read.std + (1.0 - some) * alone.std,
+            read.source,
+        )
+        added, added_std = some * time.overhead_s.value + (1.0 - some) * rest, time.overhead_s.std
+        if costs is not None:
+            host, layers = costs.ragged_layer_s, self.target.num_hidden_layers
+            # a pass in which only some draft, or none, fits no graph of the target
+            ragged = ((some - every, read.value), (1.0 - some, alone.value))
+            waits = math.fsum(
+                chance * max(0.0, layers * host.value - of_pass) for chance, of_pass in ragged
+            )
+            added += waits + (1.0 - some) * costs.waits_s.value
+            waits_std = layers * host.std * (1.0 - every) if waits > 0.0 else 0.0
+            added_std = math.hypot(added_std, waits_std, (1.0 - some) * costs.waits_s.std)
+        overhead = Estimate(added, added_std, time.overhead_s.source)
+        parts = (time.draft_s, passes, overhead)
+        source = weakest_source(passes.source, time.draft_s.source)
+        total = Estimate(
+            math.fsum(part.value for part in parts),
+            math.hypot(*(part.std for part in parts)),
+            source,
+        )
+        return RoundTime(time.draft_s, passes, overhead, total, time.host_s, time.bound)

@@ -8,28 +8,18 @@ over arrays, beside `latency.rounds` (tests/search/test_exact.py holds the two t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import ShapeGrid
 from archsearch.engine_rounds import RoundCosts
-from archsearch.estimate import Array, Estimate, Numbers
+from archsearch.estimate import Array, Estimate, Many, Numbers
 from archsearch.latency.draft_passes import nothing_drafted
-from archsearch.latency.rounds import Passes, RoundTime, extra_s, host_s, larger_means, waits_s
+from archsearch.latency.drafted import NOTHING_S
+from archsearch.latency.rounds import Passes, RoundTime, extra_s, mean_rounds
 from archsearch.workload import Workload
-
-NOTHING: Final = Estimate(0.0, 0.0, "given")
-
-
-class Many(NamedTuple):
-    """Seconds of many drafts, [bodies, layers, windows, heads] or what broadcasts to it, in the
-    place of an `Estimate`."""
-
-    value: Array
-    std: float = 0.0
-    source: str = "modelled"
 
 
 class GridLatency:
@@ -62,14 +52,15 @@ class GridLatency:
             more = latency.facts.draft_passes(gamma) - 1
             draft = first + more * later if more else first
             if latency.rounds is not None:
-                whole = self._launched(gamma, first, later, draft)
+                costs, read = latency.rounds.costs, self._verified[gamma]
+                whole = self._launched(costs, read, gamma, first, later, draft)
             else:
                 layers = self.grid.num_hidden_layers
                 draft = draft + gamma * layers * latency.added_layer_s(self.grid)
                 added = latency.added_s(self.target, self.workload, gamma).value
                 whole = draft + self._verified[gamma].value + added
             times: Any = Many(np.asarray(draft)), Many(np.asarray(whole))
-            yield RoundTime(times[0], self._verified[gamma], NOTHING, times[1])
+            yield RoundTime(times[0], self._verified[gamma], NOTHING_S, times[1])
 
     def idle(self) -> Numbers:
         """`LatencyOfRounds.idle_s`: what the drafts cost a step that drafts nothing."""
@@ -84,31 +75,25 @@ class GridLatency:
             return idle
         costs = latency.rounds.costs.without_round()
         verify = latency.verify_s(self.target, self.workload, 0)
-        longer = self._launched(1, idle, idle, idle, (costs, verify)) - self._decode_s
+        longer = self._launched(costs, verify, 1, idle, idle, idle) - self._decode_s
         # no step is quicker than the idle pass on the GPU
         return np.where(longer <= idle, idle, longer)
 
     def _launched(
         self,
+        costs: RoundCosts,
+        read: Estimate,
         gamma: int,
         first: Numbers,
         later: Numbers,
         draft: Numbers,
-        own: tuple[RoundCosts, Estimate] | None = None,
     ) -> Array:
-        """`rounds.round_time` of an engine whose host is modelled; `own`: other costs, and
-        another verification."""
-        costs, read = own or (self.latency.rounds.costs, self._verified[gamma])
+        """`rounds.round_time` of an engine whose host is modelled; `read`: the target's pass."""
         batch = self.workload.batch_size
         layers = np.asarray(self.grid.num_hidden_layers, dtype=float)
         costs = costs.launching(batch * (gamma + 1))
         reduces = (2 * layers + 1) * (self.ranks > 1)
         target_layers, context = self.target.num_hidden_layers, self.workload.context_len
         sizes: Any = (gamma, batch, layers, target_layers, reduces, context)
-        passes = Passes(NOTHING, NOTHING, NOTHING, *sizes)
-        extra, extra_std = extra_s(costs, passes)
-        gpu = draft + read.value + extra
-        if costs.order == "overlapped":
-            std = np.hypot(read.std, extra_std)
-            return larger_means(gpu, std, *host_s(costs, passes))
-        return np.asarray(gpu + waits_s(costs, passes, (first, later, read.value)))
+        timed: Any = (Many(first), Many(later))
+        return mean_rounds(costs, Passes(read, *timed, *sizes), draft)

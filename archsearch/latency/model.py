@@ -244,7 +244,8 @@ class LatencyModel(FittedPasses, DraftPasses):
         if self.engine_ is not None:
             return (self.drafts_ or self.engine_).grid_s(grid, passes)
         if self.composed_ is not None:
-            return [self.composed_.grid_s(grid, part, ranks) for part, _ in passes]
+            parts = (self.composed_.pass_ops(grid, [part], ranks) for part, _ in passes)
+            return [self.composed_.mean_s(each) for each in parts]
         asked = [self._single(each) for each in passes]
         found = self._grid_device_s(shard(grid, ranks), asked)  # type: ignore[arg-type]
         for i, (part, _) in enumerate(passes):
@@ -262,8 +263,8 @@ class LatencyModel(FittedPasses, DraftPasses):
         the engine's own where they were measured; `cold` as in `forward_s`. Raises MissingDataError
         for a measured GPU in eager mode: what the host adds is in no kernel's row.
         """
-        if self._kernels is not None:
-            return self._kernels.ops_s(ops)
+        if self.kernels is not None:
+            return self.kernels.ops_s(ops)
         if self.engine_ is not None:
             return (self.drafts_ or self.engine_).ops_s(ops, cold)
         if self.profile.device.get("kind") == "cpu":
@@ -280,7 +281,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         return costs.layer_s if costs is not None else 0.0
 
     @cached_property
-    def _kernels(self) -> ComposedPass | None:
+    def kernels(self) -> ComposedPass | None:  # type: ignore[override]
         """What composes a pass of its ops, where this profile has such rows."""
         if self.composed_ is None and self.mode == "graph" and composable(self.profile, self.dtype):
             own = (self.profile, self.dtype, self.mode, self.carried_to, self.engine)
@@ -288,7 +289,9 @@ class LatencyModel(FittedPasses, DraftPasses):
         return self.composed_
 
     def _take_wait(self) -> None:
-        wait = all_reduce_wait(self.rounds, self._compute_capability)
+        device = self.carried_to
+        known = self.profile.device.get("compute_capability")
+        wait = all_reduce_wait(self.rounds, device.compute_capability if device else known)
         cache = self.rounds.cache_dtype(self.dtype) if self.rounds is not None else self.dtype
         quantise = self.rounds.quantise_s.value if self.rounds is not None else 0.0
         # passes that were priced stay unless one of these changed
@@ -299,17 +302,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         if self.composed_ is not None:
             self.composed_ = self.composed_.serving(self.rounds, self.dtype, wait)
         self._passes = {}
-        for kept in ("_kernels", "_later_steps"):
-            self.__dict__.pop(kept, None)
-
-    @property
-    def _compute_capability(self) -> str | None:
-        device = self.carried_to
-        return (
-            device.compute_capability
-            if device is not None
-            else self.profile.device.get("compute_capability")
-        )
+        self.__dict__.pop("kernels", None)
 
     def _remember(self, key: tuple[object, ...], estimate: Estimate) -> Estimate:
         if len(self._passes) > 200_000:

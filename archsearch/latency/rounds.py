@@ -101,7 +101,32 @@ def summed(draft_s: Estimate, verify_s: Estimate, overhead_s: Estimate) -> Round
 def round_time(costs: RoundCosts, passes: Passes) -> RoundTime:
     """The round of an engine of class `costs`."""
     costs = costs.launching(passes.batch * (passes.gamma + 1))
-    return _overlapped(costs, passes) if costs.order == "overlapped" else _serial(costs, passes)
+    draft, verify = passes.draft_s, passes.verify_s
+    extra, extra_std = extra_s(costs, passes)
+    host = Estimate(*host_s(costs, passes), costs.rests_on)
+    gpu_s = draft.value + verify.value + extra
+    source = weakest_source(verify.source, draft.source)
+    bound: Bound
+    if costs.order == "overlapped":
+        gpu = Estimate(gpu_s, math.hypot(draft.std, verify.std, extra_std), source)
+        bound = "host" if host.value > gpu_s else "gpu"
+        sure = Estimate(gpu_s, math.hypot(verify.std, extra_std), source)
+        total = Estimate(larger(sure, host).value, larger(gpu, host).std, source)
+        if host.value > gpu_s - host.std:
+            total = total.between(larger_interval(gpu, host))
+        added_s = total.value - draft.value - verify.value
+        added_std = total.std if bound == "host" else extra_std
+    else:
+        of_gpu = (passes.first_s.value, passes.later_s.value, verify.value)
+        waits = float(waits_s(costs, passes, of_gpu))
+        # A pass that was priced without graphs takes the host's time already.
+        hosted = launch_s(costs, passes) > 0.99 * passes.later_s.value
+        bound = "host" if waits > 0.5 * (gpu_s + waits) or hosted else "gpu"
+        wait_std = host.std * waits / host.value if waits and host.value else 0.0
+        added_s, added_std = extra + waits, math.hypot(extra_std, wait_std)
+        std = math.hypot(draft.std, verify.std, extra_std, wait_std)
+        total = Estimate(gpu_s + waits, std, source)
+    return RoundTime(draft, verify, Estimate(added_s, added_std, "published"), total, host, bound)
 
 
 def verified_rows(rounds: EngineRounds | None, batch: int, gamma: int) -> tuple[int, int]:
@@ -125,14 +150,9 @@ def plain_step(rounds: EngineRounds, step_s: Estimate, target_layers: int, batch
     return larger(gpu, Estimate(value, math.hypot(*own), "published"))
 
 
-def host_time(costs: RoundCosts, passes: Passes) -> Estimate:
-    """Seconds the host needs to launch and sample a round; the machine's speed is part of its
-    std."""
-    return Estimate(*host_s(costs, passes), costs.rests_on)
-
-
 def host_s(costs: RoundCosts, passes: Passes) -> tuple[float, float]:
-    """`host_time` and its std; of drafts of many depths arrays."""
+    """Seconds the host needs to launch and sample a round, and their std, of which the machine's
+    speed is part; of drafts of many depths arrays."""
     counts = {"host_round": 1.0, "host_target_layer": float(passes.target_layers)}
     counts |= {name: passes.gamma * count for name, count in _launched(costs, passes).items()}
     value, own = _total([(n, getattr(costs, f"{name}_s")) for name, n in counts.items()])
@@ -208,55 +228,15 @@ def extra_s(costs: RoundCosts, passes: Passes) -> tuple[float, float]:
     return value, (own if std is None else std) * costs.band(batch)
 
 
-def _overlapped(costs: RoundCosts, passes: Passes) -> RoundTime:
-    draft, verify = passes.draft_s, passes.verify_s
-    extra, extra_std = extra_s(costs, passes)
-    gpu = Estimate(
-        draft.value + verify.value + extra,
-        math.hypot(draft.std, verify.std, extra_std),
-        verify.source,
-    )
-    host = host_time(costs, passes)
-    bound: Bound = "host" if host.value > gpu.value else "gpu"
-    sure = Estimate(gpu.value, math.hypot(verify.std, extra_std), gpu.source)
-    value = larger(sure, host).value
-    total = Estimate(value, larger(gpu, host).std, weakest_source(verify.source, draft.source))
-    total = (
-        total.between(larger_interval(gpu, host)) if host.value > gpu.value - host.std else total
-    )
-    overhead = Estimate(
-        value - draft.value - verify.value, total.std if bound == "host" else extra_std, "published"
-    )
-    return RoundTime(draft, verify, overhead, total, host, bound)
-
-
-def _serial(costs: RoundCosts, passes: Passes) -> RoundTime:
-    draft, verify = passes.draft_s, passes.verify_s
-    extra, extra_std = extra_s(costs, passes)
-    of_gpu = (passes.first_s.value, passes.later_s.value, verify.value)
-    waits = float(waits_s(costs, passes, of_gpu))
-    value = draft.value + verify.value + extra + waits
-    host = host_time(costs, passes)
-    # A pass that was priced without graphs takes the host's time already.
-    bound: Bound = (
-        "host"
-        if waits > 0.5 * value or launch_s(costs, passes) > 0.99 * passes.later_s.value
-        else "gpu"
-    )
-    wait_std = host.std * waits / host.value if waits and host.value else 0.0
-    total = Estimate(
-        value,
-        math.hypot(draft.std, verify.std, extra_std, wait_std),
-        weakest_source(verify.source, draft.source),
-    )
-    return RoundTime(
-        draft,
-        verify,
-        Estimate(extra + waits, math.hypot(extra_std, wait_std), "published"),
-        total,
-        host,
-        bound,
-    )
+def mean_rounds(costs: RoundCosts, passes: Passes, draft: Numbers) -> Array:
+    """Seconds of `round_time`, without std, where `passes` holds arrays: of many drafts, or gammas.
+    `draft`: its passes; `costs`: as they are `launching`."""
+    read, (extra, std) = passes.verify_s, extra_s(costs, passes)
+    gpu = draft + read.value + extra
+    if costs.order == "overlapped":
+        return larger_means(gpu, np.hypot(read.std, std), *host_s(costs, passes))
+    of_gpu = (passes.first_s.value, passes.later_s.value, read.value)
+    return np.asarray(gpu + waits_s(costs, passes, of_gpu))
 
 
 def larger(first: Estimate, second: Estimate) -> Estimate:

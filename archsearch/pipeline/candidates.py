@@ -31,18 +31,14 @@ def write_best(
         assert score.rank is not None
         place = str(run.best_dir(score.rank))
         if score.drafter is None:
-            folder = run.write_best(
-                score,
-                to_hf_config(score.architecture),
-                vllm_config(INDEPENDENT, place, score.gamma),
-            )
+            config: Mapping[str, object] | None = to_hf_config(score.architecture)
+            served: Mapping[str, object] | None = vllm_config(INDEPENDENT, place, score.gamma)
         else:
             config = drafter_config(score.drafter, session.scorer.target)
-            folder = run.write_best(
-                score, config, vllm_drafter_config(score.drafter, place, score.gamma) or None
-            )
-        draft = trained.get(score.architecture) if score.drafter is None else None
-        if draft is not None:
+            served = vllm_drafter_config(score.drafter, place, score.gamma)
+        folder = run.write_best(score, config, served or None)
+        draft = trained.get(score.architecture)
+        if score.drafter is None and draft is not None:
             copy_draft(draft.folder, folder)
             set_gamma(folder, score.gamma)
     for rank in stale:

@@ -23,7 +23,6 @@ from archsearch.drafters.drafter import Drafter, RoundKind
 from archsearch.drafters.heads import ChainHead
 from archsearch.engine_facts import engine_facts, shared_by
 from archsearch.errors import ArchsearchError
-from archsearch.latency.drafted import running
 from archsearch.models.targets import NamedDrafter, TargetRef, resolve_drafter, resolve_target
 from archsearch.needs import Needs, TrainingBudget
 from archsearch.pipeline.families import kind_of
@@ -304,7 +303,7 @@ def _priced(
             score = replace(score, needs=Needs("exists", each.hub_id))
         notes += _share_notes(score)
         rounds = source.rounds
-        how = running(rounds, each.drafter.rounds).costs.title if rounds is not None else ""
+        how = rounds.running(each.drafter.rounds).costs.title if rounds is not None else ""
         room = _no_room(ref.architecture, each.drafter, workload, source)
         found.append(Priced(each.name, training, score, own, source, notes, how, budget, room))
     return found

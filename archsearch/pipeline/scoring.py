@@ -3,8 +3,9 @@ and `--pareto`: the drafts that no other beats in all goals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from archsearch.engine_facts import engine_title, engines_that
 from archsearch.models.files import HEAD_FAMILIES
@@ -22,41 +23,39 @@ from archsearch.search.objective import Score
 from archsearch.search.pareto import GOALS, check_goals, pareto, pareto_places
 from archsearch.search.samplers import AUTO
 from archsearch.search.space import SearchSpace
+from archsearch.search.storage import open_storage, storage_errors
+
+if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
 
 
 def score_spaces(session: SearchSession) -> study.SearchResult:
     """The studies over all shapes of each family as one result; beside whoever scores along."""
-    spaces = session.families.spaces
-    with ProgressLine("search") as line:
+    spaces, where = session.families.spaces, session.request.storage or session.run.storage_file
+    with ProgressLine("search") as line, storage_errors(where):
+        storage = open_storage(where)
 
         def scored(before: int, space: SearchSpace) -> study.SearchResult:
             def progress(p: study.SearchProgress) -> None:
                 words = f", best {p.best.speedup.value:.2f}x" if p.best else ""
                 line(space.family + words, before + p.done / max(p.total, 1), len(spaces))
 
-            return _scored(session, space, kept=True, progress=progress)
+            return _scored(session, space, storage, progress)
 
         return study.merged([scored(*each) for each in enumerate(spaces)])
-
-
-def scored_alone(session: SearchSession, families: Collection[str]) -> list[Score]:
-    """The scores of some families, of which nothing is kept."""
-    spaces = [space for space in session.families.spaces if space.family in families]
-    return [score for space in spaces for score in _scored(session, space, kept=False).best]
 
 
 def _scored(
     session: SearchSession,
     space: SearchSpace,
-    *,
-    kept: bool,
+    storage: BaseStorage | None = None,
     progress: Callable[[study.SearchProgress], None] | None = None,
 ) -> study.SearchResult:
-    """The study over one space; `kept`: in the run's storage."""
+    """The study over one space; without a storage nothing of it is kept."""
     request = session.request
     most = request.trials if space.family == INDEPENDENT else min(request.trials, OTHER_TRIALS)
     how = study.How(request.sampler, about=session.about())
-    if kept:
+    if storage is not None:
         shared, goals = request.workers > 0, request.pareto
         how = replace(how, shared=shared, regret=True, goals=goals)
     return study.search(
@@ -64,7 +63,7 @@ def _scored(
         session.scorer,
         trials=most,
         seed=request.seed,
-        storage=(request.storage or session.run.storage_file) if kept else None,
+        storage=storage,
         progress=progress,
         how=how,
     )
@@ -76,7 +75,10 @@ def hopeless(session: SearchSession) -> str:
     one does, and where the run has begun to train."""
     if (session.run.path / RUNGS_FILE).is_file() or (session.run.path / "finalists").is_dir():
         return ""
-    best = _highest(session)
+    trained = (INDEPENDENT, *HEAD_FAMILIES)
+    spaces = [space for space in session.families.spaces if space.family in trained]
+    found = [score for space in spaces for score in _scored(session, space).best]
+    best = max(found, key=lambda score: interval(score.speedup)[1], default=None)
     if best is None or interval(best.speedup)[1] >= 1.0:
         return ""
     request, workload = session.request, session.scorer.workload
@@ -103,12 +105,6 @@ def hopeless(session: SearchSession) -> str:
     )
 
 
-def _highest(session: SearchSession) -> Score | None:
-    """Of what the search would train, the score whose interval reaches highest."""
-    found = scored_alone(session, (INDEPENDENT, *HEAD_FAMILIES))
-    return max(found, key=lambda score: interval(score.speedup)[1], default=None)
-
-
 PARETO_FILE = "pareto.json"
 PICTURE_FILE = "pareto.svg"
 
@@ -118,15 +114,11 @@ def write_pareto(session: SearchSession, scores: Sequence[Score]) -> ParetoSet:
     which stand for spaces that were not scored in full."""
     goals, scorer = check_goals(session.request.pareto), session.scorer
     found: list[Score] = []
-    whole = []
+    whole, auto = [], session.request.sampler == AUTO
     for space in session.families.spaces:
-        if session.request.sampler != AUTO:
-            found += [score for score in scores if score.family == space.family]
-            continue
-        grid = exact_grid(space, scorer)
-        if grid is not None:
+        if auto and (grid := exact_grid(space, scorer)) is not None:
             found += [scorer(grid.grid.at(place)) for place in pareto_places(scorer, grid, goals)]
-        elif can_rank_alone(space, scorer.target):
+        elif auto and can_rank_alone(space, scorer.target):
             found += [score for *_, score in rank_alone(space, scorer).ranked]
         else:
             found += [score for score in scores if score.family == space.family]

@@ -42,9 +42,8 @@ def asked_budget(budget: TrainingBudget | None, asked: bool) -> AskedBudget | No
     """A budget as an answer repeats it; None for none. `asked`: it is no default."""
     if budget is None:
         return None
-    text, teacher = budget.text_hours_per_token, budget.teacher_hours_per_token
-    per_parameter = budget.hours_per_parameter_token
-    return AskedBudget(budget.hours, asked, text, teacher, per_parameter, budget.source)
+    costs = (budget.text_hours_per_token, budget.teacher_hours_per_token)
+    return AskedBudget(budget.hours, asked, *costs, budget.hours_per_parameter_token, budget.source)
 
 
 def what_budgets_buy(

@@ -56,22 +56,6 @@ class SpaceGrid:
         )
 
 
-def can_score(space: SearchSpace, scorer: Scorer) -> bool:
-    """Whether all formulas of such a search know arrays."""
-    if space.family != Independent.family or Independent.family in getattr(
-        scorer, "known_families", {}
-    ):
-        return False
-    return all(
-        hasattr(one, name)
-        for one, name in (
-            (scorer, "over_grid"),
-            (scorer.latency, "grid_s"),
-            (scorer.acceptance, "alphas"),
-        )
-    )
-
-
 def grid_of(space: SearchSpace, target: Architecture) -> SpaceGrid | None:
     """The space as a grid; None where no shape of it is valid.
 
@@ -117,13 +101,12 @@ EXACT_POINTS: Final = 5_000_000
 """Combinations of choices up to which a space is scored in full by formulas over arrays: some ten
 seconds of one core."""
 ALONE_POINTS: Final = 5_000
-"""And one by one: heads, of which some third are valid and take 1 to 3 ms each; 2,304 combinations
-of PARD took 0.7 s."""
+"""And one by one: heads, of which some third are valid and take 1 ms each."""
 ALIKE: Final = 1e-12  # relative difference of speed-ups below which two windows do the same
 EVERY: Final = 3  # of so many trials one is the best of its width and depth
 
-Found = tuple[float, Place]
-"""Worth of a shape (its speed-up, or the gain of a mix's objective) and its place."""
+Found = tuple[float, Place, int]
+"""Worth of a shape (its speed-up, or the gain of a mix's objective), its place and its gamma."""
 
 
 @dataclass
@@ -152,7 +135,7 @@ class Ranking:
         flat = gains.ravel()
         count = min(self.most, flat.size)
         top = np.argpartition(-flat, count - 1)[:count]
-        self.best += [(float(flat[i]), scores.place(int(i))) for i in top if np.isfinite(flat[i])]
+        self.best += [(float(flat[i]), *scores.found(int(i))) for i in top if np.isfinite(flat[i])]
         self.best = sorted(self.best, key=lambda found: (-found[0], found[1]))[: self.most]
         self._add_corners(gains, scores)
 
@@ -172,14 +155,14 @@ class Ranking:
                     place = np.ravel_multi_index((body, depth, 0, 0), gains.shape) + int(
                         inner[body, depth]
                     )
-                    self.corners[key] = (gain, scores.place(int(place)))
+                    self.corners[key] = (gain, *scores.found(int(place)))
 
-    def places(self) -> Iterator[Place]:
-        """Shapes in the order in which they become trials; none twice, and no window that does what
-        another one does."""
+    def places(self) -> Iterator[tuple[Place, int]]:
+        """Shapes, with their gammas, in the order in which they become trials; none twice, and no
+        window that does what another one does."""
         tops = iter(self._apart(self.best))
         corners = iter(self._apart(sorted(self.corners.values(), key=lambda f: (-f[0], f[1]))))
-        given: set[Place] = set()
+        given: set[tuple[Place, int]] = set()
         number = 0
         while True:
             number += 1
@@ -190,20 +173,20 @@ class Ranking:
             given.add(place)
             yield place
 
-    def _apart(self, found: Sequence[Found]) -> list[Place]:
+    def _apart(self, found: Sequence[Found]) -> list[tuple[Place, int]]:
         """Without shapes that differ by a window that changes no number; of such the one with fewer
         windows stays."""
-        kept: list[Place] = []
+        kept: list[tuple[Place, int]] = []
         known: dict[tuple[int, int, int], list[tuple[float, int]]] = {}
-        for gain, place in found:
+        for gain, place, gamma in found:
             body, depth, window, head = place
             twins = known.setdefault((body, depth, head), [])
             twin = next((at for other, at in twins if abs(gain / other - 1.0) < ALIKE), None)
             if twin is None:
                 twins.append((gain, len(kept)))
-                kept.append(place)
-            elif self._slides(window) < self._slides(kept[twin][2]):
-                kept[twin] = place
+                kept.append((place, gamma))
+            elif self._slides(window) < self._slides(kept[twin][0][2]):
+                kept[twin] = place, gamma
         return kept
 
     def _slides(self, window: int) -> int:
@@ -213,7 +196,10 @@ class Ranking:
 def exact_grid(space: SearchSpace, scorer: Scorer, most: int = EXACT_POINTS) -> SpaceGrid | None:
     """The space as a grid where it can be scored in full: of at most `most` combinations, with
     formulas over arrays."""
-    if not can_score(space, scorer) or space.size(scorer.target) > most:
+    arrays = hasattr(scorer.latency, "grid_s") and hasattr(scorer.acceptance, "alphas")
+    if not arrays or space.family != Independent.family or space.size(scorer.target) > most:
+        return None
+    if Independent.family in scorer.known_families:
         return None
     return grid_of(space, scorer.target)
 
@@ -234,7 +220,7 @@ def rank_all(
     return ranking
 
 
-@dataclass(frozen=True)
+@dataclass
 class Alone:
     """A space of which every shape was scored by itself. `ranked`: those within the limits, best
     first, with their choices; `invalid`: those of which nothing can be predicted, and why."""
@@ -254,26 +240,23 @@ def rank_alone(
 ) -> Alone:
     """Score every shape of a space by itself. `progress` is called with (combinations, all, best
     worth) every 256."""
-    ranked: list[tuple[Indices, Draft, Score]] = []
-    invalid: list[tuple[Indices, Draft, str]] = []
-    size = space.size(scorer.target)
-    count = 0
+    found, target = Alone(0, [], []), scorer.target
+    size = space.size(target)
 
     def looked_at() -> Iterator[Indices]:
-        for number, indices in enumerate(space.combinations(scorer.target), start=1):
+        for number, indices in enumerate(space.combinations(target), start=1):
             if progress is not None and number % 256 == 0:
-                progress(number, size, max((score.worth for *_, score in ranked), default=0.0))
+                progress(number, size, max((s.worth for *_, s in found.ranked), default=0.0))
             yield indices
 
-    for indices, shape in space.distinct(scorer.target, looked_at()):
-        count += 1
+    for found.shapes, (indices, shape) in enumerate(space.distinct(target, looked_at()), start=1):
         try:
             if all(over <= 0.0 for over in scorer.constraints(shape).values()):
-                ranked.append((indices, shape, scorer(shape)))
+                found.ranked.append((indices, shape, scorer(shape)))
         except InvalidShapeError as error:
-            invalid.append((indices, shape, str(error)))
-    ranked.sort(key=lambda found: order(found[2]))
-    return Alone(count, ranked, invalid)
+            found.invalid.append((indices, shape, str(error)))
+    found.ranked.sort(key=lambda each: order(each[2]))
+    return found
 
 
 def order(score: Score) -> tuple[float, float, float]:

@@ -33,8 +33,9 @@ from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.estimate import Array, Estimate
 from archsearch.latency.draft_passes import LatencyOfRounds
+from archsearch.latency.drafted import DrafterRounds
 from archsearch.latency.grid import GridLatency
-from archsearch.latency.rounds import Bound
+from archsearch.latency.rounds import Bound, RoundTime
 from archsearch.needs import NOTHING, Needs
 from archsearch.records import Maybe, Stored, as_data, from_data
 from archsearch.search.mixed import MixScore
@@ -149,6 +150,7 @@ class Score:
         return from_data(cls, {**data, "drafter": drafter}, known_only=True)
 
 
+MOST_KEPT: Final = 2000  # drafts whose rounds are remembered
 CHUNK: Final = 1 << 17
 """Numbers that are scored together: their arrays stay in the processor's cache."""
 Place = tuple[int, int, int, int]
@@ -174,10 +176,10 @@ class GridScores:
     round_s: Array
     feasible: NDArray[np.bool_]
 
-    def place(self, flat: int) -> Place:
-        """The place in the grid of index `flat` of the flattened arrays."""
+    def found(self, flat: int) -> tuple[Place, int]:
+        """The place in the grid of index `flat` of the flattened arrays, and its best gamma."""
         body, depth, window, head = (int(i) for i in np.unravel_index(flat, self.speedup.shape))
-        return self.start + body, depth, window, head
+        return (self.start + body, depth, window, head), int(self.gamma.flat[flat])
 
 
 class Scorer:
@@ -207,13 +209,17 @@ class Scorer:
         self.context = AcceptanceContext(target, workload.temperature, workload.context_len, domain)
         self.decode_s = latency.decode_s(target, workload)
         self._verify_s = {gamma: latency.verify_s(target, workload, gamma) for gamma in self.gammas}
+        self._rounds: dict[Draft, dict[int, RoundTime]] = {}
 
     @property
     def target_correlation(self) -> float:
         """See `speedup.speedup_estimate`."""
         return self.latency.target_correlation
 
-    def __call__(self, draft: Draft) -> Score:
+    def __call__(self, draft: Draft, best: int | None = None) -> Score:
+        """The score of a draft; `best`: its gamma, where that is known."""
+        if best is not None:
+            return self.with_gammas((best,))(draft)
         drafter = as_drafter(draft)
         known = self.predicted_acceptance(drafter)
         if known.taus is not None:
@@ -378,10 +384,24 @@ class Scorer:
                 f" {list(gammas or self.gammas)}"
             )
         asked = drafter.model or drafter  # a model's rounds are asked for by its shape
+        if len(self._rounds) > MOST_KEPT:
+            self._rounds.clear()
+        # another alpha, another budget: the same rounds
+        rounds = self._rounds.setdefault(asked, {})
         for each in allowed:
             if each not in self._verify_s:
                 self._verify_s[each] = self.latency.verify_s(self.target, self.workload, each)
-            time = self.latency.round(self.target, asked, self.workload, each, self._verify_s[each])
+        verify_s = {each: self._verify_s[each] for each in allowed}
+        if isinstance(asked, Drafter):
+            own = DrafterRounds(self.latency, self.target, asked, self.workload)
+            if (means := own.means_s(verify_s)) is not None:
+                gains = [tokens_of(each) for each in allowed] / means
+                allowed = allowed[gains.argmax() :][:1]
+        for each in allowed:
+            if each not in rounds:
+                known = (self.workload, each, verify_s[each])
+                rounds[each] = self.latency.round(self.target, asked, *known)
+            time = rounds[each]
             found = tokens_of(each) * decode_s / time.round_s.value
             if found > best_gain:
                 best_gain, gamma, best = found, each, time
@@ -489,8 +509,7 @@ def score(
 ) -> Score:
     """The score of one draft at its best gamma. For many drafts of one target, or gammas of one's
     own, make a `Scorer` once."""
-    scorer = Scorer(target, workload, latency, acceptance, max_gamma=max_gamma, domain=domain)
-    return scorer(draft)
+    return Scorer(target, workload, latency, acceptance, max_gamma=max_gamma, domain=domain)(draft)
 
 
 def difference_std(

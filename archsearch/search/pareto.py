@@ -149,7 +149,7 @@ def pareto_places(
         fits = np.flatnonzero(scores.feasible.ravel())
         new = np.stack([column.ravel()[fits] for column in columns], axis=1).astype(float)
         fits, new = _thinned(fits, new, costs)
-        where = np.array([scores.place(int(i)) for i in fits], dtype=np.int64).reshape(-1, 4)
+        where = np.array([scores.found(int(i))[0] for i in fits], dtype=np.int64).reshape(-1, 4)
         costs, places = np.concatenate([costs, new]), np.concatenate([places, where])
         keep = undominated(costs)
         costs, places = costs[keep], places[keep]

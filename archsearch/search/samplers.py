@@ -99,14 +99,14 @@ class Record:
         pairs = zip(self.dimensions, indices, strict=True)
         return {d.parameter: d.encode(index) for d, index in pairs if len(d.choices) > 1}
 
-    def add(self, indices: Indices, shape: Draft, score: Score | str | None = None) -> FrozenTrial:
+    def add(self, indices: Indices, shape: Draft, score: Score | str | int) -> FrozenTrial:
         """The trial of a shape of which all were scored: the known one, else a new one. `score`: or
-        why it has none; None: it is scored now."""
+        why it has none; a gamma: it is scored now, at that."""
         from optuna.trial import TrialState, create_trial
 
         if shape in self.known:
             return self.known[shape]
-        score = self._score(shape) if score is None else score
+        score = self._score(shape, score) if isinstance(score, int) else score
         outcome: dict[str, Any] = (
             {"state": TrialState.PRUNED}
             if isinstance(score, str)
@@ -167,9 +167,9 @@ class Record:
                 return indices
         return None
 
-    def _score(self, shape: Draft) -> Score | str:
+    def _score(self, shape: Draft, gamma: int | None = None) -> Score | str:
         try:
-            return self.scorer(shape)
+            return self.scorer(shape, gamma)
         except InvalidShapeError as error:
             return str(error)
 
@@ -237,7 +237,7 @@ def regret_of(
         grid = exact_grid(part, scorer, points)
         if grid is not None:
             ranking = rank_all(scorer, grid, 1)
-            shapes, gains = ranking.size, [gain for gain, _ in ranking.best]
+            shapes, gains = ranking.size, [gain for gain, *_ in ranking.best]
         elif points == ALONE_POINTS:
             alone = rank_alone(part, scorer)
             shapes, gains = alone.shapes, [score.worth for *_, score in alone.ranked]

@@ -174,7 +174,9 @@ class SearchSpace:
         states (None: of any), and looks up n-grams of such sizes."""
         kept = dict(self.choices)
         if layers is not None and (depths := kept.get("num_hidden_layers")):
-            kept["num_hidden_layers"] = tuple(n for n in depths if _at_most(n, layers))
+            kept["num_hidden_layers"] = tuple(
+                n for n in depths if isinstance(n, int) and n <= layers
+            )
         fixed = {"states": states, **ngram_sizes}
         extras = tuple(
             (key, values if (only := fixed.get(key)) is None else (only,))
@@ -265,7 +267,8 @@ class SearchSpace:
             )
         rows = int(picked["draft_vocab_size"])
         trimmed = rows < target.vocab_size
-        pattern, window = _parse_window(str(picked["window"]))
+        pattern = (text := str(picked["window"])).rstrip("0123456789")
+        window = int(text.removeprefix(pattern)) if text != pattern else None
         if window is not None and self.longest is not None and window >= self.longest:
             pattern, window = "L", None
         multiple = self.ffn_multiple
@@ -555,18 +558,6 @@ def _absolute(name: str, value: Value, target: Architecture) -> float | int:
         return number
     whole = max(1, round(number))
     return min(whole, target.vocab_size) if name == "draft_vocab_size" else whole
-
-
-def _at_most(value: Value, most: int) -> bool:
-    """Whether a number of layers is within a limit; one relative to the target is not known to
-    be."""
-    return isinstance(value, int) and value <= most
-
-
-def _parse_window(text: str) -> tuple[str, int | None]:
-    pattern = text.rstrip("0123456789")
-    digits = text[len(pattern) :]
-    return pattern, int(digits) if digits else None
 
 
 @lru_cache(maxsize=64)

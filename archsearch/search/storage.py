@@ -28,11 +28,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
 from archsearch.acceptance.estimator import AcceptanceEstimator
-from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.files import digest
 from archsearch.search.objective import Scorer
-from archsearch.search.space import InvalidShape, SearchSpace, Value, numeric_values
+from archsearch.search.space import InvalidShape, SearchSpace, numeric_values
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -93,7 +92,7 @@ def without_password(storage: str | None) -> str | None:
 
 
 @contextmanager
-def storage_errors(storage: str | Path) -> Iterator[None]:
+def storage_errors(storage: object) -> Iterator[None]:
     """What a storage raises as one line: it cannot be reached, its driver is missing, it has
     another schema.
 
@@ -246,7 +245,8 @@ def drop_torn_line(path: str, lock: Any) -> None:
 
 Direction = Literal["maximize", "minimize"]
 ATTRIBUTE: Final = "archsearch"  # user attribute of a study: its identity
-PLAIN_LAYERS: Final = (2, 4)  # of the plain shapes that bear witness
+# of the plain shapes that bear witness: the target's own layers, a quarter of its vocabulary
+PLAIN_LAYERS: Final = (2, 4)
 DIGITS: Final = 6  # of the witness: sums differ in the last digits from machine to machine
 
 
@@ -336,9 +336,12 @@ def _state(acceptance: AcceptanceEstimator) -> str:
 def _witness(space: SearchSpace, scorer: Scorer) -> list[str]:
     """Numbers of this scorer: the target's decode step, and the first plain shape's best gamma,
     alpha, times and speed-up."""
-    numbers = [scorer.decode_s.value]
+    numbers, target = [scorer.decode_s.value], scorer.target
+    rows = max(target.vocab_size // 4, 1)
+    plain: dict[str, Any] = {**numeric_values(target), "draft_vocab_size": rows, "window": "L"}
     for layers in PLAIN_LAYERS:
-        shape = space.build(_plain_choices(space, scorer.target, layers), scorer.target)
+        nearest = space.nearest({**plain, "num_hidden_layers": layers}, target)
+        shape = space.build(nearest, target)
         if isinstance(shape, InvalidShape):
             continue
         try:
@@ -351,15 +354,3 @@ def _witness(space: SearchSpace, scorer: Scorer) -> list[str]:
             *(number for item in estimates for number in (item.value, item.std)),
         ]
     return [f"{number:.{DIGITS}g}" for number in numbers]
-
-
-def _plain_choices(space: SearchSpace, target: Architecture, layers: int) -> tuple[int, ...]:
-    """The choices nearest to `layers` of the target's own layers, with a quarter of its vocabulary
-    in the head."""
-    wanted: dict[str, Value] = {
-        **numeric_values(target),
-        "num_hidden_layers": layers,
-        "draft_vocab_size": max(target.vocab_size // 4, 1),
-        "window": "L",
-    }
-    return space.nearest(wanted, target)

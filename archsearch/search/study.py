@@ -38,6 +38,7 @@ from archsearch.search.storage import (
 )
 
 if TYPE_CHECKING:
+    from optuna.storages import BaseStorage
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
@@ -129,7 +130,7 @@ def search(
     *,
     trials: int = 300,
     seed: int = 0,
-    storage: str | Path | None = None,
+    storage: str | Path | BaseStorage | None = None,
     progress: Callable[[SearchProgress], None] | None = None,
     how: How | None = None,
 ) -> SearchResult:
@@ -140,9 +141,9 @@ def search(
     shapes that say most. `how`: which sampler proposes elsewhere, and whether other processes ask
     along in the storage.
 
-    `storage`: a journal file or an Optuna URL. It may hold any number of searches: each has a study
-    of its own, named by everything its scores depend on (`search.storage`). Scores found there are
-    not computed again. Ends early when every valid shape of a small space has been scored. Raises
+    `storage`: a journal file, an Optuna URL or what is open. It may hold any number of searches:
+    each has a study of its own, named by everything its scores depend on (`search.storage`). Scores
+    found there are not computed again. Ends early when every valid shape has been scored. Raises
     ArchsearchError where no shape is valid or none is feasible.
     """
     if trials < 1:
@@ -162,7 +163,9 @@ def search(
     if grid is not None:
         ranking = rank_all(scorer, grid, trials, _all_progress(progress))
         scored = ranking.size
-        found = (record.add(grid.indices(place), grid.grid.at(place)) for place in ranking.places())
+        found = (
+            record.add(grid.indices(at), grid.grid.at(at), gamma) for at, gamma in ranking.places()
+        )
     elif whole:
         alone = rank_alone(space, scorer, _all_progress(progress))
         scored = alone.shapes
@@ -218,7 +221,7 @@ def search(
 def _study(
     space: SearchSpace,
     scorer: Scorer,
-    storage: str | Path | None,
+    storage: str | Path | BaseStorage | None,
     about: Mapping[str, object],
     goals: Sequence[str],
 ) -> Study:
@@ -230,35 +233,30 @@ def _study(
     if storage is None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         return optuna.create_study(directions=directions)
+    identity = identity_of(space, scorer, about)
     with storage_errors(storage):
-        return open_study(
-            open_storage(storage), STUDY, identity_of(space, scorer, about), directions=directions
-        )
+        opened = open_storage(storage) if isinstance(storage, str | Path) else storage
+        return open_study(opened, STUDY, identity, directions=directions)
 
 
 def _asked(record: Record, how: How, seed: int, trials: int) -> Iterator[FrozenTrial]:
     """Trials of distinct shapes: all that the study holds, then what its sampler proposes until
     `trials` have a score; beside others who ask it too."""
+    from optuna.trial import TrialState
+
     study = record.study
     before = len(study.get_trials(deepcopy=False))
     study.sampler = make_sampler(how.proposes, random.Random(f"{seed} {before}").getrandbits(31))
     if how.shared:
         study.sampler.reseed_rng()  # or all processes would propose the same
     else:
-        _close_left(study)
+        for left in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            study.tell(left.number, state=TrialState.FAIL)  # what a killed process was at
     yield from sorted(record.known.values(), key=lambda trial: trial.number)
     while record.scored < trials and (trial := record.ask()) is not None:
         yield trial
         if how.shared:
             yield from record.read()
-
-
-def _close_left(study: Study) -> None:
-    """Close what a killed process was at."""
-    from optuna.trial import TrialState
-
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        study.tell(trial.number, state=TrialState.FAIL)
 
 
 def _all_progress(

@@ -78,7 +78,8 @@ class MixScorer(Scorer):
 
     # --- one draft
 
-    def __call__(self, draft: Draft) -> Score:
+    def __call__(self, draft: Draft, best: int | None = None) -> Score:
+        # each part has a best gamma of its own, whatever `best`
         drafter = as_drafter(draft)
         if self.predicted_acceptance(drafter).taus is not None:
             return super().__call__(drafter)  # which asks `measured`

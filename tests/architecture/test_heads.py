@@ -12,6 +12,7 @@ from archsearch.architecture.counts import norm_params
 from archsearch.architecture.heads import (
     FeatureHead,
     HeadKind,
+    HeadRows,
     first_pass_ops,
     head_parameters,
     later_step_ops,
@@ -81,9 +82,9 @@ def test_eagle_3_of_qwen3_4b_has_the_exact_count_of_its_card() -> None:
 def test_the_ops_of_eagle_3_hold_its_parameters() -> None:
     """By hand for Llama-3.1-8B: fc 50.3M, layer 243.3M, head 131.1M, four norms."""
     head = head_for("llama-3.1-8b", "eagle3").head
-    first = first_pass_ops(head, batch=1, tokens=4, context=500)
+    first = first_pass_ops(head, HeadRows(batch=1, tokens=4, context=500))
     assert head_parameters(head) == 424_689_664 == first.weight_elements() + 4 * 4096
-    step = later_step_ops(head, batch=1, context=500)
+    step = later_step_ops(head, HeadRows(batch=1, context=500))
     assert (
         first.weight_elements() - step.weight_elements() == 3 * 4096 * 4096
     )  # fc runs on the target's rows only
@@ -103,7 +104,7 @@ def test_the_ops_of_eagle_3_hold_its_parameters() -> None:
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_ops_of_a_first_pass_hold_every_weight(kind: HeadKind, fused: bool) -> None:
     head = usual_head(SMALL.replace(vocab_size=40000), kind)
-    ops = first_pass_ops(head, batch=2, tokens=5, context=90, fused=fused)
+    ops = first_pass_ops(head, HeadRows(batch=2, tokens=5, context=90, fused=fused))
     shared_head = 0 if kind == "eagle3" else 40000 * 512
     layers = head.decoder.num_hidden_layers
     norms = {"eagle": 1, "eagle3": 4, "mtp": 5, "dflash": 2 * layers + 2}[kind] * norm_params(
@@ -121,8 +122,8 @@ def test_the_ops_of_a_first_pass_hold_every_weight(kind: HeadKind, fused: bool) 
 def test_eagle_1_runs_fc_on_every_row_and_has_one_norm_less() -> None:
     head = usual_head(SMALL, "eagle")
     first, step = (
-        first_pass_ops(head, batch=3, tokens=4, context=90),
-        later_step_ops(head, batch=3, context=94),
+        first_pass_ops(head, HeadRows(batch=3, tokens=4, context=90)),
+        later_step_ops(head, HeadRows(batch=3, context=94)),
     )
     assert gemm(first)[Gemm(12, 512, 1024)] == 1 and gemm(step)[Gemm(3, 512, 1024)] == 1
     assert gemm(first)[Gemm(3, 32000, 512)] == 1
@@ -133,7 +134,7 @@ def test_eagle_1_runs_fc_on_every_row_and_has_one_norm_less() -> None:
 def test_further_layers_of_eagle_3_are_plain() -> None:
     one = usual_head(SMALL, "eagle3")
     two = FeatureHead("eagle3", one.decoder.replace(num_hidden_layers=2), 512, 3)
-    step = gemm(later_step_ops(two, batch=1, context=90))
+    step = gemm(later_step_ops(two, HeadRows(batch=1, context=90)))
     assert step[Gemm(1, 1024, 1024)] == 1 and step[Gemm(1, 1024, 512)] == 1
 
 
@@ -142,7 +143,9 @@ def test_a_trimmed_head_is_scattered_where_the_engine_does_so() -> None:
     samples = [
         {
             op
-            for op in kinds(later_step_ops(head, batch=2, context=9, scattered=flag), Elementwise)
+            for op in kinds(
+                later_step_ops(head, HeadRows(batch=2, context=9, scattered=flag)), Elementwise
+            )
             if op.name == "sample"
         }
         for flag in (False, True)
@@ -155,25 +158,25 @@ def test_a_trimmed_head_is_scattered_where_the_engine_does_so() -> None:
 
 def test_ranks_split_layers_and_head_but_not_fc() -> None:
     head = usual_head(SMALL, "eagle3")
-    first = first_pass_ops(head, batch=1, tokens=4, context=90, ranks=4)
+    first = first_pass_ops(head, HeadRows(batch=1, tokens=4, context=90, ranks=4))
     assert gemm(first)[Gemm(4, 512, 3 * 512)] == 1 and gemm(first)[Gemm(1, 8000, 512)] == 1
     assert first.all_reduces() == 2 + 2 and first.ranks == 4  # two a layer, embedding, logits
     assert kinds(first, AllReduce) == {AllReduce(4 * 512, 4): 3, AllReduce(16_000, 4): 1}
     with pytest.raises(InvalidShapeError, match="does not divide by tensor_parallel=3"):
-        later_step_ops(head, batch=1, context=9, ranks=3)
+        later_step_ops(head, HeadRows(batch=1, context=9, ranks=3))
 
 
 def test_a_block_drafter_writes_its_block_in_one_pass() -> None:
     head = usual_head(SMALL, "dflash")
-    ops = first_pass_ops(head, batch=2, tokens=8, context=90)
+    ops = first_pass_ops(head, HeadRows(batch=2, tokens=8, context=90))
     assert gemm(ops)[Gemm(16, 512, 5 * 512)] == 1  # fc
     assert gemm(ops)[Gemm(16, 5 * 2 * 256, 512)] == 1  # keys and values of five layers at once
     assert gemm(ops)[Gemm(14, 32000, 512)] == 1  # seven tokens a sequence
     assert kinds(ops, Attention) == {Attention(2, 8, 98, 8, 4, 64): 5}
     with pytest.raises(InvalidShapeError, match="no later steps"):
-        later_step_ops(head, batch=1, context=9)
+        later_step_ops(head, HeadRows(batch=1, context=9))
     with pytest.raises(InvalidShapeError, match="at least 2 tokens"):
-        first_pass_ops(head, batch=1, tokens=1, context=9)
+        first_pass_ops(head, HeadRows(batch=1, tokens=1, context=9))
 
 
 def test_heads_that_cannot_be() -> None:

@@ -17,9 +17,9 @@ from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.lookup import NGram
 from archsearch.drafters.models import Independent
-from archsearch.drafters.registry import FAMILIES
+from archsearch.drafters.registry import FAMILIES, family
 from archsearch.estimate import Estimate
-from archsearch.latency.drafted import drafter_round
+from archsearch.latency.drafted import DrafterRounds
 from archsearch.pipeline.latency import choose_latency
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.study import SearchResult, merged
@@ -203,7 +203,7 @@ def test_a_lookups_mean_round_is_never_shorter_than_a_plain_step() -> None:
     for share in (0.05, 0.5, 0.9):
         drafter = NGram.usual(shape).with_share(share)
         for gamma in (1, 4, 8):
-            time = drafter_round(source.latency, shape, drafter, workload, gamma, None)
+            time = DrafterRounds(source.latency, shape, drafter, workload).round(gamma)
             assert time.round_s.value >= scorer.decode_s.value
             parts = time.draft_s.value + time.verify_s.value + time.overhead_s.value
             assert time.round_s.value == pytest.approx(parts)
@@ -220,9 +220,9 @@ def test_an_engine_that_fills_drafts_up_verifies_all_of_them_in_every_round() ->
         scorer = scorer_of("llama-3.1-8b", "h100", batch=32, engine=engine)
         asked = (scorer.latency, scorer.target, scorer.workload)
         rounds[engine] = [
-            drafter_round(
-                asked[0], asked[1], NGram.usual(asked[1]).with_share(share), asked[2], 4, None
-            ).round_s.value
+            DrafterRounds(asked[0], asked[1], NGram.usual(asked[1]).with_share(share), asked[2])
+            .round(4)
+            .round_s.value
             for share in (0.2, 0.999)
         ]
     assert rounds["tensorrt-llm"][0] == rounds["tensorrt-llm"][1]
@@ -239,8 +239,8 @@ def test_a_batch_that_drafts_unevenly_waits_for_the_host() -> None:
         WorkloadRequest(gpu="h100", batch_size=8, engine="vllm"), shape
     )
     uneven, even = (
-        drafter_round(
-            source.latency, shape, NGram.usual(shape).with_share(share), workload, 3, None
+        DrafterRounds(source.latency, shape, NGram.usual(shape).with_share(share), workload).round(
+            3
         )
         for share in (0.5, 0.99999)
     )
@@ -279,3 +279,17 @@ def test_assumed_families_are_those_of_which_less_than_three_targets_were_publis
         targets.setdefault(row.family, set()).add(row.target)
     for kind in {drafter.acceptance for drafter in FAMILIES.values()}:
         assert (kind in ASSUMED) == (len(targets.get(kind, ())) < 3), kind
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("name", ["eagle3", "peagle", "dflash", "pard", "medusa"])
+def test_the_rounds_of_all_gammas_at_once_are_those_of_each(engine: str, name: str) -> None:
+    scorer = scorer_of("llama-3.1-8b", "a100", batch=2, engine=engine)
+    drafter = family(name).usual(scorer.target)
+    rounds = DrafterRounds(scorer.latency, scorer.target, drafter, scorer.workload)
+    asked = (scorer.latency.verify_s, scorer.target, scorer.workload)
+    verify_s = {gamma: asked[0](*asked[1:], gamma) for gamma in drafter.gammas(range(1, 9))}
+    means = rounds.means_s(verify_s)
+    assert means is not None
+    each = [rounds.round(gamma, verify).round_s.value for gamma, verify in verify_s.items()]
+    assert list(means) == pytest.approx(each, rel=1e-12)

@@ -115,10 +115,12 @@ def test_the_error_of_a_table_does_not_average_out_over_layers(
     a root."""
     passes = build().composed_
     for name in ("gemm", "attention"):
-        few = passes.terms(TINY, [Part(1, 1, 99)])[name]
-        many = passes.terms(TINY.replace(num_hidden_layers=24), [Part(1, 1, 99)])[name]
+        few = passes.ops_terms(passes.pass_ops(TINY, [Part(1, 1, 99)]))[name]
+        many = passes.ops_terms(
+            passes.pass_ops(TINY.replace(num_hidden_layers=24), [Part(1, 1, 99)])
+        )[name]
         assert many[0] == pytest.approx(4 * few[0]) and many[1] == pytest.approx(4 * few[1])
-    gemm = passes.terms(TINY, [Part(1, 1, 99)])["gemm"]
+    gemm = passes.ops_terms(passes.pass_ops(TINY, [Part(1, 1, 99)]))["gemm"]
     assert (
         0.05 * math.sqrt(composed.SHARED) < gemm[1] / gemm[0] < 0.05
     )  # four shapes: partly apart, partly together
@@ -128,7 +130,10 @@ def test_tensor_parallel_pays_for_all_reduces_and_waiting(
     build: Callable[..., LatencyModel],
 ) -> None:
     passes, parts = build().composed_, [Part(2, 1, 99)]
-    one, four = passes.terms(TINY, parts, 1), passes.terms(TINY, parts, 4)
+    one, four = (
+        passes.ops_terms(passes.pass_ops(TINY, parts, 1)),
+        passes.ops_terms(passes.pass_ops(TINY, parts, 4)),
+    )
     assert "all_reduce" in one and one["all_reduce"][0] == 0
     assert four["all_reduce"][0] == pytest.approx(2 * 6 * 6e-6)
     # two a layer, the embedding and the logits
@@ -229,9 +234,13 @@ def test_float16_runs_on_bfloat16_rows_and_float8_everywhere_but_in_the_head(
     )
     assert TableOps.asked == [("float16", "graph"), ("bfloat16", "graph")]
     TableOps.asked = []
-    half = build(dtype="bfloat16").composed_.terms(TINY, [Part(1, 1, 99)])
-    eighth = build(dtype="float8_e4m3fn", dtypes=("bfloat16", "float8_e4m3fn")).composed_.terms(
-        TINY, [Part(1, 1, 99)]
+    half = build(dtype="bfloat16").composed_.ops_terms(
+        build(dtype="bfloat16").composed_.pass_ops(TINY, [Part(1, 1, 99)])
+    )
+    eighth = build(dtype="float8_e4m3fn", dtypes=("bfloat16", "float8_e4m3fn")).composed_.ops_terms(
+        build(dtype="float8_e4m3fn", dtypes=("bfloat16", "float8_e4m3fn")).composed_.pass_ops(
+            TINY, [Part(1, 1, 99)]
+        )
     )
     assert eighth["gemm"][0] < half["gemm"][0] and eighth["attention"][0] <= half["attention"][0]
     assert eighth["head"] == half["head"] and eighth["elementwise"] == half["elementwise"]

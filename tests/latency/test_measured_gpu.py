@@ -198,7 +198,9 @@ def test_an_engine_with_attention_of_its_own_is_less_sure(
     long = {"batch": 32, "context": 8192, "cold": True}
     found, torch_s = served.forward_s(arch, **long), model.forward_s(arch, **long)
     assert truth.composed_ is not None
-    attention = truth.composed_.terms(arch, [Part(32, 1, 8192)])["attention"][0]
+    attention = truth.composed_.ops_terms(truth.composed_.pass_ops(arch, [Part(32, 1, 8192)]))[
+        "attention"
+    ][0]
     assert found.value == pytest.approx(torch_s.value)
     assert math.sqrt(found.std**2 - torch_s.std**2) == pytest.approx(0.17 * attention, rel=0.15)
 

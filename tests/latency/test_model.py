@@ -10,7 +10,7 @@ import pytest
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import weight_bytes_per_pass
-from archsearch.architecture.heads import first_pass_ops
+from archsearch.architecture.heads import HeadRows, first_pass_ops
 from archsearch.architecture.ops import AllReduce, Attention, Elementwise, Gemm, Part, model_pass
 from archsearch.architecture.published_drafters import usual_head
 from archsearch.errors import MissingDataError
@@ -277,7 +277,9 @@ def test_a_list_of_ops_is_priced_by_the_coefficients_of_whole_models(model: Late
     assert whole.value == pytest.approx(
         model.forward_s(TARGET, tokens=4, context=96, cold=True).value, rel=0.05
     )
-    head = first_pass_ops(usual_head(TARGET, "eagle3"), batch=1, tokens=4, context=96, fused=False)
+    head = first_pass_ops(
+        usual_head(TARGET, "eagle3"), HeadRows(batch=1, tokens=4, context=96, fused=False)
+    )
     like = TARGET.replace(draft_vocab_size=32_000, tie_word_embeddings=False)
     layers = [
         model.forward_s(

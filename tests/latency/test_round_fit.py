@@ -21,7 +21,7 @@ from archsearch.latency.round_fit import (
     fit_rounds,
     prior_covariance,
 )
-from archsearch.latency.rounds import Passes, host_time, plain_step, round_time
+from archsearch.latency.rounds import Passes, host_s, plain_step, round_time
 
 NOISE = 0.003
 LAYERS, GAMMAS = (2, 8, 24), (1, 6)
@@ -137,9 +137,7 @@ def test_a_host_that_never_decides_stays_at_its_prior() -> None:
                 and name not in fit.identified
             )
     case = made_of[-1]
-    assert host_time(fit.rounds.costs, case).std == pytest.approx(
-        host_time(base.costs, case).std, rel=1e-3
-    )
+    assert host_s(fit.rounds.costs, case)[1] == pytest.approx(host_s(base.costs, case)[1], rel=1e-3)
 
 
 def test_a_gpu_side_that_never_decides_stays_at_its_prior() -> None:
@@ -209,14 +207,14 @@ def test_the_measured_host_is_surer_than_its_parts() -> None:
     base, real = prior(), machine(prior(), **SLOW)
     made_of = [passes(24, 6, 1.0), passes(24, 5, 1.0)]
     fit = fit_rounds(base, measured(real, made_of))
-    std = host_time(fit.rounds.costs, made_of[0]).std
+    std = host_s(fit.rounds.costs, made_of[0])[1]
     loose = [
         1.0 * fit.rounds.costs.host_round_s.std,
         6 * fit.rounds.costs.host_token_s.std,
         144 * fit.rounds.costs.host_layer_s.std,
     ]
-    assert std < 0.02 * host_time(real.costs, made_of[0]).value and 2.0 * std < math.hypot(*loose)
-    assert host_time(fit.rounds.costs, made_of[0]).source == "measured"
+    assert std < 0.02 * host_s(real.costs, made_of[0])[0] and 2.0 * std < math.hypot(*loose)
+    assert fit.rounds.costs.rests_on == "measured"
     summary = fit.to_dict()
     assert (
         summary["rows"] == 2

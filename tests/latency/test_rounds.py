@@ -26,7 +26,7 @@ from archsearch.latency.roofline import RooflineLatency
 from archsearch.latency.rounds import (
     Passes,
     free_layers,
-    host_time,
+    host_s,
     larger,
     plain_step,
     round_time,
@@ -145,14 +145,14 @@ def test_free_layers_at_the_ends() -> None:
 
 def test_a_graph_holds_its_all_reduces() -> None:
     with_reduces = replace(passes(), draft_all_reduces=25)
-    assert host_time(FULL, with_reduces) == host_time(FULL, passes())
-    more = host_time(NONE, with_reduces).value - host_time(NONE, passes()).value
+    assert host_s(FULL, with_reduces) == host_s(FULL, passes())
+    more = host_s(NONE, with_reduces)[0] - host_s(NONE, passes())[0]
     assert more == pytest.approx(4 * 25 * NONE.host_all_reduce_s.value)
 
 
 def test_the_host_is_as_unsure_as_the_machine() -> None:
-    host = host_time(NONE, passes(layers=24))
-    assert host.std > MACHINE_STD * host.value
+    host, std = host_s(NONE, passes(layers=24))
+    assert std > MACHINE_STD * host
 
 
 @pytest.mark.parametrize(
@@ -235,10 +235,10 @@ def test_a_host_scales_what_it_launches_and_says_how_sure_it_is() -> None:
         for host in ("slow", "usual", "")
     )
     assert slow is not None and usual is not None and unsaid is not None
-    times = [host_time(rounds.costs, passes(layers=24)) for rounds in (slow, usual, unsaid)]
-    assert times[0].value == pytest.approx(HOSTS["slow"][0] * times[1].value)
-    assert times[1].value == times[2].value
-    assert times[1].std < times[2].std
+    times = [host_s(rounds.costs, passes(layers=24)) for rounds in (slow, usual, unsaid)]
+    assert times[0][0] == pytest.approx(HOSTS["slow"][0] * times[1][0])
+    assert times[1][0] == times[2][0]
+    assert times[1][1] < times[2][1]
     remedied = slow.remedied()  # the advice is sized by the same host
     assert remedied is not None and remedied.options["host"] == "slow"
 

@@ -32,7 +32,7 @@ from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.paths import data_dir
 from archsearch.profiles import Profile
-from archsearch.search.exact import SpaceGrid, can_score, exact_grid, grid_of, rank_all, rank_alone
+from archsearch.search.exact import SpaceGrid, exact_grid, grid_of, rank_all, rank_alone
 from archsearch.search.objective import Scorer
 from archsearch.search.space import Limits, SearchSpace, list_spaces, load_space
 from archsearch.search.study import How, search
@@ -68,7 +68,7 @@ def compare(scorer: Scorer, grid: SpaceGrid, space: SearchSpace, some: int = 40)
         (scores, rng.randrange(scores.speedup.size)) for scores in rng.choices(scored, k=some)
     ]
     for scores, flat in places:
-        place = scores.place(flat)
+        place, _ = scores.found(flat)
         shape = grid.grid.at(place)
         assert space.build(grid.indices(place), scorer.target) == shape
         one = scorer(shape)
@@ -286,7 +286,7 @@ def test_limits_hold_and_ranking_counts(cpu: Profile) -> None:
     assert grid is not None
     ranking = rank_all(scorer, grid, 10)
     assert 0 < ranking.feasible < ranking.scored == ranking.size
-    assert all(parameters(grid.grid.at(place)) <= 20_000_000 for _, place in ranking.best)
+    assert all(parameters(grid.grid.at(place)) <= 20_000_000 for _, place, _ in ranking.best)
 
 
 def test_what_has_no_formulas_over_arrays_is_searched_as_before(
@@ -306,7 +306,6 @@ def test_what_has_no_formulas_over_arrays_is_searched_as_before(
 
     scorer = make_scorer()
     other: AcceptanceEstimator = Other()
-    assert not can_score(small_space, scorer) and not can_score(
-        small_space, scorer.with_acceptance(other)
-    )
-    assert not can_score(load_space("eagle3"), scorer)
+    assert exact_grid(small_space, scorer) is None
+    assert exact_grid(small_space, scorer.with_acceptance(other)) is None
+    assert exact_grid(load_space("eagle3"), scorer) is None

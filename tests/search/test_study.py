@@ -154,7 +154,7 @@ def test_interrupt_loses_the_trial_in_flight_only(make_scorer, small_space, tmp_
         def __getattr__(self, name):
             return getattr(scorer, name)
 
-        def __call__(self, draft):
+        def __call__(self, draft, best=None):
             calls.append(draft)
             if (
                 len(calls) == 2 + 10
@@ -186,9 +186,9 @@ class Counting:
     def __getattr__(self, name):
         return getattr(self.scorer, name)
 
-    def __call__(self, draft):
+    def __call__(self, draft, best=None):
         self.seen.append(draft)
-        return self.scorer(draft)
+        return self.scorer(draft, best)
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
@@ -202,10 +202,10 @@ def test_a_shape_that_nothing_can_be_told_of_is_pruned(make_scorer, small_space,
     scorer = make_scorer()
 
     class Odd(Counting):
-        def __call__(self, draft):
+        def __call__(self, draft, best=None):
             if draft.num_hidden_layers == 3:
                 raise InvalidShapeError("three layers are one too many")
-            return super().__call__(draft)
+            return super().__call__(draft, best)
 
     result = asked(small_space, Odd(scorer), trials=30, storage=tmp_path / "j.log")
     assert result.finished == 30 and result.invalid > 0

@@ -184,7 +184,7 @@ def test_all_at_once_says_what_one_by_one_does(number: int) -> None:
     compared = 0
     for scores in rng.choices(chunks, k=12):
         flat = rng.randrange(scores.speedup.size)
-        shape = grid.grid.at(scores.place(flat))
+        shape = grid.grid.at(scores.found(flat)[0])
         try:
             one = own(shape)
         except InvalidShapeError:  # memory holds no request beside it
