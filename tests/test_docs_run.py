@@ -25,7 +25,7 @@ PREPARED = {"scale.md": ("a", "b"), "families.md": ("demo",)}  # runs that a pag
 BUDGETS = {"--time-budget": "4s", "--budget": "1s", "--check": "1", "--workers": "1"}
 ON_CPU = {
     "search": "--space tiny.yaml --context 64 --trials 8",
-    "profile": "--space tiny.yaml --dtype float32 --no-engine",
+    "profile": "--space tiny.yaml --dtype float32 --no-engine --budget 2s",
     "acceptance": "--answer-tokens 16 --max-prompts 8",
 }
 ON_GPU = {"search": "--space small.yaml --trials 8"}
