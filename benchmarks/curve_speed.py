@@ -28,7 +28,6 @@ def forget(latency: Any) -> None:
     """Clear what was priced before."""
     latency._passes.clear()
     latency.composed_._gemm._seen.clear()
-    latency.__dict__.pop("_later_steps", None)
 
 
 def main() -> None:

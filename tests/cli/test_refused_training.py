@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -47,12 +48,10 @@ def test_one_shape_that_may_pay_is_enough_and_what_has_begun_goes_on(
     score = session.run.score(1)
     for high, said in ((0.99, True), (1.01, False)):
         doubtful = replace(score, speedup=Estimate(0.7, 0.2, "prior", 0.5, high))
-        monkeypatch.setattr(asked, "_highest", lambda session, doubtful=doubtful: doubtful)
+        found = SimpleNamespace(best=[doubtful])
+        monkeypatch.setattr(asked, "_scored", lambda *_, found=found: found)
         assert bool(asked.hopeless(session)) is said
-    monkeypatch.setattr(
-        asked,
-        "_highest",
-        lambda session: replace(score, speedup=Estimate(0.7, 0.0, "prior", 0.6, 0.8)),
-    )
+    sure = replace(score, speedup=Estimate(0.7, 0.0, "prior", 0.6, 0.8))
+    monkeypatch.setattr(asked, "_scored", lambda *_: SimpleNamespace(best=[sure]))
     (session.run.path / "finalists").mkdir()
     assert asked.hopeless(session) == ""
