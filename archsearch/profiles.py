@@ -127,8 +127,10 @@ class Measurement:
 
     @property
     def noisy(self) -> bool:
-        """Interquartile range above 10 % of the median."""
-        return self.iqr_s > NOISY_IQR * abs(self.median_s)
+        """Interquartile range above 10 % of the median; a difference has one near zero, which says
+        nothing."""
+        whole = self.kind not in DIFFERENCE_KINDS
+        return whole and self.iqr_s > NOISY_IQR * abs(self.median_s)
 
     @property
     def grossly_noisy(self) -> bool:
