@@ -60,9 +60,12 @@ class DrafterRounds:
 
     def means_s(self, verify_s: Mapping[int, Estimate]) -> Array | None:
         """Seconds of the rounds of the gammas of `verify_s`, without std; None where they are asked
-        for one by one: no kernels are known, or some rounds draft nothing, or fit no graph."""
+        for one by one: no kernels are known, some rounds draft nothing or fit no graph, or experts
+        are touched."""
         kernels, costs, drafter = self.latency.kernels, self._costs, self.drafter
         if kernels is None or costs is None or drafter.drafts_share < 1.0:
+            return None
+        if drafter.architecture.num_experts:
             return None
         if self.workload.batch_size * (max(verify_s) + 1) > (costs.largest_graph or math.inf):
             return None

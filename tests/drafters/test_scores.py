@@ -293,3 +293,14 @@ def test_the_rounds_of_all_gammas_at_once_are_those_of_each(engine: str, name: s
     assert means is not None
     each = [rounds.round(gamma, verify).round_s.value for gamma, verify in verify_s.items()]
     assert list(means) == pytest.approx(each, rel=1e-12)
+
+
+def test_a_layer_of_experts_is_asked_for_gamma_by_gamma() -> None:
+    """How many experts a pass touches is no formula of arrays."""
+    scorer = scorer_of("deepseek-v3", "h200")
+    mtp = family("mtp").usual(scorer.target)
+    rounds = DrafterRounds(scorer.latency, scorer.target, mtp, scorer.workload)
+    verify_s = {
+        gamma: scorer.latency.verify_s(scorer.target, scorer.workload, gamma) for gamma in (1, 2)
+    }
+    assert rounds.means_s(verify_s) is None and scorer(mtp).speedup.value > 0
