@@ -27,8 +27,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal
 
-import numpy as np
-
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import (
     embedding_params,
@@ -187,7 +185,7 @@ def later_step_ops(head: FeatureHead, rows: HeadRows) -> PassOps:
 def _chain_ops(head: FeatureHead, rows: HeadRows, *, on_target: bool) -> PassOps:
     through_fc, drafted = rows.m, rows.batch
     if head.kind == "peagle":
-        if np.max(rows.tokens) < 2:
+        if isinstance(rows.tokens, int) and rows.tokens < 2:
             raise InvalidShapeError(
                 f"a parallel drafter needs at least 2 tokens, got {rows.tokens}"
             )
@@ -237,7 +235,7 @@ def _block_ops(head: FeatureHead, rows: HeadRows) -> PassOps:
     The block of `tokens` is the token known and tokens - 1 masks; it sees the cache, the verified
     rows and itself.
     """
-    if np.max(rows.tokens) < 2:
+    if isinstance(rows.tokens, int) and rows.tokens < 2:
         raise InvalidShapeError(
             f"a block drafter needs a block of at least 2 tokens, got {rows.tokens}"
         )

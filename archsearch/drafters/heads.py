@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Final, Self, cast
 
-import numpy as np
-
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.heads import (
     FeatureHead,
@@ -150,7 +148,7 @@ class ChainHead(FeatureDrafter):
         """The first pass, then gamma - 1 steps; of a tree each runs the `topk` rows that it goes on
         from."""
         width = 1 if self.tree is None else self.tree.topk
-        alone = np.max(rows.gamma) < 2  # of many gammas some go on
+        alone = isinstance(rows.gamma, int) and rows.gamma < 2  # of many gammas some go on
         wide = _rows(replace(rows, batch=rows.batch * width), 1)
         step = None if alone else later_step_ops(self.head, wide)
         verified = self.tree.tokens if self.tree is not None and width > 1 else None
