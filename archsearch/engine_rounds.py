@@ -236,8 +236,8 @@ class EngineRounds:
         return "bfloat16" if wide else dtype
 
     def running(self, drafter: Drafter) -> EngineRounds:
-        """The same version and switches with another kind of drafter, the measured fit of the same
-        kind is kept; raises ArchsearchError where it does not run one."""
+        """The same version and switches with another kind of drafter; the measured fit of the same
+        kind is kept. Raises ArchsearchError where it runs none."""
         if drafter == self.drafter:
             return self
         return _running(self.engine, self.version, tuple(sorted(self.options.items())), drafter)

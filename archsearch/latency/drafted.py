@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -24,11 +24,14 @@ from archsearch.estimate import Array, Estimate, Many, weakest_source
 from archsearch.latency.rounds import Passes, RoundTime, mean_rounds, round_time, summed
 from archsearch.workload import Workload
 
+if TYPE_CHECKING:
+    from archsearch.latency.draft_passes import DraftPasses
+
 HOST_STD: Final = 1.0  # relative std of what a drafter takes on the host: assumed, not measured
 NOTHING_S: Final = Estimate(0.0, 0.0, "modelled")
 
 
-def rows_of(latency: Any, workload: Workload, gamma: int) -> RoundRows:
+def rows_of(latency: DraftPasses, workload: Workload, gamma: int) -> RoundRows:
     """The rows of a round in the latency's engine."""
     facts, fused = latency.facts, latency.mode == "graph"
     how = (facts.ranks_of_draft(workload), fused, facts.scattered_head)
@@ -39,7 +42,7 @@ def rows_of(latency: Any, workload: Workload, gamma: int) -> RoundRows:
 class DrafterRounds:
     """Rounds of a drafter that is no model."""
 
-    latency: Any  # `DraftPasses`
+    latency: DraftPasses
     target: Architecture
     drafter: Drafter
     workload: Workload

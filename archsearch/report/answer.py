@@ -70,7 +70,7 @@ class Option:
 
     @property
     def ranked_by(self) -> float:
-        """As `Score.ranked_by`: the lower end where acceptance is assumed."""
+        """Its speed-up, the lower end where acceptance is assumed (`Score.ranked_by`)."""
         return interval(self.gain)[0] if self.assumed else self.gain.value
 
     @property
@@ -132,8 +132,8 @@ def needs_words(needs: Needs | None, unit: str) -> str:
 
 
 def best_at_hand(options: Sequence[Option], trained: bool = True) -> Option | None:
-    """The best of what one can have today, with what was `trained` in this run or without: the
-    first where that is it, else by what they are ranked by, since ties with the first are wide."""
+    """The best that one can have today, with or without what was `trained` in this run: the first
+    of all where that is at hand, else by `ranked_by`."""
     found = [each for each in options if each.at_hand and (trained or not each.weights)]
     return max(found, key=lambda each: (each is options[0], each.ranked_by), default=None)
 

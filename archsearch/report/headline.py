@@ -352,9 +352,8 @@ def _next_of_family(run: Run, lead: Shown, independent: int | None) -> Steps:
     is one."""
     steps, train = _schedule_step(run, lead), f"archsearch train {shell_path(run.path)}"
     family, gamma = lead.score.family, lead.score.gamma
-    own = ENGINES.get(lead.score.engine or "")
-    here = run.info["device"].get("kind") == "cpu" and own is not None and family in own.confirms
-    if here and family not in HEAD_FAMILIES:  # it needs no training
+    facts, here = ENGINES.get(lead.score.engine or ""), run.info["device"].get("kind") == "cpu"
+    if facts and here and family in facts.confirms and family not in HEAD_FAMILIES:  # no training
         command = f"archsearch confirm {shell_path(run.path)} --family {family}"
         steps.append(("Measure it beside the target alone", command))
     elif family in HEAD_FAMILIES:

@@ -249,7 +249,8 @@ def rank_alone(
                 progress(number, size, max((s.worth for *_, s in found.ranked), default=0.0))
             yield indices
 
-    for found.shapes, (indices, shape) in enumerate(space.distinct(target, looked_at()), start=1):
+    for indices, shape in space.distinct(target, looked_at()):
+        found.shapes += 1
         try:
             if all(over <= 0.0 for over in scorer.constraints(shape).values()):
                 found.ranked.append((indices, shape, scorer(shape)))

@@ -393,9 +393,10 @@ class Scorer:
                 self._verify_s[each] = self.latency.verify_s(self.target, self.workload, each)
         verify_s = {each: self._verify_s[each] for each in allowed}
         if isinstance(asked, Drafter):
-            own = DrafterRounds(self.latency, self.target, asked, self.workload)
-            if (means := own.means_s(verify_s)) is not None:
-                gains = [tokens_of(each) for each in allowed] / means
+            latency: Any = self.latency
+            rounds_s = DrafterRounds(latency, self.target, asked, self.workload).means_s(verify_s)
+            if rounds_s is not None:
+                gains = [tokens_of(each) for each in allowed] / rounds_s
                 allowed = allowed[gains.argmax() :][:1]
         for each in allowed:
             if each not in rounds:

@@ -47,8 +47,8 @@ def groups_of(scorer: Scorer, scores: Sequence[Score], contexts: Contexts) -> li
 
 def led_by_need(groups: Sequence[Sequence[Score]]) -> list[Score]:
     """The scores of `groups` in their order; inside a group the one that takes least to have leads,
-    of equals the best, and the others follow as they stand. It does not where a later group holds a
-    better one for as little: the errors of the two were wide alone."""
+    of equals the best, unless a later group holds a better one for as little: a wide error alone
+    tied it. The others follow as they stand."""
     found: list[Score] = []
     for number, group in enumerate(groups):
         ranked = sorted(group, key=lambda score: -score.ranked_by)
