@@ -65,6 +65,7 @@ class Case:
     tree: str | None = None  # as `--tree`; gamma is its steps then
     answer: int = 0  # of `served`: tokens out; the prompt has `context` then
     temperature: float = 0.0
+    options: tuple[str, ...] = ()  # as `--engine-option`
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,6 +531,7 @@ def predicted(row: Row) -> Answer:
         dtype=case.dtype,
         engine=case.engine,
         engine_version=case.version,
+        engine_options=case.options,
         host=case.host,
     )
     source, work = choose_latency(
@@ -561,6 +563,7 @@ def asked_by_a_user(case: Case) -> Estimate:
         dtype=case.dtype,
         engine=case.engine,
         engine_version=case.version,
+        engine_options=case.options,
         host=case.host,
         temperature=case.temperature,
     )
