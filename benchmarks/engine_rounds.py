@@ -56,7 +56,8 @@ DATA: Final = Path(__file__).parent / "data" / "engine_rounds.csv"
 # share of the requests sent that must have been in a step (Little's law), or the batch was another
 LEAST_RUNNING: Final = 0.8
 CONTEXT: Final = {
-    "random 1024/1024": 1536
+    "random 1024/1024": 1536,
+    "random 1000": 1050,
 }  # tokens in the cache in mid-answer, where the data set says so
 USUAL_CONTEXT: Final = 400  # assumed of chat and code prompts: some hundreds in, some hundreds out
 # std of ln(predicted / measured) of a row beyond what is fitted: kernels, another machine
@@ -84,6 +85,8 @@ GEMMA: Final = {
     "gemma-3-1b-it": Architecture(1152, 6912, 26, 4, 1, 256, 262144, tie_word_embeddings=True),
     "gemma-3-270m-it": Architecture(640, 2048, 18, 4, 1, 256, 262144, tie_word_embeddings=True),
 }
+# benchmarks/vllm_rounds.py
+WIDE: Final = {"wide 3x2048": Architecture(2048, 5632, 3, 16, 16, 128, 128256)}
 DEVICES: Final = {
     "H100-SXM-80GB": "h100-sxm5-80gb",
     "H100": "h100-sxm5-80gb",
@@ -244,7 +247,8 @@ def latency(device: str) -> Any:
 
 
 def architecture(name: str) -> Architecture:
-    return GEMMA[name] if name in GEMMA else resolve_target(MODELS[name]).architecture
+    known = GEMMA | WIDE
+    return known[name] if name in known else resolve_target(MODELS[name]).architecture
 
 
 def prompts_of(row: Row, tau: float | None) -> list[Part]:
@@ -303,6 +307,8 @@ def passes_of(row: Row, first_tokens: int, prompts: bool = True) -> Passes:
             verify, first, later, row.gamma, row.batch, layers, target.num_hidden_layers, reduces
         )
     head = published_head(MODELS[row.target], row.kind)  # type: ignore[arg-type]
+    if "full head" in row.draft:
+        head = replace(head, decoder=head.decoder.replace(draft_vocab_size=None))
     ops: dict[str, Any] = {"batch": row.batch, "context": row.context, "ranks": row.ranks}
     opening = first_pass_ops(head, HeadRows(tokens=row.gamma + 1, **ops))
     first = model.ops_s(opening)
@@ -369,7 +375,8 @@ BELIEFS: Final[dict[str, tuple[float, float]]] = {
     "gap": (0.0045, 0.002),
     "sequence": (0.005, 0.010),
     "host_round": (2.0 / INFLATED, 0.6),
-    "host_token": (0.40 / INFLATED, 0.12),
+    # without graphs: deep and shallow drafts say three times the profile's 0.40 / INFLATED
+    "host_token": (0.6, 0.5),
     "host_layer": (0.35, 0.15),
     "serial_round": (1.0, 0.6),
     "serial_token": (0.60, 0.30),
@@ -405,16 +412,16 @@ def constants_for(klass: str, ms: Mapping[str, float]) -> RoundCosts:
             shipped, round_s=s("sglang_overlap" if klass.endswith("overlap") else "sglang_sync")
         )
     asynchronous = klass.endswith("-async")
-    layer = s("host_layer", 1.0 if "none" in klass else 1.0 / PIECEWISE)
+    bare = "none" in klass
+    layer = s("host_layer", 1.0 if bare else 1.0 / PIECEWISE)
     return replace(
         shipped,
         round_s=s("async" if asynchronous else "sync"),
         token_s=s("token", 0.5 if asynchronous else 1.0),
         gap_s=s("gap"),
         sequence_s=s("sequence"),
-        host_round_s=s("host_round"),
-        host_token_s=s("host_token"),
         host_layer_s=layer,
+        **({"host_round_s": s("host_round"), "host_token_s": s("host_token")} if bare else {}),
     )
 
 

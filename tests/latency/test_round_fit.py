@@ -93,7 +93,7 @@ def value(fit: RoundFit | EngineRounds, name: str) -> float:
 
 GRID = [(layers, gamma) for layers in LAYERS for gamma in GAMMAS]
 SLOW = {"round": 0.9, "token": 0.25, "host_round": 3.4, "host_token": 0.65, "host_layer": 0.55}
-FAST = {"round": 0.5, "token": 0.05, "host_round": 1.7, "host_token": 0.35, "host_layer": 0.25}
+FAST = {"round": 0.5, "token": 0.05, "host_round": 1.2, "host_token": 0.6, "host_layer": 0.2}
 
 
 @pytest.mark.parametrize("truth", [SLOW, FAST], ids=["slow machine", "fast machine"])
