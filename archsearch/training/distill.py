@@ -380,6 +380,7 @@ class TrainingRun:
             "losses": [astuple(p) for p in self.losses],
             "alphas": [astuple(p) for p in self.looks.points],
             "extra": self._extra(),
+            "best_weights": self.looks.best_weights if name == TRUNK else {},
         }
         save_state(self.path.with_name(name), state)
 
@@ -394,10 +395,15 @@ class TrainingRun:
             # A larger budget: the trunk goes on. The anneal's time was spent all the same.
             state = self._read(trunk) | spent
         if state.get("best") and best.exists():
-            found = self._read(best)
-            self.looks.best = CurvePoint(*state["best"])
-            seen = "average" if self.looks.best.weights == "average" else "weights"
-            self.looks.best_weights = {name: p.clone() for name, p in found[seen].items()}
+            found, point = self._read(best), CurvePoint(*state["best"])
+            # Of a trunk its own: an anneal that is gone back from may have been better.
+            seen = (
+                state.get("best_weights")
+                or found["average" if point.weights == "average" else "weights"]
+            )
+            if seen:  # a trunk of older versions did not keep them
+                self.looks.best = point
+                self.looks.best_weights = {name: p.clone() for name, p in seen.items()}
             if state["stopped"] and grown and not found["annealing"]:
                 # More text: on from where the old one had taught most. What was trained beyond took
                 # its time all the same.

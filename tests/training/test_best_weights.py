@@ -101,6 +101,24 @@ def test_an_anneal_that_makes_it_worse_is_not_kept(cache, script):
     assert torch.equal(weights(draft), seen[1])
 
 
+def test_a_trunk_that_goes_on_has_its_own_best_weights_and_not_those_of_its_anneal(
+    cache, script, tmp_path
+):
+    settings = dataclasses.replace(
+        CONFIG, max_steps=20, anneal=0.4, look_ratio=None, evaluations=4, patience=None
+    )
+    seen = script((0.1, 0.5, 0.4, 0.45, 0.6))
+    first = distill(make_draft(), cache, settings, checkpoint_dir=tmp_path)
+    assert first.kept.value == 0.6 and first.alpha_curve[1].value == 0.5
+    best = seen[1].clone()
+    script((0.3,))
+    draft = make_draft()
+    longer = dataclasses.replace(settings, max_steps=80)
+    second = distill(draft, cache, longer, checkpoint_dir=tmp_path)
+    assert second.kept.value == 0.5 and second.kept in second.alpha_curve
+    assert torch.equal(weights(draft), best)
+
+
 @pytest.mark.slow(own=True)
 def test_a_stopped_training_stays_stopped_on_the_same_text_and_goes_on_from_its_best_look_on_more(
     cache, script, tmp_path
