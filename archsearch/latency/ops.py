@@ -545,7 +545,8 @@ class OpModel:
             warm_s, warm_stds = warm.predict_all(ops)
             quicker = warm_s < seconds
             seconds, stds = np.where(quicker, warm_s, seconds), np.where(quicker, warm_stds, stds)
-        if regime.startswith("gemm"):
+        # Imported tables hold none of these; whoever measures has them among the rows.
+        if regime.startswith("gemm") and self.profile.imported:
             ragged = np.array([op.m > TILE_ROWS and op.m % TILE_ROWS > 0 for op in ops])
             seconds = np.where(ragged, RAGGED_FACTOR * seconds, seconds)
             stds = np.where(ragged, np.hypot(stds, RAGGED_STD), stds)
