@@ -208,6 +208,7 @@ class Timer:
 REFERENCE_S: Final = 5.367e-4
 LAYERS: Final = 12
 WARM_UP: Final = 3
+BURST: Final = 20  # passes between pauses
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +230,8 @@ class HostSpeed:
 
 def measure_host(budget_s: float = 60.0) -> HostSpeed:
     """How fast this machine's host launches kernels, what a draft without CUDA graphs waits for:
-    decoder layers for up to `budget_s` seconds (a few suffice where nothing disturbs).
+    decoder layers for up to `budget_s` seconds, with pauses: a virtual machine may be slower by half
+    for a second or more (vLLM on an H200, benchmarks/results/2026-11-26-gpu).
 
     Layers of transformers, so narrow that a kernel is over before the next is launched, run one
     token after another; what a layer takes the thread is Python, the dispatcher and, on a GPU, the
@@ -265,6 +267,8 @@ def measure_host(budget_s: float = 60.0) -> HostSpeed:
                 found.append((time.thread_time() - start) / LAYERS)
                 if device == "cuda":
                     torch.cuda.synchronize()
+                if len(found) % BURST == 0:
+                    time.sleep(min(1.0, 0.05 * budget_s))
     finally:
         torch.set_num_threads(threads)
     kept = sorted(found[WARM_UP:])
