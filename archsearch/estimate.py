@@ -16,6 +16,8 @@ Numbers: TypeAlias = "float | NDArray[np.float64]"
 """A number, or an array in its place: of many drafts, of many rates."""
 N = TypeVar("N", float, Array, Numbers)
 """A number in, a number out; an array in, an array out."""
+QUANTILE_95: Final = 1.6448536269514722
+"""Of the standard normal distribution; its negative is the 5 % one."""
 SOURCES: Final = ("measured", "modelled", "roofline", "prior", "published", "given")
 
 
@@ -50,6 +52,20 @@ class Estimate:
     def relative_std(self) -> float:
         """std / |value|; infinite for a value of 0."""
         return self.std / abs(self.value) if self.value else math.inf
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """5 and 95 % of what is never negative: its own quantiles, else a normal distribution's."""
+        if self.low is not None and self.high is not None:
+            return self.low, self.high
+        spread = QUANTILE_95 * self.std
+        return max(0.0, self.value - spread), self.value + spread
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """(low, high) for a figure: one standard deviation where a quantile is not known."""
+        low = self.value - self.std if self.low is None else self.low
+        return low, self.value + self.std if self.high is None else self.high
 
     def to_dict(self) -> dict[str, object]:
         """{"value", "std", "source"}, with "low" and "high" (5 and 95 %) where they are known."""

@@ -24,16 +24,18 @@ BEYOND: Final = "an integer of more than 64 bits"
 _LONG_INTEGER: Final = re.compile(r"\d{19}")
 
 
-def locked(handle: IO[Any]) -> bool:
+def locked(handle: IO[Any], *, wait: bool = False) -> bool:
     """Take the kernel's lock on an open file, which dies with the process; False where another one
-    has it. True where the system has no such locks (Windows)."""
+    has it and is not to be waited for. True where the system has no such locks (Windows)."""
     try:
         import fcntl
     except ImportError:
         return True
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
+        if wait:
+            raise
         return False
     return True
 

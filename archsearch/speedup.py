@@ -18,11 +18,11 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import mul
 from typing import Final
 
-from archsearch.estimate import Array, Estimate, N, Numbers, weakest_source
+from archsearch.estimate import QUANTILE_95, Array, Estimate, N, Numbers, weakest_source
 
 ALPHA_LIMITS: Final = (0.002, 0.998)  # beyond these a measured alpha says nothing about its logit
 
@@ -384,10 +384,6 @@ def break_even_estimate(gamma: int, decode_s: Estimate, round_s: Estimate) -> Es
 # --- the shape of the doubt
 
 
-# of the standard normal distribution; its negative is the 5 % one
-QUANTILE_95: Final = 1.6448536269514722
-
-
 def alpha_interval(alpha: Estimate) -> tuple[float, float]:
     """5 and 95 % of alpha, whose logit is taken as normal: it stays between 0 and 1, and leans
     where alpha is near them. At the ends of that range themselves the logit says nothing, and alpha
@@ -429,26 +425,45 @@ def tau_interval(alpha: Estimate, gamma: int, drift: Estimate | None = None) -> 
 
 
 def speedup_interval(
-    speedup: Estimate,
-    tau_value: Estimate,
-    tau_bounds: tuple[float, float],
-    round_s: Estimate | None = None,
+    speedup: Estimate, tau_value: Estimate, round_s: Estimate | None = None
 ) -> tuple[float, float]:
-    """5 and 95 % of a speed-up whose tau lies between `tau_bounds`. What its std holds besides
-    tau's, the times' part, is normal in the logarithm; on each side the two add in squares. A round
-    with bounds of its own counts with them instead of its std: an engine's host may be much slower
-    and hardly faster."""
+    """5 and 95 % of a speed-up from those of tau; a tau without them counts as known. What its std
+    holds besides tau's, the times' part, is normal in the logarithm; on each side the two add in
+    squares. A round with bounds of its own counts with them instead of its std: an engine's host
+    may be much slower and hardly faster."""
     times = max(speedup.relative_std**2 - tau_value.relative_std**2, 0.0)
     rounds = (0.0, 0.0)
     if round_s is not None and round_s.low is not None and round_s.high is not None:
         times = max(times - round_s.relative_std**2, 0.0)
         rounds = (math.log(round_s.high / round_s.value), math.log(round_s.value / round_s.low))
-    down, up = (abs(math.log(bound / tau_value.value)) for bound in tau_bounds)
+    ends = (tau_value.low, tau_value.high)
+    down, up = (0.0 if end is None else abs(math.log(end / tau_value.value)) for end in ends)
     low, high = (
         sign * math.hypot(part, QUANTILE_95 * math.sqrt(times), max(other, 0.0))
         for sign, part, other in ((-1.0, down, rounds[0]), (1.0, up, rounds[1]))
     )
     return speedup.value * math.exp(low), speedup.value * math.exp(high)
+
+
+# --- where it pays
+
+
+def levels(gains: Sequence[float]) -> list[float]:
+    """Speed-ups in the logarithm, in which they are read between points: 0 where nothing is
+    gained."""
+    return [math.log(max(gain, 1e-9)) for gain in gains]
+
+
+def crossing(
+    xs: Sequence[float], above: Sequence[float], *, rising: bool = False, logs: bool = True
+) -> float | None:
+    """The first x at which `above` falls to 0 (`rising`: rises to it), by a straight line between
+    points (`logs`: in the logarithm of x); None where it does not."""
+    for (x, after_x), (before, later) in zip(pairwise(xs), pairwise(above), strict=False):
+        if (before < 0.0 <= later) if rising else (before > 0.0 >= later):
+            share = before / (before - later)
+            return x * (after_x / x) ** share if logs and x > 0 else x + share * (after_x - x)
+    return None
 
 
 # --- what a measured speed-up decides

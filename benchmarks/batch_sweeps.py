@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from archsearch.engine_rounds import round_costs
 from archsearch.errors import ArchsearchError
-from archsearch.traffic.steady import crossing
+from archsearch.speedup import crossing, levels
 from engine_rounds import Predicted, Row, constants_for, fit, passes_of, predict, read_rows
 
 LEAST: Final = 3  # batch sizes of a sweep
@@ -81,14 +81,16 @@ def run() -> dict[str, Any]:
     ):
         found = [told(row, without[source]) for row in group]
         pairs = [(item.row.batch, item.measured_speedup, item.speedup) for item in found]
-        measured = crossing([batch for batch, _, _ in pairs], [seen for _, seen, _ in pairs])
+        measured = crossing(
+            [batch for batch, _, _ in pairs], levels([seen for _, seen, _ in pairs])
+        )
         predicted = None
         if measured is not None:
             far = [
                 (batch, told(replace(group[-1], batch=batch), without[source]).speedup)
                 for batch in BATCHES
             ]
-            predicted = crossing([batch for batch, _ in far], [gain for _, gain in far])
+            predicted = crossing([batch for batch, _ in far], levels([gain for _, gain in far]))
         result.append(
             {
                 "source": source,

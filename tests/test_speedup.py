@@ -199,7 +199,7 @@ def test_intervals_agree_with_sampling(alpha, std, gamma, drift):
     bounds = sp.tau_interval(known, gamma, along)
     close(bounds, taus, 0.02)
     gain = sp.speedup_estimate(middle, *times)
-    close(sp.speedup_interval(gain, middle, bounds), taus * decode / rounds, 0.03)
+    close(sp.speedup_interval(gain, middle.between(bounds)), taus * decode / rounds, 0.03)
 
 
 def test_intervals_of_what_is_known_are_points():
@@ -209,9 +209,10 @@ def test_intervals_of_what_is_known_are_points():
     assert sp.tau_interval(sure, 4) == pytest.approx((value, value)) and sp.tau_interval(
         sure, 0
     ) == (1.0, 1.0)
-    assert sp.speedup_interval(
-        Estimate(2.0, 0.0, "given"), Estimate(value, 0.0, "given"), (value, value)
-    ) == (2.0, 2.0)
+    assert sp.speedup_interval(Estimate(2.0, 0.0, "given"), Estimate(value, 0.0, "given")) == (
+        2.0,
+        2.0,
+    )
     low, high = sp.alpha_interval(Estimate(0.0, 0.01, "measured"))
     assert low == 0.0 and 0.0 < high < 0.1
 

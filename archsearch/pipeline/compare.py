@@ -97,7 +97,7 @@ class _Opened:
         mix = asked.get("workload")
         values: dict[str, Any] = {
             "target": asked.get("target"),
-            "device": info["device"].get("key", ""),
+            "device": self.run.device,
             "engine": f"{engine} {self.score.engine_version or ''}".rstrip(),
             **{name: info["profile"].get(name) or asked.get(name) for name in ("mode", "dtype")},
             "tensor parallel": ranks,

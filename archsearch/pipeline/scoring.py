@@ -15,7 +15,6 @@ from archsearch.progress import ProgressLine
 from archsearch.records import WRONG_SHAPE, save
 from archsearch.report.chart_files import drawn, write_picture
 from archsearch.report.costs import ParetoGoal, ParetoSet, pareto_chart
-from archsearch.report.phrases import interval
 from archsearch.runs.run import RUNGS_FILE
 from archsearch.search import study
 from archsearch.search.exact import can_rank_alone, exact_grid, rank_alone
@@ -78,11 +77,11 @@ def hopeless(session: SearchSession) -> str:
     trained = (INDEPENDENT, *HEAD_FAMILIES)
     spaces = [space for space in session.families.spaces if space.family in trained]
     found = [score for space in spaces for score in _scored(session, space).best]
-    best = max(found, key=lambda score: interval(score.speedup)[1], default=None)
-    if best is None or interval(best.speedup)[1] >= 1.0:
+    best = max(found, key=lambda score: score.speedup.interval[1], default=None)
+    if best is None or best.speedup.interval[1] >= 1.0:
         return ""
     request, workload = session.request, session.scorer.workload
-    low, high = interval(best.speedup)
+    low, high = best.speedup.interval
     alpha, needed = best.alpha, best.break_even_alpha
     pays = (
         "no alpha would make it pay"

@@ -16,10 +16,9 @@ from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.forms import vllm_drafter_config
 from archsearch.estimate import Estimate
 from archsearch.needs import Needs
-from archsearch.report.phrases import interval, verdict
+from archsearch.report.phrases import verdict
 from archsearch.report.reading import Shown
 from archsearch.report.terminal.layout import WIDTH, table
-from archsearch.runs.run import Run
 
 SCREEN: Final = 25
 """Lines of the first screen, whatever there is to say."""
@@ -71,7 +70,7 @@ class Option:
     @property
     def ranked_by(self) -> float:
         """Its speed-up, the lower end where acceptance is assumed (`Score.ranked_by`)."""
-        return interval(self.gain)[0] if self.assumed else self.gain.value
+        return self.gain.interval[0] if self.assumed else self.gain.value
 
     @property
     def name(self) -> str:
@@ -95,7 +94,7 @@ class Option:
 
 def gain_words(gain: Estimate) -> str:
     """`1.96x (1.50 to 2.56)`: the value, and 5 to 95 %."""
-    low, high = interval(gain)
+    low, high = gain.interval
     return f"{gain.value:.2f}x ({low:.2f} to {high:.2f})"
 
 
@@ -107,9 +106,9 @@ def amount(number: float) -> str:
     return f"{number:.0f}"
 
 
-def unit_of(run: Run) -> str:
-    """Whose hours a training takes: those of the searched device."""
-    return "CPU" if run.info["device"].get("kind") == "cpu" else "GPU"
+def unit_of(device: str) -> str:
+    """Whose hours a training takes, by the key of the searched device."""
+    return "CPU" if device.startswith("cpu") else "GPU"
 
 
 def hours_words(hours: float, unit: str) -> str:

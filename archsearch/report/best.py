@@ -9,7 +9,6 @@ from archsearch.report.answer import Option, having_words, shown_rows
 from archsearch.report.phrases import (
     PART_HEADER,
     SOURCES,
-    interval,
     launches,
     millions,
     objective_words,
@@ -41,7 +40,7 @@ def section_best(found: Sequence[Shown], unit: str) -> Section:
     by_rank = {item.rank: item for item in found}
     rows: list[list[Cell | str]] = []
     for option in shown:
-        item, (low, high) = by_rank[option.rank], interval(option.gain)
+        item, (low, high) = by_rank[option.rank], option.gain.interval
         how = "measured" if option.measured else option.gain.source
         gain = Cell(f"{option.gain.value:.2f}x", f"{low:.2f} to {high:.2f}, {how}")
         named = text_cell(option.name, item.stage, wrap=True)

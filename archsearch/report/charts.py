@@ -96,13 +96,6 @@ def colour(number: int) -> str:
     return SERIES[number % len(SERIES)]
 
 
-def bounds(estimates: Sequence[Estimate]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(low, high) of estimates: their 5 and 95 % quantiles where they are known, else one standard
-    deviation either way."""
-    low = tuple(e.value - e.std if e.low is None else e.low for e in estimates)
-    return low, tuple(e.value + e.std if e.high is None else e.high for e in estimates)
-
-
 def line(
     name: str,
     points: Iterable[tuple[float | str, float | Estimate]],
@@ -115,7 +108,7 @@ def line(
     xs, ys = zip(*points, strict=True)
     if bars:
         bare = [replace(y, low=None, high=None) for y in ys] if bars == "std" else ys
-        look["low"], look["high"] = bounds(bare)
+        look["low"], look["high"] = zip(*(y.bounds for y in bare), strict=True)
     return Series(name, xs, tuple(y.value if isinstance(y, Estimate) else y for y in ys), **look)
 
 

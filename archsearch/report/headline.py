@@ -17,7 +17,6 @@ from archsearch.report.phrases import (
     SOURCES,
     break_even_words,
     identity_words,
-    interval,
     millions,
     objective_words,
     round_words,
@@ -77,7 +76,7 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
         f"Speculation {verdict(stated, measured=timed)} {where}: {stated.value:.2f}x {how}{at_best}"
     )
     alpha = score.alpha
-    low, high = interval(stated)
+    low, high = stated.interval
     lines = [
         _draft_words(lead, score.gamma),
         *([] if score.mix is None else [f"{_capital(objective_words(score.mix))}."]),
@@ -400,10 +399,9 @@ def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> 
         words = "Run its real cycle, with random weights, at the predicted alpha"
         return _next_of_existing(run, lead, [(words, proof)] if proves else [])
     shape = "Prove the shape before training it: its real cycle, at the predicted alpha"
-    device = run.info["device"].get("key", "the device")
     weights = (
         "Give the draft weights, distilled from the target (needs the target's weights; on"
-        f" {device})"
+        f" {run.device or 'the device'})"
     )
     return [
         *([(shape, proof)] if proves else []),

@@ -26,7 +26,7 @@ from archsearch.report.families import section_families
 from archsearch.report.headline import Headline
 from archsearch.report.learning import section_ladder, section_learning, section_rungs
 from archsearch.report.load import section_load, section_schedule
-from archsearch.report.phrases import hub_name, interval, shell_path
+from archsearch.report.phrases import hub_name, shell_path
 from archsearch.report.plots import section_plots
 from archsearch.report.predicted import section_batch, section_elsewhere, section_time, section_why
 from archsearch.report.reading import Reading, complete_trials, read_run
@@ -67,13 +67,13 @@ def page_of(run: Run) -> tuple[str, list[Section]]:
     head = whole_headline(run, reading)
     sections = [section for section in sections_of(run, reading, head) if section]
     opening = _opening(run, head, [Option.of(item) for item in reading.candidates], reading.curves)
-    title = f"archsearch: {run.arguments.get('target', '')} on {run.info['device'].get('key', '')}"
+    title = f"archsearch: {run.arguments.get('target', '')} on {run.device}"
     return html_page(title, sections, opening), sections
 
 
 def sections_of(run: Run, reading: Reading, head: Headline) -> list[Section]:
     """What there is to say of a run, in the order of the page; empty where its file is missing."""
-    found, unit = reading.candidates, unit_of(run)
+    found, unit = reading.candidates, unit_of(run.device)
     parts = [
         Section(
             "Files that could not be read",
@@ -184,19 +184,19 @@ def _opening(run: Run, head: Headline, options: Sequence[Option], curves: Curves
     """The number, what one can have and how to serve it; folded, how sure that is and why."""
     info, trials = run.info, len(complete_trials(run))
     searched = f"{trials} scored trials" if trials else "no trials written yet"
-    device = info["device"].get("key", "device unknown")
+    device = run.device or "device unknown"
     about = ("archsearch report", info["arguments"].get("target", ""), device, searched)
     above, number, serve = head.lines[:1], None, Section()
     if head.lead is not None:
         option = Option.of(head.lead)
-        low, high = interval(option.gain)
+        low, high = option.gain.interval
         # else the title's number is of a run under load
         if f"{option.gain.value:.2f}x" in head.title:
             how = "measured" if option.measured else "predicted"
             sure = f"{low:.2f}x to {high:.2f}x (5 to 95 %), {how}"
             number = (f"{option.gain.value:.2f}x", sure)
         if not any(each.weights for each in options):
-            above = [*head.lines[:1], *sentences(options, "", unit_of(run), None)[1:]]
+            above = [*head.lines[:1], *sentences(options, "", unit_of(run.device), None)[1:]]
         serve = _serve(run, options, curves)
     more = Section("How sure, and what it rests on", words=head.lines[1:], folded=True)
     answer = Section(words=above, parts=[more])
@@ -209,7 +209,7 @@ def _serve(run: Run, options: Sequence[Option], curves: Curves | None) -> Sectio
     today = best_at_hand(options, trained=False)
     at = curves.at if curves is not None else {}
     ranks = run.arguments.get("tensor_parallel") or at.get("tensor_parallel")
-    if today is None or ranks is None or interval(today.gain)[1] <= 1.0:
+    if today is None or ranks is None or today.gain.interval[1] <= 1.0:
         return Section()
     target = hub_name(str(run.arguments.get("target", "")))
     engine = str(run.arguments.get("engine") or "vllm")

@@ -34,9 +34,6 @@ MANTISSA_BITS: Final = {"bfloat16": 7, "float16": 10, "float32": 23}
 
 UNPROFILED: Final = re.compile(r"WARNING:? (.+?)(?:[;.] |[;.]?$)")
 
-NORMAL_95: Final = 1.645
-"""Standard deviations to the 5 and 95 % quantiles of a normal distribution."""
-
 
 def slowdown_words(slowdown: float | None) -> str:
     """What was done to measured times before their part in an error was worked out; "" where
@@ -80,16 +77,9 @@ def host_words(score: Score) -> str:
     return f"{text}; the kernels take {1e3 * (score.draft_s.value + score.verify_s.value):.1f}"
 
 
-def interval(gain: Estimate) -> tuple[float, float]:
-    """5 and 95 % of an estimate: its own quantiles, else those of a normal distribution."""
-    if gain.low is not None and gain.high is not None:
-        return gain.low, gain.high
-    return max(0.0, gain.value - NORMAL_95 * gain.std), gain.value + NORMAL_95 * gain.std
-
-
 def verdict(gain: Estimate, *, measured: bool = False) -> str:
     """Whether speculation pays, by the 5 to 95 % interval alone: `may` where 1x lies inside."""
-    low, high = interval(gain)
+    low, high = gain.interval
     if low > 1.0:
         return "pays" if measured else "should pay"
     return "does not pay" if high < 1.0 else "may pay"

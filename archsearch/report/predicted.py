@@ -53,7 +53,7 @@ def stops_words(name: Swept, curves: Sequence[Curve]) -> str:
     if not points:
         return ""
     what = _AXES[name][0].partition(" against ")[2]
-    at, first, last = curves[0].crossing(), points[0], points[-1]
+    at, first, last = curves[0].passes_one(), points[0], points[-1]
     if at is None:
         pays, span = last.speedup.value > 1.0, (_place(name, first.x), _place(name, last.x))
         how = "pays" if pays else "does not pay"
@@ -71,8 +71,8 @@ def stops_words(name: Swept, curves: Sequence[Curve]) -> str:
 def _edge_words(name: Swept, curve: Curve) -> str:
     """Where a curve that pays at its start stops doing so by the lower end of its interval; ""
     where that is not before."""
-    edge, first = curve.crossing(edge=True), curve.points[0].speedup
-    if (first.value - first.std if first.low is None else first.low) < 1.0:
+    edge, first = curve.passes_one(edge=True), curve.points[0].speedup
+    if first.bounds[0] < 1.0:
         return " Nowhere for sure: the lower edge of its interval lies below 1x from the start."
     if edge is None:
         return ""

@@ -68,6 +68,11 @@ class Run:
         return self.info["arguments"]
 
     @property
+    def device(self) -> str:
+        """Key of the searched device; "" where that is not written down."""
+        return str(self.info["device"].get("key", ""))
+
+    @property
     def run_file(self) -> Path:
         """run.yaml."""
         return self.path / "run.yaml"
@@ -206,7 +211,7 @@ class Run:
         asked = (
             str(shown(self.path)),
             str(self.arguments.get("target", "")),
-            str(self.info["device"].get("key", "")),
+            self.device,
             str(complete),
         )
         try:

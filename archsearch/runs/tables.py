@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self, get_args
 
@@ -18,6 +17,7 @@ from archsearch.runs.confirmed import Exact, Judged
 from archsearch.schedule import GammaSchedule, check_schedule
 from archsearch.search import ranking
 from archsearch.search.objective import Score
+from archsearch.speedup import crossing
 
 BUDGETS_FILE: Final = "budgets.json"
 
@@ -83,20 +83,12 @@ class Curve:
     label: str
     points: tuple[Point, ...]
 
-    def crossing(self, edge: bool = False) -> float | None:
-        """Where the speed-up passes 1, between two points by a straight line; None where it never
-        does. Of several the first. `edge`: where the lower end of its interval does (5 %, or one
-        standard deviation where that is all that is known)."""
-
-        def above(gain: Estimate) -> float:
-            low = gain.value - gain.std if gain.low is None else gain.low
-            return (low if edge else gain.value) - 1.0
-
-        for left, right in pairwise(self.points):
-            first, second = above(left.speedup), above(right.speedup)
-            if first != second and (first > 0.0) != (second > 0.0):
-                return left.x + (right.x - left.x) * first / (first - second)
-        return None
+    def passes_one(self, edge: bool = False) -> float | None:
+        """Where the speed-up first passes 1; None where it never does. `edge`: where the lower end
+        of its bounds does."""
+        gains = [point.speedup for point in self.points]
+        above = [(gain.bounds[0] if edge else gain.value) - 1.0 for gain in gains]
+        return crossing([point.x for point in self.points], above, rising=above[0] < 0, logs=False)
 
 
 @dataclass(frozen=True)

@@ -411,14 +411,8 @@ class Scorer:
         gain = speculation.speedup_estimate(
             tau, self.decode_s, round_s, best.verify_s, self.target_correlation
         )
-        if tau.low is not None and tau.high is not None:
-            gain = gain.between(
-                speculation.speedup_interval(gain, tau, (tau.low, tau.high), round_s)
-            )
-        elif round_s.low is not None:  # acceptance is given, but the host's speed is not
-            gain = gain.between(
-                speculation.speedup_interval(gain, tau, (tau.value, tau.value), round_s)
-            )
+        if tau.low is not None or round_s.low is not None:  # given acceptance has no bounds
+            gain = gain.between(speculation.speedup_interval(gain, tau, round_s))
         return Score(
             rank=None,
             architecture=drafter.architecture,

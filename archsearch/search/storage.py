@@ -29,7 +29,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
 from archsearch.acceptance.estimator import AcceptanceEstimator
 from archsearch.errors import ArchsearchError, InvalidShapeError
-from archsearch.files import digest
+from archsearch.files import digest, locked
 from archsearch.search.objective import Scorer
 from archsearch.search.space import InvalidShape, SearchSpace, numeric_values
 
@@ -53,16 +53,10 @@ class FileLock:
         self._handle: IO[bytes] | None = None
 
     def acquire(self) -> bool:
-        import fcntl
-
         handle = open(self.path, "ab")  # noqa: SIM115 - closed by release
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        except BaseException:
-            handle.close()
-            raise
+        taken = locked(handle, wait=True)
         self._handle = handle
-        return True
+        return taken
 
     def release(self) -> None:
         if self._handle is not None:

@@ -24,7 +24,6 @@ from archsearch.drafters.registry import as_drafter
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate, weakest_source
 from archsearch.search.objective import Score, Scorer
-from archsearch.traffic.steady import crossing
 from archsearch.workload import Workload
 
 Axis = Literal["batch", "context", "gamma", "alpha"]
@@ -225,8 +224,7 @@ def _point(scorer: Scorer, drafter: Drafter, axis: Axis, x: float, held: Held | 
     most = share.value if share is not None else 1.0
     gain = score.speedup
     if gain.low is None and score.round_s is not None:  # acceptance is given: the times' own doubt
-        sure = (score.tau.value, score.tau.value)
-        gain = gain.between(speculation.speedup_interval(gain, score.tau, sure, score.round_s))
+        gain = gain.between(speculation.speedup_interval(gain, score.tau, score.round_s))
     # every draft token accepted, in as many rounds as have any
     certain = {gamma: Estimate(1.0 + most * gamma, 0.0, "given") for gamma in local.gammas}
     return CurvePoint(
@@ -257,11 +255,15 @@ def _with_crossings(points: Sequence[CurvePoint], sweep: Sweep) -> Curve:
     short = [point.x for point in points if sweep.axis == "batch" and point.running < point.x]
     logs = sweep.axis in ("batch", "context")
     gains = [point.throughput_gain for point in points]
+
+    def stops(gains: Sequence[float], rising: bool = False) -> float | None:
+        return speculation.crossing(xs, speculation.levels(gains), rising=rising, logs=logs)
+
     return Curve(
-        starts=crossing(xs, gains, rising=True, logs=logs),
-        stops=crossing(xs, gains, logs=logs),
-        stops_between=(crossing(xs, low, logs=logs), crossing(xs, high, logs=logs)),
-        ideal_stops=crossing(xs, [point.ideal for point in points], logs=logs),
+        starts=stops(gains, rising=True),
+        stops=stops(gains),
+        stops_between=(stops(low), stops(high)),
+        ideal_stops=stops([point.ideal for point in points]),
         memory_stops=short[0] if short else None,
         points=tuple(points),
     )

@@ -198,8 +198,8 @@ class MixScorer(Scorer):
             self.target_correlation,
         )
         down = up = speculation.QUANTILE_95 * gain.relative_std
-        if tau.low is not None and tau.high is not None:
-            low, high = speculation.speedup_interval(gain, tau, (tau.low, tau.high))
+        if tau.low is not None:
+            low, high = speculation.speedup_interval(gain, tau)
             down, up = math.log(gain.value / low), math.log(high / gain.value)
         if each.gamma:
             return gain.relative_std, down, up

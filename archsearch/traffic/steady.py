@@ -28,11 +28,9 @@ simulation in `traffic.simulation`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -40,7 +38,7 @@ from numpy.typing import ArrayLike
 
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Array, Numbers
-from archsearch.speedup import accepted_by_position, drifting_positions
+from archsearch.speedup import accepted_by_position, crossing, drifting_positions, levels
 
 MOST_RUNNING: Final = 1024
 RATES: Final = 48  # looked at for the one above which speculation should be off
@@ -318,18 +316,5 @@ def crossing_rate(plain: Service, drafting: Sequence[Service]) -> float | None:
         return 0.0
     # full while the plain server still keeps up
     end = top if able < plain.most_requests_per_s else None
-    found = crossing(rates.tolist(), gains, logs=False)
+    found = crossing(rates.tolist(), levels(gains), logs=False)
     return end if found is None else found
-
-
-def crossing(
-    xs: Sequence[float], gains: Sequence[float], *, rising: bool = False, logs: bool = True
-) -> float | None:
-    """The first x at which `gains` falls to 1 (`rising`: rises to it), read between points; None
-    where it does not."""
-    logged = [math.log(max(gain, 1e-9)) for gain in gains]
-    for (x, after_x), (before, later) in zip(pairwise(xs), pairwise(logged), strict=False):
-        if (before < 0.0 <= later) if rising else (before > 0.0 >= later):
-            share = before / (before - later)
-            return x * (after_x / x) ** share if logs and x > 0 else x + share * (after_x - x)
-    return None

@@ -23,7 +23,7 @@ from archsearch.report.answer import (
     serve_command,
     shown_rows,
 )
-from archsearch.report.phrases import interval, verdict
+from archsearch.report.phrases import verdict
 from archsearch.report.terminal.layout import WIDTH, wrapped
 
 TARGET = catalogue.load("llama-3.1-8b").architecture
@@ -78,7 +78,7 @@ OPTIONS = [EXISTS, *DRAFTS, LOOKUP]
 def test_the_interval_alone_decides_whether_it_pays(speedup: Estimate, words: str) -> None:
     assert verdict(speedup) == words
     assert verdict(speedup, measured=True) == words.replace("should pay", "pays")
-    low, high = interval(speedup)
+    low, high = speedup.interval
     assert low < speedup.value < high
 
 

@@ -149,7 +149,7 @@ def test_what_a_budget_buys_is_the_first_picture(tmp_path: Path) -> None:
         "n-gram lookup": there_at,
     }
     assert charts[0].ticks == (1.0, 10.0, 100.0) and charts[0].tick_names == ("0", "10", "100")
-    assert "EAGLE-3 head: a/head" in page and "100 GPU-h, 400M" in page
+    assert "EAGLE-3 head: a/head" in page and "100 CPU-h, 400M" in page
     (run.path / "budgets.json").write_text('{"device": 1}')
     page, sections = page_of(run)
     assert "Files that could not be read" in page and charts_of(sections)[0].key == "by-batch"

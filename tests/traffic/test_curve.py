@@ -11,8 +11,9 @@ import pytest
 from archsearch.acceptance.estimator import GivenAcceptance
 from archsearch.errors import ArchsearchError
 from archsearch.search.objective import Scorer
+from archsearch.speedup import crossing, levels
 from archsearch.traffic.curve import AXES, curve, sweep_of
-from archsearch.traffic.steady import RoundTokens, crossing
+from archsearch.traffic.steady import RoundTokens
 from archsearch.traffic.times import drafting_service, ladder, times_over_batches
 from archsearch.workload import Workload
 from tests.doubles.serving import DRAFT, TARGET, FormulaLatency
@@ -105,9 +106,9 @@ def test_times_between_rungs_are_close() -> None:
 
 
 def test_crossings() -> None:
-    assert crossing([1.0, 2.0, 4.0], [2.0, 0.5, 0.4]) == pytest.approx(2**0.5)
-    assert crossing([0.1, 0.3], [0.5, 2.0], rising=True, logs=False) == pytest.approx(0.2)
-    assert crossing([1.0, 2.0], [2.0, 1.5]) is None
+    assert crossing([1.0, 2.0, 4.0], levels([2.0, 0.5, 0.4])) == pytest.approx(2**0.5)
+    assert crossing([0.1, 0.3], levels([0.5, 2.0]), rising=True, logs=False) == pytest.approx(0.2)
+    assert crossing([1.0, 2.0], levels([2.0, 1.5])) is None
 
 
 @pytest.mark.parametrize(

@@ -89,9 +89,8 @@ class Measured:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """5-95 % of the speed-up; of a normal distribution where the file lacks it."""
-        spread = 1.645 * self.gain.std
-        return self.speedup_interval or (self.gain.value - spread, self.gain.value + spread)
+        """5-95 % of the speed-up."""
+        return self.speedup_interval or self.gain.interval
 
     def round_terms(
         self, tau: float, decode_s: float | None, target_s: float | None

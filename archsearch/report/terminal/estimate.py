@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from archsearch.records import Inline
-from archsearch.report.answer import SCREEN, gain_words, hours_words, needs_words
+from archsearch.report.answer import SCREEN, gain_words, hours_words, needs_words, unit_of
 from archsearch.report.phrases import (
     PART_HEADER,
     AskedOver,
@@ -93,11 +93,6 @@ class Estimated(AskedOver):
     with_prompts: WithPrompts | None
 
     @property
-    def unit(self) -> str:
-        """Whose hours a training takes."""
-        return "CPU" if self.device.startswith("cpu") else "GPU"
-
-    @property
     def engines(self) -> list[str]:
         return list(dict.fromkeys(entry.served for entry in self.drafts))
 
@@ -124,7 +119,7 @@ class Estimated(AskedOver):
 def estimate_text(result: Estimated, *, explain: bool = False) -> str:
     """The answer in at most SCREEN lines of 100 columns; with `explain` all that it rests on behind
     it."""
-    entries, engines, unit = result.drafts, result.engines, result.unit
+    entries, engines, unit = result.drafts, result.engines, unit_of(result.device)
     best = max(entries, key=lambda entry: (not entry.no_room, entry.score.speedup.value))
     budget, gain = result.training_budget, best.score.speedup
     hours = "" if budget is None else hours_words(budget.gpu_hours, unit)

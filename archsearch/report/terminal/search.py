@@ -36,7 +36,6 @@ from archsearch.report.phrases import (
     AskedOver,
     ServedBy,
     hub_name,
-    interval,
     latency_warning,
     mix_words,
     shell_path,
@@ -188,7 +187,7 @@ def search_text(result: Searched, *, explain: bool = False) -> str:
         return explained_text(result, run, reading)
     head = headline(run, reading.candidates)
     budget = result.training_budget
-    unit = unit_of(run)
+    unit = unit_of(run.device)
     where = f"for {result.target} on {result.device}"
     where += "" if result.mix is None else " over the mix of work"
     if any(option.weights for option in options):
@@ -231,7 +230,7 @@ def _next_step(
     first."""
     today = best_at_hand(options, trained=False)
     trained = any(option.weights for option in options)
-    if today is not None and not trained and interval(today.gain)[1] > 1.0:
+    if today is not None and not trained and today.gain.interval[1] > 1.0:
         ranks, target = result.workload.tensor_parallel, hub_name(result.target)
         # The name of a folder or a GGUF file is nothing that an engine finds.
         command = serve_command(today, target, result.by.engine, ranks) if "/" in target else None
@@ -350,7 +349,7 @@ def summary_text(run: Run, reading: Reading | None = None) -> str:
     said = [*head.lines, *(f"WARNING: {problem}" for problem in reading.problems)]
     lines = [head.title, *(f"  {line}" for text in said for line in wrap(text, 96)), ""]
     options = [Option.of(item) for item in found]
-    lines += [*rows_text(options, unit_of(run)), ""] if options else []
+    lines += [*rows_text(options, unit_of(run.device)), ""] if options else []
     lines += section_lines(Section("Learning curve", learning_lines(reading)))
     return "\n".join([*lines, *section_lines(Section("Next", commands=head.next))[:-1]])
 
