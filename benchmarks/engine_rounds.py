@@ -272,13 +272,7 @@ def step_s(row: Row, arch: Architecture, part: Part, prompts: Sequence[Part]) ->
     if prompts:
         found: Estimate = model.composed_.step_s(arch, [part, *prompts], row.ranks)
     else:
-        shape = {
-            "batch": part.batch,
-            "tokens": part.tokens,
-            "context": part.context,
-            "logits": part.logits,
-        }
-        found = model.forward_s(arch, ranks=row.ranks, **shape)
+        found = model.pass_s(arch, (part, False), row.ranks)
     return found
 
 
@@ -353,11 +347,8 @@ def before_s(row: Row) -> tuple[float, float]:
     passes = passes_of(row, 1, prompts=False)
     engine = row.klass.partition("-")[0]
     host = (1.0e-4 + 3.4e-5 * row.batch) if engine == "vllm" else (1.0e-4 + 1.7e-5 * row.batch)
-    step = (
-        latency(row.device)
-        .forward_s(architecture(row.target), batch=row.batch, context=row.context, ranks=row.ranks)
-        .value
-    )
+    part = Part(row.batch, 1, row.context)
+    step = latency(row.device).pass_s(architecture(row.target), (part, False), row.ranks).value
     return passes.verify_s.value + passes.draft_s.value + host, step + host
 
 

@@ -172,9 +172,8 @@ def steps(source: str, name: str, models: Sequence[tuple[str, int]]) -> dict[str
                     architecture_of(target), [Part(batch, tokens, 1024)], ranks
                 ).value
                 answer = carried.step_s(architecture_of(target), [Part(batch, tokens, 1024)], ranks)
-                flat = sheet.forward_s(
-                    architecture_of(target), batch=batch, tokens=tokens, context=1024, ranks=ranks
-                ).value
+                asked = Part(batch, tokens, 1024), False
+                flat = sheet.pass_s(architecture_of(target), asked, ranks).value
                 cases.append(
                     {
                         "target": target,

@@ -195,33 +195,14 @@ class DraftPasses(LatencyOfRounds):
     draft_logits: int | None = None
     """Tokens per sequence whose logits a draft's pass computes; None: all."""
 
-    def forward_s(
-        self,
-        arch: Architecture,
-        *,
-        batch: int = 1,
-        tokens: int = 1,
-        context: int = 256,
-        ranks: int = 1,
-        cold: bool = False,
-        logits: int | None = None,
-    ) -> Estimate:
-        """Seconds of one forward pass of `tokens` new tokens per sequence against `context` cached
-        ones, on a GPU with the choice of the next tokens (on a CPU that is part of what an engine
-        adds).
-
-        cold: weights come from memory (the first draft token after a verification); otherwise the
-        pass runs in a loop.
-        logits: tokens per sequence whose logits are computed; None means all.
-        """
-        return self.pass_s(arch, (Part(batch, tokens, context, logits), cold), ranks)
-
     def pass_s(self, arch: Architecture, asked: Pass, ranks: int) -> Estimate:
-        """`forward_s` of a part, and whether its weights come from memory."""
+        """Seconds of one forward pass, on a GPU with the choice of the next tokens (on a CPU that
+        is part of what an engine adds). Cold: weights come from memory (the first draft token after
+        a verification); otherwise the pass runs in a loop."""
         raise NotImplementedError
 
     def ops_s(self, ops: PassOps, cold: bool = True) -> Estimate:
-        """Seconds of one pass given by its ops; `cold` as in `forward_s`."""
+        """Seconds of one pass given by its ops; `cold` as in `pass_s`."""
         raise NotImplementedError
 
     def grid_s(self, grid: ShapeGrid, passes: Sequence[Pass], ranks: int) -> list[Numbers]:

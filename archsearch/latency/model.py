@@ -149,7 +149,6 @@ class LatencyModel(FittedPasses, DraftPasses):
     # --- answers
 
     def pass_s(self, arch: Architecture, asked: Pass, ranks: int) -> Estimate:
-        """`forward_s` of a part, and whether its weights come from memory."""
         part, cold = asked
         key = (arch, part, ranks, cold)
         found = self._passes.get(key)
@@ -260,7 +259,7 @@ class LatencyModel(FittedPasses, DraftPasses):
 
         On a GPU it is composed of its kernels, also where whole models were measured, whose
         coefficients say nothing of it. On a CPU the coefficients of whole passes price it, those of
-        the engine's own where they were measured; `cold` as in `forward_s`. Raises MissingDataError
+        the engine's own where they were measured; `cold` as in `pass_s`. Raises MissingDataError
         for a measured GPU in eager mode: what the host adds is in no kernel's row.
         """
         if self.kernels is not None:

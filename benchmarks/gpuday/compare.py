@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.architecture.ops import Attention
+from archsearch.architecture.grid import Pass
+from archsearch.architecture.ops import Attention, Part
 from archsearch.engine_rounds import EngineRounds, engine_rounds, round_costs
 from archsearch.errors import MissingDataError
 from archsearch.estimate import Estimate
@@ -29,16 +30,7 @@ class Passes(Protocol):
     """What prices a pass, with the choice of the next tokens where the device makes it: a
     LatencyModel or a RooflineLatency."""
 
-    def forward_s(
-        self,
-        arch: Architecture,
-        *,
-        batch: int = 1,
-        tokens: int = 1,
-        context: int = 256,
-        ranks: int = 1,
-        cold: bool = False,
-    ) -> Estimate: ...
+    def pass_s(self, arch: Architecture, asked: Pass, ranks: int) -> Estimate: ...
 
 
 @dataclass(frozen=True)
@@ -130,13 +122,8 @@ def pass_s(model: Passes, shape: ForwardShape, cold: bool) -> Estimate:
     """A pass that ends with the logits, as it was measured."""
     if isinstance(model, LatencyModel):
         return model.measured_pass_s(shape, cold)
-    return model.forward_s(
-        shape.architecture,
-        batch=shape.batch,
-        tokens=shape.tokens,
-        context=shape.context,
-        cold=cold,
-    )
+    part = Part(shape.batch, shape.tokens, shape.context)
+    return model.pass_s(shape.architecture, (part, cold), 1)
 
 
 def layer_s(
@@ -145,8 +132,7 @@ def layer_s(
     """One layer of a stack, as the difference between a stack and one twice as deep."""
     deep = arch.replace(num_hidden_layers=2 * arch.num_hidden_layers)
     one, two = (
-        model.forward_s(shape, batch=batch, tokens=tokens, context=context, cold=True)
-        for shape in (arch, deep)
+        model.pass_s(shape, (Part(batch, tokens, context), True), 1) for shape in (arch, deep)
     )
     layers = arch.num_hidden_layers
     return Estimate(
@@ -181,8 +167,8 @@ def round_estimate(model: Passes, data: dict[str, Any], row: dict[str, Any]) -> 
         Architecture.from_dict(row["architecture"]),
     )
     gamma, context = row["gamma"], data["context"]
-    verify = model.forward_s(target, tokens=gamma + 1, context=context)
-    first, later = (model.forward_s(draft, context=context, cold=cold) for cold in (True, False))
+    verify = model.pass_s(target, (Part(1, gamma + 1, context), False), 1)
+    first, later = (model.pass_s(draft, (Part(1, 1, context), cold), 1) for cold in (True, False))
     value = verify.value + first.value + (gamma - 1) * later.value
     return Estimate(
         value, (verify.std**2 + (first.std + (gamma - 1) * later.std) ** 2) ** 0.5, verify.source
@@ -202,9 +188,8 @@ def cycle_cases(data: dict[str, Any], models: dict[str, Passes], by: str) -> lis
                         models["graph"], ForwardShape(target, 1, 1, data["context"]), False
                     )
                 else:
-                    predicted = models["graph"].forward_s(
-                        target, tokens=tokens, context=data["context"]
-                    )
+                    asked = Part(1, tokens, data["context"]), False
+                    predicted = models["graph"].pass_s(target, asked, 1)
                 measured = row["parts"][part]["median_s"]
                 found.append(
                     Case(

@@ -20,6 +20,7 @@ import gpu_day
 import paper_llama65b
 from archsearch.architecture.catalogue import load
 from archsearch.architecture.counts import weight_bytes_per_pass
+from archsearch.architecture.ops import Part
 from archsearch.engine_rounds import engine_rounds
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.estimate import Estimate
@@ -339,17 +340,9 @@ def test_the_line_of_each_style_keeps_to_one_width() -> None:
 class Law:
     """A model that prices a pass by a formula."""
 
-    def forward_s(
-        self,
-        arch: Any,
-        *,
-        batch: int = 1,
-        tokens: int = 1,
-        context: int = 256,
-        ranks: int = 1,
-        cold: bool = False,
-    ) -> Estimate:
-        value = 1e-3 * arch.num_hidden_layers + 1e-4 * tokens + 5e-4 + (2e-3 if cold else 0.0)
+    def pass_s(self, arch: Any, asked: Any, ranks: int) -> Estimate:
+        part, cold = asked
+        value = 1e-3 * arch.num_hidden_layers + 1e-4 * part.tokens + 5e-4 + (2e-3 if cold else 0.0)
         return Estimate(value, 0.1 * value, "modelled")
 
 
@@ -440,7 +433,7 @@ def test_groups_tell_median_worst_and_coverage() -> None:
 def test_a_device_without_tables_is_compared_with_its_roofline() -> None:
     words, models = compare.shipped_models(replace(load_device("h200"), key="nobody-s"), "bfloat16")
     assert words == "roofline of its datasheet"
-    assert models["graph"].forward_s(rehearsal.TINY).source == "roofline"
+    assert models["graph"].pass_s(rehearsal.TINY, (Part(1, 1, 256), False), 1).source == "roofline"
 
 
 # -- the command

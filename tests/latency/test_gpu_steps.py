@@ -19,6 +19,7 @@ from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.profiles import Measurement, Profile, find_profile, freeze_shape
 from archsearch.workload import Workload
+from tests.doubles.passes import forward_s
 
 TINY = Architecture(512, 1408, 6, 8, 4, 64, 32000)
 BANDWIDTH = load_device("a100").bandwidth_bytes_per_s
@@ -89,7 +90,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LatencyModel]:
 
 
 def test_a_graph_step_is_the_sum_of_its_kernels(build: Callable[..., LatencyModel]) -> None:
-    step = build().forward_s(TINY, context=99)
+    step = forward_s(build(), TINY, context=99)
     ops = TableOps(table(), "bfloat16", "graph")
     layer = [
         Gemm(1, 1024, 512), Attention(1, 1, 99, 8, 4, 64), Gemm(1, 512, 512), Gemm(1, 2816, 512), Gemm(1, 512, 1408),
@@ -150,7 +151,7 @@ def test_tensor_parallel_pays_for_all_reduces_and_waiting(
         * 3
         / 4
     )
-    apart = [model.forward_s(TINY, ranks=4).value for model in (newer, older, newer)]
+    apart = [forward_s(model, TINY, ranks=4).value for model in (newer, older, newer)]
     assert apart[1] - apart[0] == pytest.approx(less) and apart[0] == apart[2]
     counts = passes.pass_ops(TINY, parts, 4).outside
     assert counts[AllReduce(2 * 512, 4)] == 1 and counts[AllReduce(2 * 32000 // 2, 4)] == 1
@@ -185,7 +186,7 @@ def test_eager_drafts_of_the_paper(
 ) -> None:
     """arXiv 2402.01528 prints these two; the constant is their line, and the device must not add to
     it."""
-    step = build("eager").forward_s(catalogue.load(name).architecture, context=512)
+    step = forward_s(build("eager"), catalogue.load(name).architecture, context=512)
     assert 1e3 * step.value == pytest.approx(published_ms, rel=0.002)
     assert 0.25 < step.relative_std < 0.35 and step.source == "modelled"
 
@@ -195,12 +196,12 @@ def test_eager_mode_is_flat_in_width_until_the_device_is_the_slower(
 ) -> None:
     model = build("eager")
     narrow, wide = (
-        model.forward_s(TINY.replace(hidden_size=h), context=99).value for h in (512, 2048)
+        forward_s(model, TINY.replace(hidden_size=h), context=99).value for h in (512, 2048)
     )
     assert narrow == pytest.approx(wide)
     huge = Architecture(16384, 53248, 6, 128, 8, 128, 32000)
-    device = build("graph").forward_s(huge, context=99).value
-    assert model.forward_s(huge, context=99).value == pytest.approx(
+    device = forward_s(build("graph"), huge, context=99).value
+    assert forward_s(model, huge, context=99).value == pytest.approx(
         device, rel=0.02
     )  # 3.2e9 weights a layer: 4 ms
 
@@ -221,7 +222,7 @@ def test_eager_all_reduces_are_measured_where_the_table_has_them(
     ]
     without, with_rows = build("eager"), build("eager", rows=rows)
     added = 2 * 6 * (45e-6 - constants()["eager"]["all_reduce_s"])
-    times = [model.forward_s(TINY, context=99, ranks=4).value for model in (without, with_rows)]
+    times = [forward_s(model, TINY, context=99, ranks=4).value for model in (without, with_rows)]
     assert times[1] - times[0] == pytest.approx(added)
 
 
@@ -229,8 +230,8 @@ def test_float16_runs_on_bfloat16_rows_and_float8_everywhere_but_in_the_head(
     build: Callable[..., LatencyModel],
 ) -> None:
     assert (
-        build(dtype="float16").forward_s(TINY).value
-        == build(dtype="bfloat16").forward_s(TINY).value
+        forward_s(build(dtype="float16"), TINY).value
+        == forward_s(build(dtype="bfloat16"), TINY).value
     )
     assert TableOps.asked == [("float16", "graph"), ("bfloat16", "graph")]
     TableOps.asked = []
@@ -304,10 +305,10 @@ def test_roofline_and_tables_of_an_ideal_gpu_agree(
     """On kernels that follow the roofline's own law (0.8 of the bandwidth, 3 us) the two may differ
     in small kernels only."""
     arch = catalogue.load(name).architecture
-    model = build().forward_s(arch, context=512).value
-    roofline = (
-        RooflineLatency(load_device("a100"), "bfloat16", "graph").forward_s(arch, context=512).value
-    )
+    model = forward_s(build(), arch, context=512).value
+    roofline = forward_s(
+        RooflineLatency(load_device("a100"), "bfloat16", "graph"), arch, context=512
+    ).value
     assert roofline / model == pytest.approx(1.0, abs=0.15)
 
 

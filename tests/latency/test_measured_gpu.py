@@ -39,6 +39,7 @@ from archsearch.profiles import ForwardShape, Measurement, Profile, freeze_shape
 from archsearch.profiling.gpu_sweep import Asked, Needs, Room, needs, point_of, seed_points
 from archsearch.profiling.points import Point
 from archsearch.search.space import load_space
+from tests.doubles.passes import forward_s
 
 DTYPE, MODE, NOISE = "bfloat16", "graph", 0.015
 TARGETS = ("llama-3.1-8b", "llama-3.1-70b", "qwen3-32b", "llama-65b", "llama-3.2-1b")
@@ -124,7 +125,7 @@ def test_passes_over_ranks_as_composed_ones(
     for name, batch, tokens, context in itertools.product(TARGETS, (1, 8, 32), (1, 5), (512, 2048)):
         asked = {"batch": batch, "tokens": tokens, "context": context, "ranks": ranks}
         arch = catalogue.load(name).architecture
-        found, true = model.forward_s(arch, **asked, cold=True), truth.forward_s(arch, **asked)
+        found, true = forward_s(model, arch, **asked, cold=True), forward_s(truth, arch, **asked)
         errors.append(abs(found.value / true.value - 1))
         within.append(abs(found.value - true.value) <= 2 * found.std)
     assert statistics.median(errors) < 0.02 and max(errors) < 0.10
@@ -135,7 +136,7 @@ def test_what_ranks_cost_beside_the_pass_of_one(truth: LatencyModel, model: Late
     """A split pass is the pass of one rank's shape, two all-reduces a layer and two more, a wait
     for each, and one choice."""
     arch = catalogue.load("llama-3.1-8b").architecture
-    split = model.forward_s(arch, batch=8, context=512, ranks=4, cold=True)
+    split = forward_s(model, arch, batch=8, context=512, ranks=4, cold=True)
     one = model.measured_pass_s(ForwardShape(shard(arch, 4), 8, 1, 512), True)
     counts = forward_ops(arch, batch=8, tokens=1, context=512, ranks=4)
     reduces = {op: count for op, count in counts.items() if isinstance(op, AllReduce)}
@@ -157,7 +158,7 @@ def test_a_pass_is_fitted_without_the_choice_of_tokens_and_asked_with_it(
         (catalogue.load("llama-3.2-1b").architecture, 1),
     ):
         bare = model.measured_pass_s(ForwardShape(arch, 1, tokens, 256), True)
-        whole = model.forward_s(arch, tokens=tokens, context=256, cold=True)
+        whole = forward_s(model, arch, tokens=tokens, context=256, cold=True)
         choice = model.ops.op_s(
             Elementwise("sample", tokens * arch.head_rows, arch.head_rows), True
         )[0]
@@ -167,7 +168,7 @@ def test_a_pass_is_fitted_without_the_choice_of_tokens_and_asked_with_it(
 def test_composed_passes_can_be_asked_without_the_choice(truth: LatencyModel) -> None:
     arch = catalogue.load("llama-3.2-1b").architecture
     difference = (
-        truth.forward_s(arch).value
+        forward_s(truth, arch).value
         - truth.measured_pass_s(ForwardShape(arch, 1, 1, 256), True).value
     )
     passes = truth.composed_
@@ -184,9 +185,9 @@ def test_a_pass_of_which_one_token_is_wanted_runs_the_head_once(
     for ranks in (1, 4):
         asked = {"batch": 32, "tokens": 6, "context": 512, "ranks": ranks}
         one, every = (
-            model.forward_s(arch, **asked, cold=True, logits=logits) for logits in (1, None)
+            forward_s(model, arch, **asked, cold=True, logits=logits) for logits in (1, None)
         )
-        true = truth.forward_s(arch, **asked, logits=1)
+        true = forward_s(truth, arch, **asked, logits=1)
         assert one.value == pytest.approx(true.value, rel=0.05) and one.value < 0.95 * every.value
 
 
@@ -198,7 +199,7 @@ def test_an_engine_with_attention_of_its_own_is_less_sure(
     arch = catalogue.load("llama-3.1-8b").architecture
     served = LatencyModel(model.profile, DTYPE, MODE, "vllm")
     long = {"batch": 32, "context": 8192, "cold": True}
-    found, torch_s = served.forward_s(arch, **long), model.forward_s(arch, **long)
+    found, torch_s = forward_s(served, arch, **long), forward_s(model, arch, **long)
     assert truth.composed_ is not None
     attention = truth.composed_.ops_terms(truth.composed_.pass_ops(arch, [Part(32, 1, 8192)]))[
         "attention"
@@ -219,7 +220,7 @@ def test_an_engine_whose_overhead_was_measured_is_not_charged_twice(model: Laten
     arch = catalogue.load("llama-3.2-1b").architecture
     own = LatencyModel(profile, DTYPE, MODE, "transformers")
     bare = model.measured_pass_s(ForwardShape(arch, 1, 1, 256), False)
-    assert own.forward_s(arch) == bare != model.forward_s(arch)
+    assert forward_s(own, arch) == bare != forward_s(model, arch)
 
 
 def test_stacks_of_the_target_are_those_of_one_rank() -> None:
@@ -268,7 +269,7 @@ def test_predictions_of_a_cpu_profile_are_as_they_were(
 ) -> None:
     """On the machine that wrote these numbers they are equal to the last bit; with another
     processor's arithmetic the fit of the correction may end a little elsewhere."""
-    found = cpu_model.forward_s(arch, batch=batch, tokens=tokens, context=context, cold=cold)
+    found = forward_s(cpu_model, arch, batch=batch, tokens=tokens, context=context, cold=cold)
     assert found.value == pytest.approx(value, rel=0.01) and found.std == pytest.approx(
         std, rel=0.25
     )
@@ -277,7 +278,7 @@ def test_predictions_of_a_cpu_profile_are_as_they_were(
 
 def test_a_cpu_s_pass_is_not_split(cpu_model: LatencyModel) -> None:
     with pytest.raises(MissingDataError, match="tensor parallelism needs a GPU profile"):
-        cpu_model.forward_s(CPU_TARGET, ranks=3)
+        forward_s(cpu_model, CPU_TARGET, ranks=3)
 
 
 def test_kernels_of_an_h200_lie_in_the_band_of_the_tables_that_ship() -> None:

@@ -18,6 +18,7 @@ from archsearch.latency.model import LatencyModel
 from archsearch.profiles import ForwardShape, Measurement, Profile, freeze_shape
 from archsearch.search.space import load_space
 from archsearch.workload import Workload
+from tests.doubles.passes import forward_s
 from tests.doubles.world import CostLaw, write_profile
 
 LAW = CostLaw()
@@ -68,7 +69,7 @@ def test_unseen_drafts_within_a_few_percent_and_an_honest_std(
     errors, within = [], []
     for arch in unseen:
         predicted, true = (
-            model.forward_s(arch, context=context, cold=cold),
+            forward_s(model, arch, context=context, cold=cold),
             LAW.forward_s(arch, context=context, cold=cold),
         )
         errors.append(abs(predicted.value / true - 1))
@@ -109,7 +110,7 @@ def test_outliers_and_wild_rows_do_not_move_the_rest(
     drafts: list[Architecture], model: LatencyModel, unseen
 ) -> None:
     clean = LatencyModel(write_profile(None, drafts, TARGET, LAW), LAW.dtype)
-    ratios = [model.forward_s(arch).value / clean.forward_s(arch).value for arch in unseen]
+    ratios = [forward_s(model, arch).value / forward_s(clean, arch).value for arch in unseen]
     misses = [abs(ratio - 1) for ratio in ratios]
     # Which optimum the residual's fit ends in depends on the processor's arithmetic: a single shape
     # may be a little further off.
@@ -120,7 +121,7 @@ def test_outliers_and_wild_rows_do_not_move_the_rest(
 
 def test_cold_is_never_faster_than_a_loop(model: LatencyModel, unseen: list[Architecture]) -> None:
     for arch in unseen:
-        cold, loop = model.forward_s(arch, cold=True).value, model.forward_s(arch).value
+        cold, loop = forward_s(model, arch, cold=True).value, forward_s(model, arch).value
         assert cold >= 0.98 * loop  # the correction that each gets apart may differ by the noise
         if weight_bytes_per_pass(arch, 4) < 16 * 2**20:
             assert cold > 1.3 * loop
@@ -155,7 +156,7 @@ def test_draft_is_one_cold_step_and_then_a_loop(
 ) -> None:
     workload = Workload(context_len=256, dtype=LAW.dtype)
     for arch in unseen[:5]:
-        first, later = model.forward_s(arch, cold=True), model.forward_s(arch)
+        first, later = forward_s(model, arch, cold=True), forward_s(model, arch)
         assert model.draft_s(arch, workload, 1) == first
         assert model.draft_s(arch, workload, 5).value == pytest.approx(
             first.value + 4 * later.value
@@ -236,7 +237,7 @@ def test_without_layer_rows_the_passes_alone_decide(
     profile: Profile, unseen: list[Architecture]
 ) -> None:
     model = LatencyModel(only(profile, lambda row: row.kind != "layer"), LAW.dtype)
-    errors = [abs(model.forward_s(arch).value / LAW.forward_s(arch) - 1) for arch in unseen]
+    errors = [abs(forward_s(model, arch).value / LAW.forward_s(arch) - 1) for arch in unseen]
     assert statistics.median(errors) < 0.03
 
 
@@ -275,15 +276,15 @@ def test_a_list_of_ops_is_priced_by_the_coefficients_of_whole_models(model: Late
     """
     whole = model.ops_s(model_pass(TARGET, [Part(1, 4, 96)]))
     assert whole.value == pytest.approx(
-        model.forward_s(TARGET, tokens=4, context=96, cold=True).value, rel=0.05
+        forward_s(model, TARGET, tokens=4, context=96, cold=True).value, rel=0.05
     )
     head = first_pass_ops(
         usual_head(TARGET, "eagle3"), HeadRows(batch=1, tokens=4, context=96, fused=False)
     )
     like = TARGET.replace(draft_vocab_size=32_000, tie_word_embeddings=False)
     layers = [
-        model.forward_s(
-            like.replace(num_hidden_layers=n), tokens=4, context=96, cold=True, logits=1
+        forward_s(
+            model, like.replace(num_hidden_layers=n), tokens=4, context=96, cold=True, logits=1
         ).value
         for n in (1, 4)
     ]

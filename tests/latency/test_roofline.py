@@ -11,6 +11,7 @@ from archsearch.hardware.device import Device
 from archsearch.latency.composed import constants
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.workload import Workload
+from tests.doubles.passes import forward_s
 
 # 1 TB/s, of which 0.8 count; 100 TFLOP/s in bfloat16, of which 0.7 count; 3 us a kernel, 8 us a
 # launch in eager mode.
@@ -61,15 +62,15 @@ def test_eager_mode_is_bound_by_the_host() -> None:
     known = constants()["eager"]
     host = known["pass_s"] + 2 * known["layer_s"]
     assert (
-        eager.forward_s(ARCH).value
-        == eager.forward_s(ARCH.replace(hidden_size=2048)).value
+        forward_s(eager, ARCH).value
+        == forward_s(eager, ARCH.replace(hidden_size=2048)).value
         == pytest.approx(host)
     )
     assert 1e-3 < host < 2e-3
-    assert eager.forward_s(ARCH, ranks=2).value == pytest.approx(host + 6 * known["all_reduce_s"])
+    assert forward_s(eager, ARCH, ranks=2).value == pytest.approx(host + 6 * known["all_reduce_s"])
     huge = Architecture(16384, 53248, 2, 128, 8, 128, 32000)
-    graph = RooflineLatency(DEVICE, "bfloat16", "graph").forward_s(huge).value
-    assert graph <= eager.forward_s(huge).value < 1.02 * graph  # unfused GEMMs and adds beside
+    graph = forward_s(RooflineLatency(DEVICE, "bfloat16", "graph"), huge).value
+    assert graph <= forward_s(eager, huge).value < 1.02 * graph  # unfused GEMMs and adds beside
 
 
 def test_a_forward_pass_is_the_sum_of_its_kernels(graph: RooflineLatency) -> None:
@@ -86,24 +87,24 @@ def test_a_forward_pass_is_the_sum_of_its_kernels(graph: RooflineLatency) -> Non
     ]
     head = [Elementwise("embed", 1024), Elementwise("norm", 1024), Gemm(1, 32000, 1024)]
     expected = 2 * sum(map(graph.op_s, fused_layer)) + sum(map(graph.op_s, head))
-    found = graph.forward_s(ARCH, context=100)
+    found = forward_s(graph, ARCH, context=100)
     assert found.value == pytest.approx(expected)
     assert found.source == "roofline" and found.relative_std == pytest.approx(0.30)
-    assert graph.forward_s(ARCH, context=100, cold=True) == found
+    assert forward_s(graph, ARCH, context=100, cold=True) == found
 
 
 def test_the_model_s_questions(graph: RooflineLatency) -> None:
     workload = Workload(context_len=100, mode="graph")
-    step = graph.forward_s(ARCH, context=100)
+    step = forward_s(graph, ARCH, context=100)
     assert graph.decode_s(ARCH, workload) == step
     assert graph.draft_s(ARCH, workload, 5).value == pytest.approx(5 * step.value)
-    assert graph.verify_s(ARCH, workload, 4) == graph.forward_s(ARCH, tokens=5, context=100)
+    assert graph.verify_s(ARCH, workload, 4) == forward_s(graph, ARCH, tokens=5, context=100)
     assert graph.round(ARCH, ARCH, workload, 4).overhead_s.value == 0.0
 
 
 def test_tensor_parallel_splits_weights_and_adds_all_reduces(graph: RooflineLatency) -> None:
     wide = Architecture(8192, 28672, 2, 64, 8, 128, 32000)
-    one, four = graph.forward_s(wide), graph.forward_s(wide, ranks=4)
+    one, four = forward_s(graph, wide), forward_s(graph, wide, ranks=4)
     assert one.value / 4 < four.value < one.value / 2
 
 

@@ -16,6 +16,7 @@ from archsearch.latency.datasheet import all_reduce_s, datasheet_s, over_link
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.transfer import PCIE_STD, CarriedOps, distance, same_generation
 from archsearch.profiles import Measurement, Profile, freeze_shape
+from tests.doubles.passes import forward_s
 
 H100, PCIE, BLADE = (load_device(name) for name in ("h100", "h100-pcie", "h100-94gb"))
 
@@ -165,9 +166,9 @@ def test_a_pass_and_its_summary_say_to_whom_it_was_carried(monkeypatch: pytest.M
     own, carried = (
         LatencyModel(profile, "bfloat16", "graph", carried_to=device) for device in (None, BLADE)
     )
-    assert carried.forward_s(arch).value > own.forward_s(arch).value
-    assert carried.forward_s(arch).relative_std > own.forward_s(arch).relative_std
-    assert carried.forward_s(arch).source == "modelled"
+    assert forward_s(carried, arch).value > forward_s(own, arch).value
+    assert forward_s(carried, arch).relative_std > forward_s(own, arch).relative_std
+    assert forward_s(carried, arch).source == "modelled"
     assert (
         carried.summary()["carried_to"] == "h100-sxm5-94gb"
         and carried.summary()["pass"] == "composed"
