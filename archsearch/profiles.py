@@ -120,10 +120,7 @@ class Measurement:
     @property
     def iqr_s(self) -> float:
         """Interquartile range of the repeats, seconds; 0 where there are fewer than three."""
-        if len(self.times_s) < 3:
-            return 0.0
-        low, _, high = statistics.quantiles(self.times_s, n=4, method="inclusive")
-        return high - low
+        return _iqr_s(self.times_s) or 0.0
 
     @property
     def noisy(self) -> bool:
@@ -260,10 +257,15 @@ def check_sizes(op: type[object], sizes: Mapping[str, object]) -> None:
 def median_error_s(times_s: Sequence[float]) -> float | None:
     """Standard error of the median of `times_s`: 1.2533 sigma / sqrt(n), sigma from the IQR; None
     with fewer than three times."""
+    iqr = _iqr_s(times_s)
+    return None if iqr is None else 1.2533 * iqr / 1.349 / math.sqrt(len(times_s))
+
+
+def _iqr_s(times_s: Sequence[float]) -> float | None:
     if len(times_s) < 3:
         return None
     low, _, high = statistics.quantiles(times_s, n=4, method="inclusive")
-    return 1.2533 * (high - low) / 1.349 / math.sqrt(len(times_s))
+    return high - low
 
 
 Size = Annotated[int, Stored(low=1, high=MOST_ELEMENTS)]

@@ -179,7 +179,7 @@ def main() -> None:
                     "alpha": alpha.to_dict(),
                     "replay_tau": predicted.estimate().to_dict(),
                     "engine_tau": counted.estimate().to_dict(),
-                    "engine_interval_95": counted.interval(),
+                    "engine_interval_95": counted.resampled.interval(),
                     "error": predicted.tau / counted.value - 1,
                     "rounds": sum(r.rounds for r in results),
                     "replay_rounds": predicted.rounds,

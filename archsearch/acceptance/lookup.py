@@ -184,10 +184,6 @@ class LookupReplay:
         judged = sum(min(a, b) for a, b in zip(self.drafted_by_position, reached, strict=True))
         return accepted / judged if judged else 0.0
 
-    def interval(self, level: float = 0.95) -> tuple[float, float] | None:
-        """Bootstrap interval of tau over texts; None for a single text."""
-        return self.resampled.interval(level)
-
 
 @dataclass(frozen=True, slots=True)
 class Finds:

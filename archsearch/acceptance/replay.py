@@ -63,10 +63,6 @@ class Replay:
         """tau, tokens a round, with the std over texts."""
         return self.resampled.estimate()
 
-    def interval(self, level: float = 0.95) -> tuple[float, float] | None:
-        """Bootstrap interval of tau over texts; None for a single text."""
-        return self.resampled.interval(level)
-
 
 def expected_rounds(
     chances: np.ndarray, gamma: int, *, ended: bool = False, limit: int | None = None

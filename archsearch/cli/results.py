@@ -233,4 +233,4 @@ def dashboard(run: Path, port: int, storage: str | None, show: bool) -> None:
         if show:
             click.launch(address)
 
-    serve_dashboard(run, port, ready, storage=storage)
+    serve_dashboard(run, port, ready, storage)

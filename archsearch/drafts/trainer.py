@@ -323,16 +323,16 @@ def _look(point: CurvePoint, result: DistillResult) -> dict[str, object]:
     }
 
 
-def _calibration_ids(cache: TextCache, tokens: int = 64, rows: int = 32) -> Tensor | None:
-    """[rows, tokens] of the target's text, for the statistics that narrow initialisations need;
+def _calibration_ids(cache: TextCache) -> Tensor | None:
+    """[32, 64 tokens] of the target's text, for the statistics that narrow initialisations need;
     None where texts are short."""
     import torch
 
-    long = [s.token_ids[:tokens] for s in cache.sequences if len(s) >= tokens][:rows]
+    long = [s.token_ids[:64] for s in cache.sequences if len(s) >= 64][:32]
     return torch.stack(long).long() if long else None
 
 
-def _mean_hidden(draft: PreTrainedModel, cache: TextCache, count: int = 16) -> Tensor:
+def _mean_hidden(draft: PreTrainedModel, cache: TextCache) -> Tensor:
     """Mean final hidden state of the draft over some text [hidden]: what padding rows point away
     from."""
     import torch
@@ -340,6 +340,6 @@ def _mean_hidden(draft: PreTrainedModel, cache: TextCache, count: int = 16) -> T
     with torch.inference_mode():
         states = [
             draft.model(sequence.token_ids[None].long(), use_cache=False).last_hidden_state[0]
-            for sequence in cache.sequences[:count]
+            for sequence in cache.sequences[:16]
         ]
     return torch.cat(states).float().mean(0)

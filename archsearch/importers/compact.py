@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.architecture.ops import AllReduce, Attention, Gemm
 from archsearch.estimate import Array
 from archsearch.latency.regression import nonnegative_fit
@@ -88,10 +89,9 @@ def _inputs(op: Op) -> list[float]:
 def _features(op: Op) -> list[float]:
     """What the base time is linear in: a constant, weights or keys and values read, activations,
     arithmetic."""
-    if isinstance(op, Gemm):
-        return [1.0, float(op.weight_elements()), float(op.m * (op.n + op.k)), float(op.flops())]
-    if isinstance(op, AllReduce):
-        return [1.0, float(op.elements), float(op.ranks)]
+    if not isinstance(op, Attention):
+        more = op.flops() if isinstance(op, Gemm) else op.ranks
+        return [*OP_KINDS[op.kind].base(op), float(more)]
     queries = float(op.batch * op.tokens * op.q_heads * op.head_dim)
     return [1.0, float(op.kv_elements()), queries, queries * _reach(op)]
 

@@ -496,7 +496,7 @@ class Figures:
             "tau": taus,
             "intervals": {
                 "alpha": intervals(self.alpha),
-                "tau": {gamma: intervals(each) for gamma, each in self.rounds.items()},
+                "tau": {gamma: intervals(each.resampled) for gamma, each in self.rounds.items()},
             },
             **gains_data(gains),
         }

@@ -27,8 +27,9 @@ from archsearch.models.files import has_weights
 from archsearch.pipeline.in_engine import serving_scorer
 from archsearch.pipeline.serving import check_batch
 from archsearch.pipeline.session import SearchSession
+from archsearch.records import save
 from archsearch.report.terminal.run import Adaptive, AdaptivePoint, Scheduled
-from archsearch.runs.tables import SCHEDULE_FILE, write_schedule
+from archsearch.runs.tables import SCHEDULE_FILE
 from archsearch.schedule import (
     GammaSchedule,
     SchedulePoint,
@@ -355,5 +356,5 @@ def _planned(
         listed = ", ".join(slow)
         note = f"{note} Without the draft loaded a server is faster at batch size {listed}.".strip()
     schedule = GammaSchedule(schedule_from_points(chosen), tuple(points), asked.engine, asked.words)
-    write_schedule(folder / SCHEDULE_FILE, schedule)
+    save(folder / SCHEDULE_FILE, schedule)
     return schedule, note

@@ -46,13 +46,13 @@ from archsearch.pipeline.untrained import with_replays
 from archsearch.pipeline.workers import can_confirm_beside, confirm_job, workers_beside
 from archsearch.profiles import find_profile, list_profiles, profile_roots
 from archsearch.progress import ProgressLine, human_time, say
-from archsearch.records import as_data
+from archsearch.records import as_data, save
 from archsearch.report.terminal.search import Brought, Climbed, Searched, Survey, SurveyRow
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.lock import run_lock
 from archsearch.runs.run import RUNGS_FILE
 from archsearch.runs.state import FinalistsEntry, StateFile
-from archsearch.runs.tables import TextVerdict, write_budgets
+from archsearch.runs.tables import BUDGETS_FILE, TextVerdict
 from archsearch.search import study
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import led_by_need, rivals
@@ -228,7 +228,7 @@ def outcome(
     besides = [each.score for each in session.besides]
     scorer, source, request = session.scorer, session.source, session.request
     budgets = what_budgets_buy(scorer, source.device, ranked, result.best, besides)
-    write_budgets(session.run.path, budgets)  # before the report, which draws it
+    save(session.run.path / BUDGETS_FILE, budgets)  # before the report, which draws it
     write_engines(session)
     report = write_report(session.run, session)
     groups = session.groups(ranked)

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as package_version
 from typing import Any, Final
 
 from archsearch.drafters.drafter import RoundKind
@@ -22,12 +20,12 @@ from archsearch.engine_rounds import (
     parse_options,
     version_in,
 )
-from archsearch.engines.environments.environment import installed
+from archsearch.engines.environments import environment
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.round_fit import measured_version
-from archsearch.profiles import Profile, find_profile
+from archsearch.profiles import Profile, find_profile, installed
 from archsearch.traffic.mix import LoadPart, Mix, read_mix
 from archsearch.traffic.traces import Lengths
 from archsearch.workload import (
@@ -207,11 +205,8 @@ def installed_version(engine: str, device: Device) -> str | None:
     """The version that is installed here and runs on such a device; None where there is none."""
     facts = engine_facts(engine)
     if facts.in_process:
-        try:
-            return package_version(engine)
-        except PackageNotFoundError:
-            return None
-    found = installed(engine) if facts.recipe else None
+        return installed(engine)
+    found = environment.installed(engine) if facts.recipe else None
     return version_in(found.version) if found is not None and found.device == device.kind else None
 
 

@@ -42,7 +42,7 @@ from archsearch.search.samplers import AUTO, Sampler
 from archsearch.search.space import Limits, SearchSpace, load_space
 from archsearch.search.storage import open_storage, without_password
 from archsearch.speedup import MAX_GAMMA
-from archsearch.text.likeness import load_sketch, save_sketch
+from archsearch.text.likeness import SKETCH_FILE, load_sketch
 from archsearch.text.prompt_set import load_prompt_set
 from archsearch.traffic.mix import Mix, mix_of
 from archsearch.traffic.mix_scorer import MixScorer, held_alone
@@ -475,7 +475,7 @@ def _asked_text(request: SearchRequest, run: Run) -> AskedText:
         from archsearch.text.likeness import sketch_of_set
 
         sketch = sketch_of_set(load_prompt_set(request.prompts, request.heldout))
-        save_sketch(sketch, run.path)
+        save(run.path / SKETCH_FILE, sketch)
     return AskedText(sketch, request.domain)
 
 

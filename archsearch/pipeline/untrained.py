@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from archsearch.acceptance.estimator import Acceptance, GivenAcceptance
 from archsearch.acceptance.families import FamilyAcceptance
@@ -21,6 +21,7 @@ from archsearch.acceptance.lookup import (
     replay,
     texts_of,
 )
+from archsearch.acceptance.measured import Resampled
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.lookup import NGram
@@ -31,10 +32,6 @@ from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.pipeline.session import SearchSession
 from archsearch.search.objective import Scorer
-
-if TYPE_CHECKING:
-    pass
-
 
 LOOKUPS: Final[Mapping[str, Ngram | Suffix]] = {"ngram": Ngram(), "suffix": Suffix()}
 
@@ -212,12 +209,12 @@ def _figures(
         "alpha_drafted": of("alpha"),
         "accepted_by_position": list(longest.accepted_by_position),
         "drafted_by_position": list(longest.drafted_by_position),
-        "intervals": {"tau": {gamma: intervals(each) for gamma, each in found.items()}},
+        "intervals": {"tau": {gamma: intervals(each.resampled) for gamma, each in found.items()}},
         **gains_data(gains),
     }
 
 
-def intervals(found: Any) -> dict[int, tuple[float, float] | None]:
+def intervals(found: Resampled) -> dict[int, tuple[float, float] | None]:
     """Of what was resampled, at 90 and 95 %."""
     return {level: found.interval(level / 100) for level in (90, 95)}
 

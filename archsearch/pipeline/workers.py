@@ -314,12 +314,7 @@ def own_gpu(session: SearchSession, number: int) -> dict[str, str]:
 
 
 def serve_dashboard(
-    path: Path,
-    port: int,
-    ready: Callable[[str], None],
-    *,
-    storage: str | None = None,
-    host: str = "127.0.0.1",
+    path: Path, port: int, ready: Callable[[str], None], storage: str | None
 ) -> None:
     """Serve the dashboard of a run until it is stopped; `ready` is called with its
     address once it answers.
@@ -349,11 +344,11 @@ def serve_dashboard(
             """No line a request."""
 
     try:
-        server = make_server(host, port, wsgi(open_storage(where)), handler_class=Quiet)
+        server = make_server("127.0.0.1", port, wsgi(open_storage(where)), handler_class=Quiet)
     except OSError as error:
         raise ArchsearchError(
             f"port {port} cannot be used ({error.strerror}); choose another --port"
         ) from error
     with server:
-        ready(f"http://{host}:{server.server_port}/dashboard/")
+        ready(f"http://127.0.0.1:{server.server_port}/dashboard/")
         server.serve_forever()

@@ -21,14 +21,14 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch import __version__, files
 from archsearch.errors import ArchsearchError
 from archsearch.paths import package_dir, shown
-from archsearch.records import WRONG_SHAPE, load, save
+from archsearch.profiles import installed
+from archsearch.records import WRONG_SHAPE, encoded, load, save
 from archsearch.runs.candidate import SCORE_FILE, Candidate
 from archsearch.runs.confirmed import CONFIRMED_FILE, Confirmed
 from archsearch.search.objective import Score
@@ -261,12 +261,12 @@ def create_run(
     info = {
         "schema_version": SCHEMA_VERSION,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "arguments": _plain(arguments),
+        "arguments": encoded(arguments),
         "code": {"version": __version__, "commit": git_commit()},
         "packages": package_versions(),
-        "device": _plain(device or {}),
-        "profile": _plain(profile or {}),
-        "space": _plain(space),
+        "device": encoded(device or {}),
+        "profile": encoded(profile or {}),
+        "space": encoded(space),
         "seed": seed,
         "heldout_least": LEAST_HELDOUT,  # the rule by which prompts were kept apart
     }
@@ -358,7 +358,7 @@ def resume_run(
     """
     run = open_run(path)
     ignored = set(free)
-    before, now = run.arguments, _plain(arguments)
+    before, now = run.arguments, encoded(arguments)
     differences = [
         f"{name} was {before.get(name)!r}, now {now.get(name)!r}"
         for name in dict.fromkeys((*before, *now))
@@ -368,7 +368,7 @@ def resume_run(
     ]
     if run.info["seed"] != seed and not any(text.startswith("seed ") for text in differences):
         differences.append(f"seed was {run.info['seed']}, now {seed}")
-    if run.info["space"] != _plain(space):
+    if run.info["space"] != encoded(space):
         differences.append("the search space's file has changed")
     was, current = run.info["profile"].get("hash"), (profile or {}).get("hash")
     if was != current:
@@ -394,13 +394,8 @@ def list_runs(base: Path = Path("runs")) -> list[Run]:
 
 def package_versions(names: Iterable[str] = PACKAGES) -> dict[str, str]:
     """Versions of python and of what is installed of `names`, without importing them."""
-    versions = {"python": platform.python_version()}
-    for name in names:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+    found = {name: version for name in names if (version := installed(name))}
+    return {"python": platform.python_version(), **found}
 
 
 def git_commit() -> str | None:
@@ -433,17 +428,6 @@ def git_commit() -> str | None:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", Path(text).name or "run").strip("-.") or "run"
-
-
-def _plain(value: object) -> Any:
-    """Text, numbers, lists and mappings only, so that YAML reads back what was written."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, str | bool | int | float) or value is None:
-        return value
-    return str(value)
 
 
 def _write_yaml(path: Path, data: Mapping[str, object]) -> None:

@@ -53,11 +53,6 @@ class Budgets:
     rows: tuple[BudgetRow, ...]
 
 
-def write_budgets(run: Path, budgets: Budgets) -> None:
-    """budgets.json of a run."""
-    records.save(run / BUDGETS_FILE, budgets)
-
-
 CURVES_FILE: Final = "curves.json"
 FORMAT: Final = 1
 Swept = Literal["batch", "context", "alpha", "gamma"]
@@ -315,11 +310,6 @@ def planned_schedule(data: object) -> GammaSchedule:
     if any(point.tau is None or point.speedup is None for point in schedule.points):
         raise ValueError("a point without tau or speedup")
     return schedule
-
-
-def write_schedule(path: Path, schedule: GammaSchedule) -> None:
-    """Write schedule.json; times in seconds."""
-    records.save(path, schedule)
 
 
 def _schedule(data: Any) -> GammaSchedule:

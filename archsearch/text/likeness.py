@@ -136,11 +136,6 @@ class TextSketch:
     format: Literal[1] = 1
 
 
-def save_sketch(sketch: TextSketch, folder: Path) -> None:
-    """Write the sketch of a text into a run folder."""
-    records.save(folder / SKETCH_FILE, sketch)
-
-
 def load_sketch(folder: Path) -> TextSketch | None:
     """The sketch that lies in a run folder; None where there is none that can be read."""
     return records.load_or_note(folder / SKETCH_FILE, "sketch of the prompts", TextSketch, [])

@@ -22,8 +22,8 @@ from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
-from archsearch.records import as_data
-from archsearch.text.likeness import save_sketch, sketch_of_set
+from archsearch.records import as_data, save
+from archsearch.text.likeness import SKETCH_FILE, sketch_of_set
 from archsearch.text.prompt_set import load_prompt_set
 
 TARGET = catalogue.load("smollm2-135m").architecture
@@ -171,7 +171,7 @@ def test_a_sketch_outlives_its_prompts_and_a_changed_file_does_not_speak(tmp_pat
         make_run(root, name, prompts=str(tmp_path / f"{name}.jsonl"))
         for name in ("kept", "gone", "changed")
     )
-    save_sketch(asked.sketch, kept)
+    save(kept / SKETCH_FILE, asked.sketch)
     (tmp_path / "changed.jsonl").write_text(Path(shop).read_text())  # written after the run began
     os.utime(tmp_path / "changed.jsonl", (2**31, 2**31))
     for run in (kept, gone, changed):

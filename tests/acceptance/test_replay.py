@@ -160,12 +160,12 @@ def test_intervals_are_over_texts():
     result = replay_tau(trace(*rows), 3)
     # 20 texts with 300 rounds' worth of tau 4 and 20 with tau 1: rounds 20 * 75 (about) and 20 *
     # 300.
-    low, high = result.interval(0.95)
-    inner_low, inner_high = result.interval(0.90)
+    low, high = result.resampled.interval(0.95)
+    inner_low, inner_high = result.resampled.interval(0.90)
     assert low < inner_low < result.tau < inner_high < high
     assert result.estimate().std == result.tau_std > 0.1
     single = replay_tau(trace(np.random.default_rng(0).random(400) < 0.5), 3)
-    assert single.interval() is None and single.tau_std == pytest.approx(
+    assert single.resampled.interval() is None and single.tau_std == pytest.approx(
         1.0, abs=0.3
     )  # the spread of its rounds
 

@@ -29,6 +29,7 @@ from archsearch.report.reading import read_run
 from archsearch.report.section import Cell, Section, Table, charts_of, text_cell
 from archsearch.runs.state import ClimbState, RungRow
 from archsearch.runs.tables import (
+    BUDGETS_FILE,
     CURVES_FILE,
     Bar,
     BudgetDrafter,
@@ -37,7 +38,6 @@ from archsearch.runs.tables import (
     Curve,
     Curves,
     Point,
-    write_budgets,
 )
 from archsearch.search.ranking import DecidingTerm, Rival
 from tests.report.test_report import make_run
@@ -133,7 +133,7 @@ def test_what_a_budget_buys_is_the_first_picture(tmp_path: Path) -> None:
         BudgetRow(10.0, (there, lookup)),
         BudgetRow(100.0, (trained, there, lookup)),
     )
-    write_budgets(run.path, Budgets("h100", rows))
+    save(run.path / BUDGETS_FILE, Budgets("h100", rows))
     save(run.path / CURVES_FILE, some_curves())
     page, sections = page_of(run)
     charts = charts_of(sections)

@@ -9,8 +9,8 @@ import pytest
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.needs import NOTHING, Needs
-from archsearch.records import load
-from archsearch.runs.tables import BUDGETS_FILE, BudgetDrafter, BudgetRow, Budgets, write_budgets
+from archsearch.records import load, save
+from archsearch.runs.tables import BUDGETS_FILE, BudgetDrafter, BudgetRow, Budgets
 
 LOOKUP = BudgetDrafter(
     "ngram", "n-gram", NOTHING, 5, Estimate(0.45, 0.1, "prior"), Estimate(1.5, 0.2, "modelled")
@@ -39,7 +39,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     budgets = Budgets(
         "h100", (BudgetRow(0.0, (FOUND, LOOKUP)), BudgetRow(10.0, (TRAINED, FOUND, LOOKUP)))
     )
-    write_budgets(tmp_path, budgets)
+    save(tmp_path / BUDGETS_FILE, budgets)
     assert load(tmp_path / BUDGETS_FILE, "budgets", Budgets) == budgets
 
 

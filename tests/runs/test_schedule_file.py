@@ -9,7 +9,8 @@ import pytest
 
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.runs.tables import planned_schedule, read_schedule, write_schedule
+from archsearch.records import save
+from archsearch.runs.tables import planned_schedule, read_schedule
 from archsearch.schedule import GammaSchedule, Ranges, SchedulePoint
 
 RANGES: Ranges = ((1, 2, 4), (3, 16, 1), (17, 256, 0))
@@ -50,7 +51,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         {2: speedup, 4: Estimate(1.6, 0.1, "modelled")},
     )
     schedule = GammaSchedule(RANGES, (point,), "vllm", "a profile")
-    write_schedule(tmp_path / "schedule.json", schedule)
+    save(tmp_path / "schedule.json", schedule)
     assert read_schedule(tmp_path / "schedule.json") == schedule
     data = json.loads((tmp_path / "schedule.json").read_text())
     assert planned_schedule(data) == schedule and data["points"][0]["by_gamma"]["2"]["value"] == 1.5

@@ -10,12 +10,12 @@ import pytest
 
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json, write_json
+from archsearch.records import save
 from archsearch.text.likeness import (
     SKETCH_FILE,
     TextSketch,
     likeness,
     load_sketch,
-    save_sketch,
     sketch_of,
     words_of,
 )
@@ -100,7 +100,7 @@ def test_languages_without_spaces_have_words() -> None:
 
 def test_a_sketch_is_small_holds_no_text_and_comes_back(tmp_path) -> None:
     made = sketch([*letters(1), "the word zyzzyva is here"])
-    save_sketch(made, tmp_path)
+    save(tmp_path / SKETCH_FILE, made)
     assert load_sketch(tmp_path) == made
     path = tmp_path / SKETCH_FILE
     assert (

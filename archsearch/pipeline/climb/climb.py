@@ -218,11 +218,11 @@ class Climb:
         gaps = self.belief.score_gap_std
         return rungs.contenders(values, lambda i, j: gaps(scores[i], scores[j]))
 
-    def expand_neighbourhood(self, leaders: int = 5) -> None:
+    def expand_neighbourhood(self) -> None:
         """Take the neighbours of the best into the pool: what was learnt may have moved the best to
         where rung 0 did not look."""
         space, target = self.space, self.scorer.target
-        for score in self.standings()[:leaders]:
+        for score in self.standings()[:5]:
             shape = score.architecture
             slides = "S" in shape.window_pattern
             window = shape.window_pattern + (str(shape.sliding_window) if slides else "")

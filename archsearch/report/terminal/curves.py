@@ -14,6 +14,7 @@ from archsearch.records import Inline
 from archsearch.report.charts import Chart, Scale, Series, colour, gain_chart, line
 from archsearch.report.phrases import Asked, ServedBy
 from archsearch.report.terminal.layout import plus_minus, table
+from archsearch.text.prompt_set import spread_prompts
 from archsearch.traffic.curve import Axis, Curve, CurvePoint
 
 LEGEND: Final = (
@@ -110,9 +111,7 @@ def _one(item: DraftCurve, axis: Axis) -> list[str]:
 
 def thinned(points: Sequence[CurvePoint]) -> list[CurvePoint]:
     """About ROWS of the points, first and last among them: nearest to even steps of their order."""
-    if len(points) <= ROWS + 2:
-        return list(points)
-    return [points[round(i * (len(points) - 1) / (ROWS - 1))] for i in range(ROWS)]
+    return spread_prompts(points, ROWS if len(points) > ROWS + 2 else len(points))
 
 
 def _verdict(curve: Curve, axis: Axis) -> str:
