@@ -183,7 +183,6 @@ class EngineFacts:
         )
 
     def serves(self, version: str | None = None) -> tuple[str, ...]:
-        """The families that it runs."""
         return tuple(family for family in self.families if not self.lacks(family, version))
 
     def check_drafter(

@@ -35,7 +35,7 @@ class RunFailed(ArchsearchError):
 
 def first_line(error: Exception) -> str:
     """What an error of a library says, in one line; its kind where it says nothing."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 EXTRAS = {

@@ -3,6 +3,7 @@ nothing from elsewhere ends in more than one line."""
 
 from __future__ import annotations
 
+import csv
 import glob
 import hashlib
 import json
@@ -256,6 +257,12 @@ def read_yaml(path: Path, what: str) -> object:
             "write it without"
         )
     return data
+
+
+def csv_rows(path: Path) -> csv.DictReader[str]:
+    """The rows of a table in which lines that begin with # are comments."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return csv.DictReader(line for line in lines if not line.startswith("#"))
 
 
 def _nodes(data: object, counted: dict[int, int], open_: set[int]) -> int:

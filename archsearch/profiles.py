@@ -71,7 +71,6 @@ def freeze_shape(shape: Mapping[str, object]) -> Shape:
 
 
 def thaw_shape(shape: Shape) -> dict[str, object]:
-    """The inverse of `freeze_shape`."""
     return {key: thaw_shape(value) if isinstance(value, tuple) else value for key, value in shape}
 
 
@@ -114,7 +113,6 @@ class Measurement:
 
     @property
     def median_s(self) -> float:
-        """Median of the repeats, seconds."""
         return statistics.median(self.times_s)
 
     @property
@@ -158,7 +156,6 @@ class Measurement:
         return self.kind in DIFFERENCE_KINDS and self.std_s is None and self.median_s == CUT_OFF_S
 
     def sizes(self) -> dict[str, Any]:
-        """The shape as a mapping."""
         return thaw_shape(self.shape)
 
     def to_dict(self) -> dict[str, object]:
@@ -512,7 +509,7 @@ class Profile:
                 f"no profile in {folder} (profile.json is missing); make one with: archsearch"
                 " profile --gpu NAME"
             )
-        header = read_json(folder / "profile.json", "profile")
+        header = header_of(folder)
         version = header.get("schema_version") if isinstance(header, dict) else None
         if version != SCHEMA_VERSION:
             raise ArchsearchError(
@@ -649,9 +646,13 @@ def find_profile(device_key: str, stack: Mapping[str, str] | None = None) -> Pat
     return found[0]
 
 
+def header_of(folder: Path) -> Any:
+    return read_json(folder / "profile.json", "profile")
+
+
 def package_of(folder: Path) -> str | None:
     """Whose tables the profile in a folder was imported from; None of one that was measured."""
-    header = read_json(folder / "profile.json", "profile")
+    header = header_of(folder)
     provenance = header.get("provenance") if isinstance(header, dict) else None
     return provenance.get("package") if isinstance(provenance, dict) else None
 

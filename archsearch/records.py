@@ -264,7 +264,6 @@ def _decode_plain(kind: Any, data: Any) -> Any:
 
 
 def _decode_any(kinds: Sequence[object], data: object) -> object:
-    """Of the first of `kinds` that fits."""
     *others, last = [kind for kind in kinds if kind is not type(None)]
     for kind in others:
         try:

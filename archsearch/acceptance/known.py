@@ -177,7 +177,6 @@ def _drafts_of(
 
 
 def _on_text(draft: KnownDraft, sketch: TextSketch | None, asked: AskedText) -> KnownDraft:
-    """The draft with how alike its text is to the asked one."""
     observation = replace(
         draft.observation, likeness=0.0, text=str(draft.run) if sketch is None else sketch.digest
     )

@@ -23,7 +23,6 @@ How a draft that exists was trained is read off its name, its shape or its folde
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -36,7 +35,7 @@ from archsearch.acceptance.estimator import AcceptanceContext
 from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
-from archsearch.files import read_json
+from archsearch.files import csv_rows, read_json
 from archsearch.models.targets import TargetRef
 from archsearch.speedup import DIVERGENCE_ODDS, DIVERGENCE_POWER
 
@@ -115,12 +114,6 @@ def _token_loss(tokens: float) -> float:
 def _logit(excess: float) -> float:
     divergence = np.maximum(excess, 0.0) + EQUALS_DIFFER
     return math.log(DIVERGENCE_ODDS) - DIVERGENCE_POWER * np.log(divergence)
-
-
-def csv_rows(path: Path) -> csv.DictReader[str]:
-    """The rows of a table in which lines that begin with # are comments."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return csv.DictReader(line for line in lines if not line.startswith("#"))
 
 
 @cache

@@ -56,7 +56,6 @@ class Replay:
 
     @property
     def tau_std(self) -> float:
-        """Of `tau`, over texts."""
         return self.resampled.std
 
     def estimate(self) -> Estimate:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from archsearch.acceptance.estimator import DOMAINS, DRAFTERS, TRAININGS
-from archsearch.acceptance.learnt import INITS, csv_rows
+from archsearch.acceptance.learnt import INITS
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
-from archsearch.files import read_yaml
+from archsearch.files import csv_rows, read_yaml
 
 HERE: Final = Path(__file__).parent
 ANCHORS_FILE: Final = HERE / "anchors.yaml"

@@ -99,7 +99,6 @@ class ShapeGrid(Architecture):
 
     @property
     def size(self) -> int:
-        """How many shapes."""
         return int(np.prod(self.shape))
 
     @property
@@ -126,7 +125,6 @@ class ShapeGrid(Architecture):
         return Architecture(**found)
 
     def places_of(self, arch: Architecture) -> list[tuple[int, ...]]:
-        """The indices of a shape in the grid."""
         alike = np.all(
             [np.equal(getattr(self, name), getattr(arch, name)) for name in BODY_FIELDS], axis=0
         )
@@ -158,7 +156,6 @@ def sizes(values: ArrayLike) -> Any:
 
 
 def _along(axis: int, values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Values along one of AXES."""
     return sizes(values).reshape([-1 if each == axis else 1 for each in range(len(AXES))])
 
 

@@ -3,7 +3,6 @@ its source; and the dimensions of heads that are usual where nobody published on
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -13,6 +12,7 @@ from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.heads import LIKE_EAGLE3, FeatureHead, HeadKind
 from archsearch.errors import ArchsearchError
+from archsearch.files import csv_rows
 
 TABLE: Final = Path(__file__).parent / "published_drafters.csv"
 
@@ -37,10 +37,9 @@ class PublishedDrafter:
 def published_drafters(path: Path = TABLE) -> tuple[PublishedDrafter, ...]:
     """All rows. Raises ArchsearchError naming the row that is broken, or what it names that the
     catalogue lacks."""
-    lines = path.read_text(encoding="utf-8").splitlines()
     known = set(catalogue.stems())
     found = []
-    for row in csv.DictReader(line for line in lines if not line.startswith("#")):
+    for row in csv_rows(path):
         try:
             parts = [part.partition("=") for part in row["changes"].split()]
             read: dict[str, Any] = {

@@ -10,7 +10,6 @@ import click
 from archsearch.cli import options as o
 from archsearch.cli.app import emit, main
 from archsearch.errors import ArchsearchError
-from archsearch.files import read_json
 from archsearch.paths import shown
 
 Listing = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
@@ -66,12 +65,12 @@ def devices() -> Listing:
 def profiles() -> Listing:
     """Every profile that is found, with its rows and where it lies; of a broken one the line of its
     ArchsearchError."""
-    from archsearch.profiles import SCHEMA_VERSION, list_profiles
+    from archsearch.profiles import SCHEMA_VERSION, header_of, list_profiles
 
     rows = []
     for folder in list_profiles():
         try:
-            header = read_json(folder / "profile.json", "profile")
+            header = header_of(folder)
             if header.get("schema_version") != SCHEMA_VERSION:
                 raise ArchsearchError(
                     f"schema version {header.get('schema_version')}, this archsearch reads"

@@ -177,7 +177,6 @@ def alpha_choice(text: str) -> str:
 
 
 def run_engine(name: str) -> str:
-    """The name of an engine that archsearch runs."""
     from archsearch.engine_facts import runnable_engine
 
     return runnable_engine(name).name
@@ -209,7 +208,6 @@ class PromptFile(click.Path):
     """A file of prompts, or the one of a data set of the hub, named owner/name."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path of the file."""
         from archsearch.text.prompt_files import dataset_file, dataset_name
 
         path = super().convert(value, param, ctx)
@@ -221,7 +219,6 @@ class Number(click.FloatRange):
     """A range of floats that is without NaN, which click's lets through."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number."""
         number = super().convert(value, param, ctx)
         if number != number:
             self.fail(f"{value} is not a number.", param, ctx)
@@ -234,7 +231,6 @@ class Count(click.IntRange):
     MOST: Final = 10**9
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number."""
         number = super().convert(value, param, ctx)
         if number > self.MOST:
             self.fail(f"{value} is more than {self.MOST:,}.", param, ctx)

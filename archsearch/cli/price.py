@@ -113,7 +113,6 @@ def _sweep(
     csv_file: Path | None,
     plot: Path | None,
 ) -> None:
-    """The curves, and the files that were asked for."""
     from archsearch.pipeline.curves import estimate_curves, write_curves
     from archsearch.report.terminal.curves import check_plot, curves_text, plot_curves
 

@@ -173,8 +173,6 @@ class ChainHead(FeatureDrafter):
 
 @dataclass(frozen=True)
 class Eagle(ChainHead):
-    """EAGLE-1 and -2."""
-
     family = "eagle"
     title = "EAGLE-1 head"
     acceptance = "eagle1"
@@ -182,8 +180,6 @@ class Eagle(ChainHead):
 
 @dataclass(frozen=True)
 class Eagle3(ChainHead):
-    """EAGLE-3."""
-
     family = "eagle3"
     title = "EAGLE-3 head"
     acceptance = "eagle3"

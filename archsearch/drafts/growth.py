@@ -23,7 +23,6 @@ from archsearch.records import load, save
 from archsearch.text.prompts import Prompt
 from archsearch.text.settings import Writing
 from archsearch.training.curves import Supply
-from archsearch.training.settings import HELDOUT_SEQUENCES
 
 if TYPE_CHECKING:
     from archsearch.drafts.texts import RunTexts
@@ -131,7 +130,6 @@ class Growth:
         return [round(mean)] * count, count * (READ_COST * 3 * mean + mean) / share / rate
 
     def _rounds(self) -> list[Asked]:
-        """The rounds in which prompts were asked for."""
         paths = sorted(self.texts.folder.glob("asked-*/prompts.json"))
         return [found for path in paths if (found := load(path, "invented prompts", Asked))]
 
@@ -276,10 +274,7 @@ class Growth:
     def _prompts(self, kept_out: bool = False) -> list[tuple[Prompt, EncodedPrompt]]:
         """The training prompts that leave room for an answer, with their tokens: those that drafts
         are trained on, or those whose answers are `kept_out` to compare drafts on."""
-        from archsearch.training.batches import split_heldout
-
-        held = split_heldout(self.texts.training().sequences, HELDOUT_SEQUENCES)[1]
-        apart = {s.prompt_ids for s in held}
+        apart = {s.prompt_ids for s in self.texts.parted()[1]}
         prompts = self.texts.prompts.train
         numbered = [replace(prompt, id=str(number)) for number, prompt in enumerate(prompts)]
         return [

@@ -21,11 +21,12 @@ from archsearch.progress import ProgressLine, say
 from archsearch.records import load, save
 from archsearch.text.prompt_set import PromptSet, answer_faults, prompt_faults
 from archsearch.text.settings import Writing
+from archsearch.training.settings import HELDOUT_SEQUENCES
 
 if TYPE_CHECKING:
     from archsearch.acceptance.estimator import VocabularyCoverage
     from archsearch.models.load import LoadedTarget
-    from archsearch.text.cache import TextCache
+    from archsearch.text.cache import CachedSequence, TextCache
     from archsearch.text.prompts import EncodedPrompt, Prompt
     from archsearch.text.vocabulary import DraftVocabulary
 
@@ -87,7 +88,6 @@ class RunTexts:
         return cache
 
     def _answers(self, folder: str, prompts: Sequence[Prompt], budget_s: float | None) -> TextCache:
-        """Greedy answers to prompts, in a folder of the run."""
         from archsearch.text.generate import generate_text
 
         held = folder == "heldout"
@@ -125,6 +125,12 @@ class RunTexts:
         if name not in self._caches:
             self._caches[name] = TextCache.load(self.folder / name)
         return self._caches[name]
+
+    def parted(self) -> tuple[list[CachedSequence], list[CachedSequence]]:
+        """(answers to training prompts that drafts are trained on, those that none is)."""
+        from archsearch.training.batches import split_heldout
+
+        return split_heldout(self.training().sequences, HELDOUT_SEQUENCES)
 
     def training(self) -> TextCache:
         """The training text written before. Raises MissingDataError where there is none."""

@@ -30,7 +30,7 @@ from archsearch.records import as_data, load, save
 from archsearch.search.objective import Score
 from archsearch.speedup import alpha_of_divergence
 from archsearch.text.prompt_set import PromptSet
-from archsearch.training.settings import HELDOUT_SEQUENCES, DistillConfig
+from archsearch.training.settings import DistillConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,9 +96,7 @@ class DraftTrainer:
         """The texts that learning curves are measured on and best weights chosen by, the same for
         every draft of the run: answers to training prompts that no draft is trained on, and the
         half of the held-out text that choices are made on."""
-        from archsearch.training.batches import split_heldout
-
-        kept_out = split_heldout(self.texts.training().sequences, HELDOUT_SEQUENCES)[1]
+        kept_out = self.texts.parted()[1]
         for path in sorted((self.folder / "finalists").glob(f"*/{CURVE_FILE}")):
             curve = read_curve(path.parent)
             # A run of version 0.1.0 goes on as it began.
@@ -110,13 +108,8 @@ class DraftTrainer:
 
     def text_tokens(self) -> int:
         """Tokens of one pass over all that drafts are trained on, prompts included."""
-        from archsearch.training.batches import split_heldout
-
-        first, *others = self.texts.all_training()
-        kept = split_heldout(first.sequences, HELDOUT_SEQUENCES)[0]
-        return sum(len(s) - 1 for s in kept) + sum(
-            len(s) - 1 for cache in others for s in cache.sequences
-        )
+        others = [s for cache in self.texts.all_training()[1:] for s in cache.sequences]
+        return sum(len(s) - 1 for s in (*self.texts.parted()[0], *others))
 
     def supplies(self) -> list[Supply]:
         """Text that can still be written, in the order in which `grow` writes it."""

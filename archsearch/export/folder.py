@@ -134,7 +134,6 @@ def plan(
 
 
 def _marker(made: ExportPlan) -> dict[str, object]:
-    """The content of export.json."""
     source, training = made.source, made.source.record.training or {}
     return {
         "archsearch": archsearch.__version__,

@@ -127,7 +127,6 @@ class AddedFit:
 
 
 def _round_point(terms: Sequence[str], gamma: float, batch: float, layers: float) -> list[float]:
-    """Features of a round: those of `terms`."""
     values = {"round_s": 1.0, "token_s": float(gamma), "sequence_s": float(batch)}
     values |= {"sequence_token_s": float(gamma) * batch, "layer_s": gamma * layers}
     return [values[name] for name in terms]
@@ -196,7 +195,6 @@ class DraftedFit:
 def _drafted_point(
     drafter: Drafter, rows: RoundRows, plan: RoundPlan, kernels_s: float
 ) -> list[float]:
-    """Features of a round: those of DRAFTED."""
     drafted = float(rows.batch * rows.gamma)
     lacking = 1.0 - drafter.architecture.head_rows / drafter.architecture.vocab_size
     return [kernels_s, 1.0, float(plan.launched), float(rows.batch), drafted, drafted * lacking]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 from torch import nn
 
-from archsearch.errors import MissingDataError
+from archsearch.errors import MissingDataError, first_line
 from archsearch.workload import GGUF_DTYPES, dtype_name
 
 if TYPE_CHECKING:
@@ -155,9 +155,8 @@ def load_checked(
             TypeError,
         ) as error:
             # absent, unreadable, cut short, an index without a map, or with code of its own
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise MissingDataError(
-                f"cannot load the weights of {what} from {source}: {first}"
+                f"cannot load the weights of {what} from {source}: {first_line(error)}"
             ) from error
     wrong = [
         f"{len(found)} of its tensors {how}, {min(map(str, found))} for one"

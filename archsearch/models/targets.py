@@ -24,7 +24,7 @@ from archsearch.drafters.drafter import FAMILY_NAMES, Drafter
 from archsearch.drafters.models import Independent
 from archsearch.drafters.read import drafter_of_config, family_of_config
 from archsearch.drafters.registry import Found, family, found_as, found_for, is_family
-from archsearch.errors import ArchsearchError
+from archsearch.errors import ArchsearchError, first_line
 from archsearch.files import read_json
 from archsearch.models.files import is_gguf
 from archsearch.workload import GGUF_DTYPES, WEIGHT_BYTES
@@ -56,6 +56,11 @@ class TargetRef:
         if self.file_dtype in GGUF_DTYPES and not takes_gguf:
             _say_copied(self.name, self.file_dtype)
         return self.file_dtype if takes_gguf else None
+
+    @property
+    def nowhere(self) -> bool:
+        """Whether nobody says where weights would come from."""
+        return self.folder is None and self.weights is None and self.hub_id is None
 
     @property
     def place(self) -> str:
@@ -157,8 +162,7 @@ def hub_errors(message: str) -> Iterator[None]:
             error
         ).__module__.startswith(_CLIENTS):
             raise
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ArchsearchError(message.replace("{}", said)) from error
+        raise ArchsearchError(message.replace("{}", first_line(error))) from error
 
 
 def config_words(hub_id: str) -> str:

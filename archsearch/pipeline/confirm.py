@@ -258,7 +258,6 @@ def confirm_rank(
 
 
 def answers_of(session: SearchSession) -> Sampling:
-    """How a run's answers are sampled."""
     asked = session.request
     return Sampling(asked.answer_tokens, temperature=asked.temperature, seed=asked.seed)
 
@@ -300,7 +299,6 @@ def _by_prompt(
     slowdown: float | None,
     stops_below: float = 0.0,
 ) -> ConfirmedGamma:
-    """One gamma: measured beside predicted."""
     return ConfirmedGamma.of(
         found,
         beside.score.speedup.value,

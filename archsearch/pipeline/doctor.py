@@ -23,7 +23,6 @@ from archsearch.engine_facts import engine_facts, engine_title
 from archsearch.engine_rounds import engine_rounds, known_engines, newest_version, version_in
 from archsearch.engines.environments.environment import overview
 from archsearch.errors import ArchsearchError
-from archsearch.files import read_json
 from archsearch.hardware.device import Device, devices
 from archsearch.hardware.identify import (
     VisibleGpu,
@@ -35,7 +34,7 @@ from archsearch.hardware.identify import (
     visible_gpus,
 )
 from archsearch.paths import cache_dir
-from archsearch.profiles import cpu_stack, installed, profiles_of, stack_key
+from archsearch.profiles import cpu_stack, header_of, installed, profiles_of, stack_key
 from archsearch.report.terminal.profile import Diagnosis, Finding, Level
 
 # a demo's cache and run; an engine's environment wants more and says so itself
@@ -170,7 +169,7 @@ def _profile_of(device: Device, command: str) -> Finding:
     stack = cpu_stack() if device.kind == "cpu" else None
     same = [folder for folder in found if stack is not None and folder.name == stack_key(stack)]
     folder = (same or found)[0]
-    where, header = f"{device.key}: {folder}", read_json(folder / "profile.json", "profile")
+    where, header = f"{device.key}: {folder}", header_of(folder)
     if "package" in (header.get("provenance") or {}):
         text = f"{where} holds imported kernel tables, nothing measured here"
         return Finding("mend", text, command)

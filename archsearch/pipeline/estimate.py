@@ -269,7 +269,6 @@ def _priced(
     workload: Workload,
     acceptance: AcceptanceEstimator,
 ) -> list[Priced]:
-    """Each draft in one engine."""
     gammas = [request.gamma] if request.gamma else None
     scorer = Scorer(
         ref.architecture, workload, source.latency, acceptance, gammas=gammas, domain=request.domain
@@ -376,7 +375,6 @@ def _differences(priced: Sequence[Priced]) -> tuple[Difference, ...]:
 
 
 def _warnings(priced: Sequence[Priced]) -> tuple[str, ...]:
-    """Warnings of every engine."""
     found = []
     for items in _by_engine(priced):
         drafts = [(item.name, item.scorer, item.score) for item in items]

@@ -227,7 +227,6 @@ class Bench:
         return engine_facts(self.name).in_process
 
     def target(self, dtype: str) -> ModelSource:
-        """The target as the engine takes it."""
         if self.inside:
             return self.trainer.model(dtype)
         return engine_target(self.session.target, self.name, dtype)

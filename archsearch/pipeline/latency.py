@@ -138,10 +138,14 @@ def served_target(ref: TargetRef, asked: WorkloadRequest) -> TargetRef:
             f"weights in {name} are not priced on a CPU, where none of their kernels was measured;"
             f" {plain} (or name a --gpu)"
         )
-    own = name in device.flops_per_s and (
-        profile is None or any(dtype == name for dtype, _ in profile.combinations())
-    )
+    own = _computes_in(name, profile, device)
     return replace(ref, architecture=ref.architecture.in_format("" if own else name))
+
+
+def _computes_in(name: str, profile: Profile | None, device: Device) -> bool:
+    """Whether `device` computes in a dtype, and was measured in it or has no profile."""
+    measured = profile is None or any(dtype == name for dtype, _ in profile.combinations())
+    return name in device.flops_per_s and measured
 
 
 def choose_latency(
@@ -204,16 +208,11 @@ def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]
 
 
 def _served_dtype(profile: Profile | None, device: Device, target: Architecture) -> str | None:
-    """The dtype of the target's published weights where they are quantised and `device` was
-    measured in it, or has no profile."""
+    """The dtype of the target's published weights where they are quantised and a GPU computes in
+    it."""
     name = target.served_dtype
-    if name not in DTYPE_BYTES or device.kind == "cpu" or name not in device.flops_per_s:
-        return None
-    return (
-        name
-        if profile is None or any(dtype == name for dtype, _ in profile.combinations())
-        else None
-    )
+    able = name in DTYPE_BYTES and device.kind != "cpu"
+    return name if able and _computes_in(name, profile, device) else None
 
 
 def _workload(

@@ -111,7 +111,7 @@ def _options(session: SearchSession, belief: Belief) -> Iterator[Step]:
 def _drafts_that_exist(session: SearchSession, belief: Belief) -> Iterator[Step]:
     """alpha of drafts of the catalogue that have the target's tokens, on the user's prompts."""
     target, request = session.target, session.request
-    if target.folder is None and target.weights is None and target.hub_id is None:
+    if target.nowhere:
         return
     prompts = f" --prompts {shell_path(request.prompts)}" if request.prompts is not None else ""
     for draft in existing_drafts(target):
@@ -183,8 +183,7 @@ def _weights_needed(*models: TargetRef) -> str:
 def _short_trainings(session: SearchSession, belief: Belief) -> Iterator[Step]:
     """A climb: the least time in which two shapes are trained."""
     request, target = session.request, session.target
-    nowhere = target.folder is None and target.weights is None and target.hub_id is None
-    if not engine_facts(request.engine).make or request.confirm or nowhere:
+    if not engine_facts(request.engine).make or request.confirm or target.nowhere:
         return
     asked = request.arguments() | {"profile": request.asked.profile}
     again = search_command(asked, session.run.path / WORKLOAD_FILE)

@@ -94,7 +94,6 @@ class SearchRequest:
 
     @property
     def engine(self) -> str:
-        """Which engine serves."""
         return self.asked.engine or "transformers"
 
     @property
@@ -333,7 +332,6 @@ class SearchSession:
 
     @property
     def source(self) -> LatencySource:
-        """Of latencies."""
         return self.setting.source
 
     @property
@@ -346,7 +344,6 @@ class SearchSession:
 
     @property
     def space(self) -> SearchSpace:
-        """Of the first family."""
         return self.families.spaces[0]
 
     def groups(self, scores: Sequence[Score]) -> list[list[Score]]:

@@ -286,7 +286,6 @@ class CudaBench(Bench):
         return replace(row, throttled=self._throttled(row.slowdown), kernel=named)
 
     def fused_of(self, dtype: str) -> Fused:
-        """The small kernels of a dtype."""
         if dtype not in self.fused:
             half = torch.bfloat16 if dtype == FP8 else getattr(torch, dtype)
             self.fused[dtype] = fused_for(self.runner.device, half)

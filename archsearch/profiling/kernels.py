@@ -204,7 +204,6 @@ def _width(elements: int, limit: int) -> int:
 
 
 def _fused_elementwise(op: Elementwise, pool: WeightPool, fused: Fused) -> Run:
-    """One fused kernel on `elements` numbers."""
     width = op.width or _width(op.elements, 160_000 if op.name == "sample" else 8192)
     x = torch.randn(op.elements // width, width, device=pool.flat.device).to(pool.flat.dtype)
     if op.name == "norm":

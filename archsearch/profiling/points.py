@@ -208,7 +208,6 @@ class Bench:
         """Give back memory that earlier points left reserved."""
 
     def timer(self, dtype: str) -> AnyTimer:
-        """The timer of a dtype."""
         if dtype not in self._timers:
             self._timers[dtype] = self.new_timer(dtype)
         return self._timers[dtype]

@@ -61,7 +61,6 @@ def write_recipe(recipe: Recipe, output: Path, *, weights: bool = False) -> Path
 
 
 def _record(recipe: Recipe) -> dict[str, object]:
-    """recipe.json."""
     more: dict[str, object] = {
         "archsearch": archsearch.__version__,
         "layers_read": list(forms.layers_read(recipe)),

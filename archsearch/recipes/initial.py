@@ -33,6 +33,7 @@ def initial_weights(folder: Path, target: str | None = None, answers: Sequence[P
     import torch
 
     from archsearch.models.load import load_target
+    from archsearch.training.heads.folder import write_weights
 
     recipe = read_json(folder / RECIPE_FILE, "recipe")
     shape = Architecture.from_dict(recipe["architecture"])
@@ -57,11 +58,7 @@ def initial_weights(folder: Path, target: str | None = None, answers: Sequence[P
     tensors = _head(model, shape, recipe, kept)
     _turn_as(model, out / "config.json")
     _write_maps(out, kept, shape.vocab_size)
-    with atomic_path(out / "model.safetensors") as temporary:
-        from safetensors.torch import save_file
-
-        whole = {name: value.contiguous() for name, value in tensors.items()}
-        save_file(whole, temporary, metadata={"format": "pt"})
+    write_weights(out, tensors)
     return out / "model.safetensors"
 
 

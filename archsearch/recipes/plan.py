@@ -235,7 +235,6 @@ class Recipe:
 
     @property
     def family(self) -> str:
-        """Of the drafter."""
         return self.drafter.family
 
     @property

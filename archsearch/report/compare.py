@@ -103,7 +103,6 @@ class Pair:
     ALSO: ClassVar = ("words",)
 
     def words(self) -> str:
-        """What decided, in a sentence."""
         if self.same:
             return f"{self.second} has the same winner as {self.first}."
         if self.here is None or self.there is None:

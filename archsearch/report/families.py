@@ -97,7 +97,6 @@ def _measured_words(item: EngineComparison, family: str) -> str:
 
 
 def title_of(name: str) -> str:
-    """A family in words."""
     return family_class(name).title
 
 
@@ -167,7 +166,6 @@ def compared_section(item: EngineComparison) -> Section:
 
 
 def _row_words(row: Rival | Silent) -> str:
-    """What is to be said of one drafter."""
     if isinstance(row, Silent):
         return row.note
     share = row.drafting_share if row.family == "ngram" else None

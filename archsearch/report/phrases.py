@@ -193,7 +193,6 @@ class AskedPart:
 
     @classmethod
     def of(cls, part: LoadPart) -> AskedPart:
-        """As it was asked for."""
         load = (part.concurrency, part.context, part.requests_per_second, part.prefix_cache_hit)
         return cls(part.name, part.weight, *load, part.prompt.mean, part.output.mean)
 
@@ -284,7 +283,6 @@ class AskedOver(Asked):
 
 
 def part_rows(mix: MixScore) -> list[tuple[str, ...]]:
-    """The parts of a score, by PART_HEADER."""
     return [
         (
             part.name,

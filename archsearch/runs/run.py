@@ -74,12 +74,10 @@ class Run:
 
     @property
     def run_file(self) -> Path:
-        """run.yaml."""
         return self.path / "run.yaml"
 
     @property
     def trials_file(self) -> Path:
-        """trials.csv."""
         return self.path / "trials.csv"
 
     @property
@@ -89,7 +87,6 @@ class Run:
 
     @property
     def report_file(self) -> Path:
-        """report.html."""
         return self.path / "report.html"
 
     def best_dir(self, rank: int) -> Path:
@@ -157,7 +154,6 @@ class Run:
             _set_aside(folder)
 
     def write_confirmed(self, rank: int, confirmed: Confirmed) -> None:
-        """confirmed.json of a rank."""
         self.score(rank)
         save(self.best_dir(rank) / CONFIRMED_FILE, confirmed)
 

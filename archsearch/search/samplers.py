@@ -85,7 +85,6 @@ class Record:
 
     @property
     def scored(self) -> int:
-        """How many of the known shapes have a score."""
         return sum("score" in trial.user_attrs for trial in self.known.values())
 
     def indices(self, trial: Any) -> Indices:

@@ -251,7 +251,6 @@ class SearchSpace:
     def _layers(
         self, picked: Mapping[str, Value], target: Architecture
     ) -> Architecture | InvalidShape:
-        """The layers of the choices `picked`."""
         hidden, head_dim = int(picked["hidden_size"]), int(picked["head_dim"])
         kv_heads = int(picked["num_key_value_heads"])
         heads = kv_heads * int(picked["kv_group_size"])

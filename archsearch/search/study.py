@@ -98,7 +98,6 @@ class SearchResult:
 
     @property
     def finished(self) -> int:
-        """Trials that have a score."""
         return sum(row["state"] == "COMPLETE" for row in self.trials)
 
     @property
@@ -307,7 +306,6 @@ def trial_row(number: int, trial: FrozenTrial, score: Score | None) -> dict[str,
 
 
 def _columns(score: Score) -> dict[str, object]:
-    """The numbers of a score as columns of a table."""
     row: dict[str, object] = {}
     for name in (each.name for each in fields(score)):
         value = getattr(score, name)

@@ -78,7 +78,6 @@ class AuxiliaryStates:
             start += len(sequence) - 1
 
     def join(self, other: AuxiliaryStates) -> AuxiliaryStates:
-        """The states of both texts."""
         return AuxiliaryStates(self.layers, self.width, self._places | other._places)
 
 
@@ -145,8 +144,6 @@ def check_disk(folder: Path, needed: int) -> None:
 
 @dataclass(frozen=True)
 class _Shard:
-    """The states that belong to one shard of text."""
-
     text: Path
     layers: tuple[int, ...]
     target: str

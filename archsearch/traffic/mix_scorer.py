@@ -150,7 +150,6 @@ class MixScorer(Scorer):
     def _over(
         self, score: Score, served: Sequence[ServedPart], taus: Mapping[int, Estimate] | None = None
     ) -> Score:
-        """A score of the heaviest part as one over the mix."""
         ranks, objective = self.workload.tensor_parallel, self.mix.objective
         gain, tpot = objective_of(served, "speedup", ranks), objective_of(served, "tpot", ranks)
         shares = [each.part.weight * each.best.tpot_s / tpot for each in served]

@@ -104,7 +104,6 @@ class Service:
 
     @cached_property  # asked at every step of every fixed point
     def rounds(self) -> Numbers:
-        """Rounds a request."""
         return self.tokens.rounds(self.output_tokens - 1.0)
 
     @property

@@ -41,7 +41,6 @@ class Batch:
     tokens: int
 
     def to(self, device: torch.device) -> Self:
-        """The same batch with its tensors on `device`."""
         if self.input_ids.device == device:
             return self
         values = {field.name: getattr(self, field.name) for field in fields(self)}

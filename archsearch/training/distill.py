@@ -322,7 +322,6 @@ class TrainingRun:
         return distill_loss(logits, teacher, self.config.feature_weight, *features)
 
     def _batch(self, indices: Sequence[int]) -> Batch:
-        """The sequences of one step."""
         return make_batch([self.sequences[i] for i in indices]).to(self.device)
 
     # ---- looks

@@ -130,7 +130,6 @@ class RunningMean:
 
 
 def copy_into(parameters: Mapping[str, torch.nn.Parameter], weights: Weights) -> None:
-    """Set parameters to `weights`, by name."""
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])

@@ -214,7 +214,6 @@ class ChildEngine:
         )
 
     def _interpreter(self) -> Path:
-        """What runs the worker."""
         if self.settings.python is not None:
             return self.settings.python
         from archsearch.engines.environments.environment import find_python

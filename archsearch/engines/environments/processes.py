@@ -262,7 +262,6 @@ class PipWatch:
         self.what = "asking the package index"
 
     def line(self, line: str) -> None:
-        """One line of pip's output."""
         units = {"bytes": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
         size = re.search(r"\(([\d.]+) (bytes|kB|MB|GB)\)", line)
         name = re.match(r"(?:Downloading|Using cached) (\S+)", line)
@@ -306,7 +305,6 @@ def _cpu_torch(known: Recipe, kind: DeviceKind) -> str | None:
 
 
 def _pip(inside: Path, words: str) -> list[str]:
-    """A command of an environment's pip."""
     return [str(inside), *f"-m pip {words} --disable-pip-version-check".split()]
 
 

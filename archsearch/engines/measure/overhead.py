@@ -127,7 +127,6 @@ class _Trial:
         return [gap / slowdown for gap in whole]
 
     def row(self, case: Case, times: _Timings) -> Measurement:
-        """The `engine` row of `case`."""
         gamma, layers = case
         shape = EngineShape("transformers", gamma, self.vocab_size, layers)
         extra, std = times.extra(gamma)

@@ -148,7 +148,6 @@ class ByPrompt(Measured):
 
     @property
     def terms(self) -> RoundTerms | None:
-        """Its `round_terms`."""
         return self.round_terms(self.tau.value, self.decode_s, self.verify_s)
 
 

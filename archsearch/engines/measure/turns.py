@@ -116,7 +116,6 @@ class Plan:
         return found
 
     def groups(self, turn: int, concurrency: int) -> list[list[EnginePrompt]]:
-        """The groups of prompts of one turn at a concurrency."""
         before = sum(number for number in self.concurrencies if number < concurrency)
         start = self.per_request * (turn * sum(self.concurrencies) + before)
         return [self.some(start + concurrency * i, concurrency) for i in range(self.per_request)]
@@ -199,7 +198,6 @@ class _Engines:
         return self.alive[variant.name]
 
     def turn(self, variant: Variant, turn: int, concurrency: int) -> Turn:
-        """One variant's share of a turn at a concurrency."""
         engine, plan = self.ready(variant), self.plan
         sampling = replace(plan.sampling, seed=plan.sampling.seed + turn)
         results: list[GenerationResult] = []

@@ -239,14 +239,12 @@ class Climb:
                     self.pool[found] = None
 
     def measured(self, draft: TrainedDraft) -> Score:
-        """The score of a trained draft, by what was measured of it."""
         return draft.score(self.judge)
 
     # -- time
     # ----------------------------------------------------------------------------------------------
 
     def left_s(self) -> float:
-        """Seconds left for training."""
         plan, elapsed_s = self.plan, self.file.elapsed_s()
         left_s = rungs.training_s(plan.budget_s, elapsed_s, plan.confirm_s)
         if plan.climbs:

@@ -115,7 +115,6 @@ def thinned(points: Sequence[CurvePoint]) -> list[CurvePoint]:
 
 
 def _verdict(curve: Curve, axis: Axis) -> str:
-    """Where it pays."""
     name, found = WORDS[axis], []
     if curve.starts is not None and axis in ("alpha", "gamma"):
         found.append(f"Pays from {name} {_number(curve.starts, axis)} on.")

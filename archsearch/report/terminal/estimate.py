@@ -52,7 +52,6 @@ class Entry:
 
     @property
     def answer(self) -> str:
-        """Of the column `pays`."""
         return "no room" if self.no_room else PAYS[verdict(self.score.speedup)]
 
     @property

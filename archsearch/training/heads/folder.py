@@ -119,9 +119,13 @@ def save_medusa(
 
 
 def _write(folder: Path, config: dict[str, object], tensors: dict[str, Tensor]) -> None:
+    write_json(folder / "config.json", config)
+    write_weights(folder, tensors)
+
+
+def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
     from safetensors.torch import save
 
-    write_json(folder / "config.json", config)
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     write_bytes(folder / WEIGHTS_FILE, save(whole, metadata={"format": "pt"}))
 

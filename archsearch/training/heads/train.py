@@ -140,8 +140,6 @@ def train_head(
 
 
 class HeadRun(TrainingRun):
-    """A training run of a head."""
-
     said = "accepted"
 
     def __init__(self, head: Head, caches: list[TextCache], *args: Any, task: HeadTask) -> None:

@@ -223,7 +223,6 @@ class Worker:
         raise Failed(f"{self.own} was not ready after {START_S:.0f} s")
 
     def ask(self, method: str, path: str, body: object = None) -> http.client.HTTPResponse:
-        """One request of the server."""
         if self.address is None:
             raise Failed("start the engine first")
         connection = http.client.HTTPConnection(*self.address, timeout=START_S)
