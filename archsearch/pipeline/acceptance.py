@@ -83,7 +83,7 @@ class AcceptanceRequest:
         """Raise ArchsearchError for options that contradict each other, before anything is
         loaded."""
         from archsearch.acceptance.estimator import DOMAINS
-        from archsearch.acceptance.measured import check_sampling
+        from archsearch.text.settings import check_sampling
 
         if self.tau is not None:
             GivenAcceptance.of_tau(self.tau, self.gamma)

@@ -53,7 +53,7 @@ from archsearch.pipeline.in_engine import (
     serving_scorer,
     write_shape,
 )
-from archsearch.pipeline.schedule import Rates, acceptance_of, schedule_points, speedup_when_off
+from archsearch.pipeline.schedule import Rates, acceptance_of, schedule_points
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.records import load_or_note, save
 from archsearch.runs.confirmed import (
@@ -72,6 +72,7 @@ from archsearch.schedule import Ranges, SchedulePoint, largest_gamma, schedule_f
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import RoundTerms
 from archsearch.text.prompt_set import LEAST_HALF, PromptSet, spread_prompts
+from archsearch.traffic.curve import speedup_when_off
 from archsearch.workload import GGUF_DTYPES
 
 if TYPE_CHECKING:

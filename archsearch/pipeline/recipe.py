@@ -143,5 +143,5 @@ def _stages(
 
 def _alpha_at(scorer: Scorer, score: Score, tokens: float) -> Estimate:
     context = replace(scorer.context, trained_tokens=tokens)
-    known = scorer.with_acceptance(scorer.acceptance, context).predicted_acceptance(score.proposer)
+    known = scorer.predicted_acceptance(score.proposer, context)
     return known.acceptance.alpha

@@ -20,12 +20,13 @@ from archsearch.engine_rounds import (
     parse_options,
     version_in,
 )
-from archsearch.engines.environments import environment
+from archsearch.engines.environments.environment import installed
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.round_fit import measured_version
-from archsearch.profiles import Profile, find_profile, installed
+from archsearch.profiles import Profile, find_profile
+from archsearch.profiles import installed as package_version
 from archsearch.traffic.mix import LoadPart, Mix, read_mix
 from archsearch.traffic.traces import Lengths
 from archsearch.workload import (
@@ -205,8 +206,8 @@ def installed_version(engine: str, device: Device) -> str | None:
     """The version that is installed here and runs on such a device; None where there is none."""
     facts = engine_facts(engine)
     if facts.in_process:
-        return installed(engine)
-    found = environment.installed(engine) if facts.recipe else None
+        return package_version(engine)
+    found = installed(engine) if facts.recipe else None
     return version_in(found.version) if found is not None and found.device == device.kind else None
 
 

@@ -237,11 +237,13 @@ class Scorer:
             assumed=known.assumed,
         )
 
-    def predicted_acceptance(self, drafter: Drafter) -> FamilyAcceptance:
+    def predicted_acceptance(
+        self, drafter: Drafter, context: AcceptanceContext | None = None
+    ) -> FamilyAcceptance:
         """alpha of a drafter, its drift, and how often it drafts: as `known_families` has it, else
-        as the estimator says."""
+        as the estimator says of `context` (None: the scorer's)."""
         found = self.known_families.get(drafter.family)
-        return found if found is not None else acceptance_of(drafter, self.acceptance, self.context)
+        return found or acceptance_of(drafter, self.acceptance, context or self.context)
 
     def measured(
         self,
@@ -391,7 +393,7 @@ class Scorer:
             if each not in self._verify_s:
                 self._verify_s[each] = self.latency.verify_s(self.target, self.workload, each)
         verify_s = {each: self._verify_s[each] for each in allowed}
-        if isinstance(asked, Drafter):
+        if isinstance(asked, Drafter) and not rounds.keys() >= verify_s.keys():
             latency: Any = self.latency
             rounds_s = DrafterRounds(latency, self.target, asked, self.workload).means_s(verify_s)
             if rounds_s is not None:

@@ -37,7 +37,6 @@ from archsearch.traffic.served import (
     context_of,
     objective_of,
     overs,
-    part_acceptance,
     serve_part,
 )
 from archsearch.traffic.steady import MOST_RUNNING, RoundTokens
@@ -184,7 +183,7 @@ class MixScorer(Scorer):
         if taus is not None:
             tau = taus[gamma]
         else:
-            tau = part_acceptance(self, drafter, each.part).tau_at(gamma)
+            tau = self.predicted_acceptance(drafter, context_of(self, each.part)).tau_at(gamma)
         gain = speculation.speedup_estimate(
             tau,
             Estimate(float(times.decode[row]), float(times.decode_std[row]), times.source),

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archsearch.acceptance.estimator import AcceptanceContext
-from archsearch.acceptance.families import FamilyAcceptance, acceptance_of
 from archsearch.architecture.grid import ShapeGrid
 from archsearch.drafters.drafter import Drafter
 from archsearch.errors import ArchsearchError
@@ -229,7 +228,7 @@ def _accepted(scorer: Scorer, drafter: Drafter, part: LoadPart) -> tuple[Any, fl
         estimator: Any = scorer.acceptance
         alpha, drift = estimator.alphas(drafter.architecture, context_of(scorer, part))
         return np.broadcast_to(alpha, drafter.architecture.shape), drift, 1.0
-    known = part_acceptance(scorer, drafter, part)
+    known = scorer.predicted_acceptance(drafter, context_of(scorer, part))
     share = known.share.value if known.share is not None else 1.0
     return known.acceptance.alpha.value, known.acceptance.drift.value, share
 
@@ -260,16 +259,6 @@ def context_of(scorer: Scorer, part: LoadPart) -> AcceptanceContext:
     if part.temperature is not None:
         context = replace(context, temperature=part.temperature)
     return context if part.domain is None else replace(context, domain=part.domain)
-
-
-def part_acceptance(scorer: Scorer, drafter: Drafter, part: LoadPart) -> FamilyAcceptance:
-    """What is known of the drafter's acceptance under a part."""
-    known = scorer.known_families.get(drafter.family)
-    return (
-        known
-        if known is not None
-        else acceptance_of(drafter, scorer.acceptance, context_of(scorer, part))
-    )
 
 
 def objective_of(

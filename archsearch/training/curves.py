@@ -42,7 +42,7 @@ from archsearch.estimate import Array, Estimate
 from archsearch.speedup import alpha_estimate, clamped, logit
 
 if TYPE_CHECKING:
-    from archsearch.training.distill import CurvePoint
+    from archsearch.training.settings import CurvePoint
 
 
 # R: what repeating a text for ever is worth, in texts; the fit to nine curves of a small draft of

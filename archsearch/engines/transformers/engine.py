@@ -46,7 +46,8 @@ from archsearch.engines.engine import (
 )
 from archsearch.engines.transformers.chain import ChainGenerator, chained
 from archsearch.errors import ArchsearchError
-from archsearch.models.drafts import gamma_settings, load_draft
+from archsearch.models.drafts import load_draft
+from archsearch.models.files import gamma_settings
 from archsearch.models.runtime import hooked, quiet_transformers, torch_dtype
 from archsearch.schedule import Ranges
 

@@ -33,7 +33,8 @@ from archsearch.runs.state import (
 from archsearch.search import rungs
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.rungs import Plan, Round
-from archsearch.search.space import InvalidShape, SearchSpace, Value, numeric_values
+from archsearch.search.space import InvalidShape, SearchSpace, numeric_values
+from archsearch.search.space_file import Value
 from archsearch.training.curves import Split
 
 POOL: Final = 48  # candidates that a choice is made among

@@ -3,7 +3,6 @@ one axis."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,7 +14,7 @@ from archsearch.report.charts import Chart, Scale, Series, colour, gain_chart, l
 from archsearch.report.phrases import Asked, ServedBy
 from archsearch.report.terminal.layout import plus_minus, table
 from archsearch.text.prompt_set import spread_prompts
-from archsearch.traffic.curve import Axis, Curve, CurvePoint
+from archsearch.traffic.curve import Axis, Curve
 
 LEGEND: Final = (
     "±: one standard deviation. ideal: every draft token accepted. tokens/s: all requests that fit."
@@ -89,6 +88,8 @@ def _one(item: DraftCurve, axis: Axis) -> list[str]:
         f"{WORDS[axis]}{' | gamma' * (axis != 'gamma')} | tau | speed-up | ideal | ms a token |"
         " without | tokens/s | without | pays"
     )
+    points = item.curve.points
+    shown = spread_prompts(points, ROWS if len(points) > ROWS + 2 else len(points))
     rows = [
         [
             f"{point.x:.2f}" if axis == "alpha" else f"{point.x:,.0f}",
@@ -102,16 +103,11 @@ def _one(item: DraftCurve, axis: Axis) -> list[str]:
             f"{point.plain_tokens_per_s.value:,.0f}",
             "yes" if point.pays else "no",
         ]
-        for point in thinned(item.curve.points)
+        for point in shown
     ]
     lines = [f"{item.draft}, served by {item.by.served}", table(rows, header)]
     lines += [_verdict(item.curve, axis), *_memory(item)]
     return lines + [f"Note: {note}" for note in item.notes]
-
-
-def thinned(points: Sequence[CurvePoint]) -> list[CurvePoint]:
-    """About ROWS of the points, first and last among them: nearest to even steps of their order."""
-    return spread_prompts(points, ROWS if len(points) > ROWS + 2 else len(points))
 
 
 def _verdict(curve: Curve, axis: Axis) -> str:

@@ -88,11 +88,6 @@ def end_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> list
     )
 
 
-def has_positions(config: Mapping[str, object]) -> bool:
-    """Whether a config bounds the length of a text."""
-    return isinstance(text_config(config).get("max_position_embeddings"), int)
-
-
 _OWN_HEADS = ("eagle3", "peagle")
 
 

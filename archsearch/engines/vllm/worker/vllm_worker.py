@@ -24,7 +24,6 @@ from loop import Failed, UserError, claim_stdout, serve
 from model_config import (
     cache_gib,
     end_tokens,
-    has_positions,
     join_context_weights,
     keep_own_head,
     read_config,
@@ -95,12 +94,8 @@ class Worker:
             mend_cpu_build(ask)
         keep_own_head(ask)
         join_context_weights(ask)
-        positions = [
-            int(text_config(config)["max_position_embeddings"])
-            for config in configs
-            if has_positions(config)
-        ]
-        longest = min([length, *positions])
+        positions = (text_config(config).get("max_position_embeddings") for config in configs)
+        longest = min([length, *(most for most in positions if isinstance(most, int))])
         self.room = longest - (self.gamma + 2 if drafts else 0)
         limits: dict[str, Any] = {}
         # vLLM's smallest default must hold one round of every request.
