@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from archsearch.models.load import LoadedTarget
     from archsearch.text.cache import CachedSequence, TextCache
     from archsearch.text.vocabulary import DraftVocabulary
-    from archsearch.training.curves import Supply
     from archsearch.training.settings import CurvePoint, DistillResult
 
 
@@ -111,15 +110,6 @@ class DraftTrainer:
         others = [s for cache in self.texts.all_training()[1:] for s in cache.sequences]
         return sum(len(s) - 1 for s in (*self.texts.parted()[0], *others))
 
-    def supplies(self) -> list[Supply]:
-        """Text that can still be written, in the order in which `grow` writes it."""
-        return self.texts.growth.supplies()
-
-    def grow(self, budget_s: float) -> dict[str, int]:
-        """Write more text for about `budget_s`, from the best source that has some left, then from
-        the next; drafts trained from now on see it. Written tokens by source."""
-        return self.texts.growth.grow(budget_s)
-
     # -- one draft
 
     def draft_folder(self, arch: Architecture) -> Path:
@@ -134,7 +124,6 @@ class DraftTrainer:
     ) -> tuple[PreTrainedModel, DraftVocabulary | None]:
         """The untrained draft (float32) out of the target, and the vocabulary of a trimmed head,
         chosen once per shape."""
-        import torch
 
         from archsearch.training.initialise import initialise_draft
 
@@ -147,7 +136,6 @@ class DraftTrainer:
             draft_token_ids=vocabulary.token_ids if vocabulary else None,
             calibration_ids=_calibration_ids(caches[0]),
             seed=seed,
-            dtype=torch.float32,
         )
         return draft.to(self.device), vocabulary  # type: ignore[arg-type]
 

@@ -327,7 +327,6 @@ class Split:
     on `tokens` in all, worth `effective` new ones."""
 
     text_s: float
-    train_s: float
     epoch_tokens: float
     tokens: float
     effective: float
@@ -361,9 +360,7 @@ def split_at(
     that are there already."""
     epoch = epoch_tokens + text_after(text_s, supplies)
     seen = tokens + max(seconds - text_s, 0.0) * train_per_s
-    return Split(
-        text_s, seconds - text_s, epoch, seen, effective_tokens(seen, epoch) if epoch > 0 else 0.0
-    )
+    return Split(text_s, epoch, seen, effective_tokens(seen, epoch) if epoch > 0 else 0.0)
 
 
 def best_split(

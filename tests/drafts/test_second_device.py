@@ -62,7 +62,7 @@ def test_a_draft_is_trained_elsewhere(folder: Path) -> None:
     with second_device() as device:
         there = trainer(folder, "there", device)
         there.texts.write_training(60.0)
-        there.grow(0.2)
+        there.texts.growth.grow(0.2)
         short = there.train_short(SHAPE, 300)
         again = there.train_short(SHAPE, 500)  # goes on from its checkpoint
         done = there.train(SHAPE, 60.0, tokens=700)

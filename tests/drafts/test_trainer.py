@@ -41,7 +41,7 @@ def test_further_text_leaves_out_the_prompts_that_drafts_are_compared_on(
 ) -> None:
     from archsearch.training.distill import DistillConfig, split_heldout
 
-    assert trainer.grow(0.0) == {} and len(trainer.texts.all_training()) == 1
+    assert trainer.texts.growth.grow(0.0) == {} and len(trainer.texts.all_training()) == 1
     # Of all sources the one over the same prompts; the others: test_growth.
     assert trainer.texts.growth._write_sampled(60.0) > 0
     assert len(trainer.texts.all_training()) == 2

@@ -9,6 +9,7 @@ import shutil
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,6 +107,10 @@ class MadeUpTrainer:
 
     def text_tokens(self) -> int:
         return self.text
+
+    @property
+    def texts(self) -> SimpleNamespace:
+        return SimpleNamespace(growth=self)
 
     def supplies(self) -> list[Supply]:
         return self.sources

@@ -230,7 +230,7 @@ def test_the_best_split_is_the_best_of_all(write, train):
         split_at(share * 2000, 2000, supplies, train) for share in (0.1, 0.25, 0.4, 0.55, 0.7, 0.85)
     ]
     assert best.effective >= max(other.effective for other in others)
-    assert 0 < best.text_s < 2000 and best.text_s + best.train_s == pytest.approx(2000)
+    assert 0 < best.text_s < 2000
 
 
 def test_where_there_is_text_enough_nothing_is_written():

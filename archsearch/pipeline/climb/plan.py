@@ -101,7 +101,7 @@ def write_texts(trainer: DraftTrainer, file: StateFile, plan: Plan) -> None:
     more = trainer.folder / "more_done.json"
     if plan.climbs and not more.exists():
         left = plan.text_s - file.elapsed_s()
-        found = trainer.grow(left if left > 0.1 * plan.text_s else 0.0)
+        found = trainer.texts.growth.grow(left if left > 0.1 * plan.text_s else 0.0)
         write_json(more, {"tokens": sum(found.values()), "by_source": found})
     file.step("text", file.clock() - start)
     tokens = sum(cache.written_tokens for cache in trainer.texts.all_training())

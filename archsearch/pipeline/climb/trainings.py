@@ -188,7 +188,7 @@ class Trainings:
         trainer, speed = self.trainer, self.speed(shape)
         tokens = float(trainer.spent(shape)[0])
         there = {"epoch_tokens": float(trainer.text_tokens()), "tokens": tokens}
-        supplies = trainer.supplies() if seconds > LEAST_WRITING_S else []
+        supplies = trainer.texts.growth.supplies() if seconds > LEAST_WRITING_S else []
         best = best_split(seconds, supplies, speed, **there)
         alone = split_at(0.0, seconds, supplies, speed, **there)
         worth = best.text_s >= LEAST_WRITING_S and best.effective > LEAST_MORE * alone.effective
@@ -208,7 +208,7 @@ class Trainings:
                 f" tokens a pass instead of {trainer.text_tokens()} teach more than further epochs"
             )
         start, before = file.clock(), entry.writing.before
-        trainer.grow(max(0.0, entry.writing.ends_at_s - file.elapsed_s()))
+        trainer.texts.growth.grow(max(0.0, entry.writing.ends_at_s - file.elapsed_s()))
         entry.texts = (*entry.texts, replace(entry.writing, after=trainer.text_tokens()))
         entry.writing = None
         file.step("more text", file.clock() - start)

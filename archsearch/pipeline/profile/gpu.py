@@ -80,7 +80,7 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, object]:
         if request.engine and not engine_facts(request.engine_name).in_process and mode == "graph":
             for opened in benches.values():
                 opened.release()
-            rounds[name] = profile_rounds(request, profile, device, dtype)
+            rounds[name] = profile_rounds(request, profile, dtype)
         sweeps[name] = SweepEnd(result.new_rows, result.relative_std, result.stopped)
         run.learn(bench, dtype, mode)
     for bench in benches.values():
@@ -133,21 +133,14 @@ RECORDED: Final = {"vllm": {"async_scheduling": "0"}}
 FREE_SHARE: Final = 0.9  # of the GPU's free memory that the engine may take
 
 
-def profile_rounds(
-    request: ProfileRequest,
-    profile: Profile,
-    device: Device,
-    dtype: str,
-    *,
-    budget_s: float | None = None,
-) -> EngineRounds:
+def profile_rounds(request: ProfileRequest, profile: Profile, dtype: str) -> EngineRounds:
     """Run `request.engine_name` on the GPU with random weights and record its rounds; what is known
     is not measured again.
 
     Both of vLLM's model runners are measured where the version has two that run drafts differently.
     Raises ArchsearchError without a target, or for an engine that cannot make up weights.
     """
-    from archsearch.engines.measure.rounds import BUDGET_S, RoundRequest, measure_rounds
+    from archsearch.engines.measure.rounds import RoundRequest, measure_rounds
 
     name, ref = request.engine_name, request.target_in_engine()
     if not engine_facts(name).dummy_weights:
@@ -186,7 +179,6 @@ def profile_rounds(
             variants=variants(name, engine({}).version),
             recorded=RECORDED.get(name, {}),
             tensor_parallel=request.tensor_parallel,
-            budget_s=budget_s or BUDGET_S,
             known=frozenset(row.shape for row in profile.select("round", dtype, "graph")),
         )
         with ProgressLine(f"rounds of {name}") as line:
