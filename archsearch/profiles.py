@@ -71,6 +71,7 @@ def freeze_shape(shape: Mapping[str, object]) -> Shape:
 
 
 def thaw_shape(shape: Shape) -> dict[str, object]:
+    """The inverse of `freeze_shape`."""
     return {key: thaw_shape(value) if isinstance(value, tuple) else value for key, value in shape}
 
 
@@ -113,6 +114,7 @@ class Measurement:
 
     @property
     def median_s(self) -> float:
+        """Median of the repeats, seconds."""
         return statistics.median(self.times_s)
 
     @property
@@ -156,6 +158,7 @@ class Measurement:
         return self.kind in DIFFERENCE_KINDS and self.std_s is None and self.median_s == CUT_OFF_S
 
     def sizes(self) -> dict[str, Any]:
+        """The shape as a mapping."""
         return thaw_shape(self.shape)
 
     def to_dict(self) -> dict[str, object]:
@@ -647,6 +650,7 @@ def find_profile(device_key: str, stack: Mapping[str, str] | None = None) -> Pat
 
 
 def header_of(folder: Path) -> Any:
+    """profile.json of a folder."""
     return read_json(folder / "profile.json", "profile")
 
 

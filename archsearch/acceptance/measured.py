@@ -112,6 +112,7 @@ class Trace:
         return bool(self.ended) and bool(self.ended[index])
 
     def of_category(self, category: str) -> Trace:
+        """The texts of one category."""
         return self.pick([i for i, name in enumerate(self.categories) if name == category])
 
     def pick(self, indices: Sequence[int]) -> Trace:

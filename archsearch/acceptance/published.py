@@ -522,6 +522,7 @@ def fit_all(start: Spread | None = None) -> PublishedFit:
 
 
 def save_fit(fit: PublishedFit) -> None:
+    """Write published_fit.json."""
     upper = fit.covariance[np.triu_indices(len(COEFFICIENTS))]
     write_json(
         FIT_FILE,

@@ -56,6 +56,7 @@ class Replay:
 
     @property
     def tau_std(self) -> float:
+        """Of `tau`, over texts."""
         return self.resampled.std
 
     def estimate(self) -> Estimate:

@@ -247,6 +247,7 @@ def drafter_terms(drafter: str) -> dict[str, float]:
 
 
 def lot_term(drafter: str, training: str) -> str:
+    """Which of LOT_TERMS a draft has."""
     return f"lot {training if drafter == 'independent' else drafter}"
 
 

@@ -16,6 +16,7 @@ Names = Callable[[], Iterable[str]]
 
 
 def targets() -> Iterable[str]:
+    """Of the catalogue."""
     from archsearch.architecture.catalogue import stems
 
     return stems()
@@ -29,24 +30,28 @@ def devices() -> Iterable[str]:
 
 
 def engines() -> Iterable[str]:
+    """Every engine with facts."""
     from archsearch.engine_facts import ENGINES
 
     return ENGINES
 
 
 def spaces() -> Iterable[str]:
+    """Shipped, and in search_spaces/."""
     from archsearch.search.space import list_spaces
 
     return list_spaces()
 
 
 def families() -> Iterable[str]:
+    """Kinds of drafters."""
     from archsearch.drafters.registry import FAMILIES
 
     return FAMILIES
 
 
 def drafts() -> Iterable[str]:
+    """Families, and what the catalogue has."""
     return [*families(), *targets()]
 
 

@@ -177,6 +177,7 @@ def alpha_choice(text: str) -> str:
 
 
 def run_engine(name: str) -> str:
+    """The name of an engine that archsearch runs."""
     from archsearch.engine_facts import runnable_engine
 
     return runnable_engine(name).name

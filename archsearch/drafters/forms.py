@@ -70,6 +70,7 @@ def drafter_config(drafter: Drafter, target: Architecture) -> dict[str, object] 
 def medusa_fields(
     hidden_size: int, vocab_size: int, heads: int, residual: int, shared_head: bool
 ) -> dict[str, object]:
+    """The config of Medusa heads."""
     return {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",

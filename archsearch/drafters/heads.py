@@ -173,6 +173,8 @@ class ChainHead(FeatureDrafter):
 
 @dataclass(frozen=True)
 class Eagle(ChainHead):
+    """EAGLE-1 and -2."""
+
     family = "eagle"
     title = "EAGLE-1 head"
     acceptance = "eagle1"
@@ -180,6 +182,8 @@ class Eagle(ChainHead):
 
 @dataclass(frozen=True)
 class Eagle3(ChainHead):
+    """EAGLE-3."""
+
     family = "eagle3"
     title = "EAGLE-3 head"
     acceptance = "eagle3"

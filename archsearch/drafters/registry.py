@@ -55,6 +55,7 @@ def family(name: str) -> type[Drafter]:
 
 
 def is_family(name: str) -> bool:
+    """Whether `name` names a family."""
     return ALIASES.get(name.lower(), name.lower().replace("-", "_")) in FAMILIES
 
 

@@ -307,6 +307,7 @@ class HeadTrainer:
 
 
 def head_folder(run: Path, family: HeadFamily) -> Path:
+    """Where a run keeps its head of `family`."""
     return run / FOLDER / family
 
 

@@ -70,6 +70,7 @@ class Device:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Device:
+        """Read back `to_dict`."""
         values = dict(data)
         for name in ("flops_per_s", "sustained_flops_per_s", "sources"):
             values[name] = dict(values.get(name) or {})

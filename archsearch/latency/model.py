@@ -149,6 +149,7 @@ class LatencyModel(FittedPasses, DraftPasses):
     # --- answers
 
     def pass_s(self, arch: Architecture, asked: Pass, ranks: int) -> Estimate:
+        """`forward_s` of a part, and whether its weights come from memory."""
         part, cold = asked
         key = (arch, part, ranks, cold)
         found = self._passes.get(key)

@@ -59,6 +59,7 @@ class RooflineLatency(DraftPasses):
         self._known = {}
 
     def op_s(self, op: Op) -> float:
+        """Seconds of one op on the device."""
         return datasheet_s(self.device, op, self.dtype)
 
     def pass_s(self, arch: Architecture, asked: Pass, ranks: int) -> Estimate:

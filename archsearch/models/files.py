@@ -41,10 +41,12 @@ def has_weights(folder: Path) -> bool:
 
 
 def is_gguf(path: Path) -> bool:
+    """Whether `path` is a GGUF file, by its name."""
     return path.suffix.lower() == ".gguf" and path.is_file()
 
 
 def has_tokenizer(folder: Path) -> bool:
+    """Whether `folder` holds a tokenizer of its own."""
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 

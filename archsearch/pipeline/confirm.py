@@ -259,6 +259,7 @@ def confirm_rank(
 
 
 def answers_of(session: SearchSession) -> Sampling:
+    """How a run's answers are sampled."""
     asked = session.request
     return Sampling(asked.answer_tokens, temperature=asked.temperature, seed=asked.seed)
 

@@ -26,6 +26,7 @@ def free_layers(scorer: Scorer, score: Score) -> float | None:
 
 
 def served_by(source: LatencySource) -> ServedBy:
+    """Who serves."""
     how = source.rounds.costs.title if source.rounds is not None else None
     return ServedBy(source.engine, source.version, how, source.served)
 

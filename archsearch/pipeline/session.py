@@ -94,6 +94,7 @@ class SearchRequest:
 
     @property
     def engine(self) -> str:
+        """Which engine serves."""
         return self.asked.engine or "transformers"
 
     @property

@@ -137,6 +137,8 @@ class Executor(Protocol):
 
 
 class LocalProcesses:
+    """Workers as processes of this machine."""
+
     def __init__(self) -> None:
         self._started: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
 

@@ -215,6 +215,7 @@ def _figures(
 
 
 def intervals(found: Resampled) -> dict[int, tuple[float, float] | None]:
+    """Of what was resampled, at 90 and 95 %."""
     return {level: found.interval(level / 100) for level in (90, 95)}
 
 

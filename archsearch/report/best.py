@@ -65,6 +65,7 @@ def section_best(found: Sequence[Shown], unit: str) -> Section:
 
 
 def section_ranks(found: Sequence[Shown]) -> Section:
+    """Every rank, with all its numbers."""
     rows: list[list[Cell | str]] = []
     ran = any(item.measured_speedup is not None for item in found)
     for item in found:

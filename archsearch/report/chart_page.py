@@ -134,6 +134,7 @@ def _numbers(values: Sequence[float | str]) -> list[object]:
 
 
 def tick_names(chart: Chart) -> list[str]:
+    """The words at the ticks of a chart."""
     return [*chart.tick_names] or [tick_words(tick) for tick in chart.ticks]
 
 

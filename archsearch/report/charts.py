@@ -92,6 +92,7 @@ def depth_colour(position: float) -> str:
 
 
 def colour(number: int) -> str:
+    """Of the series of that number."""
     return SERIES[number % len(SERIES)]
 
 

@@ -108,6 +108,7 @@ def fastest_lines(ways: Sequence[Way], dtype: str) -> list[str]:
 
 
 def run_dtype(run: Run) -> str:
+    """The run's precision."""
     return str(run.info["profile"].get("dtype") or "")
 
 

@@ -97,6 +97,7 @@ def _measured_words(item: EngineComparison, family: str) -> str:
 
 
 def title_of(name: str) -> str:
+    """A family in words."""
     return family_class(name).title
 
 

@@ -112,6 +112,7 @@ def sections_of(run: Run, reading: Reading, head: Headline) -> list[Section]:
 
 
 def write_comparison(path: Path, found: Comparison) -> None:
+    """A comparison as a page of its own."""
     title = f"archsearch: {', '.join(found.runs)}"
     files.write_text(path, html_page(title, [compare_section(found)]))
 

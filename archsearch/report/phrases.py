@@ -283,6 +283,7 @@ class AskedOver(Asked):
 
 
 def part_rows(mix: MixScore) -> list[tuple[str, ...]]:
+    """The parts of a score, by PART_HEADER."""
     return [
         (
             part.name,

@@ -74,10 +74,12 @@ class Run:
 
     @property
     def run_file(self) -> Path:
+        """run.yaml."""
         return self.path / "run.yaml"
 
     @property
     def trials_file(self) -> Path:
+        """trials.csv."""
         return self.path / "trials.csv"
 
     @property
@@ -87,6 +89,7 @@ class Run:
 
     @property
     def report_file(self) -> Path:
+        """report.html."""
         return self.path / "report.html"
 
     def best_dir(self, rank: int) -> Path:
@@ -154,6 +157,7 @@ class Run:
             _set_aside(folder)
 
     def write_confirmed(self, rank: int, confirmed: Confirmed) -> None:
+        """confirmed.json of a rank."""
         self.score(rank)
         save(self.best_dir(rank) / CONFIRMED_FILE, confirmed)
 

@@ -280,6 +280,7 @@ class EngineComparison:
 
 
 def families_of(data: Any) -> tuple[FamilyRow, ...]:
+    """The rows of families.json."""
     return tuple(from_data(FamilyRow, row) for row in data["families"])
 
 

@@ -104,6 +104,7 @@ class Score:
 
     @property
     def proposer(self) -> Drafter:
+        """What drafts."""
         return self.drafter or Independent(self.architecture)
 
     def label(self) -> str:

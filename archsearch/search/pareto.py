@@ -71,6 +71,7 @@ GOALS: Final[Mapping[str, Goal]] = {
 
 
 def goals_of(score: Score, scorer: Scorer, goals: Iterable[str]) -> dict[str, float]:
+    """The values of `goals` of a score."""
     return {name: float(GOALS[name].of(score, score.proposer, scorer)) for name in goals}
 
 

@@ -98,6 +98,7 @@ class SearchResult:
 
     @property
     def finished(self) -> int:
+        """Trials that have a score."""
         return sum(row["state"] == "COMPLETE" for row in self.trials)
 
     @property

@@ -247,6 +247,7 @@ def save_shard(path: Path, sequences: Sequence[CachedSequence], complete: bool) 
 
 
 def shard_complete(path: Path) -> bool:
+    """Whether a shard is there and finished."""
     if not path.exists():
         return False
     with safe_open(path, framework="pt") as shard:
@@ -254,6 +255,7 @@ def shard_complete(path: Path) -> bool:
 
 
 def load_shard(path: Path) -> Iterator[CachedSequence]:
+    """The sequences of a shard, in order."""
     with safe_open(path, framework="pt") as shard:
         rows = json.loads(shard.metadata()["rows"])
         tensors = {name: shard.get_tensor(name) for name in shard.keys()}

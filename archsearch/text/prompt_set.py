@@ -149,6 +149,7 @@ def loops(token_ids: Sequence[int]) -> bool:
 
 
 def prompt_faults(texts: Sequence[str]) -> list[str]:
+    """What is wrong with a set of prompts, by their texts."""
     faults, distinct = [], len({text.strip() for text in texts})
     some = f"{len(texts)} prompts, {distinct} of them distinct"
     if distinct < FEW_PROMPTS:

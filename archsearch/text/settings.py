@@ -88,6 +88,7 @@ def kv_tokens(target: PreTrainedModel, limits: BatchLimits) -> int:
 
 
 def prefill_tokens(target: PreTrainedModel, limits: BatchLimits) -> int:
+    """Tokens of prompts in one pass."""
     return limits.prefill_tokens or PREFILL_TOKENS.get(target.device.type, PREFILL_TOKENS["cuda"])
 
 

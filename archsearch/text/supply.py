@@ -101,6 +101,7 @@ def askings(
 
 
 def words(text: str) -> list[str]:
+    """The words of a text in lower case."""
     return re.findall(r"\w+", text.lower())
 
 

@@ -65,6 +65,7 @@ class Known:
 
 
 def at(scorer: Scorer, drafter: Drafter, axis: Axis, x: float) -> Scorer:
+    """The scorer at one place of an axis."""
     if axis == "batch":
         return scorer.at_batch(int(x))
     if axis == "context":

@@ -247,6 +247,7 @@ def _better(first: Steady, second: Steady) -> NDArray[np.bool_]:
 
 
 def steady(server: Service, part: LoadPart) -> Steady:
+    """The server under the part's load."""
     if part.concurrency is not None:
         return in_flight(server, part.concurrency)
     assert part.requests_per_second is not None

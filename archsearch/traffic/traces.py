@@ -163,10 +163,12 @@ class Trace:
 
     @property
     def prompt(self) -> Lengths:
+        """Lengths of the prompts, tokens."""
         return _binned([request.prompt_tokens for request in self.requests], "prompts of the trace")
 
     @property
     def output(self) -> Lengths:
+        """Lengths of the answers, tokens."""
         return _binned([request.output_tokens for request in self.requests], "answers of the trace")
 
 

@@ -130,6 +130,7 @@ class RunningMean:
 
 
 def copy_into(parameters: Mapping[str, torch.nn.Parameter], weights: Weights) -> None:
+    """Set parameters to `weights`, by name."""
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])

@@ -287,6 +287,8 @@ class Stream:
 
 
 class OpenAIServer(Connection):
+    """A server of completions."""
+
     def model(self) -> str:
         """The name of the first model that it serves. Raises Lost, or ArchsearchError where it
         names none."""

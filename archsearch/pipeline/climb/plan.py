@@ -134,6 +134,7 @@ def confirm_seconds(
 
 
 def confirming_tokens(session: SearchSession) -> list[int]:
+    """Tokens of each prompt that confirms."""
     trainer = session.trainer()
     return [len(item.token_ids) for item in trainer.texts.encode(trainer.prompts.confirming)]
 
@@ -157,6 +158,7 @@ _WHAT: Final = ("prior", "short training", "full training")
 def measured_draft(
     score: Score, draft: TrainedDraft, coverage: VocabularyCoverage
 ) -> MeasuredDraft:
+    """What was measured of a draft; `score`: the draft's, by that."""
     return MeasuredDraft(
         label=draft.architecture.label(),
         shape=draft.architecture,

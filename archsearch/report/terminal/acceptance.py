@@ -36,6 +36,8 @@ class Figures:
 
 @dataclass(frozen=True)
 class Exit:
+    """An early exit."""
+
     alpha: Estimate
     tau: Mapping[int, Estimate]
     speedup: Estimate | None = None
@@ -103,6 +105,7 @@ class Measured(Figures):
 
 
 def acceptance_text(data: Mapping[str, object]) -> str:
+    """What `acceptance` prints."""
     result = from_data(Measured, data)
     greedy = result.temperature == 0
     how = "greedy" if greedy else f"temperature {result.temperature:g}, top-p {result.top_p:g}"

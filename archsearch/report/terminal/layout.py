@@ -20,6 +20,7 @@ def wrap(text: str, width: int = WIDTH) -> list[str]:
 
 
 def wrapped(texts: Iterable[str]) -> list[str]:
+    """`wrap` of each."""
     return [line for text in texts for line in wrap(text)]
 
 
@@ -66,6 +67,7 @@ def section_lines(section: Section) -> list[str]:
 
 
 def section_text(section: Section) -> str:
+    """A section as one text."""
     return "\n".join(section_lines(section)[:-1])
 
 

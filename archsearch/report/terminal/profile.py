@@ -30,6 +30,8 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Imported:
+    """The answer of `profile --from`."""
+
     folder: str
     device: str
     rows: int
@@ -187,6 +189,8 @@ class CheckSummary:
 
 @dataclass(frozen=True)
 class Check:
+    """The check of one dtype."""
+
     rows: tuple[CheckRow, ...]
     step: Annotated[CheckSummary | None, Stored("draft step")] = None
     verify: CheckSummary | None = None
@@ -212,6 +216,7 @@ class Profiled:
 
 
 def import_text(result: Imported) -> str:
+    """What `profile --from` prints."""
     provenance = from_data(Provenance, result.provenance)
     lines = [
         f"Profile {result.folder}: {result.rows} rows for {result.device}.",

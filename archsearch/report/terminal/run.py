@@ -164,6 +164,7 @@ def head_text(head: HeadAnswer) -> str:
 
 
 def confirm_text(found: Confirmed, run: Path, rank: int) -> str:
+    """A confirmation by prompt."""
     lines = section_lines(section_confirmed(found, rank, found.architecture))
     took = f"Measured in {human_time(found.seconds)}."
     return "\n".join([*lines, took, "", _next(found, run, rank)])
@@ -195,6 +196,7 @@ def _next(found: Confirmed, run: Path, rank: int) -> str:
 
 
 def load_text(found: LoadRecord, run: Path, rank: int) -> str:
+    """A measurement under load."""
     after = f"export {run} --rank {rank} --output my-draft"
     if found.synthetic:
         after = f"train {run} --rank {rank} --budget 30m"
@@ -209,6 +211,7 @@ def families_text(found: EngineComparison, run: Path) -> str:
 
 
 def schedule_text(result: Scheduled) -> str:
+    """What `schedule` prints."""
     schedule = result.schedule
     rows: list[tuple[str, ...]] = [
         (

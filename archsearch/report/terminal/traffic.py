@@ -124,6 +124,8 @@ class Part:
 
 @dataclass(frozen=True)
 class UnderLoad:
+    """A draft under the whole load."""
+
     draft: str
     by: Inline[ServedBy]
     notes: tuple[str, ...]
@@ -137,6 +139,8 @@ class UnderLoad:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic(Asked):
+    """The answer of `traffic`."""
+
     load: tuple[AskedPart, ...]
     objective: str
     trace_note: str
@@ -144,6 +148,7 @@ class Traffic(Asked):
 
 
 def traffic_text(result: Traffic) -> str:
+    """What `traffic` prints."""
     lines = [
         f"Target {result.target} on {result.device}, {result.dtype_words}, tensor"
         f" parallel {result.workload.tensor_parallel}.",
@@ -218,6 +223,7 @@ class Bench:
 
 
 def bench_text(result: Bench) -> str:
+    """What `bench-serve` prints."""
     predicted = result.predicted
     header = [""]
     rows = [[title] for _, title, _, _ in ROWS]

@@ -124,6 +124,7 @@ def _write(folder: Path, config: dict[str, object], tensors: dict[str, Tensor]) 
 
 
 def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """model.safetensors of a head."""
     from safetensors.torch import save
 
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}

@@ -140,6 +140,8 @@ def train_head(
 
 
 class HeadRun(TrainingRun):
+    """A training run of a head."""
+
     said = "accepted"
 
     def __init__(self, head: Head, caches: list[TextCache], *args: Any, task: HeadTask) -> None:

@@ -59,6 +59,7 @@ def precision(dtype: str, capabilities: Sequence[str]) -> tuple[str, str]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a model folder."""
     return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
 
 
