@@ -230,8 +230,8 @@ class HostSpeed:
 
 def measure_host(budget_s: float = 60.0) -> HostSpeed:
     """How fast this machine's host launches kernels, what a draft without CUDA graphs waits for:
-    decoder layers for up to `budget_s` seconds, with pauses: a virtual machine may be slower by half
-    for a second or more (vLLM on an H200, benchmarks/results/2026-11-26-gpu).
+    decoder layers for up to `budget_s` seconds, with pauses: a virtual machine may be slower by
+    half for a second or more (vLLM on an H200, benchmarks/results/2026-11-26-gpu).
 
     Layers of transformers, so narrow that a kernel is over before the next is launched, run one
     token after another; what a layer takes the thread is Python, the dispatcher and, on a GPU, the
