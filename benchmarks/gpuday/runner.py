@@ -21,6 +21,7 @@ from typing import Any, Final, Literal
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import read_json, write_json
 from archsearch.progress import say
+from archsearch.records import save
 
 Status = Literal["done", "failed", "out of memory"]
 RUNNING: Final = "running.json"
@@ -170,7 +171,7 @@ def _write(
         "budget_s": step.budget_s,
         "written": now(),
     }
-    write_json(step_file(folder, step.name), entry | outcome)
+    save(step_file(folder, step.name), entry | outcome)
 
 
 # -- watching

@@ -159,7 +159,7 @@ def profile(day: Day, mode: str, deadline: Deadline) -> dict[str, Any]:
         allow_busy=day.allow_busy,
     )
     day.forget_benches()
-    return as_data({"target": name, **profile_gpu(request, day.device)})
+    return {"target": name, **profile_gpu(request, day.device)}
 
 
 def attention(day: Day, deadline: Deadline) -> dict[str, Any]:

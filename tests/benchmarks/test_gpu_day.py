@@ -29,6 +29,7 @@ from archsearch.hardware.device import load_device
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.profiles import Measurement, Profile, RoundShape, freeze_shape
 from archsearch.profiling import cuda
+from archsearch.report.terminal.profile import SweepEnd
 from archsearch.workload import DTYPE_BYTES, Workload
 from gpuday import compare, day, rehearsal, runner, steps
 from gpuday.compare import Case
@@ -75,6 +76,14 @@ def test_steps_leave_a_file_each_and_are_skipped_where_it_is(tmp_path: Path) -> 
         runner.data_of(tmp_path, "one") == {"kept": True}
         and not (tmp_path / runner.RUNNING).exists()
     )
+
+
+def test_what_a_profile_brings_is_written(tmp_path: Path) -> None:
+    """Records among its numbers: on the first GPU the summaries of both profiles were lost."""
+    ended = SweepEnd(3, 0.1, "budget")
+    step = Step("profile", 1.0, lambda deadline: {"sweeps": {"graph": ended}})
+    assert runner.run_steps([step], tmp_path, Deadline(9)) == []
+    assert runner.data_of(tmp_path, "profile")["sweeps"]["graph"]["new_rows"] == 3
 
 
 def test_a_failure_is_recorded_and_the_day_goes_on(tmp_path: Path) -> None:
