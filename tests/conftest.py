@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from archsearch import profiles
+from archsearch.hardware import identify
 from archsearch.paths import data_dir
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -50,6 +51,20 @@ def shipped_alone(shipped_profiles: Path) -> Iterator[None]:
     """From before the first fixture of a session: what those make is searched with them too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profiles, "data_dir", lambda _name: shipped_profiles)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_cache() -> Iterator[None]:
+    """This machine's last-level cache is one of 32 MiB at most: `profile` takes four times as much
+    memory twice, and virtual machines say that they have 480 MiB."""
+    known = identify._last_level_cache_bytes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            identify,
+            "_last_level_cache_bytes",
+            lambda root: min(known(root), 32 << 20) if root == Path("/") else known(root),
+        )
         yield
 
 
