@@ -3,6 +3,7 @@ user's."""
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 from collections.abc import Iterator
@@ -23,6 +24,14 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # one of several: each with
     ):  # commands set torch's threads: they would wait for others'
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+
+gc.disable()  # while a million objects are imported
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the collector need not look through it with every test again."""
+    gc.freeze()
+    gc.enable()
 
 
 ROOT = Path(__file__).resolve().parent.parent
