@@ -18,6 +18,7 @@ from click.shell_completion import get_completion_class
 
 from archsearch.cli import main
 from tests.cli.commands import invoke, single_threaded
+from tests.doubles.once import made_once
 from tests.doubles.world import TINY, make_model_folder, make_prompts, make_world
 from tests.test_docs_commands import PAGES, ROOT, Line, lines_of
 
@@ -113,48 +114,56 @@ def words_of(line: Line, before: list[str]) -> list[str]:
 
 
 def prepare(page: str) -> None:
-    """A page begins without runs and exports, but those that it takes for granted."""
-    for name in ("runs", "my-draft"):
-        shutil.rmtree(name, ignore_errors=True)
+    """The runs that a page takes for granted."""
     for name in PREPARED.get(page, ()):
         own = ["--prompts", "my.jsonl", "--answer-tokens", "32", "--run", f"runs/{name}"]
         run(["search", "--target", "./my-model", "--gpu", "cpu", *ON_CPU["search"].split(), *own])
 
 
-@pytest.mark.slow
-def test_commands_that_need_a_cpu_alone_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(click, "launch", lambda address: 0)
-    make_home(tmp_path)
-    done: set[str] = set()
-    failed, words = [], []
-    with single_threaded():
-        for page in PAGES:
-            lines = [
-                line
-                for line in lines_of(page)
-                if line.text.startswith("archsearch ") and not line.needs
-            ]
-            if lines:
-                prepare(page.name)
-            for line in lines:
+def commands() -> dict[Path, list[list[str]]]:
+    """The words of every command by its page; of those that leave nothing behind each once."""
+    found: dict[Path, list[list[str]]] = {}
+    words: list[str] = []
+    for page in PAGES:
+        for line in lines_of(page):
+            if line.text.startswith("archsearch ") and not line.needs:
                 words = words_of(line, words)
-                told = shlex.join(words)
-                if words[0] in ("estimate", "doctor", "traffic") and told in done:
-                    continue  # it leaves nothing behind that others would need
-                done.add(told)
-                if words[0] == "export":
-                    shutil.rmtree("my-draft", ignore_errors=True)
-                    if "my-head" in words:
-                        shutil.rmtree("my-head", ignore_errors=True)
-                code, said = run(words)
-                if code and not (
-                    words[0] == "doctor" and code == 1
-                ):  # 1: something is to be mended
-                    failed.append(f"{page.name}: {told}\n    {said}")
-    assert len(done) > 35
+                before = (known for page in found.values() for known in page)
+                if words[0] not in ("estimate", "doctor", "traffic") or words not in before:
+                    found.setdefault(page, []).append(words)
+    return found
+
+
+COMMANDS = commands()
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_once(tmp_path_factory, "home", make_home)
+
+
+def test_most_pages_have_commands_that_a_cpu_runs() -> None:
+    assert sum(map(len, COMMANDS.values())) > 35
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", COMMANDS, ids=lambda page: page.name)
+def test_commands_that_need_a_cpu_alone_run(
+    page: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(click, "launch", lambda address: 0)
+    failed = []
+    with single_threaded():
+        prepare(page.name)
+        for words in COMMANDS[page]:
+            if words[0] == "export":
+                shutil.rmtree("my-draft", ignore_errors=True)
+                if "my-head" in words:
+                    shutil.rmtree("my-head", ignore_errors=True)
+            code, said = run(words)
+            if code and not (words[0] == "doctor" and code == 1):  # 1: something is to be mended
+                failed.append(f"{shlex.join(words)}\n    {said}")
     assert not failed, "\n".join(failed)
 
 
