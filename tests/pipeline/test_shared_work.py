@@ -128,7 +128,7 @@ def test_a_search_that_was_killed_is_noticed(tmp_path: Path) -> None:
         text=True,
     )
     assert process.stdout is not None and process.stdout.readline() == "held\n"
-    helper = work(tmp_path)
+    helper = work(tmp_path, grace_s=1.0)
     assert helper.claims.is_held(SEARCH)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
