@@ -15,6 +15,7 @@ from archsearch.latency.ops import OpModel
 from archsearch.latency.refit import fits_of, shipped
 from archsearch.profiles import Profile
 
+SHIPPED = shipped()
 ASKED = [Gemm(m, n, k) for m in (1, 5, 48) for n in (1536, 7000) for k in (2048, 8191)]
 ASKED += [Attention(b, t, c, 32, 8, 128) for b in (1, 7) for t in (1, 6) for c in (300, 5000)]
 
@@ -25,7 +26,7 @@ def answers(profile: Profile) -> np.ndarray:
     return np.array([model.op_s(op, True) for op in ASKED])
 
 
-@pytest.mark.parametrize("folder", shipped(), ids=lambda folder: folder.parent.name)
+@pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: folder.parent.name)
 def test_every_shipped_table_is_stored_and_nothing_else(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,7 +43,7 @@ def test_every_shipped_table_is_stored_and_nothing_else(
 
 
 def test_a_stored_fit_answers_as_learning_does() -> None:
-    [folder] = [folder for folder in shipped() if folder.parent.name.startswith("a100")]
+    [folder] = [folder for folder in SHIPPED if folder.parent.name.startswith("a100")]
     quick, learnt = Profile.load(folder), Profile.load(folder)
     learnt.folder = None
     # learning ends where an optimiser stops: BLAS libraries and threads differ by 5e-6
@@ -50,7 +51,7 @@ def test_a_stored_fit_answers_as_learning_does() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", shipped(), ids=lambda folder: folder.parent.name)
+@pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: folder.parent.name)
 def test_all_stored_fits_are_those_of_the_rows(folder: Path) -> None:
     known = stored._tables(folder)
     for digest, fit in fits_of(Profile.load(folder)).items():
@@ -61,7 +62,7 @@ def test_all_stored_fits_are_those_of_the_rows(folder: Path) -> None:
 
 
 def test_other_rows_and_broken_files_are_learnt_anew(tmp_path: Path) -> None:
-    [folder] = [folder for folder in shipped() if folder.parent.name.startswith("a100")]
+    [folder] = [folder for folder in SHIPPED if folder.parent.name.startswith("a100")]
     shutil.copytree(folder, tmp_path / "own")
     rows = (tmp_path / "own" / "rows.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "own" / "rows.jsonl").write_text("".join(rows[::6]))
