@@ -9,10 +9,12 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from archsearch import profiles
 from archsearch.hardware import identify
+from archsearch.latency.regression import Residual
 from archsearch.paths import data_dir
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -74,6 +76,23 @@ def small_cache() -> Iterator[None]:
             "_last_level_cache_bytes",
             lambda root: min(known(root), 32 << 20) if root == Path("/") else known(root),
         )
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fitted_once() -> Iterator[None]:
+    """A worker fits the same numbers once, and not with every command over the same profile."""
+    known: dict[tuple[object, ...], Residual] = {}
+    fit = Residual.fit
+
+    def remembered(inputs: np.ndarray, log_ratio: np.ndarray, **bounds: object) -> Residual:
+        key = (inputs.shape, inputs.tobytes(), log_ratio.tobytes(), *sorted(bounds.items()))
+        if key not in known:
+            known[key] = fit(inputs, log_ratio, **bounds)  # type: ignore[arg-type]
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Residual, "fit", staticmethod(remembered))
         yield
 
 
