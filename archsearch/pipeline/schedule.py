@@ -84,7 +84,7 @@ def acceptance_of(
     known = scorer.predicted_acceptance(score.proposer)
     drift = known.acceptance.drift
     positions = drifting_positions(score.alpha.value, drift.value, max(scorer.gammas))
-    able = score.proposer.gammas(scorer.gammas)
+    able = engine_facts(scorer.latency.engine).gammas(score.proposer, scorer.gammas)
     taus = {gamma: known.tau(tau_estimate(score.alpha, gamma, drift)) for gamma in able}
     reach = accepted_by_position(positions)
     return score.alpha, taus, {gamma: reach[:gamma] for gamma in able}

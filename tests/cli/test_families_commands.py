@@ -186,3 +186,12 @@ def test_a_space_of_a_family_searches_that_family(tmp_path: Path) -> None:
         *GPU_SEARCH, "--run", str(tmp_path / "other"), "--space", str(tmp_path / "wrong.yaml")
     )
     assert "wrong.yaml: unknown choice of the family medusa: 'states'; allowed are heads" in line
+
+
+def test_a_schedule_has_only_gammas_that_the_engine_drafts(tmp_path: Path) -> None:
+    """llama.cpp's newest n-gram drafts no fewer tokens than it has: gamma 1 was asked for all the
+    same."""
+    asked = ("--target", "llama-3.1-8b", "--gpu", "h100", "--engine", "llama.cpp")
+    call("search", *asked, "--family", "ngram", "--run", str(tmp_path / "a"))
+    points = last_json(call("schedule", str(tmp_path / "a"), "--json"))["points"]
+    assert points and min(int(gamma) for gamma in points[0]["by_gamma"]) == 2
