@@ -379,7 +379,7 @@ class TrainingRun:
             "losses": [astuple(p) for p in self.losses],
             "alphas": [astuple(p) for p in self.looks.points],
             "extra": self._extra(),
-            "best_weights": self.looks.best_weights if name == TRUNK else {},
+            "best_weights": {} if name == BEST else self.looks.best_weights,
         }
         save_state(self.path.with_name(name), state)
 
@@ -395,12 +395,12 @@ class TrainingRun:
             state = self._read(trunk) | spent
         if state.get("best") and best.exists():
             found, point = self._read(best), CurvePoint(*state["best"])
-            # Of a trunk its own: an anneal that is gone back from may have been better.
+            # Its own: an anneal that is gone back from may have been better, and be what BEST holds.
             seen = (
                 state.get("best_weights")
                 or found["average" if point.weights == "average" else "weights"]
             )
-            if seen:  # a trunk of older versions did not keep them
+            if seen:  # older versions did not keep them
                 self.looks.best = point
                 self.looks.best_weights = {name: p.clone() for name, p in seen.items()}
             if state["stopped"] and grown and not found["annealing"]:
