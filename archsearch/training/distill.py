@@ -395,7 +395,7 @@ class TrainingRun:
             state = self._read(trunk) | spent
         if state.get("best") and best.exists():
             found, point = self._read(best), CurvePoint(*state["best"])
-            # Its own: an anneal that is gone back from may have been better, and be what BEST holds.
+            # Its own: BEST may hold those of an anneal that was better and is gone back from.
             seen = (
                 state.get("best_weights")
                 or found["average" if point.weights == "average" else "weights"]
