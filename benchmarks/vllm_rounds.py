@@ -257,18 +257,18 @@ def compare(output: Path, gpu: str, host: str | None) -> None:
         asked = CASES[name]
         target = "qwen3-32b" if asked.get("target") else "llama-3.1-8b"
         draft = asked["draft"] or "eagle3"
-        if not (folder / draft).exists():
-            base = TARGETS[asked.get("target", "8b")]
-            config = base | DRAFTS[draft]
+        own = folder / f"{draft} of {target}"
+        if not own.exists():
+            config = TARGETS[asked.get("target", "8b")] | DRAFTS[draft]
             if draft == "eagle3":
                 config["draft_vocab_size"] = config["vocab_size"]
-            write_config(folder / draft, config)
+            write_config(own, config)
         seconds = statistics.median(row["step_s"])
         middle = row["context"] + STEPS / 2 * row["tau"]
         case = Case(
             source=f"{name}, vLLM {row['vllm']}",
             target=target,
-            draft=str(folder / draft),
+            draft=str(own),
             gpu=gpu,
             engine="vllm",
             version=row["vllm"],
