@@ -366,9 +366,11 @@ BELIEFS: Final[dict[str, tuple[float, float]]] = {
     "gap": (0.0045, 0.002),
     "sequence": (0.005, 0.010),
     "host_round": (2.0 / INFLATED, 0.6),
-    # without graphs: deep and shallow drafts say three times the profile's 0.40 / INFLATED
-    "host_token": (0.6, 0.5),
+    # the profile's 0.40 / INFLATED; wider since deep and shallow drafts were seen to disagree
+    "host_token": (0.40 / INFLATED, 0.5),
     "host_layer": (0.35, 0.15),
+    "bare_round": (0.8, 0.6),
+    "bare_sequence": (0.005, 0.020),
     "serial_round": (1.0, 0.6),
     "serial_token": (0.60, 0.30),
     "serial_layer": (0.30, 0.15),
@@ -403,16 +405,24 @@ def constants_for(klass: str, ms: Mapping[str, float]) -> RoundCosts:
             shipped, round_s=s("sglang_overlap" if klass.endswith("overlap") else "sglang_sync")
         )
     asynchronous = klass.endswith("-async")
-    bare = "none" in klass
-    layer = s("host_layer", 1.0 if bare else 1.0 / PIECEWISE)
+    if "none" in klass:
+        return replace(
+            shipped,
+            round_s=s("bare_round"),
+            token_s=s("token"),
+            gap_s=s("gap"),
+            sequence_s=s("bare_sequence"),
+            host_round_s=s("host_round"),
+            host_token_s=s("host_token"),
+            host_layer_s=s("host_layer"),
+        )
     return replace(
         shipped,
         round_s=s("async" if asynchronous else "sync"),
         token_s=s("token", 0.5 if asynchronous else 1.0),
         gap_s=s("gap"),
         sequence_s=s("sequence"),
-        host_layer_s=layer,
-        **({"host_round_s": s("host_round"), "host_token_s": s("host_token")} if bare else {}),
+        host_layer_s=s("host_layer", 1.0 / PIECEWISE),
     )
 
 

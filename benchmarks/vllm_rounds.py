@@ -147,12 +147,12 @@ def main() -> int:
     made.add_argument("--case", help=argparse.SUPPRESS)
     options = made.parse_args()
     if options.compare:
-        compare(options.output, options.compare, options.host)
-        return 0
+        return compare(options.output, options.compare, options.host)
     if options.case:
         measure(options.case, options.output)
         return 0
-    end = time.monotonic() + options.budget
+    end, failed = time.monotonic() + options.budget, False
+    options.output.parent.mkdir(parents=True, exist_ok=True)
     for name in options.only or CASES:
         left = end - time.monotonic()
         if left < 30:
@@ -179,6 +179,7 @@ def main() -> int:
                 os.killpg(child.pid, 9)
                 code = child.wait()
         print(f"{name}: ended {code} after {time.monotonic() - started:.0f} s", flush=True)
+        failed = failed or bool(code)
         if code:
             print("".join(log.read_text(errors="replace").splitlines(keepends=True)[-25:]))
     for row in rows(options.output):
@@ -187,7 +188,7 @@ def main() -> int:
                 f"{row['case']:14} batch {row['batch']:4} context {row['context']:6.0f}"
                 f" {1e3 * statistics.median(row['step_s']):8.3f} ms a step, tau {row['tau']:.2f}"
             )
-    return 0
+    return int(failed)
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -242,8 +243,11 @@ def measure(name: str, output: Path) -> None:
     add(output, about | {"done": True})
 
 
-def compare(output: Path, gpu: str, host: str | None) -> None:
-    """Every row beside what `archsearch estimate` says of it, and the figures of both."""
+def compare(output: Path, gpu: str, host: str | None) -> int:
+    """Every row beside what `archsearch estimate` says of it, and the figures of both; the exit
+    status."""
+    from archsearch.errors import ArchsearchError
+    from archsearch.hardware.device import load_device
     from strangers import Case, Row, answers, text
 
     measured = {
@@ -251,6 +255,14 @@ def compare(output: Path, gpu: str, host: str | None) -> None:
         for row in rows(output)
         if "step_s" in row
     }
+    try:
+        load_device(gpu)
+    except ArchsearchError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
+    if not measured:
+        print(f"Error: {output} holds no measured rows", file=sys.stderr)
+        return 2
     folder = Path(tempfile.mkdtemp())
     found = []
     for (name, batch, near), row in measured.items():
@@ -294,6 +306,7 @@ def compare(output: Path, gpu: str, host: str | None) -> None:
             gain = row["tau"] * statistics.median(plain["step_s"]) / seconds
             found.append(Row(case, "speedup", gain, group=f"{group}, speed-up"))
     print(text(list(answers(found))))
+    return 0
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:

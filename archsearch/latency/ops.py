@@ -114,8 +114,8 @@ TILE_ROWS: Final = 128
 RAGGED_STD: Final = 0.11
 """Relative std of a GEMM of more than one tile of rows whose last is not full: what libraries
 choose there follows no law. NVIDIA's rows of H100, H200, B200 and A100 that shipped profiles leave
-out scatter by 11 to 17 % and are 1 to 10 % slower; five of an H200 were 0 to 36 % slower, 18
-published rounds of vLLM 1 % quicker than predicted."""
+out scatter by 11 to 17 % and are 1 to 10 % slower; five of an H200 were 0 to 36 % slower, while 18
+published rounds of vLLM are met within 1 %."""
 
 
 def _waves(blocks: Array, multiprocessors: int) -> Array:
