@@ -29,7 +29,7 @@ from archsearch.files import read_json, write_json
 from archsearch.models.drafts import load_draft
 from archsearch.pipeline import SearchSession
 from archsearch.progress import ProgressLine
-from archsearch.text.prompt_set import spread_prompts
+from archsearch.text.prompt_set import spread
 from archsearch.text.prompts import encode_prompts
 
 TEXTS = ("text", "more", "plain", "heldout")
@@ -116,7 +116,7 @@ def measure(run: Path, count: int, gammas: list[int], only: list[int], out: Path
         if only and number not in only:
             continue
         drafts[name] = load_trained(arch, trainer.draft_folder(arch))
-    encoded = encode_prompts(spread_prompts(trainer.prompts.confirming, count), trainer.tokenizer)
+    encoded = encode_prompts(spread(trainer.prompts.confirming, count), trainer.tokenizer)
     prompts = [
         EnginePrompt(item.id or str(i), item.token_ids, item.category or None)
         for i, item in enumerate(encoded)

@@ -31,7 +31,7 @@ from archsearch.files import read_json, write_json
 from archsearch.models.drafts import load_draft
 from archsearch.pipeline import SearchSession
 from archsearch.progress import ProgressLine
-from archsearch.text.prompt_set import spread_prompts
+from archsearch.text.prompt_set import spread
 from archsearch.text.prompts import encode_prompts
 
 
@@ -107,9 +107,7 @@ def main() -> None:
             )
             drafts[name] = trainer.train(arch, budget, session.request.seed, name)
 
-    encoded = encode_prompts(
-        spread_prompts(trainer.prompts.confirming, options.prompts), trainer.tokenizer
-    )
+    encoded = encode_prompts(spread(trainer.prompts.confirming, options.prompts), trainer.tokenizer)
     prompts = [
         EnginePrompt(item.id or str(i), item.token_ids, item.category or None)
         for i, item in enumerate(encoded)

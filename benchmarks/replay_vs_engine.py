@@ -43,7 +43,7 @@ from archsearch.models.load import load_target
 from archsearch.models.targets import resolve_target
 from archsearch.text.cache import CachedSequence
 from archsearch.text.generate import eos_ids, generate_text, plain_head
-from archsearch.text.prompt_set import load_prompt_set, spread_prompts
+from archsearch.text.prompt_set import load_prompt_set, spread
 from archsearch.text.prompts import EncodedPrompt, encode_prompts, read_prompts
 from archsearch.text.settings import Writing
 
@@ -133,7 +133,7 @@ def main() -> None:
     chosen = (
         read_prompts(options.prompts) if options.prompts else load_prompt_set(None, None).heldout
     )
-    prompts = spread_prompts(chosen, options.max_prompts)
+    prompts = spread(chosen, options.max_prompts)
     encoded = encode_prompts(prompts, tokenizer)
     requests = [
         EnginePrompt(item.id or str(i), item.token_ids, item.category or None)
@@ -192,8 +192,8 @@ def main() -> None:
                         for r, got in zip(requests, results, strict=True)
                     )
                 else:
-                    spread = math.hypot(predicted.tau_std, counted.std)
-                    row["difference_in_stds"] = (predicted.tau - counted.value) / spread
+                    doubt = math.hypot(predicted.tau_std, counted.std)
+                    row["difference_in_stds"] = (predicted.tau - counted.value) / doubt
                     own = with_states(target, encoded, [r.token_ids for r in results])
                     own_trace = measured.sampling_trace(
                         draft, own, temperature=temperature, head=texts.head, end_ids=ends

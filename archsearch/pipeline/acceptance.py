@@ -35,7 +35,7 @@ from archsearch.progress import ProgressLine
 from archsearch.records import save
 from archsearch.search.objective import Scorer
 from archsearch.speedup import alpha_estimate, clamped, logit
-from archsearch.text.prompt_set import load_prompt_set, spread_prompts
+from archsearch.text.prompt_set import load_prompt_set, spread
 from archsearch.workload import WorkloadRequest
 
 if TYPE_CHECKING:
@@ -387,7 +387,7 @@ def _prompts(request: AcceptanceRequest) -> tuple[list[Prompt], str]:
         )
     else:
         found, source = read_prompts(request.prompts), str(request.prompts)
-    return spread_prompts(found, request.max_prompts), source
+    return spread(found, request.max_prompts), source
 
 
 def written_text(

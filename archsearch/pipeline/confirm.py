@@ -71,7 +71,7 @@ from archsearch.runs.confirmed import (
 from archsearch.schedule import Ranges, SchedulePoint, largest_gamma, schedule_from_points
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import RoundTerms
-from archsearch.text.prompt_set import LEAST_HALF, PromptSet, spread_prompts
+from archsearch.text.prompt_set import LEAST_HALF, PromptSet, spread
 from archsearch.traffic.curve import speedup_when_off
 from archsearch.workload import GGUF_DTYPES
 
@@ -269,7 +269,7 @@ def confirming_prompts(trainer: DraftTrainer, file: Path | None, count: int) -> 
     from archsearch.text.prompts import read_prompts
 
     chosen = read_prompts(file) if file else trainer.prompts.confirming
-    encoded = spread_prompts(trainer.texts.encode(chosen), count)
+    encoded = spread(trainer.texts.encode(chosen), count)
     return [
         EnginePrompt(item.id or str(number), item.token_ids, item.category or None)
         for number, item in enumerate(encoded)

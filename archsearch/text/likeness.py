@@ -30,7 +30,7 @@ import numpy as np
 
 from archsearch import records
 from archsearch.errors import ArchsearchError
-from archsearch.text.prompt_set import PromptSet, spread_prompts
+from archsearch.text.prompt_set import PromptSet, spread
 
 if TYPE_CHECKING:
     from archsearch.text.prompts import Prompt
@@ -52,7 +52,7 @@ def sketch_of(prompts: Sequence[Prompt]) -> TextSketch:
         raise ArchsearchError("no prompts to compare")
     whole = sorted(repr(prompt.messages) for prompt in prompts)
     digest = hashlib.blake2b("\n".join(whole).encode(), digest_size=16).hexdigest()
-    chosen = spread_prompts(prompts, MOST_PROMPTS)
+    chosen = spread(prompts, MOST_PROMPTS)
     halves = [_counted(prompt.text for prompt in chosen[which::2]) for which in (0, 1)]
     return TextSketch(digest, len(prompts), (_packed(halves[0]), _packed(halves[1])))
 

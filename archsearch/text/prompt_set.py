@@ -120,14 +120,13 @@ def load_prompt_set(
     return PromptSet(kept, everything[::step], source)
 
 
-def spread_prompts(prompts: Sequence[T], count: int) -> list[T]:
-    """`count` prompts at equal distances, so that every category of a sorted file is
-    represented."""
-    if len(prompts) <= count:
-        return list(prompts)
+def spread(items: Sequence[T], count: int) -> list[T]:
+    """`count` items at equal distances, so that every category of a sorted file is represented."""
+    if len(items) <= count:
+        return list(items)
     if count <= 1:
-        return list(prompts[:1])
-    return [prompts[round(i * (len(prompts) - 1) / (count - 1))] for i in range(count)]
+        return list(items[:1])
+    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
 
 
 # Fewer held-out and training prompts than that leave alpha all but unknown for others.

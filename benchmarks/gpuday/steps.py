@@ -469,7 +469,7 @@ def engine(day: Day, deadline: Deadline) -> dict[str, Any]:
     day.forget_benches()  # the engine takes what memory is left
     found = Profile.open(day.profile_folder, day.device.to_dict(), current_stack())
     before = set(found.rows)
-    told = profile_rounds(request, found, day.device, day.dtype, budget_s=deadline.left_s)
+    told = profile_rounds(request, found, day.dtype, deadline.left_s)
     return as_data(told) | {
         "rows": [row_dict(row) for key, row in found.rows.items() if key not in before]
     }

@@ -363,12 +363,10 @@ def test_the_command_measures_a_plain_draft_a_trimmed_one_and_the_target_itself(
     # By hand: the target's greedy text, the draft's argmax beside it.
     target, tokenizer = load_target(resolve_target(str(built / "target")), "float32")
     draft = load_draft(built / "plain_draft")
-    from archsearch.text.prompt_set import spread_prompts
+    from archsearch.text.prompt_set import spread
 
     agreed = total = 0
-    for prompt in encode_prompts(
-        spread_prompts(read_prompts(built / "prompts.jsonl"), 12), tokenizer
-    ):
+    for prompt in encode_prompts(spread(read_prompts(built / "prompts.jsonl"), 12), tokenizer):
         ids = torch.tensor([prompt.token_ids])
         with torch.no_grad():
             text = target.generate(

@@ -19,7 +19,7 @@ from archsearch.text.prompt_set import (
     load_prompt_set,
     loops,
     prompt_faults,
-    spread_prompts,
+    spread,
 )
 from archsearch.text.prompts import Prompt
 
@@ -68,9 +68,9 @@ def test_a_prompt_on_both_sides_is_refused() -> None:
         PromptSet([heldout[1]], heldout, "").check_apart()
 
 
-def test_spread_prompts_reach_both_ends() -> None:
-    assert spread_prompts(list(range(10)), 4) == [0, 3, 6, 9]
-    assert spread_prompts([1, 2], 5) == [1, 2] and spread_prompts([1, 2], 1) == [1]
+def test_spread_reach_both_ends() -> None:
+    assert spread(list(range(10)), 4) == [0, 3, 6, 9]
+    assert spread([1, 2], 5) == [1, 2] and spread([1, 2], 1) == [1]
 
 
 @pytest.mark.parametrize(

@@ -133,14 +133,16 @@ RECORDED: Final = {"vllm": {"async_scheduling": "0"}}
 FREE_SHARE: Final = 0.9  # of the GPU's free memory that the engine may take
 
 
-def profile_rounds(request: ProfileRequest, profile: Profile, dtype: str) -> EngineRounds:
+def profile_rounds(
+    request: ProfileRequest, profile: Profile, dtype: str, budget_s: float | None = None
+) -> EngineRounds:
     """Run `request.engine_name` on the GPU with random weights and record its rounds; what is known
     is not measured again.
 
     Both of vLLM's model runners are measured where the version has two that run drafts differently.
     Raises ArchsearchError without a target, or for an engine that cannot make up weights.
     """
-    from archsearch.engines.measure.rounds import RoundRequest, measure_rounds
+    from archsearch.engines.measure.rounds import BUDGET_S, RoundRequest, measure_rounds
 
     name, ref = request.engine_name, request.target_in_engine()
     if not engine_facts(name).dummy_weights:
@@ -179,6 +181,7 @@ def profile_rounds(request: ProfileRequest, profile: Profile, dtype: str) -> Eng
             variants=variants(name, engine({}).version),
             recorded=RECORDED.get(name, {}),
             tensor_parallel=request.tensor_parallel,
+            budget_s=budget_s or BUDGET_S,
             known=frozenset(row.shape for row in profile.select("round", dtype, "graph")),
         )
         with ProgressLine(f"rounds of {name}") as line:

@@ -13,7 +13,7 @@ from archsearch.records import Inline
 from archsearch.report.charts import Chart, Scale, Series, colour, gain_chart, line
 from archsearch.report.phrases import Asked, ServedBy
 from archsearch.report.terminal.layout import plus_minus, table
-from archsearch.text.prompt_set import spread_prompts
+from archsearch.text.prompt_set import spread
 from archsearch.traffic.curve import Axis, Curve
 
 LEGEND: Final = (
@@ -89,7 +89,7 @@ def _one(item: DraftCurve, axis: Axis) -> list[str]:
         " without | tokens/s | without | pays"
     )
     points = item.curve.points
-    shown = spread_prompts(points, ROWS if len(points) > ROWS + 2 else len(points))
+    shown = spread(points, ROWS if len(points) > ROWS + 2 else len(points))
     rows = [
         [
             f"{point.x:.2f}" if axis == "alpha" else f"{point.x:,.0f}",
