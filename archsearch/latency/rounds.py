@@ -112,7 +112,7 @@ def round_time(costs: RoundCosts, passes: Passes) -> RoundTime:
         bound = "host" if host.value > gpu_s else "gpu"
         sure = Estimate(gpu_s, math.hypot(verify.std, extra_std), source)
         total = Estimate(larger(sure, host).value, larger(gpu, host).std, source)
-        if host.value > gpu_s - host.std:
+        if host.value > gpu_s - 3.0 * host.std:  # a slow host may decide
             total = total.between(larger_interval(gpu, host))
         added_s = total.value - draft.value - verify.value
         added_std = total.std if bound == "host" else extra_std
@@ -273,11 +273,24 @@ def larger_interval(gpu: Estimate, host: Estimate) -> tuple[float, float]:
     hosts = NormalDist(math.log(host.value), max(host.relative_std, 1e-9))
 
     def at(chance: float) -> float:
-        low, high = 1e-9, 50.0 * (gpu.value + host.value)
-        for _ in range(60):
-            middle = math.sqrt(low * high)
-            below = gpus.cdf(middle) * hosts.cdf(math.log(middle)) < chance
-            low, high = (middle, high) if below else (low, middle)
+        def above(seconds: float) -> float:
+            return gpus.cdf(seconds) * hosts.cdf(math.log(seconds)) - chance
+
+        # At `low` one of the two is done with this chance at most, at `high` each with its root.
+        low, high = (
+            max(gpus.inv_cdf(each), math.exp(hosts.inv_cdf(each)))
+            for each in (chance, math.sqrt(chance))
+        )
+        under, over = above(low), above(high)
+        for _ in range(60):  # false position (Illinois)
+            if high - low < 1e-12 * high or over <= under:
+                break
+            middle = (low * over - high * under) / (over - under)
+            found = above(middle)
+            if found < 0.0:
+                low, under, over = middle, found, 0.5 * over
+            else:
+                high, under, over = middle, 0.5 * under, found
         return high
 
     return at(0.05), at(0.95)

@@ -53,6 +53,14 @@ NONE, PIECEWISE, FULL, SERIAL = map(
 )
 
 
+def test_a_longer_verification_never_lowers_what_a_slow_host_makes_of_a_round() -> None:
+    rounds = [round_time(NONE, passes(24, verify=each)).round_s for each in range(4, 130, 2)]
+    highs = [each.interval[1] for each in rounds]
+    # a quantile is known to 1e-12, beyond the host's reach it is the GPU's alone
+    assert all(later > 0.999 * before for before, later in zip(highs, highs[1:], strict=False))
+    assert highs[0] > 1.5 * rounds[0].value and rounds[-1].high is None
+
+
 @pytest.mark.parametrize("costs", [NONE, PIECEWISE, FULL], ids=lambda costs: costs.name)
 @pytest.mark.parametrize("layers", [1, 8, 40])
 def test_an_overlapped_round_takes_the_longer_of_gpu_and_host(
