@@ -20,15 +20,13 @@ from typing import Any, Final, Literal
 
 from packaging.version import InvalidVersion, Version
 
+from archsearch.drafters.drafter import RoundKind
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.files import read_yaml
 
 Graph = Literal["none", "piecewise", "full"]
 Order = Literal["overlapped", "serial"]
-Drafter = Literal[
-    "draft_model", "feature_head", "parallel_head", "parallel_draft", "block", "medusa", "lookup"
-]
 MACHINE_STD: Final = 0.6
 """Std of the logarithm of host times between machines, about the constants: 0.93, 1.2, 1.4 and 2.6
 times those on four hosts that are known (three servers; a cloud notebook, of which the version was
@@ -203,7 +201,7 @@ class EngineRounds:
 
     engine: str
     version: str
-    drafter: Drafter
+    drafter: RoundKind
     costs: RoundCosts
     plain: PlainCosts
     options: Mapping[str, str]
@@ -235,7 +233,7 @@ class EngineRounds:
         wide = self.engine != "tensorrt-llm" if asked == "auto" else asked == "bfloat16"
         return "bfloat16" if wide else dtype
 
-    def running(self, drafter: Drafter) -> EngineRounds:
+    def running(self, drafter: RoundKind) -> EngineRounds:
         """The same version and switches with another kind of drafter; the measured fit of the same
         kind is kept. Raises ArchsearchError where it runs none."""
         if drafter == self.drafter:
@@ -342,7 +340,7 @@ def engine_rounds(
     engine: str,
     version: str | None = None,
     options: Mapping[str, str] | None = None,
-    drafter: Drafter = "draft_model",
+    drafter: RoundKind = "draft_model",
 ) -> EngineRounds | None:
     """How `engine` runs rounds of a kind of drafter; None for an engine of which nothing is known.
 
@@ -376,7 +374,7 @@ def engine_rounds(
 
 @lru_cache(maxsize=256)
 def _running(
-    engine: str, version: str, options: tuple[tuple[str, str], ...], drafter: Drafter
+    engine: str, version: str, options: tuple[tuple[str, str], ...], drafter: RoundKind
 ) -> EngineRounds:
     found = engine_rounds(engine, version, dict(options), drafter)
     assert found is not None  # the engine is known
@@ -384,7 +382,7 @@ def _running(
 
 
 def _fits(
-    row: Mapping[str, Any], version: Version, options: Mapping[str, str], drafter: Drafter
+    row: Mapping[str, Any], version: Version, options: Mapping[str, str], drafter: RoundKind
 ) -> bool:
     if row.get("drafter", drafter) != drafter or not _about(row, version):
         return False
@@ -401,7 +399,7 @@ def _resolved(
     version: str,
     row: Mapping[str, Any],
     options: dict[str, str],
-    drafter: Drafter,
+    drafter: RoundKind,
     note: str,
 ) -> EngineRounds:
     if "refused" in row:
