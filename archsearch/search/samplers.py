@@ -29,7 +29,7 @@ from archsearch.search.space import Indices, InvalidShape, SearchSpace
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.study import Study
-    from optuna.trial import FrozenTrial
+    from optuna.trial import FrozenTrial, Trial
 
 
 Sampler = Literal["auto", "tpe", "nsga2", "random"]
@@ -142,6 +142,10 @@ class Record:
             if before is not None:  # it may learn from that again
                 self.study.tell(trial, before.values, state=before.state)
                 continue
+            # The last resort is scored all the same: a killed process leaves its trial running.
+            if attempt % VAIN and self._is_others(trial):
+                self.study.tell(trial, state=TrialState.FAIL)
+                continue
             score = self._score(shape)
             for name, value in ({"origin": "sampler"} | _attributes(score)).items():
                 trial.set_user_attr(name, value)
@@ -155,6 +159,15 @@ class Record:
             self.here += 1
             return found
         raise AssertionError("not reached")
+
+    def _is_others(self, trial: Trial) -> bool:
+        """Whether another process scores the same or has since `read`: of two that ask at once the
+        later one sees the other."""
+        return bool(trial.params) and any(
+            other.params == trial.params and other.number != trial.number
+            for other in self.study.get_trials(deepcopy=False)
+            if other.state.name != "FAIL"
+        )
 
     def _unknown(self) -> Indices | None:
         """Choices of a valid shape that is not known: drawn at random, else the next in order."""
