@@ -142,7 +142,7 @@ class Record:
             if before is not None:  # it may learn from that again
                 self.study.tell(trial, before.values, state=before.state)
                 continue
-            # The last resort is scored all the same: a killed process leaves its trial running.
+            # The last resort is scored: a killed process leaves its trial running.
             if attempt % VAIN and self._is_others(trial):
                 self.study.tell(trial, state=TrialState.FAIL)
                 continue
@@ -161,8 +161,8 @@ class Record:
         raise AssertionError("not reached")
 
     def _is_others(self, trial: Trial) -> bool:
-        """Whether another process scores the same or has since `read`: of two that ask at once the
-        later one sees the other."""
+        """Whether another process scores the same, or has since `read`. Of two that ask at once the
+        later sees it."""
         return bool(trial.params) and any(
             other.params == trial.params and other.number != trial.number
             for other in self.study.get_trials(deepcopy=False)
