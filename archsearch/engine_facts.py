@@ -348,6 +348,7 @@ _ROWS: Final = (
         make="archsearch.engines.llamacpp.engine:LlamaCppEngine",
         recipe="archsearch.engines.environments.recipes:LLAMA_CPP",
         confirms=("independent", "eagle3", "ngram", "chain"),
+        batches=True,  # slots, which write in one pass (server-context.cpp)
         newest_ngram=2,  # ngram-simple; its own default of 12 finds next to nothing in answers
         synthesises=True,  # --spec-synth-rates (ggml-org/llama.cpp pull request 27711)
         catches_up=True,  # common_speculative_process

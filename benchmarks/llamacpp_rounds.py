@@ -6,18 +6,22 @@ that times can be divided by how slow the machine is at that moment. Of a profil
 `archsearch profile --gpu cpu --target T --engine llama.cpp`:
 
     python benchmarks/llamacpp_rounds.py PROFILE OUTPUT.jsonl [DTYPE..]
+
+`--requests 4`: as many at once, in slots; `--gammas 3`: these only, 0 for the target alone.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from archsearch.engines.engine import EnginePrompt, EngineSettings, Sampling
 from archsearch.engines.measure.rows import PlainSteps
+from archsearch.engines.measure.turns import full_steps
 from archsearch.engines.registry import make_engine
 from archsearch.latency.model import LatencyModel
 from archsearch.models.targets import resolve_target
@@ -32,11 +36,23 @@ GAMMAS = (1, 2, 3, 4, 5)
 
 def main() -> None:
     """Measure every case and print the errors."""
-    profile, output = Profile.load(Path(sys.argv[1])), Path(sys.argv[2])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("profile", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("dtypes", nargs="*", default=["float16", "q8_0"])
+    parser.add_argument("--requests", type=int, default=1)
+    parser.add_argument("--gammas", type=int, nargs="+", default=GAMMAS)
+    asked = parser.parse_args()
+    profile, requests = Profile.load(asked.profile), asked.requests
     ref, threads = resolve_target(TARGET), profile.device.get("threads")
     errors: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as temporary, output.open("a", encoding="utf-8") as rows:
-        for dtype in sys.argv[3:] or ("float16", "q8_0"):
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        asked.output.open("a", encoding="utf-8") as rows,
+    ):
+        for dtype in asked.dtypes:
             latency = LatencyModel(profile, dtype, engine="llama.cpp")
             settings = EngineSettings(dtype=dtype, max_len=256, threads=threads)
             probe = PlainSteps(
@@ -45,63 +61,73 @@ def main() -> None:
                 ref.architecture.vocab_size,
                 reference_s=profile.probe_reference_s[f"llama.cpp {dtype}"],
             )
-            engine = make_engine("llama.cpp", settings)
-            for layers, hidden, ffn, heads in SHAPES:
-                draft = ref.architecture.replace(
-                    num_hidden_layers=layers,
-                    hidden_size=hidden,
-                    intermediate_size=ffn,
-                    num_attention_heads=heads,
-                    num_key_value_heads=heads,
+            engine = make_engine("llama.cpp", replace(settings, concurrency=requests))
+            cases = [(shape, gamma) for shape in SHAPES for gamma in asked.gammas if gamma]
+            for shape, gamma in [(None, 0)] * (0 in asked.gammas) + cases:
+                draft, folder = None, None
+                if shape is not None:
+                    layers, hidden, ffn, heads = shape
+                    draft = ref.architecture.replace(
+                        num_hidden_layers=layers,
+                        hidden_size=hidden,
+                        intermediate_size=ffn,
+                        num_attention_heads=heads,
+                        num_key_value_heads=heads,
+                    )
+                    folder = random_draft(draft, dtype, Path(temporary))
+                rates = tuple(RATE ** (place + 1) for place in range(gamma))
+                engine.start(engine_target(ref, "llama.cpp", dtype), folder, gamma, synthetic=rates)
+                times: list[float] = []
+                wall: list[float] = []
+                contexts: list[float] = []
+                for repeat in range(2):
+                    prompts = [
+                        EnginePrompt(
+                            str(number),
+                            tuple(
+                                (17 * at + repeat + 7 * number) % 900 + 10 for at in range(PROMPT)
+                            ),
+                        )
+                        for number in range(requests)
+                    ]
+                    before = probe.now()
+                    tokens = 1 + round(ROUNDS * sum((1.0, *rates))) + gamma
+                    engine.generate(prompts, Sampling(tokens, ignore_end=True))
+                    slow = 0.5 * (before + probe.now())
+                    steps = [s for s in full_steps(engine.steps(), requests) if s.gamma == gamma]
+                    wall += [step.seconds for step in steps]
+                    times += [step.seconds / slow for step in steps]
+                    contexts += [step.context for step in steps]
+                work = Workload(requests, round(statistics.mean(contexts)), dtype=dtype)
+                found = (
+                    latency.decode_s(ref.architecture, work)
+                    if draft is None
+                    else latency.round(ref.architecture, draft, work, gamma).round_s
                 )
-                folder = random_draft(draft, dtype, Path(temporary))
-                for gamma in GAMMAS:
-                    rates = tuple(RATE ** (place + 1) for place in range(gamma))
-                    engine.start(
-                        engine_target(ref, "llama.cpp", dtype), folder, gamma, synthetic=rates
-                    )
-                    times: list[float] = []
-                    wall: list[float] = []
-                    contexts: list[float] = []
-                    for repeat in range(2):
-                        ids = tuple((17 * place + repeat) % 900 + 10 for place in range(PROMPT))
-                        before = probe.now()
-                        tokens = 1 + round(ROUNDS * sum((1.0, *rates))) + gamma
-                        engine.generate([EnginePrompt("p", ids)], Sampling(tokens, ignore_end=True))
-                        slow = 0.5 * (before + probe.now())
-                        steps = [
-                            step
-                            for step in engine.steps()
-                            if not step.prefill and step.gamma == gamma
-                        ]
-                        wall += [step.seconds for step in steps]
-                        times += [step.seconds / slow for step in steps]
-                        contexts += [step.context for step in steps]
-                    work = Workload(1, round(statistics.mean(contexts)), dtype=dtype)
-                    found = latency.round(ref.architecture, draft, work, gamma).round_s
-                    measured = statistics.median(times)
-                    error = found.value / measured - 1.0
-                    errors.setdefault(dtype, []).append(error)
-                    row = {
-                        "dtype": dtype,
-                        "draft": draft.label(),
-                        "gamma": gamma,
-                        "context": work.context_len,
-                        "rounds": len(times),
-                        "measured_s": measured,
-                        "wall_s": statistics.median(wall),
-                        "predicted_s": found.value,
-                        "predicted_std_s": found.std,
-                        "error": error,
-                    }
-                    rows.write(json.dumps(row) + "\n")
-                    rows.flush()
-                    what = f"{dtype} {draft.label()} gamma {gamma}"
-                    print(
-                        f"{what}: {1e3 * measured:.1f} ms, predicted {1e3 * found.value:.1f},"
-                        f" {error:+.1%}",
-                        flush=True,
-                    )
+                measured = statistics.median(times)
+                error = found.value / measured - 1.0
+                errors.setdefault(dtype, []).append(error)
+                row = {
+                    "dtype": dtype,
+                    "draft": draft.label() if draft else "",
+                    "gamma": gamma,
+                    "requests": requests,
+                    "context": work.context_len,
+                    "rounds": len(times),
+                    "measured_s": measured,
+                    "wall_s": statistics.median(wall),
+                    "predicted_s": found.value,
+                    "predicted_std_s": found.std,
+                    "error": error,
+                }
+                rows.write(json.dumps(row) + "\n")
+                rows.flush()
+                what = f"{dtype} {draft.label() if draft else 'target alone'} gamma {gamma}"
+                print(
+                    f"{what}: {1e3 * measured:.1f} ms, predicted {1e3 * found.value:.1f},"
+                    f" {error:+.1%}",
+                    flush=True,
+                )
             engine.stop()
             probe.stop()
     for dtype, found_errors in errors.items():

@@ -61,7 +61,7 @@ def test_only_vllm_runs_an_idle_draft() -> None:
 def test_what_archsearch_runs_and_what_each_can() -> None:
     assert engines_that(lambda row: True) == ("transformers", "vllm", "openvino", "llama.cpp")
     assert engines_that(has_recipe) == ("vllm", "openvino", "llama.cpp")
-    assert engines_that(lambda row: row.batches) == ("vllm", "openvino")
+    assert engines_that(lambda row: row.batches) == ("vllm", "openvino", "llama.cpp")
     assert engines_that(lambda row: row.synthesises) == ("transformers", "vllm", "llama.cpp")
     assert (
         engines_that(lambda row: row.schedules)

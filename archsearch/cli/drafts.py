@@ -114,7 +114,7 @@ def train(run: Path, rank: int, budget: float, family: str, as_json: bool, **of_
     "Under load",
     o.opt(
         "--concurrency concurrencies",
-        "Requests in flight; repeat for a curve. Engines that batch: vllm, openvino.",
+        "Requests in flight; repeat for a curve. Not transformers.",
         o.COUNT,
         multiple=True,
     ),

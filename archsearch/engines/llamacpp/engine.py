@@ -29,8 +29,8 @@ WRITER: Final = 1
 
 
 class LlamaCppEngine(ChildEngine):
-    """llama.cpp's server, one request at a time; a server for each gamma, which llama.cpp fixes
-    when it starts.
+    """llama.cpp's server, with as many slots as requests in flight; a server for each gamma, which
+    llama.cpp fixes when it starts.
 
     Folders become GGUF once, in the precision of `settings.dtype` (drafts `settings.draft_dtype`),
     and are kept in the cache by content; GGUF files are taken as they are. Greedy answers are the

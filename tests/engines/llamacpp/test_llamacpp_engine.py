@@ -38,26 +38,51 @@ STREAM = [
 ]
 
 
+def told(
+    events: list[dict[str, Any]], limit: int = 7, clock: tuple[float, float] = (0.0, 0.2)
+) -> Any:
+    """A request of ten tokens; `clock`: when it was sent, and its seconds."""
+    prompt = {"id": "p", "token_ids": list(range(10))}
+    return worker.stream.streamed(prompt, events, clock, 3, limit)
+
+
 def test_tokens_of_one_round_carry_the_same_clock() -> None:
-    found, *rounds = worker.stream.streamed("p", STREAM, 0.2, 3, 7)
-    assert found["token_ids"] == (5, 6, 7, 8, 9, 1, 2) and rounds[0] == [3, 1, 2]
+    one = told(STREAM)
+    found = one.answer
+    assert found["token_ids"] == (5, 6, 7, 8, 9, 1, 2) and one.written == [3, 1, 2]
     assert found["gaps_s"] == pytest.approx([0.039999, 0.03, 0.04]) and found["decode_tokens"] == 6
     assert found["seconds"] == pytest.approx(found["first_s"] + found["decode_seconds"])
-    steps = worker.stream.steps_of(found, tuple(rounds), 10, 3)
+    steps = worker.stream.steps_of([one])
     assert [step["written"] for step in steps] == [1, 3, 1, 2] and [
         s["target_tokens"] for s in steps
     ] == [10, 4, 4, 3]
-    assert steps[0]["prefill"]
+    assert [s["context"] for s in steps] == [0, 11, 14, 15] and steps[0]["prefill"]
+
+
+def test_slots_write_in_one_step_and_a_prompt_read_beside_them_is_said() -> None:
+    # sent in the first one's first round, read in its second, and running on behind it
+    stream = [event([5], 0.001), event([6], 40.0, 3), event([7], 80.0, 6), STREAM[-1]]
+    steps = worker.stream.steps_of([told(STREAM), told(stream, 64, (0.1, 0.14))])
+    assert [s["batch"] for s in steps] == [1, 1, 2, 2, 1]
+    assert [s["written"] for s in steps] == [1, 3, 2, 3, 1]
+    assert [s["prefill"] for s in steps] == [True, True, True, False, False]
+    assert [s["seconds"] for s in steps] == pytest.approx([0.09, 0.04, 0.03, 0.04, 0.04], abs=1e-5)
+    assert steps[3]["target_tokens"] == 3 + 4 and steps[3]["context"] == (15 + 11) / 2
+
+
+def test_a_short_prompt_behind_a_long_round_is_a_step_of_its_own() -> None:
+    steps = worker.stream.steps_of([told(STREAM), told(STREAM, clock=(0.201, 0.115))])
+    assert [s["batch"] for s in steps] == [1] * 8 and steps[4]["seconds"] < 0.006
 
 
 def test_rounds_that_the_limit_cut_are_not_counted() -> None:
-    found = worker.stream.streamed("p", STREAM, 0.2, 3, 7)[0]
+    found = told(STREAM).answer
     assert (
         found["round_lengths"] == (3,)
         and found["drafted"] == 3
         and found["accepted_by_position"] == (1, 1, 0)
     )
-    assert worker.stream.streamed("p", STREAM, 0.2, 3, 64)[0]["round_lengths"] == (3, 1, 2)
+    assert told(STREAM, 64).answer["round_lengths"] == (3, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +91,7 @@ def test_rounds_that_the_limit_cut_are_not_counted() -> None:
 )
 def test_an_answer_that_breaks_off_is_a_failure(events: list[dict[str, Any]], words: str) -> None:
     with pytest.raises(Exception, match=words):
-        worker.stream.streamed("p", events, 0.1, 3, 7)
+        told(events)
 
 
 @pytest.mark.parametrize(

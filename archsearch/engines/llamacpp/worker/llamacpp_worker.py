@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ sys.path.insert(
 
 from loop import Failed, UserError, claim_stdout, run
 from passes import PassClock
-from stream import steps_of, streamed
+from stream import Told, steps_of, streamed
 
 PACKAGE = "xllamacpp"
 SHORTEST_CONTEXT = 256
@@ -74,7 +75,7 @@ class Worker:
         self.gamma = 0
         self.own: str | None = None
         self.lookup: list[int] | None = None
-        self.ragged = False
+        self.ragged, self.slots = False, 1
         self.clock: PassClock | None = None
 
     def versions(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +99,7 @@ class Worker:
         known = self.versions(request)
         self.own = request.get("server")
         self.lookup = request["lookup"]
-        self.ragged = bool(self.lookup or request.get("rule"))
+        self.ragged, self.slots = bool(self.lookup or request.get("rule")), request["concurrency"]
         drafts = self.lookup or request["draft"] is not None
         self.gamma = request["gamma"] if drafts else 0
         if self.clock:
@@ -132,16 +133,16 @@ class Worker:
         )
 
     def context(self, request: dict[str, Any]) -> int:
-        """Tokens in the KV cache: the longest prompt with its answer, and what a last round drafts
-        beyond it."""
+        """Tokens in a slot's KV cache: the longest prompt with its answer, and what a last round
+        drafts beyond it."""
         return max(request["max_len"] + self.gamma + 1, SHORTEST_CONTEXT)
 
     def settings(self, request: dict[str, Any]) -> dict[str, Any]:
         """How the server is started, as flags of llama-server."""
         exact, threads = request["dtype"] == "float32", request.get("threads")
         rule, draft = request.get("rule") or {}, request["draft"]
-        given: dict[str, Any] = {"--model": request["target"], "-np": 1, "--cache-ram": 0}
-        given["-c"] = self.context(request)
+        given: dict[str, Any] = {"--model": request["target"], "--cache-ram": 0}
+        given |= {"-np": self.slots, "-c": self.slots * self.context(request)}
         given |= {"-ctk": "f32", "-ctv": "f32", "-fa": "off"} if exact else {}  # -fa rounds to 16
         given |= {"-t": threads, "-tb": threads} if threads else {}
         kinds = ["ngram-simple"] * bool(self.lookup)  # a chain asks its lookup first
@@ -246,44 +247,49 @@ class Worker:
         return response
 
     def generate(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One prompt after the other."""
+        """As many prompts at a time as the server has slots."""
+        prompts, clock = request["prompts"], self.clock
+        with ThreadPoolExecutor(self.slots) as slots:
+            told = list(slots.map(lambda number: self.answer(number, request), range(len(prompts))))
+        steps = steps_of(told) if clock is None else []
+        if clock is not None:  # one after the other
+            for prompt, one in zip(prompts, told, strict=True):
+                steps += clock.added(steps_of([one]), prompt["token_ids"])
+        return {"results": [one.answer for one in told], "steps": steps}
+
+    def answer(self, number: int, request: dict[str, Any]) -> Told:
+        """What the server writes for the `number`th prompt of a request."""
+        prompt, limit = request["prompts"][number], request["max_new_tokens"]
         greedy = request["temperature"] <= 0
         sampling = (
             {"temperature": 0, "top_k": 1}
             if greedy
             else {"temperature": request["temperature"], "top_k": 0}
         )
-        results, steps = [], []
-        for number, prompt in enumerate(request["prompts"]):
-            started = time.perf_counter()
-            response = self.complete(
-                prompt["token_ids"],
-                **sampling,
-                top_p=1.0,
-                min_p=0.0,
-                samplers=["top_k"] if greedy else ["temperature"],
-                seed=(request["seed"] * 1_000_003 + number) % 2**31,
-                n_predict=request["max_new_tokens"],
-                ignore_eos=request["ignore_end"],
-                stream=True,
-                timings_per_token=True,
-            )
-            events = []
-            try:
-                for line in response:
-                    if line.startswith(b"data: "):
-                        events.append(json.loads(line[6:]))
-            except (OSError, ValueError, http.client.HTTPException) as error:
-                raise Failed(
-                    f"the server broke off in the answer to prompt {prompt['id']!r}: {error}"
-                ) from error
-            seconds, limit = time.perf_counter() - started, request["max_new_tokens"]
-            sizes = (self.gamma, limit, self.ragged)
-            result, *rounds = streamed(prompt["id"], events, seconds, *sizes)
-            results.append(result)
-            own = steps_of(result, tuple(rounds), len(prompt["token_ids"]), self.gamma)
-            steps += self.clock.added(own, prompt["token_ids"]) if self.clock else own
-        return {"results": results, "steps": steps}
+        started = time.perf_counter()
+        response = self.complete(
+            prompt["token_ids"],
+            **sampling,
+            top_p=1.0,
+            min_p=0.0,
+            samplers=["top_k"] if greedy else ["temperature"],
+            seed=(request["seed"] * 1_000_003 + number) % 2**31,
+            n_predict=limit,
+            ignore_eos=request["ignore_end"],
+            stream=True,
+            timings_per_token=True,
+        )
+        events = []
+        try:
+            for line in response:
+                if line.startswith(b"data: "):
+                    events.append(json.loads(line[6:]))
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise Failed(
+                f"the server broke off in the answer to prompt {prompt['id']!r}: {error}"
+            ) from error
+        clock = (started, time.perf_counter() - started)
+        return streamed(prompt, events, clock, self.gamma, limit, self.ragged)
 
     def logits(self, request: dict[str, Any]) -> dict[str, Any]:
         """Log-probabilities, which differ from logits by one number for all tokens; those outside

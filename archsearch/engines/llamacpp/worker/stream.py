@@ -2,28 +2,64 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from answers import answer_of, drafting_rounds
 from loop import Failed
 
 
+@dataclass(frozen=True)
+class Told:
+    """What the server said of one request: its answer, tokens written and drafted in each round
+    behind the first token, and when it was sent (our clock)."""
+
+    answer: dict[str, Any]
+    written: Sequence[int]
+    drafted: Sequence[int]
+    sent_at: float
+    prompt_tokens: int
+
+    @cached_property
+    def times(self) -> list[float]:
+        """When the first token and the rounds were there: our clock for the first, the server's
+        between them."""
+        first = self.sent_at + self.answer["first_s"]
+        return list(accumulate(self.answer["gaps_s"], initial=first))
+
+    def step(self, number: int) -> dict[str, Any]:
+        """What it has in a step: the prompt with the first token (0), or a round or plain step."""
+        if number == 0:
+            first = {"written": 1, "target_tokens": self.prompt_tokens}
+            return first | {"seconds": self.answer["first_s"]}
+        return {
+            "seconds": self.answer["gaps_s"][number - 1],
+            "gamma": self.drafted[number - 1],
+            "written": self.written[number - 1],
+            "target_tokens": self.drafted[number - 1] + 1,
+            "context": float(self.prompt_tokens + 1 + sum(self.written[: number - 1])),
+        }
+
+
 def streamed(
-    prompt_id: str,
+    prompt: dict[str, Any],
     events: Sequence[dict[str, Any]],
-    seconds: float,
+    clock: tuple[float, float],
     gamma: int,
     limit: int,
     ragged: bool = False,
-) -> tuple[dict[str, Any], list[int], list[int]]:
-    """An answer of at most `limit` tokens; tokens written and drafted in each round behind the
-    first token.
+) -> Told:
+    """An answer of at most `limit` tokens.
 
-    `events`: what /completion streamed with `timings_per_token`; `seconds`: of the whole request,
-    by our clock. The server's own clock (`predicted_ms`) starts with the first token and stays the
-    same for all tokens of a round.
+    `events`: what /completion streamed with `timings_per_token`; `clock`: when it was sent and how
+    long it took, by ours. The server's own clock (`predicted_ms`) starts with the first token and
+    stays the same for all tokens of a round.
     """
+    prompt_id, (sent_at, seconds) = prompt["id"], clock
     token_ids: list[int] = []
     times: list[float] = []
     lengths: list[int] = []
@@ -54,30 +90,37 @@ def streamed(
     whole = drafting_rounds(lengths[1:], each, limit - 1, ended)
     least = times[-1] - times[0] + 1e-9
     answer = answer_of(prompt_id, token_ids, max(seconds, least), (times, lengths), whole, gamma)
-    return answer, lengths[1:], drafted[1:]
+    return Told(answer, lengths[1:], drafted[1:], sent_at, len(prompt["token_ids"]))
 
 
-def steps_of(
-    result: dict[str, Any],
-    rounds: tuple[Sequence[int], Sequence[int]],
-    prompt_tokens: int,
-    gamma: int,
-) -> list[dict[str, Any]]:
-    """The engine's steps: the prompt with the first token, then a round or a plain step each.
-    `rounds`: tokens written and drafted in each."""
-    first = {"written": 1, "seconds": result["first_s"], "target_tokens": prompt_tokens}
-    steps: list[dict[str, Any]] = [{"batch": 1, "prefill": True, **first}]
-    written = 1
-    for seconds, length, drafted in zip(result["gaps_s"], *rounds, strict=True):
-        steps.append(
-            {
-                "batch": 1,
-                "written": length,
-                "seconds": seconds,
-                "gamma": drafted if gamma else 0,
-                "target_tokens": drafted + 1,
-                "context": float(prompt_tokens + written),
-            }
-        )
-        written += length
-    return steps
+def steps_of(requests: Sequence[Told]) -> list[dict[str, Any]]:
+    """The engine's steps, in each of which every request that has begun writes: only where one
+    begins is asked of our clock, so that it need not be right to less than a step."""
+    ends: list[float] = []
+    parts: list[list[dict[str, Any]]] = []
+    reading: set[int] = set()
+    for told in sorted(requests, key=lambda told: told.times[0]):
+        at, begins = told.times[0], len(ends)
+        if ends and at <= ends[-1]:
+            begins = min(range(len(ends)), key=lambda step: abs(ends[step] - at))
+        reading |= {step for step in range(begins) if ends[step] > told.sent_at} | {begins}
+        for number, time in enumerate(told.times):
+            if begins + number == len(ends):
+                ends.append(time)
+                parts.append([])
+            parts[begins + number].append(told.step(number))
+    return [_step(part, number in reading) for number, part in enumerate(parts)]
+
+
+def _step(parts: Sequence[dict[str, Any]], prefill: bool) -> dict[str, Any]:
+    """What its requests have in a step, together."""
+    running = [part for part in parts if "gamma" in part]
+    return {
+        "batch": len(parts),
+        "prefill": prefill,
+        "written": sum(part["written"] for part in parts),
+        "seconds": statistics.median(part["seconds"] for part in running or parts),
+        "gamma": max((part["gamma"] for part in running), default=0),
+        "target_tokens": sum(part["target_tokens"] for part in parts),
+        "context": sum(part["context"] for part in running) / max(len(running), 1),
+    }
