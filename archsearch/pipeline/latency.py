@@ -184,7 +184,8 @@ def choose_latency(
         else installed_version(source.engine, device)
     )
     words = source.words + format_words(getattr(source.latency, "profile", None), target)
-    about = {**source.profile, "served": served, "weights": target.weight_format or source.dtype}
+    experts = f"{target.expert_format} (experts)" if target.expert_format else source.dtype
+    about = {**source.profile, "served": served, "weights": target.weight_format or experts}
     source = replace(source, version=version, served=served, profile=about, words=words)
     work = _workload(asked, source.device, target, source.dtype, mode)
     cache = source.rounds.cache_dtype(source.dtype) if source.rounds is not None else source.dtype
