@@ -43,6 +43,8 @@ class EngineFacts:
     synthesises: bool = False  # accepts draft tokens by chance on request
     schedules: bool = False  # takes gamma by batch size
     dummy_weights: bool = False  # makes up weights for folders that hold a config.json only
+    # what its --quantization calls a format into which it brings 16-bit weights as it loads them
+    quantises: Mapping[str, str] = field(default_factory=dict, hash=False)
     # families of drafters that archsearch starts it with
     confirms: tuple[str, ...] = ("independent",)
     # tokens of the shortest n-gram that lookup goes down to, where that cannot be set
@@ -241,6 +243,7 @@ _ROWS: Final = (
         server=True,  # its Prometheus counters tell rounds and acceptance
         batches=True,  # continuous batching
         synthesises=True,  # rejection_sample_method "synthetic" (config/speculative.py)
+        quantises={"float8_e4m3fn": "fp8_per_tensor"},  # "fp8" before 0.20 (config/quantization.py)
         schedules=True,  # num_speculative_tokens_per_batch_size (config/speculative.py)
         dummy_weights=True,  # load_format "dummy"
         confirms=("independent", "eagle3", "medusa", "ngram", "peagle", "pard", "dflash"),
@@ -305,6 +308,7 @@ _ROWS: Final = (
         title="SGLang",
         version="0.5.23",
         batches=True,  # continuous batching
+        quantises={"float8_e4m3fn": "fp8"},
         # StandaloneWorker passes the target's tp_rank; DraftTPExecution.TARGET_LAYOUT in 0.5.23
         sharded_draft=True,
         export="archsearch.export.engines:sglang",

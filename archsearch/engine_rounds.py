@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -334,6 +334,22 @@ def parse_options(engine: str, texts: tuple[str, ...]) -> dict[str, str]:
             )
         found[name] = value
     return found
+
+
+def vllm_switches(texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Switches (`NAME=VALUE`) as vLLM is started with them: environment variables, options."""
+    variables, options = [], []
+    for name, _, value in (text.partition("=") for text in texts):
+        option = f"--{name.replace('_', '-')}"
+        if name.isupper():
+            variables.append(f"{name}={value}")
+        elif name == "fuse_allreduce_rms":
+            options.append(f"-cc.pass_config.{name}={value}")
+        elif name in ("async_scheduling", "enforce_eager"):
+            options.append(option if value in ("1", "true") else option.replace("--", "--no-"))
+        else:
+            options += [option, value]
+    return variables, options
 
 
 def engine_rounds(

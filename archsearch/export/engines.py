@@ -21,6 +21,7 @@ from archsearch.engine_facts import ENGINES, engine_title, load
 from archsearch.engine_rounds import engine_rounds
 from archsearch.errors import ArchsearchError
 from archsearch.schedule import Ranges, largest_gamma
+from archsearch.workload import WEIGHT_BYTES
 
 ADAPTIVE: Final = frozenset({"eagle", "eagle3", "mtp"})
 """Families whose number of draft tokens SGLang can change as it runs (--speculative-adaptive; EAGLE
@@ -129,7 +130,7 @@ TENSORRT_FILE: Final = "tensorrt-llm.yaml"
 class Setup:
     """The settings of an export. `folder`: where the export will lie; `target`: folder or hub id;
     `dtype` as torch names it; `layers`: of the target, whose inputs a head reads; `stops`,
-    `gguf_dtype`: see `ExportSource`."""
+    `gguf_dtype`, `quantise`: see `ExportSource`."""
 
     folder: Path
     target: str
@@ -142,6 +143,16 @@ class Setup:
     layers: tuple[int, ...] = ()
     stops: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     gguf_dtype: str = "float16"
+    quantise: str = ""
+
+    def precision(self, engine: str) -> tuple[tuple[str, ...], list[str]]:
+        """The options that set the target's precision (none where its weights say it), and what is
+        to be said of it."""
+        if how := ENGINES[engine].quantises.get(self.quantise):
+            return ("--quantization", how), []
+        if self.quantise:
+            return (), [f"In the place of {self.target} name its weights in {self.quantise}."]
+        return (() if self.dtype in WEIGHT_BYTES else ("--dtype", self.dtype)), []
 
     def ranks(self, option: str) -> tuple[str, ...]:
         """The option that shares the target over devices; () for one."""
@@ -262,7 +273,9 @@ def vllm(setup: Setup) -> Serving:
             " the draft."
         )
     ranks = setup.ranks("--tensor-parallel-size")
-    command = ("vllm", "serve", setup.target, "--dtype", setup.dtype, *ranks)
+    precision, said = setup.precision("vllm")
+    notes += said
+    command = ("vllm", "serve", setup.target, *precision, *ranks)
     command = (*command, "--speculative-config", json.dumps(config))
     files = {"speculative_config.json": json.dumps(config, indent=2) + "\n"}
     return Serving("vllm", command, files, tuple(notes))
@@ -287,9 +300,11 @@ def sglang(setup: Setup) -> Serving:
             " it without the `--speculative-` options for loads where the schedule says 0."
         )
     algorithm = "STANDALONE" if setup.family == INDEPENDENT else setup.family.upper()
+    precision, said = setup.precision("sglang")
+    notes += said
     command = (
         *"python -m sglang.launch_server --model-path".split(),
-        *(setup.target, "--dtype", setup.dtype, *setup.ranks("--tp-size")),
+        *(setup.target, *precision, *setup.ranks("--tp-size")),
         *("--speculative-algorithm", algorithm),
         *("--speculative-draft-model-path", str(setup.folder)),
         *("--speculative-num-steps", str(gamma), "--speculative-eagle-topk", "1"),
@@ -324,6 +339,7 @@ def tensorrt_llm(setup: Setup) -> Serving:
         if (most := last_drafting(setup.schedule)) is not None:
             speculative["max_concurrency"] = most
             notes.append(f"`max_concurrency`: above batch size {most} it does not draft.")
+    notes += setup.precision("tensorrt-llm")[1]
     options: dict[str, object] = {"backend": "pytorch", "disable_overlap_scheduler": True}
     if setup.tensor_parallel > 1:
         options["tensor_parallel_size"] = setup.tensor_parallel

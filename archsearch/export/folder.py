@@ -127,6 +127,7 @@ def plan(
         layers=() if whole else layer_ids(read_json(source.draft / "config.json", "head's config")),
         stops=source.stops,
         gguf_dtype=source.gguf_dtype,
+        quantise=source.quantise,
     )
     served = tuple(serving(name, setup) for name in names if not ENGINES[name].draft_folder)
     cost = padded_head_cost(arch, dtype) if arch is not None and arch.trimmed else None

@@ -115,6 +115,7 @@ def _source(
         dtype=str(run.info["profile"].get("dtype") or record.confirmed_dtype or "bfloat16"),
         tensor_parallel=serving_ranks(run),
         family=family,
+        quantise=str(run.info["profile"].get("quantise") or ""),
     )
 
 

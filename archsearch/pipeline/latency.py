@@ -185,7 +185,14 @@ def choose_latency(
     )
     words = source.words + format_words(getattr(source.latency, "profile", None), target)
     experts = f"{target.expert_format} (experts)" if target.expert_format else source.dtype
-    about = {**source.profile, "served": served, "weights": target.weight_format or experts}
+    kept = target.weight_format or source.dtype
+    about = {
+        **source.profile,
+        "served": served,
+        "weights": target.weight_format or experts,
+        # what the published weights are yet to be brought into
+        "quantise": kept if kept in WEIGHT_BYTES and kept != target.served_dtype else "",
+    }
     source = replace(source, version=version, served=served, profile=about, words=words)
     work = _workload(asked, source.device, target, source.dtype, mode)
     cache = source.rounds.cache_dtype(source.dtype) if source.rounds is not None else source.dtype

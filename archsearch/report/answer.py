@@ -14,11 +14,14 @@ from typing import Final
 
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.forms import vllm_drafter_config
+from archsearch.engine_facts import engine_facts
+from archsearch.engine_rounds import vllm_switches
 from archsearch.estimate import Estimate
 from archsearch.needs import Needs
 from archsearch.report.phrases import verdict
 from archsearch.report.reading import Shown
 from archsearch.report.terminal.layout import WIDTH, table
+from archsearch.runs.run import Run
 
 SCREEN: Final = 25
 """Lines of the first screen, whatever there is to say."""
@@ -219,20 +222,28 @@ def sentences(
     return lines
 
 
-def serve_command(option: Option, target: str, engine: str, tensor_parallel: int) -> str | None:
-    """The command that serves `target` with a drafter that one can have today; None for engines but
-    vLLM."""
-    needs = option.needs
+def serve_command(option: Option, run: Run, target: str, ranks: int) -> str | None:
+    """The command that serves `target` as a run priced it, on `ranks` devices, with a drafter that
+    one can have today; None for engines but vLLM."""
+    needs, asked = option.needs, run.arguments
+    engine = str(asked.get("engine") or "vllm")
     if engine != "vllm" or needs is None or needs.kind == "training":
         return None
     config = vllm_drafter_config(option.drafter, needs.hub_id or "", option.gamma)
     if not config:
         return None
-    ranks = f" --tensor-parallel-size {tensor_parallel}" if tensor_parallel > 1 else ""
+    quantise = str(run.info["profile"].get("quantise") or "")
+    how = engine_facts(engine).quantises.get(quantise)
+    above = f"# in the place of {target} name its weights in {quantise}\n" if quantise else ""
+    variables, flags = vllm_switches(asked.get("engine_options") or ())
+    flags = [*(["--quantization", how] if how else []), *flags]
+    if ranks > 1:
+        flags = ["--tensor-parallel-size", str(ranks), *flags]
+    command = shlex.join([*variables, "vllm", "serve", target, *flags, "--speculative-config"])
     # Line breaks between the fields of the JSON are white space to vLLM and to the shell inside the
     # quotes.
     fields = textwrap.wrap(
         json.dumps(config), WIDTH - 8, break_long_words=False, break_on_hyphens=False
     )
     quoted = shlex.quote("\n     ".join(fields))
-    return f"vllm serve {shlex.quote(target)}{ranks} --speculative-config \\\n    {quoted}"
+    return f"{'' if how else above}{command} \\\n    {quoted}"

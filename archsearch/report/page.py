@@ -212,8 +212,7 @@ def _serve(run: Run, options: Sequence[Option], curves: Curves | None) -> Sectio
     if today is None or ranks is None or today.gain.interval[1] <= 1.0:
         return Section()
     target = hub_name(str(run.arguments.get("target", "")))
-    engine = str(run.arguments.get("engine") or "vllm")
-    command = serve_command(today, target, engine, int(ranks))
+    command = serve_command(today, run, target, int(ranks))
     return Section(commands=[(f"Serve it today, with {today.name}", command)] if command else [])
 
 

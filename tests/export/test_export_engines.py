@@ -94,6 +94,29 @@ def test_vllm_command_holds_the_config_of_its_file() -> None:
     assert "--tensor-parallel-size" not in serving("vllm", setup()).command
 
 
+def test_a_precision_is_asked_for_in_the_engine_s_own_words() -> None:
+    """No engine takes --dtype float8_e4m3fn."""
+
+    def asked(engine: str, **changes: Any) -> str:
+        each = serving(engine, setup(**changes))
+        options_of(each) if engine == "sglang" else None
+        return f"{' '.join(each.command)} | {' '.join(each.notes)}"
+
+    fp8 = {"dtype": "float8_e4m3fn"}
+    assert "org/target --dtype bfloat16 --spec" in asked("vllm")
+    assert "org/target --spec" in asked("vllm", **fp8), "its weights say it"
+    assert "org/target --quantization fp8_per_tensor --spec" in asked(
+        "vllm", **fp8, quantise="float8_e4m3fn"
+    )
+    assert "org/target --quantization fp8 --spec" in asked(
+        "sglang", **fp8, quantise="float8_e4m3fn"
+    )
+    for engine in ("vllm", "sglang", "tensorrt-llm"):
+        words = asked(engine, quantise="nvfp4")
+        assert "--quantization" not in words
+        assert "In the place of org/target name its weights in nvfp4." in words
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "llama.cpp"])
 def test_the_shell_text_is_the_command(engine: str) -> None:
     each = serving(engine, setup(schedule=RANGES, tensor_parallel=2, target="it's here"))

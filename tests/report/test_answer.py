@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -146,8 +148,13 @@ def test_today_and_the_budget_are_named_with_their_price() -> None:
     assert max(map(len, wrapped(text))) <= WIDTH
 
 
+def asked(quantise: str = "", **arguments: Any) -> Any:
+    """A run of which only what was asked for is looked at."""
+    return SimpleNamespace(arguments=arguments, info={"profile": {"quantise": quantise}})
+
+
 def test_the_command_that_serves_what_exists_is_one_that_vllm_reads() -> None:
-    command = serve_command(EXISTS, "meta-llama/Llama-3.1-8B-Instruct", "vllm", 2)
+    command = serve_command(EXISTS, asked(), "meta-llama/Llama-3.1-8B-Instruct", 2)
     assert command is not None and max(map(len, command.splitlines())) <= WIDTH - 2
     words = shlex.split(command.replace("\\\n", " "))  # a shell joins such lines
     assert words[:5] == [
@@ -164,6 +171,20 @@ def test_the_command_that_serves_what_exists_is_one_that_vllm_reads() -> None:
         "num_speculative_tokens": 4,
     }
     assert (
-        serve_command(DRAFTS[0], "t", "vllm", 1) is None
-        and serve_command(EXISTS, "t", "sglang", 1) is None
+        serve_command(DRAFTS[0], asked(), "t", 1) is None
+        and serve_command(EXISTS, asked(engine="sglang"), "t", 1) is None
+    )
+
+
+def test_what_a_run_was_priced_with_is_in_the_command() -> None:
+    served = serve_command(EXISTS, asked("float8_e4m3fn"), "org/t", 1)
+    assert served is not None
+    assert served.startswith("vllm serve org/t --quantization fp8_per_tensor --speculative-config")
+    named = serve_command(EXISTS, asked("nvfp4"), "org/t", 1)
+    assert named is not None and "--quantization" not in named
+    assert named.splitlines()[0] == "# in the place of org/t name its weights in nvfp4"
+    switches = ["VLLM_USE_V2_MODEL_RUNNER=0", "kv_cache_dtype=fp8", "async_scheduling=0"]
+    command = serve_command(EXISTS, asked(engine_options=switches), "org/t", 1)
+    assert command is not None and command.startswith(
+        "VLLM_USE_V2_MODEL_RUNNER=0 vllm serve org/t --kv-cache-dtype fp8 --no-async-scheduling --s"
     )

@@ -200,7 +200,7 @@ def search_text(result: Searched, *, explain: bool = False) -> str:
     unprofiled = latency_warning(result.latency, result.target)
     warnings = [*([unprofiled] if unprofiled else []), *result.warnings, *reading.problems]
     above += [f"WARNING: {text}." for text in warnings[:1]]
-    why, command = _next_step(result, options, head.next)
+    why, command = _next_step(result, run, options, head.next)
     below = [
         *wrapped([f"{why}:"]),
         *f"  {command}".splitlines(),
@@ -216,7 +216,8 @@ def search_text(result: Searched, *, explain: bool = False) -> str:
 def _assumed_words(result: Searched, unit: str) -> str:
     """What is predicted for, and the training that every alpha of a drafter to be trained
     assumes."""
-    words = f"{result.words()}, {result.by.served}."
+    # without how it runs independent drafts: the drafter that leads may be another
+    words = f"{result.words()}, {result.by.served.removesuffix(f', {result.by.engine_class}')}."
     if result.training_budget is None:
         return words
     hours = hours_words(result.training_budget.gpu_hours, unit)
@@ -224,7 +225,7 @@ def _assumed_words(result: Searched, unit: str) -> str:
 
 
 def _next_step(
-    result: Searched, options: Sequence[Option], steps: Sequence[tuple[str, str]]
+    result: Searched, run: Run, options: Sequence[Option], steps: Sequence[tuple[str, str]]
 ) -> tuple[str, str]:
     """The one step that is worth most now: serving what one can have today, else the headline's
     first."""
@@ -233,7 +234,7 @@ def _next_step(
     if today is not None and not trained and today.gain.interval[1] > 1.0:
         ranks, target = result.workload.tensor_parallel, hub_name(result.target)
         # The name of a folder or a GGUF file is nothing that an engine finds.
-        command = serve_command(today, target, result.by.engine, ranks) if "/" in target else None
+        command = serve_command(today, run, target, ranks) if "/" in target else None
         # The warning is of the first rank: what it says to set belongs into the command.
         wanted = SWITCH.search(" ".join(result.warnings)) if today is options[0] else None
         if command is not None:
