@@ -249,6 +249,7 @@ def _served(recipe: Recipe) -> dict[str, str]:
         tensor_parallel=recipe.gpus.ranks,
         family=recipe.family,
         layers=forms.layers_read(recipe),
+        quantise=recipe.quantise,
     )
     words = serving("vllm", setup).command
     cut = words.index("--speculative-config")
