@@ -12,7 +12,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.records import Inline
 from archsearch.report.charts import Chart, Scale, Series, colour, gain_chart, line
 from archsearch.report.phrases import Asked, ServedBy
-from archsearch.report.terminal.layout import plus_minus, table
+from archsearch.report.terminal.layout import plus_minus, table, wrapped
 from archsearch.text.prompt_set import spread
 from archsearch.traffic.curve import Axis, Curve
 
@@ -72,15 +72,18 @@ def curves_text(result: Swept) -> str:
         f"tensor parallel {work.tensor_parallel}",
     ]
     given = "given" if result.prior == "given" else f"the prior ({result.prior})"
-    lines = [
-        f"Target {result.target} on {result.device}, {result.dtype_words},"
-        f" {', '.join(filter(None, fixed))}; over {WORDS[axis]}.",
-        f"Latency: {result.latency}.",
-        f"Acceptance: {'swept' if axis == 'alpha' else given}.",
-    ]
+    lines = wrapped(
+        [
+            *(f"{item.draft}: {_verdict(item.curve, axis)}" for item in result.curves),
+            f"Target {result.target} on {result.device}, {result.dtype_words},"
+            f" {', '.join(filter(None, fixed))}; over {WORDS[axis]}.",
+        ]
+    )
     for item in result.curves:
         lines += ["", *_one(item, axis)]
-    return "\n".join([*lines, "", LEGEND])
+    rests_on = f"Latency: {result.latency}."
+    accepts = f"Acceptance: {'swept' if axis == 'alpha' else given}."
+    return "\n".join([*lines, "", *wrapped([LEGEND, rests_on, accepts])])
 
 
 def _one(item: DraftCurve, axis: Axis) -> list[str]:
@@ -106,8 +109,7 @@ def _one(item: DraftCurve, axis: Axis) -> list[str]:
         for point in shown
     ]
     lines = [f"{item.draft}, served by {item.by.served}", table(rows, header)]
-    lines += [_verdict(item.curve, axis), *_memory(item)]
-    return lines + [f"Note: {note}" for note in item.notes]
+    return [*lines, *_memory(item), *(f"Note: {note}" for note in item.notes)]
 
 
 def _verdict(curve: Curve, axis: Axis) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 from archsearch.engines.openai.bench import Measured
 from archsearch.records import Inline, Maybe
 from archsearch.report.phrases import UNITS, Asked, AskedPart, ServedBy
-from archsearch.report.terminal.layout import table
+from archsearch.report.terminal.layout import table, wrapped
 from archsearch.traffic.served import ServedPart
 from archsearch.traffic.simulation import Simulated
 from archsearch.traffic.steady import Steady
@@ -149,20 +149,29 @@ class Traffic(Asked):
 
 def traffic_text(result: Traffic) -> str:
     """What `traffic` prints."""
-    lines = [
-        f"Target {result.target} on {result.device}, {result.dtype_words}, tensor"
-        f" parallel {result.workload.tensor_parallel}.",
-        f"Latency: {result.latency}.",
-        *(f"Load {part.words()}." for part in result.load),
-    ]
-    if result.trace_note:
-        lines.append(f"Note: {result.trace_note}.")
+    lines = wrapped(
+        [
+            *(f"{entry.draft}: {_answer(entry, result.objective)}" for entry in result.drafts),
+            f"Target {result.target} on {result.device}, {result.dtype_words}, tensor"
+            f" parallel {result.workload.tensor_parallel}.",
+            *(f"Load {part.words()}." for part in result.load),
+            *([f"Note: {result.trace_note}."] if result.trace_note else []),
+        ]
+    )
     for entry in result.drafts:
-        lines += ["", *_one(entry, result.objective)]
-    return "\n".join([*lines, "", MEANS])
+        lines += ["", *_one(entry)]
+    return "\n".join([*lines, "", *wrapped([MEANS, f"Latency: {result.latency}."])])
 
 
-def _one(entry: UnderLoad, objective: str) -> list[str]:
+def _answer(entry: UnderLoad, objective: str) -> str:
+    if objective == "speedup":
+        return f"speed-up over the load {entry.objective:.2f}x."
+    unit = UNITS[objective]
+    plain = f"{entry.plain_objective:.4g}{unit} without the draft"
+    return f"{objective} {entry.objective:.4g}{unit}, {plain}."
+
+
+def _one(entry: UnderLoad) -> list[str]:
     header = (
         "load | gamma | tau | running | without | ms a token | without | first token ms | without |"
         " tokens/s | without | speed-up"
@@ -171,15 +180,8 @@ def _one(entry: UnderLoad, objective: str) -> list[str]:
     lines = [f"{entry.draft}, served by {entry.by.served}", table(rows, header)]
     for part in entry.parts:
         lines += part.checks()
-    unit = UNITS[objective]
     if any(part.served.drafting.full or part.served.plain.full for part in entry.parts):
         lines += [part.full_words() for part in entry.parts]
-    lines.append(
-        f"{objective}: {entry.objective:.4g}{unit}, {entry.plain_objective:.4g}{unit} without"
-        " the draft."
-        if objective != "speedup"
-        else f"Speed-up over the load: {entry.objective:.2f}x."
-    )
     lines += [f"Breaks a limit: {text}." for text in entry.broken_limits]
     return lines + [f"Note: {note}" for note in entry.notes]
 
