@@ -213,8 +213,8 @@ class Recipe:
     """A training as it will be written. `target`: its shape; `target_name`: folder or hub id;
     `shape`: the layers of the drafter; `hub_start`: of an independent draft, the published weights
     that it begins with, "" for those that archsearch makes; `temperature`: of the answers;
-    `prompts`: the user's file; `run`, `rank`: whose answer this is; `vllm`: its version; `quantise`:
-    the format into which the target is yet to be brought."""
+    `prompts`: the user's file; `run`, `rank`: whose answer this is; `vllm`: its version;
+    `quantise`: the format into which the target is yet to be brought."""
 
     library: Library
     drafter: Drafter
