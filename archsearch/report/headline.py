@@ -342,6 +342,8 @@ def _schedule_step(run: Run, lead: Shown) -> Steps:
     facts = ENGINES.get(lead.score.engine or "")
     if facts is None or not facts.batches or lead.score.family in facts.unscheduled:
         return []
+    if run.info["device"].get("kind") == "cpu" and not facts.schedules:  # known at one request
+        return []
     command = f"archsearch schedule {shell_path(run.path)} --rank {lead.rank}"
     return [("Its best gamma by batch size", command)]
 
