@@ -17,6 +17,7 @@ from archsearch.drafters.forms import vllm_drafter_config
 from archsearch.engine_facts import engine_facts
 from archsearch.engine_rounds import vllm_switches
 from archsearch.estimate import Estimate
+from archsearch.export.engines import HEADS, Setup, serving
 from archsearch.needs import Needs
 from archsearch.report.phrases import verdict
 from archsearch.report.reading import Shown
@@ -224,17 +225,23 @@ def sentences(
 
 def serve_command(option: Option, run: Run, target: str, ranks: int) -> str | None:
     """The command that serves `target` as a run priced it, on `ranks` devices, with a drafter that
-    one can have today; None for engines but vLLM."""
-    needs, asked = option.needs, run.arguments
-    engine = str(asked.get("engine") or "vllm")
-    if engine != "vllm" or needs is None or needs.kind == "training":
+    one can have today; None where that takes more than a command of vLLM or SGLang."""
+    needs, asked, known = option.needs, run.arguments, run.info["profile"]
+    if needs is None or needs.kind == "training":
         return None
-    config = vllm_drafter_config(option.drafter, needs.hub_id or "", option.gamma)
-    if not config:
-        return None
-    quantise = str(run.info["profile"].get("quantise") or "")
+    engine, family = str(asked.get("engine") or "vllm"), option.drafter.family
+    quantise = str(known.get("quantise") or "")
     how = engine_facts(engine).quantises.get(quantise)
     above = f"# in the place of {target} name its weights in {quantise}\n" if quantise else ""
+    above = "" if how else above
+    if engine == "sglang" and needs.hub_id and family in ("independent", *HEADS[engine]):
+        what = (Path(needs.hub_id), target, option.gamma, str(known.get("dtype")))
+        setup = Setup(*what, tensor_parallel=ranks, family=family, quantise=quantise)
+        words = shlex.join(serving(engine, setup).command)
+        return above + " \\\n    ".join(_folded(words))
+    config = vllm_drafter_config(option.drafter, needs.hub_id or "", option.gamma)
+    if engine != "vllm" or not config:
+        return None
     variables, flags = vllm_switches(asked.get("engine_options") or ())
     flags = [*(["--quantization", how] if how else []), *flags]
     if ranks > 1:
@@ -242,8 +249,12 @@ def serve_command(option: Option, run: Run, target: str, ranks: int) -> str | No
     command = shlex.join([*variables, "vllm", "serve", target, *flags, "--speculative-config"])
     # Line breaks between the fields of the JSON are white space to vLLM and to the shell inside the
     # quotes.
-    fields = textwrap.wrap(
-        json.dumps(config), WIDTH - 8, break_long_words=False, break_on_hyphens=False
-    )
-    quoted = shlex.quote("\n     ".join(fields))
-    return f"{'' if how else above}{command} \\\n    {quoted}"
+    quoted = shlex.quote("\n     ".join(_folded(json.dumps(config))))
+    return f"{above}{command} \\\n    {quoted}"
+
+
+def _folded(text: str) -> list[str]:
+    """Lines that fit a command's; an option and its value stay together."""
+    text = re.sub(r"(--[\w-]+) (?!-)", "\\1\N{NO-BREAK SPACE}", text)
+    lines = textwrap.wrap(text, WIDTH - 8, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

@@ -172,7 +172,7 @@ def test_the_command_that_serves_what_exists_is_one_that_vllm_reads() -> None:
     }
     assert (
         serve_command(DRAFTS[0], asked(), "t", 1) is None
-        and serve_command(EXISTS, asked(engine="sglang"), "t", 1) is None
+        and serve_command(EXISTS, asked(engine="tensorrt-llm"), "t", 1) is None
     )
 
 
@@ -187,4 +187,10 @@ def test_what_a_run_was_priced_with_is_in_the_command() -> None:
     command = serve_command(EXISTS, asked(engine_options=switches), "org/t", 1)
     assert command is not None and command.startswith(
         "VLLM_USE_V2_MODEL_RUNNER=0 vllm serve org/t --kv-cache-dtype fp8 --no-async-scheduling --s"
+    )
+    sglang = serve_command(EXISTS, asked("float8_e4m3fn", engine="sglang"), "org/t", 2)
+    assert sglang is not None and max(map(len, sglang.splitlines())) <= WIDTH - 2
+    assert sglang.replace(" \\\n   ", "").startswith(
+        "python -m sglang.launch_server --model-path org/t --quantization fp8 --tp-size 2"
+        " --speculative-algorithm EAGLE3 --speculative-draft-model-path yuhuili"
     )
