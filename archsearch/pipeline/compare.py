@@ -33,7 +33,7 @@ FACTORS: Final[Mapping[str, tuple[str, ...]]] = {
     "device": ("gpu", "profile"),
     "engine": ("engine", "engine_version", "engine_options"),
     "mode": ("mode",),
-    "dtype": ("dtype",),
+    "dtype": ("dtype", "draft_dtype"),
     "tensor parallel": ("tensor_parallel",),
     "batch size": ("batch_size",),
     "context": ("context_len",),
