@@ -193,11 +193,8 @@ class Drafter(ABC):
     def bytes(self, workload: Workload, batch: int, context: int) -> int:
         """Memory of weights and KV cache of `batch` sequences, in the precisions of a workload."""
         cache = batch * context * self.kv_bytes_per_token(workload.cache_bytes)
-        return self.own_bytes(workload) + cache
-
-    def own_bytes(self, workload: Workload) -> int:
-        """Bytes of its weights; of layers that come with the target in the target's precision."""
-        return self.weight_bytes(workload.draft_bytes if self.trains else workload.dtype_bytes)
+        own = workload.draft_bytes if self.trains else workload.dtype_bytes
+        return self.weight_bytes(own) + cache
 
     def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
         """Those of `asked` that it can draft."""

@@ -92,10 +92,8 @@ class DrafterRounds:
         return None if rounds is None else rounds.running(self.drafter.rounds).costs
 
     @property
-    def _drafts(self) -> DraftPasses:
-        """What prices the drafter's own passes."""
-        found: DraftPasses = self.latency.beside(self.drafter).drafts
-        return found
+    def _drafts(self) -> Any:
+        return self.latency.beside(self.drafter).drafts
 
     def _later_s(self, plan: RoundPlan) -> Estimate:
         return NOTHING_S if plan.step is None else self._drafts.ops_s(plan.step, cold=False)

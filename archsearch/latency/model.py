@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -393,23 +394,21 @@ class LatencyModel(FittedPasses, DraftPasses):
 
     def _in(self, dtype: str) -> LatencyModel:
         own = (self.profile, dtype, self.mode, self.engine, self.rounds, self.carried_to)
-        try:
+        # an engine's own passes stand beside its own only
+        measured = self.engine_ or (self.facts.gguf and not self.composed_)
+        with suppress(MissingDataError):
             found = LatencyModel(*own, self.dtype)
-        except MissingDataError:
-            found = None
-        # passes of the engine itself stand beside its own only
-        measured = self.engine_ is not None or (self.facts.gguf and self.composed_ is None)
-        whose = f" of {self.engine}" if measured else ""
-        if found is not None and not (whose and (self.engine_ is None or found.engine_ is None)):
-            return found
+            if not measured or (self.engine_ and found.engine_):
+                return found
+        lacking = self.dtype if measured and not self.engine_ else dtype
         known = dict.fromkeys(
             name
             for name, mode in self.profile.combinations()
-            if not whose or self.engine in known_engines(self.profile, name, mode)
+            if not measured or self.engine in known_engines(self.profile, name, mode)
         )
-        lacking = self.dtype if whose and self.engine_ is None else dtype
         raise MissingDataError(
-            f"the profile holds no passes{whose} in {lacking}; it has {', '.join(known) or 'none'}"
+            f"the profile holds no passes{f' of {self.engine}' if measured else ''} in {lacking};"
+            f" it has {', '.join(known) or 'none'}"
         )
 
     def with_rounds(self, rounds: EngineRounds) -> LatencyModel:

@@ -212,16 +212,19 @@ class Bench:
         return self.choice.dtype or served_dtype(self.session, self.name)
 
     @property
+    def _drafts(self) -> str | None:
+        return drafts_of(self.session.run) if engine_facts(self.name).gguf else None
+
+    @property
     def draft_dtype(self) -> str | None:
         """The precision of drafts that was asked for, here or of the run."""
-        asked = drafts_of(self.session.run) if engine_facts(self.name).gguf else None
-        return self.choice.draft_dtype or asked
+        return self.choice.draft_dtype or self._drafts
 
     @property
     def own_dtype(self) -> bool:
         """Whether it runs at the run's precision."""
-        dtype, drafts = self.session.source.dtype, drafts_of(self.session.run)
-        return (self.dtype, self.draft_dtype or self.dtype) == (dtype, drafts or dtype)
+        dtype = self.session.source.dtype
+        return (self.dtype, self.draft_dtype or self.dtype) == (dtype, self._drafts or dtype)
 
     @property
     def file_name(self) -> str:
