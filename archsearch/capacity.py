@@ -120,7 +120,7 @@ def memory_bytes(target: Architecture, draft: Draft | None, workload: Workload) 
         cache = -(-draft.bytes(workload, batch, context) // ranks) - weights
     elif draft is not None:
         draft = shard(draft, ranks)
-        weights = weight_bytes(draft, size)
+        weights = weight_bytes(draft, workload.draft_bytes)
         cache = kv_cache_bytes(draft, context, workload.cache_bytes, batch)
     return MemoryUse(
         target_weight_bytes=weight_bytes(part, size),

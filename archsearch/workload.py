@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 from archsearch.errors import ArchsearchError
+from archsearch.records import Maybe
 
 GGUF_DTYPES: Final = {
     "q8_0": 1.0,
@@ -101,7 +102,8 @@ class Workload:
 
     `context_len`: tokens already in the KV cache; `mode`: `eager` (transformers) or `graph` (CUDA
     graphs). `draft_tensor_parallel`: devices that share the draft, 1 or all that share the target;
-    None: as the engine does it. `cache_dtype`: of the KV caches; None: `dtype`.
+    None: as the engine does it. `cache_dtype`: of the KV caches, `draft_dtype`: of drafts that do
+    not come with the target; None: `dtype`.
     """
 
     batch_size: int = 1
@@ -113,6 +115,7 @@ class Workload:
     draft_tensor_parallel: int | None = None
     memory_fraction: float = MEMORY_FRACTION
     cache_dtype: str | None = None
+    draft_dtype: Maybe[str] = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
@@ -139,6 +142,11 @@ class Workload:
     def dtype_bytes(self) -> float:
         """Bytes of one weight."""
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def draft_bytes(self) -> float:
+        """Bytes of one weight of such a draft."""
+        return DTYPE_BYTES[self.draft_dtype or self.dtype]
 
     @property
     def cache_bytes(self) -> int:
@@ -188,6 +196,7 @@ class WorkloadRequest:
     draft_tensor_parallel: int | None = None  # None: as the engine does it
     memory_fraction: float = MEMORY_FRACTION  # of each device, for weights, caches and activations
     dtype: str | None = None
+    draft_dtype: str | None = None  # None: as the engine keeps drafts (`serving.dtype_of_drafts`)
     mode: Mode | None = None
     engine: str | None = None  # who serves; None: vllm on a GPU, transformers on a CPU
     engine_version: str | None = None  # None: the newest that is known

@@ -402,6 +402,12 @@ def common(several_engines: bool, *acceptance: Spec) -> Decorator:
             " verifies cheapest.",
             SERVED,
         ),
+        opt(
+            "--draft-dtype",
+            "Of drafts and heads (default: 16 bits on a GPU beside fewer, as engines keep them, or"
+            " as their config says; else the target's).",
+            DTYPE,
+        ),
         mode_opt,
         *engine,
         opt(

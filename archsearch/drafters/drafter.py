@@ -193,7 +193,8 @@ class Drafter(ABC):
     def bytes(self, workload: Workload, batch: int, context: int) -> int:
         """Memory of weights and KV cache of `batch` sequences, in the precisions of a workload."""
         cache = batch * context * self.kv_bytes_per_token(workload.cache_bytes)
-        return self.weight_bytes(workload.dtype_bytes) + cache
+        own = workload.draft_bytes if self.trains else workload.dtype_bytes
+        return self.weight_bytes(own) + cache
 
     def gammas(self, asked: Sequence[int]) -> tuple[int, ...]:
         """Those of `asked` that it can draft."""

@@ -79,7 +79,7 @@ class Independent(OwnModel):
     def bytes(self, workload: Workload, batch: int, context: int) -> int:
         """As of every drafter; layers with a window keep no more than that."""
         cache = kv_cache_bytes(self.architecture, context, workload.cache_bytes, batch)
-        return self.weight_bytes(workload.dtype_bytes) + cache
+        return self.weight_bytes(workload.draft_bytes) + cache
 
 
 @dataclass(frozen=True)

@@ -116,18 +116,22 @@ class ComposedPass:
         )
         self._eager_reduce = _eager_all_reduce(profile)
         self.wait = all_reduce_wait(None, None)
-        self._wide_cache = False
+        self._cache = self._gemm  # prices attention
         self._known: dict[tuple[Op, bool], tuple[float, float]] = {}  # by op, and where it runs
         # a table of the engine's own holds it
         self._fused = "sglang" not in profile.stack
         self._quantise: tuple[float, float] = (0.0, 0.0)  # seconds before a GEMM in fp8, their std
 
-    def serving(self, rounds: EngineRounds | None, dtype: str, wait: Estimate) -> Self:
-        """The same as the engine of `rounds` runs it: its KV cache of a target in `dtype`, how its
-        activations are quantised, and how long its ranks wait."""
+    def serving(
+        self, rounds: EngineRounds | None, dtype: str, wait: Estimate, cache: str | None = None
+    ) -> Self:
+        """The same as the engine of `rounds` runs it: its KV cache (`cache`; None: of a target in
+        `dtype`), how its activations are quantised, and how long its ranks wait."""
         changed = copy.copy(self)
         changed.wait, changed._known = wait, {}
-        changed._wide_cache = rounds is not None and rounds.cache_dtype(dtype) != dtype
+        cache = cache or (dtype if rounds is None else rounds.cache_dtype(dtype))
+        wide = cache == "bfloat16"
+        changed._cache = self._formats.get(cache) or (self._rest if wide else self._ops_in(cache))
         if rounds is not None and self._fused and dtype == "float8_e4m3fn":
             changed._quantise = (rounds.quantise_s.value, rounds.quantise_s.relative_std)
         return changed
@@ -145,12 +149,16 @@ class ComposedPass:
             if op.format not in self._formats:
                 self._formats[op.format] = self._ops_in(op.format)
             return self._formats[op.format]
-        if isinstance(op, Attention) and self._wide_cache:
-            return self._rest
-        narrow = isinstance(op, Attention | LatentAttention) or (
+        if isinstance(op, Attention):
+            return self._cache
+        narrow = isinstance(op, LatentAttention) or (
             isinstance(op, Gemm | Experts) and not op.format
         )
         return self._gemm if narrow else self._rest
+
+    def _in_8_bits(self, op: Gemm) -> bool:
+        model = self._model_of(op)
+        return model is self._formats.get("float8_e4m3fn") and model is not self._rest
 
     def prepare(self, passes: Iterable[PassOps]) -> None:
         """Price the kernels of many passes in one go: much quicker than one by one."""
@@ -218,7 +226,7 @@ class ComposedPass:
                 (count * seconds, std)
             )
             # activations are quantised by a kernel before each GEMM with 8-bit weights
-            if self._quantise[0] and isinstance(op, Gemm) and self._model_of(op) is self._gemm:
+            if self._quantise[0] and isinstance(op, Gemm) and self._in_8_bits(op):
                 sums["elementwise"].append((count * self._quantise[0], self._quantise[1]))
         for op, count in ops.outside.items():
             seconds, std = self._answer(op, ops, outside=True)

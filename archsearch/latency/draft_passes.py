@@ -49,6 +49,22 @@ class LatencyOfRounds:
     target_correlation: float = 0.0
     # what composes a pass of its ops (`ComposedPass`)
     kernels: Any = None
+    # prices drafts where they are in another precision than the target (`DraftPasses.with_drafts`)
+    drafts_: Any = None
+
+    @property
+    def drafts(self) -> Any:
+        """What prices the passes of a draft: itself, where nothing else was said."""
+        return self.drafts_ or self
+
+    def beside(self, draft: Draft) -> Self:
+        """This latency for a draft: what comes with the target is in the target's precision."""
+        if self.drafts_ is None or not isinstance(draft, Drafter) or draft.trains:
+            return self
+        _ = self.kernels  # the copy has them too
+        changed = copy.copy(self)
+        changed.drafts_ = None
+        return changed
 
     @property
     def largest_batch(self) -> int | None:
@@ -99,7 +115,7 @@ class LatencyOfRounds:
         if isinstance(draft, Drafter):
             if draft.model is None:
                 return DrafterRounds(self, target, draft, workload).round(gamma, verify_s)
-            draft = draft.model
+            self, draft = self.beside(draft), draft.model
         verify = verify_s or self.verify_s(target, workload, gamma)
         if self.rounds is not None:
             return round_time(
@@ -140,8 +156,8 @@ class LatencyOfRounds:
         if isinstance(draft, Drafter):
             if draft.model is None:
                 ops = draft.idle(rows_of(self, workload, 1)) if self.facts.idle_pass else None
-                return self.ops_s(ops) if ops is not None else NOTHING_S
-            draft = draft.model
+                return self.beside(draft).drafts.ops_s(ops) if ops is not None else NOTHING_S
+            self, draft = self.beside(draft), draft.model
         idle = self.idle_draft_s(draft, workload)
         if self.rounds is None or not idle.value:
             return idle
@@ -161,7 +177,7 @@ class LatencyOfRounds:
         """Layers that a draft of this one's kernel times may have before the engine's host decides
         the round; None where no host is modelled, or the drafter is no model."""
         if isinstance(draft, Drafter):
-            draft = draft.model  # type: ignore[assignment]
+            self, draft = self.beside(draft), draft.model  # type: ignore[assignment]
         if self.rounds is None or draft is None:
             return None
         verify = self.verify_s(target, workload, gamma)
@@ -174,6 +190,7 @@ class LatencyOfRounds:
         changed = copy.copy(self)
         changed.rounds = rounds
         changed._take_wait()
+        changed.drafts_ = self.drafts_ and self.drafts_.with_rounds(rounds)
         return changed
 
     def _take_wait(self) -> None:
@@ -209,6 +226,17 @@ class DraftPasses(LatencyOfRounds):
         """`pass_s` of each pass of each shape of a grid, without std."""
         raise NotImplementedError
 
+    def with_drafts(self, dtype: str) -> Self:
+        """The same latency with drafts of another precision than the target. Raises ArchsearchError
+        where nothing prices them, with the precisions that are known."""
+        changed = copy.copy(self)
+        changed.drafts_ = None if dtype == self.dtype else self._in(dtype)
+        return changed
+
+    def _in(self, dtype: str) -> Self:
+        """What prices drafts in `dtype` beside a target in this one's."""
+        raise NotImplementedError
+
     def model_pass_s(
         self, arch: Architecture, asked: Pass, ranks: int, *, is_target: bool = False
     ) -> Estimate:
@@ -242,10 +270,10 @@ class DraftPasses(LatencyOfRounds):
         """Seconds of `asked_passes`."""
         draft, ranks = self.facts.served_draft(draft), self.facts.ranks_of_draft(workload)
         first, later = self.asked_passes(workload, gamma)
-        first_s = self.model_pass_s(draft, first, ranks)
+        first_s = self.drafts.model_pass_s(draft, first, ranks)
         # an engine that drafts all tokens in one pass has no later one to price
         alone = self.facts.draft_passes(gamma) == 1
-        return first_s, first_s if alone else self.model_pass_s(draft, later, ranks)
+        return first_s, first_s if alone else self.drafts.model_pass_s(draft, later, ranks)
 
     def draft_s(self, draft: Architecture, workload: Workload, gamma: int) -> Estimate:
         """The draft's time for gamma tokens, and what the engine adds to each of its layers (what
@@ -266,7 +294,7 @@ class DraftPasses(LatencyOfRounds):
         # no logits are needed: a head of one row costs next to nothing
         headless = draft.replace(draft_vocab_size=1)
         ranks = self.facts.ranks_of_draft(workload)
-        return self.model_pass_s(headless, self.idle_pass(workload), ranks)
+        return self.drafts.model_pass_s(headless, self.idle_pass(workload), ranks)
 
     def idle_pass(self, workload: Workload) -> Pass:
         """The pass that a draft without its head runs in a step that drafts nothing."""

@@ -65,7 +65,7 @@ class DrafterRounds:
         """Seconds of the rounds of the gammas of `verify_s`, without std; None where they are asked
         for one by one: no kernels are known, some rounds draft nothing or fit no graph, or experts
         are touched."""
-        kernels, costs, drafter = self.latency.kernels, self._costs, self.drafter
+        kernels, costs, drafter = self._drafts.kernels, self._costs, self.drafter
         if kernels is None or costs is None or drafter.drafts_share < 1.0:
             return None
         if drafter.architecture.num_experts:
@@ -91,8 +91,12 @@ class DrafterRounds:
         rounds = self.latency.rounds
         return None if rounds is None else rounds.running(self.drafter.rounds).costs
 
+    @property
+    def _drafts(self) -> Any:
+        return self.latency.beside(self.drafter).drafts
+
     def _later_s(self, plan: RoundPlan) -> Estimate:
-        return NOTHING_S if plan.step is None else self.latency.ops_s(plan.step, cold=False)
+        return NOTHING_S if plan.step is None else self._drafts.ops_s(plan.step, cold=False)
 
     def _passes(self, plan: RoundPlan, times: tuple[Any, Any, Any]) -> Passes:
         """The passes of a plan; `times`: of the target's, the first and each later one."""
@@ -111,7 +115,7 @@ class DrafterRounds:
         if measured is not None:
             return summed(measured[0], verify, measured[1])
         first = (
-            latency.ops_s(plan.first)
+            self._drafts.ops_s(plan.first)
             if plan.first is not None
             else Estimate(plan.host_s, HOST_STD * plan.host_s, "modelled")
         )

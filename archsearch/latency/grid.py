@@ -46,7 +46,9 @@ class GridLatency:
         latency = self.latency
         # gammas share passes (the later one above all): each is priced once
         passes = list(dict.fromkeys(each for both in self._asked.values() for each in both))
-        seconds = dict(zip(passes, latency.grid_s(self.grid, passes, self.ranks), strict=True))
+        seconds = dict(
+            zip(passes, latency.drafts.grid_s(self.grid, passes, self.ranks), strict=True)
+        )
         for gamma in self.gammas:
             first, later = (seconds[each] for each in self._asked[gamma])
             more = latency.facts.draft_passes(gamma) - 1
@@ -70,7 +72,7 @@ class GridLatency:
         if not facts.idle_pass:
             return 0.0
         headless = self.grid.replace(draft_vocab_size=1)
-        (idle,) = latency.grid_s(headless, [latency.idle_pass(self.workload)], self.ranks)
+        (idle,) = latency.drafts.grid_s(headless, [latency.idle_pass(self.workload)], self.ranks)
         if latency.rounds is None:
             return idle
         costs = latency.rounds.costs.without_round()

@@ -23,9 +23,9 @@ to: its passes are composed of their ops and of stated constants (`archsearch.la
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -79,7 +79,8 @@ class LatencyModel(FittedPasses, DraftPasses):
 
     `rounds`: how the engine's version runs rounds on a GPU (default: the newest known); it plays no
     part on a CPU, where what an engine adds is measured with the profile. `carried_to`: a GPU that
-    nobody measured, answered from this profile's kernels (`archsearch.latency.transfer`). After
+    nobody measured, answered from this profile's kernels (`archsearch.latency.transfer`).
+    `target_dtype`: of the target that this one prices drafts beside, whose cache is theirs. After
     construction of a fitted model `coefficients_` (by GROUPS), `cache_` and `loo_` (leave-one-out
     relative errors of whole passes) hold what was learnt; of a composed one `composed_` is what
     puts its passes together, and None otherwise. Raises MissingDataError where the profile holds
@@ -94,6 +95,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         engine: str | None = None,
         rounds: EngineRounds | None = None,
         carried_to: Device | None = None,
+        target_dtype: str | None = None,
     ) -> None:
         self.profile = profile if carried_to is None else kernels_of(profile)
         self.carried_to = carried_to
@@ -107,7 +109,6 @@ class LatencyModel(FittedPasses, DraftPasses):
         self.outliers_ = []
         self.composed_: ComposedPass | None = None
         self.engine_: EnginePasses | None = None
-        self.drafts_: EnginePasses | None = None  # of drafts, where their precision is another
         if engine is not None and engine in known_engines(profile, dtype, mode):
             self.engine_ = EnginePasses(profile, dtype, mode, engine)
         # whole passes are fitted where there are enough of them: they hold what kernels do not
@@ -131,6 +132,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         self._attention_std = serving_attention(profile).std if foreign else 0.0
         self.round_fit_: RoundFit | None = None
         self.wait, self.cache_dtype, self.quantise_s = all_reduce_wait(None, None), dtype, 0.0
+        self.target_dtype = target_dtype or dtype
         if profile.device.get("kind") == "gpu" and engine is not None and not measured:
             self.rounds = rounds or engine_rounds(engine)
             self._take_wait()
@@ -242,7 +244,7 @@ class LatencyModel(FittedPasses, DraftPasses):
     def grid_s(self, grid: ShapeGrid, passes: Sequence[Pass], ranks: int) -> list[Numbers]:
         """Seconds of each pass of each shape of a grid, as of one but without std."""
         if self.engine_ is not None:
-            return (self.drafts_ or self.engine_).grid_s(grid, passes)
+            return self.engine_.grid_s(grid, passes)
         if self.composed_ is not None:
             parts = (self.composed_.pass_ops(grid, [part], ranks) for part, _ in passes)
             return [self.composed_.mean_s(each) for each in parts]
@@ -266,7 +268,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         if self.kernels is not None:
             return self.kernels.ops_s(ops)
         if self.engine_ is not None:
-            return (self.drafts_ or self.engine_).ops_s(ops, cold)
+            return self.engine_.ops_s(ops, cold)
         if self.profile.device.get("kind") == "cpu":
             return self._fitted_ops_s(ops, cold)
         raise MissingDataError(
@@ -285,14 +287,14 @@ class LatencyModel(FittedPasses, DraftPasses):
         """What composes a pass of its ops, where this profile has such rows."""
         if self.composed_ is None and self.mode == "graph" and composable(self.profile, self.dtype):
             own = (self.profile, self.dtype, self.mode, self.carried_to, self.engine)
-            return ComposedPass(*own).serving(self.rounds, self.dtype, self.wait)
+            return self._serving(ComposedPass(*own))
         return self.composed_
 
     def _take_wait(self) -> None:
         device = self.carried_to
         known = self.profile.device.get("compute_capability")
         wait = all_reduce_wait(self.rounds, device.compute_capability if device else known)
-        cache = self.rounds.cache_dtype(self.dtype) if self.rounds is not None else self.dtype
+        cache = self.dtype if self.rounds is None else self.rounds.cache_dtype(self.target_dtype)
         quantise = self.rounds.quantise_s.value if self.rounds is not None else 0.0
         # passes that were priced stay unless one of these changed
         taken = (wait, cache, quantise)
@@ -300,9 +302,13 @@ class LatencyModel(FittedPasses, DraftPasses):
             return
         self.wait, self.cache_dtype, self.quantise_s = taken
         if self.composed_ is not None:
-            self.composed_ = self.composed_.serving(self.rounds, self.dtype, wait)
+            self.composed_ = self._serving(self.composed_)
         self._passes = {}
         self.__dict__.pop("kernels", None)
+
+    def _serving(self, passes: ComposedPass) -> ComposedPass:
+        narrow = min(self.dtype, self.target_dtype, key=lambda name: DTYPE_BYTES[name])
+        return passes.serving(self.rounds, narrow, self.wait, self.cache_dtype)
 
     def _remember(self, key: tuple[object, ...], estimate: Estimate) -> Estimate:
         if len(self._passes) > 200_000:
@@ -353,8 +359,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         several tokens are not torch's, its passes over them are a prior on those over one."""
         part, cold = asked
         if self.engine_ is not None:
-            passes = self.engine_ if is_target else self.drafts_ or self.engine_
-            return passes.forward_s(arch, part, cold=cold or is_target, is_target=is_target)
+            return self.engine_.forward_s(arch, part, cold=cold or is_target, is_target=is_target)
         single = self._single(asked)
         found = super().model_pass_s(arch, single, ranks, is_target=is_target)
         if single == asked:
@@ -387,16 +392,24 @@ class LatencyModel(FittedPasses, DraftPasses):
             return None
         return self.engine_.drafted_.round_s(drafter, rows, plan, self.engine_.plan_s(plan))
 
-    def with_drafts(self, dtype: str) -> LatencyModel:
-        """The same latency with drafts of another precision than the target. Raises
-        MissingDataError where their passes or the target's were not measured in the engine."""
-        if self.engine is None or self.engine_ is None:
-            raise MissingDataError(f"the profile holds no passes of {self.engine} in {self.dtype}")
-        if self.engine not in known_engines(self.profile, dtype, self.mode):
-            raise MissingDataError(f"the profile holds no passes of {self.engine} in {dtype}")
-        changed = copy.copy(self)
-        changed.drafts_ = EnginePasses(self.profile, dtype, self.mode, self.engine)
-        return changed
+    def _in(self, dtype: str) -> LatencyModel:
+        own = (self.profile, dtype, self.mode, self.engine, self.rounds, self.carried_to)
+        # an engine's own passes stand beside its own only
+        measured = self.engine_ or (self.facts.gguf and not self.composed_)
+        with suppress(MissingDataError):
+            found = LatencyModel(*own, self.dtype)
+            if not measured or (self.engine_ and found.engine_):
+                return found
+        lacking = self.dtype if measured and not self.engine_ else dtype
+        known = dict.fromkeys(
+            name
+            for name, mode in self.profile.combinations()
+            if not measured or self.engine in known_engines(self.profile, name, mode)
+        )
+        raise MissingDataError(
+            f"the profile holds no passes{f' of {self.engine}' if measured else ''} in {lacking};"
+            f" it has {', '.join(known) or 'none'}"
+        )
 
     def with_rounds(self, rounds: EngineRounds) -> LatencyModel:
         """The same latency with another version of its engine, or other switches: as measured where

@@ -58,6 +58,9 @@ class RooflineLatency(DraftPasses):
         self.wait = all_reduce_wait(self.rounds, self.device.compute_capability)
         self._known = {}
 
+    def _in(self, dtype: str) -> RooflineLatency:
+        return RooflineLatency(self.device, dtype, self.mode, self.engine, self.rounds)
+
     def op_s(self, op: Op) -> float:
         """Seconds of one op on the device."""
         return datasheet_s(self.device, op, self.dtype)

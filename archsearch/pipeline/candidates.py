@@ -9,6 +9,7 @@ from pathlib import Path
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.forms import drafter_config, vllm_drafter_config
 from archsearch.drafts.records import TrainedDraft
+from archsearch.engine_facts import engine_facts
 from archsearch.export import vllm_config
 from archsearch.files import atomic_path, read_json, write_json
 from archsearch.models.files import DRAFT_FILES, TOKENIZER_FILES, WEIGHTS_FILE, gamma_settings
@@ -70,6 +71,12 @@ def set_gamma(folder: Path, gamma: int) -> None:
     path = folder / "generation_config.json"
     current = read_json(path, "generation config") if path.exists() else {}
     write_json(path, {**current, **gamma_settings(gamma)})
+
+
+def drafts_of(run: Run) -> str | None:
+    """The precision of drafts that a run was asked for in an engine on GGUF files."""
+    gguf = engine_facts(run.arguments.get("engine")).gguf
+    return run.arguments.get("draft_dtype") if gguf else None
 
 
 def serving_ranks(run: Run) -> int:

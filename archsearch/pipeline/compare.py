@@ -33,7 +33,7 @@ FACTORS: Final[Mapping[str, tuple[str, ...]]] = {
     "device": ("gpu", "profile"),
     "engine": ("engine", "engine_version", "engine_options"),
     "mode": ("mode",),
-    "dtype": ("dtype",),
+    "dtype": ("dtype", "draft_dtype"),
     "tensor parallel": ("tensor_parallel",),
     "batch size": ("batch_size",),
     "context": ("context_len",),
@@ -107,6 +107,8 @@ class _Opened:
             "workload": "; ".join(mix_words(mix_of(json.loads(mix), "workload"))) if mix else None,
             **{name: asked.get(name) for name in ("families", "space", "trials")},
         }
+        if drafts := info["profile"].get("drafts"):
+            values["dtype"] = f"{values['dtype']}, drafts in {drafts}"
         if asked.get("confirm"):  # else nothing was trained: neither counts
             values["time budget"] = human_time(float(asked["time_budget_s"]))
             values |= {name: _file_words(asked.get(name)) for name in ("prompts", "text")}

@@ -104,7 +104,7 @@ class _Case:
         score = run.score(rank)
         check_independent(score, "confirming", run.path)
         check_choice(bench.choice, name, **asked)
-        scorer, words = serving_scorer(bench.session, name, bench.dtype, bench.choice.draft_dtype)
+        scorer, words = serving_scorer(bench.session, name, bench.dtype, bench.draft_dtype)
         engine_facts(name).check_draft(score.architecture, scorer.workload.tensor_parallel)
         bench = replace(bench, largest=score.architecture)
         return cls(bench, rank, score, run.best_dir(rank), scorer, words)
@@ -313,7 +313,7 @@ def _by_prompt(
         context=context,
         slowdown=slowdown,
         dtype=case.dtype,
-        draft_dtype=case.bench.choice.draft_dtype or "",
+        draft_dtype=case.bench.draft_dtype or "",
         latency=case.latency_words,
         profile_first=profile_first(case.session, case.scorer, case.bench.name, case.dtype),
         stops_below=stops_below,

@@ -250,10 +250,10 @@ def _bars(scorer: Scorer, score: Score) -> tuple[tuple[Bar, ...], tuple[Bar, ...
         shared = latency.facts.ranks_of_draft(workload)
         ranks = replace(workload, tensor_parallel=shared, draft_tensor_parallel=None)
         served, step = latency.facts.served_draft(draft), later if gamma > 1 else first
-        passes.insert(0, _pass_bar(latency, "draft, one token", served, ranks, 1, step))
+        passes.insert(0, _pass_bar(latency.drafts, "draft, one token", served, ranks, 1, step))
         if _prices_ops(latency):
             layers = [
-                _layer_bar(latency, "draft", draft, ranks),
+                _layer_bar(latency.drafts, "draft", draft, ranks),
                 _layer_bar(latency, "target", target, workload),
             ]
     time = latency.round(target, score.drafter or score.architecture, workload, gamma, verify)

@@ -24,7 +24,7 @@ from archsearch.export import (
 from archsearch.files import read_json
 from archsearch.models.files import has_tokenizer, head_family_of
 from archsearch.models.targets import TargetRef, resolve_target
-from archsearch.pipeline.candidates import serving_ranks
+from archsearch.pipeline.candidates import drafts_of, serving_ranks
 from archsearch.pipeline.families import INDEPENDENT, check_independent
 from archsearch.pipeline.heads import served_gamma
 from archsearch.pipeline.session import SearchSession
@@ -70,6 +70,7 @@ def export_rank(
     planned = read_schedule(schedule or candidate.folder / SCHEDULE_FILE)
     record = _draft_record(run, candidate)
     confirmed = (record.confirmed or {}).get("gamma")
+    draft_dtype = draft_dtype or drafts_of(run)
     stops = {} if gamma or planned.ranges else _stops(candidate, draft_dtype)
     scheduled = gamma_at(planned.ranges, int(run.arguments.get("batch_size") or 1))
     gamma = gamma or scheduled or int(confirmed or candidate.score.gamma)
@@ -86,6 +87,8 @@ def export_rank(
     note = _head_note(candidate, str(source.dtype), full_head)
     if not candidate.has_weights:
         note = f"It holds a shape without weights; to train it: {train}. {note}"
+    if run.arguments.get("draft_dtype") == "float8_e4m3fn":
+        note += " It was priced in float8_e4m3fn and is not: quantise it."
     better = full_head.better_gamma if full_head is not None else None
     return {
         "output": str(export(source, output, engines, allow_untrained=allow_untrained)),
@@ -256,7 +259,7 @@ def export_family(
         )
     record = DraftRecord(training=as_data(trained.record), provenance={"run": run.info})
     source = _source(run, trained.folder, wanted, GammaSchedule(planned), record, family)
-    source = replace(source, gguf_dtype=draft_dtype or source.gguf_dtype)
+    source = replace(source, gguf_dtype=draft_dtype or drafts_of(run) or source.gguf_dtype)
     if any(engine_facts(engine).gguf for engine in able):  # the file holds the target's tokenizer
         tokenizer, gguf = _target_tokenizer(ref), _target_gguf(ref)
         source = replace(source, target=replace(source.target, tokenizer=tokenizer, gguf=gguf))

@@ -26,6 +26,7 @@ from archsearch.files import write_json
 from archsearch.models.files import has_weights
 from archsearch.models.gguf_file import check_written
 from archsearch.models.targets import TargetRef
+from archsearch.pipeline.candidates import drafts_of
 from archsearch.pipeline.latency import asked_dtype, choose_latency, machine_slowdown
 from archsearch.pipeline.serving import check_dtype, check_engine, default_mode
 from archsearch.pipeline.session import SearchSession, check_weights
@@ -129,24 +130,26 @@ def serving_scorer(
 ) -> tuple[Scorer, str]:
     """The session's scorer with the latencies of `engine` (at another precision than the run's, of
     the draft other than the target's), and where those come from in words."""
-    dtype = dtype or served_dtype(session, engine)
-    if draft_dtype is not None and draft_dtype != dtype:
-        scorer, words = serving_scorer(session, engine, dtype)
+    dtype, chosen = dtype or served_dtype(session, engine), session.source
+    own, drafts = session.request, session.scorer.workload.draft_dtype or chosen.dtype
+    if (engine, dtype) == (own.engine, chosen.dtype) and draft_dtype in (None, drafts):
+        return session.scorer, chosen.words
+    if draft_dtype not in (None, dtype):
+        scorer, words = serving_scorer(session, engine, dtype, dtype)
         latency: Any = scorer.latency
         try:
             scorer = scorer.with_latency(latency.with_drafts(draft_dtype))
         except MissingDataError as error:
             return scorer, f"{words}; drafts priced in {dtype}: {error}"
         return scorer, f"{words}; drafts in {draft_dtype}"
-    if (engine, dtype) == (session.request.engine, session.source.dtype):
-        return session.scorer, session.source.words
-    folder, chosen = session.source.profile.get("folder"), session.source
+    folder, on_cpu = chosen.profile.get("folder"), chosen.device.kind == "cpu"
     check_engine(engine_facts(engine), chosen.device)
     asked = replace(
-        session.request.asked,
+        own.asked,
         profile=Path(folder) if folder else None,
         dtype=dtype,
-        mode=chosen.mode if chosen.device.kind == "cpu" else default_mode(chosen.device, engine),
+        draft_dtype=draft_dtype or (None if on_cpu else own.asked.draft_dtype),
+        mode=chosen.mode if on_cpu else default_mode(chosen.device, engine),
         # those asked for are of the run's own engine
         engine=engine,
         engine_version=None,
@@ -154,8 +157,8 @@ def serving_scorer(
     )
     source, _ = choose_latency(asked, session.target.architecture)
     words = source.words
-    if dtype in GGUF_DTYPES and dtype != session.source.dtype:
-        words += f"; alpha is predicted for the target in {session.source.dtype}"
+    if dtype in GGUF_DTYPES and dtype != chosen.dtype:
+        words += f"; alpha is predicted for the target in {chosen.dtype}"
     return session.scorer.with_latency(source.latency), words
 
 
@@ -209,15 +212,24 @@ class Bench:
         return self.choice.dtype or served_dtype(self.session, self.name)
 
     @property
+    def _drafts(self) -> str | None:
+        return drafts_of(self.session.run) if engine_facts(self.name).gguf else None
+
+    @property
+    def draft_dtype(self) -> str | None:
+        """The precision of drafts that was asked for, here or of the run."""
+        return self.choice.draft_dtype or self._drafts
+
+    @property
     def own_dtype(self) -> bool:
         """Whether it runs at the run's precision."""
-        drafts = self.choice.draft_dtype or self.dtype
-        return self.session.source.dtype == self.dtype == drafts
+        dtype = self.session.source.dtype
+        return (self.dtype, self.draft_dtype or self.dtype) == (dtype, self._drafts or dtype)
 
     @property
     def file_name(self) -> str:
         """What its files are called by: the engine, and a precision other than the run's."""
-        drafts = self.choice.draft_dtype
+        drafts = self.draft_dtype
         named = f"{self.name}-{self.dtype}" + (f"-{drafts}" if drafts else "")
         return self.name if self.own_dtype else named
 
@@ -325,6 +337,7 @@ class Bench:
 
         source, reached = self.session.source, asdict(self.choice)
         del reached["name"], reached["dtype"]
+        reached["draft_dtype"] = self.draft_dtype
         device = source.device
         if device.kind != "cpu" and self.choice.server_url is None and not has_gpu():
             raise ArchsearchError(

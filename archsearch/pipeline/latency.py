@@ -30,6 +30,7 @@ from archsearch.pipeline.serving import (
     check_dtype,
     default_engine,
     default_mode,
+    dtype_of_drafts,
     installed_version,
     rounds_of,
     served_words,
@@ -196,7 +197,20 @@ def choose_latency(
     source = replace(source, version=version, served=served, profile=about, words=words)
     work = _workload(asked, source.device, target, source.dtype, mode)
     cache = source.rounds.cache_dtype(source.dtype) if source.rounds is not None else source.dtype
-    return source, work if cache == source.dtype else replace(work, cache_dtype=cache)
+    work = work if cache == source.dtype else replace(work, cache_dtype=cache)
+    facts = engine_facts(source.engine)
+    drafts = dtype_of_drafts(asked.draft_dtype, facts, device, source.dtype)
+    if drafts == source.dtype:
+        return source, work
+    latency: Any = source.latency
+    try:
+        latency, words = latency.with_drafts(drafts), f"{words}; drafts in {drafts}"
+    except MissingDataError as error:
+        if asked.draft_dtype is not None:
+            raise
+        return replace(source, words=f"{words}; drafts priced in {source.dtype}: {error}"), work
+    source = replace(source, latency=latency, profile={**about, "drafts": drafts}, words=words)
+    return source, replace(work, draft_dtype=drafts)
 
 
 def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]:

@@ -30,12 +30,14 @@ from archsearch.profiles import installed as package_version
 from archsearch.traffic.mix import LoadPart, Mix, read_mix
 from archsearch.traffic.traces import Lengths
 from archsearch.workload import (
+    DTYPE_BYTES,
     GGUF_DTYPES,
     MEMORY_FRACTION,
     OBJECTIVES,
     LoadRequest,
     Mode,
     WorkloadRequest,
+    dtype_name,
 )
 
 
@@ -140,12 +142,14 @@ def check_engine(facts: EngineFacts, device: Device) -> None:
         )
 
 
-def check_dtype(dtype: str, facts: EngineFacts, device: Device | None = None) -> None:
+def check_dtype(
+    dtype: str, facts: EngineFacts, device: Device | None = None, option: str = "--dtype"
+) -> None:
     """Raise ArchsearchError for a format of GGUF files and an engine that does not compute in it,
     or a GPU, where none of its kernels was measured."""
     if dtype in GGUF_DTYPES and device is not None and device.kind != "cpu":
         raise ArchsearchError(
-            f"{dtype} is priced on a CPU only, not on {device.key}; --dtype float16 prices the"
+            f"{dtype} is priced on a CPU only, not on {device.key}; {option} float16 prices the"
             " model in 16 bits"
         )
     if dtype in GGUF_DTYPES and not facts.gguf:
@@ -154,6 +158,28 @@ def check_dtype(dtype: str, facts: EngineFacts, device: Device | None = None) ->
             f"{dtype} is a format of GGUF files, in which {facts.title} does not compute; add"
             f" --engine {able}"
         )
+
+
+def dtype_of_drafts(asked: str | None, facts: EngineFacts, device: Device, dtype: str) -> str:
+    """The precision of drafts and heads that do not come with a target in `dtype`: the one `asked`;
+    on GPUs 16 bits beside fewer, else the target's. Raises ArchsearchError for what cannot be.
+
+    An engine reads a draft's own config for it: vLLM makes a ModelConfig of the draft's, with the
+    target's quantization for MTP only (config/speculative.py; 0.25.1 kept EAGLE-3 heads in 16 bits
+    beside fp8 targets), SGLang too, with the target's only where --quantization was given and
+    --speculative-draft-model-quantization was not (server_args.py).
+    """
+    if asked is not None:
+        asked = dtype_name(asked)
+        check_dtype(asked, facts, device, "--draft-dtype")
+        if device.kind == "cpu" and not facts.gguf and asked != dtype:
+            raise ArchsearchError(
+                f"{facts.title} runs drafts on a CPU in the target's precision ({dtype}), not in"
+                f" {asked}; leave --draft-dtype out, or add --engine llama.cpp"
+            )
+        return asked
+    narrow = device.kind != "cpu" and DTYPE_BYTES[dtype] < 2
+    return "bfloat16" if narrow else dtype
 
 
 def check_batch(facts: EngineFacts, device: Device, batch_size: int) -> None:

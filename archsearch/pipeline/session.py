@@ -432,6 +432,7 @@ class SearchSession:
         is read."""
         profile = self.source.profile
         known = {name: profile.get(name) for name in ("hash", "source", "dtype", "mode")}
+        known |= {"drafts": profile["drafts"]} if "drafts" in profile else {}
         rounds = self.source.rounds
         how = {"engine": self.request.engine} | (
             {"rounds": rounds.label()} if rounds is not None else {}

@@ -136,7 +136,7 @@ def confirm_families(
         with suppress(RunFailed):  # what was measured holds without it
             tokens = min(64, sampling.max_new_tokens)
             exact = bench.exactness(drafters, asked[: request.exact], tokens)
-    scorer, words = serving_scorer(session, name, dtype, choice.draft_dtype)
+    scorer, words = serving_scorer(session, name, dtype, bench.draft_dtype)
     scorer = scorer.at_context(mid_answer(asked, sampling.max_new_tokens))
     rows = [
         _row(
@@ -243,7 +243,7 @@ def _ranked(session: SearchSession, request: FamilyRequest) -> _Candidate:
 def _chain(bench: Bench, request: FamilyRequest) -> _Candidate:
     """The best chain of a rank's draft, by replay in this engine."""
     draft = _trained(bench.session, request.rank)
-    scorer, _ = serving_scorer(bench.session, bench.name, bench.dtype, bench.choice.draft_dtype)
+    scorer, _ = serving_scorer(bench.session, bench.name, bench.dtype, bench.draft_dtype)
     replays = Replays.of(scorer, bench.name, draft, bench.trainer)
     best = replays.chain(request.gamma)
     return _Candidate(

@@ -386,6 +386,7 @@ class Scorer:
                 f" {list(gammas or self.gammas)}"
             )
         asked = drafter.model or drafter  # a model's rounds are asked for by its shape
+        latency: Any = self.latency.beside(drafter)
         if len(self._rounds) > MOST_KEPT:
             self._rounds.clear()
         # another alpha, another budget: the same rounds
@@ -395,7 +396,6 @@ class Scorer:
                 self._verify_s[each] = self.latency.verify_s(self.target, self.workload, each)
         verify_s = {each: self._verify_s[each] for each in allowed}
         if isinstance(asked, Drafter) and not rounds.keys() >= verify_s.keys():
-            latency: Any = self.latency
             rounds_s = DrafterRounds(latency, self.target, asked, self.workload).means_s(verify_s)
             if rounds_s is not None:
                 gains = [tokens_of(each) for each in allowed] / rounds_s
@@ -403,7 +403,7 @@ class Scorer:
         for each in allowed:
             if each not in rounds:
                 known = (self.workload, each, verify_s[each])
-                rounds[each] = self.latency.round(self.target, asked, *known)
+                rounds[each] = latency.round(self.target, asked, *known)
             time = rounds[each]
             found = tokens_of(each) * decode_s / time.round_s.value
             if found > best_gain:

@@ -30,6 +30,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Literal
 from archsearch.acceptance.estimator import AcceptanceEstimator
 from archsearch.errors import ArchsearchError, InvalidShapeError
 from archsearch.files import digest, locked
+from archsearch.records import as_data
 from archsearch.search.objective import Scorer
 from archsearch.search.space import InvalidShape, SearchSpace, numeric_values
 
@@ -254,7 +255,7 @@ def identity_of(
     data = {
         "space": {**space.to_dict(), "draft_ranks": space.draft_ranks, "longest": space.longest},
         "target": scorer.target.to_dict(),
-        "workload": asdict(scorer.workload),
+        "workload": as_data(scorer.workload),
         "gammas": list(scorer.gammas),
         "acceptance": _state(scorer.acceptance),
         "domain": context.domain,

@@ -74,6 +74,7 @@ def times_over_batches(
     [sizes, *shapes], `draft` and `round` [sizes, gammas, *shapes], without std."""
     workloads = [replace(workload, batch_size=size) for size in sizes]
     drafter = as_drafter(draft)
+    latency = latency.beside(drafter)
     asked: Any = drafter.model or drafter
     shape: tuple[int, ...] = ()
     if isinstance(asked, ShapeGrid):
@@ -125,6 +126,7 @@ def _prepare(
     if prepare is None:
         return
     wanted: list[tuple[Architecture, Part, int]] = []
+    own = wanted if latency.drafts is latency else []
     passes: list[PassOps] = []
     for workload in workloads:
         for gamma in (0, *gammas):
@@ -135,11 +137,13 @@ def _prepare(
             served = latency.facts.served_draft(drafter.model)
             ranks = latency.facts.ranks_of_draft(workload)
             asked = (each for gamma in gammas for each in latency.asked_passes(workload, gamma))
-            wanted += [(served, part, ranks) for part, _ in asked]
+            own += [(served, part, ranks) for part, _ in asked]
         else:
             plans = [drafter.plan(rows_of(latency, workload, gamma)) for gamma in gammas]
             passes += [ops for plan in plans for ops in (plan.first, plan.step) if ops is not None]
-    prepare(wanted, passes)
+    if own is not wanted:
+        prepare(wanted)
+    latency.drafts.prepare(own, passes)
 
 
 # prompt tokens of one step; longer prompts are read in several (vLLM's max_num_batched_tokens)
@@ -210,6 +214,7 @@ def _pass_s(
 def _draft_prefill_s(
     latency: DraftPasses, drafter: Drafter, workload: Workload, tokens: int
 ) -> Numbers:
+    latency = latency.beside(drafter).drafts
     ranks = latency.facts.ranks_of_draft(workload)
     if drafter.model is not None:
         return _pass_s(latency, latency.facts.served_draft(drafter.model), tokens, 0, ranks)

@@ -11,6 +11,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Draft
 from archsearch.engine_facts import EngineFacts, engine_facts
 from archsearch.estimate import Estimate
+from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.latency.rounds import RoundTime, summed
 from archsearch.workload import Workload
 
@@ -19,7 +20,7 @@ DRAFT = TARGET.replace(num_hidden_layers=1)
 
 
 @dataclass
-class FormulaLatency:
+class FormulaLatency(LatencyOfRounds):
     """A pass of `rows` rows takes `base` + rows x `row` and reads `kv` a token of each sequence's
     cache; a draft pass `share` of a one-row pass of the same batch; `off`: what a step costs that
     drafts nothing."""

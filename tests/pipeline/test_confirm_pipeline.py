@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from archsearch.pipeline import (
     schedule_rank,
     search,
 )
-from archsearch.pipeline.in_engine import serving_scorer
+from archsearch.pipeline.in_engine import Bench, serving_scorer
 from archsearch.pipeline.profile.engine import profile_engine
 from archsearch.profiles import Profile
 from archsearch.records import as_data, from_data
@@ -720,3 +721,10 @@ def test_a_draft_of_another_precision_is_kept_beside_the_run_s_own(
     assert unmeasured in data["latency"]
     assert not Path("runs/a/best/2/confirmed.json").exists()
     assert all(each.settings.draft_dtype == "q8_0" for each in made)  # type: ignore[attr-defined]
+    # what a search in llama.cpp was asked for is what it runs, exports and calls its own
+    run = replace(session.run, info=deepcopy(session.run.info))
+    run.arguments.update(engine="llama.cpp", draft_dtype="q8_0")
+    bench = Bench(replace(session, run=run), replace(mixed, draft_dtype=None))
+    assert (bench.draft_dtype, bench.file_name) == ("q8_0", "llama.cpp")
+    other = replace(bench, choice=HERE)
+    assert other.draft_dtype is None and other.own_dtype

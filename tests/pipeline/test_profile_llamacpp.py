@@ -16,15 +16,17 @@ from archsearch.engine_facts import engine_facts
 from archsearch.engines import registry
 from archsearch.engines.engine import EngineStep
 from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.latency.model import LatencyModel
 from archsearch.models.targets import resolve_target
 from archsearch.pipeline.latency import choose_latency
 from archsearch.pipeline.profile import cpu, profile_device
 from archsearch.pipeline.profile import engine as in_engine
 from archsearch.pipeline.profile.run import ProfileRequest
+from archsearch.pipeline.serving import dtype_of_drafts
 from archsearch.profiles import PassShape, Profile
 from archsearch.report.phrases import latency_warning
 from archsearch.search.space import load_space
-from archsearch.workload import WorkloadRequest
+from archsearch.workload import Workload, WorkloadRequest
 from tests.doubles.made_up_engine import MadeUpEngine
 from tests.doubles.world import write_profile
 from tests.latency.test_engine_passes import DRAFTS
@@ -97,6 +99,19 @@ def test_every_precision_is_measured_and_priced(made: list[Any], tmp_path: Path)
         assert round_s == pytest.approx(
             15e-3 + 0.2e-3 + 0.4e-3 + 3.2e-3 + 0.8e-3 + 5 * 0.2e-3, rel=0.4
         )
+    # drafts in another: passes of theirs, in memory of theirs
+    mixed, work = choose_latency(replace(asked, draft_dtype="float16"), TARGET.architecture)
+    assert mixed.words == f"{source.words}; drafts in float16" and work.dtype == "q8_0"
+    draft, one = passes[-1].architecture, Workload(context_len=256)
+    wide = LatencyModel(profile, "float16", "eager", "llama.cpp")
+    assert mixed.latency.draft_passes(draft, one, 4) == wide.draft_passes(draft, one, 4)
+    taken = [memory_bytes(TARGET.architecture, draft, each) for each in (workload, work)]
+    assert taken[1].draft_weight_bytes == 2 * taken[0].draft_weight_bytes
+    assert taken[1].target_weight_bytes == taken[0].target_weight_bytes
+    with pytest.raises(MissingDataError, match="of llama.cpp in q4_0; it has float16, q8_0"):
+        choose_latency(replace(asked, draft_dtype="q4_0"), TARGET.architecture)
+    with pytest.raises(ArchsearchError, match="runs drafts on a CPU in the target's precision"):
+        dtype_of_drafts("float16", engine_facts("vllm"), source.device, "float32")
 
 
 def test_how_slow_the_machine_was_is_said_by_the_engines_own_steps(

@@ -159,6 +159,8 @@ def test_composed_passes_on_gpus(case: tuple) -> None:
         grid = grid_of(space, target)
         assert grid is not None
         compare(scorer, grid, space)
+        if dtype != "bfloat16":
+            compare(scorer.with_latency(latency.with_drafts("bfloat16")), grid, space)
 
 
 def test_a_gpu_carried_over_and_one_of_its_datasheet_only() -> None:

@@ -1,0 +1,155 @@
+"""The precision of drafts: engines keep them in 16 bits beside a target in 8, unless their config or
+`--draft-dtype` says otherwise; every later command prices them so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from archsearch.architecture import catalogue
+from archsearch.architecture.counts import body_parameters
+from archsearch.capacity import memory_bytes
+from archsearch.drafters.drafter import Draft, Drafter
+from archsearch.drafters.heads import Eagle3, Mtp
+from archsearch.drafters.lookup import NGram
+from archsearch.drafters.models import EarlyExit, Independent
+from archsearch.errors import MissingDataError
+from archsearch.latency.model import LatencyModel
+from archsearch.pipeline.latency import LatencySource, choose_latency
+from archsearch.pipeline.session import SearchSession
+from archsearch.traffic.times import prefill_s
+from archsearch.workload import Workload, WorkloadRequest
+from tests.cli.commands import call, last_json, refused
+
+FP8 = "float8_e4m3fn"
+H100_BYTES_PER_S = 3.35e12
+TARGET = catalogue.load("llama-3.1-8b").architecture
+SMALL = catalogue.load("llama-3.2-1b").architecture
+HEAD = Eagle3.usual(TARGET)
+
+
+def priced(dtype: str = FP8, **asked: object) -> tuple[LatencySource, Workload]:
+    request = WorkloadRequest(gpu="h100", dtype=dtype, engine="vllm", tensor_parallel=1)
+    return choose_latency(replace(request, **asked), TARGET)  # type: ignore[arg-type]
+
+
+def round_s(found: tuple[LatencySource, Workload], draft: Draft, gamma: int = 4) -> float:
+    return found[0].latency.round(TARGET, draft, found[1], gamma).draft_s.value
+
+
+@pytest.mark.parametrize("draft", [HEAD, Independent(SMALL)])
+def test_a_draft_in_16_bits_reads_twice_the_bytes(draft: Drafter) -> None:
+    own, narrow = priced(), priced(draft_dtype="fp8")
+    assert "drafts in bfloat16" in own[0].words and "drafts in" not in narrow[0].words
+    target_s = [each[0].latency.verify_s(TARGET, each[1], 4) for each in (own, narrow)]
+    assert target_s[0] == target_s[1]
+    # of each of four passes the layers, a byte a weight more; layer 0 of the head has q, k and v
+    # twice, fc and the rows of logits are in 16 bits beside any layers
+    layers = draft.architecture
+    twice = layers.hidden_size * (layers.q_size + 2 * layers.kv_size) if draft is HEAD else 0
+    least = 4 * (body_parameters(layers) + twice) / H100_BYTES_PER_S
+    more = round_s(own, draft) - round_s(narrow, draft)
+    assert least < more < 1.25 * least
+    idle_s = [each[0].latency.idle_s(TARGET, draft, each[1]).value for each in (own, narrow)]
+    assert idle_s[0] > idle_s[1]
+
+
+def test_it_is_that_of_a_target_in_16_bits_and_takes_as_much_memory() -> None:
+    own, wide, narrow = priced(), priced("bfloat16"), priced(draft_dtype=FP8)
+    for draft in (HEAD, Independent(SMALL)):
+        assert round_s(own, draft) == pytest.approx(round_s(wide, draft), rel=1e-12)
+        taken = [memory_bytes(TARGET, draft, each[1]) for each in (own, wide, narrow)]
+        assert taken[0].draft_weight_bytes == taken[1].draft_weight_bytes
+        assert taken[0].target_weight_bytes == taken[2].target_weight_bytes
+        assert 1.5 < taken[0].draft_weight_bytes / taken[2].draft_weight_bytes <= 2.01
+        assert taken[0].draft_kv_bytes == taken[2].draft_kv_bytes  # one cache for both
+        added = [
+            prefill_s(each[0].latency, TARGET, draft, each[1], 900)  # type: ignore[arg-type]
+            - prefill_s(each[0].latency, TARGET, None, each[1], 900)  # type: ignore[arg-type]
+            for each in (own, wide, narrow)
+        ]
+        assert added[0] == pytest.approx(added[1], rel=1e-6) and added[0] > added[2]
+
+
+def test_what_comes_with_the_target_has_its_precision() -> None:
+    own, narrow = priced(), priced(draft_dtype=FP8)
+    for draft in (Mtp.usual(TARGET), NGram.usual(TARGET)):
+        assert round_s(own, draft) == round_s(narrow, draft)
+    own, narrow = (
+        priced(engine="transformers", mode="eager", draft_dtype=name, batch_size=1024)
+        for name in (None, FP8)
+    )
+    exit_, same = EarlyExit.usual(TARGET), Independent(EarlyExit.usual(TARGET).architecture)
+    assert round_s(own, exit_) == round_s(narrow, exit_) == round_s(narrow, same)
+    assert round_s(own, same) > round_s(own, exit_)
+
+
+def test_a_config_in_8_bits_and_a_cache_in_8_bits_are_kept() -> None:
+    own, narrow = priced(), priced(draft_dtype=FP8)
+    in_8_bits = replace(HEAD, architecture=HEAD.architecture.in_format(FP8))
+    assert round_s(own, in_8_bits) == pytest.approx(round_s(narrow, HEAD), rel=1e-9)
+    cached = {"engine_options": ("kv_cache_dtype=fp8",), "context_len": 32768, "batch_size": 8}
+    wide, small = priced(batch_size=8, context_len=32768), priced(**cached)
+    read = 8 * 32768 * 2 * SMALL.num_hidden_layers * SMALL.kv_size  # a byte a number less
+    less = round_s(wide, SMALL) - round_s(small, SMALL)
+    assert less == pytest.approx(4 * read / H100_BYTES_PER_S, rel=0.3)
+
+
+def test_where_16_bits_were_not_measured_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(self: object, dtype: str) -> object:
+        raise MissingDataError(f"the profile holds no passes in {dtype}; it has {FP8}")
+
+    narrow = priced(draft_dtype=FP8)
+    monkeypatch.setattr(LatencyModel, "_in", lacking)
+    own = priced()
+    assert f"; drafts priced in {FP8}: the profile holds no passes in bfloat16" in own[0].words
+    assert round_s(own, HEAD) == round_s(narrow, HEAD) and own[1] == narrow[1]
+
+
+def test_a_search_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = "search --target llama-3.1-8b --gpu h100 --dtype fp8 --family independent".split()
+    gains, shape = [], None
+    for name, more in (("wide", ()), ("narrow", ("--draft-dtype", "fp8"))):
+        call(*asked, "--trials", "30", "--run", name, *more)
+        session = SearchSession.reopen(Path(name))
+        score = session.run.score(1)
+        again = session.scorer_of(score).with_gammas((score.gamma,))(score.proposer)
+        assert again.speedup.value == pytest.approx(score.speedup.value, rel=1e-9)
+        assert session.scorer.workload.draft_dtype == ("bfloat16" if name == "wide" else None)
+        shape = shape or score.proposer
+        gains.append(session.scorer(shape).speedup.value)
+    assert gains[0] < gains[1]
+    kept = yaml.safe_load(Path("narrow/run.yaml").read_text())["arguments"]
+    assert kept["draft_dtype"] == FP8
+    untrained = ("--output", "out", "--allow-untrained", "--json")
+    notes = [last_json(call("export", name, *untrained))["note"] for name in ("wide", "narrow")]
+    assert ["quantise it" in note for note in notes] == [False, True]
+    assert "draft_dtype was 'float8_e4m3fn'" in refused(*asked, "--trials", "30", "--run", "narrow")
+    assert "drafts in bfloat16" in last_json(call("schedule", "wide", "--json"))["latency"]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "line"),
+    [
+        (
+            "h100",
+            "float32",
+            "the profile holds no passes in float32; it has bfloat16, float8_e4m3fn",
+        ),
+        (
+            "h100",
+            "q8_0",
+            "q8_0 is priced on a CPU only, not on h100-sxm5-80gb; --draft-dtype float16",
+        ),
+        ("h100", "int3", "unknown dtype 'int3'; use one of"),
+        ("a100", "fp8", "the profile holds no passes in float8_e4m3fn; it has bfloat16"),
+        ("rtx-3090", "fp8", "does not compute in float8_e4m3fn; use one of"),
+    ],
+)
+def test_what_nobody_measured_is_refused(device: str, dtype: str, line: str) -> None:
+    asked = ("estimate", "--target", "llama-3.1-8b", "--draft", "eagle3", "--gpu", device)
+    assert line in refused(*asked, "--draft-dtype", dtype)
