@@ -93,7 +93,8 @@ class ExportSource:
     measured there. `schedule`: gamma by batch size, for engines that take one. `dtype`: what
     engines compute in (None: as confirmed, else as the weights are stored). `tensor_parallel`:
     devices the target is served on. `full_head`: of a trained draft with a trimmed head.
-    `quantise`: a format into which the target's weights are yet to be brought, "" for none.
+    `quantise`: a format into which the target's weights are yet to be brought, `drafts`: one that
+    the draft was priced in, "" for none.
     `gguf_dtype`: of a GGUF, float16 whatever the run's dtype was: llama.cpp computes it quickly on
     every device (bfloat16 not), and a float32 draft reads twice the bytes for the same acceptance
     (10.6 against 5.2 ms a pass on one CPU core).
@@ -111,6 +112,7 @@ class ExportSource:
     stops: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     gguf_dtype: str = "float16"
     quantise: str = ""
+    drafts: str = ""
 
 
 _SCORE_ROWS: Final = (  # (field of score.json, words, factor, digits)

@@ -130,7 +130,7 @@ TENSORRT_FILE: Final = "tensorrt-llm.yaml"
 class Setup:
     """The settings of an export. `folder`: where the export will lie; `target`: folder or hub id;
     `dtype` as torch names it; `layers`: of the target, whose inputs a head reads; `stops`,
-    `gguf_dtype`, `quantise`: see `ExportSource`."""
+    `gguf_dtype`, `quantise`, `drafts`: see `ExportSource`."""
 
     folder: Path
     target: str
@@ -144,6 +144,7 @@ class Setup:
     stops: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     gguf_dtype: str = "float16"
     quantise: str = ""
+    drafts: str = ""
 
     def precision(self, engine: str) -> tuple[tuple[str, ...], list[str]]:
         """The options that set the target's precision (none where its weights say it), and what is
@@ -247,6 +248,8 @@ def vllm(setup: Setup) -> Serving:
     whole = setup.family == INDEPENDENT
     draft_ranks = setup.tensor_parallel if whole else None
     config = vllm_config(setup.family, str(setup.folder), setup.gamma, setup.schedule, draft_ranks)
+    if how := ENGINES["vllm"].quantises.get(setup.drafts):
+        config["quantization"] = how
     notes = [
         "The same object is in `speculative_config.json`; change `model` in it when the folder"
         " moves."
@@ -302,6 +305,9 @@ def sglang(setup: Setup) -> Serving:
     algorithm = "STANDALONE" if setup.family == INDEPENDENT else setup.family.upper()
     precision, said = setup.precision("sglang")
     notes += said
+    drafts = ENGINES["sglang"].quantises.get(setup.drafts, "unquant")
+    if setup.quantise or drafts != "unquant":  # else --quantization is the draft's too
+        how = (*how, "--speculative-draft-model-quantization", drafts)
     command = (
         *"python -m sglang.launch_server --model-path".split(),
         *(setup.target, *precision, *setup.ranks("--tp-size")),

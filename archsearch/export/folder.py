@@ -128,6 +128,7 @@ def plan(
         stops=source.stops,
         gguf_dtype=source.gguf_dtype,
         quantise=source.quantise,
+        drafts=source.drafts,
     )
     served = tuple(serving(name, setup) for name in names if not ENGINES[name].draft_folder)
     cost = padded_head_cost(arch, dtype) if arch is not None and arch.trimmed else None

@@ -87,8 +87,6 @@ def export_rank(
     note = _head_note(candidate, str(source.dtype), full_head)
     if not candidate.has_weights:
         note = f"It holds a shape without weights; to train it: {train}. {note}"
-    if run.arguments.get("draft_dtype") == "float8_e4m3fn":
-        note += " It was priced in float8_e4m3fn and is not: quantise it."
     better = full_head.better_gamma if full_head is not None else None
     return {
         "output": str(export(source, output, engines, allow_untrained=allow_untrained)),
@@ -119,6 +117,7 @@ def _source(
         tensor_parallel=serving_ranks(run),
         family=family,
         quantise=str(run.info["profile"].get("quantise") or ""),
+        drafts=str(run.arguments.get("draft_dtype") or ""),
     )
 
 

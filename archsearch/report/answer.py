@@ -230,18 +230,20 @@ def serve_command(option: Option, run: Run, target: str, ranks: int) -> str | No
     if needs is None or needs.kind == "training":
         return None
     engine, family = str(asked.get("engine") or "vllm"), option.drafter.family
-    quantise = str(known.get("quantise") or "")
+    quantise, drafts = str(known.get("quantise") or ""), str(asked.get("draft_dtype") or "")
     how = engine_facts(engine).quantises.get(quantise)
     above = f"# in the place of {target} name its weights in {quantise}\n" if quantise else ""
     above = "" if how else above
     if engine == "sglang" and needs.hub_id and family in ("independent", *HEADS[engine]):
         what = (Path(needs.hub_id), target, option.gamma, str(known.get("dtype")))
-        setup = Setup(*what, tensor_parallel=ranks, family=family, quantise=quantise)
+        setup = Setup(*what, (), ranks, family=family, quantise=quantise, drafts=drafts)
         words = shlex.join(serving(engine, setup).command)
         return above + " \\\n    ".join(_folded(words))
     config = vllm_drafter_config(option.drafter, needs.hub_id or "", option.gamma)
     if engine != "vllm" or not config:
         return None
+    if option.drafter.trains and (own := engine_facts(engine).quantises.get(drafts)):
+        config["quantization"] = own
     variables, flags = vllm_switches(asked.get("engine_options") or ())
     flags = [*(["--quantization", how] if how else []), *flags]
     if ranks > 1:

@@ -111,6 +111,10 @@ def test_a_precision_is_asked_for_in_the_engine_s_own_words() -> None:
     assert "org/target --quantization fp8 --spec" in asked(
         "sglang", **fp8, quantise="float8_e4m3fn"
     )
+    own = "--speculative-draft-model-quantization"
+    assert f"{own} unquant" in asked("sglang", **fp8, quantise="float8_e4m3fn"), "priced so"
+    assert f"{own} fp8" in asked("sglang", drafts="float8_e4m3fn") and own not in asked("sglang")
+    assert '"quantization": "fp8_per_tensor"' in asked("vllm", drafts="float8_e4m3fn")
     for engine in ("vllm", "sglang", "tensorrt-llm"):
         words = asked(engine, quantise="nvfp4")
         assert "--quantization" not in words

@@ -17,6 +17,7 @@ from archsearch.drafters.heads import Eagle3, Mtp
 from archsearch.drafters.lookup import NGram
 from archsearch.drafters.models import EarlyExit, Independent
 from archsearch.errors import MissingDataError
+from archsearch.files import read_json
 from archsearch.latency.model import LatencyModel
 from archsearch.pipeline.latency import LatencySource, choose_latency
 from archsearch.pipeline.session import SearchSession
@@ -125,9 +126,10 @@ def test_a_search_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert gains[0] < gains[1]
     kept = yaml.safe_load(Path("narrow/run.yaml").read_text())["arguments"]
     assert kept["draft_dtype"] == FP8
-    untrained = ("--output", "out", "--allow-untrained", "--json")
-    notes = [last_json(call("export", name, *untrained))["note"] for name in ("wide", "narrow")]
-    assert ["quantise it" in note for note in notes] == [False, True]
+    for name, how in (("wide", None), ("narrow", "fp8_per_tensor")):
+        call("export", name, "--output", f"{name}/out", "--allow-untrained")
+        config = read_json(Path(name) / "out" / "speculative_config.json", "config")
+        assert config.get("quantization") == how
     assert "draft_dtype was 'float8_e4m3fn'" in refused(*asked, "--trials", "30", "--run", "narrow")
     assert "drafts in bfloat16" in last_json(call("schedule", "wide", "--json"))["latency"]
 
