@@ -3,6 +3,7 @@ engines."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from archsearch.engine_facts import engine_facts
@@ -34,24 +35,34 @@ def write_engines(session: SearchSession) -> None:
     for engine in here:
         own = sorted(dtype for name, dtype in measured if name == engine)
         for dtype in dict.fromkeys([source.dtype, *own]):
+            drafts = [dtype, *own] if engine_facts(engine).gguf else [dtype]
             try:
-                ways += _ways(session, engine, dtype)
+                ways += _ways(session, engine, dtype, dict.fromkeys(drafts))
             except ArchsearchError:  # no passes of that precision; weights it does not run
                 continue
     save(session.run.path / ENGINES_FILE, EngineWays(source.dtype, tuple(ways)))
 
 
-def _ways(session: SearchSession, engine: str, dtype: str) -> list[Way]:
-    """The engine alone and with the best of the run's ranks that it runs."""
-    scorer, _ = serving_scorer(session, engine, dtype)
+def _ways(session: SearchSession, engine: str, dtype: str, drafts: Iterable[str]) -> list[Way]:
+    """The engine alone and with the best of the run's ranks that it runs, in the best of the
+    precisions that `drafts` may have."""
+    scorers = {each: serving_scorer(session, engine, dtype, each)[0] for each in drafts}
+    scorer = scorers[dtype]
     scores = [
         score for score in session.run.scores() if not engine_facts(engine).lacks(score.family)
     ]
     trained = [score for score in scores if has_weights(session.run.best_dir(score.rank or 0))]
-    found = [(score, _score(session, scorer, score)) for score in trained or scores]
+    found = [
+        (
+            f"rank {score.rank}" + (f" in {each}" if each != dtype else ""),
+            _score(session, by, score),
+        )
+        for each, by in scorers.items()
+        for score in trained or scores
+    ]
     if not found:
         return []
-    rank, best = max(found, key=lambda pair: pair[1].speedup.value)
+    drafter, best = max(found, key=lambda pair: pair[1].speedup.value)
     first = profile_first(session, scorer, engine, dtype)
     return [
         Way(engine=engine, dtype=dtype, tokens_per_s=_rate(best.decode_s), profile_first=first),
@@ -59,7 +70,7 @@ def _ways(session: SearchSession, engine: str, dtype: str) -> list[Way]:
             engine=engine,
             dtype=dtype,
             tokens_per_s=_rate(best.tpot_s),
-            drafter=f"rank {rank.rank}",
+            drafter=drafter,
             gamma=best.gamma,
             profile_first=first,
         ),

@@ -49,6 +49,7 @@ from archsearch.report.terminal.run import confirm_text, engines_text
 from archsearch.runs import confirmed
 from archsearch.runs.confirmed import Confirmed, ErrorSummary, LoadRecord
 from archsearch.runs.tables import EngineWays
+from archsearch.search.objective import Score, Scorer
 from archsearch.search.space import load_space
 from archsearch.speedup import MAX_GAMMA, accepted_by_position
 from archsearch.workload import WorkloadRequest
@@ -684,6 +685,26 @@ def test_engines_that_are_installed_are_compared_in_tokens_per_second(
     page = " ".join(Path("runs/a/report.html").read_text().split())
     assert "Engines on this machine" in page and "in float32 here: vLLM" in page
     assert "in float32 here: vLLM" in " ".join(summary_text(session.run).split())
+
+
+def test_drafts_may_be_in_another_precision_that_was_measured(
+    session: SearchSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = session.scorer.with_gammas((1,))  # stands for drafts in q8_0
+
+    def scored(session: SearchSession, scorer: Scorer, score: Score) -> Score:
+        return replace(score, speedup=replace(score.speedup, value=2.0 if scorer is quick else 1.0))
+
+    def scorer_of(session: SearchSession, engine: str, dtype: str, drafts: str) -> Any:
+        return quick if drafts == "q8_0" else session.scorer, ""
+
+    monkeypatch.setattr(engine_ways, "serving_scorer", scorer_of)
+    monkeypatch.setattr(engine_ways, "_score", scored)
+    alone, drafted = engine_ways._ways(session, "llama.cpp", "float16", ["float16", "q8_0"])
+    assert (alone.drafter, alone.dtype) == ("", "float16")
+    assert drafted.drafter.endswith(" in q8_0") and drafted.dtype == "float16"
+    _, drafted = engine_ways._ways(session, "llama.cpp", "float16", ["float16"])
+    assert " in " not in drafted.drafter
 
 
 def test_another_precision_is_kept_beside_the_run_s_own(session: SearchSession, made: Made) -> None:

@@ -35,8 +35,7 @@ TARGET = resolve_target("smollm2-135m")
 
 
 class LlamaCpp(MadeUpEngine):
-    """One request at a time, and a pass of the draft over what was verified besides those that
-    draft."""
+    """A pass of the draft over what was verified, besides those that draft."""
 
     def steps(self) -> tuple[EngineStep, ...]:
         def caught_up(step: EngineStep) -> EngineStep:
