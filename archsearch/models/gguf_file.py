@@ -133,6 +133,12 @@ def check_written(dtype: str) -> None:
         raise ArchsearchError(f"a draft's GGUF is written in {known}, not in {dtype}")
 
 
+def kind_of_drafts(dtype: str) -> str:
+    """The precision of drafts beside a target in `dtype`: the same where it is written here (of
+    K-quants it is not), else Q8_0."""
+    return dtype if dtype in GGUF_KINDS else "q8_0"
+
+
 def write_gguf(
     draft_folder: Path,
     path: Path,

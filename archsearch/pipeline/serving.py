@@ -25,6 +25,7 @@ from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.hardware.device import Device
 from archsearch.hardware.identify import resolve_device
 from archsearch.latency.round_fit import measured_version
+from archsearch.models.gguf_file import kind_of_drafts
 from archsearch.profiles import Profile, find_profile
 from archsearch.profiles import installed as package_version
 from archsearch.traffic.mix import LoadPart, Mix, read_mix
@@ -162,7 +163,8 @@ def check_dtype(
 
 def dtype_of_drafts(asked: str | None, facts: EngineFacts, device: Device, dtype: str) -> str:
     """The precision of drafts and heads that do not come with a target in `dtype`: the one `asked`;
-    on GPUs 16 bits beside fewer, else the target's. Raises ArchsearchError for what cannot be.
+    on GPUs 16 bits beside fewer, else the target's (in llama.cpp `kind_of_drafts`). Raises
+    ArchsearchError for what cannot be.
 
     An engine reads a draft's own config for it: vLLM makes a ModelConfig of the draft's, with the
     target's quantization for MTP only (config/speculative.py; 0.25.1 kept EAGLE-3 heads in 16 bits
@@ -178,8 +180,9 @@ def dtype_of_drafts(asked: str | None, facts: EngineFacts, device: Device, dtype
                 f" {asked}; leave --draft-dtype out, or add --engine llama.cpp"
             )
         return asked
-    narrow = device.kind != "cpu" and DTYPE_BYTES[dtype] < 2
-    return "bfloat16" if narrow else dtype
+    if device.kind == "cpu":
+        return kind_of_drafts(dtype) if facts.gguf else dtype
+    return "bfloat16" if DTYPE_BYTES[dtype] < 2 else dtype
 
 
 def check_batch(facts: EngineFacts, device: Device, batch_size: int) -> None:

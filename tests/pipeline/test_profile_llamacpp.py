@@ -107,6 +107,7 @@ def test_every_precision_is_measured_and_priced(made: list[Any], tmp_path: Path)
     taken = [memory_bytes(TARGET.architecture, draft, each) for each in (workload, work)]
     assert taken[1].draft_weight_bytes == 2 * taken[0].draft_weight_bytes
     assert taken[1].target_weight_bytes == taken[0].target_weight_bytes
+    assert dtype_of_drafts(None, engine_facts("llama.cpp"), source.device, "q4_k_m") == "q8_0"
     with pytest.raises(MissingDataError, match="of llama.cpp in q4_0; it has float16, q8_0"):
         choose_latency(replace(asked, draft_dtype="q4_0"), TARGET.architecture)
     with pytest.raises(ArchsearchError, match="runs drafts on a CPU in the target's precision"):

@@ -16,7 +16,7 @@ from archsearch.engines.engine import Chained, ModelSource
 from archsearch.errors import ArchsearchError
 from archsearch.files import scratch_dir, writing
 from archsearch.models.files import is_gguf
-from archsearch.models.gguf_file import GGUF_KINDS, write_gguf
+from archsearch.models.gguf_file import GGUF_KINDS, kind_of_drafts, write_gguf
 from archsearch.paths import cache_dir
 from archsearch.schedule import Ranges
 from archsearch.workload import GGUF_DTYPES
@@ -84,10 +84,8 @@ class LlamaCppEngine(ChildEngine):
 
     @property
     def draft_dtype(self) -> str:
-        """The precision of drafts: what was asked for, else the target's where such files are
-        written here, else Q8_0."""
-        dtype = self.settings.dtype
-        return self.settings.draft_dtype or (dtype if dtype in GGUF_KINDS else "q8_0")
+        """The precision of drafts: what was asked for, else `kind_of_drafts`."""
+        return self.settings.draft_dtype or kind_of_drafts(self.settings.dtype)
 
     def _source(self, model: ModelSource) -> str:
         if isinstance(model, Path) and is_gguf(model):
