@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.models.files import has_weights
 from archsearch.records import load
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import MAX_GAMMA
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from archsearch.acceptance.measured import Trace
 
 
-MAX_GAMMA_REPLAYED: Final = MAX_GAMMA
 CURVE_FILE: Final = "curve.json"
 
 
@@ -113,7 +111,7 @@ def trained_draft(arch: Architecture, folder: Path, trace: Trace) -> TrainedDraf
     """
     from archsearch.acceptance import measured, replay
 
-    found = replay.replays(MAX_GAMMA_REPLAYED, partial(replay.replay_tau, trace))
+    found = replay.replays(MAX_GAMMA, partial(replay.replay_tau, trace))
     if not found:
         raise ArchsearchError(
             "the held-out answers are too short to measure acceptance; use prompts with longer"
@@ -127,12 +125,7 @@ def trained_draft(arch: Architecture, folder: Path, trace: Trace) -> TrainedDraf
 
 
 def load_trained(arch: Architecture, folder: Path) -> TrainedDraft:
-    """A draft that was trained before. Raises MissingDataError where its trace or weights are
-    missing."""
+    """A draft that was trained before. Raises MissingDataError where its trace is missing."""
     from archsearch.acceptance.measured import Trace
 
-    if not has_weights(folder):
-        raise MissingDataError(
-            f"{folder} has no weights; train it with: archsearch train RUN --rank N"
-        )
     return trained_draft(arch, folder, Trace.load(folder / "trace.npz"))
