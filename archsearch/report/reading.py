@@ -36,6 +36,7 @@ from archsearch.runs.tables import (
 )
 from archsearch.schedule import GammaSchedule
 from archsearch.search.objective import Score, grouped, speedup_gap_std
+from archsearch.speedup import logit_std
 
 if TYPE_CHECKING:
     from archsearch.acceptance.estimator import AcceptanceContext
@@ -202,7 +203,7 @@ def _gap_std(
     pair = (first.alpha, second.alpha)
     if all(alpha.source == "prior" for alpha in pair):
         return gap_std(first.proposer, second.proposer, prior, context)
-    return math.hypot(*(alpha.std / max(alpha.value * (1.0 - alpha.value), 1e-9) for alpha in pair))
+    return math.hypot(*map(logit_std, pair))
 
 
 def target_shape(run: Run) -> Architecture | None:
