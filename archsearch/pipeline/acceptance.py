@@ -295,8 +295,7 @@ def _exit(trace: Trace, layer: int, scorer: Scorer | None) -> dict[str, object]:
     return found | {"best_gamma": gamma, "speedup": best.speedup}
 
 
-# --------------------------------------------------------------------------------------------------
-# recording
+# --- recording
 
 
 def record(
@@ -457,8 +456,7 @@ def _files_of(folder: Path | None) -> list[list[object]]:
     return [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in files]
 
 
-# --------------------------------------------------------------------------------------------------
-# summaries
+# --- summaries
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from archsearch.drafts.records import TrainedDraft, read_curve
 from archsearch.drafts.trainer import choose_finalists
 from archsearch.pipeline.climb import race
 from archsearch.pipeline.climb.belief import Belief, slope
-from archsearch.pipeline.climb.trainings import Trainings
+from archsearch.pipeline.climb.trainings import ALL_SHARE, Trainings
 from archsearch.progress import human_time, say
 from archsearch.runs.state import (
     ClimbState,
@@ -191,7 +191,6 @@ class Climb:
         return not entry.end
 
     # -- ranking
-    # ----------------------------------------------------------------------------------------------
 
     def standings(self) -> list[Score]:
         """Scores of all that are still in, best first."""
@@ -243,7 +242,6 @@ class Climb:
         return draft.score(self.judge)
 
     # -- time
-    # ----------------------------------------------------------------------------------------------
 
     def left_s(self) -> float:
         plan, elapsed_s = self.plan, self.file.elapsed_s()
@@ -291,7 +289,6 @@ class Climb:
         return self.state.schedule
 
     # -- one round
-    # ----------------------------------------------------------------------------------------------
 
     def _choose(self, number: int, step: Round) -> RoundEntry | None:
         """Who is trained in a round; None, with a note, where there should be none."""
@@ -363,11 +360,13 @@ class Climb:
             self.state.record(self.row(1, entry.round, score, fate, self.out.get(shape, "")))
 
     # -- finalists
-    # ----------------------------------------------------------------------------------------------
 
     def _choose_finalists(self) -> FinalistsEntry:
         """Written down before they are trained."""
-        budget_s = self.left_s() * race.draft_share(self.state.heads)
+        rivals = sum(entry.state == "kept" for entry in self.state.heads)
+        # the rest is for the best of the families
+        share = ALL_SHARE / (1 + rivals) if rivals else 1.0
+        budget_s = self.left_s() * share
         chosen = self._promising(budget_s) if self.plan.climbs else self._best_by_prior()
         entry = FinalistsEntry(
             tuple(score.architecture for score in chosen),
@@ -416,7 +415,6 @@ class Climb:
         self.file.save()
 
     # -- what is written down
-    # ----------------------------------------------------------------------------------------------
 
     def row(self, rung: int, number: int, score: Score, state: Fate, why: str) -> RungRow:
         """What a rung says of a shape now."""

@@ -158,13 +158,6 @@ def _drop(entries: list[HeadEntry], leader: Score) -> None:
         )
 
 
-def draft_share(entries: list[HeadEntry]) -> float:
-    """The part of the time for full trainings that the independent drafts have before families are
-    compared."""
-    rivals = sum(entry.state == "kept" for entry in entries)
-    return ALL_SHARE / (1 + rivals) if rivals else 1.0
-
-
 def race(
     heads: HeadRungs,
     trainings: Trainings,
