@@ -47,7 +47,7 @@ _FAMILIES: Final = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwe
 _HEAD_NAMES: Final = {
     "fc.weight": "fc.weight",
     "norm.weight": "output_norm.weight",
-    "layers.0.hidden_norm.weight": "blk.0.attn_norm_2.weight",
+    "model.layers.0.hidden_norm.weight": "blk.0.attn_norm_2.weight",
 }
 """Tensors that an EAGLE-3 head has and no model of layers."""
 _LLAMA3_SPLIT: Final = (
@@ -194,10 +194,12 @@ def write_gguf(
                 tensor = file.get_tensor(name).to(torch.float32)
                 if plain == "llama":
                     tensor = _permuted(name, tensor, arch)
-                known = _HEAD_NAMES.get(name.replace("midlayer.", "layers.0.")) if head else None
-                mapped = known or names.get_name(
-                    _plain_name(name) if head else name, try_suffixes=(".weight", ".bias")
-                )
+                common = name  # what a model of layers calls it
+                if head:
+                    common = name.replace("midlayer.", "layers.0.")
+                    common = f"model.{common}" if common.startswith("layers.") else common
+                known = _HEAD_NAMES.get(common) if head else None
+                mapped = known or names.get_name(common, try_suffixes=(".weight", ".bias"))
                 if mapped is None:
                     raise ArchsearchError(
                         f"GGUF has no name for tensor {name} of {draft_folder}; {CONVERTER}"
@@ -279,12 +281,6 @@ def _add_shape(writer: gguf.GGUFWriter, arch: Architecture, config: Config) -> N
         "layer_norm_rms_eps": float(config.get("rms_norm_eps", 1e-6)),
     }.items():
         getattr(writer, f"add_{name}")(value)
-
-
-def _plain_name(name: str) -> str:
-    """What a model of layers calls a tensor of an EAGLE-3 head."""
-    name = name.replace("midlayer.", "layers.0.")
-    return f"model.{name}" if name.startswith("layers.") else name
 
 
 def _add_states(writer: gguf.GGUFWriter, arch: Architecture, config: Config, folder: Path) -> None:

@@ -313,13 +313,6 @@ def _served_lines(run: Run, lead: Shown) -> list[str]:
     return [text] if text else []
 
 
-def _proves_shapes(run: Run) -> bool:
-    """Whether the run's engine can time a draft that has no weights, beside a target that has
-    none."""
-    facts = ENGINES.get(str(run.arguments.get("engine")))
-    return facts is not None and facts.synthesises and facts.dummy_weights
-
-
 def _hub_id(lead: Shown) -> str:
     return Option.of(lead).hub_id
 
@@ -381,19 +374,23 @@ def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> 
     further = "rain it further; alpha may rise"
     if lead.has_weights and lead.measured_speedup is not None:
         ran = lead.confirmed.engine if lead.confirmed is not None else ""
-        again = confirm + _engine_option(run, ran)
+        default = run.arguments.get("engine") or "transformers"
+        again = confirm + (f" --engine {shlex.quote(ran)}" if ran not in ("", default) else "")
         if lead.undecided is not None:
             return [("Measure it again, with nothing else running", again)]
         steps = [(f"W{write}", export)] if pays else []
         return [*steps, (f"T{further}", train), ("Then measure it again", again)]
-    confirm += _other_engine(run)
+    asked = ENGINES.get(str(run.arguments.get("engine")))
+    if asked is not None and not asked.make:  # archsearch does not run it
+        confirm += " --engine vllm"
     then_export = (f"Then w{write}", export)
     if lead.has_weights:
         return [
             ("Measure it in the engine", confirm),
             then_export if pays else (f"Or t{further}", train),
         ]
-    proves = _proves_shapes(run) and not lead.loads and pays
+    able = asked is not None and asked.synthesises and asked.dummy_weights
+    proves = able and not lead.loads and pays
     proof = f"{confirm} --synthetic"
     if _hub_id(lead):
         words = "Run its real cycle, with random weights, at the predicted alpha"
@@ -408,17 +405,3 @@ def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> 
         (weights, train),
         *([("Then measure it in the engine", confirm), then_export] if pays else []),
     ]
-
-
-def _other_engine(run: Run) -> str:
-    """The option that `confirm` needs where archsearch does not run the engine that the prediction
-    is for."""
-    asked = ENGINES.get(str(run.arguments.get("engine")))
-    return " --engine vllm" if asked is not None and not asked.make else ""
-
-
-def _engine_option(run: Run, engine: str) -> str:
-    """The option with which `confirm` runs in `engine` again; "" where it is the run's own, the
-    default."""
-    own = run.arguments.get("engine") or "transformers"
-    return f" --engine {shlex.quote(engine)}" if engine and engine != own else ""
