@@ -15,7 +15,7 @@ from archsearch.report.phrases import (
     part_rows,
 )
 from archsearch.report.reading import Shown
-from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
 from archsearch.search.objective import Score
 
 _ALL: Final = (
@@ -38,7 +38,7 @@ def section_best(found: Sequence[Shown], unit: str) -> Section:
     shown = shown_rows([Option.of(item) for item in found])
     ran = any(item.measured_speedup is not None for item in found)
     by_rank = {item.rank: item for item in found}
-    rows: list[list[Cell | str]] = []
+    rows: Rows = []
     for option in shown:
         item, (low, high) = by_rank[option.rank], option.gain.interval
         how = "measured" if option.measured else option.gain.source
@@ -66,7 +66,7 @@ def section_best(found: Sequence[Shown], unit: str) -> Section:
 
 def section_ranks(found: Sequence[Shown]) -> Section:
     """Every rank, with all its numbers."""
-    rows: list[list[Cell | str]] = []
+    rows: Rows = []
     ran = any(item.measured_speedup is not None for item in found)
     for item in found:
         score = item.score

@@ -11,7 +11,7 @@ from archsearch.estimate import Estimate
 from archsearch.report.answer import gain_words, hours_words, needs_words
 from archsearch.report.charts import INK, Chart, Series, colour, gain_chart, line
 from archsearch.report.families import title_of
-from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Rows, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.tables import BudgetDrafter, Budgets
 from archsearch.search.pareto import Member
 
@@ -24,7 +24,7 @@ def section_costs(budgets: Budgets | None, unit: str) -> Section:
     rows = [row for row in budgets.rows if row.drafters] if budgets is not None else []
     if budgets is None or not rows:
         return Section()
-    cells: list[list[Cell | str]] = []
+    cells: Rows = []
     for row in rows:
         best, *others = row.drafters
         rivals = {each.family: each for each in reversed(others) if each.family != best.family}
@@ -125,7 +125,7 @@ class ParetoSet:
 
 def pareto_section(found: ParetoSet) -> Section:
     """Each draft with its goals, its group, and whether it was confirmed."""
-    rows: list[list[Cell | str]] = []
+    rows: Rows = []
     for number, member in enumerate(found.members, start=1):
         values = [shown(name, member.values[name], goal.unit) for name, goal in found.goals.items()]
         tie = f"{member.group}{', cheapest' if member.cheapest else ''}"

@@ -16,7 +16,7 @@ from archsearch.progress import human_time
 from archsearch.report.charts import SERIES, Chart, line
 from archsearch.report.headline import Headline
 from archsearch.report.phrases import shell_path, unprofiled_words
-from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.run import Run
 from archsearch.runs.tables import EngineComparison, FamilyRow, Rival, Silent
 
@@ -103,7 +103,7 @@ def title_of(name: str) -> str:
 
 def found_section(rows: Sequence[FamilyRow]) -> Section:
     """The best of each family after training, with what it cost."""
-    cells: list[list[Cell | str]] = [
+    cells: Rows = [
         [
             text_cell(title_of(row.family), f"rank {row.rank}" if row.rank else ""),
             text_cell(row.label),
@@ -137,7 +137,7 @@ def _training(row: FamilyRow) -> Cell:
 def compared_section(item: EngineComparison) -> Section:
     """Drafters side by side in one engine, and what is to be said of single ones."""
     engine = engine_title(item.engine)
-    cells: list[list[Cell | str]] = [
+    cells: Rows = [
         [
             text_cell(title_of(row.family)),
             str(row.gamma),

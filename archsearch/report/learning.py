@@ -11,7 +11,7 @@ from archsearch.progress import human_time
 from archsearch.records import WRONG_SHAPE
 from archsearch.report.charts import MARK, Chart, Series, colour, gain_chart, line
 from archsearch.report.reading import Reading, Shown
-from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.candidate import TrainingLook, TrainingRecord
 from archsearch.runs.state import ClimbState, RungRow
 
@@ -80,7 +80,7 @@ def section_learning(reading: Reading) -> Section:
     records = trained(reading)
     if not records:
         return Section()
-    rows: list[list[Cell | str]] = []
+    rows: Rows = []
     for record in records:
         losses = [look.loss for look in record.looks if look.loss is not None]
         best = max((look.alpha for look in record.looks), default=None)
@@ -247,7 +247,7 @@ def section_ladder(reading: Reading, trials: Sequence[Mapping[str, object]]) -> 
         # `short 2` of `short training 2`: six rungs stand side by side on a phone
         tick_names=tuple(rung.replace(" training", "") for rung in rungs),
     )
-    rows: list[list[Cell | str]] = [
+    rows: Rows = [
         [text_cell(label), *(value_cell(ladder.get(rung), 2, unit="x") for rung in rungs)]
         for label, ladder in found.items()
     ]
@@ -265,7 +265,7 @@ def section_rungs(state: ClimbState | None) -> Section:
     trained = [] if state is None else [record for record in state.rungs if record.rung > 0]
     if state is None or not trained:
         return Section()
-    rows: list[list[Cell | str]] = [
+    rows: Rows = [
         [
             text_cell(_rung(record)),
             text_cell(record.label),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from archsearch.report.charts import Chart, colour, gain_chart, line
-from archsearch.report.section import Cell, Section, Table, columns, text_cell
+from archsearch.report.section import Rows, Section, Table, columns, text_cell
 from archsearch.runs.tables import SWEPT, Bar, Curve, Curves, Point, Swept
 from archsearch.search.ranking import Rival
 
@@ -145,7 +145,7 @@ def section_time(curves: Curves | None) -> Section:
         _bars_chart("passes", "One pass by term", curves.passes, captions[1]),
         _bars_chart("layers", "One layer by term", curves.layers, captions[2]),
     ]
-    rows: list[list[Cell | str]] = [
+    rows: Rows = [
         [text_cell(bar.name), text_cell(term), f"{1e3 * seconds:.3f}", _share(seconds, bar)]
         for bar in (*curves.rounds, *curves.passes, *curves.layers)
         for term, seconds in bar.terms.items()
@@ -185,7 +185,7 @@ def section_why(curves: Curves | None) -> Section:
     for rival in rivals:
         roles.setdefault(rival.label, []).append(_DIMENSIONS.get(rival.dimension, ""))
     once = {rival.label: rival for rival in rivals}.values()
-    rows: list[list[Cell | str]] = [
+    rows: Rows = [
         [
             text_cell(rival.label, f"best of another {' and '.join(roles[rival.label])}"),
             f"{rival.speedup:.2f}x",

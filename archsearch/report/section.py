@@ -21,6 +21,9 @@ class Cell:
     wrap: bool = False
 
 
+Rows = list[list[Cell | str]]
+
+
 def text_cell(value: object, below: str = "", wrap: bool = False) -> Cell:
     """A cell of words, at the left."""
     return Cell(str(value), below, left=True, wrap=wrap)
