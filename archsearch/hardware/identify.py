@@ -449,14 +449,13 @@ def idle_gpu(
     device: Device,
     *,
     allow_busy: bool = False,
-    patience_s: float = 2.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> GpuState:
     """The state of the first of the GPUs that are `device` and that nobody uses.
 
     Busy is: another process has a CUDA context on it, or it has worked more than BUSY_UTILISATION
     of the time; where only the second holds, the figure may be what a job that just ended left
-    behind, so it is read again for `patience_s`. Raises ArchsearchError naming the processes where
+    behind, so it is read again for 2 s. Raises ArchsearchError naming the processes where
     all of them are busy (`allow_busy`: takes the first and says nothing).
     """
     gpus = [gpu for gpu in visible_gpus() if matches(device, gpu)]
@@ -466,7 +465,7 @@ def idle_gpu(
         )
     states = [gpu_state(gpu) for gpu in gpus]
     waited = 0.0
-    while not allow_busy and all(state.busy for state in states) and waited < patience_s:
+    while not allow_busy and all(state.busy for state in states) and waited < 2.0:
         if all(state.processes for state in states):
             break
         sleep(0.5)

@@ -496,7 +496,7 @@ def acceptance_for(
     return estimator, words
 
 
-def machine_slowdown(source: LatencySource, runs: int = 60) -> float | None:
+def machine_slowdown(source: LatencySource) -> float | None:
     """How much slower this CPU is now than when its profile was started, by the profile's own
     probe; None where there is none.
 
@@ -514,4 +514,4 @@ def machine_slowdown(source: LatencySource, runs: int = 60) -> float | None:
 
     with torch.inference_mode():
         probe = Probe(WeightPool(96 << 20, getattr(torch, source.dtype)))
-        return statistics.median(probe() for _ in range(runs)) / reference
+        return statistics.median(probe() for _ in range(60)) / reference

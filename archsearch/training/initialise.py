@@ -67,9 +67,8 @@ def initialise_draft(
     draft_token_ids: Sequence[int] | Tensor | None = None,
     calibration_ids: Tensor | None = None,
     seed: int = 0,
-    dtype: torch.dtype = torch.float32,
 ) -> PreTrainedModel:
-    """A draft of shape `arch` with weights made from `target_model`'s, in `dtype` and eval mode.
+    """A draft of shape `arch` with weights made from `target_model`'s, in float32 and eval mode.
 
     `draft_token_ids`: the tokens a trimmed head keeps. `calibration_ids` [sequences, tokens]: text
     on which the residual stream is observed when the draft is narrower than the target; without it
@@ -83,7 +82,9 @@ def initialise_draft(
     if isinstance(draft_token_ids, Tensor):
         draft_token_ids = draft_token_ids.tolist()
     with cheap_initialisation():
-        draft = build_draft(arch, dtype, draft_token_ids, seed, **_inherited_config(target_model))
+        draft = build_draft(
+            arch, torch.float32, draft_token_ids, seed, **_inherited_config(target_model)
+        )
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(draft.generation_config, name, getattr(target_model.generation_config, name))
     random = torch.Generator().manual_seed(seed)
