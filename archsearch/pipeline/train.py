@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from archsearch.drafters.forms import vllm_config
 from archsearch.drafts.heads import (
     HeadPlan,
     HeadTrainer,
@@ -18,7 +19,6 @@ from archsearch.drafts.records import TrainedDraft
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
-from archsearch.export import vllm_config
 from archsearch.files import read_json
 from archsearch.needs import Needs
 from archsearch.pipeline.candidates import copy_draft, set_gamma, write_report
