@@ -124,17 +124,20 @@ class DraftTrainer:
     ) -> tuple[PreTrainedModel, DraftVocabulary | None]:
         """The untrained draft (float32) out of the target, and the vocabulary of a trimmed head,
         chosen once per shape."""
+        import torch
 
         from archsearch.training.initialise import initialise_draft
 
         vocabulary = None
         if arch.trimmed:
             vocabulary = self.texts.vocabulary(self.draft_folder(arch), arch.head_rows)
+        # [32, 64 tokens] for the statistics that narrow initialisations need
+        long = [each.token_ids[:64] for each in caches[0].sequences if len(each) >= 64][:32]
         draft = initialise_draft(
             self.source_of_weights(),
             arch,
             draft_token_ids=vocabulary.token_ids if vocabulary else None,
-            calibration_ids=_calibration_ids(caches[0]),
+            calibration_ids=torch.stack(long).long() if long else None,
             seed=seed,
         )
         return draft.to(self.device), vocabulary  # type: ignore[arg-type]
@@ -302,15 +305,6 @@ def _look(point: CurvePoint, result: DistillResult) -> dict[str, object]:
         "weights": point.weights,
         "loss": sum(near) / len(near) if near else None,
     }
-
-
-def _calibration_ids(cache: TextCache) -> Tensor | None:
-    """[32, 64 tokens] of the target's text, for the statistics that narrow initialisations need;
-    None where texts are short."""
-    import torch
-
-    long = [s.token_ids[:64] for s in cache.sequences if len(s) >= 64][:32]
-    return torch.stack(long).long() if long else None
 
 
 def _mean_hidden(draft: PreTrainedModel, cache: TextCache) -> Tensor:

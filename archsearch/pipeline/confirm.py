@@ -422,13 +422,6 @@ class _Acceptance:
         asked = variant.synthetic[:gamma]
         return replace(self.taus[gamma], value=1.0 + sum(asked)) if asked else self.taus[gamma]
 
-    def in_common(self, largest: int) -> _Acceptance:
-        """The same with the rates of the largest gamma for all: an engine takes one set of rates,
-        so that only times differ."""
-        common = self.rates[largest]
-        rates = {gamma: common[:gamma] for gamma in self.rates if gamma <= len(common)}
-        return replace(self, rates=rates)
-
 
 def confirm_load(
     session: SearchSession, request: LoadRequest, choice: EngineChoice | None = None
@@ -457,8 +450,10 @@ def confirm_load(
             [(point.batch_size, point.gamma) for point in points.values()]
         )
     gammas = _gammas(known, request.gammas, [points[number].gamma for number in numbers], ranges)
-    if ranges:
-        known = known.in_common(max([*gammas, largest_gamma(ranges, 0)]))
+    if ranges:  # one set of rates for all gammas, so that only times differ
+        common = known.rates[max([*gammas, largest_gamma(ranges, 0)])]
+        rates = {gamma: common[:gamma] for gamma in known.rates if gamma <= len(common)}
+        known = replace(known, rates=rates)
     dummy = synthetic and not can_run(bench.name, session.target)
     target, draft = _models(case, synthetic, dummy)
     variants = _variants(known, gammas, draft, ranges)

@@ -12,7 +12,7 @@ from archsearch import records
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.needs import Needs
-from archsearch.records import Maybe, from_data, load
+from archsearch.records import Maybe, from_data
 from archsearch.runs.confirmed import Exact, Judged
 from archsearch.schedule import GammaSchedule, check_schedule
 from archsearch.search import ranking
@@ -282,13 +282,6 @@ class EngineComparison:
 def families_of(data: Any) -> tuple[FamilyRow, ...]:
     """The rows of families.json."""
     return tuple(from_data(FamilyRow, row) for row in data["families"])
-
-
-def gamma_of_family(run: Path, family: str) -> int | None:
-    """The gamma that a run's last table names for a family; None where it has none. ArchsearchError
-    for a broken file."""
-    rows = load(run / FAMILIES_FILE, "families of the run", families_of) or ()
-    return next((row.gamma for row in rows if row.family == family), None)
 
 
 SCHEDULE_FILE: Final = "schedule.json"

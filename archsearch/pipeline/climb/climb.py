@@ -367,7 +367,11 @@ class Climb:
         # the rest is for the best of the families
         share = ALL_SHARE / (1 + rivals) if rivals else 1.0
         budget_s = self.left_s() * share
-        chosen = self._promising(budget_s) if self.plan.climbs else self._best_by_prior()
+        if self.plan.climbs:
+            chosen = self._promising(budget_s)
+        else:
+            chosen = choose_finalists([self.judge(shape) for shape in self.pool], self.most)
+            self._record_prior(chosen, "the best, and the best of other depths")
         entry = FinalistsEntry(
             tuple(score.architecture for score in chosen),
             ends_at_s=self.file.elapsed_s() + budget_s,
@@ -390,11 +394,6 @@ class Climb:
         loss = slope(scores[0]) * belief.end_slope()
         count = rungs.finalist_count(belief.draws(scores[: 2 * most]), loss, most)
         return scores[: max(self.wanted, count)]
-
-    def _best_by_prior(self) -> list[Score]:
-        chosen = choose_finalists([self.judge(shape) for shape in self.pool], self.most)
-        self._record_prior(chosen, "the best, and the best of other depths")
-        return chosen
 
     def _record(self, entry: FinalistsEntry, drafts: Sequence[TrainedDraft]) -> None:
         """What the finalists reached, in rungs.json; the last row of every short training that led
