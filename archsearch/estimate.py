@@ -74,6 +74,10 @@ class Estimate:
         )
         return {"value": self.value, "std": self.std, "source": self.source, **shape}
 
+    def words(self, unit: str = "") -> str:
+        """`1.52x ± 0.20`."""
+        return f"{self.value:.2f}{unit} ± {self.std:.2f}"
+
     def plus(self, more: Estimate) -> Estimate:
         """With what comes on top of it; their errors are independent."""
         return Estimate(self.value + more.value, math.hypot(self.std, more.std), self.source)

@@ -123,7 +123,7 @@ def _measured_cell(item: Shown) -> Cell:
     if gain is None or pooled is None:
         return value_cell(gain, 2, unit="x")
     doubt, why = ("", "") if item.undecided is None else ("?", "; not decided")
-    return Cell(f"{gain.value:.2f}x ± {gain.std:.2f}{doubt}", f"pooled {pooled:.2f}x{why}")
+    return Cell(f"{gain.words('x')}{doubt}", f"pooled {pooled:.2f}x{why}")
 
 
 def section_mix(found: Sequence[Shown]) -> Section:

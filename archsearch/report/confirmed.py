@@ -121,7 +121,7 @@ def stopping_words(confirmed: Confirmed) -> str:
     served = "export writes it" if confirmed.stops is not None else "not faster, not exported"
     return (
         f"Stopping where its token has less than {row.stops_below:g}, gamma at most {row.gamma}:"
-        f" {row.gain.value:.2f}x ± {row.gain.std:.2f} measured, {row.predicted_speedup:.2f}x"
+        f" {row.gain.words('x')} measured, {row.predicted_speedup:.2f}x"
         f" predicted ({gain.value:+.1%} ± {gain.std:.1%} over the best gamma by replay); {served}."
     )
 

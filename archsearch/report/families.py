@@ -10,7 +10,6 @@ from typing import Final
 from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import family as family_class
 from archsearch.engine_facts import ENGINES, engine_title
-from archsearch.estimate import Estimate
 from archsearch.models.files import HEAD_FAMILIES
 from archsearch.progress import human_time
 from archsearch.report.charts import SERIES, Chart, line
@@ -48,10 +47,10 @@ def with_heads(
     if best is None or draft is None:
         return head
     words = (
-        f"The best head: {title_of(best.family)}, {_gain(best.speedup)} predicted with gamma"
+        f"The best head: {title_of(best.family)}, {best.speedup.words('x')} predicted with gamma"
         f" {best.gamma}"
     )
-    words += f", the best draft {_gain(draft.speedup)}."
+    words += f", the best draft {draft.speedup.words('x')}."
     measured = list(filter(None, (_measured_words(item, best.family) for item in compared)))
     lines = [*head.lines, " ".join([words, *measured])]
     if best.speedup.value <= draft.speedup.value:
@@ -71,10 +70,6 @@ def with_heads(
     return replace(head, lines=lines, next=[*steps, *head.next])
 
 
-def _gain(speedup: Estimate) -> str:
-    return f"{speedup.value:.2f}x ± {speedup.std:.2f}"
-
-
 def _beside(run: Run, path: str, family: str) -> tuple[str, str]:
     """Both in the run's engine, where archsearch starts it with such a head, else in vLLM."""
     engine = str(run.arguments.get("engine") or "")
@@ -91,8 +86,8 @@ def _measured_words(item: EngineComparison, family: str) -> str:
         return ""
     one, other = found[family], found[INDEPENDENT]
     return (
-        f"In {engine_title(item.engine)} {_gain(one.speedup)} (gamma {one.gamma}) beside"
-        f" {_gain(other.speedup)} (gamma {other.gamma}), {item.prompts} prompts."
+        f"In {engine_title(item.engine)} {one.speedup.words('x')} (gamma {one.gamma}) beside"
+        f" {other.speedup.words('x')} (gamma {other.gamma}), {item.prompts} prompts."
     )
 
 

@@ -82,13 +82,12 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
         *([] if score.mix is None else [f"{_capital(objective_words(score.mix))}."]),
         *_served_lines(run, lead),
         *_serving_lines(run, found, lead),
-        f"How sure: {stated.value:.2f}x ± {stated.std:.2f} (one standard deviation; 5 to 95 %:"
+        f"How sure: {stated.words('x')} (one standard deviation; 5 to 95 %:"
         f" {low:.2f}x to {high:.2f}x)"
         + ("; 1x, no gain, lies inside" if verdict(stated) == "may pay" else "")
         + f". Weakest part: {stated.source} ({SOURCES[stated.source]})."
-        + ("" if load is None else f" Predicted: {gain.value:.2f}x ± {gain.std:.2f}."),
-        f"Acceptance: alpha {alpha.value:.2f} ± {alpha.std:.2f} ({alpha.source});"
-        f" {break_even_words(score)}.",
+        + ("" if load is None else f" Predicted: {gain.words('x')}."),
+        f"Acceptance: alpha {alpha.words()} ({alpha.source}); {break_even_words(score)}.",
         f"Not confirmed{_unconfirmed_words(lead)}.",
     ]
     ties = [str(item.rank) for item in found if item.group == lead.group and item is not lead]
@@ -190,7 +189,7 @@ def _load_words(run: Run, item: Shown, load: LoadRecord, who: str) -> str:
         start = f"{who}not trained yet; {where} with synthetic acceptance at the predicted alpha"
         asked = load.asked_acceptance_by_position
         if asked and abs(asked[0] - alpha.value) > max(2 * alpha.std, 0.005):
-            start += f" ({asked[0]:.2f}; its score now says {alpha.value:.2f} ± {alpha.std:.2f})"
+            start += f" ({asked[0]:.2f}; its score now says {alpha.words()})"
     first = load.headline(_batch_size(run))
     others = [load.best(number) for number in load.concurrencies if number != first.concurrency]
     gains = []
@@ -270,10 +269,7 @@ def _unconfirmed_lines(found: Sequence[Shown], gain: float) -> list[str]:
     faster = [
         item for item in found if item.measured_speedup is None and item.score.speedup.value > gain
     ]
-    names = ", ".join(
-        f"rank {item.rank} ({item.score.speedup.value:.2f}x ± {item.score.speedup.std:.2f})"
-        for item in faster[:3]
-    )
+    names = ", ".join(f"rank {item.rank} ({item.score.speedup.words('x')})" for item in faster[:3])
     return [f"Predicted above that but not confirmed: {names}."] if faster else []
 
 

@@ -296,9 +296,7 @@ def section_rungs(state: ClimbState | None) -> Section:
 
 def _series(label: str, ladder: Ladder, rungs: Sequence[str], number: int) -> Series:
     steps = [(place, ladder[rung]) for place, rung in enumerate(rungs) if rung in ladder]
-    notes = tuple(
-        f"{label}<br>{rungs[place]}: {value.value:.2f}x ± {value.std:.2f}" for place, value in steps
-    )
+    notes = tuple(f"{label}<br>{rungs[place]}: {value.words('x')}" for place, value in steps)
     # side by side, so that bars do not hide each other
     places = [(place + 0.04 * number, value) for place, value in steps]
     return line(label, places, "std", colour=colour(number), notes=notes)

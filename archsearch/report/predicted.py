@@ -120,10 +120,7 @@ def _sweep_chart(name: Swept, curves: Sequence[Curve]) -> Chart | None:
 
 def _point_words(name: Swept, curve: Curve, point: Point) -> str:
     gain = point.speedup
-    return (
-        f"{curve.label}<br>{_place(name, point.x)}: {gain.value:.2f}x ± {gain.std:.2f}, gamma"
-        f" {point.gamma}"
-    )
+    return f"{curve.label}<br>{_place(name, point.x)}: {gain.words('x')}, gamma {point.gamma}"
 
 
 def section_time(curves: Curves | None) -> Section:

@@ -332,7 +332,7 @@ class TextStand:
 
     def words(self) -> str:
         """`0.30 ± 0.02 (1.09x)`"""
-        return f"{self.alpha.value:.2f} ± {self.alpha.std:.2f} ({self.speedup.value:.2f}x)"
+        return f"{self.alpha.words()} ({self.speedup.value:.2f}x)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,7 @@ class Climb:
         say(
             f"rung 1, round {number}: {len(entry.shapes)} shapes at {entry.tokens} tokens in"
             f" {human_time(entry.seconds)}; best {best.architecture.label()}"
-            f" {best.speedup.value:.2f} ± {best.speedup.std:.2f}{new}; {len(self.contenders())}"
+            f" {best.speedup.words()}{new}; {len(self.contenders())}"
             " could still win"
         )
         return not entry.end

@@ -142,7 +142,7 @@ def _drop(entries: list[HeadEntry], leader: Score) -> None:
     logs = {name: (math.log(at.value), at.std / at.value) for name, at in known.items()}
     best = max(known, key=lambda name: known[name].value)
     for entry in (entry for entry in entries if entry.state == "kept" and entry.foreseen):
-        words = f"{known[entry.family].value:.2f} ± {known[entry.family].std:.2f}x foreseen"
+        words = f"{known[entry.family].words()}x foreseen"
         if entry.tokens < LEAST_JUDGED:
             words = "too few to judge it by"
         elif rungs.beaten(
