@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.hardware.device import Device, devices, load_device
+from archsearch.records import Inline
 
 # NVML counts what CUDA reserves, datasheets count what is soldered: they differ by up to 2 %
 MEMORY_TOLERANCE: Final = 0.03
@@ -70,7 +71,7 @@ class GpuState:
     """What a GPU is doing: clocks (MHz), power (W), temperature (C), utilisation (0 to 1), who else
     is on it. None: not reported."""
 
-    gpu: VisibleGpu
+    gpu: Inline[VisibleGpu]
     memory_used_bytes: int | None
     sm_clock_mhz: int | None
     memory_clock_mhz: int | None
@@ -98,11 +99,6 @@ class GpuState:
         )
         use = "" if self.utilisation is None else f"{self.utilisation:.0%} utilised"
         return "is " + " and ".join(part for part in (f"used by {who}" if who else "", use) if part)
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain data for a profile's header: how the GPU was set when it was measured."""
-        data = dataclasses.asdict(self)
-        return {**data.pop("gpu"), **data}
 
 
 def _read(path: Path) -> str:

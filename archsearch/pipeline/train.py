@@ -29,7 +29,7 @@ from archsearch.records import save
 from archsearch.report.terminal.run import HeadAnswer, Trained
 from archsearch.runs.candidate import TRAINING_FILE, TrainingRecord
 from archsearch.runs.tables import FAMILIES_FILE, TEXT_VERDICT_FILE, TextStand, TextVerdict
-from archsearch.speedup import alpha_estimate, clamped, logit, logit_std, tau_estimate
+from archsearch.speedup import clamped, logit, logit_std, moved, tau_estimate
 
 if TYPE_CHECKING:
     from archsearch.drafts.trainer import DraftTrainer
@@ -174,8 +174,7 @@ def predicted(
             more_prompts=prompts,
         )
         rise = max(logit(clamped(found.alpha.value)) - logit(clamped(kept.alpha)), 0.0)
-        std = math.hypot(logit_std(now.alpha), logit_std(found.alpha))
-        alpha = alpha_estimate(logit(clamped(now.alpha.value)) + rise, std, "modelled")
+        alpha = replace(moved(now.alpha, rise, logit_std(found.alpha)), source="modelled")
         speedup = speedup_at(scorer, draft, alpha)
         return (
             None if speedup is None else TextStand(prompts, found.distinct_tokens, alpha, speedup)

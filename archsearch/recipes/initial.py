@@ -49,7 +49,10 @@ def initial_weights(folder: Path, target: str | None = None, answers: Sequence[P
         from archsearch.models.drafts import save_draft
         from archsearch.training.initialise import initialise_draft
 
-        text = _calibration(rows)
+        # ids [answers, tokens] of equal length
+        ids: list[list[int]] = [row["input_ids"] for row in rows[:CALIBRATION]]
+        shortest = min(map(len, ids), default=0)
+        text = torch.tensor([each[:shortest] for each in ids]) if shortest > 1 else None
         draft = initialise_draft(model, shape.replace(draft_vocab_size=None), calibration_ids=text)
         draft = draft.to(torch.bfloat16)  # type: ignore[arg-type]
         save_draft(draft, out, tokenizer=tokenizer, gamma=recipe["gamma"])
@@ -62,22 +65,13 @@ def initial_weights(folder: Path, target: str | None = None, answers: Sequence[P
     return out / "model.safetensors"
 
 
-def _rows(answers: Sequence[Path]) -> list[Mapping[str, object]]:
+def _rows(answers: Sequence[Path]) -> list[Mapping[str, Any]]:
     return [
         json.loads(line)
         for path in answers
         for line in path.read_text(encoding="utf-8").splitlines()
         if line
     ]
-
-
-def _calibration(rows: Sequence[Mapping[str, Any]]) -> torch.Tensor | None:
-    """Ids [answers, tokens] of equal length; None without text."""
-    import torch
-
-    ids = [row["input_ids"] for row in rows[:CALIBRATION]]
-    shortest = min((len(each) for each in ids), default=0)
-    return torch.tensor([each[:shortest] for each in ids]) if shortest > 1 else None
 
 
 def _kept(

@@ -81,10 +81,12 @@ def initialise_draft(
     arch = arch.replace(rope_theta=target_arch.rope_theta)
     if isinstance(draft_token_ids, Tensor):
         draft_token_ids = draft_token_ids.tolist()
+    config = target_model.config
+    names = "bos_token_id eos_token_id pad_token_id rms_norm_eps rope_parameters hidden_act"
+    found = [name for name in (*names.split(), "initializer_range") if hasattr(config, name)]
+    inherited = {name: getattr(config, name) for name in found}
     with cheap_initialisation():
-        draft = build_draft(
-            arch, torch.float32, draft_token_ids, seed, **_inherited_config(target_model)
-        )
+        draft = build_draft(arch, torch.float32, draft_token_ids, seed, **inherited)
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(draft.generation_config, name, getattr(target_model.generation_config, name))
     random = torch.Generator().manual_seed(seed)
@@ -131,13 +133,6 @@ def _check(target_model: PreTrainedModel, target: Architecture, arch: Architectu
             f"the draft's vocabulary has {arch.vocab_size} tokens, the target's"
             f" {target.vocab_size}; make them equal"
         )
-
-
-def _inherited_config(target_model: PreTrainedModel) -> dict[str, object]:
-    names = "bos_token_id eos_token_id pad_token_id rms_norm_eps rope_parameters hidden_act"
-    config = target_model.config
-    found = [name for name in (*names.split(), "initializer_range") if hasattr(config, name)]
-    return {name: getattr(config, name) for name in found}
 
 
 # -- the residual stream
