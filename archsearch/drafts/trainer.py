@@ -33,7 +33,6 @@ from archsearch.text.prompt_set import PromptSet
 from archsearch.training.settings import DistillConfig
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from archsearch.models.load import LoadedTarget
@@ -224,6 +223,8 @@ class DraftTrainer:
 
         Writes the draft folder and measures acceptance on the held-out text.
         """
+        import torch
+
         from archsearch.acceptance.measured import agreement_trace
         from archsearch.models.drafts import save_draft
         from archsearch.training.batches import heldout_divergence
@@ -236,12 +237,14 @@ class DraftTrainer:
         trace = agreement_trace(draft, self.texts.choosing())
         trace.save(folder / "trace.npz")
         nats, known = heldout_divergence(draft, caches[0].head, self.texts.choosing().sequences)
-        save_draft(
-            draft.to("cpu"),
-            folder,
-            tokenizer=self.tokenizer,
-            mean_hidden=_mean_hidden(draft, caches[0]),
-        )
+        draft.to("cpu")  # type: ignore[arg-type]
+        with torch.inference_mode():
+            states = [
+                draft.model(text.token_ids[None].long(), use_cache=False).last_hidden_state[0]
+                for text in caches[0].sequences[:16]
+            ]
+        away = torch.cat(states).float().mean(0)  # what padding rows point away from
+        save_draft(draft, folder, tokenizer=self.tokenizer, mean_hidden=away)
         write_json(
             folder / "training.json",
             {
@@ -305,16 +308,3 @@ def _look(point: CurvePoint, result: DistillResult) -> dict[str, object]:
         "weights": point.weights,
         "loss": sum(near) / len(near) if near else None,
     }
-
-
-def _mean_hidden(draft: PreTrainedModel, cache: TextCache) -> Tensor:
-    """Mean final hidden state of the draft over some text [hidden]: what padding rows point away
-    from."""
-    import torch
-
-    with torch.inference_mode():
-        states = [
-            draft.model(sequence.token_ids[None].long(), use_cache=False).last_hidden_state[0]
-            for sequence in cache.sequences[:16]
-        ]
-    return torch.cat(states).float().mean(0)

@@ -175,8 +175,10 @@ def write_gguf(
             _copy_tokenizer(writer, tokenizer_gguf, arch.vocab_size)
         elif tokens_needed or (draft_folder / "tokenizer.json").is_file():
             _add_tokenizer(writer, draft_folder, arch.vocab_size)
-        else:
-            _add_made_up_tokens(writer, arch.vocab_size)
+        else:  # llama.cpp serves no model without: texts for ids that nobody reads
+            writer.add_tokenizer_model("rwkv")  # it assumes no end token of its own for this kind
+            writer.add_token_list([f"t{number}" for number in range(arch.vocab_size)])
+            writer.add_token_types([int(gguf.TokenType.NORMAL)] * arch.vocab_size)
         plain = "llama" if head else family
         architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == plain)
         names = gguf.get_tensor_name_map(architecture, arch.num_hidden_layers)
@@ -388,16 +390,6 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, vocab_size: int) -> No
     writer.add_add_eos_token(bool(whole) and whole[-1] == tokenizer.eos_token_id)
     if isinstance(tokenizer.chat_template, str):
         writer.add_chat_template(tokenizer.chat_template)
-
-
-def _add_made_up_tokens(writer: gguf.GGUFWriter, vocab_size: int) -> None:
-    """Texts for ids that nobody reads: llama.cpp serves no model without a tokenizer."""
-    import gguf
-
-    # The one kind for which llama.cpp assumes no end token of its own.
-    writer.add_tokenizer_model("rwkv")
-    writer.add_token_list([f"t{number}" for number in range(vocab_size)])
-    writer.add_token_types([int(gguf.TokenType.NORMAL)] * vocab_size)
 
 
 def pre_tokenizer_name(tokenizer: Mapping[str, Any]) -> str | None:

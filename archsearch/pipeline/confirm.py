@@ -495,6 +495,12 @@ def confirm_load(
         for number in numbers
     )
     alone = tuple(results[ALONE, number] for number in numbers)
+    compared = None
+    if ranges:  # against always off and every fixed gamma
+        fixed = [variant.name for variant in variants if not variant.schedule]
+        verdict = schedule_verdict(results, SCHEDULED, fixed, numbers)
+        overall = overall_speedups(results, [SCHEDULED, *fixed], numbers)
+        compared = ScheduleRun(ranges, tuple(verdict), overall)
     record = LoadRecord(
         engine=bench.name,
         engine_version=alone[0].engine_version,
@@ -512,7 +518,7 @@ def confirm_load(
         rows=rows,
         summary=ErrorSummary.of(rows),
         seconds=time.monotonic() - started,
-        schedule=_schedule_run(ranges, variants, results, numbers) if ranges else None,
+        schedule=compared,
     )
     save(case.file(LOAD_FILE), record)
     return record
@@ -617,13 +623,3 @@ def _load_row(
         relative_error_at_measured_tau=beside.at_measured_tau / found.gain.value - 1.0,
         error_by_term=beside.error_by_term(terms, slowdown),
     )
-
-
-def _schedule_run(
-    ranges: Ranges, variants: Sequence[Variant], results: Results, numbers: Sequence[int]
-) -> ScheduleRun:
-    """The schedule against always off and every fixed gamma."""
-    fixed = [variant.name for variant in variants if not variant.schedule]
-    verdict = schedule_verdict(results, SCHEDULED, fixed, numbers)
-    overall = overall_speedups(results, [SCHEDULED, *fixed], numbers)
-    return ScheduleRun(ranges, tuple(verdict), overall)

@@ -171,7 +171,10 @@ def choose_latency(
     if asked.engine is None:
         asked = replace(asked, engine=default_engine(device, asked.mode))
     check_dtype(asked.dtype or "", engine_facts(asked.engine), device)
-    asked = replace(asked, dtype=asked.dtype or _served_dtype(profile, device, target))
+    served_in = target.served_dtype  # of the published weights, where they are quantised
+    able = not asked.dtype and served_in in DTYPE_BYTES and device.kind != "cpu"
+    if able and _computes_in(served_in, profile, device):
+        asked = replace(asked, dtype=served_in)
     mode = asked.mode or default_mode(device, str(asked.engine))
     if profile is None:
         source = _unprofiled(device, mode, asked, drafter)
@@ -205,14 +208,6 @@ def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]
         if device.kind == "cpu":
             raise
     return None, device
-
-
-def _served_dtype(profile: Profile | None, device: Device, target: Architecture) -> str | None:
-    """The dtype of the target's published weights where they are quantised and a GPU computes in
-    it."""
-    name = target.served_dtype
-    able = name in DTYPE_BYTES and device.kind != "cpu"
-    return name if able and _computes_in(name, profile, device) else None
 
 
 def _workload(

@@ -199,13 +199,7 @@ def _train_along(
     """Claim trainings of the search, and confirmations where this is the device that it is for; how
     many jobs were done."""
     asked, cores = int(os.environ.get("OMP_NUM_THREADS") or 0), session.source.threads
-    files = notice.files
-    request = replace(
-        session.request,
-        prompts=files.get("prompts"),
-        heldout=files.get("heldout"),
-        text=files.get("text"),
-    )
+    request = replace(session.request, **notice.files)
     there = replace(session, request=request, run=open_run(folder))
     trainer = there.trainer(min(cores, asked) if cores and asked else cores)
 

@@ -74,7 +74,7 @@ def section_ranks(found: Sequence[Shown]) -> Section:
         rows.append(
             [
                 str(item.rank),
-                value_cell(score.speedup, 2, unit="x"),
+                value_cell(score.speedup, unit="x"),
                 *([_measured_cell(item)] if ran else []),
                 text_cell(score.label(), f"{kind}, {item.stage}"),
                 millions(score.parameters),
@@ -121,7 +121,7 @@ def _measured_cell(item: Shown) -> Cell:
     gain = item.measured_speedup
     pooled = item.confirmed.speedup_pooled if item.confirmed is not None else None
     if gain is None or pooled is None:
-        return value_cell(gain, 2, unit="x")
+        return value_cell(gain, unit="x")
     doubt, why = ("", "") if item.undecided is None else ("?", "; not decided")
     return Cell(f"{gain.words('x')}{doubt}", f"pooled {pooled:.2f}x{why}")
 

@@ -259,7 +259,7 @@ def _gammas(confirmed: Confirmed) -> Section:
     rows: Rows = [
         [
             str(row.gamma),
-            value_cell(row.speedup, 2, unit="x"),
+            value_cell(row.speedup, unit="x"),
             _pooled(row),
             f"{row.predicted_speedup:.2f}x",
             f"{row.relative_error:+.1%}",

@@ -33,7 +33,7 @@ def section_costs(budgets: Budgets | None, unit: str) -> Section:
         cells.append(
             [
                 text_cell("nothing" if not row.gpu_hours else hours_words(row.gpu_hours, unit)),
-                value_cell(best.speedup, 2, unit="x"),
+                value_cell(best.speedup, unit="x"),
                 text_cell(_name(best), wrap=True),
                 text_cell(needs_words(best.needs, unit)),
                 str(best.gamma),

@@ -105,7 +105,7 @@ def found_section(rows: Sequence[FamilyRow]) -> Section:
             _training(row),
             str(row.gamma),
             value_cell(row.tau),
-            value_cell(row.speedup, 2, unit="x"),
+            value_cell(row.speedup, unit="x"),
         ]
         for row in rows
     ]
@@ -138,8 +138,8 @@ def compared_section(item: EngineComparison) -> Section:
             str(row.gamma),
             value_cell(row.predicted_tau),
             value_cell(row.tau),
-            value_cell(row.predicted, 2, unit="x"),
-            value_cell(row.speedup, 2, unit="x"),
+            value_cell(row.predicted, unit="x"),
+            value_cell(row.speedup, unit="x"),
             f"{row.tokens_per_s:.1f}",
             f"{1e3 * (row.round_s or 0.0):.1f}",
             "-" if (same := row.identical_output_float32) is None else same.words(" of "),

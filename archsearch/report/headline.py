@@ -244,7 +244,13 @@ def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, where: st
     doubtful = [str(item.rank) for item in found if item is not lead and item.undecided is not None]
     if doubtful:
         lines.append(f"Not decided either way, confirm again: rank {', '.join(doubtful)}.")
-    lines += _unconfirmed_lines(found, gain.value) if lead.undecided is None else []
+    faster = [
+        f"rank {item.rank} ({item.score.speedup.words('x')})"
+        for item in found
+        if item.measured_speedup is None and item.score.speedup.value > gain.value
+    ]
+    if faster and lead.undecided is None:
+        lines.append(f"Predicted above that but not confirmed: {', '.join(faster[:3])}.")
     return Headline(answer + ".", lines, _next(run, lead, interval[0] > 1.0), lead)
 
 
@@ -262,15 +268,6 @@ def _how_sure(confirmed: Confirmed) -> str:
             f" {best_of.optimism:.2f}x, which the lower end bears."
         )
     return words
-
-
-def _unconfirmed_lines(found: Sequence[Shown], gain: float) -> list[str]:
-    """Candidates that nobody confirmed and that are predicted above `gain`."""
-    faster = [
-        item for item in found if item.measured_speedup is None and item.score.speedup.value > gain
-    ]
-    names = ", ".join(f"rank {item.rank} ({item.score.speedup.words('x')})" for item in faster[:3])
-    return [f"Predicted above that but not confirmed: {names}."] if faster else []
 
 
 def _unfinished(run: Run, where: str) -> Headline:

@@ -248,7 +248,7 @@ def section_ladder(reading: Reading, trials: Sequence[Mapping[str, object]]) -> 
         tick_names=tuple(rung.replace(" training", "") for rung in rungs),
     )
     rows: Rows = [
-        [text_cell(label), *(value_cell(ladder.get(rung), 2, unit="x") for rung in rungs)]
+        [text_cell(label), *(value_cell(ladder.get(rung), unit="x") for rung in rungs)]
         for label, ladder in found.items()
     ]
     note = (
@@ -273,7 +273,7 @@ def section_rungs(state: ClimbState | None) -> Section:
             human_time(record.seconds),
             "-" if record.measured is None else f"{record.measured.alpha:.3f}",
             value_cell(record.alpha),
-            value_cell(record.score, 2, unit="x"),
+            value_cell(record.score, unit="x"),
             text_cell(f"{record.state}: {record.why}" if record.why else record.state, wrap=True),
         ]
         for record in trained

@@ -96,9 +96,9 @@ def _speedup_table(load: LoadRecord) -> Table:
             text_cell(row.variant),
             str(row.concurrency),
             _gamma(row.gamma),
-            value_cell(row.predicted_speedup, 2, unit="x"),
+            value_cell(row.predicted_speedup, unit="x"),
             Cell(
-                value_cell(row.speedup, 2, unit="x").text,
+                value_cell(row.speedup, unit="x").text,
                 "{:.2f}x to {:.2f}x".format(*row.interval),
             ),
             _percent(row.relative_error),
@@ -159,9 +159,9 @@ def _schedule_part(schedule: ScheduleRun | None) -> Section:
         [
             str(row.concurrency),
             _gamma(row.gamma),
-            value_cell(row.speedup, 2, unit="x"),
+            value_cell(row.speedup, unit="x"),
             text_cell(row.best_other),
-            value_cell(row.best_other_speedup, 2, unit="x"),
+            value_cell(row.best_other_speedup, unit="x"),
             text_cell("yes" if row.holds else "NO", _unseen_loss(row.margin) if row.holds else ""),
         ]
         for row in schedule.verdict
@@ -251,7 +251,7 @@ def section_schedule(rank: int, schedule: GammaSchedule) -> Section:
             str(point.batch_size),
             str(point.gamma) if point.gamma else "off",
             value_cell(point.tau) if point.gamma and point.tau else "-",
-            value_cell(point.speedup, 2, unit="x"),
+            value_cell(point.speedup, unit="x"),
         ]
         for point in schedule.points
         if point.speedup

@@ -107,7 +107,11 @@ def initialise_draft(
             # A layer that adds nothing: the weights of some target layer, with silent outputs.
             given = source if source is not None else index % target_arch.num_hidden_layers
             whole = target_model.model.layers[given]
-            _fill_layer(whole, block, target_arch, arch, width, energy.get(given))
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                norm = getattr(whole, name).weight.float()
+                getattr(block, name).weight.copy_(width.norm(norm))
+            _fill_attention(whole, block, target_arch, arch, width)
+            _fill_mlp(whole, block, arch, width, energy.get(given))
             if source is None:
                 for silent in (block.self_attn.o_proj, block.mlp.down_proj):
                     silent.weight.zero_()
@@ -244,20 +248,6 @@ def _fill_ends(target_model: PreTrainedModel, draft: PreTrainedModel, width: _Wi
 
 
 # -- one layer
-
-
-def _fill_layer(
-    source: nn.Module,
-    block: nn.Module,
-    target: Architecture,
-    arch: Architecture,
-    width: _Width,
-    energy: Tensor | None,
-) -> None:
-    for name in ("input_layernorm", "post_attention_layernorm"):
-        getattr(block, name).weight.copy_(width.norm(getattr(source, name).weight.float()))
-    _fill_attention(source, block, target, arch, width)
-    _fill_mlp(source, block, arch, width, energy)
 
 
 def _with_bias(linear: nn.Linear) -> Tensor:
