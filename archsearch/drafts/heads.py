@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from archsearch.acceptance.replay import Replay, replay_chains, replays
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.published_drafters import usual_head
+from archsearch.drafters.forms import auxiliary_layers
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
@@ -247,7 +248,6 @@ class HeadTrainer:
         return TrainedHead(folder, record, replays)
 
     def _auxiliary(self, plan: HeadPlan, caches: Sequence[TextCache]) -> AuxiliaryStates:
-        from archsearch.drafters.forms import auxiliary_layers
         from archsearch.text.auxiliary import auxiliary_states
 
         layers = plan.aux_layers or auxiliary_layers(

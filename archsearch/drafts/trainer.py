@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from archsearch.acceptance.measured import agreement_trace
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import (
     CURVE_FILE,
@@ -30,7 +31,8 @@ from archsearch.records import as_data, load, save
 from archsearch.search.objective import Score
 from archsearch.speedup import alpha_of_divergence
 from archsearch.text.prompt_set import PromptSet
-from archsearch.training.settings import DistillConfig
+from archsearch.training.curves import alpha_points
+from archsearch.training.settings import CurvePoint, DistillConfig, DistillResult
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from archsearch.models.load import LoadedTarget
     from archsearch.text.cache import CachedSequence, TextCache
     from archsearch.text.vocabulary import DraftVocabulary
-    from archsearch.training.settings import CurvePoint, DistillResult
 
 
 ANSWER_TOKENS: Final = 96
@@ -172,8 +173,6 @@ class DraftTrainer:
         """Distil `arch` until it has seen `tokens` in all (or for `limit_s` seconds in all),
         without an anneal: its curve so far, alpha on the texts of `looked_at`. Continues its
         checkpoint; what is done is not done again; `train` goes on from there."""
-        from archsearch.training.curves import alpha_points
-
         folder = self.draft_folder(arch)
         before = read_curve(folder)
         if before is not None and (
@@ -225,7 +224,6 @@ class DraftTrainer:
         """
         import torch
 
-        from archsearch.acceptance.measured import agreement_trace
         from archsearch.models.drafts import save_draft
         from archsearch.training.batches import heldout_divergence
 

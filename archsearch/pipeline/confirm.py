@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from archsearch.acceptance.measured import Trace
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import load_trained
 from archsearch.drafts.trainer import DraftTrainer
@@ -30,6 +31,7 @@ from archsearch.engines.measure.figures import (
     token_s,
     under_load,
 )
+from archsearch.engines.measure.results import ByPrompt
 from archsearch.engines.measure.rows import made_up
 from archsearch.engines.measure.turns import ALONE, Plan, Variant
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
@@ -72,11 +74,9 @@ from archsearch.schedule import Ranges, SchedulePoint, largest_gamma, schedule_f
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import RoundTerms
 from archsearch.text.prompt_set import LEAST_HALF, PromptSet, spread
+from archsearch.text.prompts import read_prompts
 from archsearch.traffic.curve import speedup_when_off
 from archsearch.workload import GGUF_DTYPES
-
-if TYPE_CHECKING:
-    from archsearch.engines.measure.results import ByPrompt
 
 UNDECIDED_FILE: Final = "undecided-{engine}.json"
 RIVAL_GAMMAS: Final = (1, 3, 5)
@@ -266,8 +266,6 @@ def answers_of(session: SearchSession) -> Sampling:
 
 def confirming_prompts(trainer: DraftTrainer, file: Path | None, count: int) -> list[EnginePrompt]:
     """`count` prompts of `file`, or of the run's held-out ones, as an engine takes them."""
-    from archsearch.text.prompts import read_prompts
-
     chosen = read_prompts(file) if file else trainer.prompts.confirming
     encoded = spread(trainer.texts.encode(chosen), count)
     return [
@@ -354,8 +352,6 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
 def seen_words(prompts: PromptSet, folder: Path) -> str | None:
     """Why the prompts that confirm were seen when the draft in `folder` was chosen; None where no
     choice has seen them."""
-    from archsearch.acceptance.measured import Trace
-
     if not prompts.split:
         return (
             f"the {len(prompts.heldout)} held-out prompts are too few to split (at least"

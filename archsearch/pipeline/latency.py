@@ -6,9 +6,13 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from archsearch.acceptance.estimator import AcceptanceEstimator
+from archsearch.acceptance.estimator import AcceptanceEstimator, GivenAcceptance
+from archsearch.acceptance.known import AskedText, earlier, known_drafts
+from archsearch.acceptance.known_targets import known_target
+from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.acceptance.registry import CHOICES
 from archsearch.architecture.architecture import Architecture
 from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.drafters.drafter import RoundKind
@@ -25,7 +29,7 @@ from archsearch.latency.engine_passes import SEVERAL_TOKENS
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.latency.transfer import STEP_ERRORS, distance, same_generation
-from archsearch.models.targets import TargetRef
+from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.serving import (
     check_dtype,
     default_engine,
@@ -47,9 +51,6 @@ from archsearch.workload import (
     dtype_name,
     served_name,
 )
-
-if TYPE_CHECKING:
-    from archsearch.acceptance.known import AskedText
 
 DTYPE_PREFERENCE = ("bfloat16", "float16", "float32")
 RANKS = (1, 2, 4, 8)
@@ -461,13 +462,6 @@ def acceptance_for(
     prior that a search began with, written when it is new; what the earlier runs moved is its
     `earlier`.
     """
-    from archsearch.acceptance.estimator import GivenAcceptance
-    from archsearch.acceptance.known import AskedText, earlier, known_drafts
-    from archsearch.acceptance.known_targets import known_target
-    from archsearch.acceptance.prior import PriorAcceptance
-    from archsearch.acceptance.registry import CHOICES
-    from archsearch.models.targets import resolve_target
-
     if choice not in CHOICES:
         return GivenAcceptance(float(choice)), "given"
     if state is not None and state.exists():

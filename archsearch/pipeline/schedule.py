@@ -11,9 +11,13 @@ from typing import Any, Final
 import numpy as np
 from packaging.version import Version
 
+from archsearch.acceptance.measured import Trace
+from archsearch.acceptance.replay import replay_tau
 from archsearch.capacity import fits
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.forms import vllm_drafter_config
+from archsearch.drafts.heads import run_head
+from archsearch.drafts.records import load_trained
 from archsearch.engine_facts import engine_facts, engine_title, shared_by
 from archsearch.engine_rounds import engine_rounds
 from archsearch.errors import ArchsearchError
@@ -22,6 +26,7 @@ from archsearch.export.engines import schedule_words
 from archsearch.files import write_json
 from archsearch.hardware.device import Device
 from archsearch.models.files import has_weights
+from archsearch.models.targets import resolve_drafter
 from archsearch.pipeline.in_engine import serving_scorer
 from archsearch.pipeline.serving import check_batch
 from archsearch.pipeline.session import SearchSession
@@ -37,7 +42,13 @@ from archsearch.schedule import (
     schedule_from_points,
 )
 from archsearch.search.objective import Score, Scorer
-from archsearch.speedup import alpha_from_tau, drifting_positions, tokens_by_budget
+from archsearch.speedup import (
+    accepted_by_position,
+    alpha_from_tau,
+    drifting_positions,
+    tau_estimate,
+    tokens_by_budget,
+)
 from archsearch.traffic.curve import speedup_when_off
 
 FORECAST: Final = (0.31, 0.10)
@@ -63,11 +74,6 @@ def acceptance_of(
 ) -> tuple[Estimate, dict[int, Estimate], Rates]:
     """alpha, tau by gamma and acceptance by position of a candidate: from its trace where it was
     trained, else as its score predicts."""
-    from archsearch.acceptance.measured import Trace
-    from archsearch.acceptance.replay import replay_tau
-    from archsearch.drafts.records import load_trained
-    from archsearch.speedup import accepted_by_position, tau_estimate
-
     if folder is not None and has_weights(folder) and (folder / "trace.npz").is_file():
         trained = load_trained(score.architecture, folder)
         trace = Trace.load(folder / "trace.npz")
@@ -260,9 +266,6 @@ def schedule_head(
 
     Raises ArchsearchError where the run has no such head, or the engine takes no schedule for it.
     """
-    from archsearch.drafts.heads import run_head
-    from archsearch.models.targets import resolve_drafter
-
     trained = run_head(session.run.path, family)
     gamma = trained.plan.gamma
     drafter = resolve_drafter(str(trained.folder), session.target).drafter

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from archsearch.drafters.lookup import NGram
 from archsearch.drafts.heads import TrainedHead, run_head
@@ -23,6 +23,7 @@ from archsearch.drafts.records import TrainedDraft, load_trained
 from archsearch.engine_facts import engine_facts, engine_title
 from archsearch.engines.engine import ExitAfter
 from archsearch.engines.measure.figures import by_prompt
+from archsearch.engines.measure.results import ByPrompt
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from archsearch.models.files import has_weights
 from archsearch.pipeline.candidates import write_report
@@ -50,9 +51,6 @@ from archsearch.runs.confirmed import Exact
 from archsearch.runs.run import open_run
 from archsearch.runs.tables import COMPARISON_FILE, EngineComparison, Order, Rival, Silent, Swap
 from archsearch.search.objective import Score, Scorer
-
-if TYPE_CHECKING:
-    from archsearch.engines.measure.results import ByPrompt
 
 # of the predicted acceptance at position 1, besides what counting few rounds leaves open
 NEAR: Final = 0.05

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from archsearch.acceptance.estimator import VocabularyCoverage
 from archsearch.drafts.trainer import DraftTrainer
@@ -28,6 +28,7 @@ from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import read_json, write_json
 from archsearch.hardware.identify import check_claim, visible_gpus
 from archsearch.paths import STORAGE_VARIABLE
+from archsearch.pipeline.confirm import confirm_rank
 from archsearch.pipeline.scoring import score_spaces
 from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
 from archsearch.pipeline.shared_work import Job, JobKind, SharedWork, make_executor, train_job
@@ -199,7 +200,7 @@ def _train_along(
     """Claim trainings of the search, and confirmations where this is the device that it is for; how
     many jobs were done."""
     asked, cores = int(os.environ.get("OMP_NUM_THREADS") or 0), session.source.threads
-    request = replace(session.request, **notice.files)
+    request = replace(session.request, **dict[str, Any](notice.files))
     there = replace(session, request=request, run=open_run(folder))
     trainer = there.trainer(min(cores, asked) if cores and asked else cores)
 
@@ -215,8 +216,6 @@ def _train_along(
 
 def confirm_job(session: SearchSession, job: Job, trainer: DraftTrainer) -> float:
     """Run a rank of the search in the engine; its measured speed-up."""
-    from archsearch.pipeline.confirm import confirm_rank
-
     found = confirm_rank(
         session, job.rank, trainer=trainer, prompt_count=job.prompts, stopping=False
     )

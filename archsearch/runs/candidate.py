@@ -6,15 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from archsearch.acceptance.measured import Trace
 from archsearch.architecture.architecture import Architecture
 from archsearch.models.files import has_weights
 from archsearch.records import from_data, load
 from archsearch.search.objective import Score
-
-if TYPE_CHECKING:
-    from archsearch.acceptance.measured import Trace
 
 SCORE_FILE: Final = "score.json"
 TRAINING_FILE: Final = "training.json"
@@ -139,7 +137,5 @@ class Candidate:
     def trace(self) -> Trace | None:
         """At which tokens of the held-out texts its greedy token was the target's; None where that
         was not measured."""
-        from archsearch.acceptance.measured import Trace
-
         path = self.folder / TRACE_FILE
         return Trace.load(path) if path.is_file() else None

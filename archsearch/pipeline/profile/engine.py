@@ -31,6 +31,7 @@ from archsearch.engines.measure.passes import (
     measured_models,
     spread_drafts,
 )
+from archsearch.engines.measure.rows import PlainSteps
 from archsearch.engines.registry import check_interpreter_choice
 from archsearch.errors import ArchsearchError
 from archsearch.files import write_json
@@ -200,7 +201,6 @@ def _plain_steps(
     """What says how slow the machine is: plain steps where a second engine has room; their
     reference is kept in the profile."""
     from archsearch.engines import registry
-    from archsearch.engines.measure.rows import PlainSteps
 
     name, ref = request.engine_name, request.target_ref
     if ref is None or not can_run(name, ref):
