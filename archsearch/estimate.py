@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,14 +95,15 @@ class Estimate:
         return cls(number(data["value"]), number(data["std"]), str(data["source"]), low, high)
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is what JSON or YAML calls a number, and finite: no "12" and no true."""
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return known and abs(value) <= sys.float_info.max
+
+
 def number(value: object) -> float:
-    """A finite float out of what JSON or YAML calls a number; ValueError for anything else, "12"
-    and true among it."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not abs(value) <= sys.float_info.max
-    ):
+    """A finite float; ValueError for anything else."""
+    if not is_number(value):
         raise ValueError(f"{str(value)[:40]!r} where a finite number belongs")
     return float(value)
 

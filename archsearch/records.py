@@ -21,7 +21,6 @@ not known are passed over. What else does not fit is one line with the field's p
 from __future__ import annotations
 
 import dataclasses
-import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -43,7 +42,7 @@ from typing import (
 
 from archsearch import files
 from archsearch.errors import ArchsearchError
-from archsearch.estimate import Estimate, number
+from archsearch.estimate import Estimate, is_number, number
 
 _T = TypeVar("_T")
 # What data of another shape than expected raises while it is read; ArchsearchError is a ValueError.
@@ -305,15 +304,10 @@ def _misfit(wanted: str, value: object) -> Misfit:
     return Misfit(f"must be {wanted}, got {text if len(text) <= 60 else text[:40] + '...'}")
 
 
-def _is_finite(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and abs(value) <= sys.float_info.max
-
-
 _PLAIN: Final[Mapping[object, tuple[str, Callable[[object], bool]]]] = {
     bool: ("true or false", lambda data: isinstance(data, bool)),
     int: ("a whole number", lambda data: type(data) is int),
-    float: ("a finite number", _is_finite),
+    float: ("a finite number", is_number),
     Endless: ("a number", lambda data: isinstance(data, int | float)),
     str: ("text", lambda data: isinstance(data, str)),
     Path: ("a path", lambda data: isinstance(data, str)),

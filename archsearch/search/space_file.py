@@ -3,12 +3,12 @@ and what is allowed."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from archsearch.errors import ArchsearchError
+from archsearch.estimate import is_number
 
 # Order matters: choices are given as indices in this order.
 NUMERIC: Final = (
@@ -43,11 +43,6 @@ def check_keys(
             raise ArchsearchError(
                 f"{where}: unknown {what} {key!r}; allowed are {', '.join(allowed)}"
             )
-
-
-def is_number(value: object) -> bool:
-    """Whether it is a finite number, and no true or false."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def fraction(text: str) -> float:
