@@ -151,7 +151,7 @@ def report(run: Path, show: bool, figures: bool, as_json: bool) -> None:
     archsearch report runs/demo
     archsearch report runs/demo --figures
     """
-    from archsearch.pipeline import write_report
+    from archsearch.pipeline.candidates import write_report
     from archsearch.report import summary_text, write_figures
     from archsearch.runs.run import open_run
 

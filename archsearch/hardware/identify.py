@@ -109,14 +109,6 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _cpuinfo(root: Path) -> dict[str, str]:
-    """The fields of the first processor in /proc/cpuinfo (keys as printed there); empty where there
-    is none."""
-    first = _read(root / "proc/cpuinfo").split("\n\n")[0]
-    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
-    return {key.strip(): value.strip() for key, value in pairs}
-
-
 def _slug(model: str) -> str:
     """ "Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz" -> "intel-xeon-platinum-8481c"."""
     text = re.sub(r"\((r|tm)\)|@.*|\b(cpu|processor|\d+-core)\b", " ", model.lower())
@@ -196,7 +188,9 @@ def identify_cpu(threads: int | None = None, root: Path = Path("/")) -> Device:
         raise ArchsearchError(
             f"threads must lie between 1 and {available} (what this process may use), got {threads}"
         )
-    info = _cpuinfo(root)
+    first = _read(root / "proc/cpuinfo").split("\n\n")[0]  # of the processors
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    info = {key.strip(): value.strip() for key, value in pairs}
     model = (
         info.get("model name")
         or info.get("Processor")

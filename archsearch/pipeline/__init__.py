@@ -5,7 +5,6 @@ profile -> search -> finalists (train, measure) -> confirm -> export. Feedback b
 through files.
 """
 
-from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.confirm import LoadRequest, confirm_load, confirm_rank
 from archsearch.pipeline.estimate import estimate_drafts
 from archsearch.pipeline.export import export_rank
@@ -15,12 +14,7 @@ from archsearch.pipeline.profile import import_tables, profile_device
 from archsearch.pipeline.profile.run import ProfileRequest
 from archsearch.pipeline.schedule import schedule_rank
 from archsearch.pipeline.search import search
-from archsearch.pipeline.session import (
-    SearchRequest,
-    SearchSession,
-    check_weights,
-    default_space,
-)
+from archsearch.pipeline.session import SearchRequest, SearchSession, check_weights
 from archsearch.pipeline.train import train_rank
 
 __all__ = [
@@ -33,7 +27,6 @@ __all__ = [
     "choose_latency",
     "confirm_load",
     "confirm_rank",
-    "default_space",
     "estimate_drafts",
     "export_rank",
     "import_tables",
@@ -41,5 +34,4 @@ __all__ = [
     "schedule_rank",
     "search",
     "train_rank",
-    "write_report",
 ]

@@ -62,7 +62,7 @@ from archsearch.report.terminal.search import Brought, Climbed, Searched, Survey
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.lock import run_lock
 from archsearch.runs.run import RUNGS_FILE
-from archsearch.runs.state import FinalistsEntry, StateFile
+from archsearch.runs.state import StateFile
 from archsearch.runs.tables import BUDGETS_FILE, TextVerdict
 from archsearch.search import study
 from archsearch.search.objective import Score, Scorer
@@ -138,7 +138,10 @@ def train_and_confirm(session: SearchSession, start: float) -> Searched:
         trained = ascent.climb()
         run.write_trials(trial_rows(result.trials, state))
         if not plan.climbs and state.finalists is not None:
-            write_finalists(run.path, state.finalists, state.notes)
+            decided = as_data(state.finalists)  # of rungs.json what scripts know
+            own = ("shapes", "tokens", "foreseen", "longer")
+            kept = {name: decided[name] for name in own if name in decided}
+            write_json(run.path / "finalists.json", kept | {"notes": list(state.notes)})
         session = replace(session, besides=tuple(alternatives(session)))
         others = ascent.standings() if plan.climbs else result.best
         ranked = write_ranked(session, trained, others)
@@ -170,13 +173,6 @@ def train_and_confirm(session: SearchSession, start: float) -> Searched:
         ),
         text=text,
     )
-
-
-def write_finalists(run: Path, entry: FinalistsEntry, notes: Sequence[str]) -> None:
-    """finalists.json, which scripts know: of rungs.json what a search without rounds decided."""
-    data = as_data(entry)
-    kept = {name: data[name] for name in ("shapes", "tokens", "foreseen", "longer") if name in data}
-    write_json(run / "finalists.json", kept | {"notes": list(notes)})
 
 
 def text_result(

@@ -288,22 +288,17 @@ def workers_beside(session: SearchSession) -> Iterator[SharedWork | None]:
             shared = SharedWork(storage, name, session.run.info["created"])
             stack.enter_context(shared.held())
         try:
+            on_cpu = session.source.device.kind == "cpu"
+            gpus = [] if on_cpu else [gpu.uuid for gpu in visible_gpus() if gpu.uuid]
             for number in range(1, request.workers):
                 environment = {STORAGE_VARIABLE: storage, "OMP_NUM_THREADS": "1"}
-                executor.start(["worker", "--run", name], environment | own_gpu(session, number))
+                if len(gpus) > 1:  # one each; the first stays with who began
+                    environment["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
+                executor.start(["worker", "--run", name], environment)
             yield shared
         finally:
             for words in executor.stop():
                 say(f"a worker ended early: {words}")
-
-
-def own_gpu(session: SearchSession, number: int) -> dict[str, str]:
-    """The environment that gives worker `number` a GPU of its own, where the search is for one and
-    this machine has several; the first stays with who began."""
-    if session.source.device.kind == "cpu":
-        return {}
-    gpus = [gpu.uuid for gpu in visible_gpus() if gpu.uuid]
-    return {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if len(gpus) > 1 else {}
 
 
 def serve_dashboard(

@@ -59,7 +59,12 @@ def initial_weights(folder: Path, target: str | None = None, answers: Sequence[P
         return out / "model.safetensors"
     kept = _kept(rows, shape, tokenizer)
     tensors = _head(model, shape, recipe, kept)
-    _turn_as(model, out / "config.json")
+    # layers that come from the target turn their keys as it does
+    config = read_json(out / "config.json", "the drafter's config")
+    rope = dict(model.config.rope_parameters)
+    layers = config.get("transformer_layer_config", config)
+    layers |= {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
+    write_json(out / "config.json", config)
     _write_maps(out, kept, shape.vocab_size)
     write_weights(out, tensors)
     return out / "model.safetensors"
@@ -111,15 +116,6 @@ def _head(
     if recipe["library"] == "specforge":  # its one layer is called midlayer
         tensors = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items()}
     return tensors | head_maps(torch.tensor(kept), shape.vocab_size)
-
-
-def _turn_as(model: Any, config_file: Path) -> None:
-    """Layers that come from the target turn their keys as it does."""
-    config = read_json(config_file, "the drafter's config")
-    layers = config.get("transformer_layer_config", config)
-    rope = dict(model.config.rope_parameters)
-    layers |= {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
-    write_json(config_file, config)
 
 
 def _write_maps(out: Path, kept: Sequence[int], vocab_size: int) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from archsearch.estimate import Estimate
 from archsearch.report.answer import gain_words, hours_words, needs_words
-from archsearch.report.charts import INK, Chart, Series, colour, gain_chart, line
+from archsearch.report.charts import INK, Chart, colour, gain_chart, line
 from archsearch.report.families import title_of
 from archsearch.report.section import Rows, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.tables import BudgetDrafter, Budgets
@@ -70,7 +70,11 @@ def _chart(budgets: Budgets, unit: str) -> Chart:
                 drafter,
             )
     by_gain = sorted(found.values(), key=lambda each: -each.speedup.value)
-    series = [_best_line(budgets, free)]
+    best = [
+        (row.gpu_hours or free, row.drafters[0].speedup) for row in budgets.rows if row.drafters
+    ]
+    dashes = {"colour": INK, "band": True, "dashed": True, "symbol": None}
+    series = [line("best for its budget", best, "bounds", **dashes)]
     for number, family in enumerate(dict.fromkeys(drafter.family for drafter in by_gain)):
         own = [drafter for drafter in found.values() if drafter.family == family]
         there = [drafter for drafter in own if drafter.needs.kind != "training"]
@@ -95,14 +99,6 @@ def _chart(budgets: Budgets, unit: str) -> Chart:
     look = {"x_scale": "log", "ticks": (free, *hours), "tick_names": names}
     title, axis = "Speed-up by what it costs to have", f"{unit}-hours on {budgets.device}"
     return gain_chart("costs", title, caption, axis, series, **look)
-
-
-def _best_line(budgets: Budgets, free: float) -> Series:
-    best = [
-        (row.gpu_hours or free, row.drafters[0].speedup) for row in budgets.rows if row.drafters
-    ]
-    look = {"colour": INK, "band": True, "dashed": True, "symbol": None}
-    return line("best for its budget", best, "bounds", **look)
 
 
 @dataclass(frozen=True)

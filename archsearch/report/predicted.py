@@ -142,18 +142,14 @@ def section_time(curves: Curves | None) -> Section:
         _bars_chart("passes", "One pass by term", curves.passes, captions[1]),
         _bars_chart("layers", "One layer by term", curves.layers, captions[2]),
     ]
-    rows: Rows = [
-        [text_cell(bar.name), text_cell(term), f"{1e3 * seconds:.3f}", _share(seconds, bar)]
-        for bar in (*curves.rounds, *curves.passes, *curves.layers)
-        for term, seconds in bar.terms.items()
-    ]
+    rows: Rows = []
+    for bar in (*curves.rounds, *curves.passes, *curves.layers):
+        for term, seconds in bar.terms.items():
+            share = f"{seconds / bar.total.value:.0%}" if bar.total.value else "-"
+            rows.append([text_cell(bar.name), text_cell(term), f"{1e3 * seconds:.3f}", share])
     table = Table(("what", "term", "ms", "share"), rows)
     folded = Section("The same as a table", tables=[table], folded=True)
     return Section("Where the time goes", charts=list(filter(None, charts)), parts=[folded])
-
-
-def _share(seconds: float, bar: Bar) -> str:
-    return f"{seconds / bar.total.value:.0%}" if bar.total.value else "-"
 
 
 def _bars_chart(key: str, title: str, bars: Sequence[Bar], caption: str) -> Chart | None:

@@ -161,11 +161,11 @@ def _model_cases(
     # a draft that is not much smaller than its target never pays
     small = [shape for shape in full if parameters(shape) <= parameters(target) / 2]
     drafts = spread_drafts(small or full, len(gammas))
-    known = measured_models(profile.select("pass", dtype, "eager"), name, target, drafts)
+    known = measured_models(profile.select("pass", dtype, "eager"), name)
     # Gamma by batch size needs a schedule; without one an engine is profiled at one request, where
     # it reports all its passes.
     batches = BATCHES if facts.schedules else (1,) * len(BATCHES)
-    cases = [] if None in known else [Case([(batch, 0) for batch in batches])]
+    cases = [] if target in known else [Case([(batch, 0) for batch in batches])]
     return cases + [
         Case(
             list(zip(batches, gammas[number], strict=False)),
