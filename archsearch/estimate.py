@@ -97,8 +97,9 @@ class Estimate:
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether it is what JSON or YAML calls a number, and finite: no "12" and no true."""
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return known and abs(value) <= sys.float_info.max
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max
 
 
 def number(value: object) -> float:

@@ -693,7 +693,7 @@ def import_tables(
         for kind, whole in source.tables(dtype, compact).items():
             label = kind if dtype == names[0] else f"{kind} {dtype}"
             # weights that come faster than the memory delivers lay in the cache, in part
-            fast = {
+            fast: set[Key] = {
                 (op, mode)
                 for (op, mode), seconds in whole.times_s.items()
                 if isinstance(op, Gemm)
