@@ -9,7 +9,7 @@ from the cache of the other three.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -21,9 +21,6 @@ from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.hardware.device import Device
 from archsearch.workload import MEMORY_FRACTION, Workload
 
-# The rest: activations, workspaces, fragmentation, the runtime itself (vLLM's
-# gpu_memory_utilization).
-USABLE_FRACTION: Final = MEMORY_FRACTION
 # vLLM's max_num_batched_tokens for servers on large GPUs; a step reads no more
 STEP_TOKENS: Final = 8192
 SEQUENCES: Final = 256  # of them sampled at once: vLLM's max_num_seqs
@@ -130,10 +127,8 @@ def memory_bytes(target: Architecture, draft: Draft | None, workload: Workload) 
     )
 
 
-def activation_bytes(
-    target: Architecture, workload: Workload, tokens: int = STEP_TOKENS, sequences: int = SEQUENCES
-) -> int:
-    """The most that one step of `tokens` tokens, `sequences` of which are sampled, keeps beside
+def activation_bytes(target: Architecture, workload: Workload) -> int:
+    """The most that one step of STEP_TOKENS tokens, SEQUENCES of which are sampled, keeps beside
     weights and caches on one rank.
 
     Of a layer: its input, the residual, and the larger of attention's and the feed-forward
@@ -143,8 +138,8 @@ def activation_bytes(
     part = shard(target, workload.tensor_parallel)
     attention = part.q_size * 2 + 2 * part.kv_size
     network = (3 if target.gated_mlp else 2) * part.intermediate_size
-    layer = tokens * (2 * target.hidden_size + max(attention, network)) * workload.dtype_bytes
-    return max(int(layer), 0) + 3 * 4 * sequences * target.vocab_size
+    layer = STEP_TOKENS * (2 * target.hidden_size + max(attention, network)) * workload.dtype_bytes
+    return max(int(layer), 0) + 3 * 4 * SEQUENCES * target.vocab_size
 
 
 def memory_plan(
@@ -164,9 +159,10 @@ def memory_plan(
         if arch is not None
     ]
 
-    def fits_at(length: int) -> bool:
-        caches = memory_bytes(target, draft, replace(workload, context_len=length)).kv_bytes
-        return caches <= room
+    lengths = range(1, min(arch.max_position_embeddings for arch in shapes) + 1)
+
+    def too_long(length: int) -> bool:
+        return memory_bytes(target, draft, replace(workload, context_len=length)).kv_bytes > room
 
     return MemoryPlan(
         usable_bytes=usable,
@@ -177,9 +173,7 @@ def memory_plan(
         draft_token_bytes=use.draft_kv_bytes,
         cached_tokens=max(0, int(room // max(use.kv_bytes, 1))),
         requests=held_requests(target, draft, workload, device),
-        longest=_largest(min(arch.max_position_embeddings for arch in shapes), fits_at)
-        if room > 0
-        else 0,
+        longest=bisect_left(lengths, True, key=too_long) if room > 0 else 0,
     )
 
 
@@ -198,29 +192,11 @@ def held_requests(
     return held if np.ndim(held) else int(held)
 
 
-def usable_bytes(device: Device, usable_fraction: float = USABLE_FRACTION) -> float:
+def usable_bytes(device: Device, usable_fraction: float = MEMORY_FRACTION) -> float:
     """Memory of `device` that weights and caches may take."""
     return device.memory_bytes * usable_fraction
 
 
-def fits(
-    target: Architecture,
-    draft: Draft | None,
-    workload: Workload,
-    device: Device,
-    usable_fraction: float = USABLE_FRACTION,
-) -> bool:
+def fits(target: Architecture, draft: Draft | None, workload: Workload, device: Device) -> bool:
     """Whether weights and caches fit into the usable part of the device's memory."""
-    return memory_bytes(target, draft, workload).total_bytes <= usable_bytes(
-        device, usable_fraction
-    )
-
-
-def _largest(limit: int, allowed: Callable[[int], bool]) -> int:
-    """The largest value in 0..limit that is allowed, where everything below an allowed value is; 0
-    when none is."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if allowed(middle) else (low, middle - 1)
-    return low
+    return memory_bytes(target, draft, workload).total_bytes <= usable_bytes(device)

@@ -381,7 +381,8 @@ def engine_rounds(
         asked = Version(oldest)
     chosen = dict(options or {})
     for row in table["rows"]:
-        if _fits(row, asked, chosen, drafter):
+        fits = row.get("drafter", drafter) == drafter and _about(row, asked)
+        if fits and all(chosen.get(name) == own for name, own in row.get("options", {}).items()):
             return _resolved(engine, taken, row, chosen, drafter, note)
     raise ArchsearchError(
         f"nothing is known of {drafter} in {engine} {taken}"
@@ -395,14 +396,6 @@ def _running(
     found = engine_rounds(engine, version, dict(options), drafter)
     assert found is not None  # the engine is known
     return found
-
-
-def _fits(
-    row: Mapping[str, Any], version: Version, options: Mapping[str, str], drafter: RoundKind
-) -> bool:
-    if row.get("drafter", drafter) != drafter or not _about(row, version):
-        return False
-    return all(options.get(name) == value for name, value in row.get("options", {}).items())
 
 
 def _about(row: Mapping[str, Any], version: Version) -> bool:
@@ -425,8 +418,10 @@ def _resolved(
         )
     better = row.get("remedy_options", {})
     costs = round_costs(row["class"])
-    costs = replace(costs, largest_graph=_largest_graph(engine, version, options))
-    costs = _no_less(costs, plain_costs(engine, version)).on_host(options.get(HOST))
+    # of a sequence no less than in a plain step, which schedules, samples and answers it too
+    least = max(costs.sequence_s, plain_costs(engine, version).sequence_s, key=lambda s: s.value)
+    graph = _largest_graph(engine, version, options)
+    costs = replace(costs, largest_graph=graph, sequence_s=least).on_host(options.get(HOST))
     eager = bool(row.get("eager", False))
     if (
         eager
@@ -482,14 +477,6 @@ def _largest_graph(engine: str, version: str, options: Mapping[str, str]) -> int
         return int(asked)
     own = parse_version(engine, version)
     return next(int(row["largest"]) for row in known["rows"] if _about(row, own))
-
-
-def _no_less(costs: RoundCosts, plain: PlainCosts) -> RoundCosts:
-    """The costs of a round, for a sequence no less than a plain step's: the same requests are
-    scheduled, sampled and answered in both."""
-    if costs.sequence_s.value >= plain.sequence_s.value:
-        return costs
-    return replace(costs, sequence_s=plain.sequence_s)
 
 
 def _fuses_reduces(engine: str, version: str, options: Mapping[str, str]) -> bool:

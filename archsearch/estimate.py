@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,6 +74,10 @@ class Estimate:
         )
         return {"value": self.value, "std": self.std, "source": self.source, **shape}
 
+    def words(self, unit: str = "") -> str:
+        """`1.52x ± 0.20`."""
+        return f"{self.value:.2f}{unit} ± {self.std:.2f}"
+
     def plus(self, more: Estimate) -> Estimate:
         """With what comes on top of it; their errors are independent."""
         return Estimate(self.value + more.value, math.hypot(self.std, more.std), self.source)
@@ -91,14 +95,16 @@ class Estimate:
         return cls(number(data["value"]), number(data["std"]), str(data["source"]), low, high)
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is what JSON or YAML calls a number, and finite: no "12" and no true."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max
+
+
 def number(value: object) -> float:
-    """A finite float out of what JSON or YAML calls a number; ValueError for anything else, "12"
-    and true among it."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not abs(value) <= sys.float_info.max
-    ):
+    """A finite float; ValueError for anything else."""
+    if not is_number(value):
         raise ValueError(f"{str(value)[:40]!r} where a finite number belongs")
     return float(value)
 

@@ -41,15 +41,15 @@ class ProgressLine:
     Quiet when `quiet`; writes to stderr only, so that stdout stays for results.
     """
 
-    def __init__(self, title: str, *, quiet: bool = False, every_s: float = 10.0) -> None:
-        self.title, self.quiet, self.every_s = title, quiet, every_s
+    def __init__(self, title: str, *, quiet: bool = False) -> None:
+        self.title, self.quiet = title, quiet
         self._start = time.monotonic()
         self._last = -1e9
         self._terminal = sys.stderr.isatty()
 
     def __call__(self, what: str, done: float, total: float) -> None:
         now = time.monotonic()
-        if self.quiet or now - self._last < (0.2 if self._terminal else self.every_s):
+        if self.quiet or now - self._last < (0.2 if self._terminal else 10.0):
             return
         self._last = now
         elapsed = now - self._start

@@ -2,10 +2,10 @@
 
     @dataclass(frozen=True)
     class Row:
-        gamma: Count                                              # a whole number of at least 1
-        speedup: Estimate                                         # a bare number is one of std 0
-        seconds: Maybe[float] = None                              # left out of a file where None
-        stopped: Annotated[str, Stored(older=("why_stopped",))] = ""   # as older files call it
+        gamma: Count                                        # a whole number of at least 1
+        speedup: Estimate                                   # a bare number is one of std 0
+        seconds: Maybe[float] = None                        # left out of a file where None
+        stopped: Annotated[str, Stored(name="why")] = ""    # as files call it
 
     as_data(row)                        # a dict of dicts, lists, numbers and text
     from_data(Row, data)                # the inverse
@@ -21,7 +21,6 @@ not known are passed over. What else does not fit is one line with the field's p
 from __future__ import annotations
 
 import dataclasses
-import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -43,7 +42,7 @@ from typing import (
 
 from archsearch import files
 from archsearch.errors import ArchsearchError
-from archsearch.estimate import Estimate, number
+from archsearch.estimate import Estimate, is_number, number
 
 _T = TypeVar("_T")
 # What data of another shape than expected raises while it is read; ArchsearchError is a ValueError.
@@ -59,12 +58,11 @@ WRONG_SHAPE: Final = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stored:
-    """How a field is kept: under which `name` ("": its own) and `older` ones; `omit`: left out
-    where it equals its default; `inline`: its fields stand among those of the record around it;
-    `low` (or `above`) to `high`: what its number, or the value of its estimate, may be."""
+    """How a field is kept: under which `name` ("": its own); `omit`: left out where it equals its
+    default; `inline`: its fields stand among those of the record around it; `low` (or `above`) to
+    `high`: what its number, or the value of its estimate, may be."""
 
     name: str = ""
-    older: tuple[str, ...] = ()
     omit: bool = False
     inline: bool = False
     low: float | None = None
@@ -101,7 +99,7 @@ class Misfit(ArchsearchError):
 
 class _Field(NamedTuple):
     name: str
-    names: tuple[str, ...]
+    key: str
     kind: object
     stored: Stored
     default: object
@@ -114,7 +112,7 @@ def as_data(record: Any) -> dict[str, Any]:
         value = getattr(record, field.name)
         if not field.stored.omit or value != field.default:
             own = encoded(value)
-            data |= own if field.stored.inline else {field.names[0]: own}
+            data |= own if field.stored.inline else {field.key: own}
     for name in getattr(record, "ALSO", ()):
         value = getattr(record, name)
         data[name] = encoded(value() if callable(value) else value)
@@ -182,9 +180,9 @@ def _fields(kind: Any) -> tuple[_Field, ...]:
         stored = next((each for each in extras if isinstance(each, Stored)), Stored())
         factory = field.default_factory
         default = field.default if factory is dataclasses.MISSING else factory()
-        names = (stored.name or field.name, *stored.older)
         if field.init:
-            found.append(_Field(field.name, names, hint, stored, default))
+            key = stored.name or field.name
+            found.append(_Field(field.name, key, hint, stored, default))
     return tuple(found)
 
 
@@ -205,18 +203,17 @@ def _of_fields(kind: Any, data: Any, known_only: bool = False) -> Any:
     values, fields, rest = {}, _fields(kind), _object(data)
     inline = any(field.stored.inline for field in fields)
     if inline or known_only:
-        own = {name for field in fields for name in field.names}
+        own = {field.key for field in fields}
         rest = {name: value for name, value in data.items() if name not in own}
         if rest and not inline:
             raise Misfit("is not known", str(next(iter(rest))))
     for field in fields:
-        name = next((name for name in field.names if name in data), field.names[0])
-        given = rest if field.stored.inline else data.get(name)
-        if given is None and (name not in data or not _takes_none(field.kind)):
+        given = rest if field.stored.inline else data.get(field.key)
+        if given is None and (field.key not in data or not _takes_none(field.kind)):
             if field.default is dataclasses.MISSING:
-                raise Misfit("is missing", name)
+                raise Misfit("is missing", field.key)
             continue  # the constructor's default, which a factory makes anew
-        values[field.name] = _at("" if field.stored.inline else name, field.kind, given)
+        values[field.name] = _at("" if field.stored.inline else field.key, field.kind, given)
     return kind(**values)
 
 
@@ -307,15 +304,10 @@ def _misfit(wanted: str, value: object) -> Misfit:
     return Misfit(f"must be {wanted}, got {text if len(text) <= 60 else text[:40] + '...'}")
 
 
-def _is_finite(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and abs(value) <= sys.float_info.max
-
-
 _PLAIN: Final[Mapping[object, tuple[str, Callable[[object], bool]]]] = {
     bool: ("true or false", lambda data: isinstance(data, bool)),
     int: ("a whole number", lambda data: type(data) is int),
-    float: ("a finite number", _is_finite),
+    float: ("a finite number", is_number),
     Endless: ("a number", lambda data: isinstance(data, int | float)),
     str: ("text", lambda data: isinstance(data, str)),
     Path: ("a path", lambda data: isinstance(data, str)),

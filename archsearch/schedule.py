@@ -56,7 +56,7 @@ def check_schedule(ranges: Sequence[Sequence[int]]) -> Ranges:
     expected = 1
     for entry in ranges:
         numbers = list(entry) if isinstance(entry, list | tuple) else []
-        if len(numbers) != 3 or any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
+        if len(numbers) != 3 or any(type(n) is not int for n in numbers):
             raise ArchsearchError(
                 "a schedule entry must be [first batch, last batch, gamma] in whole numbers, got"
                 f" {entry!r}"

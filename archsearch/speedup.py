@@ -93,6 +93,12 @@ def alpha_estimate(level: float, std: float, source: str) -> Estimate:
     return Estimate(value, value * (1.0 - value) * std, source)
 
 
+def moved(alpha: Estimate, level: float, std: float) -> Estimate:
+    """alpha with its logit moved by `level`, which is known to `std`."""
+    spread = math.hypot(logit_std(alpha), std)
+    return alpha_estimate(logit(clamped(alpha.value)) + level, spread, alpha.source)
+
+
 # --- tokens per round
 
 
@@ -222,8 +228,6 @@ def alpha_from_tau(tau_value: float, gamma: int, drift: float = 0.0) -> float:
         )
 
     def reached(alpha: float) -> float:
-        if drift == 0.0:
-            return tau(alpha, gamma)
         return tau_from_positions(drifting_positions(alpha, drift, gamma))
 
     return rising_root(reached, tau_value)
@@ -392,7 +396,7 @@ def alpha_interval(alpha: Estimate) -> tuple[float, float]:
         return max(alpha.value - QUANTILE_95 * alpha.std, 0.0), min(
             alpha.value + QUANTILE_95 * alpha.std, 1.0
         )
-    level, std = logit(clamped(alpha.value)), logit_std(alpha)
+    level, std = logit(alpha.value), logit_std(alpha)
     low, high = (sigmoid(level + sign * QUANTILE_95 * std) for sign in (-1.0, 1.0))
     return min(low, alpha.value), max(high, alpha.value)
 

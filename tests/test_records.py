@@ -45,7 +45,7 @@ class Row:
     low_high: tuple[float, float] | None = None
     seconds: Maybe[float] = None
     accepted: Share = 0.0
-    stopped: Annotated[str, Stored(name="why", older=("why_stopped", "reason"))] = ""
+    stopped: Annotated[str, Stored(name="why")] = ""
     parts: list[Where] = field(default_factory=list)
     path: Path | None = None
     rest: Mapping[str, Any] = field(default_factory=dict)
@@ -78,8 +78,8 @@ def test_what_is_written_is_read() -> None:
 
 
 def test_older_files_are_read() -> None:
-    """Fields that are missing, null or called otherwise, and a bare number for an estimate."""
-    row = from_data(Row, {**PLAIN, "why_stopped": "early", "points": None, "new field": 1})
+    """Fields that are missing, null or not known, and a bare number for an estimate."""
+    row = from_data(Row, {**PLAIN, "why": "early", "points": None, "new field": 1})
     assert row == Row(Where("h100"), "kept", SHAPE, Estimate(1.5, 0.0, "measured"), stopped="early")
     assert from_data(tuple[float, ...], [1, 2.5]) == (1.0, 2.5)
     assert from_data(Row, {**PLAIN, "shape": SHAPE}).shape == SHAPE, "made already"

@@ -110,13 +110,18 @@ class Drifts:
             members = [sweep for sweep in found if sweep.kind == kind]
             log_post = -0.5 * (DRIFT_GRID / self.between) ** 2
             for study in sorted({sweep.study for sweep in members}):
-                errors = self._squared([sweep for sweep in members if sweep.study == study])
-                own = np.exp(-0.5 * (errors - errors.min()) / self.tau_std**2)
+                own = [sweep for sweep in members if sweep.study == study]
+                # mean squared error over their gammas at each point of the grid
+                squared = [
+                    np.mean([np.mean(_cached_errors(sweep, float(d)) ** 2) for sweep in own])
+                    for d in DRIFT_GRID
+                ]
+                likely = np.exp(-0.5 * (np.array(squared) - min(squared)) / self.tau_std**2)
                 # p(study's data | mean of studies) = integral of its likelihood over its own drift
                 kernel = np.exp(
                     -0.5 * ((DRIFT_GRID[:, None] - DRIFT_GRID[None, :]) / self.between) ** 2
                 )
-                log_post += np.log(kernel @ own)
+                log_post += np.log(kernel @ likely)
             # [grid] posterior of the mean; the largest is subtracted so that exp does not underflow
             weight = np.exp(log_post - log_post.max())
             weight /= weight.sum()
@@ -124,16 +129,6 @@ class Drifts:
             of_mean = float(weight @ (DRIFT_GRID - mean) ** 2)
             self.drift_[kind] = Term(mean, math.sqrt(of_mean + self.between**2))
         return self
-
-    @staticmethod
-    def _squared(members: Sequence[Sweep]) -> Array:
-        """Mean squared error over the members' gammas at each point of the grid."""
-        return np.array(
-            [
-                np.mean([np.mean(_cached_errors(sweep, float(d)) ** 2) for sweep in members])
-                for d in DRIFT_GRID
-            ]
-        )
 
 
 _ERRORS: dict[tuple[str, float], Array] = {}

@@ -31,7 +31,7 @@ from archsearch.acceptance.estimator import (
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.heads import ChainHead
-from archsearch.estimate import Estimate
+from archsearch.estimate import QUANTILE_95, Estimate
 from archsearch.speedup import (
     Tree,
     accepted_by_position,
@@ -41,6 +41,7 @@ from archsearch.speedup import (
     drifting_positions,
     logit,
     logit_std,
+    moved,
     sigmoid,
     tau_estimate,
     tau_interval,
@@ -146,7 +147,8 @@ class FamilyAcceptance:
             return found
         ends = ((tau.low, -1.0), (tau.high, 1.0))
         low, high = (
-            value + side * math.hypot(share.value * (end - tau.value), 1.645 * more * share.std)
+            value
+            + side * math.hypot(share.value * (end - tau.value), QUANTILE_95 * more * share.std)
             for end, side in ends
         )
         return found.between((max(1.0, low), high))
@@ -176,14 +178,15 @@ def _of_tree(tree: Tree, chain: Acceptance, estimator: AcceptanceEstimator) -> F
     level, spread = logit(clamped(chain.alpha.value)), logit_std(chain.alpha)
 
     def tau_at(stds: float) -> float:
-        moved = sigmoid(level + stds * spread)
-        return tree.tau(drifting_positions(moved, chain.drift.value, tree.steps))
+        alpha = sigmoid(level + stds * spread)
+        return tree.tau(drifting_positions(alpha, chain.drift.value, tree.steps))
 
-    low, middle, high = (tau_at(stds) for stds in (-1.645, 0.0, 1.645))
-    std = math.hypot((high - low) / 3.29, TREE_STD * (middle - 1.0))
+    low, middle, high = (tau_at(stds) for stds in (-QUANTILE_95, 0.0, QUANTILE_95))
+    doubt = TREE_STD * (middle - 1.0)
+    std = math.hypot((high - low) / (2.0 * QUANTILE_95), doubt)
     found = Estimate(middle, std, chain.alpha.source)
     if std:
-        ends = [math.hypot(end - middle, 1.645 * TREE_STD * (middle - 1.0)) for end in (low, high)]
+        ends = [math.hypot(end - middle, QUANTILE_95 * doubt) for end in (low, high)]
         found = found.between((max(1.0, middle - ends[0]), middle + ends[1]))
     return FamilyAcceptance(chain, taus={tree.steps: found})
 
@@ -206,23 +209,14 @@ def _predicted(
         own = estimator.predict(drafter.architecture, _bought(drafter, context))
         if given:
             return FamilyAcceptance(own)
-        return FamilyAcceptance(Acceptance(_doubted(own.alpha), PARALLEL_DRIFT))
+        return FamilyAcceptance(Acceptance(moved(own.alpha, 0.0, PARALLEL_STD), PARALLEL_DRIFT))
     found = estimator.predict(drafter.architecture, context_for(drafter, context))
     if kind == "parallel_head" and not given:
-        found = Acceptance(_doubted(found.alpha), PARALLEL_HEAD_DRIFT)
-    decades = 0.0 if given else _decades(drafter, context)
-    return FamilyAcceptance(
-        replace(found, alpha=_shifted(found.alpha, decades)) if decades else found
-    )
-
-
-def _doubted(alpha: Estimate) -> Estimate:
-    """alpha with the doubt about drafting in parallel."""
-    return Estimate(
-        alpha.value,
-        math.hypot(alpha.std, PARALLEL_STD * alpha.value * (1.0 - alpha.value)),
-        alpha.source,
-    )
+        found = Acceptance(moved(found.alpha, 0.0, PARALLEL_STD), PARALLEL_HEAD_DRIFT)
+    if not given and (decades := _decades(drafter, context)):
+        size = HEAD_SIZE.value * decades, HEAD_SIZE.std * decades
+        found = replace(found, alpha=moved(found.alpha, *size))
+    return FamilyAcceptance(found)
 
 
 def _decades(drafter: Drafter, context: AcceptanceContext) -> float:
@@ -231,13 +225,6 @@ def _decades(drafter: Drafter, context: AcceptanceContext) -> float:
         return 0.0
     return math.log10(
         drafter.body_parameters() / type(drafter).usual(context.target).body_parameters()
-    )
-
-
-def _shifted(alpha: Estimate, decades: float) -> Estimate:
-    level = logit(min(max(alpha.value, 1e-6), 1.0 - 1e-6)) + HEAD_SIZE.value * decades
-    return alpha_estimate(
-        level, math.hypot(logit_std(alpha), HEAD_SIZE.std * decades), alpha.source
     )
 
 

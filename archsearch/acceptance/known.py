@@ -37,7 +37,8 @@ from archsearch.estimate import Estimate
 from archsearch.files import read_json
 from archsearch.models.targets import resolve_target
 from archsearch.records import Stored
-from archsearch.text.likeness import TextSketch
+from archsearch.text.likeness import TextSketch, likeness, sketch_of_set
+from archsearch.text.prompt_set import load_prompt_set
 
 # Prompts this much alike are of one domain, whatever two people called it.
 SAME_DOMAIN: Final = 0.5
@@ -182,8 +183,6 @@ def _on_text(draft: KnownDraft, sketch: TextSketch | None, asked: AskedText) -> 
     )
     if sketch is None or asked.sketch is None:
         return replace(draft, observation=observation)
-    from archsearch.text.likeness import likeness
-
     observation = replace(observation, likeness=likeness(sketch, asked.sketch))
     if observation.likeness >= SAME_DOMAIN and asked.domain:
         observation = replace(
@@ -217,9 +216,6 @@ def _sketch_then(written: Path, arguments: Mapping[str, object]) -> TextSketch |
 
 @lru_cache(maxsize=64)
 def _sketch_of_files(prompts: Path | None, heldout: Path | None, _changed: float) -> TextSketch:
-    from archsearch.text.likeness import sketch_of_set
-    from archsearch.text.prompt_set import load_prompt_set
-
     return sketch_of_set(load_prompt_set(prompts, heldout))
 
 

@@ -502,23 +502,16 @@ def coefficients_for(levels: Levels, query: Query) -> tuple[Array, Array]:
 # --- the stored fit
 
 
-def for_new_target(levels: Levels, drift: Mapping[str, Term]) -> PublishedFit:
-    """What the regression says of a target that nobody measured: all effects are drawn anew, this
-    project's own among them."""
-    mean, covariance = coefficients_for(levels, Query())
-    counts = {
-        name: int(np.count_nonzero(levels.rows.x[:, number]))
-        for number, name in enumerate(COEFFICIENTS)
-    }
-    return PublishedFit(mean, covariance, counts, asdict(levels.spread), dict(drift), inputs_hash())
-
-
 def fit_all(start: Spread | None = None) -> PublishedFit:
-    """Everything that the prior reads, from the table and the anchors. Takes some seconds; fewer
+    """Everything that the prior reads, from the table and the anchors, of a target that nobody
+    measured: all effects are drawn anew, this project's own among them. Takes some seconds; fewer
     from spreads that are near."""
     drifts = Drifts().fit(sweeps()).drift_
     rows = design(drifts=drifts)
-    return for_new_target(Levels(rows, best_spread(rows, start)), drifts)
+    spread = best_spread(rows, start)
+    mean, covariance = coefficients_for(Levels(rows, spread), Query())
+    counts = dict(zip(COEFFICIENTS, np.count_nonzero(rows.x, axis=0).tolist(), strict=True))
+    return PublishedFit(mean, covariance, counts, asdict(spread), dict(drifts), inputs_hash())
 
 
 def save_fit(fit: PublishedFit) -> None:

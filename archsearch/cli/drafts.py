@@ -193,7 +193,7 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
     from archsearch.runs.lock import run_lock
 
     click.get_current_context().with_resource(run_lock(run, "archsearch confirm"))
-    choice = EngineChoice(**{name: options.pop(name) for name in EngineChoice.__dataclass_fields__})
+    choice = EngineChoice(**o.taken(EngineChoice, options))
     if bool(choice.server_url) != bool(choice.baseline_url):
         raise ArchsearchError(
             "a server cannot be asked to leave its draft out: give --server-url (with the draft)"

@@ -150,7 +150,8 @@ def profile(
     archsearch profile --host
     """
     from archsearch.models.targets import resolve_target
-    from archsearch.pipeline import ProfileRequest, default_space, import_tables, profile_device
+    from archsearch.pipeline import ProfileRequest, import_tables, profile_device
+    from archsearch.pipeline.session import default_space
     from archsearch.report.terminal.profile import import_text, profile_text
     from archsearch.search.space import load_space
 

@@ -11,7 +11,7 @@ import click
 from archsearch.cli import options as o
 from archsearch.cli.app import emit, main
 from archsearch.errors import ArchsearchError
-from archsearch.workload import LoadRequest
+from archsearch.workload import LoadRequest, WorkloadRequest
 
 if TYPE_CHECKING:
     from archsearch.pipeline.estimate import EstimateRequest
@@ -245,7 +245,6 @@ def acceptance(as_json: bool, **options: Any) -> None:
     """
     from archsearch.pipeline.acceptance import AcceptanceRequest, measure_acceptance
     from archsearch.report.terminal.acceptance import acceptance_text
-    from archsearch.workload import WorkloadRequest
 
     options["domain"] = options["domain"] or ""
     dtype = options.pop("dtype")  # of both models, not of what is priced

@@ -68,7 +68,7 @@ def export(
     archsearch export runs/demo --family eagle3 --output my-head
     archsearch export runs/demo --family eagle3 --output my-head --for llama.cpp
     """
-    from archsearch.export import DEFAULT_ENGINES
+    from archsearch.export.engines import DEFAULT_ENGINES
 
     if draft_dtype is not None and "llama.cpp" not in engines:
         raise ArchsearchError("--draft-dtype is of a GGUF; add --for llama.cpp, or leave it out")
@@ -151,7 +151,7 @@ def report(run: Path, show: bool, figures: bool, as_json: bool) -> None:
     archsearch report runs/demo
     archsearch report runs/demo --figures
     """
-    from archsearch.pipeline import write_report
+    from archsearch.pipeline.candidates import write_report
     from archsearch.report import summary_text, write_figures
     from archsearch.runs.run import open_run
 

@@ -156,10 +156,10 @@ def vllm_config(
 
 
 def vllm_drafter_config(
-    drafter: Drafter, model: str, gamma: int, schedule: Ranges = ()
+    drafter: Drafter, model: str, gamma: int, schedule: Ranges = (), ranks: int | None = None
 ) -> dict[str, object]:
     """The same for a drafter, with what its lookup needs."""
-    config = vllm_config(drafter.family, model if drafter.trains else "", gamma, schedule)
+    config = vllm_config(drafter.family, model if drafter.trains else "", gamma, schedule, ranks)
     if isinstance(drafter, Suffix):
         config["suffix_decoding_max_tree_depth"] = drafter.max_n
     elif isinstance(drafter, NGram):

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from archsearch.progress import ProgressLine
 from archsearch.records import load, save
-from archsearch.text.prompts import Prompt
+from archsearch.text.prompts import EncodedPrompt, Prompt
 from archsearch.text.settings import Writing
 from archsearch.training.curves import Supply
 
 if TYPE_CHECKING:
     from archsearch.drafts.texts import RunTexts
     from archsearch.text.cache import CachedSequence, TextCache
-    from archsearch.text.prompts import EncodedPrompt
 
 SourceName = Literal["answers", "sampled", "invented"]
 

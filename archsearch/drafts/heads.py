@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from archsearch.acceptance.replay import Replay, replay_chains, replays
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.published_drafters import usual_head
+from archsearch.drafters.forms import auxiliary_layers
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
@@ -247,7 +248,6 @@ class HeadTrainer:
         return TrainedHead(folder, record, replays)
 
     def _auxiliary(self, plan: HeadPlan, caches: Sequence[TextCache]) -> AuxiliaryStates:
-        from archsearch.drafters.forms import auxiliary_layers
         from archsearch.text.auxiliary import auxiliary_states
 
         layers = plan.aux_layers or auxiliary_layers(
@@ -276,17 +276,14 @@ class HeadTrainer:
             return initialise_medusa(target, plan.gamma, kept).to(self.trainer.device)
         decoder: Architecture = usual_head(self.trainer.target.architecture, "eagle3").decoder
         decoder = decoder.replace(num_hidden_layers=plan.layers, draft_vocab_size=len(kept))
-        mask = self._mask_token() if plan.family == "peagle" else None
+        words = self.trainer.tokenizer
+        # what the further rows of a P-EAGLE head read: a token that says nothing in text
+        ids = (words.pad_token_id, words.unk_token_id, words.eos_token_id)
+        mask = int(next((i for i in ids if i is not None), 0)) if plan.family == "peagle" else None
         head = initialise_eagle3(
             target, eagle3_config(decoder, target), auxiliary.layers, kept, seed, mask
         )
         return head.to(self.trainer.device)
-
-    def _mask_token(self) -> int:
-        """What the further rows of a P-EAGLE head read: a token that says nothing in text."""
-        tokenizer = self.trainer.tokenizer
-        ids = (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id)
-        return int(next((i for i in ids if i is not None), 0))
 
     def _save(self, head: Head, folder: Path, cache: TextCache) -> None:
         """The folder that engines load, with the target's tokenizer."""

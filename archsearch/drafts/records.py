@@ -7,21 +7,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from archsearch.acceptance.measured import Trace, alpha, alpha_by_category, resampled_ratio
+from archsearch.acceptance.replay import replay_tau, replays
 from archsearch.architecture.architecture import Architecture
-from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.models.files import has_weights
 from archsearch.records import load
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import MAX_GAMMA
 
-if TYPE_CHECKING:
-    from archsearch.acceptance.measured import Trace
-
-
-MAX_GAMMA_REPLAYED: Final = MAX_GAMMA
 CURVE_FILE: Final = "curve.json"
 
 
@@ -56,8 +52,6 @@ def paired_logit_std(first: ShortTraining, second: ShortTraining) -> float:
     Raises ArchsearchError where the texts differ.
     """
     import numpy as np
-
-    from archsearch.acceptance.measured import resampled_ratio
 
     if first.heldout_tokens != second.heldout_tokens or not first.hits or not second.hits:
         raise ArchsearchError(
@@ -111,9 +105,7 @@ def trained_draft(arch: Architecture, folder: Path, trace: Trace) -> TrainedDraf
 
     Raises ArchsearchError where the held-out answers are too short to say anything.
     """
-    from archsearch.acceptance import measured, replay
-
-    found = replay.replays(MAX_GAMMA_REPLAYED, partial(replay.replay_tau, trace))
+    found = replays(MAX_GAMMA, partial(replay_tau, trace))
     if not found:
         raise ArchsearchError(
             "the held-out answers are too short to measure acceptance; use prompts with longer"
@@ -121,18 +113,9 @@ def trained_draft(arch: Architecture, folder: Path, trace: Trace) -> TrainedDraf
         )
     taus = {gamma: each.estimate() for gamma, each in found.items()}
     positions = found[max(found)].accepted_by_position
-    return TrainedDraft(
-        arch, folder, measured.alpha(trace), measured.alpha_by_category(trace), taus, positions
-    )
+    return TrainedDraft(arch, folder, alpha(trace), alpha_by_category(trace), taus, positions)
 
 
 def load_trained(arch: Architecture, folder: Path) -> TrainedDraft:
-    """A draft that was trained before. Raises MissingDataError where its trace or weights are
-    missing."""
-    from archsearch.acceptance.measured import Trace
-
-    if not has_weights(folder):
-        raise MissingDataError(
-            f"{folder} has no weights; train it with: archsearch train RUN --rank N"
-        )
+    """A draft that was trained before. Raises MissingDataError where its trace is missing."""
     return trained_draft(arch, folder, Trace.load(folder / "trace.npz"))

@@ -20,6 +20,13 @@ from archsearch.files import write_json
 from archsearch.progress import ProgressLine, say
 from archsearch.records import load, save
 from archsearch.text.prompt_set import PromptSet, answer_faults, prompt_faults
+from archsearch.text.prompts import (
+    EncodedPrompt,
+    Prompt,
+    context_tokens,
+    encode_prompts,
+    prompt_limit,
+)
 from archsearch.text.settings import Writing
 from archsearch.training.settings import HELDOUT_SEQUENCES
 
@@ -27,7 +34,6 @@ if TYPE_CHECKING:
     from archsearch.acceptance.estimator import VocabularyCoverage
     from archsearch.models.load import LoadedTarget
     from archsearch.text.cache import CachedSequence, TextCache
-    from archsearch.text.prompts import EncodedPrompt, Prompt
     from archsearch.text.vocabulary import DraftVocabulary
 
 # Of the time to write: plain text is read much faster than answers are written.
@@ -192,8 +198,6 @@ class RunTexts:
     def encode(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
         """Token ids of prompts; those that leave no room for an answer in the target's context are
         left out."""
-        from archsearch.text.prompts import context_tokens, encode_prompts, prompt_limit
-
         limit = prompt_limit(context_tokens(self.target.config), self.answer_tokens)
         return encode_prompts(prompts, self.target.tokenizer, max_tokens=limit)
 

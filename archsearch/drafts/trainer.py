@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from archsearch.acceptance.measured import agreement_trace
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import (
     CURVE_FILE,
@@ -30,16 +31,15 @@ from archsearch.records import as_data, load, save
 from archsearch.search.objective import Score
 from archsearch.speedup import alpha_of_divergence
 from archsearch.text.prompt_set import PromptSet
-from archsearch.training.settings import DistillConfig
+from archsearch.training.curves import alpha_points
+from archsearch.training.settings import CurvePoint, DistillConfig, DistillResult
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from archsearch.models.load import LoadedTarget
     from archsearch.text.cache import CachedSequence, TextCache
     from archsearch.text.vocabulary import DraftVocabulary
-    from archsearch.training.settings import CurvePoint, DistillResult
 
 
 ANSWER_TOKENS: Final = 96
@@ -124,17 +124,20 @@ class DraftTrainer:
     ) -> tuple[PreTrainedModel, DraftVocabulary | None]:
         """The untrained draft (float32) out of the target, and the vocabulary of a trimmed head,
         chosen once per shape."""
+        import torch
 
         from archsearch.training.initialise import initialise_draft
 
         vocabulary = None
         if arch.trimmed:
             vocabulary = self.texts.vocabulary(self.draft_folder(arch), arch.head_rows)
+        # [32, 64 tokens] for the statistics that narrow initialisations need
+        long = [each.token_ids[:64] for each in caches[0].sequences if len(each) >= 64][:32]
         draft = initialise_draft(
             self.source_of_weights(),
             arch,
             draft_token_ids=vocabulary.token_ids if vocabulary else None,
-            calibration_ids=_calibration_ids(caches[0]),
+            calibration_ids=torch.stack(long).long() if long else None,
             seed=seed,
         )
         return draft.to(self.device), vocabulary  # type: ignore[arg-type]
@@ -170,8 +173,6 @@ class DraftTrainer:
         """Distil `arch` until it has seen `tokens` in all (or for `limit_s` seconds in all),
         without an anneal: its curve so far, alpha on the texts of `looked_at`. Continues its
         checkpoint; what is done is not done again; `train` goes on from there."""
-        from archsearch.training.curves import alpha_points
-
         folder = self.draft_folder(arch)
         before = read_curve(folder)
         if before is not None and (
@@ -221,7 +222,8 @@ class DraftTrainer:
 
         Writes the draft folder and measures acceptance on the held-out text.
         """
-        from archsearch.acceptance.measured import agreement_trace
+        import torch
+
         from archsearch.models.drafts import save_draft
         from archsearch.training.batches import heldout_divergence
 
@@ -233,12 +235,14 @@ class DraftTrainer:
         trace = agreement_trace(draft, self.texts.choosing())
         trace.save(folder / "trace.npz")
         nats, known = heldout_divergence(draft, caches[0].head, self.texts.choosing().sequences)
-        save_draft(
-            draft.to("cpu"),
-            folder,
-            tokenizer=self.tokenizer,
-            mean_hidden=_mean_hidden(draft, caches[0]),
-        )
+        draft.to("cpu")  # type: ignore[arg-type]
+        with torch.inference_mode():
+            states = [
+                draft.model(text.token_ids[None].long(), use_cache=False).last_hidden_state[0]
+                for text in caches[0].sequences[:16]
+            ]
+        away = torch.cat(states).float().mean(0)  # what padding rows point away from
+        save_draft(draft, folder, tokenizer=self.tokenizer, mean_hidden=away)
         write_json(
             folder / "training.json",
             {
@@ -302,25 +306,3 @@ def _look(point: CurvePoint, result: DistillResult) -> dict[str, object]:
         "weights": point.weights,
         "loss": sum(near) / len(near) if near else None,
     }
-
-
-def _calibration_ids(cache: TextCache) -> Tensor | None:
-    """[32, 64 tokens] of the target's text, for the statistics that narrow initialisations need;
-    None where texts are short."""
-    import torch
-
-    long = [s.token_ids[:64] for s in cache.sequences if len(s) >= 64][:32]
-    return torch.stack(long).long() if long else None
-
-
-def _mean_hidden(draft: PreTrainedModel, cache: TextCache) -> Tensor:
-    """Mean final hidden state of the draft over some text [hidden]: what padding rows point away
-    from."""
-    import torch
-
-    with torch.inference_mode():
-        states = [
-            draft.model(sequence.token_ids[None].long(), use_cache=False).last_hidden_state[0]
-            for sequence in cache.sequences[:16]
-        ]
-    return torch.cat(states).float().mean(0)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from archsearch.acceptance.chain import ChainRule
 from archsearch.acceptance.lookup import Ngram, Suffix
+from archsearch.drafters.read import family_of_config
 from archsearch.engine_facts import EngineFacts, engines_that
 from archsearch.errors import ArchsearchError
-from archsearch.models.files import folder_family
+from archsearch.files import read_json
 from archsearch.schedule import Ranges, check_schedule, largest_gamma
 
 if TYPE_CHECKING:
@@ -296,11 +297,10 @@ def drafter_family(draft: ModelSource | None) -> str:
         return "early_exit"
     if isinstance(draft, Chained):
         return "chain"
-    return (
-        folder_family(draft)
-        if isinstance(draft, Path) and (draft / "config.json").is_file()
-        else "independent"
-    )
+    if isinstance(draft, Path) and (draft / "config.json").is_file():
+        found = family_of_config(read_json(draft / "config.json", "the drafter's config"))
+        return found or "independent"
+    return "independent"
 
 
 def check_family(

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.hardware.device import Device, devices, load_device
+from archsearch.records import Inline
 
 # NVML counts what CUDA reserves, datasheets count what is soldered: they differ by up to 2 %
 MEMORY_TOLERANCE: Final = 0.03
@@ -70,7 +71,7 @@ class GpuState:
     """What a GPU is doing: clocks (MHz), power (W), temperature (C), utilisation (0 to 1), who else
     is on it. None: not reported."""
 
-    gpu: VisibleGpu
+    gpu: Inline[VisibleGpu]
     memory_used_bytes: int | None
     sm_clock_mhz: int | None
     memory_clock_mhz: int | None
@@ -99,11 +100,6 @@ class GpuState:
         use = "" if self.utilisation is None else f"{self.utilisation:.0%} utilised"
         return "is " + " and ".join(part for part in (f"used by {who}" if who else "", use) if part)
 
-    def to_dict(self) -> dict[str, object]:
-        """Plain data for a profile's header: how the GPU was set when it was measured."""
-        data = dataclasses.asdict(self)
-        return {**data.pop("gpu"), **data}
-
 
 def _read(path: Path) -> str:
     """Contents of a /proc or /sys file, "" where it does not exist or may not be read."""
@@ -111,14 +107,6 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _cpuinfo(root: Path) -> dict[str, str]:
-    """The fields of the first processor in /proc/cpuinfo (keys as printed there); empty where there
-    is none."""
-    first = _read(root / "proc/cpuinfo").split("\n\n")[0]
-    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
-    return {key.strip(): value.strip() for key, value in pairs}
 
 
 def _slug(model: str) -> str:
@@ -200,7 +188,9 @@ def identify_cpu(threads: int | None = None, root: Path = Path("/")) -> Device:
         raise ArchsearchError(
             f"threads must lie between 1 and {available} (what this process may use), got {threads}"
         )
-    info = _cpuinfo(root)
+    first = _read(root / "proc/cpuinfo").split("\n\n")[0]  # of the processors
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    info = {key.strip(): value.strip() for key, value in pairs}
     model = (
         info.get("model name")
         or info.get("Processor")
@@ -449,14 +439,13 @@ def idle_gpu(
     device: Device,
     *,
     allow_busy: bool = False,
-    patience_s: float = 2.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> GpuState:
     """The state of the first of the GPUs that are `device` and that nobody uses.
 
     Busy is: another process has a CUDA context on it, or it has worked more than BUSY_UTILISATION
     of the time; where only the second holds, the figure may be what a job that just ended left
-    behind, so it is read again for `patience_s`. Raises ArchsearchError naming the processes where
+    behind, so it is read again for 2 s. Raises ArchsearchError naming the processes where
     all of them are busy (`allow_busy`: takes the first and says nothing).
     """
     gpus = [gpu for gpu in visible_gpus() if matches(device, gpu)]
@@ -466,7 +455,7 @@ def idle_gpu(
         )
     states = [gpu_state(gpu) for gpu in gpus]
     waited = 0.0
-    while not allow_busy and all(state.busy for state in states) and waited < patience_s:
+    while not allow_busy and all(state.busy for state in states) and waited < 2.0:
         if all(state.processes for state in states):
             break
         sleep(0.5)

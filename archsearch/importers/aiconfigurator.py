@@ -527,16 +527,6 @@ def cache_state(op: Op, device: Device, dtype: str) -> str:
     return "warm" if fits else "cold"
 
 
-def _impossible(op: Op, device: Device, dtype: str, seconds: float) -> bool:
-    """A cold GEMM row that reads its weights faster than the memory delivers: part of them came
-    from the cache."""
-    return (
-        isinstance(op, Gemm)
-        and cache_state(op, device, dtype) == "cold"
-        and op.weight_elements() * DTYPE_BYTES[dtype] > seconds * device.bandwidth_bytes_per_s
-    )
-
-
 def disagreement(
     ours: Mapping[Key, float],
     others: Mapping[str, Mapping[Key, float]],
@@ -702,8 +692,15 @@ def import_tables(
         progress(f"reading {dtype}", choice.done, planned)
         for kind, whole in source.tables(dtype, compact).items():
             label = kind if dtype == names[0] else f"{kind} {dtype}"
-            read = whole.times_s
-            fast = {key for key in read if _impossible(key[0], device, dtype, read[key])}
+            # weights that come faster than the memory delivers lay in the cache, in part
+            fast: set[Key] = {
+                (op, mode)
+                for (op, mode), seconds in whole.times_s.items()
+                if isinstance(op, Gemm)
+                and cache_state(op, device, dtype) == "cold"
+                and op.weight_elements() * DTYPE_BYTES[dtype]
+                > seconds * device.bandwidth_bytes_per_s
+            }
             table = whole.without(fast, "faster than the memory")
             times = choice.of(kind, label, table.times_s) if compact else table.times_s
             about.count(kind, label, table, len(times))

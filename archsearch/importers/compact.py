@@ -170,8 +170,6 @@ def choose(
     rows: Candidates,
     first: NDArray[np.bool_],
     count: int,
-    *,
-    seed: int = 0,
     tick: Callable[[int], None] | None = None,
 ) -> NDArray[np.intp]:
     """Indices of `count` rows: those marked in `first` (cut to `count`), then greedily.
@@ -184,7 +182,7 @@ def choose(
     """
     total = len(rows.times_s)
     count = min(count, total)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     sample = (
         np.arange(total)
         if total <= SAMPLE

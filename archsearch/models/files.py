@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from archsearch.architecture.hf_fields import Config
-from archsearch.drafters.read import family_of_config, layer_ids
+from archsearch.drafters.read import layer_ids
 from archsearch.errors import ArchsearchError
-from archsearch.files import read_json
 
 WEIGHTS_FILE: Final = "model.safetensors"
 """A draft's weights. Written last: a draft folder that holds them is whole."""
@@ -77,20 +76,6 @@ UNTRAINED: Final = {
     "early_exit": "an early exit uses the target's own layers; nothing is trained",
     "mtp": "MTP layers come with the target's own checkpoint; they cannot be trained here",
 }
-
-
-def head_family(config: Config) -> HeadFamily | None:
-    """The family of a config.json, where it is of a head like those that are trained here."""
-    found = family_of_config(config)
-    return next((family for family in HEAD_FAMILIES if family == found), None)
-
-
-def folder_family(folder: Path) -> str:
-    """The family of a drafter's folder; `independent` for a model that drafts token by token.
-    ArchsearchError where it has no config.json."""
-    return (
-        family_of_config(read_json(folder / "config.json", "the drafter's config")) or "independent"
-    )
 
 
 def head_family_of(name: str) -> HeadFamily:

@@ -47,7 +47,7 @@ _FAMILIES: Final = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwe
 _HEAD_NAMES: Final = {
     "fc.weight": "fc.weight",
     "norm.weight": "output_norm.weight",
-    "layers.0.hidden_norm.weight": "blk.0.attn_norm_2.weight",
+    "model.layers.0.hidden_norm.weight": "blk.0.attn_norm_2.weight",
 }
 """Tensors that an EAGLE-3 head has and no model of layers."""
 _LLAMA3_SPLIT: Final = (
@@ -181,8 +181,10 @@ def write_gguf(
             _copy_tokenizer(writer, tokenizer_gguf, arch.vocab_size)
         elif tokens_needed or (draft_folder / "tokenizer.json").is_file():
             _add_tokenizer(writer, draft_folder, arch.vocab_size)
-        else:
-            _add_made_up_tokens(writer, arch.vocab_size)
+        else:  # llama.cpp serves no model without: texts for ids that nobody reads
+            writer.add_tokenizer_model("rwkv")  # it assumes no end token of its own for this kind
+            writer.add_token_list([f"t{number}" for number in range(arch.vocab_size)])
+            writer.add_token_types([int(gguf.TokenType.NORMAL)] * arch.vocab_size)
         plain = "llama" if head else family
         architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == plain)
         names = gguf.get_tensor_name_map(architecture, arch.num_hidden_layers)
@@ -200,10 +202,12 @@ def write_gguf(
                 tensor = file.get_tensor(name).to(torch.float32)
                 if plain == "llama":
                     tensor = _permuted(name, tensor, arch)
-                known = _HEAD_NAMES.get(name.replace("midlayer.", "layers.0.")) if head else None
-                mapped = known or names.get_name(
-                    _plain_name(name) if head else name, try_suffixes=(".weight", ".bias")
-                )
+                common = name  # what a model of layers calls it
+                if head:
+                    common = name.replace("midlayer.", "layers.0.")
+                    common = f"model.{common}" if common.startswith("layers.") else common
+                known = _HEAD_NAMES.get(common) if head else None
+                mapped = known or names.get_name(common, try_suffixes=(".weight", ".bias"))
                 if mapped is None:
                     raise ArchsearchError(
                         f"GGUF has no name for tensor {name} of {draft_folder}; {CONVERTER}"
@@ -285,12 +289,6 @@ def _add_shape(writer: gguf.GGUFWriter, arch: Architecture, config: Config) -> N
         "layer_norm_rms_eps": float(config.get("rms_norm_eps", 1e-6)),
     }.items():
         getattr(writer, f"add_{name}")(value)
-
-
-def _plain_name(name: str) -> str:
-    """What a model of layers calls a tensor of an EAGLE-3 head."""
-    name = name.replace("midlayer.", "layers.0.")
-    return f"model.{name}" if name.startswith("layers.") else name
 
 
 def _add_states(writer: gguf.GGUFWriter, arch: Architecture, config: Config, folder: Path) -> None:
@@ -398,16 +396,6 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, vocab_size: int) -> No
     writer.add_add_eos_token(bool(whole) and whole[-1] == tokenizer.eos_token_id)
     if isinstance(tokenizer.chat_template, str):
         writer.add_chat_template(tokenizer.chat_template)
-
-
-def _add_made_up_tokens(writer: gguf.GGUFWriter, vocab_size: int) -> None:
-    """Texts for ids that nobody reads: llama.cpp serves no model without a tokenizer."""
-    import gguf
-
-    # The one kind for which llama.cpp assumes no end token of its own.
-    writer.add_tokenizer_model("rwkv")
-    writer.add_token_list([f"t{number}" for number in range(vocab_size)])
-    writer.add_token_types([int(gguf.TokenType.NORMAL)] * vocab_size)
 
 
 def pre_tokenizer_name(tokenizer: Mapping[str, Any]) -> str | None:

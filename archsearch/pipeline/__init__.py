@@ -5,53 +5,33 @@ profile -> search -> finalists (train, measure) -> confirm -> export. Feedback b
 through files.
 """
 
-from archsearch.pipeline.candidates import write_best, write_report
-from archsearch.pipeline.confirm import LoadRequest, check_tokenizer, confirm_load, confirm_rank
+from archsearch.pipeline.confirm import LoadRequest, confirm_load, confirm_rank
 from archsearch.pipeline.estimate import estimate_drafts
 from archsearch.pipeline.export import export_rank
 from archsearch.pipeline.in_engine import EngineChoice
-from archsearch.pipeline.latency import (
-    LatencySource,
-    acceptance_for,
-    choose_latency,
-    machine_slowdown,
-)
+from archsearch.pipeline.latency import choose_latency
 from archsearch.pipeline.profile import import_tables, profile_device
 from archsearch.pipeline.profile.run import ProfileRequest
 from archsearch.pipeline.schedule import schedule_rank
 from archsearch.pipeline.search import search
-from archsearch.pipeline.session import (
-    SearchRequest,
-    SearchSession,
-    cannot_train,
-    check_weights,
-    default_space,
-)
+from archsearch.pipeline.session import SearchRequest, SearchSession, check_weights
 from archsearch.pipeline.train import train_rank
 
 __all__ = [
     "EngineChoice",
-    "LatencySource",
     "LoadRequest",
     "ProfileRequest",
     "SearchRequest",
     "SearchSession",
-    "acceptance_for",
-    "cannot_train",
-    "check_tokenizer",
     "check_weights",
     "choose_latency",
     "confirm_load",
     "confirm_rank",
-    "default_space",
     "estimate_drafts",
     "export_rank",
     "import_tables",
-    "machine_slowdown",
     "profile_device",
     "schedule_rank",
     "search",
     "train_rank",
-    "write_best",
-    "write_report",
 ]

@@ -10,9 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from archsearch.acceptance.estimator import AcceptanceContext, GivenAcceptance
+from archsearch.acceptance.estimator import DOMAINS, AcceptanceContext, GivenAcceptance
 from archsearch.acceptance.learnt import recorded_tokens, trained_as, training_of
 from archsearch.acceptance.lookup import texts_of
+from archsearch.acceptance.measured import (
+    Resampled,
+    Trace,
+    agreement_trace,
+    alpha_resampled,
+    sampling_trace,
+)
+from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.acceptance.replay import Replay, replay_tau, replays
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import read_architecture
 from archsearch.errors import ArchsearchError, MissingDataError
@@ -36,13 +45,12 @@ from archsearch.records import save
 from archsearch.search.objective import Scorer
 from archsearch.speedup import alpha_estimate, clamped, logit
 from archsearch.text.prompt_set import load_prompt_set, spread
+from archsearch.text.prompts import Prompt, encode_prompts, read_prompts
+from archsearch.text.settings import Writing, check_sampling
 from archsearch.workload import WorkloadRequest
 
 if TYPE_CHECKING:
-    from archsearch.acceptance.measured import Resampled, Trace
-    from archsearch.acceptance.replay import Replay
     from archsearch.text.cache import TextCache
-    from archsearch.text.prompts import Prompt
 
 MAX_GAMMA: Final = 8
 
@@ -82,9 +90,6 @@ class AcceptanceRequest:
     def check(self) -> None:
         """Raise ArchsearchError for options that contradict each other, before anything is
         loaded."""
-        from archsearch.acceptance.estimator import DOMAINS
-        from archsearch.text.settings import check_sampling
-
         if self.tau is not None:
             GivenAcceptance.of_tau(self.tau, self.gamma)
         elif self.gamma is not None:
@@ -295,8 +300,7 @@ def _exit(trace: Trace, layer: int, scorer: Scorer | None) -> dict[str, object]:
     return found | {"best_gamma": gamma, "speedup": best.speedup}
 
 
-# --------------------------------------------------------------------------------------------------
-# recording
+# --- recording
 
 
 def record(
@@ -307,7 +311,6 @@ def record(
 
     Raises MissingDataError for a draft without weights.
     """
-    from archsearch.acceptance import measured
     from archsearch.models.drafts import load_draft
     from archsearch.models.load import best_device, load_target, load_tokenizer
 
@@ -332,7 +335,7 @@ def record(
             line("draft beside the target's text", done, total)
 
         if request.asked.temperature > 0:
-            trace = measured.sampling_trace(
+            trace = sampling_trace(
                 model,
                 texts,
                 temperature=request.asked.temperature,
@@ -341,7 +344,7 @@ def record(
                 report=report,
             )
         else:
-            trace = measured.agreement_trace(model, texts, end_ids=end_ids, report=report)
+            trace = agreement_trace(model, texts, end_ids=end_ids, report=report)
     return trace, notes, _mean_context(texts)
 
 
@@ -378,8 +381,6 @@ def _check_tokens(tokenizer: Any, target: TargetRef, draft: TargetRef) -> list[s
 
 
 def _prompts(request: AcceptanceRequest) -> tuple[list[Prompt], str]:
-    from archsearch.text.prompts import read_prompts
-
     if request.prompts is None:
         found, source = (
             load_prompt_set(None, None).heldout,
@@ -402,8 +403,6 @@ def written_text(
     from archsearch.models.load import load_target
     from archsearch.text.cache import TextCache
     from archsearch.text.generate import eos_ids, generate_text
-    from archsearch.text.prompts import encode_prompts
-    from archsearch.text.settings import Writing
 
     encoded = encode_prompts(prompts, tokenizer)
     identity = {
@@ -457,8 +456,7 @@ def _files_of(folder: Path | None) -> list[list[object]]:
     return [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in files]
 
 
-# --------------------------------------------------------------------------------------------------
-# summaries
+# --- summaries
 
 
 @dataclass(frozen=True)
@@ -472,10 +470,7 @@ class Figures:
     @classmethod
     def of(cls, trace: Trace) -> Figures:
         """At gamma 1 to MAX_GAMMA."""
-        from archsearch.acceptance import replay
-        from archsearch.acceptance.measured import alpha_resampled
-
-        rounds = replay.replays(MAX_GAMMA, partial(replay.replay_tau, trace))
+        rounds = replays(MAX_GAMMA, partial(replay_tau, trace))
         return cls(trace, alpha_resampled(trace), rounds)
 
     @property
@@ -506,8 +501,6 @@ class Figures:
     ) -> dict[str, object]:
         """The figures of all texts and of each category, as `--json` has them; `speedup`:
         by gamma, alpha and tau. Raises ArchsearchError where no text is long enough for a round."""
-        from archsearch.acceptance.replay import replay_tau
-
         trace = self.trace
         if not self.rounds:
             replay_tau(trace, 1)  # says why
@@ -530,8 +523,6 @@ def explanation(
     request: AcceptanceRequest, target: TargetRef, draft: DraftRef
 ) -> dict[str, object]:
     """The prior's alpha of the draft's shape and its terms, in logit(alpha)."""
-    from archsearch.acceptance.prior import PriorAcceptance
-
     prior = PriorAcceptance()
     asked = AcceptanceContext(target.architecture, request.asked.temperature, domain=request.domain)
     context = trained_as(

@@ -10,10 +10,8 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.forms import drafter_config, vllm_drafter_config
 from archsearch.drafts.records import TrainedDraft
 from archsearch.engine_facts import engine_facts
-from archsearch.export import vllm_config
 from archsearch.files import atomic_path, read_json, write_json
 from archsearch.models.files import DRAFT_FILES, TOKENIZER_FILES, WEIGHTS_FILE, gamma_settings
-from archsearch.pipeline.families import INDEPENDENT
 from archsearch.pipeline.session import SearchSession
 from archsearch.runs.run import Run
 from archsearch.search.objective import Score
@@ -24,19 +22,12 @@ def write_best(
 ) -> None:
     """best/<rank>/: score, config, vLLM's speculative_config and, for trained drafts, the whole
     draft folder."""
-    from archsearch.architecture.hf_config import to_hf_config
-
     run = session.run
     stale = run.ranks()
     for score in ranked:
         assert score.rank is not None
-        place = str(run.best_dir(score.rank))
-        if score.drafter is None:
-            config: Mapping[str, object] | None = to_hf_config(score.architecture)
-            served: Mapping[str, object] | None = vllm_config(INDEPENDENT, place, score.gamma)
-        else:
-            config = drafter_config(score.drafter, session.scorer.target)
-            served = vllm_drafter_config(score.drafter, place, score.gamma)
+        config = drafter_config(score.proposer, session.scorer.target)
+        served = vllm_drafter_config(score.proposer, str(run.best_dir(score.rank)), score.gamma)
         folder = run.write_best(score, config, served or None)
         draft = trained.get(score.architecture)
         if score.drafter is None and draft is not None:

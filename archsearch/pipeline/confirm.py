@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from archsearch.acceptance.measured import Trace
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafts.records import load_trained
 from archsearch.drafts.trainer import DraftTrainer
@@ -30,6 +31,7 @@ from archsearch.engines.measure.figures import (
     token_s,
     under_load,
 )
+from archsearch.engines.measure.results import ByPrompt
 from archsearch.engines.measure.rows import made_up
 from archsearch.engines.measure.turns import ALONE, Plan, Variant
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
@@ -72,11 +74,9 @@ from archsearch.schedule import Ranges, SchedulePoint, largest_gamma, schedule_f
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import RoundTerms
 from archsearch.text.prompt_set import LEAST_HALF, PromptSet, spread
+from archsearch.text.prompts import read_prompts
 from archsearch.traffic.curve import speedup_when_off
 from archsearch.workload import GGUF_DTYPES
-
-if TYPE_CHECKING:
-    from archsearch.engines.measure.results import ByPrompt
 
 UNDECIDED_FILE: Final = "undecided-{engine}.json"
 RIVAL_GAMMAS: Final = (1, 3, 5)
@@ -266,8 +266,6 @@ def answers_of(session: SearchSession) -> Sampling:
 
 def confirming_prompts(trainer: DraftTrainer, file: Path | None, count: int) -> list[EnginePrompt]:
     """`count` prompts of `file`, or of the run's held-out ones, as an engine takes them."""
-    from archsearch.text.prompts import read_prompts
-
     chosen = read_prompts(file) if file else trainer.prompts.confirming
     encoded = spread(trainer.texts.encode(chosen), count)
     return [
@@ -354,8 +352,6 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
 def seen_words(prompts: PromptSet, folder: Path) -> str | None:
     """Why the prompts that confirm were seen when the draft in `folder` was chosen; None where no
     choice has seen them."""
-    from archsearch.acceptance.measured import Trace
-
     if not prompts.split:
         return (
             f"the {len(prompts.heldout)} held-out prompts are too few to split (at least"
@@ -422,13 +418,6 @@ class _Acceptance:
         asked = variant.synthetic[:gamma]
         return replace(self.taus[gamma], value=1.0 + sum(asked)) if asked else self.taus[gamma]
 
-    def in_common(self, largest: int) -> _Acceptance:
-        """The same with the rates of the largest gamma for all: an engine takes one set of rates,
-        so that only times differ."""
-        common = self.rates[largest]
-        rates = {gamma: common[:gamma] for gamma in self.rates if gamma <= len(common)}
-        return replace(self, rates=rates)
-
 
 def confirm_load(
     session: SearchSession, request: LoadRequest, choice: EngineChoice | None = None
@@ -457,8 +446,10 @@ def confirm_load(
             [(point.batch_size, point.gamma) for point in points.values()]
         )
     gammas = _gammas(known, request.gammas, [points[number].gamma for number in numbers], ranges)
-    if ranges:
-        known = known.in_common(max([*gammas, largest_gamma(ranges, 0)]))
+    if ranges:  # one set of rates for all gammas, so that only times differ
+        common = known.rates[max([*gammas, largest_gamma(ranges, 0)])]
+        rates = {gamma: common[:gamma] for gamma in known.rates if gamma <= len(common)}
+        known = replace(known, rates=rates)
     dummy = synthetic and not can_run(bench.name, session.target)
     target, draft = _models(case, synthetic, dummy)
     variants = _variants(known, gammas, draft, ranges)
@@ -500,6 +491,12 @@ def confirm_load(
         for number in numbers
     )
     alone = tuple(results[ALONE, number] for number in numbers)
+    compared = None
+    if ranges:  # against always off and every fixed gamma
+        fixed = [variant.name for variant in variants if not variant.schedule]
+        verdict = schedule_verdict(results, SCHEDULED, fixed, numbers)
+        overall = overall_speedups(results, [SCHEDULED, *fixed], numbers)
+        compared = ScheduleRun(ranges, tuple(verdict), overall)
     record = LoadRecord(
         engine=bench.name,
         engine_version=alone[0].engine_version,
@@ -517,7 +514,7 @@ def confirm_load(
         rows=rows,
         summary=ErrorSummary.of(rows),
         seconds=time.monotonic() - started,
-        schedule=_schedule_run(ranges, variants, results, numbers) if ranges else None,
+        schedule=compared,
     )
     save(case.file(LOAD_FILE), record)
     return record
@@ -622,13 +619,3 @@ def _load_row(
         relative_error_at_measured_tau=beside.at_measured_tau / found.gain.value - 1.0,
         error_by_term=beside.error_by_term(terms, slowdown),
     )
-
-
-def _schedule_run(
-    ranges: Ranges, variants: Sequence[Variant], results: Results, numbers: Sequence[int]
-) -> ScheduleRun:
-    """The schedule against always off and every fixed gamma."""
-    fixed = [variant.name for variant in variants if not variant.schedule]
-    verdict = schedule_verdict(results, SCHEDULED, fixed, numbers)
-    overall = overall_speedups(results, [SCHEDULED, *fixed], numbers)
-    return ScheduleRun(ranges, tuple(verdict), overall)

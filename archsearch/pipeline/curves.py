@@ -304,7 +304,12 @@ def _pass_bar(
         sample_op(arch, batch=batch, tokens=tokens),
     ]
     terms["head and choice of tokens"] = math.fsum(_op_s(latency, op) for op in head)
-    return Bar(name, _scaled(terms, total.value), total)
+    together = math.fsum(terms.values())
+    if together > total.value:  # ops overlap
+        terms = {term: seconds * total.value / together for term, seconds in terms.items()}
+    else:
+        terms["launches and the rest"] = total.value - together
+    return Bar(name, terms, total)
 
 
 def _layer_bar(latency: OpsPriced, name: str, arch: Architecture, workload: Workload) -> Bar:
@@ -343,12 +348,3 @@ def _op_s(latency: OpsPriced, op: Op) -> float:
     if latency.composed_ is not None:
         return float(latency.composed_.op_s(op)[0])
     return float(latency.ops.op_s(op, True)[0])
-
-
-def _scaled(terms: dict[str, float], total: float) -> dict[str, float]:
-    """The terms so that they add up to the pass: with what it takes beyond its ops, or shrunk where
-    ops overlap in it."""
-    together = math.fsum(terms.values())
-    if together > total:
-        return {name: value * total / together for name, value in terms.items()}
-    return {**terms, "launches and the rest": total - together}

@@ -3,7 +3,6 @@ soon made of those: a tuned sibling, the first layers of the target."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Self
@@ -32,7 +31,7 @@ from archsearch.estimate import Estimate
 from archsearch.models.targets import TargetRef
 from archsearch.needs import Needs
 from archsearch.search.objective import Score, Scorer
-from archsearch.speedup import alpha_estimate, logit, logit_std
+from archsearch.speedup import moved
 
 if TYPE_CHECKING:
     from archsearch.pipeline.session import SearchSession
@@ -63,9 +62,7 @@ class _Tuned:
 
     def predict(self, architecture: Architecture, context: AcceptanceContext) -> Acceptance:
         found = self.untuned.predict(architecture, context)
-        level = logit(min(max(found.alpha.value, 1e-6), 1.0 - 1e-6)) + TUNING.value
-        std = math.hypot(logit_std(found.alpha), TUNING.std)
-        return replace(found, alpha=alpha_estimate(level, std, found.alpha.source))
+        return replace(found, alpha=moved(found.alpha, TUNING.value, TUNING.std))
 
     def difference_std(
         self, first: Architecture, second: Architecture, context: AcceptanceContext

@@ -11,16 +11,15 @@ from archsearch.drafts.heads import run_head
 from archsearch.drafts.records import load_trained
 from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.export import (
-    DEFAULT_ENGINES,
+from archsearch.export.card import (
     DraftRecord,
     ExportSource,
     ExportTarget,
     FullHead,
-    check_engines,
-    export,
     padded_head_cost,
 )
+from archsearch.export.engines import DEFAULT_ENGINES, check_engines
+from archsearch.export.folder import export
 from archsearch.files import read_json
 from archsearch.models.files import has_tokenizer, head_family_of
 from archsearch.models.targets import TargetRef, resolve_target

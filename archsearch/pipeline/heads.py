@@ -34,9 +34,9 @@ from archsearch.pipeline.chains import Replays
 from archsearch.pipeline.climb.race import HeadRungs
 from archsearch.pipeline.session import SearchSession
 from archsearch.pipeline.untrained import LOOKUPS, lookup_in, replayed
-from archsearch.records import save
+from archsearch.records import load, save
 from archsearch.runs.candidate import read_training
-from archsearch.runs.tables import FAMILIES_FILE, FamilyRow, gamma_of_family
+from archsearch.runs.tables import FAMILIES_FILE, FamilyRow, families_of
 from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import tau_estimate
 
@@ -143,7 +143,9 @@ def head_score(
 def served_gamma(path: Path, head: TrainedHead) -> int:
     """Draft tokens a round that a run's head is served with unless something else is asked: what
     the run's last table of families found best, else all that it was trained for."""
-    return min(gamma_of_family(path, head.plan.family) or head.plan.gamma, head.plan.gamma)
+    rows = load(path / FAMILIES_FILE, "families of the run", families_of) or ()
+    best = next((row.gamma for row in rows if row.family == head.plan.family), head.plan.gamma)
+    return min(best, head.plan.gamma)
 
 
 def family_results(

@@ -6,9 +6,13 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from archsearch.acceptance.estimator import AcceptanceEstimator
+from archsearch.acceptance.estimator import AcceptanceEstimator, GivenAcceptance
+from archsearch.acceptance.known import AskedText, earlier, known_drafts
+from archsearch.acceptance.known_targets import known_target
+from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.acceptance.registry import CHOICES
 from archsearch.architecture.architecture import Architecture
 from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.drafters.drafter import RoundKind
@@ -25,7 +29,7 @@ from archsearch.latency.engine_passes import SEVERAL_TOKENS
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
 from archsearch.latency.transfer import STEP_ERRORS, distance, same_generation
-from archsearch.models.targets import TargetRef
+from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.pipeline.serving import (
     check_dtype,
     default_engine,
@@ -48,9 +52,6 @@ from archsearch.workload import (
     dtype_name,
     served_name,
 )
-
-if TYPE_CHECKING:
-    from archsearch.acceptance.known import AskedText
 
 DTYPE_PREFERENCE = ("bfloat16", "float16", "float32")
 RANKS = (1, 2, 4, 8)
@@ -172,7 +173,10 @@ def choose_latency(
     if asked.engine is None:
         asked = replace(asked, engine=default_engine(device, asked.mode))
     check_dtype(asked.dtype or "", engine_facts(asked.engine), device)
-    asked = replace(asked, dtype=asked.dtype or _served_dtype(profile, device, target))
+    served_in = target.served_dtype  # of the published weights, where they are quantised
+    able = not asked.dtype and served_in in DTYPE_BYTES and device.kind != "cpu"
+    if able and _computes_in(served_in, profile, device):
+        asked = replace(asked, dtype=served_in)
     mode = asked.mode or default_mode(device, str(asked.engine))
     if profile is None:
         source = _unprofiled(device, mode, asked, drafter)
@@ -227,14 +231,6 @@ def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]
         if device.kind == "cpu":
             raise
     return None, device
-
-
-def _served_dtype(profile: Profile | None, device: Device, target: Architecture) -> str | None:
-    """The dtype of the target's published weights where they are quantised and a GPU computes in
-    it."""
-    name = target.served_dtype
-    able = name in DTYPE_BYTES and device.kind != "cpu"
-    return name if able and _computes_in(name, profile, device) else None
 
 
 def _workload(
@@ -488,13 +484,6 @@ def acceptance_for(
     prior that a search began with, written when it is new; what the earlier runs moved is its
     `earlier`.
     """
-    from archsearch.acceptance.estimator import GivenAcceptance
-    from archsearch.acceptance.known import AskedText, earlier, known_drafts
-    from archsearch.acceptance.known_targets import known_target
-    from archsearch.acceptance.prior import PriorAcceptance
-    from archsearch.acceptance.registry import CHOICES
-    from archsearch.models.targets import resolve_target
-
     if choice not in CHOICES:
         return GivenAcceptance(float(choice)), "given"
     if state is not None and state.exists():
@@ -518,7 +507,7 @@ def acceptance_for(
     return estimator, words
 
 
-def machine_slowdown(source: LatencySource, runs: int = 60) -> float | None:
+def machine_slowdown(source: LatencySource) -> float | None:
     """How much slower this CPU is now than when its profile was started, by the profile's own
     probe; None where there is none.
 
@@ -536,4 +525,4 @@ def machine_slowdown(source: LatencySource, runs: int = 60) -> float | None:
 
     with torch.inference_mode():
         probe = Probe(WeightPool(96 << 20, getattr(torch, source.dtype)))
-        return statistics.median(probe() for _ in range(runs)) / reference
+        return statistics.median(probe() for _ in range(60)) / reference

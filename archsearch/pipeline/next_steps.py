@@ -281,7 +281,9 @@ def _profile(session: SearchSession, belief: Belief) -> Iterator[Step]:
     """The device profiled, where nobody has measured this one here: imported tables, a relative's
     kernels, the datasheet."""
     request, source = session.request, session.source
-    if request.asked.profile is not None or not _unmeasured(session):
+    latency, carried = source.latency, source.profile.get("carried_from")
+    measured = isinstance(latency, LatencyModel) and not carried and not latency.profile.imported
+    if request.asked.profile is not None or measured:
         return
     engine = ENGINES.get(source.engine)
     ranks = session.scorer.workload.tensor_parallel
@@ -298,14 +300,6 @@ def _profile(session: SearchSession, belief: Belief) -> Iterator[Step]:
         belief.outlook(belief.profile(PROFILE_STD)),
         _needed(session),
     )
-
-
-def _unmeasured(session: SearchSession) -> bool:
-    """Whether the latencies come from elsewhere than a profile that was measured on the device."""
-    latency = session.source.latency
-    if not isinstance(latency, LatencyModel) or session.source.profile.get("carried_from"):
-        return True
-    return latency.profile.imported
 
 
 def _file_name(name: str) -> str:

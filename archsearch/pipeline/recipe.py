@@ -15,8 +15,8 @@ from archsearch.models.targets import TargetRef, resolve_target
 from archsearch.needs import Needs, TrainingBudget
 from archsearch.pipeline.candidates import serving_ranks
 from archsearch.pipeline.session import SearchSession
-from archsearch.recipes import Recipe, Stage, choose_library, share_gpus, write_recipe
-from archsearch.recipes.plan import STAGES
+from archsearch.recipes.folder import write_recipe
+from archsearch.recipes.plan import STAGES, Recipe, Stage, choose_library, share_gpus
 from archsearch.report.terminal.run import MadeRecipe
 from archsearch.runs.run import open_run
 from archsearch.search.objective import Score, Scorer

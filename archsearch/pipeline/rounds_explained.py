@@ -100,19 +100,13 @@ def difference(draft: str, better: Score, worse: Score, worse_there: Score) -> D
     if better.engine != worse.engine:
         first, second = str(better.engine), str(worse.engine)
     where = f"at gamma {better.gamma} " if better.gamma != worse.gamma else ""
-    doubt = "" if _told_apart(better, worse) else " (less than the error bars)"
+    # of the rounds' times; alpha is the same for both
+    stds = (time.std / time.value for score in (better, worse) if (time := score.round_s))
+    apart = math.log(better.speedup.value / worse.speedup.value) > math.hypot(*stds)
+    doubt = "" if apart else " (less than the error bars)"
     gains = f"{first} {better.speedup.value:.2f}x, {second} {worse.speedup.value:.2f}x"
     why = _why(term, (first, better), (second, worse_there))
     return Difference(draft, first, second, term, f"{draft}: {gains}: {where}{why}{doubt}")
-
-
-def _told_apart(better: Score, worse: Score) -> bool:
-    """Whether the gap is larger than the std of the rounds' times; alpha, which both share, is left
-    out."""
-    rounds = [score.round_s for score in (better, worse) if score.round_s is not None]
-    return math.log(better.speedup.value / worse.speedup.value) > math.hypot(
-        *(time.std / time.value for time in rounds)
-    )
 
 
 def _why(term: str, better: tuple[str, Score], worse: tuple[str, Score]) -> str:

@@ -11,19 +11,22 @@ from typing import Any, Final
 import numpy as np
 from packaging.version import Version
 
+from archsearch.acceptance.measured import Trace
+from archsearch.acceptance.replay import replay_tau
 from archsearch.capacity import fits
 from archsearch.drafters.drafter import Draft, Drafter
 from archsearch.drafters.forms import vllm_drafter_config
-from archsearch.drafters.registry import as_drafter
+from archsearch.drafts.heads import run_head
+from archsearch.drafts.records import load_trained
 from archsearch.engine_facts import engine_facts, engine_title, shared_by
 from archsearch.engine_rounds import engine_rounds
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.export import vllm_config
 from archsearch.export.engines import schedule_words
 from archsearch.files import write_json
 from archsearch.hardware.device import Device
 from archsearch.models.files import has_weights
+from archsearch.models.targets import resolve_drafter
 from archsearch.pipeline.in_engine import serving_scorer
 from archsearch.pipeline.serving import check_batch
 from archsearch.pipeline.session import SearchSession
@@ -39,8 +42,14 @@ from archsearch.schedule import (
     schedule_from_points,
 )
 from archsearch.search.objective import Score, Scorer
-from archsearch.speedup import alpha_from_tau, drifting_positions, tokens_by_budget
-from archsearch.traffic.curve import at, speedup_when_off
+from archsearch.speedup import (
+    accepted_by_position,
+    alpha_from_tau,
+    drifting_positions,
+    tau_estimate,
+    tokens_by_budget,
+)
+from archsearch.traffic.curve import speedup_when_off
 
 FORECAST: Final = (0.31, 0.10)
 """Share of acceptance's variance that the draft's own confidence forecasts, and its std: a logistic
@@ -65,11 +74,6 @@ def acceptance_of(
 ) -> tuple[Estimate, dict[int, Estimate], Rates]:
     """alpha, tau by gamma and acceptance by position of a candidate: from its trace where it was
     trained, else as its score predicts."""
-    from archsearch.acceptance.measured import Trace
-    from archsearch.acceptance.replay import replay_tau
-    from archsearch.drafts.records import load_trained
-    from archsearch.speedup import accepted_by_position, tau_estimate
-
     if folder is not None and has_weights(folder) and (folder / "trace.npz").is_file():
         trained = load_trained(score.architecture, folder)
         trace = Trace.load(folder / "trace.npz")
@@ -130,7 +134,7 @@ def schedule_point(
     scorer: Scorer, draft: Draft, alpha: Estimate, taus: dict[int, Estimate], batch: int
 ) -> SchedulePoint:
     """The best gamma at one batch size, 0 where none is faster than drafting nothing."""
-    local = at(scorer, as_drafter(draft), "batch", batch)
+    local = scorer.at_batch(batch)
     scores = {
         gamma: local.measured(draft, alpha, taus, gammas=[gamma])
         for gamma in scorer.gammas
@@ -198,10 +202,7 @@ def _adaptive(
         return None
     if any(rounds.options.get(name) == value for name, value in facts.not_adaptive.items()):
         return None
-    places = [
-        (point, at(asked.scorer, as_drafter(draft), "batch", point.batch_size))
-        for point in schedule.points
-    ]
+    places = [(point, asked.scorer.at_batch(point.batch_size)) for point in schedule.points]
 
     def gains_of(speeds: Sequence[Estimate]) -> list[float]:
         """Over the table, at each batch size."""
@@ -245,25 +246,16 @@ def schedule_rank(
     asked = _Asked(session, engine, score.proposer, otherwise)
     alpha, taus, _ = acceptance_of(asked.scorer, score, folder)
     draft = (score.drafter or score.architecture, alpha, taus)
-    schedule, note = _planned(asked, draft, batch_sizes, folder)
-    largest = largest_gamma(schedule.ranges, 0)
-    if engine_facts(asked.engine).speculative_config and largest:
-        shape, ranks = str(folder), asked.scorer.workload.tensor_parallel
-        config = (
-            vllm_config(score.family, shape, largest, schedule.ranges, ranks)
-            if score.drafter is None
-            else vllm_drafter_config(score.drafter, shape, largest, schedule.ranges)
-        )
-        write_json(folder / "speculative_config.json", config)
-    adaptive = _adaptive(asked, draft[0], taus, schedule)
-    return asked.answer(
-        schedule,
-        score.gamma,
-        rank=rank,
-        architecture=score.label(),
-        note=note,
-        adaptive=adaptive,
+    planned = asked.plan(
+        draft, score.gamma, batch_sizes, folder, rank=rank, architecture=score.label()
     )
+    ranges = planned.schedule.ranges
+    largest = largest_gamma(ranges, 0)
+    if engine_facts(asked.engine).speculative_config and largest:
+        ranks = asked.scorer.workload.tensor_parallel if score.drafter is None else None
+        config = vllm_drafter_config(score.proposer, str(folder), largest, ranges, ranks)
+        write_json(folder / "speculative_config.json", config)
+    return planned
 
 
 def schedule_head(
@@ -274,23 +266,20 @@ def schedule_head(
 
     Raises ArchsearchError where the run has no such head, or the engine takes no schedule for it.
     """
-    from archsearch.drafts.heads import run_head
-    from archsearch.models.targets import resolve_drafter
-
     trained = run_head(session.run.path, family)
     gamma = trained.plan.gamma
     drafter = resolve_drafter(str(trained.folder), session.target).drafter
     asked = _Asked(session, engine, drafter, f"the head with gamma {gamma}")
     taus = {each: seen.estimate() for each, seen in trained.replays.items() if each <= gamma}
-    schedule, note = _planned(asked, (drafter, trained.alpha, taus), batch_sizes, trained.folder)
-    return asked.answer(
-        schedule,
+    name = trained.plan.family
+    return asked.plan(
+        (drafter, trained.alpha, taus),
         gamma,
+        batch_sizes,
+        trained.folder,
         rank=None,
-        family=trained.plan.family,
-        architecture=f"{trained.plan.family} head",
-        note=note,
-        adaptive=_adaptive(asked, drafter, taus, schedule),
+        family=name,
+        architecture=f"{name} head",
     )
 
 
@@ -309,21 +298,35 @@ class _Asked:
         if why := facts.unscheduled_words(drafter.family):
             raise ArchsearchError(f"{why}; serve {otherwise}")
 
-    def answer(self, schedule: GammaSchedule, gamma: int, **what: Any) -> Scheduled:
-        """What the command says of a schedule."""
-        words = schedule_words(self.engine, self.drafter.family, schedule.ranges, gamma)
-        doubt, run = engine_facts(self.engine).schedule_doubt, self.session.run.path
-        return Scheduled(run=run, schedule=schedule, as_engine=words, warning=doubt, **what)
+    def plan(
+        self,
+        draft: tuple[Draft, Estimate, dict[int, Estimate]],
+        gamma: int,
+        batch_sizes: Sequence[int],
+        folder: Path,
+        **who: Any,
+    ) -> Scheduled:
+        """The schedule of a draft (with its alpha, and tau by gamma), written to `folder`, and what
+        the command says of it."""
+        schedule, note = _planned(self, draft, batch_sizes)
+        save(folder / SCHEDULE_FILE, schedule)
+        return Scheduled(
+            run=self.session.run.path,
+            schedule=schedule,
+            note=note,
+            as_engine=schedule_words(self.engine, self.drafter.family, schedule.ranges, gamma),
+            warning=engine_facts(self.engine).schedule_doubt,
+            adaptive=_adaptive(self, draft[0], draft[2], schedule),
+            **who,
+        )
 
 
 def _planned(
     asked: _Asked,
     draft: tuple[Draft, Estimate, dict[int, Estimate]],
     batch_sizes: Sequence[int],
-    folder: Path,
 ) -> tuple[GammaSchedule, str]:
-    """The schedule of a draft (with its alpha, and tau by gamma), written to `folder`, and what is
-    to be said of it."""
+    """The schedule, and what is to be noted of it."""
     scorer, device, facts = asked.scorer, asked.session.source.device, engine_facts(asked.engine)
     one_by_one = device.kind == "gpu" and not facts.batches
     if one_by_one:
@@ -355,6 +358,5 @@ def _planned(
     if slow:
         listed = ", ".join(slow)
         note = f"{note} Without the draft loaded a server is faster at batch size {listed}.".strip()
-    schedule = GammaSchedule(schedule_from_points(chosen), tuple(points), asked.engine, asked.words)
-    save(folder / SCHEDULE_FILE, schedule)
-    return schedule, note
+    ranges = schedule_from_points(chosen)
+    return GammaSchedule(ranges, tuple(points), asked.engine, asked.words), note

@@ -98,7 +98,7 @@ def hopeless(session: SearchSession) -> str:
         f"no draft is expected to pay for {session.target.name} on {session.source.device.key} in"
         f" {engine_title(request.engine)}, {workload.dtype}: the best, {best.label()} at gamma"
         f" {best.gamma}, is predicted at {best.speedup.value:.2f}x (5 to 95 %: {low:.2f}x to"
-        f" {high:.2f}x) with alpha {alpha.value:.2f} ± {alpha.std:.2f}, and {pays}. What may change"
+        f" {high:.2f}x) with alpha {alpha.words()}, and {pays}. What may change"
         f" that: another engine (--engine {', '.join(others)}), another --dtype{batch}. The ranking"
         " is written; to train all the same: --anyway"
     )

@@ -25,9 +25,20 @@ from archsearch.hardware.identify import identify_cpu, visible_gpus
 from archsearch.models.files import HEAD_FAMILIES
 from archsearch.models.targets import resolve_target
 from archsearch.needs import Needs
-from archsearch.pipeline import climb
 from archsearch.pipeline.candidates import write_best, write_report
 from archsearch.pipeline.climb.belief import Belief
+from archsearch.pipeline.climb.climb import Climb
+from archsearch.pipeline.climb.plan import (
+    COMPARISON_COST,
+    affordable_prompts,
+    make_plan,
+    measured_draft,
+    plan_text,
+    summary,
+    trial_rows,
+    write_texts,
+)
+from archsearch.pipeline.climb.trainings import Trainings
 from archsearch.pipeline.confirm import confirm_rank
 from archsearch.pipeline.engine_ways import write_engines
 from archsearch.pipeline.existing import EXISTING, alternatives, within_budget
@@ -51,7 +62,7 @@ from archsearch.report.terminal.search import Brought, Climbed, Searched, Survey
 from archsearch.runs.confirmed import Confirmed
 from archsearch.runs.lock import run_lock
 from archsearch.runs.run import RUNGS_FILE
-from archsearch.runs.state import FinalistsEntry, StateFile
+from archsearch.runs.state import StateFile
 from archsearch.runs.tables import BUDGETS_FILE, TextVerdict
 from archsearch.search import study
 from archsearch.search.objective import Score, Scorer
@@ -95,14 +106,14 @@ def train_and_confirm(session: SearchSession, start: float) -> Searched:
     request, run = session.request, session.run
     file = StateFile(run.path / RUNGS_FILE, request.time_budget_s, start, climbs=request.climb)
     state = file.state
-    plan = climb.make_plan(session, file)
-    say(climb.plan_text(plan))
+    plan = make_plan(session, file)
+    say(plan_text(plan))
     if plan.stay:
         state.notes = [f"rung 0 only: {plan.stay}"]
         file.save()
         return replace(rank_only(session), rungs=(), notes=tuple(state.notes), plan=plan)
     trainer = session.trainer()
-    climb.write_texts(trainer, file, plan)
+    write_texts(trainer, file, plan)
     coverage = trainer.texts.coverage()
     session = session.with_scorer(session.scorer.with_coverage(coverage))
     known = [
@@ -114,10 +125,10 @@ def train_and_confirm(session: SearchSession, start: float) -> Searched:
         begin = time.monotonic()
         result = score_spaces(session)
         state.steps.setdefault("search", time.monotonic() - begin)
-        ascent = climb.Climb(
+        ascent = Climb(
             session.space,
             plan,
-            climb.Trainings(trainer, file, request.seed, shared),
+            Trainings(trainer, file, request.seed, shared),
             Belief(session.scorer, known),
             {score.architecture: None for score in result.best},
             max(1, request.confirm),
@@ -125,9 +136,12 @@ def train_and_confirm(session: SearchSession, start: float) -> Searched:
             head_rungs(session, trainer),
         )
         trained = ascent.climb()
-        run.write_trials(climb.trial_rows(result.trials, state))
+        run.write_trials(trial_rows(result.trials, state))
         if not plan.climbs and state.finalists is not None:
-            write_finalists(run.path, state.finalists, state.notes)
+            decided = as_data(state.finalists)  # of rungs.json what scripts know
+            own = ("shapes", "tokens", "foreseen", "longer")
+            kept = {name: decided[name] for name in own if name in decided}
+            write_json(run.path / "finalists.json", kept | {"notes": list(state.notes)})
         session = replace(session, besides=tuple(alternatives(session)))
         others = ascent.standings() if plan.climbs else result.best
         ranked = write_ranked(session, trained, others)
@@ -135,7 +149,7 @@ def train_and_confirm(session: SearchSession, start: float) -> Searched:
         # Before the engine, which runs each family at the gamma that this table names.
         families = write_family_table(session, trainer, trained) if trained else []
         head = best_head([row.family for row in families], request.engine)
-        beside = climb.COMPARISON_COST if head and plan.compares else 0.0
+        beside = COMPARISON_COST if head and plan.compares else 0.0
         confirming = Confirming(session, trainer, file, plan)
         count = min(request.confirm, len(trained))
         confirmed = confirming.ranks(count, shared, later=beside)
@@ -147,7 +161,7 @@ def train_and_confirm(session: SearchSession, start: float) -> Searched:
     file.save()
     seconds = file.elapsed_s()
     say(f"all of it took {human_time(seconds)} of {human_time(request.time_budget_s)}")
-    known_now = {"rungs": tuple(climb.summary(state)), "notes": tuple(state.notes), "plan": plan}
+    known_now = {"rungs": tuple(summary(state)), "notes": tuple(state.notes), "plan": plan}
     return Climbed(
         **vars(answer) | known_now,
         heads=tuple(state.heads),
@@ -155,17 +169,10 @@ def train_and_confirm(session: SearchSession, start: float) -> Searched:
         steps=state.steps,
         prompts=trainer.prompts.source,
         measured=tuple(
-            climb.measured_draft(ascent.measured(draft), draft, coverage) for draft in trained
+            measured_draft(ascent.measured(draft), draft, coverage) for draft in trained
         ),
         text=text,
     )
-
-
-def write_finalists(run: Path, entry: FinalistsEntry, notes: Sequence[str]) -> None:
-    """finalists.json, which scripts know: of rungs.json what a search without rounds decided."""
-    data = as_data(entry)
-    kept = {name: data[name] for name in ("shapes", "tokens", "foreseen", "longer") if name in data}
-    write_json(run / "finalists.json", kept | {"notes": list(notes)})
 
 
 def text_result(
@@ -298,7 +305,7 @@ class Confirming:
 
     def prompts(self, drafts: float) -> int:
         """Prompts for each of so many that are still to be confirmed."""
-        return climb.affordable_prompts(self.session, self.file, self.plan, drafts)
+        return affordable_prompts(self.session, self.file, self.plan, drafts)
 
     def ranks(
         self, count: int, shared: SharedWork | None = None, later: float = 0.0
@@ -344,7 +351,7 @@ class Confirming:
         if file.state.compared:
             return
         begin = time.monotonic()
-        prompts = self.prompts(climb.COMPARISON_COST)
+        prompts = self.prompts(COMPARISON_COST)
         try:
             confirm_families(
                 session, FamilyRequest((head, INDEPENDENT), count=prompts, exact=4), EngineChoice()

@@ -15,16 +15,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from archsearch.drafters.lookup import NGram
-from archsearch.drafts.heads import head_folder, load_head, trained_heads
+from archsearch.drafts.heads import TrainedHead, run_head
 from archsearch.drafts.records import TrainedDraft, load_trained
 from archsearch.engine_facts import engine_facts, engine_title
 from archsearch.engines.engine import ExitAfter
 from archsearch.engines.measure.figures import by_prompt
+from archsearch.engines.measure.results import ByPrompt
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
-from archsearch.models.files import has_weights, head_family_of
+from archsearch.models.files import has_weights
 from archsearch.pipeline.candidates import write_report
 from archsearch.pipeline.chains import CHAIN, Replays
 from archsearch.pipeline.confirm import (
@@ -50,9 +51,6 @@ from archsearch.runs.confirmed import Exact
 from archsearch.runs.run import open_run
 from archsearch.runs.tables import COMPARISON_FILE, EngineComparison, Order, Rival, Silent, Swap
 from archsearch.search.objective import Score, Scorer
-
-if TYPE_CHECKING:
-    from archsearch.engines.measure.results import ByPrompt
 
 # of the predicted acceptance at position 1, besides what counting few rounds leaves open
 NEAR: Final = 0.05
@@ -173,10 +171,9 @@ def confirm_families(
 
 
 def _candidate(bench: Bench, family: str, request: FamilyRequest) -> _Candidate:
-    session, engine = bench.session, bench.name
-    path = session.run.path
+    session = bench.session
     if family == "ngram":
-        found: Any = lookup_in(engine, family)
+        found: Any = lookup_in(bench.name, family)
         gamma = request.gamma or USUAL_GAMMA
 
         def replay(scorer: Scorer) -> Score:
@@ -197,13 +194,7 @@ def _candidate(bench: Bench, family: str, request: FamilyRequest) -> _Candidate:
         return _ranked(session, request)
     if family == CHAIN:
         return _chain(bench, request)
-    head = head_family_of(family)
-    if head not in trained_heads(path):
-        raise MissingDataError(
-            f"{path} has no trained {family} head; train it first: archsearch train {path} --family"
-            f" {family}"
-        )
-    return _head(session, request, head_folder(path, head))
+    return _head(session, request, run_head(session.run.path, family))
 
 
 def _exit(session: SearchSession) -> Score:
@@ -255,11 +246,10 @@ def _chain(bench: Bench, request: FamilyRequest) -> _Candidate:
     )
 
 
-def _head(session: SearchSession, request: FamilyRequest, folder: Path) -> _Candidate:
+def _head(session: SearchSession, request: FamilyRequest, head: TrainedHead) -> _Candidate:
     from archsearch.training.heads.folder import TargetFacts, check_head
 
-    head = load_head(folder)
-    check_head(folder, TargetFacts.of(session.target.architecture, session.target.name))
+    check_head(head.folder, TargetFacts.of(session.target.architecture, session.target.name))
     gamma, family = request.gamma or served_gamma(session.run.path, head), head.plan.family
     if gamma > head.plan.gamma:
         raise ArchsearchError(
@@ -270,7 +260,9 @@ def _head(session: SearchSession, request: FamilyRequest, folder: Path) -> _Cand
         return head_score(session, head, {gamma: head.replays[gamma].estimate()}, scorer)
 
     known = head.replays.get(gamma)
-    return _Candidate(family, folder, gamma, replay, known.accepted_by_position if known else ())
+    return _Candidate(
+        family, head.folder, gamma, replay, known.accepted_by_position if known else ()
+    )
 
 
 def order_of(rows: Sequence[Rival]) -> Order | None:

@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from archsearch.drafters.forms import vllm_config
 from archsearch.drafts.heads import (
     HeadPlan,
     HeadTrainer,
@@ -18,7 +19,6 @@ from archsearch.drafts.records import TrainedDraft
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
-from archsearch.export import vllm_config
 from archsearch.files import read_json
 from archsearch.needs import Needs
 from archsearch.pipeline.candidates import copy_draft, set_gamma, write_report
@@ -29,11 +29,10 @@ from archsearch.records import save
 from archsearch.report.terminal.run import HeadAnswer, Trained
 from archsearch.runs.candidate import TRAINING_FILE, TrainingRecord
 from archsearch.runs.tables import FAMILIES_FILE, TEXT_VERDICT_FILE, TextStand, TextVerdict
-from archsearch.speedup import alpha_estimate, clamped, logit, logit_std, tau_estimate
-
-if TYPE_CHECKING:
-    from archsearch.drafts.trainer import DraftTrainer
-    from archsearch.search.objective import Scorer
+from archsearch.search.objective import Scorer
+from archsearch.speedup import clamped, logit, logit_std, moved, tau_estimate
+from archsearch.text.prompt_set import answer_faults, prompt_faults
+from archsearch.training.curves import AlphaPoint, promise
 
 
 def train_rank(path: Path, rank: int, budget_s: float) -> Trained:
@@ -115,8 +114,6 @@ NARROW_ABOVE: Final = 0.10
 
 def text_verdict(scorer: Scorer, trainer: DraftTrainer, draft: TrainedDraft) -> TextVerdict:
     """The verdict on the text that `draft` learnt; kept in the run folder for the report."""
-    from archsearch.text.prompt_set import answer_faults, prompt_faults
-
     record = TrainingRecord.from_dict(read_json(draft.folder / TRAINING_FILE, "training record"))
     answers = trainer.texts.training().sequences
     prompts = trainer.prompts
@@ -151,8 +148,6 @@ def predicted(
     """(what the text would bring learnt in full, None where it is; what TIMES_MORE the prompts
     would bring), by the draft's curve; None without one. The curve says by how much logit(alpha)
     rises, from what was measured on held-out text."""
-    from archsearch.training.curves import AlphaPoint, promise
-
     epoch = int(record.record.get("epoch_tokens") or 0)
     looks = draft.points or tuple((look.tokens, look.alpha) for look in record.looks)
     points = [
@@ -174,8 +169,7 @@ def predicted(
             more_prompts=prompts,
         )
         rise = max(logit(clamped(found.alpha.value)) - logit(clamped(kept.alpha)), 0.0)
-        std = math.hypot(logit_std(now.alpha), logit_std(found.alpha))
-        alpha = alpha_estimate(logit(clamped(now.alpha.value)) + rise, std, "modelled")
+        alpha = replace(moved(now.alpha, rise, logit_std(found.alpha)), source="modelled")
         speedup = speedup_at(scorer, draft, alpha)
         return (
             None if speedup is None else TextStand(prompts, found.distinct_tokens, alpha, speedup)

@@ -32,6 +32,7 @@ from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.pipeline.session import SearchSession
 from archsearch.search.objective import Scorer
+from archsearch.text.prompt_files import read_texts
 
 LOOKUPS: Final[Mapping[str, Ngram | Suffix]] = {"ngram": Ngram(), "suffix": Suffix()}
 
@@ -95,7 +96,6 @@ def texts_at_hand(session: SearchSession) -> list[LookupText]:
     from archsearch.models.load import (
         load_tokenizer,
     )  # torch: seconds that a search without texts need not wait
-    from archsearch.text.prompt_files import read_texts
 
     try:
         tokenizer = load_tokenizer(session.target)

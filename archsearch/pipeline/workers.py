@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from archsearch.acceptance.estimator import VocabularyCoverage
 from archsearch.drafts.trainer import DraftTrainer
@@ -28,6 +28,7 @@ from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.files import read_json, write_json
 from archsearch.hardware.identify import check_claim, visible_gpus
 from archsearch.paths import STORAGE_VARIABLE
+from archsearch.pipeline.confirm import confirm_rank
 from archsearch.pipeline.scoring import score_spaces
 from archsearch.pipeline.session import PRIOR_FILE, SearchRequest, SearchSession
 from archsearch.pipeline.shared_work import Job, JobKind, SharedWork, make_executor, train_job
@@ -199,13 +200,7 @@ def _train_along(
     """Claim trainings of the search, and confirmations where this is the device that it is for; how
     many jobs were done."""
     asked, cores = int(os.environ.get("OMP_NUM_THREADS") or 0), session.source.threads
-    files = notice.files
-    request = replace(
-        session.request,
-        prompts=files.get("prompts"),
-        heldout=files.get("heldout"),
-        text=files.get("text"),
-    )
+    request = replace(session.request, **dict[str, Any](notice.files))
     there = replace(session, request=request, run=open_run(folder))
     trainer = there.trainer(min(cores, asked) if cores and asked else cores)
 
@@ -221,8 +216,6 @@ def _train_along(
 
 def confirm_job(session: SearchSession, job: Job, trainer: DraftTrainer) -> float:
     """Run a rank of the search in the engine; its measured speed-up."""
-    from archsearch.pipeline.confirm import confirm_rank
-
     found = confirm_rank(
         session, job.rank, trainer=trainer, prompt_count=job.prompts, stopping=False
     )
@@ -295,22 +288,17 @@ def workers_beside(session: SearchSession) -> Iterator[SharedWork | None]:
             shared = SharedWork(storage, name, session.run.info["created"])
             stack.enter_context(shared.held())
         try:
+            on_cpu = session.source.device.kind == "cpu"
+            gpus = [] if on_cpu else [gpu.uuid for gpu in visible_gpus() if gpu.uuid]
             for number in range(1, request.workers):
                 environment = {STORAGE_VARIABLE: storage, "OMP_NUM_THREADS": "1"}
-                executor.start(["worker", "--run", name], environment | own_gpu(session, number))
+                if len(gpus) > 1:  # one each; the first stays with who began
+                    environment["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
+                executor.start(["worker", "--run", name], environment)
             yield shared
         finally:
             for words in executor.stop():
                 say(f"a worker ended early: {words}")
-
-
-def own_gpu(session: SearchSession, number: int) -> dict[str, str]:
-    """The environment that gives worker `number` a GPU of its own, where the search is for one and
-    this machine has several; the first stays with who began."""
-    if session.source.device.kind == "cpu":
-        return {}
-    gpus = [gpu.uuid for gpu in visible_gpus() if gpu.uuid]
-    return {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if len(gpus) > 1 else {}
 
 
 def serve_dashboard(

@@ -33,6 +33,7 @@ from archsearch.profiling.fused import Fused, attention_kernel, fused_for, graph
 from archsearch.profiling.kernels import Run
 from archsearch.profiling.points import Bench, Models, Point, Prepared
 from archsearch.profiling.timer import Timing, plan
+from archsearch.records import as_data
 from archsearch.workload import MODES, dtype_name
 
 COLD_L2_MULTIPLE: Final = 4
@@ -307,7 +308,7 @@ class CudaBench(Bench):
                 for dtype, fused in self.fused.items()
             },
         }
-        return data | ({} if self.state is None else {"gpu": self.state.to_dict()})
+        return data | ({} if self.state is None else {"gpu": as_data(self.state)})
 
 
 def torch_index(uuid: str) -> int:

@@ -49,35 +49,34 @@ def initial_weights(folder: Path, target: str | None = None, answers: Sequence[P
         from archsearch.models.drafts import save_draft
         from archsearch.training.initialise import initialise_draft
 
-        text = _calibration(rows)
+        # ids [answers, tokens] of equal length
+        ids: list[list[int]] = [row["input_ids"] for row in rows[:CALIBRATION]]
+        shortest = min(map(len, ids), default=0)
+        text = torch.tensor([each[:shortest] for each in ids]) if shortest > 1 else None
         draft = initialise_draft(model, shape.replace(draft_vocab_size=None), calibration_ids=text)
         draft = draft.to(torch.bfloat16)  # type: ignore[arg-type]
         save_draft(draft, out, tokenizer=tokenizer, gamma=recipe["gamma"])
         return out / "model.safetensors"
     kept = _kept(rows, shape, tokenizer)
     tensors = _head(model, shape, recipe, kept)
-    _turn_as(model, out / "config.json")
+    # layers that come from the target turn their keys as it does
+    config = read_json(out / "config.json", "the drafter's config")
+    rope = dict(model.config.rope_parameters)
+    layers = config.get("transformer_layer_config", config)
+    layers |= {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
+    write_json(out / "config.json", config)
     _write_maps(out, kept, shape.vocab_size)
     write_weights(out, tensors)
     return out / "model.safetensors"
 
 
-def _rows(answers: Sequence[Path]) -> list[Mapping[str, object]]:
+def _rows(answers: Sequence[Path]) -> list[Mapping[str, Any]]:
     return [
         json.loads(line)
         for path in answers
         for line in path.read_text(encoding="utf-8").splitlines()
         if line
     ]
-
-
-def _calibration(rows: Sequence[Mapping[str, Any]]) -> torch.Tensor | None:
-    """Ids [answers, tokens] of equal length; None without text."""
-    import torch
-
-    ids = [row["input_ids"] for row in rows[:CALIBRATION]]
-    shortest = min((len(each) for each in ids), default=0)
-    return torch.tensor([each[:shortest] for each in ids]) if shortest > 1 else None
 
 
 def _kept(
@@ -117,15 +116,6 @@ def _head(
     if recipe["library"] == "specforge":  # its one layer is called midlayer
         tensors = {name.replace("layers.0.", "midlayer."): value for name, value in tensors.items()}
     return tensors | head_maps(torch.tensor(kept), shape.vocab_size)
-
-
-def _turn_as(model: Any, config_file: Path) -> None:
-    """Layers that come from the target turn their keys as it does."""
-    config = read_json(config_file, "the drafter's config")
-    layers = config.get("transformer_layer_config", config)
-    rope = dict(model.config.rope_parameters)
-    layers |= {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
-    write_json(config_file, config)
 
 
 def _write_maps(out: Path, kept: Sequence[int], vocab_size: int) -> None:

@@ -6,16 +6,10 @@ worked out here from numbers that are (overhead, which candidates are tied, roun
 so where it is shown.
 """
 
-from archsearch.report.headline import headline
 from archsearch.report.page import write_comparison, write_figures, write_html
-from archsearch.report.reading import candidates, groups, read_run
 from archsearch.report.terminal.search import summary_text
 
 __all__ = [
-    "candidates",
-    "groups",
-    "headline",
-    "read_run",
     "summary_text",
     "write_comparison",
     "write_figures",

@@ -15,7 +15,7 @@ from archsearch.report.phrases import (
     part_rows,
 )
 from archsearch.report.reading import Shown
-from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
 from archsearch.search.objective import Score
 
 _ALL: Final = (
@@ -38,7 +38,7 @@ def section_best(found: Sequence[Shown], unit: str) -> Section:
     shown = shown_rows([Option.of(item) for item in found])
     ran = any(item.measured_speedup is not None for item in found)
     by_rank = {item.rank: item for item in found}
-    rows: list[list[Cell | str]] = []
+    rows: Rows = []
     for option in shown:
         item, (low, high) = by_rank[option.rank], option.gain.interval
         how = "measured" if option.measured else option.gain.source
@@ -66,7 +66,7 @@ def section_best(found: Sequence[Shown], unit: str) -> Section:
 
 def section_ranks(found: Sequence[Shown]) -> Section:
     """Every rank, with all its numbers."""
-    rows: list[list[Cell | str]] = []
+    rows: Rows = []
     ran = any(item.measured_speedup is not None for item in found)
     for item in found:
         score = item.score
@@ -74,7 +74,7 @@ def section_ranks(found: Sequence[Shown]) -> Section:
         rows.append(
             [
                 str(item.rank),
-                value_cell(score.speedup, 2, unit="x"),
+                value_cell(score.speedup, unit="x"),
                 *([_measured_cell(item)] if ran else []),
                 text_cell(score.label(), f"{kind}, {item.stage}"),
                 millions(score.parameters),
@@ -121,9 +121,9 @@ def _measured_cell(item: Shown) -> Cell:
     gain = item.measured_speedup
     pooled = item.confirmed.speedup_pooled if item.confirmed is not None else None
     if gain is None or pooled is None:
-        return value_cell(gain, 2, unit="x")
+        return value_cell(gain, unit="x")
     doubt, why = ("", "") if item.undecided is None else ("?", "; not decided")
-    return Cell(f"{gain.value:.2f}x ± {gain.std:.2f}{doubt}", f"pooled {pooled:.2f}x{why}")
+    return Cell(f"{gain.words('x')}{doubt}", f"pooled {pooled:.2f}x{why}")
 
 
 def section_mix(found: Sequence[Shown]) -> Section:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from archsearch import files
 from archsearch.report.chart_page import tick_names
 from archsearch.report.charts import INK, Chart, Series
-from archsearch.report.section import Section, Table, charts_of, tables_of
+from archsearch.report.section import Section, Table, charts_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,13 +72,17 @@ def write_files(folder: Path, sections: Sequence[Section]) -> list[Path]:
 
 
 def named_tables(sections: Sequence[Section]) -> list[tuple[str, Table]]:
-    """Every table with a file name by the heading above it; a name that two share is numbered."""
+    """Every table with a file name by the heading above it, that of a section where its part has
+    none; a name that two share is numbered."""
     counts: Counter[str] = Counter()
     named = []
-    for heading, table in tables_of(sections):
-        name = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")[:60] or "table"
-        counts[name] += 1
-        named.append((name if counts[name] == 1 else f"{name}-{counts[name]}", table))
+    for section in sections:
+        for part in section.all_parts():
+            heading = part.title if part.title and not part.folded else section.title
+            name = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")[:60] or "table"
+            for table in part.tables:
+                counts[name] += 1
+                named.append((name if counts[name] == 1 else f"{name}-{counts[name]}", table))
     return named
 
 

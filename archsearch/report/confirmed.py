@@ -14,7 +14,7 @@ from archsearch.report.phrases import (
     slowdown_words,
     unprofiled_words,
 )
-from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.confirmed import REST, Confirmed, ConfirmedGamma
 from archsearch.speedup import accepted_by_position
 
@@ -121,7 +121,7 @@ def stopping_words(confirmed: Confirmed) -> str:
     served = "export writes it" if confirmed.stops is not None else "not faster, not exported"
     return (
         f"Stopping where its token has less than {row.stops_below:g}, gamma at most {row.gamma}:"
-        f" {row.gain.value:.2f}x ± {row.gain.std:.2f} measured, {row.predicted_speedup:.2f}x"
+        f" {row.gain.words('x')} measured, {row.predicted_speedup:.2f}x"
         f" predicted ({gain.value:+.1%} ± {gain.std:.1%} over the best gamma by replay); {served}."
     )
 
@@ -204,7 +204,7 @@ def _modelled(value: float | None) -> Estimate | None:
 def _term_table(confirmed: Confirmed) -> Table:
     shares = _shares(confirmed)
     brought = {**shares, "all": math.fsum(shares.values())}
-    rows: list[list[Cell | str]] = []
+    rows: Rows = []
     for term in _terms(confirmed):
         if shares and term.brings == "all":
             rows.append([text_cell("rest"), "", "", "", "", f"{shares[REST]:+.1%}"])
@@ -227,7 +227,7 @@ def _positions(confirmed: Confirmed, replayed: Sequence[float]) -> Section:
     closed = accepted_by_position([alpha] * len(measured))
     found[f"closed form, alpha^i with alpha {alpha:.3f}"] = closed
     header = ["acceptance by position", *(str(i) for i in range(1, len(measured) + 1))]
-    rows: list[list[Cell | str]] = [
+    rows: Rows = [
         [text_cell(name), *(f"{share:.3f}" for share in shares)] for name, shares in found.items()
     ]
     note = "Share of rounds in which position i was accepted (all before it were too)."
@@ -238,7 +238,7 @@ def _positions(confirmed: Confirmed, replayed: Sequence[float]) -> Section:
 def _categories(confirmed: Confirmed) -> Section:
     if not confirmed.categories:
         return Section()
-    rows: list[list[Cell | str]] = [
+    rows: Rows = [
         [
             text_cell(name),
             str(row.prompts),
@@ -256,10 +256,10 @@ def _gammas(confirmed: Confirmed) -> Section:
     if not confirmed.other_gammas:
         return Section()
     all_rows: list[ConfirmedGamma] = [confirmed, *confirmed.other_gammas]
-    rows: list[list[Cell | str]] = [
+    rows: Rows = [
         [
             str(row.gamma),
-            value_cell(row.speedup, 2, unit="x"),
+            value_cell(row.speedup, unit="x"),
             _pooled(row),
             f"{row.predicted_speedup:.2f}x",
             f"{row.relative_error:+.1%}",
@@ -286,7 +286,7 @@ def _identity_part(confirmed: Confirmed) -> Section:
     words, differences = [identity_words(confirmed)], confirmed.identical_output.differences
     tables = []
     if differences:
-        rows: list[list[Cell | str]] = [
+        rows: Rows = [
             [
                 text_cell(row.prompt_id),
                 str(row.position),

@@ -9,9 +9,9 @@ from typing import Final
 
 from archsearch.estimate import Estimate
 from archsearch.report.answer import gain_words, hours_words, needs_words
-from archsearch.report.charts import INK, Chart, Series, colour, gain_chart, line
+from archsearch.report.charts import INK, Chart, colour, gain_chart, line
 from archsearch.report.families import title_of
-from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Rows, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.tables import BudgetDrafter, Budgets
 from archsearch.search.pareto import Member
 
@@ -24,7 +24,7 @@ def section_costs(budgets: Budgets | None, unit: str) -> Section:
     rows = [row for row in budgets.rows if row.drafters] if budgets is not None else []
     if budgets is None or not rows:
         return Section()
-    cells: list[list[Cell | str]] = []
+    cells: Rows = []
     for row in rows:
         best, *others = row.drafters
         rivals = {each.family: each for each in reversed(others) if each.family != best.family}
@@ -33,7 +33,7 @@ def section_costs(budgets: Budgets | None, unit: str) -> Section:
         cells.append(
             [
                 text_cell("nothing" if not row.gpu_hours else hours_words(row.gpu_hours, unit)),
-                value_cell(best.speedup, 2, unit="x"),
+                value_cell(best.speedup, unit="x"),
                 text_cell(_name(best), wrap=True),
                 text_cell(needs_words(best.needs, unit)),
                 str(best.gamma),
@@ -70,7 +70,11 @@ def _chart(budgets: Budgets, unit: str) -> Chart:
                 drafter,
             )
     by_gain = sorted(found.values(), key=lambda each: -each.speedup.value)
-    series = [_best_line(budgets, free)]
+    best = [
+        (row.gpu_hours or free, row.drafters[0].speedup) for row in budgets.rows if row.drafters
+    ]
+    dashes = {"colour": INK, "band": True, "dashed": True, "symbol": None}
+    series = [line("best for its budget", best, "bounds", **dashes)]
     for number, family in enumerate(dict.fromkeys(drafter.family for drafter in by_gain)):
         own = [drafter for drafter in found.values() if drafter.family == family]
         there = [drafter for drafter in own if drafter.needs.kind != "training"]
@@ -97,14 +101,6 @@ def _chart(budgets: Budgets, unit: str) -> Chart:
     return gain_chart("costs", title, caption, axis, series, **look)
 
 
-def _best_line(budgets: Budgets, free: float) -> Series:
-    best = [
-        (row.gpu_hours or free, row.drafters[0].speedup) for row in budgets.rows if row.drafters
-    ]
-    look = {"colour": INK, "band": True, "dashed": True, "symbol": None}
-    return line("best for its budget", best, "bounds", **look)
-
-
 @dataclass(frozen=True)
 class ParetoGoal:
     """One goal: its unit, what it is, whether more of it is better."""
@@ -125,7 +121,7 @@ class ParetoSet:
 
 def pareto_section(found: ParetoSet) -> Section:
     """Each draft with its goals, its group, and whether it was confirmed."""
-    rows: list[list[Cell | str]] = []
+    rows: Rows = []
     for number, member in enumerate(found.members, start=1):
         values = [shown(name, member.values[name], goal.unit) for name, goal in found.goals.items()]
         tie = f"{member.group}{', cheapest' if member.cheapest else ''}"

@@ -18,7 +18,7 @@ from archsearch.report.charts import SERIES, Chart, line
 from archsearch.report.families import title_of, with_heads
 from archsearch.report.headline import Headline, headline, with_text
 from archsearch.report.reading import Reading
-from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Rows, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.confirmed import Exact, Judged
 from archsearch.runs.run import Run
 from archsearch.runs.tables import Way
@@ -130,7 +130,7 @@ def section_engines(ways: Sequence[Way], dtype: str) -> Section:
     """Every engine in tokens per second; empty where there is one way's worth of engines."""
     if len({(way.engine, way.dtype) for way in ways}) < 2:
         return Section()
-    rows: list[list[Cell | str]] = [
+    rows: Rows = [
         [
             text_cell(engine_title(way.engine)),
             way.dtype,

@@ -10,13 +10,12 @@ from typing import Final
 from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import family as family_class
 from archsearch.engine_facts import ENGINES, engine_title
-from archsearch.estimate import Estimate
 from archsearch.models.files import HEAD_FAMILIES
 from archsearch.progress import human_time
 from archsearch.report.charts import SERIES, Chart, line
 from archsearch.report.headline import Headline
 from archsearch.report.phrases import shell_path, unprofiled_words
-from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.run import Run
 from archsearch.runs.tables import EngineComparison, FamilyRow, Rival, Silent
 
@@ -48,10 +47,10 @@ def with_heads(
     if best is None or draft is None:
         return head
     words = (
-        f"The best head: {title_of(best.family)}, {_gain(best.speedup)} predicted with gamma"
+        f"The best head: {title_of(best.family)}, {best.speedup.words('x')} predicted with gamma"
         f" {best.gamma}"
     )
-    words += f", the best draft {_gain(draft.speedup)}."
+    words += f", the best draft {draft.speedup.words('x')}."
     measured = list(filter(None, (_measured_words(item, best.family) for item in compared)))
     lines = [*head.lines, " ".join([words, *measured])]
     if best.speedup.value <= draft.speedup.value:
@@ -71,10 +70,6 @@ def with_heads(
     return replace(head, lines=lines, next=[*steps, *head.next])
 
 
-def _gain(speedup: Estimate) -> str:
-    return f"{speedup.value:.2f}x ± {speedup.std:.2f}"
-
-
 def _beside(run: Run, path: str, family: str) -> tuple[str, str]:
     """Both in the run's engine, where archsearch starts it with such a head, else in vLLM."""
     engine = str(run.arguments.get("engine") or "")
@@ -91,8 +86,8 @@ def _measured_words(item: EngineComparison, family: str) -> str:
         return ""
     one, other = found[family], found[INDEPENDENT]
     return (
-        f"In {engine_title(item.engine)} {_gain(one.speedup)} (gamma {one.gamma}) beside"
-        f" {_gain(other.speedup)} (gamma {other.gamma}), {item.prompts} prompts."
+        f"In {engine_title(item.engine)} {one.speedup.words('x')} (gamma {one.gamma}) beside"
+        f" {other.speedup.words('x')} (gamma {other.gamma}), {item.prompts} prompts."
     )
 
 
@@ -103,14 +98,14 @@ def title_of(name: str) -> str:
 
 def found_section(rows: Sequence[FamilyRow]) -> Section:
     """The best of each family after training, with what it cost."""
-    cells: list[list[Cell | str]] = [
+    cells: Rows = [
         [
             text_cell(title_of(row.family), f"rank {row.rank}" if row.rank else ""),
             text_cell(row.label),
             _training(row),
             str(row.gamma),
             value_cell(row.tau),
-            value_cell(row.speedup, 2, unit="x"),
+            value_cell(row.speedup, unit="x"),
         ]
         for row in rows
     ]
@@ -137,14 +132,14 @@ def _training(row: FamilyRow) -> Cell:
 def compared_section(item: EngineComparison) -> Section:
     """Drafters side by side in one engine, and what is to be said of single ones."""
     engine = engine_title(item.engine)
-    cells: list[list[Cell | str]] = [
+    cells: Rows = [
         [
             text_cell(title_of(row.family)),
             str(row.gamma),
             value_cell(row.predicted_tau),
             value_cell(row.tau),
-            value_cell(row.predicted, 2, unit="x"),
-            value_cell(row.speedup, 2, unit="x"),
+            value_cell(row.predicted, unit="x"),
+            value_cell(row.speedup, unit="x"),
             f"{row.tokens_per_s:.1f}",
             f"{1e3 * (row.round_s or 0.0):.1f}",
             "-" if (same := row.identical_output_float32) is None else same.words(" of "),

@@ -82,13 +82,12 @@ def headline(run: Run, found: Sequence[Shown]) -> Headline:
         *([] if score.mix is None else [f"{_capital(objective_words(score.mix))}."]),
         *_served_lines(run, lead),
         *_serving_lines(run, found, lead),
-        f"How sure: {stated.value:.2f}x ± {stated.std:.2f} (one standard deviation; 5 to 95 %:"
+        f"How sure: {stated.words('x')} (one standard deviation; 5 to 95 %:"
         f" {low:.2f}x to {high:.2f}x)"
         + ("; 1x, no gain, lies inside" if verdict(stated) == "may pay" else "")
         + f". Weakest part: {stated.source} ({SOURCES[stated.source]})."
-        + ("" if load is None else f" Predicted: {gain.value:.2f}x ± {gain.std:.2f}."),
-        f"Acceptance: alpha {alpha.value:.2f} ± {alpha.std:.2f} ({alpha.source});"
-        f" {break_even_words(score)}.",
+        + ("" if load is None else f" Predicted: {gain.words('x')}."),
+        f"Acceptance: alpha {alpha.words()} ({alpha.source}); {break_even_words(score)}.",
         f"Not confirmed{_unconfirmed_words(lead)}.",
     ]
     ties = [str(item.rank) for item in found if item.group == lead.group and item is not lead]
@@ -190,7 +189,7 @@ def _load_words(run: Run, item: Shown, load: LoadRecord, who: str) -> str:
         start = f"{who}not trained yet; {where} with synthetic acceptance at the predicted alpha"
         asked = load.asked_acceptance_by_position
         if asked and abs(asked[0] - alpha.value) > max(2 * alpha.std, 0.005):
-            start += f" ({asked[0]:.2f}; its score now says {alpha.value:.2f} ± {alpha.std:.2f})"
+            start += f" ({asked[0]:.2f}; its score now says {alpha.words()})"
     first = load.headline(_batch_size(run))
     others = [load.best(number) for number in load.concurrencies if number != first.concurrency]
     gains = []
@@ -245,7 +244,13 @@ def _confirmed_headline(run: Run, found: Sequence[Shown], lead: Shown, where: st
     doubtful = [str(item.rank) for item in found if item is not lead and item.undecided is not None]
     if doubtful:
         lines.append(f"Not decided either way, confirm again: rank {', '.join(doubtful)}.")
-    lines += _unconfirmed_lines(found, gain.value) if lead.undecided is None else []
+    faster = [
+        f"rank {item.rank} ({item.score.speedup.words('x')})"
+        for item in found
+        if item.measured_speedup is None and item.score.speedup.value > gain.value
+    ]
+    if faster and lead.undecided is None:
+        lines.append(f"Predicted above that but not confirmed: {', '.join(faster[:3])}.")
     return Headline(answer + ".", lines, _next(run, lead, interval[0] > 1.0), lead)
 
 
@@ -263,18 +268,6 @@ def _how_sure(confirmed: Confirmed) -> str:
             f" {best_of.optimism:.2f}x, which the lower end bears."
         )
     return words
-
-
-def _unconfirmed_lines(found: Sequence[Shown], gain: float) -> list[str]:
-    """Candidates that nobody confirmed and that are predicted above `gain`."""
-    faster = [
-        item for item in found if item.measured_speedup is None and item.score.speedup.value > gain
-    ]
-    names = ", ".join(
-        f"rank {item.rank} ({item.score.speedup.value:.2f}x ± {item.score.speedup.std:.2f})"
-        for item in faster[:3]
-    )
-    return [f"Predicted above that but not confirmed: {names}."] if faster else []
 
 
 def _unfinished(run: Run, where: str) -> Headline:
@@ -311,13 +304,6 @@ def _served_lines(run: Run, lead: Shown) -> list[str]:
     parts = [f"Predicted for {served}."] if served else []
     text = " ".join([*parts, *([f"{_capital(words)}."] if words else [])])
     return [text] if text else []
-
-
-def _proves_shapes(run: Run) -> bool:
-    """Whether the run's engine can time a draft that has no weights, beside a target that has
-    none."""
-    facts = ENGINES.get(str(run.arguments.get("engine")))
-    return facts is not None and facts.synthesises and facts.dummy_weights
 
 
 def _hub_id(lead: Shown) -> str:
@@ -383,19 +369,23 @@ def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> 
     further = "rain it further; alpha may rise"
     if lead.has_weights and lead.measured_speedup is not None:
         ran = lead.confirmed.engine if lead.confirmed is not None else ""
-        again = confirm + _engine_option(run, ran)
+        default = run.arguments.get("engine") or "transformers"
+        again = confirm + (f" --engine {shlex.quote(ran)}" if ran not in ("", default) else "")
         if lead.undecided is not None:
             return [("Measure it again, with nothing else running", again)]
         steps = [(f"W{write}", export)] if pays else []
         return [*steps, (f"T{further}", train), ("Then measure it again", again)]
-    confirm += _other_engine(run)
+    asked = ENGINES.get(str(run.arguments.get("engine")))
+    if asked is not None and not asked.make:  # archsearch does not run it
+        confirm += " --engine vllm"
     then_export = (f"Then w{write}", export)
     if lead.has_weights:
         return [
             ("Measure it in the engine", confirm),
             then_export if pays else (f"Or t{further}", train),
         ]
-    proves = _proves_shapes(run) and not lead.loads and pays
+    able = asked is not None and asked.synthesises and asked.dummy_weights
+    proves = able and not lead.loads and pays
     proof = f"{confirm} --synthetic"
     if _hub_id(lead):
         words = "Run its real cycle, with random weights, at the predicted alpha"
@@ -410,17 +400,3 @@ def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> 
         (weights, train),
         *([("Then measure it in the engine", confirm), then_export] if pays else []),
     ]
-
-
-def _other_engine(run: Run) -> str:
-    """The option that `confirm` needs where archsearch does not run the engine that the prediction
-    is for."""
-    asked = ENGINES.get(str(run.arguments.get("engine")))
-    return " --engine vllm" if asked is not None and not asked.make else ""
-
-
-def _engine_option(run: Run, engine: str) -> str:
-    """The option with which `confirm` runs in `engine` again; "" where it is the run's own, the
-    default."""
-    own = run.arguments.get("engine") or "transformers"
-    return f" --engine {shlex.quote(engine)}" if engine and engine != own else ""

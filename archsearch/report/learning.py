@@ -11,7 +11,7 @@ from archsearch.progress import human_time
 from archsearch.records import WRONG_SHAPE
 from archsearch.report.charts import MARK, Chart, Series, colour, gain_chart, line
 from archsearch.report.reading import Reading, Shown
-from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.candidate import TrainingLook, TrainingRecord
 from archsearch.runs.state import ClimbState, RungRow
 
@@ -80,7 +80,7 @@ def section_learning(reading: Reading) -> Section:
     records = trained(reading)
     if not records:
         return Section()
-    rows: list[list[Cell | str]] = []
+    rows: Rows = []
     for record in records:
         losses = [look.loss for look in record.looks if look.loss is not None]
         best = max((look.alpha for look in record.looks), default=None)
@@ -247,8 +247,8 @@ def section_ladder(reading: Reading, trials: Sequence[Mapping[str, object]]) -> 
         # `short 2` of `short training 2`: six rungs stand side by side on a phone
         tick_names=tuple(rung.replace(" training", "") for rung in rungs),
     )
-    rows: list[list[Cell | str]] = [
-        [text_cell(label), *(value_cell(ladder.get(rung), 2, unit="x") for rung in rungs)]
+    rows: Rows = [
+        [text_cell(label), *(value_cell(ladder.get(rung), unit="x") for rung in rungs)]
         for label, ladder in found.items()
     ]
     note = (
@@ -265,7 +265,7 @@ def section_rungs(state: ClimbState | None) -> Section:
     trained = [] if state is None else [record for record in state.rungs if record.rung > 0]
     if state is None or not trained:
         return Section()
-    rows: list[list[Cell | str]] = [
+    rows: Rows = [
         [
             text_cell(_rung(record)),
             text_cell(record.label),
@@ -273,7 +273,7 @@ def section_rungs(state: ClimbState | None) -> Section:
             human_time(record.seconds),
             "-" if record.measured is None else f"{record.measured.alpha:.3f}",
             value_cell(record.alpha),
-            value_cell(record.score, 2, unit="x"),
+            value_cell(record.score, unit="x"),
             text_cell(f"{record.state}: {record.why}" if record.why else record.state, wrap=True),
         ]
         for record in trained
@@ -296,9 +296,7 @@ def section_rungs(state: ClimbState | None) -> Section:
 
 def _series(label: str, ladder: Ladder, rungs: Sequence[str], number: int) -> Series:
     steps = [(place, ladder[rung]) for place, rung in enumerate(rungs) if rung in ladder]
-    notes = tuple(
-        f"{label}<br>{rungs[place]}: {value.value:.2f}x ± {value.std:.2f}" for place, value in steps
-    )
+    notes = tuple(f"{label}<br>{rungs[place]}: {value.words('x')}" for place, value in steps)
     # side by side, so that bars do not hide each other
     places = [(place + 0.04 * number, value) for place, value in steps]
     return line(label, places, "std", colour=colour(number), notes=notes)

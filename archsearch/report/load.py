@@ -12,7 +12,7 @@ from archsearch.engine_facts import engine_title
 from archsearch.estimate import Estimate
 from archsearch.report.charts import MARK, SERIES, Chart, Series, depth_colour, gain_chart, line
 from archsearch.report.phrases import slowdown_words
-from archsearch.report.section import Cell, Section, Table, columns, text_cell, value_cell
+from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.confirmed import REST, LoadRecord, LoadRow, ScheduleRun
 from archsearch.schedule import GammaSchedule, ranges_words
 
@@ -91,14 +91,14 @@ def _error_words(load: LoadRecord) -> str:
 
 
 def _speedup_table(load: LoadRecord) -> Table:
-    rows: list[list[Cell | str]] = [
+    rows: Rows = [
         [
             text_cell(row.variant),
             str(row.concurrency),
             _gamma(row.gamma),
-            value_cell(row.predicted_speedup, 2, unit="x"),
+            value_cell(row.predicted_speedup, unit="x"),
             Cell(
-                value_cell(row.speedup, 2, unit="x").text,
+                value_cell(row.speedup, unit="x").text,
                 "{:.2f}x to {:.2f}x".format(*row.interval),
             ),
             _percent(row.relative_error),
@@ -122,7 +122,7 @@ def _speedup_table(load: LoadRecord) -> Table:
 
 def _terms_part(load: LoadRecord) -> Section:
     """What each term brings; nothing where no row has its terms."""
-    rows: list[list[Cell | str]] = []
+    rows: Rows = []
     for row in load.rows:
         if row.error_by_term is None or row.relative_error is None:
             continue
@@ -155,13 +155,13 @@ def _schedule_part(schedule: ScheduleRun | None) -> Section:
         return Section()
     title = "Gamma by batch size against a fixed gamma"
     words = [f"Schedule that was run: {ranges_words(schedule.ranges)}."] if schedule.ranges else []
-    rows: list[list[Cell | str]] = [
+    rows: Rows = [
         [
             str(row.concurrency),
             _gamma(row.gamma),
-            value_cell(row.speedup, 2, unit="x"),
+            value_cell(row.speedup, unit="x"),
             text_cell(row.best_other),
-            value_cell(row.best_other_speedup, 2, unit="x"),
+            value_cell(row.best_other_speedup, unit="x"),
             text_cell("yes" if row.holds else "NO", _unseen_loss(row.margin) if row.holds else ""),
         ]
         for row in schedule.verdict
@@ -246,12 +246,12 @@ def _predicted(name: str, rows: Sequence[LoadRow], colour: str) -> list[Series]:
 def section_schedule(rank: int, schedule: GammaSchedule) -> Section:
     """Table and plot of the gammas of one candidate by batch size."""
     name = engine_title(schedule.engine)
-    rows: list[list[Cell | str]] = [
+    rows: Rows = [
         [
             str(point.batch_size),
             str(point.gamma) if point.gamma else "off",
             value_cell(point.tau) if point.gamma and point.tau else "-",
-            value_cell(point.speedup, 2, unit="x"),
+            value_cell(point.speedup, unit="x"),
         ]
         for point in schedule.points
         if point.speedup

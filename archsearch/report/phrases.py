@@ -53,7 +53,7 @@ def break_even_words(score: Score) -> str:
         return f"no alpha makes this draft pay at gamma {score.gamma}"
     if needed.value <= 0:
         return "it pays at any alpha"
-    return f"it pays above alpha {needed.value:.2f} ± {needed.std:.2f} ({needed.source})"
+    return f"it pays above alpha {needed.words()} ({needed.source})"
 
 
 def launches(score: Score) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from archsearch.report.charts import Chart, colour, gain_chart, line
-from archsearch.report.section import Cell, Section, Table, columns, text_cell
+from archsearch.report.section import Rows, Section, Table, columns, text_cell
 from archsearch.runs.tables import SWEPT, Bar, Curve, Curves, Point, Swept
 from archsearch.search.ranking import Rival
 
@@ -120,10 +120,7 @@ def _sweep_chart(name: Swept, curves: Sequence[Curve]) -> Chart | None:
 
 def _point_words(name: Swept, curve: Curve, point: Point) -> str:
     gain = point.speedup
-    return (
-        f"{curve.label}<br>{_place(name, point.x)}: {gain.value:.2f}x ± {gain.std:.2f}, gamma"
-        f" {point.gamma}"
-    )
+    return f"{curve.label}<br>{_place(name, point.x)}: {gain.words('x')}, gamma {point.gamma}"
 
 
 def section_time(curves: Curves | None) -> Section:
@@ -145,18 +142,14 @@ def section_time(curves: Curves | None) -> Section:
         _bars_chart("passes", "One pass by term", curves.passes, captions[1]),
         _bars_chart("layers", "One layer by term", curves.layers, captions[2]),
     ]
-    rows: list[list[Cell | str]] = [
-        [text_cell(bar.name), text_cell(term), f"{1e3 * seconds:.3f}", _share(seconds, bar)]
-        for bar in (*curves.rounds, *curves.passes, *curves.layers)
-        for term, seconds in bar.terms.items()
-    ]
+    rows: Rows = []
+    for bar in (*curves.rounds, *curves.passes, *curves.layers):
+        for term, seconds in bar.terms.items():
+            share = f"{seconds / bar.total.value:.0%}" if bar.total.value else "-"
+            rows.append([text_cell(bar.name), text_cell(term), f"{1e3 * seconds:.3f}", share])
     table = Table(("what", "term", "ms", "share"), rows)
     folded = Section("The same as a table", tables=[table], folded=True)
     return Section("Where the time goes", charts=list(filter(None, charts)), parts=[folded])
-
-
-def _share(seconds: float, bar: Bar) -> str:
-    return f"{seconds / bar.total.value:.0%}" if bar.total.value else "-"
 
 
 def _bars_chart(key: str, title: str, bars: Sequence[Bar], caption: str) -> Chart | None:
@@ -185,7 +178,7 @@ def section_why(curves: Curves | None) -> Section:
     for rival in rivals:
         roles.setdefault(rival.label, []).append(_DIMENSIONS.get(rival.dimension, ""))
     once = {rival.label: rival for rival in rivals}.values()
-    rows: list[list[Cell | str]] = [
+    rows: Rows = [
         [
             text_cell(rival.label, f"best of another {' and '.join(roles[rival.label])}"),
             f"{rival.speedup:.2f}x",

@@ -6,11 +6,17 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
+from archsearch.acceptance.estimator import AcceptanceContext
+from archsearch.acceptance.families import gap_std
+from archsearch.acceptance.measured import Trace
+from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.acceptance.replay import replay_tau
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
+from archsearch.models.targets import resolve_target
 from archsearch.records import load_or_note
 from archsearch.report.compare import Comparison
 from archsearch.runs.candidate import TRAINING_FILE, Candidate, TrainingRecord
@@ -36,10 +42,7 @@ from archsearch.runs.tables import (
 )
 from archsearch.schedule import GammaSchedule
 from archsearch.search.objective import Score, grouped, speedup_gap_std
-
-if TYPE_CHECKING:
-    from archsearch.acceptance.estimator import AcceptanceContext
-    from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.speedup import logit_std
 
 _T = TypeVar("_T")
 # acceptance by position is drawn at least so far: what a larger gamma would find
@@ -181,9 +184,6 @@ def _candidate(run: Run, rank: int, problems: list[str]) -> Shown | None:
 
 
 def _replayed(folder: Path, gamma: int) -> tuple[float, ...]:
-    from archsearch.acceptance.measured import Trace
-    from archsearch.acceptance.replay import replay_tau
-
     if not (folder / "trace.npz").is_file():
         return ()
     try:
@@ -197,19 +197,16 @@ def _gap_std(
 ) -> float:
     """Std of the difference of two drafts' logit(alpha): the prior's own where both alphas come
     from it, else both stds added."""
-    from archsearch.acceptance.families import gap_std
 
     pair = (first.alpha, second.alpha)
     if all(alpha.source == "prior" for alpha in pair):
         return gap_std(first.proposer, second.proposer, prior, context)
-    return math.hypot(*(alpha.std / max(alpha.value * (1.0 - alpha.value), 1e-9) for alpha in pair))
+    return math.hypot(*map(logit_std, pair))
 
 
 def target_shape(run: Run) -> Architecture | None:
     """The shape of a run's target; None where it is not on this machine: a hub id is not looked up
     for a report."""
-    from archsearch.models.targets import resolve_target
-
     target = str(run.arguments.get("target", ""))
     try:
         return (
@@ -224,9 +221,6 @@ def target_shape(run: Run) -> Architecture | None:
 def groups(run: Run, scores: Sequence[Score]) -> dict[int, int]:
     """Rank -> number of the group of scores that the error bars cannot tell apart, 1 for the
     fastest."""
-    from archsearch.acceptance.estimator import AcceptanceContext
-    from archsearch.acceptance.prior import PriorAcceptance
-
     shape = target_shape(run)  # the prior caps what size brings at the target's size
     asked = run.arguments
     context = AcceptanceContext(

@@ -21,6 +21,9 @@ class Cell:
     wrap: bool = False
 
 
+Rows = list[list[Cell | str]]
+
+
 def text_cell(value: object, below: str = "", wrap: bool = False) -> Cell:
     """A cell of words, at the left."""
     return Cell(str(value), below, left=True, wrap=wrap)
@@ -89,13 +92,3 @@ class Section:
 def charts_of(sections: Sequence[Section]) -> list[Chart]:
     """Every chart, in the order of the page."""
     return [chart for each in sections for part in each.all_parts() for chart in part.charts]
-
-
-def tables_of(sections: Sequence[Section]) -> list[tuple[str, Table]]:
-    """Every table with the heading above it, that of a section where its part has none."""
-    return [
-        (part.title if part.title and not part.folded else each.title, table)
-        for each in sections
-        for part in each.all_parts()
-        for table in part.tables
-    ]

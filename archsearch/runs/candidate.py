@@ -6,15 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from archsearch.acceptance.measured import Trace
 from archsearch.architecture.architecture import Architecture
 from archsearch.models.files import has_weights
 from archsearch.records import from_data, load
 from archsearch.search.objective import Score
-
-if TYPE_CHECKING:
-    from archsearch.acceptance.measured import Trace
 
 SCORE_FILE: Final = "score.json"
 TRAINING_FILE: Final = "training.json"
@@ -73,40 +71,24 @@ class TrainingRecord:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> TrainingRecord:
         """Read training.json, of this version or an older one. Raises one of WRONG_SHAPE."""
-        shape = Architecture.from_dict(data["architecture"])
-        tokens, seconds = int(data.get("tokens") or 0), float(data["seconds"])
-        kept, distinct = data.get("kept"), data.get("distinct_tokens") or data.get("text_tokens")
-        if data.get("looks") is not None:
-            looks = tuple(
-                from_data(TrainingLook, look)
-                for look in data["looks"]
-                if look.get("alpha") is not None
-            )
+        looks: Any = data.get("looks")
+        if looks is None:
+            looks = _looks_of_curves(data)
         else:
-            looks = _looks_of_curves(data, tokens, seconds)
-        return cls(
-            shape,
-            tokens,
-            seconds,
-            dict(data),
-            looks,
-            from_data(TrainingLook, kept) if kept else None,
-            str(data.get("stopped") or ""),
-            int(distinct) if distinct else None,
-            float(data.get("tokens_per_s") or 0.0),
-            from_data(Divergence, apart) if (apart := data.get("divergence")) else None,
-        )
+            looks = [look for look in looks if look.get("alpha") is not None]
+        own = {"record": dict(data), "tokens": data.get("tokens") or 0, "looks": looks}
+        own["distinct_tokens"] = data.get("distinct_tokens") or data.get("text_tokens") or None
+        return from_data(cls, data | own)
 
     def to_dict(self) -> dict[str, object]:
         """training.json as it was read."""
         return dict(self.record)
 
 
-def _looks_of_curves(
-    data: Mapping[str, Any], tokens: int, seconds: float
-) -> tuple[TrainingLook, ...]:
+def _looks_of_curves(data: Mapping[str, Any]) -> tuple[TrainingLook, ...]:
     """Looks of a file that has curves over seconds only: tokens in proportion to them, the loss
     noted last before each."""
+    tokens, seconds = data.get("tokens") or 0, float(data["seconds"])
     losses = [
         (float(at), float(loss)) for at, loss in data.get("loss_curve") or () if loss is not None
     ]
@@ -155,7 +137,5 @@ class Candidate:
     def trace(self) -> Trace | None:
         """At which tokens of the held-out texts its greedy token was the target's; None where that
         was not measured."""
-        from archsearch.acceptance.measured import Trace
-
         path = self.folder / TRACE_FILE
         return Trace.load(path) if path.is_file() else None

@@ -92,9 +92,8 @@ class Judged(ByPrompt):
     def of(cls, found: ByPrompt, predicted: float | None, /, **more: Any) -> Self:
         """`found` beside the speed-up that was predicted, with fields of the class besides."""
         value, pooled = found.speedup.value, found.speedup_pooled or found.speedup.value
-        own = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
         return cls(
-            **own,
+            **vars(found),
             predicted_speedup=predicted,
             relative_error=None if predicted is None else predicted / value - 1.0,
             disturbed=abs(pooled / value - 1.0) > DISTURBED_GAP,

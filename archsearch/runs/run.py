@@ -250,6 +250,8 @@ def create_run(
     "hash"}. Values must be plain (text, numbers, lists, mappings); Paths become text. Raises
     ArchsearchError where a run is there already, or the folder cannot be made.
     """
+    import yaml
+
     if path is not None and (path / "run.yaml").exists():
         raise ArchsearchError(
             f"{path} already holds a run; continue it with the same arguments or choose another"
@@ -270,7 +272,7 @@ def create_run(
         "seed": seed,
         "heldout_least": LEAST_HELDOUT,  # the rule by which prompts were kept apart
     }
-    _write_yaml(folder / "run.yaml", info)
+    files.write_text(folder / "run.yaml", yaml.safe_dump(info, sort_keys=False, allow_unicode=True))
     return Run(folder, info)
 
 
@@ -428,12 +430,6 @@ def git_commit() -> str | None:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", Path(text).name or "run").strip("-.") or "run"
-
-
-def _write_yaml(path: Path, data: Mapping[str, object]) -> None:
-    import yaml
-
-    files.write_text(path, yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True))
 
 
 def _set_aside(folder: Path) -> None:

@@ -12,7 +12,7 @@ from archsearch import records
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.needs import Needs
-from archsearch.records import Maybe, from_data, load
+from archsearch.records import Maybe, from_data
 from archsearch.runs.confirmed import Exact, Judged
 from archsearch.schedule import GammaSchedule, check_schedule
 from archsearch.search import ranking
@@ -284,13 +284,6 @@ def families_of(data: Any) -> tuple[FamilyRow, ...]:
     return tuple(from_data(FamilyRow, row) for row in data["families"])
 
 
-def gamma_of_family(run: Path, family: str) -> int | None:
-    """The gamma that a run's last table names for a family; None where it has none. ArchsearchError
-    for a broken file."""
-    rows = load(run / FAMILIES_FILE, "families of the run", families_of) or ()
-    return next((row.gamma for row in rows if row.family == family), None)
-
-
 SCHEDULE_FILE: Final = "schedule.json"
 
 
@@ -339,7 +332,7 @@ class TextStand:
 
     def words(self) -> str:
         """`0.30 ± 0.02 (1.09x)`"""
-        return f"{self.alpha.value:.2f} ± {self.alpha.std:.2f} ({self.speedup.value:.2f}x)"
+        return f"{self.alpha.words()} ({self.speedup.value:.2f}x)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -438,8 +438,7 @@ class SearchSpace:
         Raises ArchsearchError for what no space can have.
         """
         where = where or name
-        checked.expect_mapping(data, where, "the file")
-        checked.known(data, TOP_LEVEL, where, "key")
+        checked.check_keys(data, TOP_LEVEL, where, "key", "the file")
         kind = str(data.get("family", Independent.family))
         if not is_family(kind):
             raise ArchsearchError(
@@ -447,10 +446,15 @@ class SearchSpace:
             )
         made = family(kind)
         special = data.get("drafter") or {}
-        checked.expect_mapping(special, where, "drafter")
-        checked.known(special, tuple(made.choices), where, f"choice of the family {made.family}:")
+        own = f"choice of the family {made.family}:"
+        checked.check_keys(special, tuple(made.choices), where, own, "drafter")
         extras = tuple(
-            (key, checked.extra_choices(key, special.get(key, list(usual)), where))
+            (
+                key,
+                checked.allowed(
+                    special.get(key, list(usual)), checked.EXTRA, f"{where}: drafter.{key}"
+                ),
+            )
             for key, usual in made.choices.items()
         )
         if not made.has_layers:
@@ -460,8 +464,7 @@ class SearchSpace:
                 f"{where}: dimensions is missing; it names what may vary ({', '.join(DIMENSIONS)})"
             )
         dimensions = data["dimensions"]
-        checked.expect_mapping(dimensions, where, "dimensions")
-        checked.known(dimensions, DIMENSIONS, where, "dimension")
+        checked.check_keys(dimensions, DIMENSIONS, where, "dimension", "dimensions")
         if not made.has_layers and dimensions:
             raise ArchsearchError(
                 f"{where}: a drafter of the family {made.family} has no dimensions; it has"
@@ -488,13 +491,12 @@ class SearchSpace:
                 " tokens"
             )
         multiple = data.get("ffn_multiple", 64)
-        if not isinstance(multiple, int) or isinstance(multiple, bool) or multiple < 1:
+        if not checked.is_whole(multiple):
             raise ArchsearchError(
                 f"{where}: ffn_multiple must be a positive whole number, got {multiple!r}"
             )
         constraints = data.get("constraints") or {}
-        checked.expect_mapping(constraints, where, "constraints")
-        checked.known(constraints, CONSTRAINTS, where, "constraint")
+        checked.check_keys(constraints, CONSTRAINTS, where, "constraint", "constraints")
         limits = tuple(
             (key, checked.constraint(key, constraints[key], where))
             for key in CONSTRAINTS

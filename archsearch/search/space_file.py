@@ -3,12 +3,12 @@ and what is allowed."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from archsearch.errors import ArchsearchError
+from archsearch.estimate import is_number
 
 # Order matters: choices are given as indices in this order.
 NUMERIC: Final = (
@@ -29,26 +29,20 @@ MOST_CHOICES: Final = 4096  # of one dimension
 LARGEST: Final[Mapping[str, int]] = {"num_hidden_layers": 1024, "": 10_000_000}
 
 
-def expect_mapping(data: object, where: str, what: str) -> None:
-    """Raise ArchsearchError for what is no mapping."""
+def check_keys(
+    data: object, allowed: tuple[str, ...], where: str, what: str, name: str = ""
+) -> None:
+    """Raise ArchsearchError where the part `name` of a file is no mapping, or has a key (`what`)
+    that is not allowed."""
     if not isinstance(data, Mapping):
         raise ArchsearchError(
-            f"{where}: {what} must be a mapping (key: value), got {type(data).__name__}"
+            f"{where}: {name} must be a mapping (key: value), got {type(data).__name__}"
         )
-
-
-def known(data: Mapping[str, object], allowed: tuple[str, ...], where: str, what: str) -> None:
-    """Raise ArchsearchError for a key that is not allowed."""
     for key in data:
         if key not in allowed:
             raise ArchsearchError(
                 f"{where}: unknown {what} {key!r}; allowed are {', '.join(allowed)}"
             )
-
-
-def is_number(value: object) -> bool:
-    """Whether it is a finite number, and no true or false."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def fraction(text: str) -> float:
@@ -61,7 +55,8 @@ def _refused(label: str, value: object, allowed: str) -> ArchsearchError:
     return ArchsearchError(f"{label}: {value!r} is not allowed; use {allowed}")
 
 
-def _is_whole(value: object) -> bool:
+def is_whole(value: object) -> bool:
+    """Whether it is a positive whole number."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
@@ -84,7 +79,7 @@ RULES: Final[Mapping[str, Rule]] = {
         lambda value: isinstance(value, bool) or value == "target",
         "true, false or target",
     ),
-    "sliding_window": (_is_whole, "a positive number of tokens"),
+    "sliding_window": (is_whole, "a positive number of tokens"),
     "ffn_ratio": (
         lambda value: _is_positive(value) or _is_relative(value),
         "a positive number, a fraction such as 0.5x, or target",
@@ -94,23 +89,15 @@ WHOLE: Final[Rule] = (
     lambda value: (_is_positive(value) and float(value).is_integer()) or _is_relative(value),
     "a positive whole number, a fraction such as 0.5x, or target",
 )
+# of a dimension that only one family has; fractions are of the target's layers
 EXTRA: Final[Rule] = (
     lambda value: (
         isinstance(value, bool)
-        or _is_whole(value)
+        or is_whole(value)
         or (isinstance(value, str) and fraction_ok(value))
     ),
     "whole numbers, true or false, or a fraction such as 0.5x",
 )
-
-
-def extra_choices(key: str, raw: object, where: str) -> tuple[Value, ...]:
-    """The choices of a dimension that only one family has: whole numbers, yes or no, or fractions
-    of the target's layers.
-
-    Raises ArchsearchError for anything else.
-    """
-    return _allowed(raw, EXTRA, f"{where}: drafter.{key}")
 
 
 def choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
@@ -122,10 +109,10 @@ def choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
     if isinstance(raw, Mapping):
         if key not in NUMERIC:
             raise ArchsearchError(f"{label} must be a list of choices, got {dict(raw)}")
-        known(raw, ("min", "max", "step"), label, "key")
+        check_keys(raw, ("min", "max", "step"), label, "key")
         ends: list[Any] = [raw.get("min"), raw.get("max"), raw.get("step", 1)]
         low, high, step = ends
-        if not all(map(_is_whole, ends)) or low > high:
+        if not all(map(is_whole, ends)) or low > high:
             raise ArchsearchError(
                 f"{label} needs whole numbers 0 < min <= max and step > 0, got {dict(raw)}"
             )
@@ -145,10 +132,11 @@ def choices(key: str, raw: Any, where: str) -> tuple[Value, ...]:
     for value in raw:
         if is_number(value) and value > largest:
             raise ArchsearchError(f"{label}: {value} is too large; at most {largest:,}")
-    return _allowed(raw, RULES.get(key, WHOLE), label)
+    return allowed(raw, RULES.get(key, WHOLE), label)
 
 
-def _allowed(raw: object, rule: Rule, label: str) -> tuple[Value, ...]:
+def allowed(raw: object, rule: Rule, label: str) -> tuple[Value, ...]:
+    """A choice or a list of them. Raises ArchsearchError for one that `rule` does not allow."""
     values = raw if isinstance(raw, list) else [raw]
     if not values:
         raise ArchsearchError(f"{label} is empty; give at least one choice")

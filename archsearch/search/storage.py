@@ -55,9 +55,13 @@ class FileLock:
 
     def acquire(self) -> bool:
         handle = open(self.path, "ab")  # noqa: SIM115 - closed by release
-        taken = locked(handle, wait=True)
+        try:
+            locked(handle, wait=True)
+        except OSError:
+            handle.close()
+            raise
         self._handle = handle
-        return taken
+        return True
 
     def release(self) -> None:
         if self._handle is not None:

@@ -122,24 +122,19 @@ def auxiliary_states(
         found.add(job.output, job.sequences)
         if not job.done():
             missing.append(job)
-    check_disk(cache.folder, sum(job.tokens for job in missing) * found.width * BYTES_PER_NUMBER)
     total, done, begin = sum(job.tokens for job in missing), 0, time.monotonic()
+    needed, free = total * found.width * BYTES_PER_NUMBER, shutil.disk_usage(cache.folder).free
+    if needed * DISK_SPARE > free:
+        raise ArchsearchError(
+            f"auxiliary states of these texts take {needed / 1e9:.1f} GB in {cache.folder},"
+            f" {free / 1e9:.1f} GB are free; free space, or name fewer layers"
+        )
     for job in missing:
         for tokens in job.make(target):
             done += tokens
             rate = done / max(time.monotonic() - begin, 1e-9)
             progress(f"{rate:.0f} tokens/s", done, total)
     return found
-
-
-def check_disk(folder: Path, needed: int) -> None:
-    """Raise ArchsearchError where `needed` bytes do not fit the disk of `folder`."""
-    free = shutil.disk_usage(folder).free
-    if needed * DISK_SPARE > free:
-        raise ArchsearchError(
-            f"auxiliary states of these texts take {needed / 1e9:.1f} GB in {folder},"
-            f" {free / 1e9:.1f} GB are free; free space, or name fewer layers"
-        )
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ changes nothing but float noise.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -193,13 +194,14 @@ class _Batch:
         """How many of those that wait fit beside the live ones, with room for a whole answer
         each."""
         room = self.writer.most_tokens - self.held
-        low, high = 0, max(0, min(len(self.waiting), self.writer.writing.limits.rows - self.live))
-        while low < high:
-            middle = (low + high + 1) // 2
-            groups = self._groups(self.waiting[:middle])
-            needed = sum(len(group) * self._capacity(group[-1]) for group in groups)
-            low, high = (middle, high) if needed <= room else (low, middle - 1)
-        return low if low or self.blocks else 1
+        most = min(len(self.waiting), self.writer.writing.limits.rows - self.live)
+
+        def too_many(count: int) -> bool:
+            groups = self._groups(self.waiting[:count])
+            return sum(len(group) * self._capacity(group[-1]) for group in groups) > room
+
+        fitting = bisect_left(range(1, most + 1), True, key=too_many)
+        return fitting if fitting or self.blocks else 1
 
     def _room_to_refill(self) -> bool:
         """Whether so many rows can come in that a pass over their prompts pays."""

@@ -67,9 +67,8 @@ def initialise_draft(
     draft_token_ids: Sequence[int] | Tensor | None = None,
     calibration_ids: Tensor | None = None,
     seed: int = 0,
-    dtype: torch.dtype = torch.float32,
 ) -> PreTrainedModel:
-    """A draft of shape `arch` with weights made from `target_model`'s, in `dtype` and eval mode.
+    """A draft of shape `arch` with weights made from `target_model`'s, in float32 and eval mode.
 
     `draft_token_ids`: the tokens a trimmed head keeps. `calibration_ids` [sequences, tokens]: text
     on which the residual stream is observed when the draft is narrower than the target; without it
@@ -82,8 +81,12 @@ def initialise_draft(
     arch = arch.replace(rope_theta=target_arch.rope_theta)
     if isinstance(draft_token_ids, Tensor):
         draft_token_ids = draft_token_ids.tolist()
+    config = target_model.config
+    names = "bos_token_id eos_token_id pad_token_id rms_norm_eps rope_parameters hidden_act"
+    found = [name for name in (*names.split(), "initializer_range") if hasattr(config, name)]
+    inherited = {name: getattr(config, name) for name in found}
     with cheap_initialisation():
-        draft = build_draft(arch, dtype, draft_token_ids, seed, **_inherited_config(target_model))
+        draft = build_draft(arch, torch.float32, draft_token_ids, seed, **inherited)
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(draft.generation_config, name, getattr(target_model.generation_config, name))
     random = torch.Generator().manual_seed(seed)
@@ -104,7 +107,11 @@ def initialise_draft(
             # A layer that adds nothing: the weights of some target layer, with silent outputs.
             given = source if source is not None else index % target_arch.num_hidden_layers
             whole = target_model.model.layers[given]
-            _fill_layer(whole, block, target_arch, arch, width, energy.get(given))
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                norm = getattr(whole, name).weight.float()
+                getattr(block, name).weight.copy_(width.norm(norm))
+            _fill_attention(whole, block, target_arch, arch, width)
+            _fill_mlp(whole, block, arch, width, energy.get(given))
             if source is None:
                 for silent in (block.self_attn.o_proj, block.mlp.down_proj):
                     silent.weight.zero_()
@@ -130,13 +137,6 @@ def _check(target_model: PreTrainedModel, target: Architecture, arch: Architectu
             f"the draft's vocabulary has {arch.vocab_size} tokens, the target's"
             f" {target.vocab_size}; make them equal"
         )
-
-
-def _inherited_config(target_model: PreTrainedModel) -> dict[str, object]:
-    names = "bos_token_id eos_token_id pad_token_id rms_norm_eps rope_parameters hidden_act"
-    config = target_model.config
-    found = [name for name in (*names.split(), "initializer_range") if hasattr(config, name)]
-    return {name: getattr(config, name) for name in found}
 
 
 # -- the residual stream
@@ -248,20 +248,6 @@ def _fill_ends(target_model: PreTrainedModel, draft: PreTrainedModel, width: _Wi
 
 
 # -- one layer
-
-
-def _fill_layer(
-    source: nn.Module,
-    block: nn.Module,
-    target: Architecture,
-    arch: Architecture,
-    width: _Width,
-    energy: Tensor | None,
-) -> None:
-    for name in ("input_layernorm", "post_attention_layernorm"):
-        getattr(block, name).weight.copy_(width.norm(getattr(source, name).weight.float()))
-    _fill_attention(source, block, target, arch, width)
-    _fill_mlp(source, block, arch, width, energy)
 
 
 def _with_bias(linear: nn.Linear) -> Tensor:

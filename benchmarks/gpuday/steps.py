@@ -133,7 +133,7 @@ def identity(day: Day, deadline: Deadline) -> dict[str, Any]:
         "device": device.to_dict(),
         "in_device_table": known,
         "rehearsal": day.rehearsal,
-        "state": before.to_dict(),
+        "state": as_data(before),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "stack": current_stack(),

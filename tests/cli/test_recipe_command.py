@@ -17,8 +17,7 @@ import yaml
 from archsearch.errors import ArchsearchError
 from archsearch.files import write_json
 from archsearch.needs import Needs
-from archsearch.recipes import LIBRARIES, choose_library, share_gpus
-from archsearch.recipes.plan import STAGES
+from archsearch.recipes.plan import LIBRARIES, STAGES, choose_library, share_gpus
 from archsearch.runs.run import open_run
 from tests.cli.commands import call, last_json, refused, single_threaded
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 
 from archsearch.architecture.hf_config import to_hf_config
 from archsearch.cli import main
+from archsearch.drafters.forms import vllm_config
 from archsearch.estimate import Estimate
-from archsearch.export import vllm_config
 from archsearch.models.drafts import build_draft, save_draft
 from archsearch.runs.run import Run, create_run
 from archsearch.search.objective import Score

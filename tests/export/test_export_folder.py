@@ -11,14 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 import archsearch.export.folder as folder_module
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.export import (
-    DEFAULT_ENGINES,
-    DraftRecord,
-    ExportSource,
-    ExportTarget,
-    export,
-    padded_head_cost,
-)
+from archsearch.export.card import DraftRecord, ExportSource, ExportTarget, padded_head_cost
+from archsearch.export.engines import DEFAULT_ENGINES
+from archsearch.export.folder import export
 from archsearch.models.drafts import build_draft, load_draft, save_draft
 from archsearch.schedule import GammaSchedule
 

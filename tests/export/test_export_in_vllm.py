@@ -14,7 +14,8 @@ import torch
 from archsearch.architecture.architecture import Architecture
 from archsearch.engines.environments.environment import find_python
 from archsearch.errors import ArchsearchError
-from archsearch.export import ExportSource, ExportTarget, export
+from archsearch.export.card import ExportSource, ExportTarget
+from archsearch.export.folder import export
 from archsearch.models.drafts import build_draft, save_draft
 from archsearch.schedule import GammaSchedule
 

@@ -15,6 +15,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.hardware import device as device_module
 from archsearch.hardware import identify
 from archsearch.hardware.device import load_device
+from archsearch.records import as_data
 
 A100, A100_40, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3"
 MIB = {
@@ -306,7 +307,7 @@ def test_state(show) -> None:
     assert [other.pid for other in state.processes] == [4_000_000] and state.busy
     assert "python3 (pid 4000000, 3.0 GiB)" in state.busy_words()
     assert state.memory_used_bytes == 5 * 2**30 and fake.open == 0
-    data = state.to_dict()
+    data = as_data(state)
     assert data["name"] == A100 and data["driver"] == "570.1" and data["power_limit_w"] == 400.0
 
 

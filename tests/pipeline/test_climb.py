@@ -19,8 +19,10 @@ from archsearch.architecture.counts import body_parameters
 from archsearch.drafts.records import ShortTraining, TrainedDraft, read_curve
 from archsearch.estimate import Estimate
 from archsearch.latency.draft_passes import LatencyOfRounds
-from archsearch.pipeline import climb
 from archsearch.pipeline.climb.belief import Belief
+from archsearch.pipeline.climb.climb import Climb
+from archsearch.pipeline.climb.plan import summary, trial_rows
+from archsearch.pipeline.climb.trainings import Trainings, work
 from archsearch.records import save
 from archsearch.runs.state import StateFile
 from archsearch.search import rungs
@@ -60,7 +62,7 @@ class Latency(LatencyOfRounds):
 
     def draft_s(self, draft, workload, gamma):
         return Estimate(
-            gamma * (0.0006 * draft.num_hidden_layers + climb.work(draft) / 8e9), 1e-5, "measured"
+            gamma * (0.0006 * draft.num_hidden_layers + work(draft) / 8e9), 1e-5, "measured"
         )
 
     def added_s(self, target, workload, gamma):
@@ -197,7 +199,7 @@ PLAN = rungs.divide(1800.0, 0.0, prompt_s=5.0, fixed_s=10.0, prompts=24)
 WITHOUT_ROUNDS = rungs.divide(1800.0, 0.0, prompt_s=5.0, fixed_s=10.0, prompts=24, rounds=False)
 
 
-def make(folder: Path, clock: Clock, plan: rungs.Plan = PLAN, **trainer) -> climb.Climb:
+def make(folder: Path, clock: Clock, plan: rungs.Plan = PLAN, **trainer) -> Climb:
     """A climb over every shape of SPACE, as a process that starts now."""
     scorer = Scorer(
         TARGET, Workload(context_len=160), Latency(), PriorAcceptance(), domain="narrow"
@@ -205,8 +207,8 @@ def make(folder: Path, clock: Clock, plan: rungs.Plan = PLAN, **trainer) -> clim
     path, times = folder / "rungs.json", {"clock": clock.monotonic, "climbs": plan.climbs}
     file = StateFile(path, plan.budget_s, clock.now, **times)
     ranked = sorted(SPACE.enumerate(TARGET), key=lambda shape: -scorer(shape).speedup.value)
-    trainings = climb.Trainings(MadeUpTrainer(folder, clock, **trainer), file)
-    return climb.Climb(SPACE, plan, trainings, Belief(scorer, []), dict.fromkeys(ranked))
+    trainings = Trainings(MadeUpTrainer(folder, clock, **trainer), file)
+    return Climb(SPACE, plan, trainings, Belief(scorer, []), dict.fromkeys(ranked))
 
 
 def by_law(tokens: float) -> dict[Architecture, float]:
@@ -228,7 +230,7 @@ class Whole:
     """A climb that came to its end: its folder, its drafts, and when it started and ended."""
 
     folder: Path
-    ascent: climb.Climb
+    ascent: Climb
     prior_best: Architecture
     drafts: list[TrainedDraft]
     start: float
@@ -351,12 +353,12 @@ def test_a_time_that_is_gone_trains_nothing_and_says_so(tmp_path: Path, clock: C
 def test_the_table_and_the_trials(whole: Whole) -> None:
     ascent = whole.ascent
     assert "heads" not in json.loads(ascent.file.path.read_text())
-    table = climb.summary(ascent.state)
+    table = summary(ascent.state)
     assert [row["rung"] for row in table] == [0, *[1] * len(ascent.state.rounds), 2]
     assert table[0]["candidates"] == len(ascent.pool) and table[-1]["score"].source == "measured"
     assert all(row["seconds"] > 0 for row in table[1:])
     shape = ascent.state.rounds[0].shapes[0].to_dict()
-    rows = climb.trial_rows(
+    rows = trial_rows(
         [{"number": 0, "state": "COMPLETE", **shape}, {"number": 1, "state": "PRUNED"}],
         ascent.state,
     )

@@ -15,8 +15,8 @@ import pytest
 from archsearch.drafts.heads import HeadPlan
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.pipeline import climb
-from archsearch.pipeline.climb.race import HEAD_RUNG
+from archsearch.pipeline.climb.climb import Climb
+from archsearch.pipeline.climb.race import HEAD_RUNG, HeadRungs
 from archsearch.pipeline.side_by_side import FamilyRequest
 from archsearch.runs.state import ClimbState, StateFile
 from archsearch.search import rungs
@@ -64,7 +64,7 @@ class MadeUpHeads:
             plan=plan, conditional=(alpha,) * plan.gamma, replays=replays, record=record
         )
 
-    def of(self, scorer) -> climb.HeadRungs:  # noqa: ANN001
+    def of(self, scorer) -> HeadRungs:  # noqa: ANN001
         """Heads that cost as much as a small draft."""
         shape = TARGET.replace(num_hidden_layers=1, draft_vocab_size=2048)
 
@@ -72,7 +72,7 @@ class MadeUpHeads:
             own = taus or {gamma: replay.estimate() for gamma, replay in head.replays.items()}
             return scorer.measured(shape, Estimate(head.conditional[0], 0.01, "measured"), own)
 
-        return climb.HeadRungs(dict.fromkeys(self.level, 3), self.train, score)
+        return HeadRungs(dict.fromkeys(self.level, 3), self.train, score)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def with_heads(folder: Path, clock: Clock, heads: MadeUpHeads) -> climb.Climb:
+def with_heads(folder: Path, clock: Clock, heads: MadeUpHeads) -> Climb:
     made = make(folder, clock)
     made.heads = heads.of(made.scorer)
     return made
@@ -173,7 +173,7 @@ def test_the_best_head_runs_beside_the_best_draft_where_there_is_time(
             raise ArchsearchError("vLLM stopped")
 
     monkeypatch.setattr(search, "confirm_families", confirm)
-    monkeypatch.setattr(climb, "affordable_prompts", lambda *args: 6)
+    monkeypatch.setattr(search, "affordable_prompts", lambda *args: 6)
 
     def confirming(compares: bool) -> search.Confirming:
         session = SimpleNamespace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -11,6 +12,7 @@ from archsearch.errors import ArchsearchError
 from archsearch.files import read_json
 from archsearch.pipeline.session import without_password
 from archsearch.runs.run import open_run
+from archsearch.search import storage
 from archsearch.workload import WorkloadRequest
 from tests.acceptance.test_registry import SPACE
 
@@ -30,14 +32,14 @@ def test_two_workloads_in_one_storage_keep_their_own_numbers(
 ) -> None:
     """The second search once answered with the first one's speed-up."""
     monkeypatch.chdir(tmp_path)
-    storage = f"sqlite:///{tmp_path}/shared.db"
-    first = pipeline.search(request(tmp_path / "one", storage=storage))
-    second = pipeline.search(request(tmp_path / "two", storage=storage, batch_size=64))
+    shared = f"sqlite:///{tmp_path}/shared.db"
+    first = pipeline.search(request(tmp_path / "one", storage=shared))
+    second = pipeline.search(request(tmp_path / "two", storage=shared, batch_size=64))
     alone = pipeline.search(request(tmp_path / "three", batch_size=64))
     assert second.best == alone.best != first.best
     with pytest.raises(ArchsearchError, match="storage was 'sqlite:.*', now None"):
         pipeline.search(request(tmp_path / "one"))
-    assert pipeline.search(request(tmp_path / "one", storage=storage)).best == first.best
+    assert pipeline.search(request(tmp_path / "one", storage=shared)).best == first.best
 
 
 def test_a_run_of_the_previous_version_that_names_no_storage_goes_on(
@@ -52,6 +54,22 @@ def test_a_run_of_the_previous_version_that_names_no_storage_goes_on(
     assert "storage" not in open_run(run).arguments
     assert pipeline.search(request(run)).best == before
     assert read_json(run / "best" / "1" / "score.json", "score") == before[0].to_dict()
+
+
+def test_a_lock_that_cannot_be_taken_leaves_no_open_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles: list[IO[bytes]] = []
+
+    def refuse(handle: IO[bytes], *, wait: bool) -> bool:
+        handles.append(handle)
+        raise OSError("no locks available")
+
+    monkeypatch.setattr(storage, "locked", refuse)
+    lock = storage.FileLock(str(tmp_path / "journal"))
+    with pytest.raises(OSError, match="no locks"):
+        lock.acquire()
+    assert handles[0].closed
 
 
 def test_passwords_are_not_written_down() -> None:

@@ -24,6 +24,8 @@ from archsearch.estimate import Estimate
 from archsearch.files import write_json
 from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.records import save
+from archsearch.report.headline import headline
+from archsearch.report.reading import candidates, groups
 from archsearch.runs.run import Run, create_run, list_runs, open_run
 from archsearch.runs.state import ClimbState, Look, RungRow
 from archsearch.search import study
@@ -475,7 +477,7 @@ def test_a_disturbed_confirmation_decides_nothing(tmp_path, written):
         **field,
     }
     keep(run, 1, {**kept(run), **figures, "speedup_interval": [1.54, 1.90]})
-    head = report.headline(run, report.candidates(run))
+    head = headline(run, candidates(run))
     assert head.title.startswith("Not decided whether speculation pays") and why in head.title
     assert [command.split()[1] for _, command in head.next] == ["confirm"]
     text, page = report.summary_text(run), report.write_html(run).read_text()
@@ -495,10 +497,10 @@ def test_measuring_again_means_in_the_same_engine(tmp_path, engine, option):
     run = make_run(tmp_path, "trained", trials=40)
     confirm(run)
     keep(run, 1, {**kept(run), "engine": engine, "speedup_pooled": 0.96, "speedup": 1.78})
-    ((why, command),) = report.headline(run, report.candidates(run)).next
+    ((why, command),) = headline(run, candidates(run)).next
     assert why.startswith("Measure it again") and command.endswith(f" --rank 1{option}")
     keep(run, 1, {**kept(run), "speedup_pooled": 1.7})
-    assert report.headline(run, report.candidates(run)).next[-1][1].endswith(f" --rank 1{option}")
+    assert headline(run, candidates(run)).next[-1][1].endswith(f" --rank 1{option}")
 
 
 def test_a_decided_rank_leads_before_a_faster_one_that_was_disturbed(tmp_path):
@@ -506,7 +508,7 @@ def test_a_decided_rank_leads_before_a_faster_one_that_was_disturbed(tmp_path):
     confirm(run, 1, 1.9)
     keep(run, 1, {**kept(run), "speedup_pooled": 1.2})
     confirm(run, 2, 1.4)
-    head = report.headline(run, report.candidates(run))
+    head = headline(run, candidates(run))
     assert (
         head.lead.rank == 2 and head.title.startswith("Speculation pays") and "1.39x" in head.title
     )
@@ -515,7 +517,7 @@ def test_a_decided_rank_leads_before_a_faster_one_that_was_disturbed(tmp_path):
 
 def test_candidates_that_cannot_be_told_apart(tmp_path):
     run = make_run(tmp_path, "searched")
-    found = report.candidates(run)
+    found = candidates(run)
     assert found[0].group == 1
     same = [item.rank for item in found if item.group == 1]
     assert len(same) > 1 and "= cannot be told apart from the first" in report.summary_text(run)
@@ -528,7 +530,7 @@ def test_candidates_that_cannot_be_told_apart(tmp_path):
         )
         for score in run.scores()
     ]
-    assert set(report.groups(run, sharp).values()) == {1, 2, 3, 4, 5}
+    assert set(groups(run, sharp).values()) == {1, 2, 3, 4, 5}
 
 
 def test_confirmed_without_the_extra_fields_and_sampling(tmp_path):

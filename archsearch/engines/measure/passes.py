@@ -206,15 +206,10 @@ def _marks(row: Measurement) -> bool:
     return shape.batch == 1 and (shape.role == "draft" or shape.tokens == 1)
 
 
-def measured_models(
-    rows: Sequence[Measurement], engine: str, target: Architecture, drafts: Sequence[Architecture]
-) -> set[Architecture | None]:
-    """Which of `drafts` (None: the target alone) were measured in `engine`, by `rows` of kind
-    `pass`."""
+def measured_models(rows: Sequence[Measurement], engine: str) -> set[Architecture]:
+    """The models that were measured in `engine`, by `rows` of kind `pass`."""
     passes = [PassShape.of(row) for row in rows if _marks(row)]
-    found = {shape.architecture for shape in passes if shape.engine == engine}
-    known: set[Architecture | None] = {draft for draft in drafts if draft in found}
-    return known | ({None} if target in found else set())
+    return {shape.architecture for shape in passes if shape.engine == engine}
 
 
 def spread_drafts(shapes: Sequence[Architecture], count: int) -> list[Architecture]:

@@ -10,34 +10,3 @@
 `archsearch.search.rungs` decides (numbers in, choices out), `archsearch.drafts.trainer` trains,
 `archsearch.runs.state` remembers.
 """
-
-from archsearch.pipeline.climb.climb import Climb
-from archsearch.pipeline.climb.plan import (
-    COMPARISON_COST,
-    affordable_prompts,
-    confirm_seconds,
-    make_plan,
-    measured_draft,
-    plan_text,
-    summary,
-    trial_rows,
-    write_texts,
-)
-from archsearch.pipeline.climb.race import HeadRungs
-from archsearch.pipeline.climb.trainings import Trainings, work
-
-__all__ = [
-    "COMPARISON_COST",
-    "Climb",
-    "HeadRungs",
-    "Trainings",
-    "affordable_prompts",
-    "confirm_seconds",
-    "make_plan",
-    "measured_draft",
-    "plan_text",
-    "summary",
-    "trial_rows",
-    "work",
-    "write_texts",
-]

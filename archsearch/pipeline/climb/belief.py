@@ -15,6 +15,7 @@ from archsearch.acceptance.estimator import (
     AcceptanceEstimator,
     AcceptanceObservation,
 )
+from archsearch.acceptance.measured import resampled_ratio
 from archsearch.acceptance.prior import SHAPE_NOISE_STD, PriorAcceptance
 from archsearch.acceptance.short_training import ExtrapolatedAcceptance
 from archsearch.architecture.architecture import Architecture
@@ -199,8 +200,6 @@ def levels(
 
 def sampling_std(shorts: Mapping[Architecture, ShortTraining]) -> float:
     """Std of a measured alpha over the kept-out texts; all drafts share them."""
-    from archsearch.acceptance.measured import resampled_ratio
-
     stds = [
         resampled_ratio(np.array([short.hits, short.heldout_tokens], dtype=np.float64).T).std
         for short in shorts.values()

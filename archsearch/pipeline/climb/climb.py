@@ -19,7 +19,7 @@ from archsearch.drafts.records import TrainedDraft, read_curve
 from archsearch.drafts.trainer import choose_finalists
 from archsearch.pipeline.climb import race
 from archsearch.pipeline.climb.belief import Belief, slope
-from archsearch.pipeline.climb.trainings import Trainings
+from archsearch.pipeline.climb.trainings import ALL_SHARE, Trainings
 from archsearch.progress import human_time, say
 from archsearch.runs.state import (
     ClimbState,
@@ -185,13 +185,12 @@ class Climb:
         say(
             f"rung 1, round {number}: {len(entry.shapes)} shapes at {entry.tokens} tokens in"
             f" {human_time(entry.seconds)}; best {best.architecture.label()}"
-            f" {best.speedup.value:.2f} ± {best.speedup.std:.2f}{new}; {len(self.contenders())}"
+            f" {best.speedup.words()}{new}; {len(self.contenders())}"
             " could still win"
         )
         return not entry.end
 
     # -- ranking
-    # ----------------------------------------------------------------------------------------------
 
     def standings(self) -> list[Score]:
         """Scores of all that are still in, best first."""
@@ -243,7 +242,6 @@ class Climb:
         return draft.score(self.judge)
 
     # -- time
-    # ----------------------------------------------------------------------------------------------
 
     def left_s(self) -> float:
         plan, elapsed_s = self.plan, self.file.elapsed_s()
@@ -291,7 +289,6 @@ class Climb:
         return self.state.schedule
 
     # -- one round
-    # ----------------------------------------------------------------------------------------------
 
     def _choose(self, number: int, step: Round) -> RoundEntry | None:
         """Who is trained in a round; None, with a note, where there should be none."""
@@ -363,12 +360,18 @@ class Climb:
             self.state.record(self.row(1, entry.round, score, fate, self.out.get(shape, "")))
 
     # -- finalists
-    # ----------------------------------------------------------------------------------------------
 
     def _choose_finalists(self) -> FinalistsEntry:
         """Written down before they are trained."""
-        budget_s = self.left_s() * race.draft_share(self.state.heads)
-        chosen = self._promising(budget_s) if self.plan.climbs else self._best_by_prior()
+        rivals = sum(entry.state == "kept" for entry in self.state.heads)
+        # the rest is for the best of the families
+        share = ALL_SHARE / (1 + rivals) if rivals else 1.0
+        budget_s = self.left_s() * share
+        if self.plan.climbs:
+            chosen = self._promising(budget_s)
+        else:
+            chosen = choose_finalists([self.judge(shape) for shape in self.pool], self.most)
+            self._record_prior(chosen, "the best, and the best of other depths")
         entry = FinalistsEntry(
             tuple(score.architecture for score in chosen),
             ends_at_s=self.file.elapsed_s() + budget_s,
@@ -392,11 +395,6 @@ class Climb:
         count = rungs.finalist_count(belief.draws(scores[: 2 * most]), loss, most)
         return scores[: max(self.wanted, count)]
 
-    def _best_by_prior(self) -> list[Score]:
-        chosen = choose_finalists([self.judge(shape) for shape in self.pool], self.most)
-        self._record_prior(chosen, "the best, and the best of other depths")
-        return chosen
-
     def _record(self, entry: FinalistsEntry, drafts: Sequence[TrainedDraft]) -> None:
         """What the finalists reached, in rungs.json; the last row of every short training that led
         to no full one says so."""
@@ -416,7 +414,6 @@ class Climb:
         self.file.save()
 
     # -- what is written down
-    # ----------------------------------------------------------------------------------------------
 
     def row(self, rung: int, number: int, score: Score, state: Fate, why: str) -> RungRow:
         """What a rung says of a shape now."""

@@ -190,24 +190,12 @@ def trial_rows(rows: Sequence[Mapping[str, object]], state: ClimbState) -> list[
         seen.add(key)
     for key, records in found.items():
         if key not in seen:  # a neighbour that the search over all shapes did not try
-            result.append(_with_rungs(_climb_row(len(result), records[-1]), records))
+            known = {"number": len(result), "state": "COMPLETE", "origin": "climb"}
+            known |= {"feasible": True, "invalid": "", **records[-1].shape.to_dict()}
+            score = records[-1].score
+            known |= {"speedup": score.value, "speedup_std": score.std}
+            result.append(_with_rungs(known, records))
     return result
-
-
-def _climb_row(number: int, record: RungRow) -> dict[str, object]:
-    known = {
-        "number": number,
-        "state": "COMPLETE",
-        "origin": "climb",
-        "feasible": True,
-        "invalid": "",
-    }
-    return {
-        **known,
-        **record.shape.to_dict(),
-        "speedup": record.score.value,
-        "speedup_std": record.score.std,
-    }
 
 
 def _with_rungs(row: Mapping[str, object], records: Sequence[RungRow]) -> dict[str, object]:

@@ -142,7 +142,7 @@ def _drop(entries: list[HeadEntry], leader: Score) -> None:
     logs = {name: (math.log(at.value), at.std / at.value) for name, at in known.items()}
     best = max(known, key=lambda name: known[name].value)
     for entry in (entry for entry in entries if entry.state == "kept" and entry.foreseen):
-        words = f"{known[entry.family].value:.2f} ± {known[entry.family].std:.2f}x foreseen"
+        words = f"{known[entry.family].words()}x foreseen"
         if entry.tokens < LEAST_JUDGED:
             words = "too few to judge it by"
         elif rungs.beaten(
@@ -156,13 +156,6 @@ def _drop(entries: list[HeadEntry], leader: Score) -> None:
         say(
             f"rung 1, {entry.family}: {entry.tokens} tokens in {human_time(entry.seconds)}; {words}"
         )
-
-
-def draft_share(entries: list[HeadEntry]) -> float:
-    """The part of the time for full trainings that the independent drafts have before families are
-    compared."""
-    rivals = sum(entry.state == "kept" for entry in entries)
-    return ALL_SHARE / (1 + rivals) if rivals else 1.0
 
 
 def race(

@@ -50,7 +50,6 @@ class Trainings:
     shorts: dict[Architecture, ShortTraining] = field(default_factory=dict)
 
     # -- what they take
-    # ----------------------------------------------------------------------------------------------
 
     def speed(self, shape: Architecture) -> float:
         """Training tokens/s of a shape: its own, or from those trained so far in proportion to
@@ -85,7 +84,6 @@ class Trainings:
         return more + (self.overhead_s() if done < tokens else 0.0)
 
     # -- short
-    # ----------------------------------------------------------------------------------------------
 
     def short(
         self, shape: Architecture, tokens: int, label: str, limit_s: float | None = None
@@ -103,7 +101,6 @@ class Trainings:
             self.shared.finish(jobs, lambda job: train_job(job, self.trainer))
 
     # -- in full
-    # ----------------------------------------------------------------------------------------------
 
     def longer(self, shape: Architecture, more_s: float, label: str, step: str) -> TrainedDraft:
         """Train a shape on for `more_s`; noted under `step`."""
@@ -180,7 +177,6 @@ class Trainings:
         return draft
 
     # -- more text
-    # ----------------------------------------------------------------------------------------------
 
     def split_minutes(self, shape: Architecture, seconds: float) -> Split:
         """How `seconds` are divided between text and the training of `shape`, by the speeds that

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import weight_bytes_per_pass
 from archsearch.engine_facts import ANY_ENGINE, EngineFacts, engine_facts
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.hardware.device import Device
@@ -151,7 +152,6 @@ def _measure_engine(
     bench: CpuBench, profile: Profile, target: Architecture | None, dtypes: list[str], memory: float
 ) -> None:
     """Engine rows for each dtype that has none yet for this vocabulary."""
-    from archsearch.architecture.counts import weight_bytes_per_pass
     from archsearch.engines.measure.overhead import measure_overhead
 
     subject = target

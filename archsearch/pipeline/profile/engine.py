@@ -31,6 +31,7 @@ from archsearch.engines.measure.passes import (
     measured_models,
     spread_drafts,
 )
+from archsearch.engines.measure.rows import PlainSteps
 from archsearch.engines.registry import check_interpreter_choice
 from archsearch.errors import ArchsearchError
 from archsearch.files import write_json
@@ -160,12 +161,12 @@ def _model_cases(
     # a draft that is not much smaller than its target never pays
     small = [shape for shape in full if parameters(shape) <= parameters(target) / 2]
     drafts = spread_drafts(small or full, len(gammas))
-    known = measured_models(profile.select("pass", dtype, "eager"), name, target, drafts)
+    known = measured_models(profile.select("pass", dtype, "eager"), name)
     # Gamma by batch size needs a schedule; without one an engine is profiled at one request, where
     # it reports all its passes. Those of llama.cpp are run apart from it: at several too.
     batches = BATCHES if facts.schedules else (1,) * len(BATCHES)
     more = BATCHES[1:] if facts.gguf and not quick else ()
-    cases = [] if None in known else [Case([(batch, 0) for batch in (*batches, *more)])]
+    cases = [] if target in known else [Case([(batch, 0) for batch in (*batches, *more)])]
     return cases + [
         Case(
             [
@@ -204,7 +205,6 @@ def _plain_steps(
     """What says how slow the machine is: plain steps where a second engine has room; their
     reference is kept in the profile."""
     from archsearch.engines import registry
-    from archsearch.engines.measure.rows import PlainSteps
 
     name, ref = request.engine_name, request.target_ref
     if ref is None or not can_run(name, ref):

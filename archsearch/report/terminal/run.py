@@ -9,6 +9,7 @@ from pathlib import Path
 
 from archsearch.drafters.registry import family as family_class
 from archsearch.drafts.heads import HeadAcceptance, HeadPlan
+from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
 from archsearch.progress import human_time
 from archsearch.recipes.plan import Recipe
@@ -232,7 +233,10 @@ def schedule_text(result: Scheduled) -> str:
         rows = [(*row, plus_minus(each.speedup)) for row, each in pairs]
         heads += f" | adaptive, gamma {adaptive.gamma}"
     spans = (f"{first}-{last}: {gamma or 'off'}" for first, last, gamma in schedule.ranges)
-    confirm = f"confirm {result.run} --rank {result.rank} --engine vllm --schedule"
+    facts = engine_facts(schedule.engine)
+    one_gamma = facts.make and not facts.in_process and not facts.schedules
+    engine = facts.name if one_gamma else "vllm --schedule"
+    confirm = f"confirm {result.run} --rank {result.rank} --engine {engine}"
     export = f"export {result.run} --family {result.family} --output DIR"
     lines = [
         f"Draft {result.architecture}, {schedule.engine}. Latencies: {schedule.latency}.",

@@ -196,7 +196,13 @@ def search_text(result: Searched, *, explain: bool = False) -> str:
     else:
         above = sentences(options, where, unit, budget.gpu_hours if budget else None)
         above[1:1] = [" ".join(fastest_lines(ways_of(reading), run_dtype(run))[:2])]
-    above = [above[0], _assumed_words(result, unit), *above[1:]]
+    # without how it runs independent drafts: the drafter that leads may be another
+    served = result.by.served.removesuffix(f", {result.by.engine_class}")
+    rests_on = f"{result.words()}, {served}."
+    if result.training_budget is not None:
+        hours = hours_words(result.training_budget.gpu_hours, unit)
+        rests_on += f" Drafters to be trained are given {hours} (--training-budget)."
+    above.insert(1, rests_on)
     unprofiled = latency_warning(result.latency, result.target)
     warnings = [*([unprofiled] if unprofiled else []), *result.warnings, *reading.problems]
     above += [f"WARNING: {text}." for text in warnings[:1]]
@@ -211,17 +217,6 @@ def search_text(result: Searched, *, explain: bool = False) -> str:
     table_lines = rows_text(options, unit, max(LEAST_ROWS, min(MOST_ROWS, room)))
     text = "\n".join([*lines, "", *table_lines, "", *below])
     return f"{text}\n\n{explained_text(result, run, reading)}" if explain else text
-
-
-def _assumed_words(result: Searched, unit: str) -> str:
-    """What is predicted for, and the training that every alpha of a drafter to be trained
-    assumes."""
-    # without how it runs independent drafts: the drafter that leads may be another
-    words = f"{result.words()}, {result.by.served.removesuffix(f', {result.by.engine_class}')}."
-    if result.training_budget is None:
-        return words
-    hours = hours_words(result.training_budget.gpu_hours, unit)
-    return f"{words} Drafters to be trained are given {hours} (--training-budget)."
 
 
 def _next_step(

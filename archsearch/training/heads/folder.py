@@ -22,10 +22,11 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import to_hf_config
 from archsearch.architecture.hf_fields import SIZES
 from archsearch.drafters.forms import feature_fields, medusa_fields
+from archsearch.drafters.read import family_of_config
 from archsearch.errors import ArchsearchError
 from archsearch.files import read_json, write_json
 from archsearch.models.drafts import padded_head
-from archsearch.models.files import WEIGHTS_FILE, HeadFamily, aux_layers, head_family
+from archsearch.models.files import HEAD_FAMILIES, WEIGHTS_FILE, HeadFamily, aux_layers
 from archsearch.records import as_data
 from archsearch.text.cache import write_bytes
 from archsearch.training.heads.eagle3 import Eagle3Head
@@ -138,7 +139,8 @@ def read_head_config(folder: Path) -> tuple[HeadFamily, dict[str, Any]]:
     """(family, config) of a head's folder. Raises ArchsearchError for a folder that holds something
     else."""
     config = read_json(folder / "config.json", "the head's config")
-    family = head_family(config)
+    found = family_of_config(config)
+    family = next((each for each in HEAD_FAMILIES if each == found), None)
     if family is None:
         raise ArchsearchError(
             f"{folder} holds no EAGLE-3, P-EAGLE or Medusa head (architectures"

@@ -20,8 +20,8 @@ from archsearch.engines.engine import EnginePrompt, EngineSettings, Sampling
 from archsearch.engines.environments.environment import find_python
 from archsearch.engines.vllm.engine import VllmEngine
 from archsearch.errors import ArchsearchError
-from archsearch.export import DraftRecord, ExportSource, ExportTarget, export
-from archsearch.export.folder import SPECULATORS_FILE
+from archsearch.export.card import DraftRecord, ExportSource, ExportTarget
+from archsearch.export.folder import SPECULATORS_FILE, export
 from archsearch.files import write_json
 from archsearch.text.auxiliary import auxiliary_states
 from archsearch.training.heads.chains import chain_matches
