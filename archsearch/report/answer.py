@@ -232,8 +232,8 @@ def serve_command(option: Option, run: Run, target: str, ranks: int) -> str | No
     engine, family = str(asked.get("engine") or "vllm"), option.drafter.family
     quantise, drafts = str(known.get("quantise") or ""), str(asked.get("draft_dtype") or "")
     how = engine_facts(engine).quantises.get(quantise)
-    above = f"# in the place of {target} name its weights in {quantise}\n" if quantise else ""
-    above = "" if how else above
+    lacks = quantise and not how
+    above = f"# in the place of {target} name its weights in {quantise}\n" if lacks else ""
     if engine == "sglang" and needs.hub_id and family in ("independent", *HEADS[engine]):
         what = (Path(needs.hub_id), target, option.gamma, str(known.get("dtype")))
         setup = Setup(*what, (), ranks, family=family, quantise=quantise, drafts=drafts)
