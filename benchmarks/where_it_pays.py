@@ -4,10 +4,11 @@ and precision.
 Passes over several tokens of targets with random weights, measured as `archsearch profile --engine
 llama.cpp --quick` measures them. On a quiet machine, with as many threads as will serve:
 
-    python benchmarks/where_it_pays.py OUTPUT.csv [SIZE ...] [--dtype q8_0]
+    python benchmarks/where_it_pays.py OUTPUT.csv [SIZE ...] [--dtype q8_0] [--threads 2]
+    python benchmarks/where_it_pays.py OUTPUT.csv --picture docs/pictures/where-it-pays.png
 
-SIZE: of SHAPES (default: all). A row is a size, precision and number of tokens: seconds of the
-pass, and tokens that it verifies in the time of a pass over one.
+SIZE: of SHAPES (default: all). A row is a size, precision, number of threads and of tokens: seconds
+of the pass, and tokens that it verifies in the time of a pass over one.
 """
 
 from __future__ import annotations
@@ -41,16 +42,44 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("sizes", nargs="*", default=[name for name in SHAPES if name != "tiny"])
     parser.add_argument("--dtype", default="q8_0")
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--picture", type=Path, help="draw what was measured")
     asked = parser.parse_args()
+    if asked.picture:
+        draw(asked.output, asked.picture)
+        return
     with asked.output.open("a", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         if not file.tell():
-            rows.writerow(["size", "dtype", "context", "tokens", "seconds", "verified"])
+            names = ["size", "dtype", "threads", "context", "tokens", "seconds", "verified"]
+            rows.writerow(names)
         for size in asked.sizes:
             for row in measured(size, asked.dtype, asked.threads):
-                rows.writerow([size, asked.dtype, *row])
+                rows.writerow([size, asked.dtype, asked.threads, *row])
                 file.flush()
+
+
+def draw(table: Path, picture: Path) -> None:
+    """Tokens verified per pass-time over tokens in the pass; a panel for each precision and number
+    of threads."""
+    import matplotlib.pyplot as plt
+    import pandas as pd
+
+    rows = pd.read_csv(table).groupby(["dtype", "threads"], sort=False)
+    figure, axes = plt.subplots(1, len(rows), figsize=(4.2 * len(rows), 3.8), squeeze=False)
+    for axis, ((dtype, threads), panel) in zip(axes[0], rows, strict=True):
+        for size, line in panel.groupby("size", sort=False):
+            line = line.sort_values("tokens").groupby("tokens").verified.mean()
+            axis.plot(line.index, line.values, marker="o", markersize=4, label=size.upper())
+        most = panel.tokens.max()
+        axis.plot([1, most], [1, most], color="0.7", linewidth=0.8, linestyle="--")
+        axis.text(most, most, "free", color="0.5", ha="right", va="top", fontsize=8)
+        title = f"{dtype.upper()}, {threads} thread{'s' if threads > 1 else ''}"
+        axis.set(title=title, xlabel="tokens in the pass", ylim=(0.8, most))
+    axes[0][0].set_ylabel("tokens verified in the time of one")
+    axes[0][0].legend(fontsize=8, frameon=False)
+    figure.tight_layout()
+    figure.savefig(picture, dpi=140)
 
 
 def measured(size: str, dtype: str, threads: int | None) -> list[tuple[int, int, float, float]]:
