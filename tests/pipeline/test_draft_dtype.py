@@ -135,6 +135,29 @@ def test_a_search_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
+    ("changes", "dtype", "words"),
+    [
+        ({}, FP8, FP8),
+        ({}, "bfloat16", ""),
+        ({"served_dtype": FP8}, FP8, ""),
+        ({"served_dtype": FP8}, "bfloat16", f"bfloat16 (published: {FP8})"),
+        ({"served_dtype": "nvfp4"}, FP8, f"{FP8} (published: nvfp4)"),
+        ({"num_experts": 8, "expert_format": "mxfp4"}, "bfloat16", ""),
+        ({"num_experts": 8, "expert_format": "mxfp4"}, FP8, f"{FP8} (published: mxfp4)"),
+        ({"num_experts": 8, "expert_format": "int4", "weight_format": "int4"}, "bfloat16", "int4"),
+    ],
+)
+def test_only_weights_in_16_bits_are_brought_into_a_format(
+    changes: dict[str, object], dtype: str, words: str
+) -> None:
+    """vLLM and SGLang end at --quantization beside a checkpoint that is quantised otherwise."""
+    more = {"num_experts_per_tok": 2, "moe_intermediate_size": 4096} if len(changes) > 1 else {}
+    request = WorkloadRequest(gpu="h100", dtype=dtype, engine="vllm", tensor_parallel=8)
+    found = choose_latency(request, TARGET.replace(**changes, **more))[0]
+    assert found.profile["quantise"] == words
+
+
+@pytest.mark.parametrize(
     ("device", "dtype", "line"),
     [
         (
