@@ -130,6 +130,18 @@ def test_a_search_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         call("export", name, "--output", f"{name}/out", "--allow-untrained")
         config = read_json(Path(name) / "out" / "speculative_config.json", "config")
         assert config.get("quantization") == how
+        card = (Path(name) / "out" / "README.md").read_text()
+        assert card.count('", dtype="bfloat16")') == 2, "transformers computes in no 8 bits"
+        rank = next(s.rank for s in session.run.scores() if s.needs and s.needs.kind == "training")
+        call("recipe", name, "--rank", str(rank), "--output", f"{name}-recipe")
+        assert ('"quantization"' in Path(f"{name}-recipe/serve.sh").read_text()) == bool(how)
+    call(*(word.replace("fp8", "int4") for word in asked), "--trials", "30", "--run", "int4")
+    session = SearchSession.reopen(Path("int4"))
+    score = session.run.score(1)
+    again = session.scorer_of(score).with_gammas((score.gamma,))(score.proposer)
+    assert again.speedup.value == pytest.approx(score.speedup.value, rel=1e-9)
+    call("recipe", "int4", "--rank", str(rank), "--output", "int4-recipe")
+    assert "name its weights in int4.\nset -euo" in Path("int4-recipe/serve.sh").read_text()
     assert "draft_dtype was 'float8_e4m3fn'" in refused(*asked, "--trials", "30", "--run", "narrow")
     assert "drafts in bfloat16" in last_json(call("schedule", "wide", "--json"))["latency"]
 
