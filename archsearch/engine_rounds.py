@@ -336,8 +336,9 @@ def parse_options(engine: str, texts: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def vllm_switches(texts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Switches (`NAME=VALUE`) as vLLM is started with them: environment variables, options."""
+def switches(texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Switches (`NAME=VALUE`) as vLLM and SGLang are started with them: environment variables,
+    options."""
     variables, options = [], []
     for name, _, value in (text.partition("=") for text in texts):
         option = f"--{name.replace('_', '-')}"
@@ -347,6 +348,8 @@ def vllm_switches(texts: Sequence[str]) -> tuple[list[str], list[str]]:
             options.append(f"-cc.pass_config.{name}={value}")
         elif name in ("async_scheduling", "enforce_eager"):
             options.append(option if value in ("1", "true") else option.replace("--", "--no-"))
+        elif name.startswith("disable_"):  # SGLang's, which cannot be said not to hold
+            options += [option] if value in ("1", "true") else []
         else:
             options += [option, value]
     return variables, options

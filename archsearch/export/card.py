@@ -148,6 +148,11 @@ class ExportPlan:
         return any(ENGINES[name].gguf for name in self.engines)
 
     @property
+    def loaded(self) -> str:
+        """What transformers loads weights in: it computes in nothing below 16 bits."""
+        return self.dtype if DTYPE_BYTES[self.dtype] >= 2 else "bfloat16"
+
+    @property
     def in_transformers(self) -> bool:
         """Whether an engine was asked for that takes the draft folder as it is."""
         return any(ENGINES[name].draft_folder for name in self.engines)

@@ -21,7 +21,7 @@ from archsearch.engine_facts import ENGINES, engine_title, load
 from archsearch.engine_rounds import engine_rounds
 from archsearch.errors import ArchsearchError
 from archsearch.schedule import Ranges, largest_gamma
-from archsearch.workload import WEIGHT_BYTES
+from archsearch.workload import DTYPE_BYTES
 
 ADAPTIVE: Final = frozenset({"eagle", "eagle3", "mtp"})
 """Families whose number of draft tokens SGLang can change as it runs (--speculative-adaptive; EAGLE
@@ -153,7 +153,7 @@ class Setup:
             return ("--quantization", how), []
         if self.quantise:
             return (), [f"In the place of {self.target} name its weights in {self.quantise}."]
-        return (() if self.dtype in WEIGHT_BYTES else ("--dtype", self.dtype)), []
+        return (("--dtype", self.dtype) if DTYPE_BYTES.get(self.dtype, 0) >= 2 else ()), []
 
     def ranks(self, option: str) -> tuple[str, ...]:
         """The option that shares the target over devices; () for one."""

@@ -190,13 +190,11 @@ def choose_latency(
     )
     words = source.words + format_words(getattr(source.latency, "profile", None), target)
     experts = f"{target.expert_format} (experts)" if target.expert_format else source.dtype
-    kept = target.weight_format or source.dtype
     about = {
         **source.profile,
         "served": served,
         "weights": target.weight_format or experts,
-        # what the published weights are yet to be brought into
-        "quantise": kept if kept in WEIGHT_BYTES and kept != target.served_dtype else "",
+        "quantise": _to_quantise(target, source.dtype),
     }
     source = replace(source, version=version, served=served, profile=about, words=words)
     work = _workload(asked, source.device, target, source.dtype, mode)
@@ -215,6 +213,18 @@ def choose_latency(
         return replace(source, words=f"{words}; drafts priced in {source.dtype}: {error}"), work
     source = replace(source, latency=latency, profile={**about, "drafts": drafts}, words=words)
     return source, replace(work, draft_dtype=drafts)
+
+
+def _to_quantise(target: Architecture, dtype: str) -> str:
+    """What the published weights are yet to be brought into, "" for nothing: the name of a format
+    where they are in 16 bits; others, which no engine brings into it as it loads them, are named
+    too."""
+    kept, published = target.weight_format or dtype, target.served_dtype
+    if target.expert_format != target.weight_format and kept in WEIGHT_BYTES:  # of experts alone
+        published = published or target.expert_format
+    if published:
+        return "" if kept == published else f"{kept} (published: {published})"
+    return kept if kept in WEIGHT_BYTES else ""
 
 
 def _profile_and_device(asked: WorkloadRequest) -> tuple[Profile | None, Device]:

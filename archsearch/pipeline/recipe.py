@@ -81,7 +81,8 @@ def make_recipe(request: RecipeRequest) -> MadeRecipe:
         facts.temperature,
         hub_start=needs.init if "/" in needs.init else "",
         dtype=session.source.dtype,
-        quantise=str(session.source.profile["quantise"]),
+        quantise=str(run.info["profile"].get("quantise") or ""),
+        drafts=str(run.arguments.get("draft_dtype") or ""),
     )
     trimmed = score.architecture.trimmed and score.family != "independent"
     here = ref.folder is not None and has_weights(ref.folder)

@@ -46,7 +46,7 @@ from archsearch.text.likeness import SKETCH_FILE, load_sketch
 from archsearch.text.prompt_set import load_prompt_set
 from archsearch.traffic.mix import Mix, mix_of
 from archsearch.traffic.mix_scorer import MixScorer, held_alone
-from archsearch.workload import Workload, WorkloadRequest
+from archsearch.workload import WEIGHT_BYTES, Workload, WorkloadRequest
 
 PRIOR_FILE = "prior.json"
 
@@ -394,11 +394,12 @@ class SearchSession:
         profile it was searched with."""
         run = open_run(path)
         profile = run.info["profile"]
-        folder = profile.get("folder")
+        folder, weights = profile.get("folder"), profile.get("weights")
         request = SearchRequest.from_arguments(run.arguments, confirm=0, run=path, storage=None)
         asked = replace(
             request.asked,
-            dtype=profile.get("dtype", request.asked.dtype),
+            # beside weights in a format of their own `dtype` is that of the pass
+            dtype=weights if weights in WEIGHT_BYTES else profile.get("dtype", request.asked.dtype),
             mode=profile.get("mode", request.asked.mode),
             profile=Path(folder) if folder and Path(folder).is_dir() else None,
         )

@@ -240,7 +240,7 @@ def _back(recipe: Recipe) -> str:
 def _served(recipe: Recipe) -> dict[str, str]:
     """The command lines of serve.sh."""
     if recipe.family not in ("independent", "eagle3", "peagle", "medusa", "dflash"):
-        return {"alone": "", "together": ""}
+        return {"alone": "", "together": "", "said": ""}
     setup = Setup(
         Path(TRAINED),
         recipe.target_name,
@@ -250,12 +250,14 @@ def _served(recipe: Recipe) -> dict[str, str]:
         family=recipe.family,
         layers=forms.layers_read(recipe),
         quantise=recipe.quantise,
+        drafts=recipe.drafts,
     )
     words = serving("vllm", setup).command
     cut = words.index("--speculative-config")
     return {
         "together": shlex.join([*words, "--port", "8000"]),
         "alone": shlex.join([*words[:cut], "--port", "8001"]),
+        "said": "".join(f"# {text}\n" for text in setup.precision("vllm")[1]),
     }
 
 

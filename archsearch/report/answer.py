@@ -15,7 +15,7 @@ from typing import Final
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.forms import vllm_drafter_config
 from archsearch.engine_facts import engine_facts
-from archsearch.engine_rounds import vllm_switches
+from archsearch.engine_rounds import switches
 from archsearch.estimate import Estimate
 from archsearch.export.engines import HEADS, Setup, serving
 from archsearch.needs import Needs
@@ -223,9 +223,10 @@ def sentences(
     return lines
 
 
-def serve_command(option: Option, run: Run, target: str, ranks: int) -> str | None:
+def serve_command(option: Option, run: Run, target: str, ranks: int, *more: str) -> str | None:
     """The command that serves `target` as a run priced it, on `ranks` devices, with a drafter that
-    one can have today; None where that takes more than a command of vLLM or SGLang."""
+    one can have today; None where that takes more than a command of vLLM or SGLang. `more`:
+    switches beside those that the run was asked for."""
     needs, asked, known = option.needs, run.arguments, run.info["profile"]
     if needs is None or needs.kind == "training":
         return None
@@ -234,25 +235,25 @@ def serve_command(option: Option, run: Run, target: str, ranks: int) -> str | No
     how = engine_facts(engine).quantises.get(quantise)
     lacks = quantise and not how
     above = f"# in the place of {target} name its weights in {quantise}\n" if lacks else ""
+    variables, flags = switches([*str(asked.get("engine_options") or "").split(), *more])
     if engine == "sglang" and needs.hub_id and family in ("independent", *HEADS[engine]):
         what = (Path(needs.hub_id), target, option.gamma, str(known.get("dtype")))
         setup = Setup(*what, (), ranks, family=family, quantise=quantise, drafts=drafts)
-        words = shlex.join(serving(engine, setup).command)
+        words = shlex.join([*variables, *serving(engine, setup).command, *flags])
         return above + " \\\n    ".join(_folded(words))
     config = vllm_drafter_config(option.drafter, needs.hub_id or "", option.gamma)
     if engine != "vllm" or not config:
         return None
     if option.drafter.trains and (own := engine_facts(engine).quantises.get(drafts)):
         config["quantization"] = own
-    variables, flags = vllm_switches(asked.get("engine_options") or ())
     flags = [*(["--quantization", how] if how else []), *flags]
     if ranks > 1:
         flags = ["--tensor-parallel-size", str(ranks), *flags]
-    command = shlex.join([*variables, "vllm", "serve", target, *flags, "--speculative-config"])
+    words = shlex.join([*variables, "vllm", "serve", target, *flags, "--speculative-config"])
     # Line breaks between the fields of the JSON are white space to vLLM and to the shell inside the
     # quotes.
     quoted = shlex.quote("\n     ".join(_folded(json.dumps(config))))
-    return f"{above}{command} \\\n    {quoted}"
+    return above + " \\\n    ".join([*_folded(words), quoted])
 
 
 def _folded(text: str) -> list[str]:

@@ -48,7 +48,8 @@ def test_it_is_asked_for_what_it_can_only() -> None:
         check_choice(EngineChoice(python=Path("python")), "toy")
     # Others are told of it where it can help.
     with pytest.raises(
-        ArchsearchError, match="use --concurrency 1, or --engine vllm or openvino or llama.cpp or toy"
+        ArchsearchError,
+        match="use --concurrency 1, or --engine vllm or openvino or llama.cpp or toy",
     ):
         check_choice(EngineChoice(), "transformers", concurrency=2)
 

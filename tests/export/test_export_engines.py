@@ -105,6 +105,7 @@ def test_a_precision_is_asked_for_in_the_engine_s_own_words() -> None:
     fp8 = {"dtype": "float8_e4m3fn"}
     assert "org/target --dtype bfloat16 --spec" in asked("vllm")
     assert "org/target --spec" in asked("vllm", **fp8), "its weights say it"
+    assert "--dtype" not in asked("vllm", dtype="q8_0"), "a file of llama.cpp's"
     assert "org/target --quantization fp8_per_tensor --spec" in asked(
         "vllm", **fp8, quantise="float8_e4m3fn"
     )

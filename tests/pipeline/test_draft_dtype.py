@@ -130,8 +130,43 @@ def test_a_search_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         call("export", name, "--output", f"{name}/out", "--allow-untrained")
         config = read_json(Path(name) / "out" / "speculative_config.json", "config")
         assert config.get("quantization") == how
+        card = (Path(name) / "out" / "README.md").read_text()
+        assert card.count('", dtype="bfloat16")') == 2, "transformers computes in no 8 bits"
+        rank = next(s.rank for s in session.run.scores() if s.needs and s.needs.kind == "training")
+        call("recipe", name, "--rank", str(rank), "--output", f"{name}-recipe")
+        assert ('"quantization"' in Path(f"{name}-recipe/serve.sh").read_text()) == bool(how)
+    call(*(word.replace("fp8", "int4") for word in asked), "--trials", "30", "--run", "int4")
+    session = SearchSession.reopen(Path("int4"))
+    score = session.run.score(1)
+    again = session.scorer_of(score).with_gammas((score.gamma,))(score.proposer)
+    assert again.speedup.value == pytest.approx(score.speedup.value, rel=1e-9)
+    call("recipe", "int4", "--rank", str(rank), "--output", "int4-recipe")
+    assert "name its weights in int4.\nset -euo" in Path("int4-recipe/serve.sh").read_text()
     assert "draft_dtype was 'float8_e4m3fn'" in refused(*asked, "--trials", "30", "--run", "narrow")
     assert "drafts in bfloat16" in last_json(call("schedule", "wide", "--json"))["latency"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "words"),
+    [
+        ({}, FP8, FP8),
+        ({}, "bfloat16", ""),
+        ({"served_dtype": FP8}, FP8, ""),
+        ({"served_dtype": FP8}, "bfloat16", f"bfloat16 (published: {FP8})"),
+        ({"served_dtype": "nvfp4"}, FP8, f"{FP8} (published: nvfp4)"),
+        ({"num_experts": 8, "expert_format": "mxfp4"}, "bfloat16", ""),
+        ({"num_experts": 8, "expert_format": "mxfp4"}, FP8, f"{FP8} (published: mxfp4)"),
+        ({"num_experts": 8, "expert_format": "int4", "weight_format": "int4"}, "bfloat16", "int4"),
+    ],
+)
+def test_only_weights_in_16_bits_are_brought_into_a_format(
+    changes: dict[str, object], dtype: str, words: str
+) -> None:
+    """vLLM and SGLang end at --quantization beside a checkpoint that is quantised otherwise."""
+    more = {"num_experts_per_tok": 2, "moe_intermediate_size": 4096} if len(changes) > 1 else {}
+    request = WorkloadRequest(gpu="h100", dtype=dtype, engine="vllm", tensor_parallel=8)
+    found = choose_latency(request, TARGET.replace(**changes, **more))[0]
+    assert found.profile["quantise"] == words
 
 
 @pytest.mark.parametrize(

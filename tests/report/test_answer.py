@@ -183,14 +183,23 @@ def test_what_a_run_was_priced_with_is_in_the_command() -> None:
     named = serve_command(EXISTS, asked("nvfp4"), "org/t", 1)
     assert named is not None and "--quantization" not in named
     assert named.splitlines()[0] == "# in the place of org/t name its weights in nvfp4"
-    switches = ["VLLM_USE_V2_MODEL_RUNNER=0", "kv_cache_dtype=fp8", "async_scheduling=0"]
+    switches = (
+        "VLLM_USE_V2_MODEL_RUNNER=0 kv_cache_dtype=fp8 async_scheduling=0"  # as runs keep them
+    )
     command = serve_command(EXISTS, asked(engine_options=switches), "org/t", 1)
-    assert command is not None and command.startswith(
+    assert command is not None and command.replace(" \\\n   ", "").startswith(
         "VLLM_USE_V2_MODEL_RUNNER=0 vllm serve org/t --kv-cache-dtype fp8 --no-async-scheduling --s"
     )
+    assert max(map(len, command.splitlines())) <= WIDTH - 2
+    named = serve_command(EXISTS, asked("int4"), "org/t", 1, "VLLM_USE_V2_MODEL_RUNNER=0")
+    assert named is not None and named.splitlines()[1].startswith("VLLM_USE_V2_MODEL_RUNNER=0 vllm")
     sglang = serve_command(EXISTS, asked("float8_e4m3fn", engine="sglang"), "org/t", 2)
     assert sglang is not None and max(map(len, sglang.splitlines())) <= WIDTH - 2
     assert sglang.replace(" \\\n   ", "").startswith(
         "python -m sglang.launch_server --model-path org/t --quantization fp8 --tp-size 2"
         " --speculative-algorithm EAGLE3 --speculative-draft-model-path yuhuili"
     )
+    switches = "SGLANG_ENABLE_SPEC_V2=1 disable_overlap_schedule=1 disable_cuda_graph=0"
+    sglang = serve_command(EXISTS, asked(engine="sglang", engine_options=switches), "org/t", 1)
+    assert sglang is not None and sglang.startswith("SGLANG_ENABLE_SPEC_V2=1 python -m sglang.")
+    assert sglang.endswith("--disable-overlap-schedule") and "cuda" not in sglang

@@ -209,7 +209,7 @@ def search_text(result: Searched, *, explain: bool = False) -> str:
     why, command = _next_step(result, run, options, head.next)
     below = [
         *wrapped([f"{why}:"]),
-        *f"  {command}".splitlines(),
+        *(line if line.startswith(" ") else f"  {line}" for line in command.splitlines()),
         f"More: --explain, or archsearch report {shell_path(run.path)}",
     ]
     lines = wrapped(above)
@@ -229,11 +229,11 @@ def _next_step(
     if today is not None and not trained and today.gain.interval[1] > 1.0:
         ranks, target = result.workload.tensor_parallel, hub_name(result.target)
         # The name of a folder or a GGUF file is nothing that an engine finds.
-        command = serve_command(today, run, target, ranks) if "/" in target else None
         # The warning is of the first rank: what it says to set belongs into the command.
-        wanted = SWITCH.search(" ".join(result.warnings)) if today is options[0] else None
+        wanted = SWITCH.findall(" ".join(result.warnings))[:1] if today is options[0] else []
+        command = serve_command(today, run, target, ranks, *wanted) if "/" in target else None
         if command is not None:
-            return "Try it today", f"{wanted[1]} {command}" if wanted is not None else command
+            return "Try it today", command
     whole = ("See the whole run", f"archsearch report {shell_path(result.run)}")
     return steps[0] if steps else whole
 
