@@ -109,7 +109,7 @@ def _one(item: DraftCurve, axis: Axis) -> list[str]:
         for point in shown
     ]
     lines = [f"{item.draft}, served by {item.by.served}", table(rows, header)]
-    return [*lines, *_memory(item), *(f"Note: {note}" for note in item.notes)]
+    return [*lines, *wrapped([*_memory(item), *(f"Note: {note}" for note in item.notes)])]
 
 
 def _verdict(curve: Curve, axis: Axis) -> str:
