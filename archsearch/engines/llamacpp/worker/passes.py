@@ -98,7 +98,8 @@ class Model:
     """A model of its own with a context of `room` tokens for each of `slots` requests."""
 
     def __init__(self, functions: Any, path: str, room: int, slots: int, threads: int) -> None:
-        self.functions, self.cached = functions, 0
+        self.functions = functions
+        self.cached, self.longest = 0, 0  # tokens that all slots hold, and that any holds
         model = functions.llama_model_load_from_file(
             path.encode(), functions.llama_model_default_params()
         )
@@ -115,7 +116,7 @@ class Model:
     def pass_s(self, token_ids: Sequence[int], at: int, every: bool, requests: int) -> float:
         """Seconds of a pass over `token_ids` of each of `requests` behind `at` cached tokens; the
         head for their last row, or for `every` one."""
-        if self.cached > at:
+        if self.longest > at:
             self.functions.llama_memory_seq_rm(self.memory, -1, at, -1)
         batch, length = self.batch, len(token_ids)
         batch.count = requests * length
@@ -130,7 +131,8 @@ class Model:
         seconds = time.perf_counter() - started
         if failed:
             raise Failed(f"llama_decode over {batch.count} tokens behind {at} answered {failed}")
-        self.cached = at + length
+        self.longest = at + length
+        self.cached = self.longest if requests == self.slots else min(self.cached, at)
         return seconds
 
     def fill(self, token_ids: Sequence[int], count: int) -> None:
