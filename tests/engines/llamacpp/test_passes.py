@@ -137,17 +137,6 @@ def test_several_requests_are_in_one_pass() -> None:
     assert steps[0]["draft_tokens"] == [9, 3, 3]
 
 
-def test_slots_that_did_not_run_are_filled_from_where_they_are() -> None:
-    target = Library()
-    passes = worker.passes.Passes()
-    passes.target = worker.passes.Model(target, "file", 64, 2, 3)
-    steps = [{"context": at, "gamma": 1, "batch": 1} for at in (10.0, 12.0)]
-    passes.add({"steps": steps, "token_ids": [5]})
-    # behind the first round one slot holds 12 tokens, the other 10
-    assert target.decoded == [(20, 0, 2), (2, 10, 2), (4, 10, 2), (2, 12, 2)]
-    assert target.removed == [10]
-
-
 def test_a_library_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Function:
         def __init__(self, answer: Any) -> None:
@@ -199,12 +188,9 @@ def test_a_server_of_one_s_own_tells_no_passes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "requests", "slots"),
-    [("float16", 1, 1), ("q8_0", 1, 1), ("float16", 3, 3), ("float16", 1, 8)],
-)
+@pytest.mark.parametrize(("dtype", "requests"), [("float16", 1), ("q8_0", 1), ("float16", 3)])
 def test_the_real_library_times_the_passes_of_the_real_server(
-    dtype: str, requests: int, slots: int, tmp_path: Path
+    dtype: str, requests: int, tmp_path: Path
 ) -> None:
     try:
         find_python("llama.cpp")
@@ -213,7 +199,7 @@ def test_the_real_library_times_the_passes_of_the_real_server(
     save_draft(build_draft(TARGET), tmp_path / "target")
     save_draft(build_draft(TARGET.replace(num_hidden_layers=1)), tmp_path / "draft")
     settings = EngineSettings(
-        dtype=dtype, max_len=128, threads=1, concurrency=slots, time_passes=True
+        dtype=dtype, max_len=128, threads=1, concurrency=requests, time_passes=True
     )
     engine = LlamaCppEngine(settings)
     prompts = [EnginePrompt(str(n), tuple(range(1 + n, 40 + n))) for n in range(requests)]

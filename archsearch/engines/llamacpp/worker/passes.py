@@ -98,8 +98,7 @@ class Model:
     """A model of its own with a context of `room` tokens for each of `slots` requests."""
 
     def __init__(self, functions: Any, path: str, room: int, slots: int, threads: int) -> None:
-        self.functions = functions
-        self.cached, self.longest = 0, 0  # tokens that all slots hold, and that any holds
+        self.functions, self.cached = functions, 0
         model = functions.llama_model_load_from_file(
             path.encode(), functions.llama_model_default_params()
         )
@@ -116,7 +115,7 @@ class Model:
     def pass_s(self, token_ids: Sequence[int], at: int, every: bool, requests: int) -> float:
         """Seconds of a pass over `token_ids` of each of `requests` behind `at` cached tokens; the
         head for their last row, or for `every` one."""
-        if self.longest > at:
+        if self.cached > at:
             self.functions.llama_memory_seq_rm(self.memory, -1, at, -1)
         batch, length = self.batch, len(token_ids)
         batch.count = requests * length
@@ -131,8 +130,7 @@ class Model:
         seconds = time.perf_counter() - started
         if failed:
             raise Failed(f"llama_decode over {batch.count} tokens behind {at} answered {failed}")
-        self.longest = at + length
-        self.cached = self.longest if requests == self.slots else min(self.cached, at)
+        self.cached = at + length
         return seconds
 
     def fill(self, token_ids: Sequence[int], count: int) -> None:
