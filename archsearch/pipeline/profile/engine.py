@@ -163,16 +163,12 @@ def _model_cases(
     drafts = spread_drafts(small or full, len(gammas))
     known = measured_models(profile.select("pass", dtype, "eager"), name)
     # Gamma by batch size needs a schedule; without one an engine is profiled at one request, where
-    # it reports all its passes. Those of llama.cpp are run apart from it: at several too.
+    # it reports all its passes.
     batches = BATCHES if facts.schedules else (1,) * len(BATCHES)
-    more = BATCHES[1:] if facts.gguf and not quick else ()
-    cases = [] if target in known else [Case([(batch, 0) for batch in (*batches, *more)])]
+    cases = [] if target in known else [Case([(batch, 0) for batch in batches])]
     return cases + [
         Case(
-            [
-                *zip(batches, gammas[number], strict=False),
-                *((batch, gammas[number][0]) for batch in more[number % 3 : number % 3 + 1]),
-            ],
+            list(zip(batches, gammas[number], strict=False)),
             draft,
             random_draft(draft, dtype, base),
             place=number,

@@ -87,12 +87,12 @@ def test_a_round_is_run_again_as_the_server_runs_it() -> None:
     target, draft = Library(), Library()
     passes = worker.passes.Passes()
     passes.target, passes.draft = (
-        worker.passes.Model(made, "file", 128, 1, 3) for made in (target, draft)
+        worker.passes.Model(made, "file", 128, 3) for made in (target, draft)
     )
     steps = [
         {"prefill": True, "context": 0.0, "gamma": 0},
-        {"context": 11.0, "gamma": 3, "batch": 1},
-        {"context": 13.0, "gamma": 3, "batch": 1},
+        {"context": 11.0, "gamma": 3},
+        {"context": 13.0, "gamma": 3},
     ]
     passes.add({"steps": steps, "token_ids": range(10)})
     # the prompt, then the verification with the head for every row; what was refused leaves the
@@ -111,9 +111,9 @@ def test_a_round_is_run_again_as_the_server_runs_it() -> None:
 
 def test_without_a_draft_only_the_target_runs() -> None:
     target = Library()
-    steps = [{"context": 600.0, "gamma": 0, "batch": 1}]
+    steps = [{"context": 600.0, "gamma": 0}]
     passes = worker.passes.Passes()
-    passes.target = worker.passes.Model(target, "file", 1024, 1, 3)
+    passes.target = worker.passes.Model(target, "file", 1024, 3)
     passes.add({"steps": steps, "token_ids": [5]})
     assert target.decoded == [
         (512, 0, 1),
@@ -121,20 +121,6 @@ def test_without_a_draft_only_the_target_runs() -> None:
         (1, 600, 1),
     ]  # prompts are read in blocks that the context takes
     assert steps[0]["target_s"] > 0 and "draft_s" not in steps[0]
-
-
-def test_several_requests_are_in_one_pass() -> None:
-    target, draft = Library(), Library()
-    passes = worker.passes.Passes()
-    passes.target, passes.draft = (
-        worker.passes.Model(made, "file", 128, 4, 3) for made in (target, draft)
-    )
-    steps = [{"context": 150.0, "gamma": 2, "batch": 3}]
-    passes.add({"steps": steps, "token_ids": range(10)})
-    # every slot is filled, in blocks that the context takes; then those that run
-    assert target.room == 4 * 128 and target.decoded == [(512, 0, 4), (88, 128, 4), (9, 150, 9)]
-    assert draft.decoded[2:] == [(3, 150, 3), (3, 151, 3), (9, 150, 3)]
-    assert steps[0]["draft_tokens"] == [9, 3, 3]
 
 
 def test_a_library_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,9 +147,9 @@ def test_a_library_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(worker.passes.ctypes, "CDLL", lambda path: made(worker.passes.DEFAULTS))
     assert worker.passes.library("here.so") is not None
     with pytest.raises(Exception, match="does not load missing"):
-        worker.passes.Model(Library(), "missing", 64, 1, 3)
+        worker.passes.Model(Library(), "missing", 64, 3)
     with pytest.raises(Exception, match="over 2 tokens behind 0 answered 1"):
-        worker.passes.Model(Library(answers=1), "file", 64, 1, 3).pass_s([1, 2], 0, True, 1)
+        worker.passes.Model(Library(answers=1), "file", 64, 3).pass_s([1, 2], 0, True)
 
 
 def test_a_process_of_passes_that_cannot_load_or_is_gone_says_so(tmp_path: Path) -> None:
@@ -188,31 +174,24 @@ def test_a_server_of_one_s_own_tells_no_passes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "requests"), [("float16", 1), ("q8_0", 1), ("float16", 3)])
-def test_the_real_library_times_the_passes_of_the_real_server(
-    dtype: str, requests: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("dtype", ["float16", "q8_0"])
+def test_the_real_library_times_the_passes_of_the_real_server(dtype: str, tmp_path: Path) -> None:
     try:
         find_python("llama.cpp")
     except MissingDataError:
         pytest.skip("llama.cpp is not installed: archsearch engine install llama.cpp")
     save_draft(build_draft(TARGET), tmp_path / "target")
     save_draft(build_draft(TARGET.replace(num_hidden_layers=1)), tmp_path / "draft")
-    settings = EngineSettings(
-        dtype=dtype, max_len=128, threads=1, concurrency=requests, time_passes=True
-    )
-    engine = LlamaCppEngine(settings)
-    prompts = [EnginePrompt(str(n), tuple(range(1 + n, 40 + n))) for n in range(requests)]
+    engine = LlamaCppEngine(EngineSettings(dtype=dtype, max_len=128, threads=1, time_passes=True))
     try:
         engine.start(tmp_path / "target", tmp_path / "draft", 3, synthetic=(0.7, 0.5, 0.3))
-        engine.generate(prompts, Sampling(48, ignore_end=True))
-        rounds = [s for s in engine.steps() if s.gamma == 3 and s.batch == requests]
-        rounds = [step for step in rounds if not step.prefill]
+        engine.generate([EnginePrompt("p", tuple(range(1, 40)))], Sampling(48, ignore_end=True))
+        rounds = [step for step in engine.steps() if step.gamma == 3]
     finally:
         engine.stop()
     assert len(rounds) > 8 and (tmp_path / "draft" / f"{dtype}.gguf").is_file()
     for step in rounds:
-        assert step.draft_tokens == (4 * requests, *[requests] * 3) and len(step.draft_s) == 4
+        assert step.draft_tokens == (4, 1, 1, 1) and len(step.draft_s) == 4
         assert (
             step.target_s is not None
             and 0 < step.target_s < 1

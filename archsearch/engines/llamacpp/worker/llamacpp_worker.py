@@ -129,7 +129,6 @@ class Worker:
             target=request["target"],
             draft=request["draft"],
             room=self.context(request),
-            slots=self.slots,
             threads=request.get("threads") or os.cpu_count() or 1,
         )
 
@@ -252,9 +251,10 @@ class Worker:
         prompts, clock = request["prompts"], self.clock
         with ThreadPoolExecutor(self.slots) as slots:
             told = list(slots.map(lambda number: self.answer(number, request), range(len(prompts))))
-        steps = steps_of(told)
-        if clock is not None:
-            steps = clock.added(steps, prompts[0]["token_ids"])
+        steps = steps_of(told) if clock is None else []
+        if clock is not None:  # one after the other
+            for prompt, one in zip(prompts, told, strict=True):
+                steps += clock.added(steps_of([one]), prompt["token_ids"])
         return {"results": [one.answer for one in told], "steps": steps}
 
     def answer(self, number: int, request: dict[str, Any]) -> Told:

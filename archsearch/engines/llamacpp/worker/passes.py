@@ -95,16 +95,15 @@ def library(path: str) -> ctypes.CDLL:
 
 
 class Model:
-    """A model of its own with a context of `room` tokens for each of `slots` requests."""
+    """A model of its own with a context of `room` tokens."""
 
-    def __init__(self, functions: Any, path: str, room: int, slots: int, threads: int) -> None:
+    def __init__(self, functions: Any, path: str, room: int, threads: int) -> None:
         self.functions, self.cached = functions, 0
         model = functions.llama_model_load_from_file(
             path.encode(), functions.llama_model_default_params()
         )
         parameters = functions.llama_context_default_params()
-        parameters.words[0], parameters.words[3] = room * slots, slots
-        self.slots = slots
+        parameters.words[0] = room
         self.context = functions.llama_init_from_model(model, parameters) if model else None
         if not self.context:
             raise Failed(f"llama.cpp does not load {path}")
@@ -112,51 +111,55 @@ class Model:
         self.memory = functions.llama_get_memory(self.context)
         self.batch = functions.llama_batch_init(DEFAULTS[2], 0, 1)
 
-    def pass_s(self, token_ids: Sequence[int], at: int, every: bool, requests: int) -> float:
-        """Seconds of a pass over `token_ids` of each of `requests` behind `at` cached tokens; the
-        head for their last row, or for `every` one."""
+    def pass_s(self, token_ids: Sequence[int], at: int, every: bool) -> float:
+        """Seconds of a pass over `token_ids` behind `at` cached tokens; the head for its last row,
+        or for `every` one."""
         if self.cached > at:
-            self.functions.llama_memory_seq_rm(self.memory, -1, at, -1)
-        batch, length = self.batch, len(token_ids)
-        batch.count = requests * length
-        for row in range(batch.count):
-            request, place = divmod(row, length)
-            batch.token[row], batch.position[row] = token_ids[place], at + place
-            batch.sequences[row], batch.sequence[row][0] = 1, request
-            batch.logits[row] = every or place == length - 1
+            self.functions.llama_memory_seq_rm(self.memory, 0, at, -1)
+        batch = self.batch
+        batch.count = len(token_ids)
+        for row, token in enumerate(token_ids):
+            batch.token[row], batch.position[row] = token, at + row
+            batch.sequences[row], batch.sequence[row][0] = 1, 0
+            batch.logits[row] = every or row == len(token_ids) - 1
         started = time.perf_counter()
         failed = self.functions.llama_decode(self.context, batch)
         self.functions.llama_synchronize(self.context)
         seconds = time.perf_counter() - started
         if failed:
-            raise Failed(f"llama_decode over {batch.count} tokens behind {at} answered {failed}")
-        self.cached = at + length
+            raise Failed(f"llama_decode over {len(token_ids)} tokens behind {at} answered {failed}")
+        self.cached = at + len(token_ids)
         return seconds
 
     def fill(self, token_ids: Sequence[int], count: int) -> None:
-        """Bring `count` tokens of every request into the cache, repeating `token_ids`; those that
-        are there already stay."""
+        """Bring `count` tokens into the cache, repeating `token_ids`; those that are there already
+        stay."""
         while self.cached < count:
-            more = min(count - self.cached, DEFAULTS[2] // self.slots)
-            rows = [token_ids[(self.cached + row) % len(token_ids)] for row in range(more)]
-            self.pass_s(rows, self.cached, False, self.slots)
+            more = min(count - self.cached, DEFAULTS[2])
+            self.pass_s(
+                [token_ids[(self.cached + row) % len(token_ids)] for row in range(more)],
+                self.cached,
+                False,
+            )
 
 
 class Passes:
-    """The passes of one server's rounds: models of its files (their pages are shared)."""
+    """The passes of one server's rounds: models of its files (their pages are shared), each with a
+    context of `room` tokens."""
 
     target: Any = None
     draft: Any = None
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         functions = library(request["library"])
-        size = (request["room"], request["slots"], request["threads"])
+        size = (request["room"], request["threads"])
         self.target = Model(functions, request["target"], *size)
         self.draft = Model(functions, request["draft"], *size) if request["draft"] else None
         return {}
 
     def add(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Fill in `target_s`, `draft_s` and `draft_tokens` of steps on texts of `token_ids`.
+        """Fill in `target_s`, `draft_s` and `draft_tokens` of the steps behind the prompt
+        `token_ids`.
 
         The draft's pass over what was verified comes first: it is the first that its weights come
         from memory for, and the passes of one token of the next round follow it.
@@ -165,20 +168,19 @@ class Passes:
         for step in steps:
             if step.get("prefill"):
                 continue
-            at, gamma, requests = int(step["context"]), step["gamma"], step["batch"]
+            at, gamma = int(step["context"]), step["gamma"]
             rows = [token_ids[row % len(token_ids)] for row in range(gamma + 1)]
             singles = []
             if self.draft is not None and gamma:
                 self.draft.fill(token_ids, at)
                 singles = [
-                    self.draft.pass_s(rows[row : row + 1], at + row, True, requests)
-                    for row in range(gamma)
+                    self.draft.pass_s(rows[row : row + 1], at + row, True) for row in range(gamma)
                 ]
             self.target.fill(token_ids, at)
-            step["target_s"] = self.target.pass_s(rows, at, True, requests)
+            step["target_s"] = self.target.pass_s(rows, at, True)
             if singles:
-                step["draft_s"] = [self.draft.pass_s(rows, at, False, requests), *singles]
-                step["draft_tokens"] = [requests * (gamma + 1), *[requests] * gamma]
+                step["draft_s"] = [self.draft.pass_s(rows, at, False), *singles]
+                step["draft_tokens"] = [gamma + 1, *[1] * gamma]
         return {"steps": steps}
 
 
@@ -208,7 +210,7 @@ class PassClock:
         return answer["ok"]
 
     def added(self, steps: Sequence[dict[str, Any]], token_ids: Sequence[int]) -> Any:
-        """The steps with the seconds of their passes, on texts of `token_ids`."""
+        """The steps behind the prompt `token_ids` with the seconds of their passes."""
         return self.ask("add", steps=steps, token_ids=token_ids)["steps"]
 
     def stop(self) -> None:
