@@ -29,10 +29,9 @@ from archsearch.text.generate import write_answers
 from archsearch.text.prompts import encode_prompts, read_prompts
 from archsearch.text.settings import Writing
 from archsearch.text.vocabulary import choose_draft_vocab, token_frequencies
-from archsearch.training.distill import DistillConfig, distill
 from archsearch.training.initialise import initialise_draft
-from data_curves import HEAD_ROWS, marks, shape_of
-from text_sources import last, paired
+from data_curves import HEAD_ROWS, shape_of
+from text_sources import last, paired, trained_alike
 
 ANSWER_TOKENS = 96
 
@@ -105,32 +104,14 @@ def main() -> None:
                     calibration_ids=calibration,
                     seed=0,
                 )
-                config = DistillConfig(
-                    max_tokens=asked.tokens,
-                    anneal=0.0,
-                    evaluate_at=marks(asked.tokens),
-                    heldout_sequences=0,
-                    seed=seed,
-                )
-                result = distill(draft, [cache.part(text)], config, heldout=held)
-                looks = [
-                    {"tokens": p.tokens, "alpha": p.value, "hits": list(p.hits)}
-                    for p in result.alpha_curve
-                    if p.weights == "average"
-                ]
-                write_json(
-                    path,
-                    {
-                        "share": share,
-                        "seed": seed,
-                        "answer_tokens": sum(len(s.written) for s in train),
-                        "taught_tokens": sum(len(s.written) for s in text),
-                        "epoch_tokens": sum(len(s) - 1 for s in train),
-                        "tokens": result.tokens,
-                        "heldout_tokens": list(result.heldout_tokens),
-                        "looks": looks,
-                    },
-                )
+                seen = trained_alike(draft, cache.part(text), held, asked.tokens, seed)
+                known = {
+                    "share": share,
+                    "seed": seed,
+                    "answer_tokens": sum(len(s.written) for s in train),
+                    "taught_tokens": sum(len(s.written) for s in text),
+                }
+                write_json(path, known | seen)
             rows[share] = read_json(path, "training")
             lengths = np.array(rows[share]["heldout_tokens"])
             gain, std = paired(rows[share], rows[asked.shares[0]], lengths)

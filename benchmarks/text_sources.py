@@ -171,9 +171,8 @@ def train(arguments: argparse.Namespace) -> None:
     from archsearch.models.targets import resolve_target
     from archsearch.text.cache import TextCache
     from archsearch.text.vocabulary import choose_draft_vocab, token_frequencies
-    from archsearch.training.distill import DistillConfig, distill
     from archsearch.training.initialise import initialise_draft
-    from data_curves import HEAD_ROWS, marks, shape_of
+    from data_curves import HEAD_ROWS, shape_of
 
     torch.set_num_threads(1)
     work = Path(arguments.work[0])
@@ -209,38 +208,49 @@ def train(arguments: argparse.Namespace) -> None:
             calibration_ids=calibration,
             seed=0,
         )
-        config = DistillConfig(
-            max_tokens=arguments.tokens,
-            anneal=0.0,
-            evaluate_at=marks(arguments.tokens),
-            heldout_sequences=0,
-            seed=arguments.seed,
-        )
         cpu = time.process_time()
-        result = distill(draft, [text.part(base + added)], config, heldout=heldout.sequences)
-        looks = [
-            {"tokens": p.tokens, "alpha": p.value, "hits": list(p.hits)}
-            for p in result.alpha_curve
-            if p.weights == "average"
-        ]
+        seen = trained_alike(
+            draft, text.part(base + added), heldout.sequences, arguments.tokens, arguments.seed
+        )
         row = {
             "source": name,
             "base_tokens": sum(len(s.written) for s in base),
             "added_tokens": sum(len(s.written) for s in added),
             "added_texts": len(added),
-            "epoch_tokens": sum(len(s) - 1 for s in base + added),
-            "tokens": result.tokens,
-            "heldout_tokens": list(result.heldout_tokens),
-            "looks": looks,
+            **seen,
             "cpu_s": time.process_time() - cpu,
         }
         write_json(path, row)
         print(
             name,
             row["added_tokens"],
-            [(look["tokens"], round(look["alpha"], 3)) for look in looks],
+            [(look["tokens"], round(look["alpha"], 3)) for look in seen["looks"]],
             flush=True,
         )
+
+
+def trained_alike(
+    draft: Any, text: Any, heldout: list[Any], tokens: int, seed: int
+) -> dict[str, Any]:
+    """What a draft accepts of held-out texts at the looks that all have, trained for as many tokens
+    as all."""
+    from archsearch.training.distill import DistillConfig, distill
+    from data_curves import marks
+
+    config = DistillConfig(
+        max_tokens=tokens, anneal=0.0, evaluate_at=marks(tokens), heldout_sequences=0, seed=seed
+    )
+    result = distill(draft, [text], config, heldout=heldout)
+    return {
+        "epoch_tokens": sum(len(s) - 1 for s in text.sequences),
+        "tokens": result.tokens,
+        "heldout_tokens": list(result.heldout_tokens),
+        "looks": [
+            {"tokens": p.tokens, "alpha": p.value, "hits": list(p.hits)}
+            for p in result.alpha_curve
+            if p.weights == "average"
+        ],
+    }
 
 
 def report(arguments: argparse.Namespace) -> None:
