@@ -10,11 +10,12 @@ from archsearch.engine_facts import engine_facts
 from archsearch.engines.environments.environment import overview
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
+from archsearch.latency.engine_passes import known_engines
 from archsearch.models.files import has_weights
 from archsearch.pipeline.in_engine import profile_first, serving_scorer
 from archsearch.pipeline.schedule import acceptance_of
 from archsearch.pipeline.session import SearchSession
-from archsearch.profiles import PassShape, Profile
+from archsearch.profiles import Profile
 from archsearch.records import save
 from archsearch.runs.tables import ENGINES_FILE, EngineWays, Way
 from archsearch.search.objective import Score, Scorer
@@ -29,11 +30,10 @@ def write_engines(session: SearchSession) -> None:
     apart = request.mix is not None or session.scorer.workload.batch_size > 1
     if source.device.kind != "cpu" or apart or len(here) < 2:
         return
-    rows = Profile.load(Path(source.profile["folder"])).rows.values()
-    measured = {(PassShape.of(row).engine, row.dtype) for row in rows if row.kind == "pass"}
-    ways = []
+    profile = Profile.load(Path(source.profile["folder"]))
+    pairs, ways = profile.combinations(), []
     for engine in here:
-        own = sorted(dtype for name, dtype in measured if name == engine)
+        own = sorted({name for name, mode in pairs if engine in known_engines(profile, name, mode)})
         for dtype in dict.fromkeys([source.dtype, *own]):
             drafts = [dtype, *own] if engine_facts(engine).gguf else [dtype]
             try:

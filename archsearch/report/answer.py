@@ -226,29 +226,27 @@ def sentences(
 def serve_command(option: Option, run: Run, target: str, ranks: int, *more: str) -> str | None:
     """The command that serves `target` as a run priced it, on `ranks` devices, with a drafter that
     one can have today; None where that takes more than a command of vLLM or SGLang. `more`:
-    switches beside those that the run was asked for."""
+    switches beside the run's."""
     needs, asked, known = option.needs, run.arguments, run.info["profile"]
     if needs is None or needs.kind == "training":
         return None
     engine, family = str(asked.get("engine") or "vllm"), option.drafter.family
     quantise, drafts = str(known.get("quantise") or ""), str(asked.get("draft_dtype") or "")
-    how = engine_facts(engine).quantises.get(quantise)
-    lacks = quantise and not how
-    above = f"# in the place of {target} name its weights in {quantise}\n" if lacks else ""
+    what = (Path(option.hub_id), target, option.gamma, str(known.get("dtype")), (), ranks)
+    setup = Setup(*what, family=family, quantise=quantise, drafts=drafts)
+    precision, lacking = setup.precision(engine)
+    above = f"# in the place of {target} name its weights in {quantise}\n" if lacking else ""
     variables, flags = switches([*str(asked.get("engine_options") or "").split(), *more])
-    if engine == "sglang" and needs.hub_id and family in ("independent", *HEADS[engine]):
-        what = (Path(needs.hub_id), target, option.gamma, str(known.get("dtype")))
-        setup = Setup(*what, (), ranks, family=family, quantise=quantise, drafts=drafts)
+    if engine == "sglang" and option.hub_id and family in ("independent", *HEADS[engine]):
         words = shlex.join([*variables, *serving(engine, setup).command, *flags])
         return above + " \\\n    ".join(_folded(words))
-    config = vllm_drafter_config(option.drafter, needs.hub_id or "", option.gamma)
+    config = vllm_drafter_config(option.drafter, option.hub_id, option.gamma)
     if engine != "vllm" or not config:
         return None
     if option.drafter.trains and (own := engine_facts(engine).quantises.get(drafts)):
         config["quantization"] = own
-    flags = [*(["--quantization", how] if how else []), *flags]
-    if ranks > 1:
-        flags = ["--tensor-parallel-size", str(ranks), *flags]
+    # vLLM takes 16 bits from the weights
+    flags = [*setup.ranks("--tensor-parallel-size"), *(precision if quantise else ()), *flags]
     words = shlex.join([*variables, "vllm", "serve", target, *flags, "--speculative-config"])
     # Line breaks between the fields of the JSON are white space to vLLM and to the shell inside the
     # quotes.

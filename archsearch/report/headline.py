@@ -300,10 +300,13 @@ def _draft_words(lead: Shown, gamma: int) -> str:
 def _served_lines(run: Run, lead: Shown) -> list[str]:
     """The engine that the prediction is for, and what decides a round in it; nothing for runs of
     version 0.1.0."""
-    served, words = run.info["profile"].get("served"), round_words(lead.score)
+    score, served = lead.score, run.info["profile"].get("served")
+    if served and score.drafter is not None and score.engine_version:
+        # not how independent drafts run
+        served = f"{score.engine} {score.engine_version}"
     parts = [f"Predicted for {served}."] if served else []
-    text = " ".join([*parts, *([f"{_capital(words)}."] if words else [])])
-    return [text] if text else []
+    parts += [f"{_capital(words)}."] if (words := round_words(score)) else []
+    return [" ".join(parts)] if parts else []
 
 
 def _hub_id(lead: Shown) -> str:
