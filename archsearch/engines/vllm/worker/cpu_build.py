@@ -160,7 +160,12 @@ def mend_cpu_build(ask: Mapping[str, Any]) -> bool:
     replacement.
     """
     synthetic = bool(ask.get("synthetic"))
+    import torch
     from vllm.triton_utils import HAS_TRITON
+
+    # Its attention uses AMX tiles and leaves asking Linux for them to the first large product of
+    # bfloat16: where a model has none, the first tile is an illegal instruction.
+    torch.cpu._init_amx()
 
     if HAS_TRITON:  # Triton's CPU backend runs the kernels themselves
         return False
