@@ -66,6 +66,7 @@ class Case:
     answer: int = 0  # of `served`: tokens out; the prompt has `context` then
     temperature: float = 0.0
     options: tuple[str, ...] = ()  # as `--engine-option`
+    skew: float | None = None  # of routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -537,7 +538,7 @@ def predicted(row: Row) -> Answer:
     source, work = choose_latency(
         with_engine(asked, drafter.rounds), ref.architecture, drafter.rounds
     )
-    latency, target = source.latency, ref.architecture
+    latency, target = source.latency, ref.routed(case.skew).architecture
     if row.metric == "step":
         return _answer(row, latency.decode_s(target, work), 1e3)
     if row.metric == "verify":

@@ -66,12 +66,92 @@ QWEN = TARGET | {
     "eos_token_id": 151645,
 }
 """Qwen3-32B."""
-TARGETS = {"8b": TARGET, "32b": QWEN}
+SMALL = QWEN | {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "tie_word_embeddings": True,
+}
+"""Qwen3-1.7B."""
+MIXTURE = QWEN | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+"""Qwen3-30B-A3B."""
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "vocab_size": 201088,
+    "max_position_embeddings": 131072,
+    "initial_context_length": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "hidden_act": "silu",
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "bos_token_id": 199998,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "experts_per_token": 4,
+    "router_aux_loss_coef": 0.9,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+    "eos_token_id": 200002,
+    "pad_token_id": 199999,
+    "torch_dtype": "bfloat16",
+    "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ],
+    },
+}
+"""gpt-oss-120b."""
+TARGETS = {
+    "llama-3.1-8b": TARGET,
+    "qwen3-32b": QWEN,
+    "qwen3-1.7b": SMALL,
+    "qwen3-30b-a3b": MIXTURE,
+    "gpt-oss-120b": GPT_OSS,
+}
 DRAFTS: dict[str, dict[str, Any]] = {
     # EAGLE-3 as published for Llama-3.1-8B: one layer, 32,000 tokens
     "eagle3": {
         "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
         "num_hidden_layers": 1,
+        "attention_bias": False,
         "draft_vocab_size": 32000,
     },
     # Llama-3.2-1B
@@ -124,12 +204,19 @@ CASES: dict[str, dict[str, Any]] = {
     "eagle3-1": case("eagle3", 1),
     "wide-6": case("wide", 6),
     "eagle3-3-v1": case("eagle3", 3, environment=V1),
-    "32b-alone": case(None, 0, target="32b", batches=(1, 8, 32)),
-    "32b-deep-3": case("32b-deep", 3, target="32b", batches=(1, 8, 32)),
+    "32b-alone": case(None, 0, target="qwen3-32b", batches=(1, 8, 32)),
+    "32b-deep-3": case("32b-deep", 3, target="qwen3-32b", batches=(1, 8, 32)),
     "wide-3-async": case("wide", 3, async_scheduling=True),
     "alone-v1": case(None, 0, environment=V1),
     "wide-1": case("wide", 1),
     "deep-6": case("deep", 6),
+    "1.7b-alone": case(None, 0, target="qwen3-1.7b"),
+    "1.7b-eagle3-3": case("eagle3", 3, target="qwen3-1.7b"),
+    "30b-a3b-alone": case(None, 0, target="qwen3-30b-a3b", batches=BATCHES[:7]),
+    "30b-a3b-eagle3-3": case("eagle3", 3, target="qwen3-30b-a3b", batches=BATCHES[:7]),
+    # of several requests all tokens choose the same experts: steps hardly grow
+    "gpt-oss-alone": case(None, 0, target="gpt-oss-120b", batches=(1,)),
+    "gpt-oss-eagle3-3": case("eagle3", 3, target="gpt-oss-120b", batches=(1,)),
 }
 
 
@@ -203,10 +290,10 @@ def measure(name: str, output: Path) -> None:
     asked = CASES[name]
     folder = Path(tempfile.mkdtemp())
     gamma, speculation = asked["gamma"], None
-    target = TARGETS[asked.get("target", "8b")]
+    target = TARGETS[asked.get("target", "llama-3.1-8b")]
     write_config(folder / "target", target)
     if asked["draft"]:
-        write_config(folder / "draft", target | DRAFTS[asked["draft"]])
+        write_config(folder / "draft", draft_config(target, asked["draft"]))
         speculation = {
             "method": "eagle3" if asked["draft"] == "eagle3" else "draft_model",
             "model": str(folder / "draft"),
@@ -253,7 +340,7 @@ def compare(output: Path, gpu: str, host: str | None) -> int:
     measured = {
         (row["case"], row["batch"], round(row["context"], -3)): row
         for row in rows(output)
-        if "step_s" in row
+        if "step_s" in row and row["batch"] in CASES[row["case"]].get("batches", BATCHES)
     }
     try:
         load_device(gpu)
@@ -267,11 +354,11 @@ def compare(output: Path, gpu: str, host: str | None) -> int:
     found = []
     for (name, batch, near), row in measured.items():
         asked = CASES[name]
-        target = "qwen3-32b" if asked.get("target") else "llama-3.1-8b"
+        target = asked.get("target", "llama-3.1-8b")
         draft = asked["draft"] or "eagle3"
         own = folder / f"{draft} of {target}"
         if not own.exists():
-            config = TARGETS[asked.get("target", "8b")] | DRAFTS[draft]
+            config = draft_config(TARGETS[target], draft)
             if draft == "eagle3":
                 config["draft_vocab_size"] = config["vocab_size"]
             write_config(own, config)
@@ -290,6 +377,7 @@ def compare(output: Path, gpu: str, host: str | None) -> int:
             tau=row["tau"],
             dtype="float8_e4m3fn" if "quantization" in asked else "bfloat16",
             host=host,
+            skew=0.0 if target == "qwen3-30b-a3b" else None,  # random weights choose evenly
             options=(
                 *(f"{key}={value}" for key, value in asked.get("environment", {}).items()),
                 *(["async_scheduling=1"] if "async_scheduling" in asked else []),
@@ -300,13 +388,20 @@ def compare(output: Path, gpu: str, host: str | None) -> int:
             continue
         group = "head" if draft == "eagle3" else "draft model"
         found.append(Row(case, "round", 1e3 * seconds, group=group))
-        alone = f"{'32b-' if asked.get('target') else ''}alone{'-fp8' * ('quantization' in asked)}"
+        same = [asked.get("target"), asked.get("quantization"), None, None]
+        keys = ("target", "quantization", "environment", "draft")
+        alone = next(key for key, each in CASES.items() if [*map(each.get, keys)] == same)
         plain = measured.get((alone, batch, near))
         if plain:
             gain = row["tau"] * statistics.median(plain["step_s"]) / seconds
             found.append(Row(case, "speedup", gain, group=f"{group}, speed-up"))
     print(text(list(answers(found))))
     return 0
+
+
+def draft_config(target: dict[str, Any], draft: str) -> dict[str, Any]:
+    """A dense draft's config, with the target's dimensions where it has none of its own."""
+    return {key: target[key] for key in TARGET} | DRAFTS[draft]
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:

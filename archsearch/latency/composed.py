@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import priced
+from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.architecture.ops import (
     AllReduce,
     Attention,
@@ -36,13 +38,19 @@ from archsearch.estimate import Array, Estimate, Numbers
 from archsearch.files import read_yaml
 from archsearch.hardware.device import Device
 from archsearch.latency.attention import UnpackedQueries, unpacks
-from archsearch.latency.ops import OpModel
+from archsearch.latency.ops import OpModel, op_of, steady
 from archsearch.latency.transfer import CarriedOps
 from archsearch.profiles import Profile
 from archsearch.workload import DTYPE_BYTES
 
 # share of an op's error variance that all ops of its kind in a table have in common
 SHARED: Final = 0.5
+# Share of the datasheet's peak that 16-bit GEMMs reach one after the other on random numbers, by
+# compute capability: an H100's of 384 to 1,024 rows, five shapes (benchmarks/results/
+# 2026-11-26-h100/gemm.jsonl: 0.63 to 0.81 but for a few). Tables, each kernel by itself, say 0.83
+# to 0.91.
+SUSTAINED: Final = {"9.0": 0.74}
+PACE_ROWS: Final = 8  # GEMMs that must have been measured for a GPU to have a pace of its own
 # compute capabilities on which engines have one kernel for an all-reduce and the norm after it
 FUSES_ON: Final = ("9", "10")
 Ops = OpModel | CarriedOps | UnpackedQueries
@@ -121,6 +129,10 @@ class ComposedPass:
         # a table of the engine's own holds it
         self._fused = "sglang" not in profile.stack
         self._quantise: tuple[float, float] = (0.0, 0.0)  # seconds before a GEMM in fp8, their std
+        self.pace = 1.0  # what kernels take there in those of the tables
+        there = device or Device.from_dict(profile.device)
+        share = SUSTAINED.get(there.compute_capability or "", math.inf) * profile.imported
+        self._most = share * there.flops_per_s.get("bfloat16", 0.0) or math.inf  # per second
 
     def serving(
         self, rounds: EngineRounds | None, dtype: str, wait: Estimate, cache: str | None = None
@@ -187,15 +199,23 @@ class ComposedPass:
 
             def price(ops: Sequence[Op]) -> list[float]:
                 model.prepare(ops, True)
-                return [model.op_s(each, True)[0] for each in ops]
+                return [self._sustained(model, each)[0] for each in ops]
 
             found = priced(op, price), 0.0
             if 0 < np.ndim(found[0]) < 2:  # of gammas: other drafters run the same
                 self._known[op, outside] = found
         if found is None:
             self.prepare([ops])  # its other kernels with it
-            found = self._known[op, outside] = self._model_of(op, outside).op_s(op, True)
+            found = self._sustained(self._model_of(op, outside), op)
+            self._known[op, outside] = found
         return found
+
+    def _sustained(self, model: Ops, op: Op) -> tuple[float, float]:
+        """Seconds and relative std of one kernel among others, which share the GPU's power."""
+        seconds, std = model.op_s(op, True)
+        if not isinstance(op, Gemm) or self._in_8_bits(op) and model is self._gemm:
+            return seconds, std
+        return max(seconds, OP_KINDS["gemm"].flops(op) / self._most), std
 
     def pass_ops(
         self, arch: Architecture, parts: Sequence[Part], ranks: int = 1, *, choose: bool = True
@@ -231,7 +251,7 @@ class ComposedPass:
         for op, count in ops.outside.items():
             seconds, std = self._answer(op, ops, outside=True)
             sums["head"].append((count * seconds, std))
-        result = {name: _add(items) for name, items in sums.items() if name != "step"}
+        result = {name: _add(items, self.pace) for name, items in sums.items() if name != "step"}
         result["step"] = (
             self._graph_step(ops) if self.mode == "graph" else self._eager_step(ops, result)
         )
@@ -311,11 +331,20 @@ def sync_waits(all_reduces: float, ranks: int) -> float:
     return all_reduces * (1.0 - 1.0 / ranks)
 
 
-def _add(items: list[tuple[float, float]]) -> tuple[float, float]:
+def pace(measured: Profile, tables: ComposedPass, dtype: str) -> float:
+    """What GEMMs were measured to take on a GPU, in what `tables` say of them: the median; 1 where
+    fewer than PACE_ROWS were."""
+    rows = measured.select("gemm", dtype, "graph", "cold")
+    ratios = [row.median_s / tables.op_s(op_of(row))[0] for row in steady(rows)]
+    return statistics.median(ratios) if len(ratios) >= PACE_ROWS else 1.0
+
+
+def _add(items: list[tuple[float, float]], pace: float) -> tuple[float, float]:
     """Sum and std of (seconds, relative std): part of each error is the table's and does not
     average out."""
     if not items:
         return 0.0, 0.0
+    items = [(pace * value, std) for value, std in items]
     together = sum(value * std for value, std in items)
     apart = sum((value * std) ** 2 for value, std in items)
     return (

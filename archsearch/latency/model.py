@@ -55,6 +55,7 @@ from archsearch.latency.composed import (
     all_reduce_wait,
     composable,
     constants,
+    pace,
     sync_waits,
 )
 from archsearch.latency.draft_passes import DraftPasses
@@ -68,7 +69,6 @@ from archsearch.latency.fitted_passes import GROUPS, MIN_ROWS, FittedPasses, ask
 from archsearch.latency.ops import OpModel
 from archsearch.latency.round_fit import RoundFit, with_measured_rounds
 from archsearch.latency.rounds import PACE_CORRELATION, verified_rows
-from archsearch.latency.transfer import kernels_of
 from archsearch.profiles import ForwardShape, Profile
 from archsearch.workload import DTYPE_BYTES, Workload
 
@@ -78,9 +78,10 @@ class LatencyModel(FittedPasses, DraftPasses):
     engine adds (see `round`).
 
     `rounds`: how the engine's version runs rounds on a GPU (default: the newest known); it plays no
-    part on a CPU, where what an engine adds is measured with the profile. `carried_to`: a GPU that
-    nobody measured, answered from this profile's kernels (`archsearch.latency.transfer`).
-    `target_dtype`: of the target that this one prices drafts beside, whose cache is theirs. After
+    part on a CPU, where what an engine adds is measured with the profile. `tables`: kernels that
+    compose passes in place of the profile's own, of this GPU or a relative (then carried over:
+    `archsearch.latency.transfer`), at the pace of the profile's own GEMMs. `target_dtype`: of the
+    target that this one prices drafts beside, whose cache is theirs. After
     construction of a fitted model `coefficients_` (by GROUPS), `cache_` and `loo_` (leave-one-out
     relative errors of whole passes) hold what was learnt; of a composed one `composed_` is what
     puts its passes together, and None otherwise. Raises MissingDataError where the profile holds
@@ -94,12 +95,12 @@ class LatencyModel(FittedPasses, DraftPasses):
         mode: str = "eager",
         engine: str | None = None,
         rounds: EngineRounds | None = None,
-        carried_to: Device | None = None,
+        tables: Profile | None = None,
         target_dtype: str | None = None,
     ) -> None:
-        self.profile = profile if carried_to is None else kernels_of(profile)
-        self.carried_to = carried_to
-        profile = self.profile
+        self.profile, self.tables = profile, tables or profile
+        other = self.tables.device["key"] != profile.device["key"]
+        self.carried_to = Device.from_dict(profile.device) if other else None
         self.engine, self.facts = engine, engine_facts(engine)
         self.dtype = dtype
         self.mode = mode
@@ -113,8 +114,8 @@ class LatencyModel(FittedPasses, DraftPasses):
             self.engine_ = EnginePasses(profile, dtype, mode, engine)
         # whole passes are fitted where there are enough of them: they hold what kernels do not
         whole = len(profile.select("forward", dtype, mode))
-        if whole < MIN_ROWS["forward"] and composable(profile, dtype):
-            self.composed_ = ComposedPass(profile, dtype, mode, carried_to, engine)
+        if tables or whole < MIN_ROWS["forward"] and composable(profile, dtype):
+            self.composed_ = self._composed()
             self.target_correlation = PACE_CORRELATION
         elif self.engine_ is None or not self.facts.gguf:
             self.ops = OpModel(profile, dtype, mode)
@@ -286,9 +287,19 @@ class LatencyModel(FittedPasses, DraftPasses):
     def kernels(self) -> ComposedPass | None:  # type: ignore[override]
         """What composes a pass of its ops, where this profile has such rows."""
         if self.composed_ is None and self.mode == "graph" and composable(self.profile, self.dtype):
-            own = (self.profile, self.dtype, self.mode, self.carried_to, self.engine)
-            return self._serving(ComposedPass(*own))
+            return self._serving(self._composed())
         return self.composed_
+
+    @property
+    def pace(self) -> float:
+        """How long kernels take here, in what the tables say."""
+        return self.composed_.pace if self.composed_ is not None else 1.0
+
+    def _composed(self) -> ComposedPass:
+        found = ComposedPass(self.tables, self.dtype, self.mode, self.carried_to, self.engine)
+        if self.tables is not self.profile:
+            found.pace = pace(self.profile, found, self.dtype)
+        return found
 
     def _take_wait(self) -> None:
         device = self.carried_to
@@ -393,7 +404,8 @@ class LatencyModel(FittedPasses, DraftPasses):
         return self.engine_.drafted_.round_s(drafter, rows, plan, self.engine_.plan_s(plan))
 
     def _in(self, dtype: str) -> LatencyModel:
-        own = (self.profile, dtype, self.mode, self.engine, self.rounds, self.carried_to)
+        tables = None if self.tables is self.profile else self.tables
+        own = (self.profile, dtype, self.mode, self.engine, self.rounds, tables)
         # an engine's own passes stand beside its own only
         measured = self.engine_ or (self.facts.gguf and not self.composed_)
         with suppress(MissingDataError):
@@ -403,7 +415,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         lacking = self.dtype if measured and not self.engine_ else dtype
         known = dict.fromkeys(
             name
-            for name, mode in self.profile.combinations()
+            for name, mode in self.tables.combinations()
             if not measured or self.engine in known_engines(self.profile, name, mode)
         )
         raise MissingDataError(
@@ -436,7 +448,7 @@ class LatencyModel(FittedPasses, DraftPasses):
         known: dict[str, object] = {
             "dtype": self.dtype,
             "mode": self.mode,
-            "rows": len(self.profile.rows),
+            "rows": len(self.tables.rows),
             "pass": "composed" if self.composed_ else "fitted",
             "engines": {
                 f"{name} (vocabulary {size})": costs.to_dict()

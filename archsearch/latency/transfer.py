@@ -24,7 +24,6 @@ from archsearch.architecture.ops import AllReduce, Gemm, Op
 from archsearch.hardware.device import Device
 from archsearch.latency.datasheet import datasheet_s, over_link
 from archsearch.latency.ops import Answer, OpModel
-from archsearch.profiles import Profile
 from archsearch.workload import DTYPE_BYTES
 
 # Compute capabilities for which libraries pick the same kernels (GA100; GA10x; AD10x; GH100; GB100
@@ -117,17 +116,3 @@ def _memory_s(device: Device, op: Op, dtype: str) -> float:
     if isinstance(op, Gemm) and op.format:
         width = max(width, 2)  # counted in numbers of 16 bits
     return OP_KINDS[op.kind].elements(op) * width / (REACHED * device.bandwidth_bytes_per_s)
-
-
-def kernels_of(profile: Profile) -> Profile:
-    """The rows of a profile that carry over: single kernels. What was measured of engines and whole
-    passes stays where it was."""
-    kept = Profile(
-        profile.device,
-        profile.stack,
-        origin=profile.origin,
-        provenance=profile.provenance,
-        folder=profile.folder,
-    )
-    kept.add(row for row in profile.rows.values() if row.kind in OP_KINDS)
-    return kept

@@ -438,8 +438,12 @@ def write_shape(arch: Architecture, folder: Path) -> Path:
 
 
 def can_run(name: str, ref: TargetRef) -> bool:
-    """Whether the target's weights are here; False where the engine makes them up. MissingDataError
-    where it cannot."""
+    """Whether the target's own weights run; False where the engine makes them up, as it does for
+    dense ones that would be loaded from a hub (experts of random weights are not chosen as a
+    model's own). MissingDataError where it cannot."""
+    of_hub = ref.folder is None and not ref.weights and not ref.architecture.num_experts
+    if of_hub and engine_facts(name).dummy_weights:
+        return False
     try:
         check_weights(ref)
     except MissingDataError as error:

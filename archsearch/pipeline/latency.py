@@ -188,7 +188,7 @@ def choose_latency(
         if source.rounds is not None
         else installed_version(source.engine, device)
     )
-    words = source.words + format_words(getattr(source.latency, "profile", None), target)
+    words = source.words + format_words(getattr(source.latency, "tables", None), target)
     experts = f"{target.expert_format} (experts)" if target.expert_format else source.dtype
     about = {
         **source.profile,
@@ -261,20 +261,23 @@ def _workload(
     )
 
 
-def relative_of(device: Device, dtype: str) -> Profile | None:
-    """The profile of the nearest GPU of the same generation whose kernels were measured in `dtype`,
-    the user's own first."""
+def tables_of(device: Device, dtype: str) -> Profile | None:
+    """Kernels in `dtype` of a GPU, else of the nearest of its generation: imported tables of an
+    engine's before what torch ran, the user's own first."""
     near = [
         other
         for other in devices().values()
-        if other.key != device.key and dtype in other.flops_per_s and same_generation(device, other)
+        if dtype in other.flops_per_s and same_generation(device, other)
     ]
+    measured = None
     for other in sorted(near, key=lambda other: distance(device, other, dtype)):
         for folder in profiles_of(other.key):
             profile = Profile.load(folder)
             if composable(profile, dtype):
-                return profile
-    return None
+                if profile.imported:
+                    return profile
+                measured = measured or profile
+    return measured
 
 
 def _unprofiled(
@@ -283,7 +286,7 @@ def _unprofiled(
     """The answer for a GPU that nobody profiled: from a relative's kernels, and where none of the
     generation was measured in the dtype from the datasheet."""
     name = asked.dtype or next(d for d in DTYPE_PREFERENCE if d in device.flops_per_s)
-    profile = relative_of(device, name) if name in device.flops_per_s else None
+    profile = tables_of(device, name) if name in device.flops_per_s else None
     engine = str(asked.engine)
     rounds = rounds_of(asked, engine, device, drafter)
     latency: LatencyOfRounds
@@ -295,7 +298,8 @@ def _unprofiled(
             "expect errors of 15-25 % on large layers and 25-50 % on small ones"
         )
     else:
-        latency = LatencyModel(profile, name, mode, engine, rounds, device)
+        own = Profile(device.to_dict(), {}, origin="nothing was measured")
+        latency = LatencyModel(own, name, mode, engine, rounds, profile)
         relative = str(profile.device["key"])
         data = {
             "carried_from": str(profile.folder),
@@ -340,7 +344,8 @@ def _profiled(
     for name in names:
         check_dtype(name, engine_facts(engine))  # of a profile that knows no other
         try:
-            models[name] = LatencyModel(profile, name, mode, engine, rounds)
+            tables = engine_tables(profile, device, name, mode, engine)
+            models[name] = LatencyModel(profile, name, mode, engine, rounds, tables)
         except MissingDataError as error:
             if asked.dtype and engine_facts(engine).gguf and device.kind == "cpu":
                 raise MissingDataError(
@@ -379,13 +384,24 @@ def _profiled(
             "mode": mode,
             "origin": profile.origin,
         },
-        _words(profile, device, best, mode)
+        _words(models[best], device)
         + slower
-        + kernel_words(profile, target, best)
+        + kernel_words(models[best].tables, target, best)
         + _engine_words(models[best], device, engine),
         engine,
         models[best].rounds,
     )
+
+
+def engine_tables(
+    profile: Profile, device: Device, dtype: str, mode: str, engine: str
+) -> Profile | None:
+    """Tables in place of the kernels that torch ran on a GPU, where `engine` runs its own: of
+    several requests or tokens torch's attention takes up to four times as long."""
+    if device.kind != "gpu" or profile.imported or mode != "graph":
+        return None
+    found = None if engine_facts(engine).in_process else tables_of(device, dtype)
+    return found if found is not None and found.imported else None
 
 
 def _fastest_dtype(
@@ -448,8 +464,9 @@ def _round_words(rounds: EngineRounds | None) -> str:
     )
 
 
-def _words(profile: Profile, device: Device, dtype: str, mode: str) -> str:
+def _words(model: LatencyModel, device: Device) -> str:
     """Where latencies come from, and what is known about their error."""
+    profile, dtype, mode = model.profile, model.dtype, model.mode
     words = f"profile {profile.folder} ({len(profile.rows)} rows, {dtype}, {mode} mode)"
     stale = [
         f"{name} {there} there, {version} here"
@@ -460,7 +477,12 @@ def _words(profile: Profile, device: Device, dtype: str, mode: str) -> str:
     ]
     if stale:
         words += f"; WARNING: made with {', '.join(stale)}"
-    attention = f"; {named}" if (named := attention_words(profile, mode)) else ""
+    attention = f"; {named}" if (named := attention_words(model.tables, mode)) else ""
+    if model.tables is not profile:
+        return (
+            f"{words}; kernels as engines run them, not torch's: {model.tables.folder}, of which"
+            f" GEMMs took {model.pace:.2f} times as long here{attention}"
+        )
     if profile.imported:
         words += f": {profile.origin}{attention}"
         if mode == "eager":

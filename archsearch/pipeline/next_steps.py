@@ -281,9 +281,9 @@ def _profile(session: SearchSession, belief: Belief) -> Iterator[Step]:
     """The device profiled, where nobody has measured this one here: imported tables, a relative's
     kernels, the datasheet."""
     request, source = session.request, session.source
-    latency, carried = source.latency, source.profile.get("carried_from")
-    measured = isinstance(latency, LatencyModel) and not carried and not latency.profile.imported
-    if request.asked.profile is not None or measured:
+    latency = source.latency
+    here = latency.profile if isinstance(latency, LatencyModel) else None
+    if request.asked.profile is not None or (here and here.rows and not here.imported):
         return
     engine = ENGINES.get(source.engine)
     ranks = session.scorer.workload.tensor_parallel

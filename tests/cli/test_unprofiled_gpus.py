@@ -3,7 +3,7 @@ user's own profile wins."""
 
 from __future__ import annotations
 
-import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +15,9 @@ from archsearch.files import write_json
 from archsearch.hardware.device import devices, load_device
 from archsearch.latency.model import LatencyModel
 from archsearch.latency.roofline import RooflineLatency
-from archsearch.pipeline.latency import choose_latency, relative_of
+from archsearch.pipeline.latency import choose_latency, tables_of
 from archsearch.pipeline.serving import with_engine
-from archsearch.profiles import Profile, find_profile
+from archsearch.profiles import Profile, find_profile, profiles_of
 from archsearch.workload import Workload, WorkloadRequest
 from tests.cli.commands import call, last_json, refused
 
@@ -41,13 +41,11 @@ CARRIED = {
 @pytest.mark.parametrize("key", devices())
 def test_who_answers_for_a_device(key: str) -> None:
     device = load_device(key)
-    profile = relative_of(device, "bfloat16") if "bfloat16" in device.flops_per_s else None
+    profile = tables_of(device, "bfloat16") if "bfloat16" in device.flops_per_s else None
     if key in CARRIED:
         assert profile is not None and profile.device["key"] == CARRIED[key]
-    elif key in ("h100-sxm5-80gb", "h200-sxm-141gb"):
-        assert (
-            profile is not None
-        )  # each other's relative, asked only where it has no profile of its own
+    elif profiles_of(key):
+        assert profile is not None and profile.device["key"] == key
     else:
         assert profile is None
 
@@ -122,44 +120,37 @@ def test_a_dtype_without_measured_kernels_stays_on_the_datasheet() -> None:
     )
 
 
-def test_a_profile_of_one_s_own_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the device itself over anything carried; of a relative over the tables that ship."""
+def test_a_profile_of_one_s_own_sets_the_pace_of_the_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's rows of a relative lose to tables that ship; those of the device itself say how long
+    its GEMMs take, and keep the attention of engines: torch's is another."""
     asked, target = with_engine(WorkloadRequest(gpu="h100-pcie")), load("llama-3.1-8b").architecture
     shipped = find_profile("h100-sxm5-80gb")
     monkeypatch.chdir(tmp_path)
+    carried, workload = choose_latency(asked, target)
     own = Profile.load(shipped)
-    own.folder, own.provenance, own.origin = (
-        tmp_path / "profiles/h200-sxm-141gb/mine",
-        {"driver": "600"},
-        "mine",
-    )
-    shutil.copytree(shipped, own.folder)
-    own.device = load_device("h200").to_dict()
-    own.save_header()
-    assert (
-        relative_of(load_device("h200"), "bfloat16").device["key"] == "h100-sxm5-80gb"
-    )  # never its own relative
+    slower = 2.5  # of rows of a GPU with 1.7 times the bandwidth
+
+    def measured_as(key: str) -> Path:
+        own.device, own.folder = load_device(key).to_dict(), tmp_path / "profiles" / key / "mine"
+        own.provenance, own.origin = {"driver": "600"}, "mine"
+        own.folder.mkdir(parents=True)
+        for row in Profile.load(shipped).select("gemm", "bfloat16", "graph")[:300]:
+            own.record(replace(row, times_s=tuple(slower * time for time in row.times_s)))
+        own.save_header()
+        return own.folder
+
+    own.rows = {}
+    measured_as("h100-sxm5-80gb")
     source, _ = choose_latency(asked, target)
-    assert (
-        source.latency.profile.device["key"] == "h100-sxm5-80gb"
-    )  # nearer in its datasheet than the H200
-    own.device, own.folder = (
-        load_device("h100").to_dict(),
-        tmp_path / "profiles/h100-sxm5-80gb/mine",
-    )
-    shutil.copytree(shipped, own.folder)
-    own.save_header()
+    assert source.profile["carried_from"] == str(shipped)
+    folder = measured_as("h100-pcie-80gb")
     source, _ = choose_latency(asked, target)
-    assert source.profile["carried_from"] == str(own.folder)
-    own.device, own.folder = (
-        load_device("h100-pcie").to_dict(),
-        tmp_path / "profiles/h100-pcie-80gb/mine",
-    )
-    shutil.copytree(shipped, own.folder)
-    own.save_header()
-    source, _ = choose_latency(asked, target)
-    assert isinstance(source.latency, LatencyModel) and source.latency.carried_to is None
-    assert source.profile["folder"] == str(own.folder)
+    assert isinstance(source.latency, LatencyModel) and source.profile["folder"] == str(folder)
+    assert source.latency.carried_to is not None and "GEMMs took" in source.words
+    before, after = (each.latency.decode_s(target, workload) for each in (carried, source))
+    assert 1.3 < after.value / before.value < 1.7
 
 
 def test_a_dtype_by_its_short_name_from_python() -> None:

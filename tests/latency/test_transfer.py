@@ -164,7 +164,8 @@ def test_a_pass_and_its_summary_say_to_whom_it_was_carried(monkeypatch: pytest.M
     )
     profile.add([gemm, added])
     own, carried = (
-        LatencyModel(profile, "bfloat16", "graph", carried_to=device) for device in (None, BLADE)
+        LatencyModel(Profile(device.to_dict(), {}), "bfloat16", "graph", tables=profile)
+        for device in (H100, BLADE)
     )
     assert forward_s(carried, arch).value > forward_s(own, arch).value
     assert forward_s(carried, arch).relative_std > forward_s(own, arch).relative_std
@@ -173,6 +174,4 @@ def test_a_pass_and_its_summary_say_to_whom_it_was_carried(monkeypatch: pytest.M
         carried.summary()["carried_to"] == "h100-sxm5-94gb"
         and carried.summary()["pass"] == "composed"
     )
-    assert {row.kind for row in carried.profile.rows.values()} == {"gemm"} and len(
-        own.profile.rows
-    ) == 2
+    assert not carried._engine

@@ -168,9 +168,8 @@ def test_a_gpu_carried_over_and_one_of_its_datasheet_only() -> None:
     space = load_space("default").served(1, 600)
     grid = grid_of(space, target)
     assert grid is not None
-    carried = LatencyModel(
-        shipped("h100"), "bfloat16", "graph", "vllm", carried_to=load_device("h200")
-    )
+    own = Profile(load_device("h200").to_dict(), {})
+    carried = LatencyModel(own, "bfloat16", "graph", "vllm", tables=shipped("h100"))
     for latency, mode in (
         (carried, "graph"),
         (RooflineLatency(load_device("l4"), "bfloat16", "graph", "vllm"), "graph"),

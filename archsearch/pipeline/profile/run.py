@@ -16,6 +16,7 @@ from archsearch.files import ensure_writable_dir
 from archsearch.hardware.device import Device
 from archsearch.latency.model import LatencyModel
 from archsearch.models.targets import TargetRef
+from archsearch.pipeline.latency import engine_tables
 from archsearch.profiles import ForwardShape, Profile, stack_key
 from archsearch.progress import ProgressLine
 from archsearch.records import save
@@ -90,7 +91,8 @@ class ProfileRun:
         name = f"{dtype} {mode}" if self.device.kind == "gpu" else dtype
         request, engine = self.request, engine_facts(self.request.engine_name)
         try:
-            model = LatencyModel(self.profile, dtype, mode, request.engine_name)
+            tables = engine_tables(self.profile, self.device, dtype, mode, request.engine_name)
+            model = LatencyModel(self.profile, dtype, mode, request.engine_name, None, tables)
         except MissingDataError as error:
             self.learnt[name] = {"missing": str(error)}
             return
