@@ -94,7 +94,7 @@ class ExportSource:
     engines compute in (None: as confirmed, else as the weights are stored). `tensor_parallel`:
     devices the target is served on. `full_head`: of a trained draft with a trimmed head.
     `quantise`: a format into which the target's weights are yet to be brought, `drafts`: one that
-    the draft was priced in, "" for none.
+    the draft was priced in, "" for none. `switches`: `NAME=VALUE ...` that the run was priced with.
     `gguf_dtype`: of a GGUF, float16 whatever the run's dtype was: llama.cpp computes it quickly on
     every device (bfloat16 not), and a float32 draft reads twice the bytes for the same acceptance
     (10.6 against 5.2 ms a pass on one CPU core).
@@ -113,6 +113,7 @@ class ExportSource:
     gguf_dtype: str = "float16"
     quantise: str = ""
     drafts: str = ""
+    switches: str = ""
 
 
 _SCORE_ROWS: Final = (  # (field of score.json, words, factor, digits)

@@ -18,7 +18,7 @@ from typing import Final
 from archsearch.drafters.forms import vllm_config
 from archsearch.drafters.models import Independent
 from archsearch.engine_facts import ENGINES, engine_title, load
-from archsearch.engine_rounds import engine_rounds
+from archsearch.engine_rounds import engine_rounds, known_options, switches
 from archsearch.errors import ArchsearchError
 from archsearch.schedule import Ranges, largest_gamma
 from archsearch.workload import DTYPE_BYTES
@@ -130,7 +130,7 @@ TENSORRT_FILE: Final = "tensorrt-llm.yaml"
 class Setup:
     """The settings of an export. `folder`: where the export will lie; `target`: folder or hub id;
     `dtype` as torch names it; `layers`: of the target, whose inputs a head reads; `stops`,
-    `gguf_dtype`, `quantise`, `drafts`: see `ExportSource`."""
+    `gguf_dtype`, `quantise`, `drafts`, `switches`: see `ExportSource`."""
 
     folder: Path
     target: str
@@ -145,6 +145,7 @@ class Setup:
     gguf_dtype: str = "float16"
     quantise: str = ""
     drafts: str = ""
+    switches: str = ""
 
     def precision(self, engine: str) -> tuple[tuple[str, ...], list[str]]:
         """The options that set the target's precision (none where its weights say it), and what is
@@ -154,6 +155,11 @@ class Setup:
         if self.quantise:
             return (), [f"In the place of {self.target} name its weights in {self.quantise}."]
         return (("--dtype", self.dtype) if DTYPE_BYTES.get(self.dtype, 0) >= 2 else ()), []
+
+    def switched(self, engine: str) -> tuple[list[str], list[str]]:
+        """Environment variables and options by the switches that the engine has."""
+        known = known_options(engine)
+        return switches([text for text in self.switches.split() if text.split("=")[0] in known])
 
     def ranks(self, option: str) -> tuple[str, ...]:
         """The option that shares the target over devices; () for one."""
@@ -278,7 +284,8 @@ def vllm(setup: Setup) -> Serving:
     ranks = setup.ranks("--tensor-parallel-size")
     precision, said = setup.precision("vllm")
     notes += said
-    command = ("vllm", "serve", setup.target, *precision, *ranks)
+    variables, flags = setup.switched("vllm")
+    command = (*variables, "vllm", "serve", setup.target, *precision, *ranks, *flags)
     command = (*command, "--speculative-config", json.dumps(config))
     files = {"speculative_config.json": json.dumps(config, indent=2) + "\n"}
     return Serving("vllm", command, files, tuple(notes))
@@ -308,9 +315,10 @@ def sglang(setup: Setup) -> Serving:
     drafts = ENGINES["sglang"].quantises.get(setup.drafts, "unquant")
     if setup.quantise or drafts != "unquant":  # else --quantization is the draft's too
         how = (*how, "--speculative-draft-model-quantization", drafts)
+    variables, flags = setup.switched("sglang")
     command = (
-        *"python -m sglang.launch_server --model-path".split(),
-        *(setup.target, *precision, *setup.ranks("--tp-size")),
+        *(*variables, *"python -m sglang.launch_server --model-path".split()),
+        *(setup.target, *precision, *setup.ranks("--tp-size"), *flags),
         *("--speculative-algorithm", algorithm),
         *("--speculative-draft-model-path", str(setup.folder)),
         *("--speculative-num-steps", str(gamma), "--speculative-eagle-topk", "1"),

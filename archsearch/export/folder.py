@@ -129,6 +129,7 @@ def plan(
         gguf_dtype=source.gguf_dtype,
         quantise=source.quantise,
         drafts=source.drafts,
+        switches=source.switches,
     )
     served = tuple(serving(name, setup) for name in names if not ENGINES[name].draft_folder)
     cost = padded_head_cost(arch, dtype) if arch is not None and arch.trimmed else None

@@ -117,6 +117,7 @@ def _source(
         family=family,
         quantise=str(run.info["profile"].get("quantise") or ""),
         drafts=str(run.arguments.get("draft_dtype") or ""),
+        switches=str(run.arguments.get("engine_options") or ""),
     )
 
 

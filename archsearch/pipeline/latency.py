@@ -383,6 +383,11 @@ def _profiled(
             "dtype": best,
             "mode": mode,
             "origin": profile.origin,
+            **(
+                {}
+                if models[best].tables is profile
+                else {"tables": str(models[best].tables.folder)}
+            ),
         },
         _words(models[best], device)
         + slower

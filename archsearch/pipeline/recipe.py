@@ -83,6 +83,7 @@ def make_recipe(request: RecipeRequest) -> MadeRecipe:
         dtype=session.source.dtype,
         quantise=str(run.info["profile"].get("quantise") or ""),
         drafts=str(run.arguments.get("draft_dtype") or ""),
+        switches=str(run.arguments.get("engine_options") or ""),
     )
     trimmed = score.architecture.trimmed and score.family != "independent"
     here = ref.folder is not None and has_weights(ref.folder)

@@ -251,6 +251,7 @@ def _served(recipe: Recipe) -> dict[str, str]:
         layers=forms.layers_read(recipe),
         quantise=recipe.quantise,
         drafts=recipe.drafts,
+        switches=recipe.switches,
     )
     words = serving("vllm", setup).command
     cut = words.index("--speculative-config")

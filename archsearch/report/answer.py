@@ -15,7 +15,6 @@ from typing import Final
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.forms import vllm_drafter_config
 from archsearch.engine_facts import engine_facts
-from archsearch.engine_rounds import switches
 from archsearch.estimate import Estimate
 from archsearch.export.engines import HEADS, Setup, serving
 from archsearch.needs import Needs
@@ -233,18 +232,19 @@ def serve_command(option: Option, run: Run, target: str, ranks: int, *more: str)
     engine, family = str(asked.get("engine") or "vllm"), option.drafter.family
     quantise, drafts = str(known.get("quantise") or ""), str(asked.get("draft_dtype") or "")
     what = (Path(option.hub_id), target, option.gamma, str(known.get("dtype")), (), ranks)
-    setup = Setup(*what, family=family, quantise=quantise, drafts=drafts)
+    texts = " ".join([*str(asked.get("engine_options") or "").split(), *more])
+    setup = Setup(*what, family=family, quantise=quantise, drafts=drafts, switches=texts)
     precision, lacking = setup.precision(engine)
     above = f"# in the place of {target} name its weights in {quantise}\n" if lacking else ""
-    variables, flags = switches([*str(asked.get("engine_options") or "").split(), *more])
     if engine == "sglang" and option.hub_id and family in ("independent", *HEADS[engine]):
-        words = shlex.join([*variables, *serving(engine, setup).command, *flags])
+        words = shlex.join(serving(engine, setup).command)
         return above + " \\\n    ".join(_folded(words))
     config = vllm_drafter_config(option.drafter, option.hub_id, option.gamma)
     if engine != "vllm" or not config:
         return None
     if option.drafter.trains and (own := engine_facts(engine).quantises.get(drafts)):
         config["quantization"] = own
+    variables, flags = setup.switched("vllm")
     # vLLM takes 16 bits from the weights
     flags = [*setup.ranks("--tensor-parallel-size"), *(precision if quantise else ()), *flags]
     words = shlex.join([*variables, "vllm", "serve", target, *flags, "--speculative-config"])

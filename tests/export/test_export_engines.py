@@ -51,6 +51,15 @@ def options_of(each: Serving) -> dict[str, str]:
     return found
 
 
+def test_commands_switch_an_engine_as_it_was_priced() -> None:
+    texts = "VLLM_USE_V2_MODEL_RUNNER=0 kv_cache_dtype=fp8 disable_overlap_schedule=1"
+    words = shlex.join(serving("vllm", setup(switches=texts)).command)
+    begins = "VLLM_USE_V2_MODEL_RUNNER=0 vllm serve org/target --dtype bfloat16 --kv-cache-dtype"
+    assert words.startswith(f"{begins} fp8 --speculative-config")
+    words = shlex.join(serving("sglang", setup(switches=texts)).command)
+    assert " --disable-overlap-schedule --spec" in words and "VLLM" not in words
+
+
 def test_engine_names() -> None:
     assert check_engines(["vllm", "transformers", "vllm"]) == ("transformers", "vllm")
     with pytest.raises(ArchsearchError) as error:
