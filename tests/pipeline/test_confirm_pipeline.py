@@ -749,3 +749,9 @@ def test_a_draft_of_another_precision_is_kept_beside_the_run_s_own(
     assert (bench.draft_dtype, bench.file_name) == ("q8_0", "llama.cpp")
     other = replace(bench, choice=HERE)
     assert other.draft_dtype is None and other.own_dtype
+
+
+def test_a_dense_target_of_a_hub_is_made_up_where_the_engine_can() -> None:
+    dense, experts = map(resolve_target, ("llama-3.1-8b", "gpt-oss-120b"))
+    assert not in_engine.can_run("vllm", dense) and in_engine.can_run("transformers", dense)
+    assert in_engine.can_run("vllm", experts)
