@@ -33,6 +33,12 @@ class RunFailed(ArchsearchError):
     results: Any = None
 
 
+class Stopped(KeyboardInterrupt):
+    """Somebody ended a run that had come to `results`."""
+
+    results: Any = None
+
+
 def first_line(error: Exception) -> str:
     """What an error of a library says, in one line; its kind where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

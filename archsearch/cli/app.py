@@ -6,7 +6,9 @@ import errno
 import json
 import logging
 import os
+import signal
 import sys
+from contextlib import suppress
 
 import click
 
@@ -34,6 +36,8 @@ class Group(click.Group):
         )
 
     def invoke(self, context: click.Context) -> object:
+        with suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
         try:
             return super().invoke(context)
         except ArchsearchError as error:

@@ -21,7 +21,7 @@ from archsearch.engine_facts import (
     engines_that,
     runnable_engine,
 )
-from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
+from archsearch.errors import ArchsearchError, MissingDataError, RunFailed, Stopped
 from archsearch.files import write_json
 from archsearch.models.files import has_weights
 from archsearch.models.gguf_file import check_written
@@ -376,17 +376,17 @@ def has_gpu() -> bool:
 
 @contextmanager
 def kept_partial(path: Path, what: str) -> Iterator[None]:
-    """Where an engine fails in the block and had come to something, that is in `path` and the
-    message says so. Raises RunFailed."""
+    """Where an engine fails or is stopped in the block and had come to something, that is in `path`
+    and the message says so. Raises RunFailed, Stopped."""
     try:
         yield
-    except RunFailed as error:
+    except (RunFailed, Stopped) as error:
         if not error.results:
             raise
         found = [asdict(result) for result in error.results.values()]
         write_json(path, {"stopped": str(error), "results": found})
         whole = max(int(result.get("prompts") or result.get("repeats") or 0) for result in found)
-        raise RunFailed(f"{error}; the {whole} {what} before it are kept in {path}") from error
+        raise type(error)(f"{error}; the {whole} {what} before it are kept in {path}") from error
 
 
 def at_pace(session: SearchSession, run: Callable[[], _R]) -> tuple[_R, float | None]:

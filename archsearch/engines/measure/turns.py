@@ -24,7 +24,7 @@ from archsearch.engines.engine import (
     ModelSource,
     Sampling,
 )
-from archsearch.errors import ArchsearchError, RunFailed
+from archsearch.errors import ArchsearchError, RunFailed, Stopped
 from archsearch.progress import Progress, silent
 from archsearch.schedule import Ranges, gamma_at
 
@@ -229,8 +229,9 @@ def run_plan(
     stopped afterwards. A warm-up of each start is not counted.
 
     `look` sees each turn as it ends and may raise: what cannot be measured is known at the first.
-    Raises RunFailed where an engine fails or nothing could be counted; its `results` are then the
-    summary of the turns that every variant had finished, None where there is none.
+    Raises RunFailed where an engine fails or nothing could be counted, Stopped where somebody ends
+    it; their `results` are then the summary of the turns that every variant had finished, None
+    where there is none.
     """
     seen: dict[Case, dict[int, Turn]] = {
         (variant.name, number): {} for variant in plan.variants for number in plan.concurrencies
@@ -259,12 +260,15 @@ def run_plan(
             done += 1
             tell(f"turn {turn + 1}/{plan.turns}, {number} in flight, {variant.name}")
         return summary(trace(range(plan.turns), whole=True))
-    except RunFailed as error:
+    except (RunFailed, KeyboardInterrupt) as ended:
+        error = ended if isinstance(ended, RunFailed) else Stopped("stopped")
         finished = sorted(set.intersection(*map(set, seen.values())))
         if finished:
             with contextlib.suppress(RunFailed):  # too little for a figure
                 error.results = summary(trace(finished, whole=False))
-        raise
+        if error is ended or not error.results:
+            raise
+        raise error from ended
     finally:
         engines.stop()
 
