@@ -46,7 +46,8 @@ AMD: Final = "github ROCm/rocm-blogs mtp/README.md (DeepSeek-V3 on MI300X, whole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One set-up. `tau`: published tokens a round; `host`: as `--host`."""
+    """One set-up. `gpu`: its name, or a profile's folder; `tau`: published tokens a round; `host`:
+    as `--host`."""
 
     source: str
     target: str
@@ -524,8 +525,10 @@ def predicted(row: Row) -> Answer:
     if case.tree is not None:
         assert isinstance(drafter, ChainHead)
         drafter = replace(drafter, tree=tree_of(case.tree))
+    own = Path(case.gpu)
     asked = WorkloadRequest(
-        gpu=case.gpu,
+        gpu=None if own.is_dir() else case.gpu,
+        profile=own if own.is_dir() else None,
         batch_size=case.batch,
         context_len=case.context,
         tensor_parallel=case.ranks,

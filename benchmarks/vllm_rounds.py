@@ -2,6 +2,7 @@
 
     python benchmarks/vllm_rounds.py --output rounds.jsonl [--budget 540] [--only eagle3-3 alone]
     python benchmarks/vllm_rounds.py --output rounds.jsonl --compare h200   # beside predictions
+    python benchmarks/vllm_rounds.py --output rounds.jsonl --compare PROFILE   # of one's own
 
 Measuring runs in an environment that has vLLM and a CUDA GPU; archsearch need not be there. Weights
 are random (`load_format=dummy`) and acceptance is synthetic, so only time is measured: with BATCH
@@ -228,7 +229,9 @@ def main() -> int:
     made.add_argument("--budget", type=float, default=540.0, help="seconds for everything")
     made.add_argument("--only", nargs="*", choices=sorted(CASES), help="these cases alone")
     made.add_argument(
-        "--compare", metavar="GPU", help="measure nothing; predict what --output holds (archsearch)"
+        "--compare",
+        metavar="GPU",
+        help="measure nothing; predict what --output holds: a GPU, or a profile",
     )
     made.add_argument("--host", help="of --compare, as archsearch takes it")
     made.add_argument("--case", help=argparse.SUPPRESS)
@@ -343,7 +346,8 @@ def compare(output: Path, gpu: str, host: str | None) -> int:
         if "step_s" in row and row["batch"] in CASES[row["case"]].get("batches", BATCHES)
     }
     try:
-        load_device(gpu)
+        if not Path(gpu).is_dir():
+            load_device(gpu)
     except ArchsearchError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
