@@ -45,11 +45,11 @@ from archsearch.workload import DTYPE_BYTES
 
 # share of an op's error variance that all ops of its kind in a table have in common
 SHARED: Final = 0.5
-# Share of the datasheet's peak that 16-bit GEMMs reach one after the other on random numbers, by
-# compute capability: an H100's of 384 to 1,024 rows, five shapes (benchmarks/results/
-# 2026-11-26-h100/gemm.jsonl: 0.63 to 0.81 but for a few). Tables, each kernel by itself, say 0.83
-# to 0.91.
-SUSTAINED: Final = {"9.0": 0.74}
+# Operations a second that 16-bit GEMMs reach one after the other on random numbers, by compute
+# capability: an H100's of 384 to 1,024 rows, five shapes, reach 0.63 to 0.81 of its peak but for a
+# few, here 0.74 (benchmarks/results/2026-11-26-h100/gemm.jsonl). Tables, each kernel by itself, say
+# 0.83 to 0.91.
+SUSTAINED: Final = {"9.0": 732e12}
 PACE_ROWS: Final = 8  # GEMMs that must have been measured for a GPU to have a pace of its own
 # compute capabilities on which engines have one kernel for an all-reduce and the norm after it
 FUSES_ON: Final = ("9", "10")
@@ -131,8 +131,9 @@ class ComposedPass:
         self._quantise: tuple[float, float] = (0.0, 0.0)  # seconds before a GEMM in fp8, their std
         self.pace = 1.0  # what kernels take there in those of the tables
         there = device or Device.from_dict(profile.device)
-        share = SUSTAINED.get(there.compute_capability or "", math.inf) * profile.imported
-        self._most = share * there.flops_per_s.get("bfloat16", 0.0) or math.inf  # per second
+        reached = SUSTAINED.get(there.compute_capability or "") if profile.imported else None
+        # operations a second
+        self._most = min(reached, there.flops_per_s["bfloat16"]) if reached else math.inf
 
     def serving(
         self, rounds: EngineRounds | None, dtype: str, wait: Estimate, cache: str | None = None
@@ -213,7 +214,8 @@ class ComposedPass:
     def _sustained(self, model: Ops, op: Op) -> tuple[float, float]:
         """Seconds and relative std of one kernel among others, which share the GPU's power."""
         seconds, std = model.op_s(op, True)
-        if not isinstance(op, Gemm) or self._in_8_bits(op) and model is self._gemm:
+        in_8_bits = model is self._formats.get("float8_e4m3fn") and model is not self._rest
+        if not isinstance(op, Gemm) or in_8_bits:
             return seconds, std
         return max(seconds, OP_KINDS["gemm"].flops(op) / self._most), std
 
@@ -334,7 +336,7 @@ def sync_waits(all_reduces: float, ranks: int) -> float:
 def pace(measured: Profile, tables: ComposedPass, dtype: str) -> float:
     """What GEMMs were measured to take on a GPU, in what `tables` say of them: the median; 1 where
     fewer than PACE_ROWS were."""
-    rows = measured.select("gemm", dtype, "graph", "cold")
+    rows = measured.select("gemm", table_dtype(measured, dtype), "graph", "cold")
     ratios = [row.median_s / tables.op_s(op_of(row))[0] for row in steady(rows)]
     return statistics.median(ratios) if len(ratios) >= PACE_ROWS else 1.0
 

@@ -140,14 +140,22 @@ def served_target(ref: TargetRef, asked: WorkloadRequest) -> TargetRef:
             f"weights in {name} are not priced on a CPU, where none of their kernels was measured;"
             f" {plain} (or name a --gpu)"
         )
-    own = _computes_in(name, profile, device)
+    own = _computes_in(name, profile, device, asked)
     return replace(ref, architecture=ref.architecture.in_format("" if own else name))
 
 
-def _computes_in(name: str, profile: Profile | None, device: Device) -> bool:
-    """Whether `device` computes in a dtype, and was measured in it or has no profile."""
-    measured = profile is None or any(dtype == name for dtype, _ in profile.combinations())
-    return name in device.flops_per_s and measured
+def _computes_in(
+    name: str, profile: Profile | None, device: Device, asked: WorkloadRequest
+) -> bool:
+    """Whether `device` computes in a dtype, and was measured in it, has no profile, or tables of
+    the engine's answer."""
+    if name not in device.flops_per_s:
+        return False
+    if profile is None or any(dtype == name for dtype, _ in profile.combinations()):
+        return True
+    engine = asked.engine or default_engine(device, asked.mode)
+    mode = asked.mode or default_mode(device, engine)
+    return engine_tables(profile, device, name, mode, engine) is not None
 
 
 def choose_latency(
@@ -175,7 +183,7 @@ def choose_latency(
     check_dtype(asked.dtype or "", engine_facts(asked.engine), device)
     served_in = target.served_dtype  # of the published weights, where they are quantised
     able = not asked.dtype and served_in in DTYPE_BYTES and device.kind != "cpu"
-    if able and _computes_in(served_in, profile, device):
+    if able and _computes_in(served_in, profile, device, asked):
         asked = replace(asked, dtype=served_in)
     mode = asked.mode or default_mode(device, str(asked.engine))
     if profile is None:
@@ -267,7 +275,9 @@ def tables_of(device: Device, dtype: str) -> Profile | None:
     near = [
         other
         for other in devices().values()
-        if dtype in other.flops_per_s and same_generation(device, other)
+        if dtype in device.flops_per_s
+        and dtype in other.flops_per_s
+        and same_generation(device, other)
     ]
     measured = None
     for other in sorted(near, key=lambda other: distance(device, other, dtype)):
@@ -377,18 +387,7 @@ def _profiled(
         best,
         mode,
         device.threads,
-        {
-            "folder": str(profile.folder),
-            "hash": profile.fingerprint(),
-            "dtype": best,
-            "mode": mode,
-            "origin": profile.origin,
-            **(
-                {}
-                if models[best].tables is profile
-                else {"tables": str(models[best].tables.folder)}
-            ),
-        },
+        _about(models[best]),
         _words(models[best], device)
         + slower
         + kernel_words(models[best].tables, target, best)
@@ -407,6 +406,17 @@ def engine_tables(
         return None
     found = None if engine_facts(engine).in_process else tables_of(device, dtype)
     return found if found is not None and found.imported else None
+
+
+def _about(model: LatencyModel) -> dict[str, Any]:
+    """The profile of a model, and the tables that compose its passes, for run.yaml."""
+    own, tables = model.profile, model.tables
+    about = {"folder": str(own.folder), "hash": own.fingerprint(), "origin": own.origin}
+    if tables is not own:
+        about["tables"] = str(tables.folder)
+        about["hash"] += f"+{tables.fingerprint()}"
+        about["origin"] = f"{tables.origin}; at the pace of GEMMs measured here"
+    return {**about, "dtype": model.dtype, "mode": model.mode}
 
 
 def _fastest_dtype(
@@ -484,10 +494,10 @@ def _words(model: LatencyModel, device: Device) -> str:
         words += f"; WARNING: made with {', '.join(stale)}"
     attention = f"; {named}" if (named := attention_words(model.tables, mode)) else ""
     if model.tables is not profile:
-        return (
-            f"{words}; kernels as engines run them, not torch's: {model.tables.folder}, of which"
-            f" GEMMs took {model.pace:.2f} times as long here{attention}"
-        )
+        words += f"; kernels as engines run them, not torch's: {model.tables.folder}"
+        if model.pace != 1.0:
+            words += f", of which GEMMs took {model.pace:.2f} times as long here"
+        return words + attention
     if profile.imported:
         words += f": {profile.origin}{attention}"
         if mode == "eager":

@@ -265,7 +265,7 @@ def _section_provenance(run: Run, scored: int) -> Section:
 def _known_error(profile: Mapping[str, Any]) -> str:
     """The profile's checked error, where its folder is at hand."""
     path = Path(str(profile.get("folder"))) / "profile.json"
-    if not path.is_file():
+    if not path.is_file() or "tables" in profile:  # which were not checked
         return ""
     try:
         known = files.read_json(path, "profile").get("known_error") or {}

@@ -89,7 +89,7 @@ def profile_engine(
     facts, before = engine_facts(name), len(profile.rows)
     with (
         tempfile.TemporaryDirectory(dir=profile.folder, prefix=".engine-") as temporary,
-        _plain_steps(request, profile, device, dtype, slowdown) as probe,
+        _plain_steps(request, profile, device, dtype, slowdown, Path(temporary)) as probe,
     ):
         base = Path(temporary)
         cases = _model_cases(request, profile, shapes, dtype, base)
@@ -197,13 +197,14 @@ def _plain_steps(
     device: Device,
     dtype: str,
     otherwise: Callable[[], float],
+    base: Path,
 ) -> Iterator[Callable[[], float]]:
     """What says how slow the machine is: plain steps where a second engine has room; their
     reference is kept in the profile."""
     from archsearch.engines import registry
 
     name, ref = request.engine_name, request.target_ref
-    if ref is None or not can_run(name, ref):
+    if ref is None:
         yield otherwise
         return
     weights = weight_bytes_per_pass(ref.architecture, DTYPE_BYTES[dtype])
@@ -212,14 +213,19 @@ def _plain_steps(
     ):  # two engines, half of a target for the draft
         yield otherwise
         return
+    here = can_run(name, ref)
     settings = EngineSettings(
-        dtype=dtype, max_len=128, threads=device.threads, python=request.engine_python
+        dtype=dtype,
+        max_len=128,
+        threads=device.threads,
+        python=request.engine_python,
+        dummy_weights=not here,
     )
     key = f"{name} {dtype}"
     known = profile.probe_reference_s.get(key)
     probe = PlainSteps(
         lambda: registry.make_engine(name, settings),
-        engine_target(ref, name, dtype),
+        engine_target(ref, name, dtype) if here else write_shape(ref.architecture, base / "plain"),
         ref.architecture.vocab_size,
         reference_s=known,
         otherwise=otherwise,
