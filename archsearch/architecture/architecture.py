@@ -294,9 +294,8 @@ class Architecture:
             if self.model_type in _WRITTEN_TYPES
             else _DENSE_TYPES.get(self.model_type, "llama")
         )
-        if (
-            self.mlp_bias and self.num_experts
-        ):  # gpt-oss: biases of experts, and of all that attends
+        # gpt-oss: biases of experts, and of all that attends
+        if self.mlp_bias and self.num_experts:
             plain |= dict.fromkeys(("mlp_bias", "attention_bias", "attention_output_bias"), False)
         return self.replace(**plain, head_dim=head_dim, model_type=kind)
 

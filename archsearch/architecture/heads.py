@@ -47,10 +47,8 @@ from archsearch.architecture.ops import (
 from archsearch.errors import InvalidShapeError
 
 HeadKind = Literal["eagle", "eagle3", "mtp", "dflash", "peagle"]
-LIKE_EAGLE3: Final = (
-    "eagle3",
-    "peagle",
-)  # several states through fc; layer 0 reads [embedding, that]; a head of their own
+# several states through fc; layer 0 reads [embedding, that]; a head of their own
+LIKE_EAGLE3: Final = ("eagle3", "peagle")
 ONE_PASS: Final = ("dflash", "peagle")  # all draft tokens come out of the first pass
 
 
@@ -106,9 +104,8 @@ def head_parameters(head: FeatureHead) -> int:
         # layer 0: a norm more, and twice the inputs of q, k and v; then the final norm and the head
         count += decoder.hidden_size * (decoder.q_size + 2 * decoder.kv_size) + 2 * norm
         count += decoder.head_rows * decoder.hidden_size
-        count += (
-            head.fc_inputs if head.kind == "peagle" else 0
-        )  # what replaces the states of a mask row
+        # what replaces the states of a mask row
+        count += head.fc_inputs if head.kind == "peagle" else 0
     else:  # mtp: norms of embedding and state, final norm; dflash: norm of the states, final norm
         count += (3 if head.kind == "mtp" else 2) * norm
     return count + (embedding_params(decoder) if head.own_embedding else 0)

@@ -296,9 +296,8 @@ def layer_ops(
     """
     m = batch * tokens
     hidden = arch.hidden_size
-    norms = [Elementwise("norm", m * hidden)] * (
-        2 if arch.sandwich_norms else 1
-    )  # before attention or FFN, and behind it
+    # before attention or FFN, and behind it
+    norms = [Elementwise("norm", m * hidden)] * (2 if arch.sandwich_norms else 1)
     ends: list[Op] = [AllReduce(m * hidden, ranks)] if ranks > 1 else []
     if not fused:
         ends.append(Elementwise("add", m * hidden))

@@ -94,9 +94,8 @@ class Drafter(ABC):
     family: ClassVar[Family]
     title: ClassVar[str]  # as people write it
     rounds: ClassVar[RoundKind]
-    acceptance: ClassVar[
-        str
-    ]  # which rows of the acceptance table predict it; `archsearch.acceptance.families`
+    # which rows of the acceptance table predict it; `archsearch.acceptance.families`
+    acceptance: ClassVar[str]
     is_model: ClassVar[bool] = False  # a model by itself, by whose shape it is named
     has_layers: ClassVar[bool] = True  # the dimensions of a decoder may be searched
     trains: ClassVar[bool] = True  # somebody has to train it

@@ -348,9 +348,8 @@ class Medusa(Drafter):
         ops[Elementwise("add", m * width)] += self.residual * rows.gamma
         ops[Gemm(m, -(-vocabulary // rows.ranks), width)] += rows.gamma
         if rows.ranks > 1:
-            ops[AllReduce(m * vocabulary // 2, rows.ranks)] += (
-                rows.gamma
-            )  # the gather of logits, as in `ops.head_ops`
+            # the gather of logits, as in `ops.head_ops`
+            ops[AllReduce(m * vocabulary // 2, rows.ranks)] += rows.gamma
         ops[Elementwise("sample", m * vocabulary, vocabulary)] += rows.gamma
         return RoundPlan(
             PassOps(Counter(), ops, 0, rows.ranks), None, 0, m * rows.gamma, 0, rows.gamma

@@ -156,9 +156,8 @@ def predicted(
     if not points or not epoch or not now.prompts:
         return None, None
     kept = max(points, key=lambda point: point.alpha)
-    rising = [
-        point for point in points if point.tokens <= kept.tokens
-    ]  # what came after was learnt by heart
+    # what came after was learnt by heart
+    rising = [point for point in points if point.tokens <= kept.tokens]
 
     def stand(prompts: int) -> TextStand | None:
         found = promise(

@@ -198,9 +198,8 @@ def variants(engine: str, version: str) -> list[dict[str, str]]:
     for value in ("1", "0"):
         try:
             known = engine_rounds(engine, version_in(version), {**RECORDED[engine], RUNNERS: value})
-        except (
-            ArchsearchError
-        ):  # a version that runs no independent drafts, which the engine will say
+        # a version that runs no independent drafts, which the engine will say
+        except ArchsearchError:
             return [{}]
         assert known is not None
         ways.setdefault(known.costs.name, {RUNNERS: value})
