@@ -77,9 +77,8 @@ class EngineFacts:
     not_adaptive: Mapping[str, str] = field(default_factory=dict, hash=False)
     # families for which it takes one gamma only, although it schedules others
     unscheduled: frozenset[str] = frozenset()
-    head_limits: Mapping[str, tuple[int, int | None]] = field(
-        default_factory=dict, hash=False
-    )  # (most layers, states) by family
+    # (most layers, states) by family
+    head_limits: Mapping[str, tuple[int, int | None]] = field(default_factory=dict, hash=False)
     # writes a trimmed head's logits into rows of the whole vocabulary before choosing
     scattered_head: bool = False
 

@@ -240,11 +240,9 @@ class Architecture:
     @property
     def attention_kind(self) -> str:
         """MHA, GQA, MQA or MLA."""
-        return (
-            "MLA"
-            if self.kv_lora_rank
-            else attention_kind(self.num_attention_heads, self.num_key_value_heads)
-        )
+        if self.kv_lora_rank:
+            return "MLA"
+        return attention_kind(self.num_attention_heads, self.num_key_value_heads)
 
     def windows(self) -> list[int | None]:
         """The sliding window of each layer, None for full attention."""

@@ -131,11 +131,6 @@ def weight_bytes_per_pass(arch: Architecture, dtype_bytes: float) -> int:
     return _bytes(body_parameters(arch) + arch.head_rows * arch.hidden_size, dtype_bytes)
 
 
-def kv_bytes_per_token(arch: Architecture, dtype_bytes: int) -> int:
-    """Bytes of KV cache one token of one sequence takes, before windows cut it."""
-    return arch.num_hidden_layers * arch.kv_numbers * dtype_bytes
-
-
 def kv_cache_bytes(
     arch: Architecture, context_len: int, dtype_bytes: float, batch_size: int = 1
 ) -> int:

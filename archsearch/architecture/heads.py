@@ -161,9 +161,9 @@ def first_pass_ops(head: FeatureHead, rows: HeadRows) -> PassOps:
     Raises: InvalidShapeError where the head does not divide by the ranks, or a block of one token
     has nothing to draft.
     """
-    return (
-        _block_ops(head, rows) if head.kind == "dflash" else _chain_ops(head, rows, on_target=True)
-    )
+    if head.kind == "dflash":
+        return _block_ops(head, rows)
+    return _chain_ops(head, rows, on_target=True)
 
 
 @lru_cache(maxsize=64)  # asked again for every gamma of a round
@@ -187,9 +187,8 @@ def _chain_ops(head: FeatureHead, rows: HeadRows, *, on_target: bool) -> PassOps
                 f"a parallel drafter needs at least 2 tokens, got {rows.tokens}"
             )
         drafted = rows.batch * (rows.tokens - 1)
-        rows = replace(
-            rows, tokens=2 * (rows.tokens - 1)
-        )  # a mask row for every draft token but the first
+        # a mask row for every draft token but the first
+        rows = replace(rows, tokens=2 * (rows.tokens - 1))
     m, width = rows.m, head.decoder.hidden_size
     outside: Counter[Op] = Counter(_embedding(m, width, rows.ranks))
     if head.kind == "mtp":
@@ -217,9 +216,8 @@ def _first_layer(head: FeatureHead, ops: list[Op], m: int) -> list[Op]:
         return ops[1:]  # without its first norm
     if head.kind == "mtp":
         return ops
-    first = next(
-        place for place, op in enumerate(ops) if not isinstance(op, Gemm) and place > 0
-    )  # after q, k, v
+    # after q, k, v
+    first = next(place for place, op in enumerate(ops) if not isinstance(op, Gemm) and place > 0)
     wide = [replace(op, k=2 * op.k) if isinstance(op, Gemm) else op for op in ops[:first]]
     # one norm each for embedding and hidden state, and the copy that joins them
     return [Elementwise("norm", m * width), Elementwise("add", 2 * m * width), *wide, *ops[first:]]

@@ -30,11 +30,9 @@ class Gemm:
 
     def weight_elements(self) -> int:
         """Weights read; of a format of their own counted in numbers of 16 bits."""
-        return (
-            round(self.n * self.k * WEIGHT_BYTES[self.format] / 2)
-            if self.format
-            else self.n * self.k
-        )
+        if self.format:
+            return round(self.n * self.k * WEIGHT_BYTES[self.format] / 2)
+        return self.n * self.k
 
     def flops(self) -> int:
         return 2 * self.m * self.n * self.k

@@ -502,12 +502,12 @@ def memory_limits(
     from archsearch.capacity import memory_bytes, usable_bytes
 
     limits = space.limits(target)
-    free = usable_bytes(device) - memory_bytes(target, None, workload).total_bytes
+    needed, usable = memory_bytes(target, None, workload).total_bytes, usable_bytes(device)
+    free = usable - needed
     if free <= 0:
         raise ArchsearchError(
-            f"the target alone needs {memory_bytes(target, None, workload).total_bytes / 2**30:.1f}"
-            f" GiB per device and {device.key} has {usable_bytes(device) / 2**30:.1f} usable; raise"
-            " --tensor-parallel or lower --batch-size/--context"
+            f"the target alone needs {needed / 2**30:.1f} GiB per device and {device.key} has"
+            f" {usable / 2**30:.1f} usable; raise --tensor-parallel or lower --batch-size/--context"
         )
     most = free if limits.max_memory_bytes is None else min(free, limits.max_memory_bytes)
     return Limits(limits.max_parameters, int(most))

@@ -170,9 +170,9 @@ def predicted(
         rise = max(logit(clamped(found.alpha.value)) - logit(clamped(kept.alpha)), 0.0)
         alpha = replace(moved(now.alpha, rise, logit_std(found.alpha)), source="modelled")
         speedup = speedup_at(scorer, draft, alpha)
-        return (
-            None if speedup is None else TextStand(prompts, found.distinct_tokens, alpha, speedup)
-        )
+        if speedup is None:
+            return None
+        return TextStand(prompts, found.distinct_tokens, alpha, speedup)
 
     learnt = None if record.stopped else stand(now.prompts)
     if learnt is not None and learnt.alpha.value < now.alpha.value + LEAST_UNLEARNT:

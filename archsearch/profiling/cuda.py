@@ -32,7 +32,7 @@ from archsearch.profiling import kernels, layers
 from archsearch.profiling.fused import Fused, attention_kernel, fused_for, graph_backends
 from archsearch.profiling.kernels import Run
 from archsearch.profiling.points import Bench, Models, Point, Prepared
-from archsearch.profiling.timer import Timing, plan
+from archsearch.profiling.timer import AnyTimer, Timing, plan
 from archsearch.records import as_data
 from archsearch.workload import MODES, dtype_name
 
@@ -141,7 +141,7 @@ class CudaRunner:
         torch.cuda.empty_cache()
 
 
-class GpuTimer:
+class GpuTimer(AnyTimer):
     """Times callables on a GPU; `archsearch.profiling.timer.Timer` for a device that needs no
     correction.
 
@@ -150,10 +150,8 @@ class GpuTimer:
     """
 
     def __init__(self, runner: Runner, probe: Callable[[], float], reference_s: float) -> None:
+        super().__init__(probe, reference_s)
         self.runner = runner
-        self.probe = probe
-        self.reference_s = reference_s
-        self.slowdowns: list[float] = []
 
     def time(
         self,

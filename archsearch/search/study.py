@@ -263,11 +263,9 @@ def _all_progress(
     progress: Callable[[SearchProgress], None] | None,
 ) -> Callable[[int, int, float], None] | None:
     """Progress of scoring everything, for a callback of trials."""
-    return (
-        None
-        if progress is None
-        else lambda scored, total, _: progress(SearchProgress(scored, total, None))
-    )
+    if progress is None:
+        return None
+    return lambda scored, total, _: progress(SearchProgress(scored, total, None))
 
 
 def merged(results: Sequence[SearchResult]) -> SearchResult:

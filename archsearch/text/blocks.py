@@ -304,11 +304,9 @@ class _Reading:
 def _added(seen: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     """[rows, 1, 1, columns]: what is added to scores; made once for all layers, where torch would
     convert a bool mask in each."""
-    return (
-        None
-        if seen is None
-        else torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)[:, None, None]
-    )
+    if seen is None:
+        return None
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)[:, None, None]
 
 
 # -- attention

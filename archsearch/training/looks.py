@@ -150,9 +150,9 @@ def _on_cpu(value: object) -> object:
         return value.cpu()
     if isinstance(value, dict):
         return {key: _on_cpu(item) for key, item in value.items()}
-    return (
-        type(value)(_on_cpu(item) for item in value) if isinstance(value, list | tuple) else value
-    )
+    if isinstance(value, list | tuple):
+        return type(value)(_on_cpu(item) for item in value)
+    return value
 
 
 def load_state(path: Path) -> dict[str, Any]:

@@ -253,7 +253,7 @@ def explained_text(result: Searched, run: Run, reading: Reading) -> str:
         f"Latency: {result.latency}.",
         f"Acceptance prior: {result.prior}.",
         f"{result.trials} trials in space {result.space}{scored}.",
-        *wrapped(each.words() for each in result.regrets if each.value >= NO_REGRET),
+        *wrapped(each.words() for each in result.regrets if each.regret >= NO_REGRET),
     ]
     if result.free_layers is not None:
         lines.append(
