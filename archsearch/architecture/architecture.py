@@ -217,11 +217,6 @@ class Architecture:
         return self.num_key_value_heads * self.head_dim
 
     @property
-    def attention_out_size(self) -> int:
-        """Numbers that attention hands to its output projection."""
-        return self.num_attention_heads * (self.v_head_dim or self.head_dim)
-
-    @property
     def kv_numbers(self) -> int:
         """Numbers that a layer keeps of a token: keys and values, or the latent that replaces
         them."""

@@ -29,7 +29,7 @@ def _latent_params(arch: Architecture) -> int:
         queries = arch.q_lora_rank * (hidden + 1 + arch.q_size)
     down = hidden * (arch.kv_lora_rank + arch.qk_rope_head_dim) + arch.kv_lora_rank
     up = arch.kv_lora_rank * heads * (arch.head_dim - arch.qk_rope_head_dim + arch.v_head_dim)
-    return queries + down + up + arch.attention_out_size * hidden
+    return queries + down + up + heads * (arch.v_head_dim or arch.head_dim) * hidden
 
 
 def mlp_params(arch: Architecture) -> int:

@@ -73,11 +73,6 @@ class Run:
         return str(self.info["device"].get("key", ""))
 
     @property
-    def run_file(self) -> Path:
-        """run.yaml."""
-        return self.path / "run.yaml"
-
-    @property
     def trials_file(self) -> Path:
         """trials.csv."""
         return self.path / "trials.csv"
