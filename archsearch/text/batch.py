@@ -86,18 +86,6 @@ class BatchWriter:
         self.most_tokens = kv_tokens(target, writing.limits)
         self.pass_tokens = prefill_tokens(target, writing.limits)
 
-    def write(
-        self,
-        prompts: Sequence[EncodedPrompt],
-        report: Report,
-        deadline: float | None = None,
-        seed: int = 0,
-    ) -> tuple[list[CachedSequence], bool]:
-        """Answers in the order of `prompts`, and whether all ended before the `deadline`."""
-        rows = [self.row(prompt, seed, place) for place, prompt in enumerate(prompts)]
-        finished = self.write_rows(rows, report, deadline)
-        return [row.sequence() for row in rows if row.ids], finished
-
     def row(
         self, prompt: EncodedPrompt, seed: int, place: int, begun: CachedSequence | None = None
     ) -> Row:

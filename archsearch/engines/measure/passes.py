@@ -294,9 +294,13 @@ def measure_passes(
     rows: dict[object, Measurement] = {}
     trial, count = _Trial(asked), len(cases)
     for number, case in enumerate(cases):
+
+        def tell(what: str, share: float, number: int = number) -> None:
+            progress(what, number + share, count)
+
         engine = make_engine(case)
         try:
-            trial.run(engine, case, lambda what, share, n=number: progress(what, n + share, count))
+            trial.run(engine, case, tell)
         finally:
             engine.stop()
         assert trial.collected is not None
