@@ -95,11 +95,9 @@ class Trace:
     def accepted(self) -> tuple[np.ndarray, ...]:
         """Per text [tokens] float: the chance that this token was an accepted draft token, if a
         round asked for it."""
-        return (
-            self.chances
-            if self.sampled
-            else tuple(np.asarray(a, dtype=np.float64) for a in self.agreements)
-        )
+        if self.sampled:
+            return self.chances
+        return tuple(np.asarray(a, dtype=np.float64) for a in self.agreements)
 
     @property
     def shares(self) -> tuple[np.ndarray, ...]:

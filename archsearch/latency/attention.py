@@ -171,27 +171,18 @@ def kernel_words(profile: Profile, target: Architecture, dtype: str) -> str:
         ]
         shapes = {(row["hidden"], row["experts"], row["format"]) for row in rows}
         own = (target.hidden_size, target.num_experts, target.expert_format) in shapes
-        whose = (
-            "rows of this shape"
-            if own
-            else (
-                "rows of other shapes"
-                if shapes
-                else "no rows in this dtype, priced as plain GEMMs that move as many bytes (30 %)"
-            )
-        )
+        whose = "rows of this shape" if own else "rows of other shapes"
+        if not shapes:
+            whose = "no rows in this dtype, priced as plain GEMMs that move as many bytes (30 %)"
         skew = ROUTING_SKEW if target.routing_skew is None else target.routing_skew
         words += f"; experts: {whose}, routing skew {skew:g}"
     if target.kv_lora_rank:
         known = any(
             row.kind == "latent_attention" and row.dtype == dtype for row in profile.rows.values()
         )
-        several = (
-            "several tokens at once are modelled"
-            if known
-            else "no rows, priced as its projections and one wide KV head (30 %)"
-        )
-        words += f"; latent attention: {several}"
+        several = "several tokens at once are modelled"
+        none = "no rows, priced as its projections and one wide KV head (30 %)"
+        words += f"; latent attention: {several if known else none}"
     return words
 
 

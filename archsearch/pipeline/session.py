@@ -483,13 +483,8 @@ def default_space(target: Architecture) -> str:
     """The space that suits a target's size."""
     from archsearch.architecture.counts import parameters
 
-    return (
-        "demo"
-        if parameters(target) < 400e6
-        else "wide-shallow"
-        if parameters(target) > 5e9
-        else "default"
-    )
+    size = parameters(target)
+    return "demo" if size < 400e6 else "wide-shallow" if size > 5e9 else "default"
 
 
 def memory_limits(

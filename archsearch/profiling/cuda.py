@@ -358,6 +358,12 @@ def supported_dtypes(device: Device, mode: str) -> list[str]:
     ]
 
 
+def check_cuda(device: Device) -> None:
+    """Raise ArchsearchError where torch cannot run on `device`."""
+    if (problem := cuda_problem()) is not None:
+        raise ArchsearchError(f"cannot measure on {device.name}: {problem}")
+
+
 def open_bench(
     device: Device,
     profile: Profile,
@@ -371,9 +377,7 @@ def open_bench(
     `device`: as `check_claim` confirmed it. Raises ArchsearchError: torch without CUDA, a dtype the
     device does not compute in, a busy device (unless `allow_busy`).
     """
-    problem = cuda_problem()
-    if problem is not None:
-        raise ArchsearchError(f"cannot measure on {device.name}: {problem}")
+    check_cuda(device)
     if dtype is not None and dtype_name(dtype) not in (offered := supported_dtypes(device, mode)):
         raise ArchsearchError(
             f"{device.name} is not measured in {dtype} in {mode} mode; use one of"

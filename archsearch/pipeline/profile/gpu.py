@@ -37,9 +37,7 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, object]:
     from archsearch.profiling import collectives, cuda
     from archsearch.profiling import gpu_sweep as selection
 
-    problem = cuda.cuda_problem()
-    if problem is not None:
-        raise ArchsearchError(f"cannot measure on {device.name}: {problem}")
+    cuda.check_cuda(device)
     run = ProfileRun(request, device, current_stack())
     profile = run.profile
     if profile.imported:
