@@ -285,7 +285,7 @@ def measure_passes(
     asked: PassRequest,
     cases: Sequence[Case],
     *,
-    record: Callable[[Measurement], None] = lambda row: None,
+    record: Callable[[Measurement], None],
     progress: Progress = silent,
 ) -> list[Measurement]:
     """Rows of kind `pass` and `rest`, of drafters that are no models `drafted`, out of steps; each

@@ -177,7 +177,7 @@ class Climbed(Searched):
     text: TextVerdict | None
 
 
-def search_text(result: Searched, *, explain: bool = False) -> str:
+def search_text(result: Searched, *, explain: bool) -> str:
     """The first screen: the answer in at most SCREEN lines of 100 columns; with `explain` all that
     it rests on behind it."""
     run = open_run(result.run)
