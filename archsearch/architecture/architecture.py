@@ -25,13 +25,6 @@ from archsearch.errors import InvalidShapeError
 from archsearch.workload import WEIGHT_BYTES
 
 
-def attention_kind(num_attention_heads: int, num_key_value_heads: int) -> str:
-    """`MHA`, `GQA` or `MQA`."""
-    if num_key_value_heads == num_attention_heads:
-        return "MHA"
-    return "MQA" if num_key_value_heads == 1 else "GQA"
-
-
 def layer_windows(
     window_pattern: str, sliding_window: int | None, num_layers: int
 ) -> list[int | None]:
@@ -237,7 +230,9 @@ class Architecture:
         """MHA, GQA, MQA or MLA."""
         if self.kv_lora_rank:
             return "MLA"
-        return attention_kind(self.num_attention_heads, self.num_key_value_heads)
+        if self.num_key_value_heads == self.num_attention_heads:
+            return "MHA"
+        return "MQA" if self.num_key_value_heads == 1 else "GQA"
 
     def windows(self) -> list[int | None]:
         """The sliding window of each layer, None for full attention."""

@@ -103,11 +103,6 @@ class SearchRequest:
         return self.asked.temperature
 
     @property
-    def context(self) -> int:
-        """Tokens in the KV cache."""
-        return self.asked.context_len
-
-    @property
     def kind(self) -> RoundKind:
         """The kind of drafter that the engine's version must run."""
         return kind_of([family(name).rounds for name in self.families])
