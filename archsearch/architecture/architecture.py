@@ -277,11 +277,9 @@ class Architecture:
         """
         plain = _later_fields()
         head_dim = self.v_head_dim or self.head_dim
-        kind = (
-            self.model_type
-            if self.model_type in _WRITTEN_TYPES
-            else _DENSE_TYPES.get(self.model_type, "llama")
-        )
+        kind = self.model_type
+        if kind not in _WRITTEN_TYPES:
+            kind = _DENSE_TYPES.get(kind, "llama")
         # gpt-oss: biases of experts, and of all that attends
         if self.mlp_bias and self.num_experts:
             plain |= dict.fromkeys(("mlp_bias", "attention_bias", "attention_output_bias"), False)
