@@ -110,9 +110,8 @@ def memory_bytes(target: Architecture, draft: Draft | None, workload: Workload) 
     ranks = workload.draft_tensor_parallel or 1
     draft = draft.model or draft if isinstance(draft, Drafter) else draft
     weights, cache = 0, 0
-    if isinstance(
-        draft, Drafter
-    ):  # not a model: shared evenly, its few whole parts counted as shared too
+    # not a model: shared evenly, its few whole parts counted as shared too
+    if isinstance(draft, Drafter):
         weights = -(-draft.bytes(workload, batch, 0) // ranks)
         cache = -(-draft.bytes(workload, batch, context) // ranks) - weights
     elif draft is not None:

@@ -64,9 +64,8 @@ class EngineFacts:
     idle_round: bool = False  # what a round adds stays where a schedule says gamma 0
 
     # -- which drafters it runs
-    families: Mapping[str, str] = field(
-        default_factory=lambda: {"independent": ""}, hash=False
-    )  # first version known to run each
+    # first version known to run each
+    families: Mapping[str, str] = field(default_factory=lambda: {"independent": ""}, hash=False)
     # families whose version is the first that was looked at: earlier ones may run them
     looked_at: frozenset[str] = frozenset()
     # what is known to go wrong with its schedules, and what it has instead
@@ -78,9 +77,8 @@ class EngineFacts:
     not_adaptive: Mapping[str, str] = field(default_factory=dict, hash=False)
     # families for which it takes one gamma only, although it schedules others
     unscheduled: frozenset[str] = frozenset()
-    head_limits: Mapping[str, tuple[int, int | None]] = field(
-        default_factory=dict, hash=False
-    )  # (most layers, states) by family
+    # (most layers, states) by family
+    head_limits: Mapping[str, tuple[int, int | None]] = field(default_factory=dict, hash=False)
     # writes a trimmed head's logits into rows of the whole vocabulary before choosing
     scattered_head: bool = False
 
@@ -295,10 +293,8 @@ _ROWS: Final = (
         recipe="archsearch.engines.environments.recipes:OPENVINO",
         cpu_only=True,
         batches=True,  # continuous batching; it has neither synthetic acceptance nor a schedule
-        confirms=(
-            "independent",
-            "eagle3",
-        ),  # prompt lookup runs, but reports no rounds (extended_perf_metrics is None)
+        # prompt lookup runs, but reports no rounds (extended_perf_metrics is None)
+        confirms=("independent", "eagle3"),
         families={"independent": "", "eagle3": "", "dflash": "", "ngram": ""},  # prompt_lookup=True
         shortest_ngram=1,
         head_limits={"eagle3": (1, 3)},

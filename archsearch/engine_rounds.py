@@ -387,9 +387,8 @@ def engine_rounds(
         fits = row.get("drafter", drafter) == drafter and _about(row, asked)
         if fits and all(chosen.get(name) == own for name, own in row.get("options", {}).items()):
             return _resolved(engine, taken, row, chosen, drafter, note)
-    raise ArchsearchError(
-        f"nothing is known of {drafter} in {engine} {taken}"
-    )  # the last row of each engine fits all
+    # the last row of each engine fits all
+    raise ArchsearchError(f"nothing is known of {drafter} in {engine} {taken}")
 
 
 @lru_cache(maxsize=256)
@@ -426,9 +425,8 @@ def _resolved(
     graph = _largest_graph(engine, version, options)
     costs = replace(costs, largest_graph=graph, sequence_s=least).on_host(options.get(HOST))
     eager = bool(row.get("eager", False))
-    if (
-        eager
-    ):  # the host launches the target layer by layer as well, at what a layer of the draft takes it
+    # the host launches the target layer by layer as well, at what a layer of the draft takes it
+    if eager:
         costs = replace(
             costs, title="no CUDA graph for target or draft", host_target_layer_s=costs.host_layer_s
         )

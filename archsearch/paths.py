@@ -32,8 +32,6 @@ def cache_dir() -> Path:
     """Converted targets and other things that can be made again; $ARCHSEARCH_CACHE overrides
     ~/.cache/archsearch."""
     override = os.environ.get("ARCHSEARCH_CACHE")
-    return (
-        Path(override).expanduser()
-        if override
-        else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "archsearch"
-    )
+    if override:
+        return Path(override).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "archsearch"

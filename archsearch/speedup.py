@@ -71,9 +71,9 @@ def logit(probability: float) -> float:
 
 def sigmoid(value: float) -> float:
     """The inverse of `logit`; does not overflow."""
-    return (
-        1.0 / (1.0 + math.exp(-value)) if value >= 0 else math.exp(value) / (1.0 + math.exp(value))
-    )
+    if value >= 0:
+        return 1.0 / (1.0 + math.exp(-value))
+    return math.exp(value) / (1.0 + math.exp(value))
 
 
 def clamped(alpha: float) -> float:

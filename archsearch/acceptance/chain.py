@@ -77,11 +77,6 @@ class ChainReplay:
     by_text: np.ndarray = field(repr=False, compare=False)
 
     @property
-    def found_share(self) -> float:
-        """Share of rounds that are the lookup's."""
-        return sum(self.found) / self.rounds
-
-    @property
     def shares(self) -> np.ndarray:
         """Of all rounds [rule.found + 1 + rule.gamma + 1]: by who drafts and how many tokens."""
         return np.array([*self.found, *self.drafted]) / self.rounds

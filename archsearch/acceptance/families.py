@@ -161,11 +161,9 @@ def acceptance_of(
     found = _predicted(drafter, estimator, context)
     if isinstance(drafter, ChainHead) and drafter.tree is not None:
         found = _of_tree(drafter.tree, found.acceptance, estimator)
-    return (
-        found
-        if isinstance(estimator, GivenAcceptance)
-        else replace(found, assumed=ASSUMED.get(drafter.acceptance, ""))
-    )
+    if isinstance(estimator, GivenAcceptance):
+        return found
+    return replace(found, assumed=ASSUMED.get(drafter.acceptance, ""))
 
 
 def _of_tree(tree: Tree, chain: Acceptance, estimator: AcceptanceEstimator) -> FamilyAcceptance:

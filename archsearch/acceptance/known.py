@@ -205,11 +205,9 @@ def _sketch_then(written: Path, arguments: Mapping[str, object]) -> TextSketch |
     try:
         began = written.stat().st_mtime
         changed = [path.stat().st_mtime for path in files if path is not None]
-        return (
-            None
-            if any(time > began for time in changed)
-            else _sketch_of_files(files[0], files[1], max(changed, default=0.0))
-        )
+        if any(time > began for time in changed):
+            return None
+        return _sketch_of_files(files[0], files[1], max(changed, default=0.0))
     except (OSError, ArchsearchError):
         return None
 

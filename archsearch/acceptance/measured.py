@@ -31,7 +31,7 @@ from archsearch.files import atomic_path
 from archsearch.text.settings import check_sampling, warped_probs
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from archsearch.text.cache import CachedSequence, TextCache
 
@@ -95,11 +95,9 @@ class Trace:
     def accepted(self) -> tuple[np.ndarray, ...]:
         """Per text [tokens] float: the chance that this token was an accepted draft token, if a
         round asked for it."""
-        return (
-            self.chances
-            if self.sampled
-            else tuple(np.asarray(a, dtype=np.float64) for a in self.agreements)
-        )
+        if self.sampled:
+            return self.chances
+        return tuple(np.asarray(a, dtype=np.float64) for a in self.agreements)
 
     @property
     def shares(self) -> tuple[np.ndarray, ...]:
@@ -214,7 +212,7 @@ def agreement_trace(
     """
     head = _DraftHead(draft)
 
-    def judge(sequence: CachedSequence, part: slice, states: torch.Tensor) -> _Judged:
+    def judge(sequence: CachedSequence, part: slice, states: Tensor) -> _Judged:
         tokens, sure = head.best(states)
         return tokens == sequence.greedy_ids[part], sure
 
@@ -228,7 +226,7 @@ def sampling_trace(
     *,
     temperature: float,
     top_p: float = 1.0,
-    head: torch.Tensor | None = None,
+    head: Tensor | None = None,
     end_ids: Collection[int] | None = None,
     report: Report | None = None,
 ) -> Trace:
@@ -248,7 +246,7 @@ def sampling_trace(
     draft_head = _DraftHead(draft)
     target_head = texts.head if head is None else head  # type: ignore[union-attr]
 
-    def judge(sequence: CachedSequence, part: slice, states: torch.Tensor) -> _Judged:
+    def judge(sequence: CachedSequence, part: slice, states: Tensor) -> _Judged:
         target_logits = functional.linear(sequence.hidden[part].to(target_head.dtype), target_head)
         target_probs = warped_probs(target_logits, temperature, top_p)
         draft_logits = draft_head.logits(states)
@@ -272,13 +270,13 @@ def sampling_trace(
     return Trace(agreements, *labels, chances, overlaps, *settings)
 
 
-_Judged = tuple["torch.Tensor", ...]
+_Judged = tuple["Tensor", ...]
 
 
 def _along(
     draft: Any,
     texts: TextCache | Sequence[CachedSequence],
-    judge: Callable[[CachedSequence, slice, torch.Tensor], _Judged],
+    judge: Callable[[CachedSequence, slice, Tensor], _Judged],
     end_ids: Collection[int] | None,
     report: Report | None,
 ) -> tuple[tuple[tuple[np.ndarray, ...], ...], _Labels]:
@@ -336,12 +334,12 @@ class _DraftHead:
         kept = head_token_ids(draft)
         self.ids = torch.arange(self.weight.shape[0]) if kept is None else kept.cpu()
 
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
+    def logits(self, states: Tensor) -> Tensor:
         from torch.nn import functional
 
         return functional.linear(states, self.weight, self.bias).cpu()
 
-    def best(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def best(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """The most likely tokens' ids [n] and probabilities [n] (float32)."""
         logits = self.logits(states)
         best = logits.argmax(-1)
@@ -349,9 +347,7 @@ class _DraftHead:
         return self.ids[best], sure
 
 
-def _draft_states(
-    draft: Any, sequences: Sequence[CachedSequence]
-) -> Iterator[tuple[int, torch.Tensor]]:
+def _draft_states(draft: Any, sequences: Sequence[CachedSequence]) -> Iterator[tuple[int, Tensor]]:
     """(index of a sequence, the draft's final states [written, hidden] that predict its written
     tokens), shortest texts first."""
     import torch

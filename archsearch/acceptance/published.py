@@ -89,7 +89,8 @@ def row_terms(row: Published) -> dict[str, float]:
     if row.family != "independent":
         terms |= head_terms(row.distill_tokens or PUBLISHED_HEAD_TOKENS, behind)
         return terms | drafter_terms(row.family)
-    learning = learning_of_row(row)
+    tokens = (row.pretrain_tokens or 0.0, row.distill_tokens or 0.0, row.parent_tokens or 0.0)
+    learning = Learning(row.init, *tokens, on_policy=bool(row.on_policy))
     if row.body_params_m and row.target_params_b:
         terms |= learning.terms(row.body_params_m * 1e6, row.target_params_b * 1e9, behind)
         terms |= size_terms(row.body_params_m * 1e6, row.target_params_b * 1e9)
@@ -105,12 +106,6 @@ def row_terms(row: Published) -> dict[str, float]:
     if row.heads and row.kv_heads:
         terms |= attention_terms(row.heads, row.kv_heads)
     return while_young(terms, learning)
-
-
-def learning_of_row(row: Published) -> Learning:
-    """How the draft of a row came to be."""
-    tokens = (row.pretrain_tokens or 0.0, row.distill_tokens or 0.0, row.parent_tokens or 0.0)
-    return Learning(row.init, *tokens, on_policy=bool(row.on_policy))
 
 
 def level_alpha(row: Published, drifts: Mapping[str, Term]) -> float:

@@ -25,13 +25,6 @@ from archsearch.errors import InvalidShapeError
 from archsearch.workload import WEIGHT_BYTES
 
 
-def attention_kind(num_attention_heads: int, num_key_value_heads: int) -> str:
-    """`MHA`, `GQA` or `MQA`."""
-    if num_key_value_heads == num_attention_heads:
-        return "MHA"
-    return "MQA" if num_key_value_heads == 1 else "GQA"
-
-
 def layer_windows(
     window_pattern: str, sliding_window: int | None, num_layers: int
 ) -> list[int | None]:
@@ -217,11 +210,6 @@ class Architecture:
         return self.num_key_value_heads * self.head_dim
 
     @property
-    def attention_out_size(self) -> int:
-        """Numbers that attention hands to its output projection."""
-        return self.num_attention_heads * (self.v_head_dim or self.head_dim)
-
-    @property
     def kv_numbers(self) -> int:
         """Numbers that a layer keeps of a token: keys and values, or the latent that replaces
         them."""
@@ -240,11 +228,11 @@ class Architecture:
     @property
     def attention_kind(self) -> str:
         """MHA, GQA, MQA or MLA."""
-        return (
-            "MLA"
-            if self.kv_lora_rank
-            else attention_kind(self.num_attention_heads, self.num_key_value_heads)
-        )
+        if self.kv_lora_rank:
+            return "MLA"
+        if self.num_key_value_heads == self.num_attention_heads:
+            return "MHA"
+        return "MQA" if self.num_key_value_heads == 1 else "GQA"
 
     def windows(self) -> list[int | None]:
         """The sliding window of each layer, None for full attention."""
@@ -289,14 +277,11 @@ class Architecture:
         """
         plain = _later_fields()
         head_dim = self.v_head_dim or self.head_dim
-        kind = (
-            self.model_type
-            if self.model_type in _WRITTEN_TYPES
-            else _DENSE_TYPES.get(self.model_type, "llama")
-        )
-        if (
-            self.mlp_bias and self.num_experts
-        ):  # gpt-oss: biases of experts, and of all that attends
+        kind = self.model_type
+        if kind not in _WRITTEN_TYPES:
+            kind = _DENSE_TYPES.get(kind, "llama")
+        # gpt-oss: biases of experts, and of all that attends
+        if self.mlp_bias and self.num_experts:
             plain |= dict.fromkeys(("mlp_bias", "attention_bias", "attention_output_bias"), False)
         return self.replace(**plain, head_dim=head_dim, model_type=kind)
 

@@ -29,7 +29,7 @@ def _latent_params(arch: Architecture) -> int:
         queries = arch.q_lora_rank * (hidden + 1 + arch.q_size)
     down = hidden * (arch.kv_lora_rank + arch.qk_rope_head_dim) + arch.kv_lora_rank
     up = arch.kv_lora_rank * heads * (arch.head_dim - arch.qk_rope_head_dim + arch.v_head_dim)
-    return queries + down + up + arch.attention_out_size * hidden
+    return queries + down + up + heads * (arch.v_head_dim or arch.head_dim) * hidden
 
 
 def mlp_params(arch: Architecture) -> int:
@@ -129,11 +129,6 @@ def weight_bytes_per_pass(arch: Architecture, dtype_bytes: float) -> int:
         rest = parameters(arch) - body_parameters(arch) - arch.head_rows * arch.hidden_size
         return weight_bytes(arch, dtype_bytes) - _bytes(rest, dtype_bytes)
     return _bytes(body_parameters(arch) + arch.head_rows * arch.hidden_size, dtype_bytes)
-
-
-def kv_bytes_per_token(arch: Architecture, dtype_bytes: int) -> int:
-    """Bytes of KV cache one token of one sequence takes, before windows cut it."""
-    return arch.num_hidden_layers * arch.kv_numbers * dtype_bytes
 
 
 def kv_cache_bytes(

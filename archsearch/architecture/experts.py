@@ -82,7 +82,7 @@ def popularity(experts: int, per_token: int, skew: float) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=65536)
-def experts_touched(experts: int, per_token: int, tokens: int, skew: float = ROUTING_SKEW) -> float:
+def experts_touched(experts: int, per_token: int, tokens: int, skew: float) -> float:
     """Distinct experts that `tokens` tokens are expected to touch: the sum over experts of 1 - (1 -
     p)^tokens.
 
@@ -95,9 +95,7 @@ def experts_touched(experts: int, per_token: int, tokens: int, skew: float = ROU
 
 
 @lru_cache(maxsize=65536)
-def busiest_rank(
-    experts: int, per_token: int, tokens: int, ranks: int, skew: float = ROUTING_SKEW
-) -> float:
+def busiest_rank(experts: int, per_token: int, tokens: int, ranks: int, skew: float) -> float:
     """Distinct experts of the rank that holds most of those touched, with the popular ones dealt
     out to all ranks in turn.
 

@@ -47,10 +47,8 @@ from archsearch.architecture.ops import (
 from archsearch.errors import InvalidShapeError
 
 HeadKind = Literal["eagle", "eagle3", "mtp", "dflash", "peagle"]
-LIKE_EAGLE3: Final = (
-    "eagle3",
-    "peagle",
-)  # several states through fc; layer 0 reads [embedding, that]; a head of their own
+# several states through fc; layer 0 reads [embedding, that]; a head of their own
+LIKE_EAGLE3: Final = ("eagle3", "peagle")
 ONE_PASS: Final = ("dflash", "peagle")  # all draft tokens come out of the first pass
 
 
@@ -106,9 +104,8 @@ def head_parameters(head: FeatureHead) -> int:
         # layer 0: a norm more, and twice the inputs of q, k and v; then the final norm and the head
         count += decoder.hidden_size * (decoder.q_size + 2 * decoder.kv_size) + 2 * norm
         count += decoder.head_rows * decoder.hidden_size
-        count += (
-            head.fc_inputs if head.kind == "peagle" else 0
-        )  # what replaces the states of a mask row
+        # what replaces the states of a mask row
+        count += head.fc_inputs if head.kind == "peagle" else 0
     else:  # mtp: norms of embedding and state, final norm; dflash: norm of the states, final norm
         count += (3 if head.kind == "mtp" else 2) * norm
     return count + (embedding_params(decoder) if head.own_embedding else 0)
@@ -164,9 +161,9 @@ def first_pass_ops(head: FeatureHead, rows: HeadRows) -> PassOps:
     Raises: InvalidShapeError where the head does not divide by the ranks, or a block of one token
     has nothing to draft.
     """
-    return (
-        _block_ops(head, rows) if head.kind == "dflash" else _chain_ops(head, rows, on_target=True)
-    )
+    if head.kind == "dflash":
+        return _block_ops(head, rows)
+    return _chain_ops(head, rows, on_target=True)
 
 
 @lru_cache(maxsize=64)  # asked again for every gamma of a round
@@ -190,9 +187,8 @@ def _chain_ops(head: FeatureHead, rows: HeadRows, *, on_target: bool) -> PassOps
                 f"a parallel drafter needs at least 2 tokens, got {rows.tokens}"
             )
         drafted = rows.batch * (rows.tokens - 1)
-        rows = replace(
-            rows, tokens=2 * (rows.tokens - 1)
-        )  # a mask row for every draft token but the first
+        # a mask row for every draft token but the first
+        rows = replace(rows, tokens=2 * (rows.tokens - 1))
     m, width = rows.m, head.decoder.hidden_size
     outside: Counter[Op] = Counter(_embedding(m, width, rows.ranks))
     if head.kind == "mtp":
@@ -220,9 +216,8 @@ def _first_layer(head: FeatureHead, ops: list[Op], m: int) -> list[Op]:
         return ops[1:]  # without its first norm
     if head.kind == "mtp":
         return ops
-    first = next(
-        place for place, op in enumerate(ops) if not isinstance(op, Gemm) and place > 0
-    )  # after q, k, v
+    # after q, k, v
+    first = next(place for place, op in enumerate(ops) if not isinstance(op, Gemm) and place > 0)
     wide = [replace(op, k=2 * op.k) if isinstance(op, Gemm) else op for op in ops[:first]]
     # one norm each for embedding and hidden state, and the copy that joins them
     return [Elementwise("norm", m * width), Elementwise("add", 2 * m * width), *wide, *ops[first:]]

@@ -229,9 +229,8 @@ def _from_rotary(config: Config, model_type: str) -> Architecture:
 def _windows(config: Config, model_type: str, layers: int) -> list[int | None]:
     """The sliding window of each layer as the family's modelling code in transformers 5 applies
     it."""
-    if model_type == "llama" or (
-        model_type in READ_ONLY and model_type != "mixtral"
-    ):  # those read their own
+    # those read their own
+    if model_type == "llama" or (model_type in READ_ONLY and model_type != "mixtral"):
         return [None] * layers
     window = config.get(
         "sliding_window", (FAMILIES.get(model_type) or READ_ONLY[model_type]).sliding_window
@@ -239,9 +238,8 @@ def _windows(config: Config, model_type: str, layers: int) -> list[int | None]:
     qwen = model_type in ("qwen2", "qwen3")
     if window is None or (qwen and not config.get("use_sliding_window", False)):
         return [None] * layers
-    types = config.get(
-        "layer_types"
-    )  # AutoConfig turns a mistral with layer_types into a ministral
+    # AutoConfig turns a mistral with layer_types into a ministral
+    types = config.get("layer_types")
     if types is None:
         first = config.get("max_window_layers", 28) if qwen else 0
         return [window if layer >= first else None for layer in range(layers)]

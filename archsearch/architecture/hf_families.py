@@ -69,9 +69,9 @@ def weight_format(quantisation: object) -> str:
         method = "modelopt"
     reader = _QUANTISED.get(method.removesuffix("-marlin"))
     if reader is None:
-        return (
-            f"quant_method {method!r}" if method else "a quantization_config without quant_method"
-        )
+        if method:
+            return f"quant_method {method!r}"
+        return "a quantization_config without quant_method"
     found = reader(quantisation)
     return found if found in WEIGHT_BYTES else f"{method} with {found}"
 
@@ -91,11 +91,9 @@ def _bits(quantisation: Config) -> str:
 def _bitsandbytes(quantisation: Config) -> str:
     if quantisation.get("load_in_4bit") or quantisation.get("_load_in_4bit"):
         return "nf4"
-    return (
-        "load_in_8bit"
-        if quantisation.get("load_in_8bit") or quantisation.get("_load_in_8bit")
-        else "no width"
-    )
+    if quantisation.get("load_in_8bit") or quantisation.get("_load_in_8bit"):
+        return "load_in_8bit"
+    return "no width"
 
 
 def _compressed(quantisation: Config) -> str:
@@ -122,11 +120,9 @@ def _compressed(quantisation: Config) -> str:
             )
     if len(found) == 1:
         return found.pop()
-    return (
-        f"groups in {' and '.join(sorted(found))}"
-        if found
-        else f"format {quantisation.get('format')!r}"
-    )
+    if found:
+        return f"groups in {' and '.join(sorted(found))}"
+    return f"format {quantisation.get('format')!r}"
 
 
 def _modelopt(quantisation: Config) -> str:

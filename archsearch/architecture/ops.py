@@ -30,11 +30,9 @@ class Gemm:
 
     def weight_elements(self) -> int:
         """Weights read; of a format of their own counted in numbers of 16 bits."""
-        return (
-            round(self.n * self.k * WEIGHT_BYTES[self.format] / 2)
-            if self.format
-            else self.n * self.k
-        )
+        if self.format:
+            return round(self.n * self.k * WEIGHT_BYTES[self.format] / 2)
+        return self.n * self.k
 
     def flops(self) -> int:
         return 2 * self.m * self.n * self.k
@@ -296,9 +294,8 @@ def layer_ops(
     """
     m = batch * tokens
     hidden = arch.hidden_size
-    norms = [Elementwise("norm", m * hidden)] * (
-        2 if arch.sandwich_norms else 1
-    )  # before attention or FFN, and behind it
+    # before attention or FFN, and behind it
+    norms = [Elementwise("norm", m * hidden)] * (2 if arch.sandwich_norms else 1)
     ends: list[Op] = [AllReduce(m * hidden, ranks)] if ranks > 1 else []
     if not fused:
         ends.append(Elementwise("add", m * hidden))

@@ -43,6 +43,7 @@ RoundKind = Literal[
 """How an engine runs the drafter's part of a round: the `drafter` of engine_rounds.yaml."""
 
 Choice = int | float | str | bool
+Chosen = Mapping[str, Choice]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,33 +95,37 @@ class Drafter(ABC):
     family: ClassVar[Family]
     title: ClassVar[str]  # as people write it
     rounds: ClassVar[RoundKind]
-    acceptance: ClassVar[
-        str
-    ]  # which rows of the acceptance table predict it; `archsearch.acceptance.families`
+    # which rows of the acceptance table predict it; `archsearch.acceptance.families`
+    acceptance: ClassVar[str]
     is_model: ClassVar[bool] = False  # a model by itself, by whose shape it is named
     has_layers: ClassVar[bool] = True  # the dimensions of a decoder may be searched
     trains: ClassVar[bool] = True  # somebody has to train it
-    choices: ClassVar[
-        Mapping[str, tuple[Choice, ...]]
-    ] = {}  # what else may be searched, with the usual choices
+    # what else may be searched, with the usual choices
+    choices: ClassVar[Mapping[str, tuple[Choice, ...]]] = {}
     # rows of its layers that a training runs for each token of text
     training_rows: ClassVar[float] = 1.0
 
     @classmethod
-    @abstractmethod
     def usual(cls, target: Architecture) -> Self:
         """The drafter of this family that is usual for `target`."""
+        return cls(target)
 
     @classmethod
     @abstractmethod
-    def of(
-        cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]
-    ) -> Self:
+    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Chosen) -> Self:
         """The drafter for `target` with these layers (None where it has none) and `chosen` of
         `choices`.
 
         Raises InvalidShapeError for a combination that cannot be.
         """
+
+    @classmethod
+    def only(cls, chosen: Chosen) -> None:
+        """Raise InvalidShapeError for a choice that the family does not have."""
+        for name in chosen:
+            if name not in cls.choices:
+                has = ", ".join(cls.choices) or "nothing to choose"
+                raise InvalidShapeError(f"{cls.family} has no {name}; it has {has}")
 
     @classmethod
     def published(cls, row: PublishedDrafter, target: Architecture) -> Self:
@@ -234,12 +239,3 @@ class Drafter(ABC):
 
 Draft = Architecture | Drafter
 """What drafts: a bare shape is an independent draft's."""
-
-
-def only(chosen: Mapping[str, Choice], known: Mapping[str, object], family: str) -> None:
-    """Raise InvalidShapeError for a choice that a family does not have."""
-    for name in chosen:
-        if name not in known:
-            raise InvalidShapeError(
-                f"{family} has no {name}; it has {', '.join(known) or 'nothing to choose'}"
-            )

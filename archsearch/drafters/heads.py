@@ -26,7 +26,7 @@ from archsearch.architecture.published_drafters import (
     head_of,
     usual_head,
 )
-from archsearch.drafters.drafter import Choice, Drafter, RoundKind, RoundPlan, RoundRows, only
+from archsearch.drafters.drafter import Chosen, Drafter, RoundKind, RoundPlan, RoundRows
 from archsearch.drafters.models import PARALLEL_ROWS
 from archsearch.errors import InvalidShapeError
 from archsearch.speedup import Tree
@@ -65,10 +65,8 @@ class FeatureDrafter(Drafter):
         return cls.from_head(usual_head(target, cast(HeadKind, cls.family)))
 
     @classmethod
-    def of(
-        cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]
-    ) -> Self:
-        only(chosen, cls.choices, cls.family)
+    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Chosen) -> Self:
+        cls.only(chosen)
         usual = cls.usual(target)
         if decoder is None:
             return usual
@@ -210,11 +208,9 @@ class Mtp(ChainHead):
     def lacking(cls, target: Architecture) -> str:
         """Of the architectures that are modelled here DeepSeek-V3's comes with one; Qwen3-Next's
         and GLM-4.5's do too."""
-        return (
-            ""
-            if target.model_type == "deepseek_v3"
-            else f"its checkpoint ({target.model_type}) holds no MTP layer"
-        )
+        if target.model_type == "deepseek_v3":
+            return ""
+        return f"its checkpoint ({target.model_type}) holds no MTP layer"
 
 
 @dataclass(frozen=True)
@@ -263,9 +259,7 @@ class DFlash(FeatureDrafter):
         return replace(made, block=dict(row.changes).get("block", made.block))
 
     @classmethod
-    def of(
-        cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]
-    ) -> Self:
+    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Chosen) -> Self:
         """Engines share the target's tables with it: it is as wide as the target."""
         made = super().of(target, decoder, chosen)
         block = int(chosen.get("block", made.block))
@@ -313,19 +307,10 @@ class Medusa(Drafter):
     }
 
     @classmethod
-    def usual(cls, target: Architecture) -> Self:
-        return cls(target)
-
-    @classmethod
-    def of(
-        cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]
-    ) -> Self:
-        only(chosen, cls.choices, cls.family)
-        heads, residual = (
-            int(chosen.get("heads", USUAL_HEADS)),
-            int(chosen.get("residual_layers", 1)),
-        )
-        return cls(target, heads, residual, bool(chosen.get("shared_head", False)))
+    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Chosen) -> Self:
+        cls.only(chosen)
+        heads, residual = chosen.get("heads", USUAL_HEADS), chosen.get("residual_layers", 1)
+        return cls(target, int(heads), int(residual), bool(chosen.get("shared_head", False)))
 
     @classmethod
     def published(cls, row: PublishedDrafter, target: Architecture) -> Self:
@@ -337,20 +322,16 @@ class Medusa(Drafter):
     def plan(self, rows: RoundRows) -> RoundPlan:
         """gamma heads on the last accepted row of each sequence, one after the other (vLLM loops
         over them); no cache."""
-        width, vocabulary, m = (
-            self.architecture.hidden_size,
-            self.architecture.vocab_size,
-            rows.batch,
-        )
+        width, vocabulary = self.architecture.hidden_size, self.architecture.vocab_size
+        m = rows.batch
         ops: Counter[Op] = Counter()
         ops[Gemm(m, width, width)] += self.residual * rows.gamma
         ops[Elementwise("act", m * width)] += self.residual * rows.gamma
         ops[Elementwise("add", m * width)] += self.residual * rows.gamma
         ops[Gemm(m, -(-vocabulary // rows.ranks), width)] += rows.gamma
         if rows.ranks > 1:
-            ops[AllReduce(m * vocabulary // 2, rows.ranks)] += (
-                rows.gamma
-            )  # the gather of logits, as in `ops.head_ops`
+            # the gather of logits, as in `ops.head_ops`
+            ops[AllReduce(m * vocabulary // 2, rows.ranks)] += rows.gamma
         ops[Elementwise("sample", m * vocabulary, vocabulary)] += rows.gamma
         return RoundPlan(
             PassOps(Counter(), ops, 0, rows.ranks), None, 0, m * rows.gamma, 0, rows.gamma

@@ -7,12 +7,11 @@ step of the target.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Self
 
 from archsearch.architecture.architecture import Architecture
-from archsearch.drafters.drafter import Choice, Drafter, Family, RoundPlan, RoundRows, only
+from archsearch.drafters.drafter import Chosen, Drafter, Family, RoundPlan, RoundRows
 from archsearch.errors import InvalidShapeError
 
 # What the host takes to look for a match: a call, and a linear pass over the tokens of each
@@ -53,14 +52,8 @@ class NGram(Drafter):
             )
 
     @classmethod
-    def usual(cls, target: Architecture) -> Self:
-        return cls(target)
-
-    @classmethod
-    def of(
-        cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]
-    ) -> Self:
-        only(chosen, cls.choices, cls.family)
+    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Chosen) -> Self:
+        cls.only(chosen)
         return cls(target, int(chosen.get("min_n", cls.min_n)), int(chosen.get("max_n", cls.max_n)))
 
     @property

@@ -3,7 +3,7 @@ target's own first layers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -12,7 +12,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import kv_cache_bytes, parameters, weight_bytes
 from archsearch.architecture.ops import Part, PassOps, model_pass
 from archsearch.architecture.published_drafters import PublishedDrafter
-from archsearch.drafters.drafter import Choice, Drafter, Family, RoundPlan, RoundRows, only
+from archsearch.drafters.drafter import Chosen, Drafter, Family, RoundPlan, RoundRows
 from archsearch.errors import InvalidShapeError
 from archsearch.workload import Workload
 
@@ -34,10 +34,8 @@ class OwnModel(Drafter):
         return cls(target.replace(num_hidden_layers=USUAL_LAYERS))
 
     @classmethod
-    def of(
-        cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]
-    ) -> Self:
-        only(chosen, cls.choices, cls.family)
+    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Chosen) -> Self:
+        cls.only(chosen)
         return cls(_needed(decoder, cls.title))
 
     @classmethod
@@ -130,10 +128,8 @@ class EarlyExit(Drafter):
         return cls.of(target, None, {"exit_layer": max(1, target.num_hidden_layers // USUAL_EXIT)})
 
     @classmethod
-    def of(
-        cls, target: Architecture, decoder: Architecture | None, chosen: Mapping[str, Choice]
-    ) -> Self:
-        only(chosen, cls.choices, cls.family)
+    def of(cls, target: Architecture, decoder: Architecture | None, chosen: Chosen) -> Self:
+        cls.only(chosen)
         layers = int(chosen.get("exit_layer", max(1, target.num_hidden_layers // USUAL_EXIT)))
         if not 1 <= layers < target.num_hidden_layers:
             raise InvalidShapeError(

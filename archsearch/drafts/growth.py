@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from archsearch.progress import ProgressLine
 from archsearch.records import load, save
 from archsearch.text.prompts import EncodedPrompt, Prompt
 from archsearch.text.settings import Writing
@@ -204,7 +203,7 @@ class Growth:
         turns: Sequence[CachedSequence] = ()
         if openings:
             writing = Writing(supply.PROMPT_TOKENS, temperature, top_p, seed=number + 1)
-            turns = self._cached(folder, openings, writing, budget_s).sequences
+            turns = self.timed(folder, openings, writing, budget_s).sequences
         ends = eos_ids(self.texts.writer(), tokenizer)
         apart = [*self.texts.prompts.heldout, *(p for p, _ in self._prompts(kept_out=True))]
         before = [p for done in rounds for p in done.prompts]
@@ -226,27 +225,22 @@ class Growth:
             return 0
         before = self.tokens(folder)[0]
         writing = Writing(self.texts.answer_tokens, temperature, seed=seed)
-        cache = self._cached(folder, prompts, writing, budget_s)
+        cache = self.timed(folder, prompts, writing, budget_s)
         self.texts.forget(folder)
         return cache.written_tokens - before
 
-    def _cached(
+    def timed(
         self, folder: str, prompts: Sequence[EncodedPrompt], writing: Writing, budget_s: float
     ) -> TextCache:
-        from archsearch.text.generate import write_answers
-
-        begin, before = time.monotonic(), self.tokens(folder)
-        with ProgressLine("target writes more training text") as line:
-            cache = write_answers(
-                self.texts.writer(),
-                self.texts.target.tokenizer,
-                prompts,
-                cache_dir=self.texts.folder / folder,
-                writing=writing,
-                budget_s=budget_s,
-                progress=line,
-            )
-        self.timed(before, self.tokens(folder), time.monotonic() - begin)
+        """`RunTexts.answers`; what writing took is kept, for the outlook. Of answers that went on
+        after a cut the prompt counts once only."""
+        begin, before, was = time.monotonic(), self.tokens(folder), self.speed()
+        cache = self.texts.answers(folder, prompts, writing, budget_s)
+        after, seconds = self.tokens(folder), time.monotonic() - begin
+        written, read = (now - then for now, then in zip(after, before, strict=True))
+        if written > 0:
+            speed = Speed(was.written + written, was.read + read, was.seconds + seconds)
+            save(self.texts.folder / SPEED_FILE, speed)
         return cache
 
     def tokens(self, folder: str) -> tuple[int, int]:
@@ -258,15 +252,6 @@ class Growth:
             return 0, 0
         sequences = TextCache.load(path).sequences
         return sum(len(s.written) for s in sequences), sum(s.prompt_tokens for s in sequences)
-
-    def timed(self, before: tuple[int, int], after: tuple[int, int], seconds: float) -> None:
-        """Keep what writing took, for the outlook. Of answers that went on after a cut the prompt
-        counts once only."""
-        was = self.speed()
-        written, read = (now - then for now, then in zip(after, before, strict=True))
-        if written > 0:
-            speed = Speed(was.written + written, was.read + read, was.seconds + seconds)
-            save(self.texts.folder / SPEED_FILE, speed)
 
     # -- which prompts
 

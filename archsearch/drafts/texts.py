@@ -9,7 +9,6 @@ Further text, where there was time for it, in the folders that `drafts.growth` n
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -75,9 +74,8 @@ class RunTexts:
         from archsearch.text.encode import encode_text
 
         self.prompts.check_apart()
-        begin, before = time.monotonic(), self.growth.tokens("text")
-        cache = self._caches["text"] = self._answers("text", self.prompts.train, budget_s)
-        self.growth.timed(before, self.growth.tokens("text"), time.monotonic() - begin)
+        prompts, writing = self.encode(self.prompts.train), Writing(self.answer_tokens)
+        cache = self._caches["text"] = self.growth.timed("text", prompts, writing, budget_s)
         texts = [prompt.text for prompt in self.prompts.train]
         for fault in (*prompt_faults(texts), *answer_faults(cache.sequences)):
             say(fault)
@@ -93,17 +91,24 @@ class RunTexts:
                 )
         return cache
 
-    def _answers(self, folder: str, prompts: Sequence[Prompt], budget_s: float | None) -> TextCache:
-        from archsearch.text.generate import generate_text
+    def answers(
+        self,
+        folder: str,
+        prompts: Sequence[EncodedPrompt],
+        writing: Writing,
+        budget_s: float | None,
+    ) -> TextCache:
+        """What the target writes for `prompts`, in a folder of the run."""
+        from archsearch.text.generate import write_answers
 
-        held = folder == "heldout"
-        with ProgressLine(f"target writes {'held-out' if held else 'training'} text") as line:
-            return generate_text(
-                self.target.model() if held else self.writer(),
+        what = {"text": "training", "heldout": "held-out"}.get(folder, "more training")
+        with ProgressLine(f"target writes {what} text") as line:
+            return write_answers(
+                self.target.model() if folder == "heldout" else self.writer(),
                 self.target.tokenizer,
                 prompts,
                 cache_dir=self.folder / folder,
-                writing=Writing(self.answer_tokens),
+                writing=writing,
                 budget_s=budget_s,
                 progress=line,
             )
@@ -162,7 +167,8 @@ class RunTexts:
         """
         done = self.folder / "heldout" / "done.json"
         if "heldout" not in self._caches and not done.exists():
-            cache = self._answers("heldout", self.prompts.heldout, budget_s)
+            prompts, writing = self.encode(self.prompts.heldout), Writing(self.answer_tokens)
+            cache = self.answers("heldout", prompts, writing, budget_s)
             write_json(done, {"tokens": cache.written_tokens})
             self._caches["heldout"] = cache
         return self._read("heldout")

@@ -55,9 +55,8 @@ def tensorrt_schedule(ranges: Ranges) -> dict[int, int] | None:
     schedule: dict[int, int] = {}
     for first, last, gamma in joined:
         schedule[first] = gamma
-        if not (
-            gamma == 0 and last == joined[-1][1]
-        ):  # off from here on: one key says it, in both readings
+        # off from here on: one key says it, in both readings
+        if not (gamma == 0 and last == joined[-1][1]):
             schedule[last] = gamma
     return schedule
 

@@ -58,17 +58,6 @@ def serving_attention(profile: Profile) -> Serving:
     return SERVING.get(int(major), UNKNOWN) if major.isdigit() else UNKNOWN
 
 
-def measured_kernels(profile: Profile, mode: str) -> list[str]:
-    """The kernels that the profile's attention rows of `mode` say they ran, most rows first; []
-    where rows do not say."""
-    found = Counter(
-        row.kernel
-        for row in profile.rows.values()
-        if row.kind == "attention" and row.mode == mode and row.kernel
-    )
-    return [name for name, _ in found.most_common()]
-
-
 def attention_words(profile: Profile, mode: str) -> str:
     """Whose attention the profile's rows are, in a clause; "" where that says nothing (a CPU, rows
     that do not say)."""
@@ -80,7 +69,12 @@ def attention_words(profile: Profile, mode: str) -> str:
         std = profile.provenance.get("row_relative_std", {}).get("attention")
         differ = f", frameworks differ by {std:.0%}" if std else ""
         return f"attention: {names}{differ}" if names else ""
-    names = " and ".join(measured_kernels(profile, mode))
+    ran = Counter(
+        row.kernel
+        for row in profile.rows.values()
+        if row.kind == "attention" and row.mode == mode and row.kernel
+    )
+    names = " and ".join(name for name, _ in ran.most_common())  # most rows first
     if mode != "graph":
         return f"attention: {names}" if names else ""
     serving = serving_attention(profile)
@@ -171,27 +165,18 @@ def kernel_words(profile: Profile, target: Architecture, dtype: str) -> str:
         ]
         shapes = {(row["hidden"], row["experts"], row["format"]) for row in rows}
         own = (target.hidden_size, target.num_experts, target.expert_format) in shapes
-        whose = (
-            "rows of this shape"
-            if own
-            else (
-                "rows of other shapes"
-                if shapes
-                else "no rows in this dtype, priced as plain GEMMs that move as many bytes (30 %)"
-            )
-        )
+        whose = "rows of this shape" if own else "rows of other shapes"
+        if not shapes:
+            whose = "no rows in this dtype, priced as plain GEMMs that move as many bytes (30 %)"
         skew = ROUTING_SKEW if target.routing_skew is None else target.routing_skew
         words += f"; experts: {whose}, routing skew {skew:g}"
     if target.kv_lora_rank:
         known = any(
             row.kind == "latent_attention" and row.dtype == dtype for row in profile.rows.values()
         )
-        several = (
-            "several tokens at once are modelled"
-            if known
-            else "no rows, priced as its projections and one wide KV head (30 %)"
-        )
-        words += f"; latent attention: {several}"
+        several = "several tokens at once are modelled"
+        none = "no rows, priced as its projections and one wide KV head (30 %)"
+        words += f"; latent attention: {several if known else none}"
     return words
 
 

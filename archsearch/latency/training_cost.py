@@ -3,7 +3,7 @@ for its probabilities or hidden states, and the drafter's own passes.
 
 Writing and the teacher's pass are priced by the latency model (of an engine that serves), the
 training by its operations. Checked against what publications say in docs/choose-a-draft.md and
-benchmarks/training_costs.py: within a factor of HOURS_FACTOR in either direction for most.
+benchmarks/training_costs.py: within a factor of 2 in either direction for most.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ TEACHER_TOKENS: Final = 2048  # in a pass of the teacher
 # Of the device's peak that a training reaches: AMD-135M .18 of an MI250, TinyLlama-1.1B .51 of an
 # A100 (their tokens and hours, 6 operations a parameter and token).
 TRAINING_SHARE: Final = 0.3
-HOURS_FACTOR: Final = 2.0
 RANKS: Final = (1, 2, 4, 8)
 DTYPES: Final = ("bfloat16", "float16", "float32")  # that drafts are trained in
 

@@ -147,7 +147,7 @@ def padding_row(kept_rows: Tensor, mean_hidden: Tensor | None) -> Tensor:
     return -scale * mean / mean.square().sum().clamp_min(1e-12)
 
 
-def padded_head(head: TrimmedHead, mean_hidden: Tensor | None = None) -> Tensor:
+def padded_head(head: TrimmedHead, mean_hidden: Tensor | None) -> Tensor:
     """The full head [vocab, hidden] of a trimmed one in its dtype: kept rows as they are, padding
     rows elsewhere."""
     weight = head.weight.detach()

@@ -75,11 +75,9 @@ def serving_ranks(run: Run) -> int:
     asked = run.arguments.get("tensor_parallel")
     if asked:
         return int(asked)
-    return (
-        1
-        if run.info["device"].get("kind") == "cpu"
-        else SearchSession.reopen(run.path).scorer.workload.tensor_parallel
-    )
+    if run.info["device"].get("kind") == "cpu":
+        return 1
+    return SearchSession.reopen(run.path).scorer.workload.tensor_parallel
 
 
 def write_report(run: Run, session: SearchSession | None = None) -> Path:

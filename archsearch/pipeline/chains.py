@@ -156,10 +156,10 @@ class Replays:
     def words(self, chain: Replayed) -> str:
         """What a chain gains over its better half, by replay of the text that chose both."""
         name, half = self.half()
-        gain = chain.gain(half)
+        gain, share = chain.gain(half), sum(chain.replay.found) / chain.replay.rounds
         return (
             f"{'' if gain.value > gain.std else 'no gain: '}{gain.value:+.1%} ± {gain.std:.1%} over"
-            f" {name} alone by replay; the lookup drafts in {chain.replay.found_share:.0%} of the"
+            f" {name} alone by replay; the lookup drafts in {share:.0%} of the"
             " rounds; both chosen on that text"
         )
 

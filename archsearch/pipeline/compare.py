@@ -111,7 +111,8 @@ class _Opened:
             values["dtype"] = f"{values['dtype']}, drafts in {drafts}"
         if asked.get("confirm"):  # else nothing was trained: neither counts
             values["time budget"] = human_time(float(asked["time_budget_s"]))
-            values |= {name: _file_words(asked.get(name)) for name in ("prompts", "text")}
+            for name in ("prompts", "text"):  # with its folder's name: enough to tell two apart
+                values[name] = "/".join(Path(asked.get(name) or "").parts[-2:])
         return {name: "" if value is None else str(value) for name, value in values.items()}
 
 
@@ -218,8 +219,3 @@ def _scorer(
         session.setting, target=target, source=source, workload=workload, longest=longest
     )
     return setting.scorer(request, acceptance)
-
-
-def _file_words(path: str | None) -> str | None:
-    """A file's name with its folder's: enough to tell two apart, short enough for a table."""
-    return None if path is None else "/".join(Path(path).parts[-2:])

@@ -458,7 +458,7 @@ def confirm_load(
         # random tokens: the workload's context is reached in mid-answer
         made_up(
             vocabulary,
-            max(8, session.request.context - tokens // 2),
+            max(8, session.request.asked.context_len - tokens // 2),
             numbers[-1],
             rng=random.Random(session.request.seed),
         )

@@ -151,7 +151,7 @@ def state_of(run: Run) -> str:
     return digest(scores)[:16]
 
 
-def curves_of(session: SearchSession, state: str = "") -> Curves:
+def curves_of(session: SearchSession, state: str) -> Curves:
     """The curves of the best ranks of a run; the bars of its first."""
     scorer, notes = session.scorer, list[str]()
     drawn = [(rank, *_known(session, rank)) for rank in _drawn(session.run)]

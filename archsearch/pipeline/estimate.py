@@ -281,10 +281,14 @@ def _priced(
     for each in named:
         facts.check_drafter(each.drafter, shared_by(workload), source.version, each.name)
         training, doubt = request.training or "target", ""
-        tokens = request.trained_tokens or recorded_tokens(_folder_of(each))
+        folder = Path(each.hub_id).expanduser() if each.hub_id else None
+        read = folder if folder is not None and folder.is_dir() else None
+        tokens = request.trained_tokens or recorded_tokens(read)
         if each.model is not None and not request.training and request.trained_tokens is None:
             training, doubt = training_of(each.model, ref)
-        unknown = tokens is None and _unknown_head(each)
+        head = each.drafter.trains and not each.drafter.is_model
+        head = head and each.drafter.acceptance != "mtp" and folder is not None
+        unknown = tokens is None and head and not published_as(each.hub_id)
         if unknown:
             doubt = (
                 "nobody says how this head was trained: on 3M to 300M tokens as far as its band"
@@ -306,19 +310,6 @@ def _priced(
         room = _no_room(ref.architecture, each.drafter, workload, source)
         found.append(Priced(each.name, training, score, own, source, notes, how, budget, room))
     return found
-
-
-def _folder_of(each: NamedDrafter) -> Path | None:
-    """The folder that a drafter was read from; None where it was not."""
-    folder = Path(each.hub_id).expanduser() if each.hub_id else None
-    return folder if folder is not None and folder.is_dir() else None
-
-
-def _unknown_head(each: NamedDrafter) -> bool:
-    """Whether it is a head that exists, of whose training the table of published ones knows
-    nothing."""
-    trained = each.drafter.trains and not each.drafter.is_model and each.drafter.acceptance != "mtp"
-    return trained and bool(each.hub_id) and not published_as(each.hub_id)
 
 
 def _share_notes(score: Score) -> list[str]:

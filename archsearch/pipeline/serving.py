@@ -42,7 +42,7 @@ from archsearch.workload import (
 )
 
 
-def default_engine(device: Device, mode: Mode | None = None) -> str:
+def default_engine(device: Device, mode: Mode | None) -> str:
     """The engine of a device where none is named: on a GPU vLLM, or transformers where a mode
     without CUDA graphs is asked."""
     return "transformers" if device.kind == "cpu" or mode == "eager" else "vllm"
@@ -86,7 +86,7 @@ def engine_requests(
     asked: WorkloadRequest,
     engines: Sequence[str],
     versions: Sequence[str],
-    drafter: RoundKind = "draft_model",
+    drafter: RoundKind,
 ) -> list[WorkloadRequest]:
     """`asked` for each of `engines` in each of its `versions` (`0.16.0` where one engine is asked
     for, else `vllm=0.16.0`), with the switches that the engine has. Neither: for the engine of
@@ -204,7 +204,7 @@ def _runs_on(facts: EngineFacts, device: Device) -> bool:
 
 
 def rounds_of(
-    asked: WorkloadRequest, engine: str, device: Device, drafter: RoundKind = "draft_model"
+    asked: WorkloadRequest, engine: str, device: Device, drafter: RoundKind
 ) -> EngineRounds | None:
     """How the engine's version runs rounds of a kind of drafter on a GPU; None on a CPU. Raises
     ArchsearchError for a version or switch it lacks."""

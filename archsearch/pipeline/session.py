@@ -103,11 +103,6 @@ class SearchRequest:
         return self.asked.temperature
 
     @property
-    def context(self) -> int:
-        """Tokens in the KV cache."""
-        return self.asked.context_len
-
-    @property
     def kind(self) -> RoundKind:
         """The kind of drafter that the engine's version must run."""
         return kind_of([family(name).rounds for name in self.families])
@@ -483,13 +478,8 @@ def default_space(target: Architecture) -> str:
     """The space that suits a target's size."""
     from archsearch.architecture.counts import parameters
 
-    return (
-        "demo"
-        if parameters(target) < 400e6
-        else "wide-shallow"
-        if parameters(target) > 5e9
-        else "default"
-    )
+    size = parameters(target)
+    return "demo" if size < 400e6 else "wide-shallow" if size > 5e9 else "default"
 
 
 def memory_limits(
@@ -502,12 +492,12 @@ def memory_limits(
     from archsearch.capacity import memory_bytes, usable_bytes
 
     limits = space.limits(target)
-    free = usable_bytes(device) - memory_bytes(target, None, workload).total_bytes
+    needed, usable = memory_bytes(target, None, workload).total_bytes, usable_bytes(device)
+    free = usable - needed
     if free <= 0:
         raise ArchsearchError(
-            f"the target alone needs {memory_bytes(target, None, workload).total_bytes / 2**30:.1f}"
-            f" GiB per device and {device.key} has {usable_bytes(device) / 2**30:.1f} usable; raise"
-            " --tensor-parallel or lower --batch-size/--context"
+            f"the target alone needs {needed / 2**30:.1f} GiB per device and {device.key} has"
+            f" {usable / 2**30:.1f} usable; raise --tensor-parallel or lower --batch-size/--context"
         )
     most = free if limits.max_memory_bytes is None else min(free, limits.max_memory_bytes)
     return Limits(limits.max_parameters, int(most))

@@ -196,9 +196,8 @@ class RayTasks:
         self._tasks: list[object] = []
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        own = {
-            name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"
-        }  # Ray's to say
+        # CUDA_VISIBLE_DEVICES is Ray's to say
+        own = {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
         remote = self._ray.remote(_run_worker).options(
             num_cpus=1, num_gpus=self._gpus, max_retries=-1
         )

@@ -156,9 +156,8 @@ def predicted(
     if not points or not epoch or not now.prompts:
         return None, None
     kept = max(points, key=lambda point: point.alpha)
-    rising = [
-        point for point in points if point.tokens <= kept.tokens
-    ]  # what came after was learnt by heart
+    # what came after was learnt by heart
+    rising = [point for point in points if point.tokens <= kept.tokens]
 
     def stand(prompts: int) -> TextStand | None:
         found = promise(
@@ -171,9 +170,9 @@ def predicted(
         rise = max(logit(clamped(found.alpha.value)) - logit(clamped(kept.alpha)), 0.0)
         alpha = replace(moved(now.alpha, rise, logit_std(found.alpha)), source="modelled")
         speedup = speedup_at(scorer, draft, alpha)
-        return (
-            None if speedup is None else TextStand(prompts, found.distinct_tokens, alpha, speedup)
-        )
+        if speedup is None:
+            return None
+        return TextStand(prompts, found.distinct_tokens, alpha, speedup)
 
     learnt = None if record.stopped else stand(now.prompts)
     if learnt is not None and learnt.alpha.value < now.alpha.value + LEAST_UNLEARNT:

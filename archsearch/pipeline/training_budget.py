@@ -112,11 +112,8 @@ def _candidates(scored: Sequence[Score]) -> list[Score]:
 
 
 def _row(hours: float, scores: Sequence[Score]) -> BudgetRow:
-    best = sorted(scores, key=lambda score: -score.ranked_by)
-    return BudgetRow(hours, tuple(_drafter(score) for score in best))
-
-
-def _drafter(score: Score) -> BudgetDrafter:
-    needs = score.needs or Needs("nothing")
-    label = score.proposer.label()
-    return BudgetDrafter(score.family, label, needs, score.gamma, score.alpha, score.speedup)
+    found = []
+    for score in sorted(scores, key=lambda score: -score.ranked_by):
+        what = (score.family, score.proposer.label(), score.needs or Needs("nothing"))
+        found.append(BudgetDrafter(*what, score.gamma, score.alpha, score.speedup))
+    return BudgetRow(hours, tuple(found))

@@ -93,9 +93,8 @@ def texts_at_hand(session: SearchSession) -> list[LookupText]:
         return texts_of(TextCache.load(folder).sequences)
     if session.request.text is None:
         return []
-    from archsearch.models.load import (
-        load_tokenizer,
-    )  # torch: seconds that a search without texts need not wait
+    # torch: seconds that a search without texts need not wait
+    from archsearch.models.load import load_tokenizer
 
     try:
         tokenizer = load_tokenizer(session.target)

@@ -278,9 +278,8 @@ def workers_beside(session: SearchSession) -> Iterator[SharedWork | None]:
     # workers may begin in another folder
     storage = storage if "://" in storage else str(Path(storage).resolve())
     gpu = session.source.device.kind != "cpu" and request.confirm > 0  # scoring needs none
-    executor = make_executor(
-        request.executor, gpu
-    )  # what is wrong with it is said before anything is announced
+    # what is wrong with it is said before anything is announced
+    executor = make_executor(request.executor, gpu)
     name = announce(session, storage)
     with ExitStack() as stack:
         shared = None

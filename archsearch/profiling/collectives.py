@@ -34,7 +34,7 @@ def measurable(ops: Sequence[AllReduce]) -> list[AllReduce]:
 
 
 def measure_all_reduces(
-    ops: Sequence[AllReduce], dtype: str, mode: str = "graph", backend: str = "nccl"
+    ops: Sequence[AllReduce], dtype: str, mode: str, backend: str = "nccl"
 ) -> list[Measurement]:
     """A row for each of `ops`: seconds of one sum over `op.ranks` devices, of the slowest of them.
 

@@ -32,7 +32,7 @@ from archsearch.profiling import kernels, layers
 from archsearch.profiling.fused import Fused, attention_kernel, fused_for, graph_backends
 from archsearch.profiling.kernels import Run
 from archsearch.profiling.points import Bench, Models, Point, Prepared
-from archsearch.profiling.timer import Timing, plan
+from archsearch.profiling.timer import AnyTimer, Timing, plan
 from archsearch.records import as_data
 from archsearch.workload import MODES, dtype_name
 
@@ -141,7 +141,7 @@ class CudaRunner:
         torch.cuda.empty_cache()
 
 
-class GpuTimer:
+class GpuTimer(AnyTimer):
     """Times callables on a GPU; `archsearch.profiling.timer.Timer` for a device that needs no
     correction.
 
@@ -150,10 +150,8 @@ class GpuTimer:
     """
 
     def __init__(self, runner: Runner, probe: Callable[[], float], reference_s: float) -> None:
+        super().__init__(probe, reference_s)
         self.runner = runner
-        self.probe = probe
-        self.reference_s = reference_s
-        self.slowdowns: list[float] = []
 
     def time(
         self,
@@ -360,6 +358,12 @@ def supported_dtypes(device: Device, mode: str) -> list[str]:
     ]
 
 
+def check_cuda(device: Device) -> None:
+    """Raise ArchsearchError where torch cannot run on `device`."""
+    if (problem := cuda_problem()) is not None:
+        raise ArchsearchError(f"cannot measure on {device.name}: {problem}")
+
+
 def open_bench(
     device: Device,
     profile: Profile,
@@ -373,9 +377,7 @@ def open_bench(
     `device`: as `check_claim` confirmed it. Raises ArchsearchError: torch without CUDA, a dtype the
     device does not compute in, a busy device (unless `allow_busy`).
     """
-    problem = cuda_problem()
-    if problem is not None:
-        raise ArchsearchError(f"cannot measure on {device.name}: {problem}")
+    check_cuda(device)
     if dtype is not None and dtype_name(dtype) not in (offered := supported_dtypes(device, mode)):
         raise ArchsearchError(
             f"{device.name} is not measured in {dtype} in {mode} mode; use one of"

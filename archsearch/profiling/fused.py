@@ -214,9 +214,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, window: int | None = None)
     there is one.
     """
     tokens, keys = query.shape[1], key.shape[1]
-    if flash_usable(
-        query
-    ):  # pragma: no cover - needs CUDA; the `gpu` tests compare it with the line below
+    # needs CUDA; the `gpu` tests compare it with the line below
+    if flash_usable(query):  # pragma: no cover
         left, right = (-1, -1) if window is None else (window - 1, 0)
         causal = tokens > 1
         return torch.ops.aten._flash_attention_forward(  # type: ignore[no-any-return]

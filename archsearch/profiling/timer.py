@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
@@ -132,13 +133,14 @@ class Timing:
     slowdown: float
 
 
-class AnyTimer(Protocol):
+class AnyTimer(ABC):
     """What times callables on a device: `Timer`, or `cuda.GpuTimer`."""
 
-    probe: Callable[[], float]
-    reference_s: float
-    slowdowns: list[float]
+    def __init__(self, probe: Callable[[], float], reference_s: float) -> None:
+        self.probe, self.reference_s = probe, reference_s
+        self.slowdowns: list[float] = []
 
+    @abstractmethod
     def time(
         self,
         run: Callable[[], object],
@@ -149,14 +151,9 @@ class AnyTimer(Protocol):
     ) -> Timing: ...
 
 
-class Timer:
+class Timer(AnyTimer):
     """Times a callable against the probe. `reference_s` comes from the profile, so that all its
     rows share one scale."""
-
-    def __init__(self, probe: Callable[[], float], reference_s: float) -> None:
-        self.probe = probe
-        self.reference_s = reference_s
-        self.slowdowns: list[float] = []
 
     def time(
         self,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 
 @triton.jit
@@ -58,9 +59,7 @@ def _silu_mul(x_ptr, out_ptr, width, BLOCK: tl.constexpr):  # type: ignore[no-un
     )
 
 
-def rms_norm(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
-) -> torch.Tensor:
+def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """x [rows, width] (contiguous), added into `residual` in place first where there is one; RMS
     norm times `weight` [width]."""
     rows, width = x.shape
@@ -81,7 +80,7 @@ def rms_norm(
     return out
 
 
-def rope_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) -> None:
+def rope_(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> None:
     """Rotate the first `heads` heads of every row of x [rows, >= heads * 2 * half] in place; cos,
     sin float32 [rows, half]."""
     half = cos.shape[1]
@@ -90,7 +89,7 @@ def rope_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) -> 
     )
 
 
-def silu_mul(x: torch.Tensor) -> torch.Tensor:
+def silu_mul(x: Tensor) -> Tensor:
     """silu(first half) * second half of every row of x [rows, 2 * width] (contiguous)."""
     rows, width = x.shape[0], x.shape[1] // 2
     out = x.new_empty(rows, width)

@@ -35,7 +35,7 @@ SHOWN: Final = (
 """What the templates name of a recipe."""
 
 
-def write_recipe(recipe: Recipe, output: Path, *, weights: bool = False) -> Path:
+def write_recipe(recipe: Recipe, output: Path, *, weights: bool) -> Path:
     """Write everything that the training takes to `output`; returns it. `weights`: make the first
     weights now, for which the target's must be there.
 

@@ -276,11 +276,9 @@ def _known_error(profile: Mapping[str, Any]) -> str:
         for dtype, part in known.items()
         if "draft step" in part
     ]
-    return (
-        f"; known error of a draft step as checked: {', '.join(parts)}"
-        if parts
-        else "; never checked"
-    )
+    if parts:
+        return f"; known error of a draft step as checked: {', '.join(parts)}"
+    return "; never checked"
 
 
 # The defaults of `search`, in the order of its command; None: nothing.

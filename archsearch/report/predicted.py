@@ -9,7 +9,7 @@ from typing import Final
 
 from archsearch.report.charts import Chart, colour, gain_chart, line
 from archsearch.report.section import Rows, Section, Table, columns, text_cell
-from archsearch.runs.tables import SWEPT, Bar, Curve, Curves, Point, Swept
+from archsearch.runs.tables import SWEPT, Bar, Curve, Curves, Swept
 from archsearch.search.ranking import Rival
 
 _AXES: Final[dict[Swept, tuple[str, str]]] = {  # title, axis
@@ -94,7 +94,10 @@ def _sweep_chart(name: Swept, curves: Sequence[Curve]) -> Chart | None:
     series = []
     for number, curve in enumerate(curve for curve in curves if curve.points):
         places = [(point.x, point.speedup) for point in curve.points]
-        notes = tuple(_point_words(name, curve, point) for point in curve.points)
+        notes = tuple(
+            f"{curve.label}<br>{_place(name, x)}: {gain.words('x')}, gamma {point.gamma}"
+            for point, (x, gain) in zip(curve.points, places, strict=True)
+        )
         look = {"colour": colour(number), "band": True, "notes": notes}
         label = f"rank {curve.rank}: {curve.label}"
         series.append(line(label, places, "" if number else "bounds", **look))
@@ -116,11 +119,6 @@ def _sweep_chart(name: Swept, curves: Sequence[Curve]) -> Chart | None:
     ticks = tuple(point.x for point in curves[0].points) if logs else ()
     look = {"x_scale": "log2" if logs else "linear", "ticks": ticks}
     return gain_chart(f"by-{name}", title, text, axis, series, **look)
-
-
-def _point_words(name: Swept, curve: Curve, point: Point) -> str:
-    gain = point.speedup
-    return f"{curve.label}<br>{_place(name, point.x)}: {gain.words('x')}, gamma {point.gamma}"
 
 
 def section_time(curves: Curves | None) -> Section:

@@ -152,11 +152,6 @@ def _every(
     return [found for found in read if found is not None]
 
 
-def candidates(run: Run) -> list[Shown]:
-    """Every rank that can be read, ascending, with its group of indistinguishable ones."""
-    return read_run(run).candidates
-
-
 def _candidate(run: Run, rank: int, problems: list[str]) -> Shown | None:
     folder = run.best_dir(rank)
 
@@ -209,11 +204,9 @@ def target_shape(run: Run) -> Architecture | None:
     for a report."""
     target = str(run.arguments.get("target", ""))
     try:
-        return (
-            resolve_target(target).architecture
-            if "/" not in target or Path(target).is_dir()
-            else None
-        )
+        if "/" not in target or Path(target).is_dir():
+            return resolve_target(target).architecture
+        return None
     except ArchsearchError:
         return None
 

@@ -138,9 +138,8 @@ class ConfirmedGamma(Judged):
     def is_stale(self, alpha: Estimate) -> bool:
         """Whether the draft's alpha on held-out text is another than the one this confirmation
         predicted from."""
-        if (
-            self.predicted is None or alpha.source != "measured"
-        ):  # a continued search writes the prior's alpha again
+        # a continued search writes the prior's alpha again
+        if self.predicted is None or alpha.source != "measured":
             return False
         return not math.isclose(self.predicted.alpha.value, alpha.value, rel_tol=1e-9)
 

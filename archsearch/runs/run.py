@@ -73,11 +73,6 @@ class Run:
         return str(self.info["device"].get("key", ""))
 
     @property
-    def run_file(self) -> Path:
-        """run.yaml."""
-        return self.path / "run.yaml"
-
-    @property
     def trials_file(self) -> Path:
         """trials.csv."""
         return self.path / "trials.csv"
@@ -112,9 +107,8 @@ class Run:
         import pandas as pd
 
         columns = list(dict.fromkeys(name for row in rows for name in row))
-        table = pd.DataFrame(
-            list(rows), columns=columns, dtype=object
-        )  # object: whole numbers beside gaps stay whole
+        # object: whole numbers beside gaps stay whole
+        table = pd.DataFrame(list(rows), columns=columns, dtype=object)
         files.write_text(self.trials_file, table.to_csv(index=False, lineterminator="\n"))
 
     def write_best(
@@ -330,9 +324,8 @@ def _broken(run_file: Path, why: str) -> ArchsearchError:
 def _check_version(run_file: Path, info: Mapping[str, object]) -> None:
     """Refuse a run of a version that writes other files, before anything else of it is used."""
     found = info.get("schema_version")
-    if (
-        found == SCHEMA_VERSION or found is None
-    ):  # none at all: a broken file, reported with what else it lacks
+    # none at all: a broken file, reported with what else it lacks
+    if found == SCHEMA_VERSION or found is None:
         return
     code = info.get("code")
     version = code.get("version") if isinstance(code, Mapping) else None

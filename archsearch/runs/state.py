@@ -206,9 +206,8 @@ class ClimbState:
         same = plan is None or plan.climbs == climbs
         if budget_s == self.budget_s and same and not stayed:
             return self
-        begun = bool(
-            self.steps or self.rounds or self.heads
-        )  # else nothing of the time spent came to anything
+        # else nothing of the time spent came to anything
+        begun = bool(self.steps or self.rounds or self.heads)
         return ClimbState(
             budget_s,
             self.elapsed_s if begun or not stayed else 0.0,

@@ -110,11 +110,9 @@ class Score:
     def label(self) -> str:
         """What drafts, in short: its dimensions, and its family where it is no independent
         draft."""
-        return (
-            self.architecture.label()
-            if self.drafter is None
-            else f"{self.drafter.title}: {self.drafter.label()}"
-        )
+        if self.drafter is None:
+            return self.architecture.label()
+        return f"{self.drafter.title}: {self.drafter.label()}"
 
     @property
     def pays(self) -> bool:

@@ -45,6 +45,7 @@ def _number(found: Estimate | Array) -> Numbers:
     return found.value if isinstance(found, Estimate) else found
 
 
+MOST_PLACES: Final = 512
 GOALS: Final[Mapping[str, Goal]] = {
     "speedup": Goal(lambda found, *_: _number(found.speedup), "x", "predicted speed-up", more=True),
     "training_cost": Goal(
@@ -132,11 +133,9 @@ def undominated(costs: Array) -> NDArray[np.bool_]:
     return keep
 
 
-def pareto_places(
-    scorer: Scorer, grid: SpaceGrid, goals: Sequence[str], most: int = 512
-) -> list[Place]:
-    """The exact set of a space that was scored in full, fastest first; `most` of them, where it is
-    larger the fastest."""
+def pareto_places(scorer: Scorer, grid: SpaceGrid, goals: Sequence[str]) -> list[Place]:
+    """The exact set of a space that was scored in full, fastest first; of more than
+    MOST_PLACES the fastest."""
     costs, places = np.zeros((0, len(goals))), np.zeros((0, 4), dtype=np.int64)
     for scores in scorer.over_grid(grid.grid):
         some = grid.grid.part(slice(scores.start, scores.start + len(scores.speedup)))
@@ -156,7 +155,7 @@ def pareto_places(
     order = np.argsort(
         costs[:, list(goals).index("speedup")] if "speedup" in goals else costs[:, 0], kind="stable"
     )
-    return [(int(a), int(b), int(c), int(d)) for a, b, c, d in places[order[:most]]]
+    return [(int(a), int(b), int(c), int(d)) for a, b, c, d in places[order[:MOST_PLACES]]]
 
 
 def _thinned(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.drafter import Draft
 from archsearch.errors import ArchsearchError, InvalidShapeError
-from archsearch.records import Stored, as_data
+from archsearch.records import Stored
 from archsearch.search.exact import exact_grid, rank_all, rank_alone
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.pareto import goals_of
@@ -206,7 +206,7 @@ class Regret:
 
     `whole`: those are all shapes of the space. Else they are a part of it that holds the search's
     own best: as many choices of every dimension as fit, at even distances. What was missed of the
-    whole space is then `value` or more.
+    whole space is then `regret` or more.
     """
 
     space: str
@@ -215,9 +215,10 @@ class Regret:
     whole: bool
     exact: Annotated[float, Stored("exact_speedup")]
     found: Annotated[float, Stored("found_speedup")]
+    ALSO = ("regret",)
 
     @property
-    def value(self) -> float:
+    def regret(self) -> float:
         """By which share the search's best lies below the exact one, 0 where it is that one."""
         return max(0.0, 1.0 - self.found / self.exact)
 
@@ -226,13 +227,9 @@ class Regret:
         shapes = f"{self.shapes:,} shapes"
         where = f"all {shapes}" if self.whole else f"{shapes}, a part of them"
         return (
-            f"Regret: {self.sampler}'s best of {self.space} is {self.value:.2%} below the exact"
+            f"Regret: {self.sampler}'s best of {self.space} is {self.regret:.2%} below the exact"
             f" best ({self.exact:.3f}x) of {where}."
         )
-
-    def to_dict(self) -> dict[str, object]:
-        """As `search --json` has it; `regret` is the share."""
-        return as_data(self) | {"regret": self.value}
 
 
 def regret_of(

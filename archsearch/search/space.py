@@ -99,11 +99,9 @@ class Dimension:
     def parameter(self) -> str:
         """Its name in Optuna. Uneven numbers are kept as an index, so that who reads the study
         knows which are neighbours."""
-        return (
-            self.name
-            if not self.ordered or self.step or len(self.choices) == 1
-            else f"{self.name}_index"
-        )
+        if not self.ordered or self.step or len(self.choices) == 1:
+            return self.name
+        return f"{self.name}_index"
 
     def encode(self, index: int) -> Value:
         """The value of the choice at `index` as Optuna keeps it."""
@@ -189,11 +187,9 @@ class SearchSpace:
         found = self.build(indices, target)
         if isinstance(found, InvalidShape | Architecture):
             return found
-        return (
-            found.architecture
-            if found.has_layers
-            else InvalidShape(f"{found.title} has no layers to choose")
-        )
+        if found.has_layers:
+            return found.architecture
+        return InvalidShape(f"{found.title} has no layers to choose")
 
     def edges(self, shape: Architecture, target: Architecture) -> list[str]:
         """The dimensions in which a shape has the first or last of several choices, so that a

@@ -290,7 +290,7 @@ def open_study(
     prefix: str,
     identity: Mapping[str, object],
     *,
-    directions: Sequence[Direction] = ("maximize",),
+    directions: Sequence[Direction],
 ) -> Study:
     """The study of an identity in a storage, new where it is not there yet.
 

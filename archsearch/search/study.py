@@ -202,11 +202,9 @@ def search(
             " raise the limit or add smaller shapes"
         )
     ranked = _distinct(sorted(feasible, key=order))
-    regret = (
-        regret_of(space, scorer, best, best_at, how.proposes)
-        if how.regret and not exhausted
-        else None
-    )
+    regret = None
+    if how.regret and not exhausted:
+        regret = regret_of(space, scorer, best, best_at, how.proposes)
     if regret is not None:
         ranked = [
             replace(score, regret=max(0.0, 1.0 - score.worth / regret.exact)) for score in ranked
@@ -263,11 +261,9 @@ def _all_progress(
     progress: Callable[[SearchProgress], None] | None,
 ) -> Callable[[int, int, float], None] | None:
     """Progress of scoring everything, for a callback of trials."""
-    return (
-        None
-        if progress is None
-        else lambda scored, total, _: progress(SearchProgress(scored, total, None))
-    )
+    if progress is None:
+        return None
+    return lambda scored, total, _: progress(SearchProgress(scored, total, None))
 
 
 def merged(results: Sequence[SearchResult]) -> SearchResult:

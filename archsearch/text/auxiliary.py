@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from archsearch.errors import ArchsearchError
@@ -55,7 +56,7 @@ class AuxiliaryStates:
     _places: dict[bytes, tuple[Path, int, int]] = field(default_factory=dict)
     _open: dict[Path, Any] = field(default_factory=dict)
 
-    def of(self, sequence: CachedSequence) -> torch.Tensor:
+    def of(self, sequence: CachedSequence) -> Tensor:
         """[tokens - 1, width] bfloat16: the states at every token of a text but its last.
         ArchsearchError for an unknown text."""
         place = self._places.get(_key(sequence))
@@ -67,7 +68,7 @@ class AuxiliaryStates:
         if path not in self._open:
             # Stays mapped while this object lives.
             self._open[path] = safe_open(path, framework="pt").__enter__()
-        states: torch.Tensor = self._open[path].get_slice("states")[start : start + rows]
+        states: Tensor = self._open[path].get_slice("states")[start : start + rows]
         return states
 
     def add(self, path: Path, sequences: Sequence[CachedSequence]) -> None:
@@ -167,7 +168,7 @@ class _Shard:
 
     def make(self, target: PreTrainedModel) -> Iterator[int]:
         """Run the target and write the shard; yields the tokens of every pass."""
-        rows: dict[int, torch.Tensor] = {}
+        rows: dict[int, Tensor] = {}
         lengths = [len(sequence) for sequence in self.sequences]
         for places in by_length(lengths, prefill_tokens(target, BatchLimits())):
             batch = [self.sequences[place] for place in places]
@@ -184,8 +185,8 @@ class _Enough(Exception):
 
 
 def _layer_inputs(
-    target: PreTrainedModel, texts: Sequence[torch.Tensor], layers: Sequence[int]
-) -> torch.Tensor:
+    target: PreTrainedModel, texts: Sequence[Tensor], layers: Sequence[int]
+) -> Tensor:
     """[texts, longest, layers * hidden] bfloat16 on the CPU: what each of `layers` takes in, side
     by side."""
     from archsearch.models.runtime import hooked, native_bf16
@@ -193,7 +194,7 @@ def _layer_inputs(
     fast = torch.autocast(target.device.type, torch.bfloat16, enabled=native_bf16(target.device))
     # Padding on the right: a causal model never looks there.
     ids = pad_sequence(list(texts), batch_first=True).long()
-    seen: dict[int, torch.Tensor] = {}
+    seen: dict[int, Tensor] = {}
 
     def hook(layer: int) -> Any:
         def keep(module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

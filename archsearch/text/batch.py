@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import torch
+from torch import Tensor
 
 from archsearch.text.blocks import Block, Passes, Segment, merged
 from archsearch.text.cache import CachedSequence
@@ -52,20 +53,15 @@ class Row:
     nothing is sampled."""
 
     prompt: EncodedPrompt
-    noise: torch.Tensor | None = None
+    noise: Tensor | None = None
     ids: list[int] = field(default_factory=list)
     greedy: list[int] = field(default_factory=list)
-    hidden: list[torch.Tensor] = field(default_factory=list)  # each [hidden]
+    hidden: list[Tensor] = field(default_factory=list)  # each [hidden]
     ended: bool = False
 
     @property
     def tokens(self) -> tuple[int, ...]:
         return (*self.prompt.token_ids, *self.ids)
-
-    def go_on(self, sequence: CachedSequence) -> None:
-        """Start from an answer that was cut."""
-        self.ids, self.greedy = sequence.written.tolist(), sequence.greedy_ids.tolist()
-        self.hidden = list(sequence.hidden)
 
     def sequence(self) -> CachedSequence:
         return CachedSequence(
@@ -84,23 +80,11 @@ class BatchWriter:
     long)."""
 
     def __init__(
-        self, target: PreTrainedModel, head: torch.Tensor, ends: tuple[int, ...], writing: Writing
+        self, target: PreTrainedModel, head: Tensor, ends: tuple[int, ...], writing: Writing
     ) -> None:
         self.target, self.head, self.ends, self.writing = target, head, ends, writing
         self.most_tokens = kv_tokens(target, writing.limits)
         self.pass_tokens = prefill_tokens(target, writing.limits)
-
-    def write(
-        self,
-        prompts: Sequence[EncodedPrompt],
-        report: Report,
-        deadline: float | None = None,
-        seed: int = 0,
-    ) -> tuple[list[CachedSequence], bool]:
-        """Answers in the order of `prompts`, and whether all ended before the `deadline`."""
-        rows = [self.row(prompt, seed, place) for place, prompt in enumerate(prompts)]
-        finished = self.write_rows(rows, report, deadline)
-        return [row.sequence() for row in rows if row.ids], finished
 
     def row(
         self, prompt: EncodedPrompt, seed: int, place: int, begun: CachedSequence | None = None
@@ -109,7 +93,8 @@ class BatchWriter:
         answer that was cut."""
         row = Row(prompt, self._noise(seed, place))
         if begun is not None:
-            row.go_on(begun)
+            row.ids, row.greedy = begun.written.tolist(), begun.greedy_ids.tolist()
+            row.hidden = list(begun.hidden)
         return row
 
     def write_rows(
@@ -129,7 +114,7 @@ class BatchWriter:
         with torch.inference_mode(), batch.passes.attention():
             return batch.run()
 
-    def _noise(self, seed: int, place: int) -> torch.Tensor | None:
+    def _noise(self, seed: int, place: int) -> Tensor | None:
         if self.writing.temperature <= 0:
             return None
         generator = torch.Generator().manual_seed((seed * 1_000_003 + place) % 2**63)
@@ -154,7 +139,7 @@ class _Batch:
         self.blocks: list[Block] = []
         self.alive: list[Row] = []  # one per row of the blocks
         # [alive, hidden]: the states that predict each row's next token
-        self.tail: torch.Tensor | None = None
+        self.tail: Tensor | None = None
         self.written = self.done = 0
         # live rows: while there are more, no further prompts are read
         self.read_below = writer.writing.limits.rows
@@ -310,12 +295,10 @@ class _Batch:
             self.report(READS, self.done, self.written)
         self.passes.prefix = prefix
 
-    def _read(
-        self, groups: Sequence[Sequence[Row]], blocks: Sequence[Block]
-    ) -> dict[Row, torch.Tensor]:
+    def _read(self, groups: Sequence[Sequence[Row]], blocks: Sequence[Block]) -> dict[Row, Tensor]:
         """The last state [hidden] of every row that was read to its end; those that time did not
         reach are missing."""
-        found: dict[Row, torch.Tensor] = {}
+        found: dict[Row, Tensor] = {}
         now = time.monotonic()
         limit = None if self.deadline is None else now + READ_SHARE * (self.deadline - now)
         for work in self._passes_over(groups, blocks):

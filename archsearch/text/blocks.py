@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ KNOWN_LAYERS: Final = frozenset({"full_attention", "sliding_attention"})
 
 
 ALL: Final = slice(None)
-Sides = tuple[torch.Tensor, torch.Tensor]  # keys and values
+Sides = tuple[Tensor, Tensor]  # keys and values
 
 
 @dataclass(slots=True, eq=False)
@@ -48,8 +49,8 @@ class Block:
     spans: list[int]
     columns: int
     capacity: int
-    keys: list[torch.Tensor] = field(default_factory=list)
-    values: list[torch.Tensor] = field(default_factory=list)
+    keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -83,7 +84,7 @@ class Block:
                 room[:, :, : self.columns] = states[:, :, : self.columns].index_select(0, chosen)
                 side[layer] = room
 
-    def seen(self, window: int | None = None) -> torch.Tensor | None:
+    def seen(self, window: int | None = None) -> Tensor | None:
         """[rows, columns + 1] bool: what a row's next token sees; None where that is everything."""
         if min(self.spans) == self.columns and (window is None or self.columns < window):
             return None
@@ -142,7 +143,7 @@ class Passes:
         self.together = takes_blocks(target) if together is None else together
         self.prefix: Block | None = None
 
-    def read(self, segments: Sequence[Segment], tokens: Sequence[Sequence[int]]) -> torch.Tensor:
+    def read(self, segments: Sequence[Segment], tokens: Sequence[Sequence[int]]) -> Tensor:
         """The final states [segments, hidden] at the last token of each segment; `tokens`: those of
         each."""
         if not self.together and len(segments) > 1:
@@ -158,7 +159,7 @@ class Passes:
             mask = torch.ones(1, segments[0].stop, dtype=torch.long, device=device)
         return self._run(_Reading(segments, self), ids, positions[None], mask)[0, ends]
 
-    def step(self, blocks: Sequence[Block], tokens: Sequence[int]) -> torch.Tensor:
+    def step(self, blocks: Sequence[Block], tokens: Sequence[int]) -> Tensor:
         """One more token for every row of all blocks, in their order: the final states [rows,
         hidden]."""
         if not self.together and len(blocks) > 1:
@@ -178,9 +179,7 @@ class Passes:
             block.spans = [span + 1 for span in block.spans]
         return states
 
-    def _run(
-        self, plan: _Plan, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _run(self, plan: _Plan, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         output = self.target.base_model(
             input_ids=ids,
             attention_mask=mask,
@@ -188,7 +187,7 @@ class Passes:
             past_key_values=_cache(self.layers, plan),
             use_cache=True,
         )
-        states: torch.Tensor = output.last_hidden_state
+        states: Tensor = output.last_hidden_state
         return states
 
     @contextlib.contextmanager
@@ -214,13 +213,11 @@ class _Plan(Protocol):
 
     before: int
 
-    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Sides:
+    def update(self, layer: int, keys: Tensor, values: Tensor) -> Sides:
         """Store them; what the target's own attention reads, where it attends by itself."""
         ...
 
-    def attend(
-        self, layer: int, query: torch.Tensor, scale: float | None, window: int | None
-    ) -> torch.Tensor:
+    def attend(self, layer: int, query: Tensor, scale: float | None, window: int | None) -> Tensor:
         """[batch, heads, tokens, head_dim]"""
         ...
 
@@ -232,9 +229,9 @@ class _Stepping:
     def __init__(self, blocks: Sequence[Block], passes: Passes) -> None:
         self.blocks, self.together = blocks, passes.together
         self.before = 0 if passes.together else blocks[0].columns
-        self.masks: dict[int | None, list[torch.Tensor | None]] = {}
+        self.masks: dict[int | None, list[Tensor | None]] = {}
 
-    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Sides:
+    def update(self, layer: int, keys: Tensor, values: Tensor) -> Sides:
         row = 0
         for block in self.blocks:
             sides = zip(block.store(layer, (keys, values)), (keys, values), strict=True)
@@ -246,9 +243,7 @@ class _Stepping:
     def _stored(self, block: Block, layer: int) -> Sides:
         return block.columns_of(layer, slice(0, block.columns + 1))
 
-    def attend(
-        self, layer: int, query: torch.Tensor, scale: float | None, window: int | None
-    ) -> torch.Tensor:
+    def attend(self, layer: int, query: Tensor, scale: float | None, window: int | None) -> Tensor:
         if window not in self.masks:
             self.masks[window] = [_added(block.seen(window), query.dtype) for block in self.blocks]
         found, row = [], 0
@@ -266,9 +261,9 @@ class _Reading:
     def __init__(self, segments: Sequence[Segment], passes: Passes) -> None:
         self.segments, self.passes = segments, passes
         self.before = 0 if passes.together else segments[0].start
-        self.masks: dict[tuple[int, int, int | None], torch.Tensor | None] = {}
+        self.masks: dict[tuple[int, int, int | None], Tensor | None] = {}
 
-    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Sides:
+    def update(self, layer: int, keys: Tensor, values: Tensor) -> Sides:
         place = 0
         for segment in self.segments:
             part = slice(place, place := place + segment.stop - segment.start)
@@ -286,9 +281,7 @@ class _Reading:
             for side, part in zip(segment.block.store(layer, states), given, strict=True):
                 side[segment.slot, :, columns] = part[0]
 
-    def attend(
-        self, layer: int, query: torch.Tensor, scale: float | None, window: int | None
-    ) -> torch.Tensor:
+    def attend(self, layer: int, query: Tensor, scale: float | None, window: int | None) -> Tensor:
         found, place = [], 0
         for segment in self.segments:
             count = segment.stop - segment.start
@@ -301,26 +294,24 @@ class _Reading:
         return torch.cat(found, dim=2)
 
 
-def _added(seen: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+def _added(seen: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """[rows, 1, 1, columns]: what is added to scores; made once for all layers, where torch would
     convert a bool mask in each."""
-    return (
-        None
-        if seen is None
-        else torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)[:, None, None]
-    )
+    if seen is None:
+        return None
+    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)[:, None, None]
 
 
 # -- attention
 
 
 def _attend_one(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
     scale: float | None,
-) -> torch.Tensor:
+) -> Tensor:
     """One query token a row, [rows, heads, 1, head_dim]."""
     heads, kv_heads = query.shape[1], keys.shape[1]
     halves = query.device.type == "cpu" and query.dtype != torch.float32
@@ -337,12 +328,12 @@ _attend_grouped = functools.partial(scaled_dot_product_attention, enable_gqa=Tru
 
 
 def _attend_packed(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
     scale: float | None,
-) -> torch.Tensor:
+) -> Tensor:
     """Heads that share keys as tokens of one query: on CUDA a mask and grouped heads together fall
     back to the slow kernel."""
     rows, heads, _, width = query.shape
@@ -361,7 +352,7 @@ def _grouped_is_quicker(dtype: torch.dtype, heads: int, kv_heads: int, width: in
     query = torch.ones(32, heads, 1, width, dtype=dtype)
     keys, values = torch.ones(2, 32, kv_heads, 128, width, dtype=dtype)
     mask = torch.zeros(32, 1, 1, 128, dtype=dtype)
-    ways: tuple[Callable[..., torch.Tensor], ...] = (_attend_grouped, _attend_packed)
+    ways: tuple[Callable[..., Tensor], ...] = (_attend_grouped, _attend_packed)
     least = dict.fromkeys(ways, float("inf"))
     for turn in range(4):  # the first one warms up
         for attend in least:
@@ -373,12 +364,12 @@ def _grouped_is_quicker(dtype: torch.dtype, heads: int, kv_heads: int, width: in
 
 
 def _attend_many(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
     scale: float | None,
-) -> torch.Tensor:
+) -> Tensor:
     """Several tokens of one row, [1, heads, tokens, head_dim]; no mask is causal."""
     groups = query.shape[1] // keys.shape[1]
     if groups > 1:
@@ -388,7 +379,7 @@ def _attend_many(
     )
 
 
-def _causal(count: int, total: int, window: int | None, device: Any) -> torch.Tensor | None:
+def _causal(count: int, total: int, window: int | None, device: Any) -> Tensor | None:
     """[count, total] bool: what the last `count` of `total` tokens see; None where torch's own
     causal mask says it."""
     if count == total and (window is None or total <= window):
@@ -401,14 +392,14 @@ def _causal(count: int, total: int, window: int | None, device: Any) -> torch.Te
 
 def _attention(
     module: object,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     mask: object,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **other: object,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """What the target calls instead of its attention: the layer's plan knows where its keys and
     values lie."""
     plan, layer = key.archsearch_plan  # type: ignore[attr-defined]

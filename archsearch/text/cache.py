@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
+from torch import Tensor
 
 from archsearch import records
 from archsearch.errors import ArchsearchError, MissingDataError
@@ -44,15 +45,15 @@ class CachedSequence:
     greedy text).
     """
 
-    token_ids: torch.Tensor
+    token_ids: Tensor
     prompt_tokens: int
-    hidden: torch.Tensor
-    greedy_ids: torch.Tensor
+    hidden: Tensor
+    greedy_ids: Tensor
     category: str
     id: str
 
     @property
-    def written(self) -> torch.Tensor:
+    def written(self) -> Tensor:
         """[n]: the tokens after the prompt."""
         return self.token_ids[self.prompt_tokens :]
 
@@ -61,7 +62,7 @@ class CachedSequence:
         return tuple(self.token_ids[: self.prompt_tokens].tolist())
 
     @property
-    def greedy(self) -> torch.Tensor:
+    def greedy(self) -> Tensor:
         """[n] bool: whether the written token is the target's most likely one."""
         return self.written == self.greedy_ids
 
@@ -113,7 +114,7 @@ class TextCache:
     generate_text or encode_text."""
 
     def __init__(
-        self, folder: Path, meta: CacheMeta, sequences: list[CachedSequence], head: torch.Tensor
+        self, folder: Path, meta: CacheMeta, sequences: list[CachedSequence], head: Tensor
     ) -> None:
         self.folder = folder
         self.meta = meta
@@ -201,7 +202,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def open_folder(folder: Path, fingerprint: Fingerprint, head: torch.Tensor) -> CacheMeta:
+def open_folder(folder: Path, fingerprint: Fingerprint, head: Tensor) -> CacheMeta:
     """Create the cache folder, or check that what lies there was made for the same thing.
 
     Raises ArchsearchError where it was made for something else.

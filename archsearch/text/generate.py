@@ -78,7 +78,7 @@ def write_answers(
     encoded: Sequence[EncodedPrompt],
     *,
     cache_dir: Path | str,
-    writing: Writing = DEFAULTS,
+    writing: Writing,
     budget_s: float | None = None,
     progress: Progress = silent,
 ) -> TextCache:

@@ -65,14 +65,7 @@ def rows_of(path: Path) -> Iterator[tuple[str, int, Any]]:
     if path.suffix == ".parquet":
         yield from _parquet(path)
         return
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # a byte order mark is no text
-    except FileNotFoundError:
-        raise MissingDataError(f"prompt file not found: {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArchsearchError(
-            f"cannot read the prompt file {path}: {error}; it must be UTF-8: {FORMS}"
-        ) from error
+    text = _content(path, "prompt file", "utf-8-sig", f": {FORMS}")  # a byte order mark is no text
     if path.suffix == ".csv":
         yield from _csv(path, text)
     elif (entries := _array(text)) is not None:
@@ -80,6 +73,17 @@ def rows_of(path: Path) -> Iterator[tuple[str, int, Any]]:
             yield "entry", number, _object(row)
     else:
         yield from _lines(text)
+
+
+def _content(path: Path, what: str, encoding: str, forms: str = "") -> str:
+    try:
+        return path.read_text(encoding=encoding)
+    except FileNotFoundError:
+        raise MissingDataError(f"{what} not found: {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArchsearchError(
+            f"cannot read the {what} {path}: {error}; it must be UTF-8{forms}"
+        ) from error
 
 
 def _object(row: object) -> object:
@@ -185,14 +189,7 @@ def _part(part: object) -> str:
 def read_texts(path: Path) -> list[str]:
     """The texts of a file. Raises MissingDataError where there is none, ArchsearchError with the
     line for what is no text."""
-    try:
-        content = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise MissingDataError(f"text file not found: {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArchsearchError(
-            f"cannot read the text file {path}: {error}; it must be UTF-8"
-        ) from error
+    content = _content(path, "text file", "utf-8")
     texts = _json_texts(path, content) if path.suffix == ".jsonl" else content.split("\n\n")
     texts = [part for part in texts if part.strip()]
     if not texts:

@@ -95,7 +95,7 @@ def prefill_tokens(target: PreTrainedModel, limits: BatchLimits) -> int:
 GROUP: Final = 256  # neighbours in the vocabulary that are summed, or compared, as one
 
 
-def warped_probs(logits: torch.Tensor, temperature: float, top_p: float = 1.0) -> torch.Tensor:
+def warped_probs(logits: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:
     """Probabilities [n, vocab] (float32) after temperature and nucleus, in the order in which
     engines apply them.
 

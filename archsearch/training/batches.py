@@ -33,11 +33,11 @@ class Batch:
     flattened inputs, where written tokens are predicted; there `hidden` [n, target hidden],
     `greedy_ids`, `token_ids` [n]. `tokens`: inputs without padding."""
 
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    hidden: torch.Tensor
-    greedy_ids: torch.Tensor
-    token_ids: torch.Tensor
+    input_ids: Tensor
+    positions: Tensor
+    hidden: Tensor
+    greedy_ids: Tensor
+    token_ids: Tensor
     tokens: int
 
     def to(self, device: torch.device) -> Self:
@@ -45,7 +45,7 @@ class Batch:
             return self
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         moved: dict[str, Any] = {
-            name: v.to(device) for name, v in values.items() if isinstance(v, torch.Tensor)
+            name: v.to(device) for name, v in values.items() if isinstance(v, Tensor)
         }
         return replace(self, **moved)
 
@@ -102,12 +102,12 @@ def split_heldout(
     return train, [s for i, s in enumerate(sequences) if i in chosen]
 
 
-def kept_token_ids(draft: PreTrainedModel) -> torch.Tensor | None:
+def kept_token_ids(draft: PreTrainedModel) -> Tensor | None:
     """The ids [kept] (sorted) that a trimmed head proposes, None for a full head."""
     return getattr(draft.lm_head, "draft_token_ids", None)
 
 
-def draft_states(draft: PreTrainedModel, batch: Batch) -> torch.Tensor:
+def draft_states(draft: PreTrainedModel, batch: Batch) -> Tensor:
     """The draft's final hidden states [n, hidden] at the positions that predict a written token."""
     # No mask: padding is on the right, where a causal model does not look.
     states = draft.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
@@ -146,7 +146,7 @@ def greedy_matches(draft: PreTrainedModel, sequences: Sequence[CachedSequence]) 
 
 
 def heldout_divergence(
-    draft: PreTrainedModel, head: torch.Tensor, sequences: Sequence[CachedSequence]
+    draft: PreTrainedModel, head: Tensor, sequences: Sequence[CachedSequence]
 ) -> tuple[float, float]:
     """(Kullback-Leibler divergence of the draft from the target in nats a token, share of the
     target's greedy tokens that the draft has) on texts of the target.
@@ -177,7 +177,7 @@ def heldout_divergence(
     return max(nats, 0.0) / max(count, 1), known / max(count, 1)
 
 
-def autocast(weight: torch.Tensor, enabled: bool | None) -> torch.autocast:
+def autocast(weight: Tensor, enabled: bool | None) -> torch.autocast:
     """bfloat16 arithmetic where it is wanted, or (None) where the machine is faster with it."""
     use = native_bf16(weight.device) if enabled is None else enabled
     return torch.autocast(weight.device.type, torch.bfloat16, enabled=use)

@@ -28,6 +28,7 @@ from typing import Any, Final, Self
 import numpy as np
 import torch
 import torch.nn.functional as functional
+from torch import Tensor
 
 from archsearch.errors import ArchsearchError, RunFailed
 from archsearch.files import digest
@@ -61,12 +62,12 @@ _AVERAGE_EVERY: Final = 4  # steps between updates of the running mean
 
 
 def distill_loss(
-    draft_logits: torch.Tensor,
-    teacher_logits: torch.Tensor,
+    draft_logits: Tensor,
+    teacher_logits: Tensor,
     feature_weight: float = 0.0,
-    draft_hidden: torch.Tensor | None = None,
-    teacher_hidden: torch.Tensor | None = None,
-) -> torch.Tensor:
+    draft_hidden: Tensor | None = None,
+    teacher_hidden: Tensor | None = None,
+) -> Tensor:
     """Mean over positions of the Kullback-Leibler divergence from the target, and of the relative
     squared error of the hidden states [n, hidden] where they are given. `draft_logits`,
     `teacher_logits` [n, vocab] over the same tokens (a trimmed vocabulary renormalises both)."""
@@ -312,7 +313,7 @@ class TrainingRun:
         self.optimizer.zero_grad(set_to_none=True)
         return value
 
-    def _loss(self, batch: Batch) -> torch.Tensor:
+    def _loss(self, batch: Batch) -> Tensor:
         rows = self.teacher.shortlist(batch, self.config.seed * 1_000_003 + self.place.step)
         with autocast(self.weight, self.config.autocast):
             hidden = draft_states(self.draft, batch)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from archsearch.errors import ArchsearchError, first_line
 from archsearch.text.cache import write_bytes
@@ -22,7 +23,7 @@ NO_RISE: Final = "held-out acceptance no longer rises"
 _FIRST_LOOK: Final = 8_000  # tokens, of `look_ratio`
 _ANNEAL_LOOKS: Final = 3
 
-Weights = Mapping[str, torch.Tensor]
+Weights = Mapping[str, Tensor]
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class Looks:
         self.config = config
         self.points: list[CurvePoint] = []
         self.best: CurvePoint | None = None
-        self.best_weights: dict[str, torch.Tensor] = {}
+        self.best_weights: dict[str, Tensor] = {}
         self.stopped = ""
         self.last_at = 0.0  # fraction of the run
 
@@ -111,7 +112,7 @@ class RunningMean:
         self.forget()
 
     def forget(self) -> None:
-        self.values: dict[str, torch.Tensor] = {}
+        self.values: dict[str, Tensor] = {}
         self.count = 0
 
     def add(self, power: float) -> None:
@@ -146,13 +147,13 @@ def save_state(path: Path, state: dict[str, object]) -> None:
 def _on_cpu(value: object) -> object:
     """The same state with its tensors in the CPU's memory, so that any machine can go on from
     it."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return value.cpu()
     if isinstance(value, dict):
         return {key: _on_cpu(item) for key, item in value.items()}
-    return (
-        type(value)(_on_cpu(item) for item in value) if isinstance(value, list | tuple) else value
-    )
+    if isinstance(value, list | tuple):
+        return type(value)(_on_cpu(item) for item in value)
+    return value
 
 
 def load_state(path: Path) -> dict[str, Any]:

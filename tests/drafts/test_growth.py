@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from archsearch.drafts.growth import SAMPLED_ROUNDS, Growth
+from archsearch.drafts.growth import SAMPLED_ROUNDS, SPEED_FILE, Growth, Speed
 from archsearch.drafts.texts import RunTexts
 from archsearch.models.load import LoadedTarget
 from archsearch.models.targets import resolve_target
+from archsearch.records import save
 from archsearch.text.cache import TextCache
 from archsearch.text.prompt_set import PromptSet, load_prompt_set
 from archsearch.training.batches import split_heldout
@@ -118,7 +119,7 @@ def test_prompts_that_time_did_not_reach_come_first_and_a_cut_goes_on(
         (run / "text" / name).write_bytes((text / name).read_bytes())
     save_shard(run / "text" / "shard-00000.safetensors", whole.sequences[:20], False)
     (run / "text" / "done.json").write_text("{}")
-    cut.growth.timed((0, 0), (300, 300), 1.0)
+    save(run / SPEED_FILE, Speed(300, 300, 1.0))
     assert cut.growth.supplies()[0].name == "answers" and cut.growth.supplies()[
         0
     ].worth == pytest.approx(1.0, abs=0.3)

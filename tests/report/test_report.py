@@ -25,7 +25,7 @@ from archsearch.files import write_json
 from archsearch.latency.draft_passes import LatencyOfRounds
 from archsearch.records import save
 from archsearch.report.headline import headline
-from archsearch.report.reading import candidates, groups
+from archsearch.report.reading import groups, read_run
 from archsearch.runs.run import Run, create_run, list_runs, open_run
 from archsearch.runs.state import ClimbState, Look, RungRow
 from archsearch.search import study
@@ -477,7 +477,7 @@ def test_a_disturbed_confirmation_decides_nothing(tmp_path, written):
         **field,
     }
     keep(run, 1, {**kept(run), **figures, "speedup_interval": [1.54, 1.90]})
-    head = headline(run, candidates(run))
+    head = headline(run, read_run(run).candidates)
     assert head.title.startswith("Not decided whether speculation pays") and why in head.title
     assert [command.split()[1] for _, command in head.next] == ["confirm"]
     text, page = report.summary_text(run), report.write_html(run).read_text()
@@ -497,10 +497,10 @@ def test_measuring_again_means_in_the_same_engine(tmp_path, engine, option):
     run = make_run(tmp_path, "trained", trials=40)
     confirm(run)
     keep(run, 1, {**kept(run), "engine": engine, "speedup_pooled": 0.96, "speedup": 1.78})
-    ((why, command),) = headline(run, candidates(run)).next
+    ((why, command),) = headline(run, read_run(run).candidates).next
     assert why.startswith("Measure it again") and command.endswith(f" --rank 1{option}")
     keep(run, 1, {**kept(run), "speedup_pooled": 1.7})
-    assert headline(run, candidates(run)).next[-1][1].endswith(f" --rank 1{option}")
+    assert headline(run, read_run(run).candidates).next[-1][1].endswith(f" --rank 1{option}")
 
 
 def test_a_decided_rank_leads_before_a_faster_one_that_was_disturbed(tmp_path):
@@ -508,7 +508,7 @@ def test_a_decided_rank_leads_before_a_faster_one_that_was_disturbed(tmp_path):
     confirm(run, 1, 1.9)
     keep(run, 1, {**kept(run), "speedup_pooled": 1.2})
     confirm(run, 2, 1.4)
-    head = headline(run, candidates(run))
+    head = headline(run, read_run(run).candidates)
     assert (
         head.lead.rank == 2 and head.title.startswith("Speculation pays") and "1.39x" in head.title
     )
@@ -517,7 +517,7 @@ def test_a_decided_rank_leads_before_a_faster_one_that_was_disturbed(tmp_path):
 
 def test_candidates_that_cannot_be_told_apart(tmp_path):
     run = make_run(tmp_path, "searched")
-    found = candidates(run)
+    found = read_run(run).candidates
     assert found[0].group == 1
     same = [item.rank for item in found if item.group == 1]
     assert len(same) > 1 and "= cannot be told apart from the first" in report.summary_text(run)

@@ -12,7 +12,7 @@ import pytest
 from archsearch import report
 from archsearch.estimate import Estimate
 from archsearch.files import write_json
-from archsearch.report.reading import candidates
+from archsearch.report.reading import read_run
 from archsearch.runs.confirmed import TermErrors
 from archsearch.runs.run import Run, open_run
 from archsearch.speedup import RoundTerms
@@ -277,7 +277,7 @@ def test_a_shape_measured_before_training_is_told_and_not_called_confirmed(run_o
     assert all(
         ref[1:] in page.ids for ref in page.refs
     ) and "<this>" not in run.report_file.read_text(encoding="utf-8")
-    assert candidates(run)[0].stage == "searched" and all(
+    assert read_run(run).candidates[0].stage == "searched" and all(
         len(line) <= 100 for line in head.splitlines()
     )
 

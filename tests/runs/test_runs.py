@@ -64,7 +64,7 @@ def test_create_and_open(tmp_path):
     run = _run(tmp_path)
     again = open_run(run.path)
     assert again.info == run.info and again.arguments["prompts"] == "p.jsonl"
-    data = yaml.safe_load(run.run_file.read_text())
+    data = yaml.safe_load((run.path / "run.yaml").read_text())
     assert (
         data["space"] == SPACE
         and data["profile"] == PROFILE
@@ -191,7 +191,7 @@ def test_missing_and_broken_runs(tmp_path):
         with pytest.raises(ArchsearchError, match=words) as caught:
             open_run(broken)
         assert "\n" not in str(caught.value)
-    data = yaml.safe_load(run.run_file.read_text())
+    data = yaml.safe_load((run.path / "run.yaml").read_text())
     (broken / "run.yaml").write_text(yaml.safe_dump({**data, "schema_version": 99}))
     with pytest.raises(
         ArchsearchError, match=f"schema version 99, written by archsearch {re.escape(__version__)}"
@@ -223,9 +223,9 @@ def test_missing_and_broken_runs(tmp_path):
 )
 def test_a_run_of_an_unknown_version_says_which_version_wrote_it(tmp_path, changes, words):
     run = _run(tmp_path)
-    data = {**yaml.safe_load(run.run_file.read_text()), "schema_version": 2, **changes}
+    data = {**yaml.safe_load((run.path / "run.yaml").read_text()), "schema_version": 2, **changes}
     # A later version may leave fields out: its version is told all the same, not what is missing.
-    run.run_file.write_text(
+    (run.path / "run.yaml").write_text(
         yaml.safe_dump({key: value for key, value in data.items() if key != "packages"})
     )
     with pytest.raises(ArchsearchError, match=words) as caught:

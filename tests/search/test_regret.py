@@ -5,7 +5,7 @@ import doctest
 
 import pytest
 
-from archsearch.records import from_data
+from archsearch.records import as_data, from_data
 from archsearch.search import samplers as regret_module
 from archsearch.search.exact import rank_alone
 from archsearch.search.objective import Score
@@ -33,7 +33,7 @@ def test_regret_is_that_of_the_enumeration(make_scorer, small_space, monkeypatch
         and regret.exact == pytest.approx(exact, rel=1e-12)
     )
     assert (
-        regret.value == pytest.approx(1.0 - found.best[0].speedup.value / exact)
+        regret.regret == pytest.approx(1.0 - found.best[0].speedup.value / exact)
         and regret.found <= regret.exact
     )
     assert [score.regret for score in found.best] == [
@@ -71,8 +71,8 @@ def test_a_part_holds_the_best_that_was_found(make_scorer, smollm2) -> None:
     (regret,) = (
         result.regrets
     )  # this scorer has no formulas over arrays, so a part is scored one by one
-    assert not regret.whole and 1 <= regret.shapes <= 100 and 0.0 <= regret.value < 0.5
-    text = from_data(Regret, regret.to_dict()).words()
+    assert not regret.whole and 1 <= regret.shapes <= 100 and 0.0 <= regret.regret < 0.5
+    text = from_data(Regret, as_data(regret)).words()
     assert "Regret: " in text and "a part of them" in text
 
 

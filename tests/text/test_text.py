@@ -357,9 +357,10 @@ def test_answers_cut_by_the_deadline_are_kept_and_marked_unfinished(
 ):
     encoded = encode_prompts(prompts, tokenizer)
     head = target.lm_head.weight.detach()
-    sequences, finished = BatchWriter(target, head, (), Writing(40)).write(
-        encoded, lambda *_: None, deadline=0.0
-    )
+    writer = BatchWriter(target, head, (), Writing(40))
+    rows = [writer.row(prompt, 0, place) for place, prompt in enumerate(encoded)]
+    finished = writer.write_rows(rows, lambda *_: None, deadline=0.0)
+    sequences = [row.sequence() for row in rows]
     assert not finished
     assert [s.greedy_ids.shape[0] for s in sequences] == [1] * 6
     save_shard(tmp_path / "shard-00000.safetensors", sequences, finished)

@@ -75,7 +75,7 @@ def best_of_gammas(trace: Trace) -> dict[str, ByPrompt]:
     return found
 
 
-def choice_cost(ratios: Array, gammas: tuple[int, ...], best: int, seed: int = 0) -> BestOf:
+def choice_cost(ratios: Array, gammas: tuple[int, ...], best: int, seed: int) -> BestOf:
     """How much choosing the best median flatters, by a bootstrap over prompts that repeats the
     choice.
 

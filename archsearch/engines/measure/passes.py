@@ -18,7 +18,6 @@ import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 from archsearch.architecture.architecture import Architecture
@@ -281,28 +280,27 @@ class _Trial:
         return [replace(prompt, token_ids=times * prompt.token_ids) for prompt in prompts]
 
 
-def _tell(progress: Progress, number: int, count: int, what: str, share: float) -> None:
-    """Progress of the `number`th of `count` cases, `share` of which is done."""
-    progress(what, number + share, count)
-
-
 def measure_passes(
     make_engine: Callable[[Case], Engine],
     asked: PassRequest,
     cases: Sequence[Case],
     *,
-    record: Callable[[Measurement], None] = lambda row: None,
+    record: Callable[[Measurement], None],
     progress: Progress = silent,
 ) -> list[Measurement]:
     """Rows of kind `pass` and `rest`, of drafters that are no models `drafted`, out of steps; each
     is given to `record` as soon as its case is done. Raises RunFailed where the engine does not
     tell its steps."""
     rows: dict[object, Measurement] = {}
-    trial = _Trial(asked)
+    trial, count = _Trial(asked), len(cases)
     for number, case in enumerate(cases):
+
+        def tell(what: str, share: float, number: int = number) -> None:
+            progress(what, number + share, count)
+
         engine = make_engine(case)
         try:
-            trial.run(engine, case, partial(_tell, progress, number, len(cases)))
+            trial.run(engine, case, tell)
         finally:
             engine.stop()
         assert trial.collected is not None

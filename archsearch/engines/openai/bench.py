@@ -53,7 +53,7 @@ def drive(
     asks: Sequence[Ask],
     answers: list[Answer],
     *,
-    in_flight: int | None = None,
+    in_flight: int | None,
     temperature: float = 0.0,
     kept: Callable[[], None] = lambda: None,
     progress: Progress = silent,

@@ -41,9 +41,8 @@ class ChainGenerator(AssistedCandidateGenerator):
         # In every round: what the draft added and the target refused leaves the draft's cache while
         # it is the end of it. Tokens of the lookup are read with the draft's next pass.
         self._update_past_and_masks(input_ids)
-        self.assistant_kwargs["attention_mask"] = torch.ones_like(
-            input_ids
-        )  # also before it has a cache
+        # also before it has a cache
+        self.assistant_kwargs["attention_mask"] = torch.ones_like(input_ids)
         self.write(input_ids)
         tokens = self._found()
         if tokens:

@@ -125,9 +125,8 @@ class Belief:
             ]
         )
         slopes = np.array([slope(score) for score in scores])  # [scores]
-        level = speculation.logit_std(
-            scores[0].alpha
-        )  # of the level that all alphas share: the std of the first
+        # of the level that all alphas share: the std of the first
+        level = speculation.logit_std(scores[0].alpha)
         mean = np.array([math.log(score.speedup.value) for score in scores])  # [scores]
         return rungs.draws_of(mean, rungs.belief(gaps, slopes, level))
 
@@ -188,9 +187,8 @@ def levels(
                 (paired_logit_std(short, other) for other in group[:4] if other is not short),
                 default=0.0,
             )
-            own = math.hypot(
-                std, paired / math.sqrt(2.0)
-            )  # of one shape: half of the variance of a difference
+            # of one shape: half of the variance of a difference
+            own = math.hypot(std, paired / math.sqrt(2.0))
             shape = short.architecture
             apart = (measured[shape] - centre) / spread + coming[shape] - mean_coming
             result[shape] = (anchor + apart, own)

@@ -235,7 +235,7 @@ def train_alike(
     tokens: int,
     left_s: Callable[[], float],
     seed: int,
-    shared: SharedWork | None = None,
+    shared: SharedWork | None,
 ) -> list[TrainedDraft]:
     """Train every shape to `tokens` in all; `shared`: together with others.
 

@@ -208,9 +208,8 @@ def _plain_steps(
         yield otherwise
         return
     weights = weight_bytes_per_pass(ref.architecture, DTYPE_BYTES[dtype])
-    if (
-        2.5 * (weights + ENGINE_BYTES) > device.memory_bytes
-    ):  # two engines, half of a target for the draft
+    # two engines, half of a target for the draft
+    if 2.5 * (weights + ENGINE_BYTES) > device.memory_bytes:
         yield otherwise
         return
     here = can_run(name, ref)

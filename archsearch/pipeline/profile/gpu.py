@@ -37,9 +37,7 @@ def profile_gpu(request: ProfileRequest, device: Device) -> dict[str, object]:
     from archsearch.profiling import collectives, cuda
     from archsearch.profiling import gpu_sweep as selection
 
-    problem = cuda.cuda_problem()
-    if problem is not None:
-        raise ArchsearchError(f"cannot measure on {device.name}: {problem}")
+    cuda.check_cuda(device)
     run = ProfileRun(request, device, current_stack())
     profile = run.profile
     if profile.imported:
@@ -198,9 +196,8 @@ def variants(engine: str, version: str) -> list[dict[str, str]]:
     for value in ("1", "0"):
         try:
             known = engine_rounds(engine, version_in(version), {**RECORDED[engine], RUNNERS: value})
-        except (
-            ArchsearchError
-        ):  # a version that runs no independent drafts, which the engine will say
+        # a version that runs no independent drafts, which the engine will say
+        except ArchsearchError:
             return [{}]
         assert known is not None
         ways.setdefault(known.costs.name, {RUNNERS: value})

@@ -115,7 +115,7 @@ class Estimated(AskedOver):
         ]
 
 
-def estimate_text(result: Estimated, *, explain: bool = False) -> str:
+def estimate_text(result: Estimated, *, explain: bool) -> str:
     """The answer in at most SCREEN lines of 100 columns; with `explain` all that it rests on behind
     it."""
     entries, engines, unit = result.drafts, result.engines, unit_of(result.device)

@@ -177,7 +177,7 @@ class Climbed(Searched):
     text: TextVerdict | None
 
 
-def search_text(result: Searched, *, explain: bool = False) -> str:
+def search_text(result: Searched, *, explain: bool) -> str:
     """The first screen: the answer in at most SCREEN lines of 100 columns; with `explain` all that
     it rests on behind it."""
     run = open_run(result.run)
@@ -253,7 +253,7 @@ def explained_text(result: Searched, run: Run, reading: Reading) -> str:
         f"Latency: {result.latency}.",
         f"Acceptance prior: {result.prior}.",
         f"{result.trials} trials in space {result.space}{scored}.",
-        *wrapped(each.words() for each in result.regrets if each.value >= NO_REGRET),
+        *wrapped(each.words() for each in result.regrets if each.regret >= NO_REGRET),
     ]
     if result.free_layers is not None:
         lines.append(

@@ -22,9 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[2] / "child")
-)  # where `loop` is; siblings beside the script
+# where `loop` is; siblings beside the script
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))
 
 from loop import Failed, UserError, claim_stdout, run
 from passes import PassClock

@@ -161,7 +161,7 @@ def _convert(folder: Path, source: Path, ir: Path, weights: str, dummy: bool) ->
         indices = [
             file for file in folder.glob("*.index.json") if not file.name.startswith("openvino")
         ]
-        if is_eagle3(folder):
+        if (read_config(folder).get("architectures") or [""])[0] in EAGLE3_ARCHITECTURES:
             _convert_eagle3(folder, files, ir, weights)
             return
         for file in [folder / "config.json", *files, *indices]:
@@ -176,12 +176,6 @@ def _convert(folder: Path, source: Path, ir: Path, weights: str, dummy: bool) ->
         library_name="transformers",
         stateful=True,
     )
-
-
-def is_eagle3(folder: Path) -> bool:
-    """Whether a folder holds an EAGLE-3 head."""
-    named = read_config(folder).get("architectures") or [""]
-    return named[0] in EAGLE3_ARCHITECTURES
 
 
 def check_layers(head: Path, target: Path) -> None:

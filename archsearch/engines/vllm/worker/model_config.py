@@ -83,9 +83,9 @@ def end_tokens(config: Mapping[str, Any], generation: Mapping[str, Any]) -> list
     ends = generation.get("eos_token_id")
     if ends is None:
         ends = text_config(config).get("eos_token_id", config.get("eos_token_id"))
-    return (
-        [] if ends is None else [int(end) for end in (ends if isinstance(ends, list) else [ends])]
-    )
+    if ends is None:
+        return []
+    return [int(end) for end in (ends if isinstance(ends, list) else [ends])]
 
 
 _OWN_HEADS = ("eagle3", "peagle")
