@@ -107,7 +107,6 @@ class LatencyModel(FittedPasses, DraftPasses):
         self.dtype_bytes = DTYPE_BYTES[dtype]
         self._parts = {}
         self._passes: dict[tuple[object, ...], Estimate] = {}
-        self.outliers_ = []
         self.composed_: ComposedPass | None = None
         self.engine_: EnginePasses | None = None
         if engine is not None and engine in known_engines(profile, dtype, mode):
