@@ -131,11 +131,15 @@ def test_both_modes_are_measured_checked_and_searched_from(stand_in: Path) -> No
         assert {"gemm", "attention", "elementwise", "forward"} <= kinds
         check = json.loads((Path(result["folder"]) / f"check-bfloat16-{mode}.json").read_text())
         assert check["draft step"]["cases"] >= 2 and check["mode"] == mode
-    source, _ = choose_latency(WorkloadRequest("h200"), TINY)
-    assert source.mode == "graph" and "known error of a draft step" in source.words
+    source, _ = choose_latency(WorkloadRequest("h200"), TINY)  # vLLM's kernels, at this pace
+    assert source.mode == "graph" and "GEMMs took" in source.words
+    assert source.latency.profile.rows == profile.rows and source.latency.tables.imported
     step = source.latency.decode_s(TINY, Workload(1, 32, mode="graph"))
     measured = next(row for row in profile.select("forward", "bfloat16", "graph"))
     assert 0 < step.value < 50 * measured.median_s
+    source, _ = choose_latency(WorkloadRequest("h200", engine="transformers"), TINY)
+    assert source.latency.tables is source.latency.profile
+    assert source.mode == "eager" and "known error of a draft step" in source.words
 
 
 @pytest.mark.slow(own=True)
