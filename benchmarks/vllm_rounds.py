@@ -215,7 +215,7 @@ CASES: dict[str, dict[str, Any]] = {
     "1.7b-eagle3-3": case("eagle3", 3, target="qwen3-1.7b"),
     "30b-a3b-alone": case(None, 0, target="qwen3-30b-a3b", batches=BATCHES[:7]),
     "30b-a3b-eagle3-3": case("eagle3", 3, target="qwen3-30b-a3b", batches=BATCHES[:7]),
-    # of several requests all tokens choose the same experts: steps hardly grow
+    # steps of several requests hardly grow, so all tokens seem to choose the same experts
     "gpt-oss-alone": case(None, 0, target="gpt-oss-120b", batches=(1,)),
     "gpt-oss-eagle3-3": case("eagle3", 3, target="gpt-oss-120b", batches=(1,)),
 }

@@ -50,7 +50,7 @@ SHARED: Final = 0.5
 # few, here 0.74 (benchmarks/results/2026-11-26-h100/gemm.jsonl). Tables, each kernel by itself, say
 # 0.83 to 0.91.
 SUSTAINED: Final = {"9.0": 732e12}
-PACE_ROWS: Final = 8  # GEMMs that must have been measured for a GPU to have a pace of its own
+PACE_ROWS: Final = 8  # GEMMs that a GPU's own pace takes at least; assumed
 # compute capabilities on which engines have one kernel for an all-reduce and the norm after it
 FUSES_ON: Final = ("9", "10")
 Ops = OpModel | CarriedOps | UnpackedQueries
@@ -169,8 +169,7 @@ class ComposedPass:
         )
         return self._gemm if narrow else self._rest
 
-    def _in_8_bits(self, op: Gemm) -> bool:
-        model = self._model_of(op)
+    def _in_8_bits(self, model: Ops) -> bool:
         return model is self._formats.get("float8_e4m3fn") and model is not self._rest
 
     def prepare(self, passes: Iterable[PassOps]) -> None:
@@ -214,8 +213,7 @@ class ComposedPass:
     def _sustained(self, model: Ops, op: Op) -> tuple[float, float]:
         """Seconds and relative std of one kernel among others, which share the GPU's power."""
         seconds, std = model.op_s(op, True)
-        in_8_bits = model is self._formats.get("float8_e4m3fn") and model is not self._rest
-        if not isinstance(op, Gemm) or in_8_bits:
+        if not isinstance(op, Gemm) or self._in_8_bits(model):
             return seconds, std
         return max(seconds, OP_KINDS["gemm"].flops(op) / self._most), std
 
@@ -248,7 +246,7 @@ class ComposedPass:
                 (count * seconds, std)
             )
             # activations are quantised by a kernel before each GEMM with 8-bit weights
-            if self._quantise[0] and isinstance(op, Gemm) and self._in_8_bits(op):
+            if self._quantise[0] and isinstance(op, Gemm) and self._in_8_bits(self._model_of(op)):
                 sums["elementwise"].append((count * self._quantise[0], self._quantise[1]))
         for op, count in ops.outside.items():
             seconds, std = self._answer(op, ops, outside=True)

@@ -234,8 +234,8 @@ class Recipe:
     hub_start: str = ""
     dtype: str = "bfloat16"
     quantise: str = ""
-    switches: str = ""
     drafts: str = ""
+    switches: str = ""
 
     @property
     def family(self) -> str:
