@@ -415,7 +415,8 @@ def _about(model: LatencyModel) -> dict[str, Any]:
     if tables is not own:
         about["tables"] = str(tables.folder)
         about["hash"] += f"+{tables.fingerprint()}"
-        about["origin"] = f"{tables.origin}; at the pace of GEMMs measured here"
+        pace = "; at the pace of GEMMs measured here" if model.pace != 1.0 else ""
+        about["origin"] = f"{tables.origin}{pace}"
     return {**about, "dtype": model.dtype, "mode": model.mode}
 
 
