@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("dtypes", nargs="*", default=["float16", "q8_0"])
     parser.add_argument("--requests", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=2, help="answers of a case")
     parser.add_argument("--gammas", type=int, nargs="+", default=GAMMAS)
     asked = parser.parse_args()
     profile, requests = Profile.load(asked.profile), asked.requests
@@ -80,7 +81,7 @@ def main() -> None:
                 times: list[float] = []
                 wall: list[float] = []
                 contexts: list[float] = []
-                for repeat in range(2):
+                for repeat in range(asked.repeats):
                     prompts = [
                         EnginePrompt(
                             str(number),
