@@ -172,6 +172,8 @@ def dtype_of_drafts(asked: str | None, facts: EngineFacts, device: Device, dtype
     --speculative-draft-model-quantization was not (server_args.py).
     """
     if asked is not None:
+        if "," in asked:
+            raise ArchsearchError(f"--draft-dtype {asked}: only `search` chooses; name one here")
         asked = dtype_name(asked)
         check_dtype(asked, facts, device, "--draft-dtype")
         if device.kind == "cpu" and not facts.gguf and asked != dtype:

@@ -34,8 +34,10 @@ from archsearch.pipeline.latency import LatencySource, acceptance_for, choose_la
 from archsearch.pipeline.serving import check_flight, with_engine
 from archsearch.pipeline.shared_work import ExecutorName
 from archsearch.pipeline.training_budget import budget_s, with_budget
+from archsearch.progress import say
 from archsearch.records import save
 from archsearch.runs.run import WORKLOAD_FILE, Run, create_run, open_run, resume_run
+from archsearch.search import study
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.ranking import groups_of
 from archsearch.search.samplers import AUTO, Sampler
@@ -365,6 +367,7 @@ class SearchSession:
         request.check_files()
         request.check_sharing()
         request = replace(request, asked=with_engine(request.asked, request.kind))
+        request = _with_fastest_drafts(request)
         setting = Setting.of(request, new=True)
         arguments = setting.recorded(request)
         described: dict[str, Any] = {
@@ -450,6 +453,46 @@ class SearchSession:
             plain_text=self.request.text,
             threads=threads or self.source.threads,
         )
+
+
+def _with_fastest_drafts(request: SearchRequest) -> SearchRequest:
+    """The request with one precision of drafts: of several that were asked for the one in which the
+    best drafter of its spaces is predicted fastest, of equals the first; the run's own where it
+    continues one.
+
+    The precision is a dimension of the search without being one of a shape: acceptance is predicted
+    the same in all of them, and a run trains, confirms and exports in one.
+    """
+    names = (request.asked.draft_dtype or "").split(",")
+    if len(names) == 1:
+        return request
+
+    def in_one(name: str) -> SearchRequest:
+        return replace(request, asked=replace(request.asked, draft_dtype=name))
+
+    if request.run is not None and request.continues:
+        known = open_run(request.run).arguments.get("draft_dtype")
+        return in_one(known if known in names else names[0])
+    text = AskedText(None, request.domain)
+    acceptance, _ = acceptance_for(
+        request.alpha, request.target, asked=text, temperature=request.temperature
+    )
+
+    def best(name: str) -> Score:
+        own = in_one(name)
+        setting = Setting.of(own, new=True)
+        scorer = setting.scorer(own, acceptance)
+        found = [
+            study.search(space, scorer, trials=own.trials, seed=own.seed).best
+            for space in setting.families.spaces
+        ]
+        return max((score for scores in found for score in scores), key=lambda it: it.ranked_by)
+
+    reached = {name: best(name) for name in names}
+    chosen = max(names, key=lambda name: reached[name].ranked_by)
+    each = ", ".join(f"{score.speedup.value:.2f}x in {name}" for name, score in reached.items())
+    say(f"Precision of drafts: {chosen} (the best is predicted {each}).")
+    return in_one(chosen)
 
 
 def _training_device(kind: str) -> str:

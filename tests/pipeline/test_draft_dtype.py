@@ -146,6 +146,28 @@ def test_a_search_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "drafts in bfloat16" in last_json(call("schedule", "wide", "--json"))["latency"]
 
 
+def test_of_several_the_search_takes_the_one_whose_best_is_fastest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = "search --target llama-3.1-8b --gpu h100 --dtype fp8 --family independent".split()
+    best = {}
+    for name in ("bfloat16", FP8):
+        call(*asked, "--trials", "30", "--run", name, "--draft-dtype", name)
+        best[name] = SearchSession.reopen(Path(name)).run.score(1).speedup.value
+    both = (*asked, "--trials", "30", "--run", "both", "--draft-dtype", "bf16,fp8")
+    said = call(*both).stderr
+    each = ", ".join(f"{gain:.2f}x in {name}" for name, gain in best.items())
+    assert f"Precision of drafts: {FP8} (the best is predicted {each})." in said
+    run = SearchSession.reopen(Path("both")).run
+    assert run.arguments["draft_dtype"] == FP8
+    assert run.score(1).speedup.value == best[FP8]
+    assert "Precision of drafts" not in call(*both).stderr  # the run's own
+    line = "--draft-dtype float8_e4m3fn,bfloat16: only `search` chooses; name one here"
+    few = ("estimate", "--target", "llama-3.1-8b", "--draft", "eagle3", "--gpu", "h100")
+    assert line in refused(*few, "--draft-dtype", "fp8,bf16,fp8")
+
+
 @pytest.mark.parametrize(
     ("changes", "dtype", "words"),
     [
