@@ -213,7 +213,9 @@ class Bench:
 
     @property
     def _drafts(self) -> str | None:
-        return drafts_of(self.session.run) if engine_facts(self.name).gguf else None
+        facts, run = engine_facts(self.name), self.session.run
+        asked = str(run.arguments.get("draft_dtype") or "")
+        return drafts_of(run) if facts.gguf else asked if asked in facts.quantises else None
 
     @property
     def draft_dtype(self) -> str | None:

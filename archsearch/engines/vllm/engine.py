@@ -65,15 +65,17 @@ class VllmEngine(ChildEngine):
                 )
 
     def request(self) -> dict[str, object]:
-        settings = self.settings
+        settings, formats = self.settings, self.facts.quantises
         asked = {
             "mode": settings.mode,
             "tensor_parallel": settings.tensor_parallel,
             "device": settings.device,
+            "memory_share": settings.memory_share,
+            "draft_quantization": formats.get(settings.draft_dtype or ""),
         }
-        return asked | (
-            {} if settings.memory_share is None else {"memory_share": settings.memory_share}
-        )
+        if settings.dtype in formats:  # of the weights; all else is in 16 bits
+            asked |= {"dtype": "bfloat16", "quantization": formats[settings.dtype]}
+        return asked
 
     def answered(self, answer: Mapping[str, Any]) -> None:
         self.counters = dict(answer["counters"])

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from archsearch.engines.vllm.engine import WORKER
+from archsearch.engines.engine import EngineSettings
+from archsearch.engines.vllm.engine import WORKER, VllmEngine
 from tests.doubles.worker_modules import worker_modules
 
 
@@ -437,6 +438,18 @@ def test_every_family_has_its_method(worker: SimpleNamespace, ask: dict, expecte
     config = worker.vllm_worker.speculative_config({"gamma": 3, "tensor_parallel": 1, **ask})
     ranks = {} if "lookup" in ask else {"draft_tensor_parallel_size": 1}
     assert config == {"num_speculative_tokens": 3, **ranks, **expected}
+
+
+def test_a_draft_is_quantised_where_that_was_asked_for(worker: SimpleNamespace) -> None:
+    fp8 = "float8_e4m3fn"
+    asked = VllmEngine(EngineSettings(dtype=fp8, draft_dtype=fp8)).request()
+    assert (asked["dtype"], asked["quantization"]) == ("bfloat16", "fp8_per_tensor")
+    draft = {"gamma": 3, "draft": "D", "family": "eagle3"}
+    config = worker.vllm_worker.speculative_config({**draft, **asked})
+    assert config["quantization"] == "fp8_per_tensor"
+    plain = VllmEngine(EngineSettings(draft_dtype="bfloat16")).request()
+    assert not {"dtype", "quantization"} & set(plain)
+    assert "quantization" not in worker.vllm_worker.speculative_config({**draft, **plain})
 
 
 def test_medusa_heads_take_no_cache(worker: SimpleNamespace) -> None:

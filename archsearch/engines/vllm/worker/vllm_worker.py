@@ -103,6 +103,8 @@ class Worker:
             limits["max_num_batched_tokens"] = max(8192, int(ask["concurrency"]) * (self.gamma + 2))
         if ask.get("memory_share"):
             limits["gpu_memory_utilization"] = float(ask["memory_share"])
+        if ask.get("quantization") and "quantization_config" not in (configs[0] or {}):
+            limits["quantization"] = ask["quantization"]
         self.llm = LLM(
             model=ask["target"],
             skip_tokenizer_init=True,
@@ -341,6 +343,8 @@ def speculative_config(ask: Mapping[str, Any]) -> dict[str, Any]:
     else:
         # vLLM wants as many ranks as the target's
         config |= {"model": ask["draft"], "draft_tensor_parallel_size": int(ask["tensor_parallel"])}
+        if ask.get("draft_quantization"):  # not inherited from the target
+            config["quantization"] = ask["draft_quantization"]
     if family in ("independent", "eagle3"):
         config["draft_sample_method"] = "probabilistic"
     if family in _ONE_PASS:
