@@ -16,7 +16,27 @@ from archsearch.errors import ArchsearchError
 @main.command()
 @o.run_argument
 @o.rank_option
-@o.options("", o.opt("--budget", "Training time to add.", o.TIME, "30m"))
+@o.options(
+    "",
+    o.opt("--budget", "Training time to add.", o.TIME, "30m"),
+    o.opt(
+        "--weights",
+        "A folder with what another trainer made of the rank (a recipe's trained/): measured, and"
+        " kept as its weights.",
+        o.FOLDER,
+    ),
+    o.opt(
+        "--prompts",
+        "Of --weights: those that its trainer held out (a recipe's data/heldout-prompts.jsonl).",
+        o.PROMPTS,
+    ),
+    o.opt(
+        "--curve",
+        "Of --weights: JSON lines of tokens and alpha while it was trained (a recipe's"
+        " checkpoints/alpha.jsonl).",
+        o.FILE,
+    ),
+)
 @o.options(
     "A head",
     o.opt(
@@ -45,13 +65,24 @@ from archsearch.errors import ArchsearchError
     ),
 )
 @o.json_option
-def train(run: Path, rank: int, budget: float, family: str, as_json: bool, **of_head: Any) -> None:
+def train(
+    run: Path,
+    rank: int,
+    budget: float,
+    weights: Path | None,
+    prompts: Path | None,
+    curve: Path | None,
+    family: str,
+    as_json: bool,
+    **of_head: Any,
+) -> None:
     """Distil one candidate further, on text the target wrote. Resumes; every candidate of a run
     trains on the same sequences.
 
     \b
     archsearch train runs/demo --budget 30m
     archsearch train runs/demo --rank 2 --budget 10m
+    archsearch train runs/demo --weights recipe/trained --prompts recipe/data/heldout-prompts.jsonl
     archsearch train runs/demo --family eagle3 --gamma 3 --budget 10m
     archsearch train runs/demo --family peagle --gamma 5 --budget 10m
     archsearch train runs/demo --family medusa --budget 2m
@@ -66,12 +97,20 @@ def train(run: Path, rank: int, budget: float, family: str, as_json: bool, **of_
                 f"--{named[0].replace('_', '-')} is for heads; add --family eagle3, peagle or"
                 " medusa, or leave it out"
             )
-        from archsearch.pipeline import train_rank
+        from archsearch.pipeline.train import Taken, train_rank
         from archsearch.report.terminal.run import train_text
 
-        result = train_rank(run, rank, budget)
+        if (weights is None) != (prompts is None) or (curve and weights is None):
+            raise ArchsearchError(
+                "--weights and --prompts go together (--curve only with them): what another trainer"
+                " made, and prompts that it held out"
+            )
+        taken = Taken(weights, prompts, curve) if weights and prompts else None
+        result = train_rank(run, rank, budget, taken)
         emit(result, train_text(result), as_json)
         return
+    if weights or prompts or curve:
+        raise ArchsearchError("--weights is for independent drafts; leave it out for a head")
     from archsearch.pipeline.heads import head_plan
     from archsearch.pipeline.train import train_family
     from archsearch.report.terminal.run import head_text

@@ -58,6 +58,7 @@ from archsearch.pipeline.in_engine import (
 from archsearch.pipeline.schedule import Rates, acceptance_of, schedule_points
 from archsearch.pipeline.session import SearchSession, check_weights
 from archsearch.records import load_or_note, save
+from archsearch.runs.candidate import read_training
 from archsearch.runs.confirmed import (
     CONFIRMED_FILE,
     LOAD_FILE,
@@ -350,8 +351,14 @@ def _kept(case: _Case, result: Confirmed, alpha: Estimate) -> Confirmed:
 
 
 def seen_words(prompts: PromptSet, folder: Path) -> str | None:
-    """Why the prompts that confirm were seen when the draft in `folder` was chosen; None where no
-    choice has seen them."""
+    """Why the prompts that confirm were seen when the draft in `folder` was trained or chosen; None
+    where neither has seen them."""
+    training = read_training(folder)
+    if training is not None and training.taken_from:
+        return (
+            "the draft was trained elsewhere, perhaps on these prompts, which flatters it; its"
+            f" trainer held out --prompts {training.record.get('prompts')}"
+        )
     if not prompts.split:
         return (
             f"the {len(prompts.heldout)} held-out prompts are too few to split (at least"

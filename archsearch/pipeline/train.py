@@ -3,51 +3,78 @@ verdict on a run's text: what it brought, what more of it would bring, and at wh
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from archsearch.architecture.grid import BODY_FIELDS as BODY
 from archsearch.drafters.forms import vllm_config
 from archsearch.drafts.heads import (
     HeadPlan,
     HeadTrainer,
     find_head,
 )
-from archsearch.drafts.records import TrainedDraft
+from archsearch.drafts.records import TrainedDraft, trained_draft
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
-from archsearch.files import read_json
+from archsearch.files import read_json, write_json
+from archsearch.models.files import has_weights
 from archsearch.needs import Needs
+from archsearch.pipeline.acceptance import AcceptanceRequest, find_draft, record
 from archsearch.pipeline.candidates import copy_draft, set_gamma, write_report
 from archsearch.pipeline.families import INDEPENDENT, check_independent
 from archsearch.pipeline.heads import compare_families
 from archsearch.pipeline.session import SearchSession, check_weights
-from archsearch.records import save
+from archsearch.records import WRONG_SHAPE, as_data, save
 from archsearch.report.terminal.run import HeadAnswer, Trained
-from archsearch.runs.candidate import TRAINING_FILE, TrainingRecord
+from archsearch.runs.candidate import (
+    TRACE_FILE,
+    TRAINING_FILE,
+    TrainingLook,
+    TrainingRecord,
+    read_training,
+)
 from archsearch.runs.tables import FAMILIES_FILE, TEXT_VERDICT_FILE, TextStand, TextVerdict
-from archsearch.search.objective import Scorer
+from archsearch.search.objective import Score, Scorer
 from archsearch.speedup import clamped, logit, logit_std, moved, tau_estimate
 from archsearch.text.prompt_set import answer_faults, prompt_faults
 from archsearch.training.curves import AlphaPoint, promise
 
 
-def train_rank(path: Path, rank: int, budget_s: float) -> Trained:
+@dataclass(frozen=True)
+class Taken:
+    """What another trainer made of a rank: a folder with config.json and weights, `prompts` that
+    nothing of it was trained on, and its learning curve (JSON lines of tokens and alpha), as a
+    recipe's trainer writes it."""
+
+    weights: Path
+    prompts: Path
+    curve: Path | None = None
+
+
+def train_rank(path: Path, rank: int, budget_s: float, taken: Taken | None = None) -> Trained:
     """Distil one candidate for `budget_s` seconds more, measure it and score it again. Continues
-    its checkpoint."""
+    its checkpoint. `taken`: measure and keep what was trained elsewhere instead."""
     session = SearchSession.reopen(path)
     score = session.run.score(rank)
     check_independent(score, "training", path)
     check_weights(session.target)
     trainer = session.trainer()
-    budget_s = _left_after_text(trainer, budget_s)
-    before = trainer.spent(score.architecture)[1]
-    draft = trainer.train(
-        score.architecture, before + budget_s, session.request.seed, f"rank {rank}"
-    )
+    text, expected = None, None
+    if taken is not None:
+        draft, expected = _take(session, trainer, score, taken)
+    else:
+        _check_own(trainer.draft_folder(score.architecture), rank)
+        budget_s = _left_after_text(trainer, budget_s)
+        before = trainer.spent(score.architecture)[1]
+        draft = trainer.train(
+            score.architecture, before + budget_s, session.request.seed, f"rank {rank}"
+        )
+        text = text_verdict(session.scorer, trainer, draft)
     scored = draft.score(session.scorer).with_rank(rank)
     renewed = replace(scored, needs=Needs("exists", str(draft.folder)))
     session.run.write_best(
@@ -55,10 +82,87 @@ def train_rank(path: Path, rank: int, budget_s: float) -> Trained:
     )
     copy_draft(draft.folder, session.run.best_dir(rank))
     set_gamma(session.run.best_dir(rank), renewed.gamma)
-    text = text_verdict(session.scorer, trainer, draft)
     write_report(session.run, session)
     training = TrainingRecord.from_dict(read_json(draft.folder / TRAINING_FILE, "training record"))
-    return Trained(text, path, rank, score, renewed, training, draft.alpha_by_category)
+    kinds = draft.alpha_by_category
+    return Trained(path, rank, score, renewed, training, kinds, text, expected)
+
+
+def _check_own(folder: Path, rank: int) -> None:
+    """Raise ArchsearchError where a rank's weights come from elsewhere, whose training cannot be
+    continued here."""
+    before = read_training(folder)
+    if before is not None and before.taken_from:
+        raise ArchsearchError(
+            f"the weights of rank {rank} were trained elsewhere ({before.taken_from}); train them"
+            f" there, or delete {folder} to begin anew"
+        )
+
+
+def _take(
+    session: SearchSession, trainer: DraftTrainer, score: Score, taken: Taken
+) -> tuple[TrainedDraft, Estimate | None]:
+    """(the draft of another trainer, measured on prompts that it held out and kept in float32
+    beside those trained here; alpha that the law expects after as many tokens).
+
+    It may compute more rows of logits than the rank; another shape otherwise raises
+    ArchsearchError.
+    """
+    from archsearch.models.drafts import load_draft, save_draft
+
+    if not has_weights(taken.weights):
+        raise MissingDataError(f"no weights in {taken.weights}; name the folder that holds them")
+    found, like = find_draft(str(taken.weights)), score.architecture
+    arch = found.architecture
+    if any(getattr(arch, name) != getattr(like, name) for name in ("num_hidden_layers", *BODY)):
+        raise ArchsearchError(
+            f"{taken.weights} holds {arch.label()}, not {like.label()}; `archsearch acceptance"
+            f" --draft {taken.weights}` measures any draft"
+        )
+    looks = read_looks(taken.curve) if taken.curve is not None else []
+    request, folder = session.request, trainer.draft_folder(arch)
+    asked = AcceptanceRequest(
+        request.target,
+        found.name,
+        prompts=taken.prompts,
+        answer_tokens=request.answer_tokens,
+    )
+    trace = record(asked, session.target, found)[0]
+    save_draft(load_draft(taken.weights), folder, tokenizer=trainer.tokenizer)
+    trace.save(folder / TRACE_FILE)
+    write_json(
+        folder / TRAINING_FILE,
+        {
+            "architecture": arch.to_dict(),
+            "seconds": 0.0,
+            "tokens": looks[-1].tokens if looks else 0,
+            "taken_from": str(taken.weights),
+            "prompts": str(taken.prompts),
+            "looks": [as_data(look) for look in looks],
+        },
+    )
+    expected = None
+    if looks:
+        seen = replace(session.scorer.context, trained_tokens=float(looks[-1].tokens))
+        expected = session.scorer.predicted_acceptance(score.proposer, seen).acceptance.alpha
+    return trained_draft(arch, folder, trace), expected
+
+
+def read_looks(path: Path) -> list[TrainingLook]:
+    """A learning curve of another trainer, by tokens. Raises ArchsearchError where it is none."""
+    try:
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+        looks = [
+            TrainingLook(int(row["tokens"]), 0.0, float(row["alpha"]), row.get("loss"))
+            for row in rows
+        ]
+    except (OSError, *WRONG_SHAPE) as error:
+        raise ArchsearchError(
+            f"{path} is no learning curve ({error}): JSON lines of tokens and alpha"
+        ) from error
+    if not looks or any(look.tokens < 1 or not 0.0 <= look.alpha <= 1.0 for look in looks):
+        raise ArchsearchError(f"{path}: tokens from 1 and alpha of 0 to 1 are asked for")
+    return sorted(looks, key=lambda look: look.tokens)
 
 
 def _left_after_text(trainer: DraftTrainer, budget_s: float) -> float:

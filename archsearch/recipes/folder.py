@@ -28,6 +28,7 @@ from archsearch.recipes.plan import (
 HELD_OUT_EVERY: Final = 50
 """One prompt in so many is kept apart."""
 TRAINED: Final = "trained"
+HELD_OUT: Final = "data/heldout-prompts.jsonl"
 SHOWN: Final = (
     "library family gamma run rank device vllm prompts temperature text_tokens longest gpus needs"
     " stages initialised hub_start"
@@ -217,17 +218,17 @@ def _watch(recipe: Recipe) -> str:
 
 def _back(recipe: Recipe) -> str:
     """How the result becomes part of the run."""
-    run, rank = shlex.quote(recipe.run), recipe.rank
+    run, rank = shlex.quote(str(Path(recipe.run).absolute())), recipe.rank  # from this folder
     if recipe.library.name == "archsearch":
         drafts = recipe.family == "independent"
         confirm = f"--rank {rank}" if drafts else f"--family {recipe.family}"
         return f"The answer is updated by the training; then `archsearch confirm {run} {confirm}`."
     lines = []
     if recipe.family == "independent":
-        target, held = shlex.quote(recipe.target_name), "data/heldout-prompts.jsonl"
         lines = [
-            f"archsearch acceptance --target {target} --draft {TRAINED} \\",
-            f"  --prompts {held}      # alpha and tau on prompts that were held out",
+            f"archsearch train {run} --rank {rank} --weights {TRAINED} \\",
+            f"  --prompts {HELD_OUT} --curve {forms.CHECKPOINT_FOLDER}/alpha.jsonl",
+            f"archsearch confirm {run} --rank {rank} --prompts {HELD_OUT}",
         ]
     lines += [
         "bash serve.sh                               # the target with the drafter, port 8000",

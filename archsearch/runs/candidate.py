@@ -48,7 +48,8 @@ class TrainingRecord:
     """training.json: how long a draft was trained (seconds, tokens with prompts) and on what.
     `record`: the whole file, which export copies; `looks`: its learning curve; `kept`: the look
     whose weights stayed, `stopped`: why training ended before its time, `distinct_tokens`: that the
-    target wrote for it; None, "" where the file does not say."""
+    target wrote for it, `taken_from`: the folder of another trainer; None, "" where the file does
+    not say."""
 
     architecture: Architecture
     tokens: int
@@ -60,6 +61,7 @@ class TrainingRecord:
     distinct_tokens: int | None = None
     tokens_per_s: float = 0.0
     divergence: Divergence | None = None
+    taken_from: str = ""
 
     @property
     def epochs(self) -> float | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from archsearch.runs.run import open_run
 from tests.cli.commands import SEARCH, call, files_in, last_json, refused
 
 
@@ -37,6 +38,44 @@ def test_train_a_rank_that_has_no_weights(with_run: Path) -> None:
         and result["after"]["alpha"]["source"] == "measured"
     )
     assert (with_run / "runs/a/best/2/model.safetensors").exists()
+
+
+def test_what_another_trainer_made_comes_back(with_run: Path) -> None:
+    from archsearch.models.drafts import build_draft, save_draft
+
+    shapes = [open_run(Path("runs/a")).score(rank).architecture for rank in (1, 2)]
+    for name, shape in zip(("other", "trained"), shapes, strict=True):
+        # a library trains the whole head
+        save_draft(build_draft(shape.replace(draft_vocab_size=None), seed=1), Path(name))
+    looks = [{"step": 1, "tokens": 900, "alpha": 0.2}, {"step": 2, "tokens": 1800, "alpha": 0.3}]
+    Path("alpha.jsonl").write_text("".join(json.dumps(look) + "\n" for look in looks))
+    own = ("train", "runs/a", "--rank", "2")
+    taken = (*own, "--weights", "trained", "--prompts", "prompts.jsonl", "--curve", "alpha.jsonl")
+    result = call(*taken, "--json")
+    data, text = last_json(result), call(*taken).stdout
+    assert "Weights of trained. Its curve ends at 0.300 after 1,800 tokens; the law expects" in text
+    assert data["after"]["alpha"]["source"] == "measured" and "text" not in data
+    assert 0.0 < data["expected"]["value"] < 1.0
+    record = json.loads(Path("runs/a/best/2/training.json").read_text())
+    assert (record["taken_from"], record["tokens"]) == ("trained", 1800)
+    assert [look["alpha"] for look in record["looks"]] == [0.2, 0.3]
+    found = last_json(call("confirm", "runs/a", "--rank", "2", "--count", "2", "--json"))
+    assert "perhaps on these prompts" in found["prompts_seen"]
+    kept = ("--prompts", "prompts.jsonl")
+    found = last_json(call("confirm", "runs/a", "--rank", "2", "--count", "2", *kept, "--json"))
+    assert found["prompts_seen"] is None
+    call("report", "runs/a")
+    # what cannot be
+    assert "trained elsewhere (trained)" in refused(*own, "--budget", "1s")
+    assert "go together" in refused(*own, "--weights", "trained")
+    assert "go together" in refused(*own, "--curve", "alpha.jsonl")
+    assert "for independent drafts" in refused(*own, "--weights", "trained", "--family", "medusa")
+    assert "measures any draft" in refused(*own, "--weights", "other", *kept)
+    assert "no weights" in refused(*own, "--weights", "empty", *kept)
+    Path("alpha.jsonl").write_text('{"tokens": 3, "alpha": 2}')
+    assert "alpha of 0 to 1" in refused(*taken)
+    Path("alpha.jsonl").write_text("[]")
+    assert "alpha.jsonl is no learning curve" in refused(*taken)
 
 
 def test_export_loads_in_transformers_and_here(with_run: Path) -> None:

@@ -31,15 +31,17 @@ from archsearch.speedup import DIVERGENCE_RANGE, DIVERGENCE_STD, clamped, logit,
 
 @dataclass(frozen=True)
 class Trained:
-    """The answer of `train` of a rank."""
+    """The answer of `train` of a rank. `text` None: it learnt elsewhere; `expected` then: alpha by
+    the law after as many tokens, where they are known."""
 
-    text: TextVerdict
     run: Path
     rank: int
     before: Score
     after: Score
     training: TrainingRecord
     alpha_by_category: Mapping[str, Estimate]
+    text: Maybe[TextVerdict] = None
+    expected: Maybe[Estimate] = None
 
 
 @dataclass(frozen=True)
@@ -115,16 +117,26 @@ def train_text(result: Trained) -> str:
     ]
     heldout = f"measured on held-out text{'; ' if kinds else ''}{', '.join(kinds)}"
     stopped = f"Ended before its budget: {training.stopped}; more text is what helps now."
+    took = (
+        f"Trained {human_time(training.seconds)} in all, {training.tokens:,} tokens at"
+        f" {training.tokens_per_s:,.0f} tokens/s."
+    )
+    if training.taken_from:
+        took = f"Weights of {training.taken_from}."
+    if result.expected is not None:
+        took += (
+            f" Its curve ends at {training.looks[-1].alpha:.3f} after {training.tokens:,} tokens;"
+            f" the law expects {plus_minus(result.expected, digits=3)}."
+        )
     lines = [
         f"Rank {rank}: alpha {plus_minus(before.alpha, digits=3)} ({before.alpha.source})"
         f" -> {plus_minus(after.alpha, digits=3)} ({heldout}).",
-        f"Trained {human_time(training.seconds)} in all, {training.tokens:,} tokens at"
-        f" {training.tokens_per_s:,.0f} tokens/s.",
+        took,
         *_divergence_lines(training.divergence, after.alpha),
         *([stopped] if training.stopped else []),
         f"Modeled speed-up {plus_minus(before.speedup)} -> {plus_minus(after.speedup)} at"
         f" gamma {after.gamma}.",
-        f"Text: {result.text.words()}",
+        *([f"Text: {result.text.words()}"] if result.text is not None else []),
     ]
     return "\n".join([*lines, "", f"Next: archsearch confirm {run} --rank {rank}"])
 
