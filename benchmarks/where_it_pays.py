@@ -77,7 +77,8 @@ def draw(table: Path, picture: Path) -> None:
         title = f"{dtype.upper()}, {threads} thread{'s' if threads > 1 else ''}"
         axis.set(title=title, xlabel="tokens in the pass", ylim=(0.8, most))
     axes[0][0].set_ylabel("tokens verified in the time of one")
-    axes[0][0].legend(fontsize=8, frameon=False)
+    most_lines = max(axes[0], key=lambda axis: len(axis.get_legend_handles_labels()[0]))
+    most_lines.legend(fontsize=8, frameon=False)
     figure.tight_layout()
     figure.savefig(picture, dpi=140)
 
