@@ -126,7 +126,7 @@ def _filled(template: str, values: dict[str, object]) -> str:
 def _values(recipe: Recipe, *, weights: bool) -> dict[str, object]:
     """What the templates name."""
     library, gpus = recipe.library, recipe.gpus
-    settings = dict(library.families[recipe.family])
+    settings = recipe.settings
     if library.name == "trl":
         settings["learning_rate"] = learning_rate(recipe.drafter.parameters())
     environments = _environments(recipe)

@@ -114,7 +114,7 @@ def extraction(recipe: Recipe) -> dict[str, str]:
 
 def speculators_training(recipe: Recipe) -> dict[str, object]:
     """train.yaml of `speculators train --config`."""
-    chosen = dict(recipe.library.families[recipe.family])
+    chosen = recipe.settings
     drafter = recipe.drafter
     scheduled = {"scheduler_type": chosen.pop("scheduler_type")}
     optimizer = {name: chosen.pop(name) for name in ("optimizer", "lr", "weight_decay")}
@@ -168,7 +168,7 @@ def speculators_training(recipe: Recipe) -> dict[str, object]:
 def specforge_training(recipe: Recipe) -> dict[str, Any]:
     """train.yaml of `specforge train --config`: a stack of its own on one machine
     (managed_local)."""
-    chosen = dict(recipe.library.families[recipe.family])
+    chosen = recipe.settings
     length = chosen.pop("max_length")
     devices = [str(each) for each in recipe.gpus.trainer]
     ranks = recipe.gpus.ranks
@@ -226,7 +226,7 @@ def specforge_training(recipe: Recipe) -> dict[str, Any]:
 def trl_training(recipe: Recipe, rate: float) -> dict[str, object]:
     """train.json: arguments of TRL's GKDConfig."""
     return {
-        **recipe.library.families[recipe.family],
+        **recipe.settings,
         "learning_rate": rate,
         "num_train_epochs": max(1.0, recipe.epochs),
         "max_length": recipe.longest,

@@ -138,7 +138,8 @@ def train_text(result: Trained) -> str:
         f" gamma {after.gamma}.",
         *([f"Text: {result.text.words()}"] if result.text is not None else []),
     ]
-    return "\n".join([*lines, "", f"Next: archsearch confirm {run} --rank {rank}"])
+    prompts = f" --prompts {training.record.get('prompts')}" if training.taken_from else ""
+    return "\n".join([*lines, "", f"Next: archsearch confirm {run} --rank {rank}{prompts}"])
 
 
 def _divergence_lines(divergence: Divergence | None, measured: Estimate) -> list[str]:
