@@ -63,6 +63,7 @@ from archsearch.acceptance.terms import (
     while_young,
     width_terms,
 )
+from archsearch.architecture import catalogue
 from archsearch.estimate import Array
 from archsearch.files import write_json
 from archsearch.speedup import alpha_from_tau, drifting_positions, logit, tau_from_positions
@@ -196,8 +197,6 @@ class Design:
 def design(drifts: Mapping[str, Term], *, anchors: bool = True) -> Design:
     """The rows of the table that are meant for levels, and this project's anchors; `drifts`: see
     `Drifts`."""
-    from archsearch.architecture import catalogue
-
     x, y, noise = [], [], []
     labels: list[dict[str, str]] = []
     for row in load_published():

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from archsearch.acceptance.measured import Trace, alpha
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
@@ -150,8 +151,6 @@ def _fact(
 
 def _finalist(folder: Path) -> DraftFact:
     """alpha of a trained finalist: greedy agreement on the held-out text."""
-    from archsearch.acceptance.measured import Trace, alpha
-
     training = read_json(folder / "training.json", "training record")
     arch = Architecture.from_dict(training["architecture"])
     trace = folder / "trace.npz"

@@ -27,6 +27,7 @@ from archsearch.drafters.registry import Found, family, found_as, found_for, is_
 from archsearch.errors import ArchsearchError, first_line
 from archsearch.files import read_json
 from archsearch.models.files import is_gguf
+from archsearch.models.gguf_file import read_gguf
 from archsearch.workload import GGUF_DTYPES, WEIGHT_BYTES
 
 
@@ -103,8 +104,6 @@ def resolve_target(name: str) -> TargetRef:
     if folder.is_dir():
         return TargetRef(folder.resolve().name, read_architecture(folder), folder=folder.resolve())
     if is_gguf(folder):
-        from archsearch.models.gguf_file import read_gguf
-
         file = folder.resolve()
         found = read_gguf(file)
         kept = {"gguf": str(file), "dtype": found.dtype}

@@ -23,7 +23,7 @@ from archsearch.export.folder import export
 from archsearch.files import read_json
 from archsearch.models.files import has_tokenizer, head_family_of
 from archsearch.models.targets import TargetRef, resolve_target
-from archsearch.pipeline.candidates import drafts_of, serving_ranks
+from archsearch.pipeline.candidates import serving_ranks
 from archsearch.pipeline.families import INDEPENDENT, check_independent
 from archsearch.pipeline.heads import served_gamma
 from archsearch.pipeline.session import SearchSession
@@ -69,7 +69,7 @@ def export_rank(
     planned = read_schedule(schedule or candidate.folder / SCHEDULE_FILE)
     record = _draft_record(run, candidate)
     confirmed = (record.confirmed or {}).get("gamma")
-    draft_dtype = draft_dtype or drafts_of(run)
+    draft_dtype = draft_dtype or run.draft_dtype
     stops = {} if gamma or planned.ranges else _stops(candidate, draft_dtype)
     scheduled = gamma_at(planned.ranges, int(run.arguments.get("batch_size") or 1))
     gamma = gamma or scheduled or int(confirmed or candidate.score.gamma)
@@ -258,7 +258,7 @@ def export_family(
         )
     record = DraftRecord(training=as_data(trained.record), provenance={"run": run.info})
     source = _source(run, trained.folder, wanted, GammaSchedule(planned), record, family)
-    source = replace(source, gguf_dtype=draft_dtype or drafts_of(run) or source.gguf_dtype)
+    source = replace(source, gguf_dtype=draft_dtype or run.draft_dtype or source.gguf_dtype)
     if any(engine_facts(engine).gguf for engine in able):  # the file holds the target's tokenizer
         tokenizer, gguf = _target_tokenizer(ref), _target_gguf(ref)
         source = replace(source, target=replace(source.target, tokenizer=tokenizer, gguf=gguf))

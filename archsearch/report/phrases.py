@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from archsearch.architecture import catalogue
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
 from archsearch.paths import shown
@@ -87,8 +88,6 @@ def verdict(gain: Estimate, *, measured: bool = False) -> str:
 
 def hub_name(target: str) -> str:
     """The hub id of a target of the catalogue; any other name as it is."""
-    from archsearch.architecture import catalogue
-
     return (catalogue.load(target).hub_id or target) if target in catalogue.names() else target
 
 

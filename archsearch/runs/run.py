@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch import __version__, files
+from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.paths import package_dir, shown
 from archsearch.profiles import installed
@@ -71,6 +72,12 @@ class Run:
     def device(self) -> str:
         """Key of the searched device; "" where that is not written down."""
         return str(self.info["device"].get("key", ""))
+
+    @property
+    def draft_dtype(self) -> str | None:
+        """The precision of drafts that was asked for in an engine on GGUF files."""
+        gguf = engine_facts(self.arguments.get("engine")).gguf
+        return self.arguments.get("draft_dtype") if gguf else None
 
     @property
     def trials_file(self) -> Path:
