@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from archsearch.engines.child import child as child_module
-from archsearch.engines.child.child import Child
+from archsearch.engines.child.child_engine import Child
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 
 WORKER = """
@@ -131,7 +131,7 @@ def test_a_killed_parent_leaves_nothing_behind(script: Path, tmp_path: Path) -> 
     parent = tmp_path / "parent.py"
     parent.write_text(
         "import sys, threading, time\nfrom pathlib import Path\nfrom"
-        " archsearch.engines.child.child import Child\nchild = Child(Path(sys.executable),"
+        " archsearch.engines.child.child_engine import Child\nchild = Child(Path(sys.executable),"
         f" Path({str(script)!r}), name='toy')\nprint(child.pid, child.ask({{'do':"
         " 'grandchild'})['pid'], flush=True)\nthreading.Thread(target=child.ask, args=({'do':"
         " 'sleep'},)).start()\ntime.sleep(60)\n"
