@@ -62,9 +62,9 @@ class ChainGenerator(AssistedCandidateGenerator):
 
     transformers' own generator changes its confidence threshold as it goes where scikit-learn is
     installed (`AssistedCandidateGenerator.update_candidate_strategy`); in a class derived from it
-    the threshold stays what was asked for. `reader`: the lookup in the course of this answer, which has read the prompt; None: the draft
-    alone. `rule`: what both draft; gamma and threshold are in the draft's own settings as well.
-    `drafted`: draft tokens of every round so far."""
+    the threshold stays what was asked for. `reader`: the lookup in the course of this answer, which
+    has read the prompt; None: the draft alone. `rule`: what both draft; gamma and threshold are in
+    the draft's own settings as well. `drafted`: draft tokens of every round so far."""
 
     def __init__(
         self, reader: Reader | None, rule: ChainRule, input_ids: Any, **arguments: Any
