@@ -37,7 +37,6 @@ from archsearch.speedup import (
     accepted_by_position,
     alpha_estimate,
     alpha_from_tau,
-    clamped,
     drifting_positions,
     logit,
     logit_std,
@@ -173,7 +172,7 @@ def _of_tree(tree: Tree, chain: Acceptance, estimator: AcceptanceEstimator) -> F
         tau, alpha = estimator.rounds[0], tree.alpha(estimator.rounds[0])
         given = Acceptance(Estimate(alpha, 0.0, "given"))
         return FamilyAcceptance(given, taus={tree.steps: Estimate(tau, 0.0, "given")})
-    level, spread = logit(clamped(chain.alpha.value)), logit_std(chain.alpha)
+    level, spread = logit(chain.alpha.value), logit_std(chain.alpha)
 
     def tau_at(stds: float) -> float:
         alpha = sigmoid(level + stds * spread)

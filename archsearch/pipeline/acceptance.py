@@ -45,7 +45,7 @@ from archsearch.pipeline.untrained import (
 from archsearch.progress import ProgressLine
 from archsearch.records import save
 from archsearch.search.objective import Scorer
-from archsearch.speedup import alpha_estimate, clamped, logit
+from archsearch.speedup import alpha_estimate, logit
 from archsearch.text.prompt_set import load_prompt_set, spread
 from archsearch.text.prompts import Prompt, encode_prompts, read_prompts
 from archsearch.text.settings import Writing, check_sampling
@@ -230,7 +230,7 @@ def measure_draft(request: AcceptanceRequest, target: TargetRef) -> dict[str, ob
         if request.trace is not None:
             trace.save(request.trace)
     if request.tau is not None:
-        level = logit(clamped(GivenAcceptance.of_tau(request.tau, request.gamma).alpha))
+        level = logit(GivenAcceptance.of_tau(request.tau, request.gamma).alpha)
         result |= {
             "alpha": alpha_estimate(level, READING_STD, "given"),
             "published": {"tau": request.tau, "gamma": request.gamma},

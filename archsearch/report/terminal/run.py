@@ -26,7 +26,7 @@ from archsearch.runs.run import open_run
 from archsearch.runs.tables import EngineComparison, TextVerdict
 from archsearch.schedule import GammaSchedule
 from archsearch.search.objective import Score
-from archsearch.speedup import DIVERGENCE_RANGE, DIVERGENCE_STD, clamped, logit, logit_std
+from archsearch.speedup import DIVERGENCE_RANGE, DIVERGENCE_STD, logit, logit_std
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _divergence_lines(divergence: Divergence | None, measured: Estimate) -> list
     if not low <= divergence.nats <= high:
         return [f"{start}: {nats} (from {low:g} to {high:g} it also says alpha)."]
     text = f"{start}, {nats}, says alpha {divergence.alpha:.2f}"
-    gap = logit(clamped(divergence.alpha)) - logit(clamped(measured.value))
+    gap = logit(divergence.alpha) - logit(measured.value)
     if abs(gap) > 2.0 * math.hypot(DIVERGENCE_STD, logit_std(measured)):
         return [f"{text}: far from the measured one. Check the text and the tokenizer."]
     return [f"{text}."]
