@@ -54,7 +54,7 @@ class FileLock:
         self._handle: IO[bytes] | None = None
 
     def acquire(self) -> bool:
-        handle = open(self.path, "ab")  # noqa: SIM115 - closed by release
+        handle = open(self.path, "ab")  # closed by release
         try:
             locked(handle, wait=True)
         except OSError:
