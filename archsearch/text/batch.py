@@ -348,8 +348,8 @@ class _Batch:
         chosen = greedy
         if writing.temperature > 0:
             last = writing.max_new_tokens - 1
-            noises = [(row.noise, min(len(row.ids), last)) for row in self.alive]
-            noise = torch.stack([drawn[at] for drawn, at in noises if drawn is not None])
+            drawn = [row.noise[min(len(row.ids), last)] for row in self.alive]  # type: ignore
+            noise = torch.stack(drawn)
             probs = warped_probs(logits, writing.temperature, writing.top_p)
             chosen = draw(probs, noise.to(logits.device))
         tokens = zip(self.alive, chosen.tolist(), greedy.tolist(), strict=True)
