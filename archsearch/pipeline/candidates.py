@@ -69,7 +69,7 @@ def serving_ranks(run: Run) -> int:
     asked = run.arguments.get("tensor_parallel")
     if asked:
         return int(asked)
-    if run.info["device"].get("kind") == "cpu":
+    if run.on_cpu:
         return 1
     return SearchSession.reopen(run.path).scorer.workload.tensor_parallel
 

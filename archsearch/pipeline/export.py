@@ -110,12 +110,10 @@ def _source(
         schedule,
         ExportTarget(ref.place or ref.name),
         record,
-        dtype=str(run.info["profile"].get("dtype") or record.confirmed_dtype or "bfloat16"),
+        dtype=run.dtype or record.confirmed_dtype or "bfloat16",
         tensor_parallel=serving_ranks(run),
         family=family,
-        quantise=str(run.info["profile"].get("quantise") or ""),
-        drafts=str(run.arguments.get("draft_dtype") or ""),
-        switches=str(run.arguments.get("engine_options") or ""),
+        **run.priced_as,
     )
 
 

@@ -8,7 +8,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -226,27 +226,26 @@ def serve_command(option: Option, run: Run, target: str, ranks: int, *more: str)
     """The command that serves `target` as a run priced it, on `ranks` devices, with a drafter that
     one can have today; None where that takes more than a command of vLLM or SGLang. `more`:
     switches beside the run's."""
-    needs, asked, known = option.needs, run.arguments, run.info["profile"]
+    needs = option.needs
     if needs is None or needs.kind == "training":
         return None
-    engine, family = str(asked.get("engine") or "vllm"), option.drafter.family
-    quantise, drafts = str(known.get("quantise") or ""), str(asked.get("draft_dtype") or "")
-    what = (Path(option.hub_id), target, option.gamma, str(known.get("dtype")), (), ranks)
-    texts = " ".join([*str(asked.get("engine_options") or "").split(), *more])
-    setup = Setup(*what, family=family, quantise=quantise, drafts=drafts, switches=texts)
+    engine, family = str(run.arguments.get("engine") or "vllm"), option.drafter.family
+    what = (Path(option.hub_id), target, option.gamma, str(run.profile.get("dtype")), (), ranks)
+    setup = Setup(*what, family=family, **run.priced_as)
+    setup = replace(setup, switches=" ".join([setup.switches, *more]))
     precision, lacking = setup.precision(engine)
-    above = f"# in the place of {target} name its weights in {quantise}\n" if lacking else ""
+    above = f"# in the place of {target} name its weights in {setup.quantise}\n" if lacking else ""
     if engine == "sglang" and option.hub_id and family in ("independent", *HEADS[engine]):
         words = shlex.join(serving(engine, setup).command)
         return above + " \\\n    ".join(_folded(words))
     config = vllm_drafter_config(option.drafter, option.hub_id, option.gamma)
     if engine != "vllm" or not config:
         return None
-    if option.drafter.trains and (own := engine_facts(engine).quantises.get(drafts)):
+    if option.drafter.trains and (own := engine_facts(engine).quantises.get(setup.drafts)):
         config["quantization"] = own
     variables, flags = setup.switched("vllm")
     # vLLM takes 16 bits from the weights
-    flags = [*setup.ranks("--tensor-parallel-size"), *(precision if quantise else ()), *flags]
+    flags = [*setup.ranks("--tensor-parallel-size"), *(precision if setup.quantise else ()), *flags]
     words = shlex.join([*variables, "vllm", "serve", target, *flags, "--speculative-config"])
     # Line breaks between the fields of the JSON are white space to vLLM and to the shell inside the
     # quotes.

@@ -74,6 +74,28 @@ class Run:
         return str(self.info["device"].get("key", ""))
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether that is a CPU."""
+        return self.info["device"].get("kind") == "cpu"
+
+    @property
+    def profile(self) -> dict[str, Any]:
+        """Where its latencies come from: `folder`, `hash`, `dtype`, ..."""
+        return self.info["profile"]
+
+    @property
+    def dtype(self) -> str:
+        """Its precision; "" where that is not written down."""
+        return str(self.profile.get("dtype") or "")
+
+    @property
+    def priced_as(self) -> dict[str, str]:
+        """How its engine is to run as it was priced (see `ExportSource`); "" for nothing."""
+        asked, found = self.arguments, {"quantise": self.profile.get("quantise")}
+        found |= {"drafts": asked.get("draft_dtype"), "switches": asked.get("engine_options")}
+        return {name: value or "" for name, value in found.items()}
+
+    @property
     def draft_dtype(self) -> str | None:
         """The precision of drafts that was asked for in an engine on GGUF files."""
         gguf = engine_facts(self.arguments.get("engine")).gguf
@@ -372,7 +394,7 @@ def resume_run(
         differences.append(f"seed was {run.info['seed']}, now {seed}")
     if run.info["space"] != encoded(space):
         differences.append("the search space's file has changed")
-    was, current = run.info["profile"].get("hash"), (profile or {}).get("hash")
+    was, current = run.profile.get("hash"), (profile or {}).get("hash")
     if was != current:
         differences.append(f"the profile's hash was {was}, now {current}")
     if differences:
