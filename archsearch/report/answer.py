@@ -18,7 +18,7 @@ from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
 from archsearch.export.engines import HEADS, Setup, serving
 from archsearch.needs import Needs
-from archsearch.report.phrases import verdict
+from archsearch.report.phrases import count_words, verdict
 from archsearch.report.reading import Shown
 from archsearch.report.terminal.layout import WIDTH, table
 from archsearch.runs.run import Run
@@ -101,14 +101,6 @@ def gain_words(gain: Estimate) -> str:
     return f"{gain.value:.2f}x ({low:.2f} to {high:.2f})"
 
 
-def amount(number: float) -> str:
-    """`493M`, `2.4M`, `1.6B`: tokens for people."""
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.{0 if number >= 100 * size else 1}f}{letter}"
-    return f"{number:.0f}"
-
-
 def unit_of(device: str) -> str:
     """Whose hours a training takes, by the key of the searched device."""
     return "CPU" if device.startswith("cpu") else "GPU"
@@ -128,7 +120,7 @@ def needs_words(needs: Needs | None, unit: str) -> str:
         return "-"
     if needs.kind == "training":
         hours = re.sub("-hours?", "-h", hours_words(needs.gpu_hours, unit))
-        return f"{hours.replace('minutes', 'min')}, {amount(needs.tokens or 0.0)}"
+        return f"{hours.replace('minutes', 'min')}, {count_words(needs.tokens or 0.0)}"
     here = needs.hub_id is None or Path(needs.hub_id).expanduser().exists()
     return "nothing" if here else "download"
 
@@ -209,7 +201,7 @@ def sentences(
         whole = max(needs.gpu_hours, 1e-12)
         text = (
             f"{never if slower else f'With {spent} of training'}: {gain};"
-            f" {amount(needs.tokens or 0.0)} tokens of the target's text"
+            f" {count_words(needs.tokens or 0.0)} tokens of the target's text"
             f" ({needs.text_hours / whole:.0%} of the hours to write it,"
             f" {needs.teacher_hours / whole:.0%} for the target's passes over it, the rest to"
             " train)"

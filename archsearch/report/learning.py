@@ -10,6 +10,7 @@ from archsearch.estimate import Estimate
 from archsearch.progress import human_time
 from archsearch.records import WRONG_SHAPE
 from archsearch.report.charts import MARK, Chart, Series, colour, gain_chart, line
+from archsearch.report.phrases import count_words
 from archsearch.report.reading import Reading, Shown
 from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.candidate import TrainingLook, TrainingRecord
@@ -159,16 +160,6 @@ def plot_learning(records: Sequence[TrainingRecord]) -> Chart | None:
         x_scale="log",
         right_label="training loss" if losses else "",
     )
-
-
-def count_words(count: float | None) -> str:
-    """1,234 as `1.2k`, 5,800,000 as `5.8M`."""
-    if count is None:
-        return "-"
-    for size, unit in ((1e6, "M"), (1e3, "k")):
-        if count >= 0.9995 * size:
-            return f"{count / size:.{1 if count < 9.95 * size else 0}f}{unit}"
-    return f"{count:.0f}"
 
 
 def epochs_words(epochs: float | None) -> str:

@@ -158,6 +158,14 @@ def millions(count: int) -> str:
     return f"{count / 1e6:.{0 if count >= 1e7 else 1}f}M"
 
 
+def count_words(count: float) -> str:
+    """1,234 as `1.2k`, 5,800,000 as `5.8M`, 1.6e9 as `1.6B`."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= 0.9995 * size:
+            return f"{count / size:.{1 if count < 9.95 * size else 0}f}{unit}"
+    return f"{count:.0f}"
+
+
 def latency_warning(latency: str, target: str) -> str:
     """What the words for the latency warn of: an engine whose own passes nobody measured, and the
     command; "" for nothing."""
