@@ -48,10 +48,11 @@ def learning_lines(reading: Reading) -> list[str]:
 def curve_words(record: TrainingRecord) -> str:
     """`24k distinct tokens, 5.8M seen (104 epochs); training loss 2.20 -> 0.18; held-out alpha .327
     at 620k tokens, kept`."""
-    distinct = f"{count_words(record.distinct_tokens)} distinct tokens, "
     epochs = f" ({epochs_words(record.epochs)})" if record.epochs else ""
     seen = f"{count_words(record.tokens)} seen{epochs}"
-    parts = [f"{distinct}{seen}" if record.distinct_tokens else seen]
+    if record.distinct_tokens:
+        seen = f"{count_words(record.distinct_tokens)} distinct tokens, {seen}"
+    parts = [seen]
     losses = [look.loss for look in record.looks if look.loss is not None]
     if len(losses) > 1:
         parts.append(f"training loss {losses[0]:.2f} -> {losses[-1]:.2f}")

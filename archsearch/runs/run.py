@@ -89,7 +89,7 @@ class Run:
         return str(self.profile.get("dtype") or "")
 
     @property
-    def priced_as(self) -> dict[str, str]:
+    def priced_as(self) -> dict[str, Any]:
         """How its engine is to run as it was priced (see `ExportSource`); "" for nothing."""
         asked, found = self.arguments, {"quantise": self.profile.get("quantise")}
         found |= {"drafts": asked.get("draft_dtype"), "switches": asked.get("engine_options")}
