@@ -83,8 +83,7 @@ def _trace(series: Series) -> dict[str, object]:
     if series.notes:
         trace |= {"text": list(map(_text, series.notes)), "hovertemplate": "%{text}<extra></extra>"}
     if series.low and not series.band:
-        above = [high - y for high, y in zip(series.high, series.y, strict=True)]
-        below = [y - low for low, y in zip(series.low, series.y, strict=True)]
+        below, above = series.reach
         reach = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
         trace["error_y"] = {**reach, "thickness": 1, "width": 3, "color": colour}
     if series.right:

@@ -54,6 +54,12 @@ class Series:
     named: bool = True
     notes: tuple[str, ...] = ()
 
+    @property
+    def reach(self) -> tuple[list[float], list[float]]:
+        """How far each point's error bar reaches down and up."""
+        down = [max(0.0, y - low) for low, y in zip(self.low, self.y, strict=True)]
+        return down, [max(0.0, high - y) for high, y in zip(self.high, self.y, strict=True)]
+
 
 @dataclass(frozen=True)
 class Chart:
