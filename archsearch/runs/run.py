@@ -19,6 +19,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -302,15 +303,9 @@ def create_run(
 def _new_folder(base: Path, name: str) -> Path:
     for number in itertools.count(1):
         folder = base / (name if number == 1 else f"{name}-{number}")
-        try:
+        with files.writing(folder, "choose a folder you can write to"), suppress(FileExistsError):
             folder.mkdir(parents=True)
             break
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise ArchsearchError(
-                f"cannot make {folder}: {error.strerror or error}; choose a folder you can write to"
-            ) from error
     return folder
 
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from archsearch.acceptance.estimator import AcceptanceEstimator
 from archsearch.errors import ArchsearchError, InvalidShapeError
-from archsearch.files import digest, locked
+from archsearch.files import digest, locked, writing
 from archsearch.records import as_data
 from archsearch.search.objective import Scorer
 from archsearch.search.space import InvalidShape, SearchSpace, numeric_values
@@ -146,14 +146,10 @@ def open_storage(where: str | Path) -> BaseStorage:
             return _database(text)
     from optuna.storages import JournalStorage
 
-    try:
+    with writing(text, "choose a folder you can write to"):
         Path(text).parent.mkdir(parents=True, exist_ok=True)
         drop_torn_line(text)
         return JournalStorage(journal_backend(text))
-    except OSError as error:
-        raise ArchsearchError(
-            f"cannot write {text}: {error.strerror or error}; choose a folder you can write to"
-        ) from error
 
 
 def _database(url: str) -> BaseStorage:

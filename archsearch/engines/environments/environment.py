@@ -38,7 +38,7 @@ from archsearch.engines.environments.recipes import (
     recipe,
 )
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import read_json
+from archsearch.files import read_json, writing
 from archsearch.progress import Progress, silent
 from archsearch.records import from_data, save
 
@@ -138,13 +138,8 @@ def install(
     maker = check_interpreter(python or Path(sys.executable), "--python names")
     tell = progress or silent
     folder = environment_dir(engine)
-    try:
+    with writing(folder.parent, "set ARCHSEARCH_CACHE to a folder you can write"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArchsearchError(
-            f"cannot create {folder.parent}: {error.strerror}; set ARCHSEARCH_CACHE to a folder you"
-            " can write"
-        ) from error
     with lock_of(engine) as lock:
         ready = installed(engine)
         if ready is not None and ready.packages == packages:
