@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,7 +41,7 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.files import read_json, read_yaml, write_text
-from archsearch.models.targets import resolve_target
+from archsearch.models.targets import shape_here
 from archsearch.records import Misfit, Stored, as_data, from_data
 from archsearch.text.likeness import SKETCH_FILE, TextSketch, likeness, load_sketch, sketch_of_set
 from archsearch.text.prompt_set import load_prompt_set
@@ -143,16 +142,7 @@ def read_alpha_file(path: Path, target: str | Architecture) -> AcceptanceObserva
 
 @lru_cache(maxsize=256)
 def _shape(target: str | Architecture) -> Architecture | None:
-    """The target's shape; None for a name that is not on this machine (nothing is asked of the
-    network)."""
-    if isinstance(target, Architecture):
-        return target
-    if "/" in target and not os.path.isdir(os.path.expanduser(target)):
-        return None
-    try:
-        return resolve_target(target).architecture
-    except ArchsearchError:
-        return None
+    return target if isinstance(target, Architecture) else shape_here(target)
 
 
 def _same_target(name: str, target: str | Architecture) -> Architecture | None:

@@ -134,6 +134,17 @@ def resolve_target(name: str) -> TargetRef:
     )
 
 
+def shape_here(name: str) -> Architecture | None:
+    """The shape of a target; None for one that is not on this machine: nothing is asked of the
+    network."""
+    if "/" in name and not os.path.isdir(os.path.expanduser(name)):
+        return None
+    try:
+        return resolve_target(name).architecture
+    except ArchsearchError:
+        return None
+
+
 def _hub_config(hub_id: str) -> dict[str, object]:
     from transformers import AutoConfig
 
