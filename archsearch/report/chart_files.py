@@ -140,8 +140,6 @@ def _scales(axes: Axes, chart: Chart) -> None:
     if chart.x_scale != "linear":
         axes.set_xscale("log", **({"base": 2} if chart.x_scale == "log2" else {}))
         axes.xaxis.set_major_formatter("{x:g}")
-    if chart.y_scale != "linear":
-        axes.set_yscale("log")
     if chart.ticks:
         axes.set_xticks(list(chart.ticks), labels=tick_names(chart))
         axes.minorticks_off()

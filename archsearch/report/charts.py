@@ -73,7 +73,6 @@ class Chart:
     y_label: str
     series: tuple[Series, ...]
     x_scale: Scale = "linear"
-    y_scale: Scale = "linear"
     y_from_zero: bool = False
     y_range: tuple[float, float] | None = None
     right_label: str = ""
