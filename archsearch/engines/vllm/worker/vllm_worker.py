@@ -71,8 +71,6 @@ class Worker:
         drafts = bool(ask.get("draft") or ask.get("lookup"))
         self.gamma = int(ask["gamma"]) if drafts else 0
         configs = [read_config(source) for source in (ask["target"], ask.get("draft")) if source]
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        os.environ["VLLM_NO_USAGE_STATS"] = "1"
         # A round that begins inside max_len ends inside this.
         length = int(ask["max_len"]) + self.gamma + 2
         if on_cpu:
