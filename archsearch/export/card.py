@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 import archsearch
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import parameters, weight_bytes_per_pass
-from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import family as family_class
 from archsearch.drafts.heads import HeadRecord
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.export.engines import Serving
+from archsearch.export.engines import Priced, Serving
 from archsearch.records import encoded
 from archsearch.runs.candidate import TrainingRecord
 from archsearch.runs.confirmed import Confirmed, LoadRecord
@@ -91,18 +90,12 @@ class DraftRecord:
 
 
 @dataclass(frozen=True)
-class ExportSource:
-    """A draft folder, or that of a head of `family`, to export with `gamma` draft tokens a round.
+class ExportSource(Priced):
+    """A draft folder, or that of a head, to export with `gamma` draft tokens a round.
 
-    `stops`: by engine, gamma and the probability below which the draft stops, where that was
-    measured there. `schedule`: gamma by batch size, for engines that take one. `dtype`: what
-    engines compute in (None: as confirmed, else as the weights are stored). `tensor_parallel`:
-    devices the target is served on. `full_head`: of a trained draft with a trimmed head.
-    `quantise`: a format into which the target's weights are yet to be brought, `drafts`: one that
-    the draft was priced in, "" for none. `switches`: `NAME=VALUE ...` that the run was priced with.
-    `gguf_dtype`: of a GGUF, float16 whatever the run's dtype was: llama.cpp computes it quickly on
-    every device (bfloat16 not), and a float32 draft reads twice the bytes for the same acceptance
-    (10.6 against 5.2 ms a pass on one CPU core).
+    `schedule`: gamma by batch size, for engines that take one. `dtype`: what engines compute in
+    (None: as confirmed, else as the weights are stored). `full_head`: of a trained draft with a
+    trimmed head.
     """
 
     draft: Path
@@ -112,13 +105,6 @@ class ExportSource:
     record: DraftRecord = DraftRecord()
     full_head: FullHead | None = None
     dtype: str | None = None
-    tensor_parallel: int = 1
-    family: str = Independent.family
-    stops: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-    gguf_dtype: str = "float16"
-    quantise: str = ""
-    drafts: str = ""
-    switches: str = ""
 
 
 _SCORE_ROWS: Final = (  # (field of score.json, words, factor, digits)

@@ -122,15 +122,9 @@ def plan(
         gamma=source.gamma,
         dtype=dtype,
         schedule=ranges,
-        tensor_parallel=source.tensor_parallel,
         target_gguf=str(source.target.gguf) if source.target.gguf else "TARGET.gguf",
-        family=source.family,
         layers=() if whole else layer_ids(read_json(source.draft / "config.json", "head's config")),
-        stops=source.stops,
-        gguf_dtype=source.gguf_dtype,
-        quantise=source.quantise,
-        drafts=source.drafts,
-        switches=source.switches,
+        **source.as_priced(),
     )
     served = tuple(serving(name, setup) for name in names if not ENGINES[name].draft_folder)
     cost = padded_head_cost(arch, dtype) if arch is not None and arch.trimmed else None

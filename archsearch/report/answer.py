@@ -222,8 +222,8 @@ def serve_command(option: Option, run: Run, target: str, ranks: int, *more: str)
     if needs is None or needs.kind == "training":
         return None
     engine, family = str(run.arguments.get("engine") or "vllm"), option.drafter.family
-    what = (Path(option.hub_id), target, option.gamma, str(run.profile.get("dtype")), (), ranks)
-    setup = Setup(*what, family=family, **run.priced_as)
+    what = (Path(option.hub_id), target, option.gamma, str(run.profile.get("dtype")))
+    setup = Setup(*what, tensor_parallel=ranks, family=family, **run.priced_as)
     setup = replace(setup, switches=" ".join([setup.switches, *more]))
     precision, lacking = setup.precision(engine)
     above = f"# in the place of {target} name its weights in {setup.quantise}\n" if lacking else ""

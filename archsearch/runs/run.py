@@ -91,7 +91,7 @@ class Run:
 
     @property
     def priced_as(self) -> dict[str, Any]:
-        """How its engine is to run as it was priced (see `ExportSource`); "" for nothing."""
+        """How its engine is to run, as `export.engines.Priced` says it; "" for nothing."""
         asked, found = self.arguments, {"quantise": self.profile.get("quantise")}
         found |= {"drafts": asked.get("draft_dtype"), "switches": asked.get("engine_options")}
         return {name: value or "" for name, value in found.items()}
