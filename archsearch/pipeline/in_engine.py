@@ -30,6 +30,7 @@ from archsearch.engines.engine import (
     EnginePrompt,
     EngineSettings,
     ModelSource,
+    Reached,
     Sampling,
     drafter_family,
 )
@@ -54,22 +55,12 @@ _R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
-class EngineChoice:
-    """Which engine runs and how it is reached; None and empty mean the run's own and the defaults.
-
-    `python`: interpreter of the engine's environment; `path`: a server of the user's own to start;
-    `server_url`, `baseline_url`: running servers with and without the draft; `dtype`: a precision
-    other than the run's, `draft_dtype`: of the draft, other than the target's.
-    """
+class EngineChoice(Reached):
+    """Which engine runs, in a precision other than the run's, and how it is reached; None and empty
+    mean the run's own and the defaults."""
 
     name: str | None = None
-    python: Path | None = None
-    server_url: str | None = None
-    baseline_url: str | None = None
-    timeout_s: float = 600.0
     dtype: str | None = None
-    draft_dtype: str | None = None
-    path: Path | None = None
 
 
 def check_choice(
