@@ -31,7 +31,7 @@ from archsearch.architecture.op_kinds import OP_KINDS
 from archsearch.drafters.drafter import Drafter
 from archsearch.drafters.registry import read_drafter
 from archsearch.errors import ArchsearchError, InvalidShapeError, MissingDataError
-from archsearch.files import parse_json, read_json, write_json
+from archsearch.files import parse_json, read_json, write_json, writing
 from archsearch.paths import data_dir
 from archsearch.records import Stored, as_data, from_data
 from archsearch.threads import DEFAULT, waiting_policy
@@ -448,17 +448,12 @@ class Profile:
         if self.folder is None:
             return
         path = self.folder / "rows.jsonl"
-        try:
+        with writing(path, "free space or pass --output; rows so far are kept"):
             _end_last_line(path)
             with path.open("a", encoding="utf-8") as handle:
                 handle.write(json.dumps(row.to_dict()) + "\n")
                 handle.flush()
                 os.fsync(handle.fileno())
-        except OSError as error:
-            raise ArchsearchError(
-                f"cannot append to {path}: {error.strerror}; free space or pass --output; rows so"
-                " far are kept"
-            ) from error
 
     def select(
         self, kind: str, dtype: str, mode: str, cache: str | None = None

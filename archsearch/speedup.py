@@ -65,8 +65,9 @@ def alpha_of_divergence(nats: float) -> float:
 
 
 def logit(probability: float) -> float:
-    """Log-odds of a probability strictly between 0 and 1."""
-    return math.log(probability / (1.0 - probability))
+    """Log-odds of a probability, kept off 0 and 1, where they are not finite."""
+    kept = clamped(probability)
+    return math.log(kept / (1.0 - kept))
 
 
 def sigmoid(value: float) -> float:
@@ -96,7 +97,7 @@ def alpha_estimate(level: float, std: float, source: str) -> Estimate:
 def moved(alpha: Estimate, level: float, std: float) -> Estimate:
     """alpha with its logit moved by `level`, which is known to `std`."""
     spread = math.hypot(logit_std(alpha), std)
-    return alpha_estimate(logit(clamped(alpha.value)) + level, spread, alpha.source)
+    return alpha_estimate(logit(alpha.value) + level, spread, alpha.source)
 
 
 # --- tokens per round
@@ -411,7 +412,7 @@ def tau_interval(alpha: Estimate, gamma: int, drift: Estimate | None = None) -> 
     if gamma < 1:
         return 1.0, 1.0
     drift = drift or Estimate(0.0, 0.0, alpha.source)
-    level, std = logit(clamped(alpha.value)), logit_std(alpha)
+    level, std = logit(alpha.value), logit_std(alpha)
 
     def at(steps: tuple[float, float]) -> float:
         start = sigmoid(level + steps[0] * std)

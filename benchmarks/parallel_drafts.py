@@ -4,7 +4,7 @@
     python benchmarks/parallel_drafts.py
 
 Fits the drift of P-EAGLE heads to the published sweeps of
-`results/2026-11-22-families/parallel.csv` as `drifts.Drifts` fits those of the table, one study a
+`results/2026-11-22-families/parallel.csv` as `learn_drifts` fits those of the table, one study a
 target, and shows where the first position stands beside an EAGLE-3 head of the same target.
 """
 
@@ -15,7 +15,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Final
 
-from archsearch.acceptance.drifts import Drifts, Sweep
+from archsearch.acceptance.drifts import Sweep, learn_drifts
 from archsearch.acceptance.terms import FIT_FILE, Term, load_fit
 from archsearch.speedup import alpha_from_tau, logit
 
@@ -43,11 +43,9 @@ def read_sweeps() -> dict[Key, Sweep]:
 
 def fitted_drift(sweeps: dict[Key, Sweep]) -> Term:
     """Mean and std of the drift of a new P-EAGLE head."""
-    return (
-        Drifts()
-        .fit([sweep for (_, family, _), sweep in sweeps.items() if family == "peagle"])
-        .drift_["block"]
-    )
+    return learn_drifts([sweep for (_, family, _), sweep in sweeps.items() if family == "peagle"])[
+        "block"
+    ]
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ from unittest import mock
 
 import numpy as np
 
-from archsearch.acceptance.drifts import Drifts, sweep_errors, sweeps
+from archsearch.acceptance.drifts import learn_drifts, sweep_errors, sweeps
 from archsearch.acceptance.learnt import Learning
 from archsearch.acceptance.prior import SHAPE_NOISE_STD
 from archsearch.acceptance.published import Design, Levels, best_spread, design, lot_of
@@ -115,7 +115,7 @@ def rms(values: Any) -> float:
 
 def levels_left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
     """Figures (a) and (b)."""
-    everything = design(drifts=Drifts().fit(sweeps(found)).drift_)
+    everything = design(drifts=learn_drifts(sweeps(found)))
     start = best_spread(everything)
     studies = [study for study in sorted(set(everything.study)) if study != OWN_STUDY]
     error, std, zero, later, later_std = ([], [], [], [], [])
@@ -125,7 +125,7 @@ def levels_left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
     differences: list[tuple[float, float, bool, str, str]] = []
     per_study = {}
     for study in studies:
-        drifts = Drifts().fit([sweep for sweep in sweeps(found) if sweep.study != study]).drift_
+        drifts = learn_drifts([sweep for sweep in sweeps(found) if sweep.study != study])
         rows = design(drifts=drifts)
         inside = np.array([name == study for name in rows.study])
         train, test = rows.where(~inside), rows.where(inside)
@@ -216,7 +216,7 @@ BLIND_STUDY = (  # the one that trained a blind layer from random weights for a 
 
 def left_out(found: Sequence[Published], quick: bool) -> dict[str, Any]:
     """Figures (f) and (g), and the rows that they rest on."""
-    everything = design(drifts=Drifts().fit(sweeps(found)).drift_)
+    everything = design(drifts=learn_drifts(sweeps(found)))
     start = best_spread(everything)
     raw: list[dict[str, Any]] = []
     differences: list[float] = []
@@ -333,7 +333,7 @@ def log_linear(found: Sequence[Published], quick: bool) -> dict[str, Any]:
 
 def known_targets(found: Sequence[Published]) -> dict[str, Any]:
     """Figure (d)."""
-    rows = design(drifts=Drifts().fit(sweeps(found)).drift_, anchors=False)
+    rows = design(drifts=learn_drifts(sweeps(found)), anchors=False)
     spread = best_spread(rows)
     target, kind, draft = (
         np.array(labels)
@@ -396,7 +396,7 @@ def off_the_shelf(found: Sequence[Published], quick: bool) -> dict[str, Any]:
         and row.training != "target"
         and row.init != "pruned"
     }
-    everything = design(drifts=Drifts().fit(sweeps(found)).drift_)
+    everything = design(drifts=learn_drifts(sweeps(found)))
     start = best_spread(everything)
     lots = np.array(everything.groups["lot"])
     result: dict[str, Any] = {"by_study": {}}
@@ -422,7 +422,7 @@ def sweeps_left_out(found: Sequence[Published]) -> dict[str, Any]:
     result: dict[str, Any] = {"by_study": {}}
     predicted: dict[str, list[tuple[np.ndarray, np.ndarray, bool, bool]]] = {}
     for study in sorted({sweep.study for sweep in members}):
-        drifts = Drifts().fit([sweep for sweep in members if sweep.study != study]).drift_
+        drifts = learn_drifts([sweep for sweep in members if sweep.study != study])
         for sweep in (s for s in members if s.study == study):
             errors, closed = sweep_errors(sweep, drifts[sweep.kind].mean), sweep_errors(sweep, 0.0)
             smallest = min(sweep.taus)
@@ -460,7 +460,7 @@ def sweeps_left_out(found: Sequence[Published]) -> dict[str, Any]:
         result[group] = gather(items)
         result[f"{group}_published_only"] = gather([item for item in items if not item[3]])
         result[f"{group}_without_degenerate"] = gather([item for item in items if not item[2]])
-    kinds = {name: [term.mean, term.std] for name, term in Drifts().fit(members).drift_.items()}
+    kinds = {name: [term.mean, term.std] for name, term in learn_drifts(members).items()}
     return result | {"drift_from_all_studies": kinds}
 
 

@@ -1,5 +1,5 @@
-"""Training hours by the cost model of `archsearch.latency.training_cost` beside what publications
-say.
+"""Training hours by the cost model of `archsearch.pipeline.training_budget` beside what
+publications say.
 
     python benchmarks/training_costs.py
 
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from archsearch.architecture import catalogue
 from archsearch.drafters.heads import DFlash
-from archsearch.latency.training_cost import TRAINING_SHARE, training_budget
 from archsearch.pipeline.latency import choose_latency
+from archsearch.pipeline.training_budget import TRAINING_SHARE, training_budget
 from archsearch.workload import WorkloadRequest
 
 MI250, GAUDI2 = 362.1e12, 432e12  # peaks in bfloat16, datasheets

@@ -91,44 +91,37 @@ DRIFT_TAU_STD: Final = 0.02
 DRIFT_GRID: Final = np.linspace(-0.6, 0.6, 121)
 
 
-@dataclass
-class Drifts:
-    """Drift along the block by kind (KINDS), learnt from sweeps of several studies.
+def learn_drifts(found: Sequence[Sweep]) -> dict[str, Term]:
+    """Drift along the block by kind (KINDS), learnt from sweeps of several studies: mean and std of
+    the drift of a new study; of a kind without any sweep N(0, BETWEEN).
 
     A study's sweeps are as good as one (they share drafts and engine): its likelihood over the
-    drift is that of its mean squared error. After `fit`: `drift_` by kind, mean and std of the
-    drift of a new study.
+    drift is that of its mean squared error.
     """
-
-    between: float = DRIFT_BETWEEN
-    tau_std: float = DRIFT_TAU_STD
-
-    def fit(self, found: Sequence[Sweep]) -> Drifts:
-        """Learn from sweeps; a kind without any keeps N(0, between)."""
-        self.drift_: dict[str, Term] = {}
-        for kind in KINDS:
-            members = [sweep for sweep in found if sweep.kind == kind]
-            log_post = -0.5 * (DRIFT_GRID / self.between) ** 2
-            for study in sorted({sweep.study for sweep in members}):
-                own = [sweep for sweep in members if sweep.study == study]
-                # mean squared error over their gammas at each point of the grid
-                squared = [
-                    np.mean([np.mean(_cached_errors(sweep, float(d)) ** 2) for sweep in own])
-                    for d in DRIFT_GRID
-                ]
-                likely = np.exp(-0.5 * (np.array(squared) - min(squared)) / self.tau_std**2)
-                # p(study's data | mean of studies) = integral of its likelihood over its own drift
-                kernel = np.exp(
-                    -0.5 * ((DRIFT_GRID[:, None] - DRIFT_GRID[None, :]) / self.between) ** 2
-                )
-                log_post += np.log(kernel @ likely)
-            # [grid] posterior of the mean; the largest is subtracted so that exp does not underflow
-            weight = np.exp(log_post - log_post.max())
-            weight /= weight.sum()
-            mean = float(weight @ DRIFT_GRID)
-            of_mean = float(weight @ (DRIFT_GRID - mean) ** 2)
-            self.drift_[kind] = Term(mean, math.sqrt(of_mean + self.between**2))
-        return self
+    drifts: dict[str, Term] = {}
+    for kind in KINDS:
+        members = [sweep for sweep in found if sweep.kind == kind]
+        log_post = -0.5 * (DRIFT_GRID / DRIFT_BETWEEN) ** 2
+        for study in sorted({sweep.study for sweep in members}):
+            own = [sweep for sweep in members if sweep.study == study]
+            # mean squared error over their gammas at each point of the grid
+            squared = [
+                np.mean([np.mean(_cached_errors(sweep, float(d)) ** 2) for sweep in own])
+                for d in DRIFT_GRID
+            ]
+            likely = np.exp(-0.5 * (np.array(squared) - min(squared)) / DRIFT_TAU_STD**2)
+            # p(study's data | mean of studies) = integral of its likelihood over its own drift
+            kernel = np.exp(
+                -0.5 * ((DRIFT_GRID[:, None] - DRIFT_GRID[None, :]) / DRIFT_BETWEEN) ** 2
+            )
+            log_post += np.log(kernel @ likely)
+        # [grid] posterior of the mean; the largest is subtracted so that exp does not underflow
+        weight = np.exp(log_post - log_post.max())
+        weight /= weight.sum()
+        mean = float(weight @ DRIFT_GRID)
+        of_mean = float(weight @ (DRIFT_GRID - mean) ** 2)
+        drifts[kind] = Term(mean, math.sqrt(of_mean + DRIFT_BETWEEN**2))
+    return drifts
 
 
 _ERRORS: dict[tuple[str, float], Array] = {}

@@ -37,7 +37,6 @@ from archsearch.speedup import (
     accepted_by_position,
     alpha_estimate,
     alpha_from_tau,
-    clamped,
     drifting_positions,
     logit,
     logit_std,
@@ -47,7 +46,7 @@ from archsearch.speedup import (
     tau_interval,
 )
 
-# Logit per position of P-EAGLE heads: fitted as `drifts.Drifts` fits the table's kinds to five
+# Logit per position of P-EAGLE heads: fitted as `learn_drifts` fits the table's kinds to five
 # sweeps of three targets (one study a target), benchmarks/results/2026-11-22-families/parallel.csv.
 PARALLEL_HEAD_DRIFT: Final = Estimate(-0.17, 0.14, "prior")
 # The same of PARD: its paper's first and fourth position of one draft, .93 -> .90 and .88 -> .85.
@@ -173,7 +172,7 @@ def _of_tree(tree: Tree, chain: Acceptance, estimator: AcceptanceEstimator) -> F
         tau, alpha = estimator.rounds[0], tree.alpha(estimator.rounds[0])
         given = Acceptance(Estimate(alpha, 0.0, "given"))
         return FamilyAcceptance(given, taus={tree.steps: Estimate(tau, 0.0, "given")})
-    level, spread = logit(clamped(chain.alpha.value)), logit_std(chain.alpha)
+    level, spread = logit(chain.alpha.value), logit_std(chain.alpha)
 
     def tau_at(stds: float) -> float:
         alpha = sigmoid(level + stds * spread)

@@ -12,32 +12,38 @@ more than any shape.
 Folders that are broken, unfinished or of another target are passed over: a search must not fail on
 what another one left. `earlier` says what they did to the answer: on which texts, and how far
 they moved alpha.
+
+Beside the runs lies `.known.json`: of each run what it was asked and what its drafts were measured
+at, with a stamp of the files this was read from. A run whose files have changed is read again; the
+index itself can be deleted at any time.
 """
 
 from __future__ import annotations
 
-import os
+import json
+import logging
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from archsearch.acceptance import run_index
 from archsearch.acceptance.estimator import (
     AcceptanceContext,
     AcceptanceObservation,
     VocabularyCoverage,
 )
+from archsearch.acceptance.measured import Trace, alpha
 from archsearch.acceptance.prior import PriorAcceptance
 from archsearch.acceptance.terms import REFERENCE_LAYERS
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.files import read_json
-from archsearch.models.targets import resolve_target
-from archsearch.records import Stored
-from archsearch.text.likeness import TextSketch, likeness, sketch_of_set
+from archsearch.files import read_json, read_yaml, write_text
+from archsearch.models.targets import shape_here
+from archsearch.records import Misfit, Stored, as_data, from_data
+from archsearch.text.likeness import SKETCH_FILE, TextSketch, likeness, load_sketch, sketch_of_set
 from archsearch.text.prompt_set import load_prompt_set
 
 # Prompts this much alike are of one domain, whatever two people called it.
@@ -78,7 +84,7 @@ def known_drafts(
     by `archsearch acceptance --output`, right under `roots`, where other files are passed over."""
     found: list[KnownDraft] = []
     left_out = exclude.resolve() if exclude else None
-    for run, facts in (item for root in roots for item in run_index.runs_under(root).items()):
+    for run, facts in (item for root in roots for item in runs_under(root).items()):
         if run.resolve() == left_out or not facts.drafts:
             continue
         name = facts.arguments.get("target")
@@ -136,16 +142,7 @@ def read_alpha_file(path: Path, target: str | Architecture) -> AcceptanceObserva
 
 @lru_cache(maxsize=256)
 def _shape(target: str | Architecture) -> Architecture | None:
-    """The target's shape; None for a name that is not on this machine (nothing is asked of the
-    network)."""
-    if isinstance(target, Architecture):
-        return target
-    if "/" in target and not os.path.isdir(os.path.expanduser(target)):
-        return None
-    try:
-        return resolve_target(target).architecture
-    except ArchsearchError:
-        return None
+    return target if isinstance(target, Architecture) else shape_here(target)
 
 
 def _same_target(name: str, target: str | Architecture) -> Architecture | None:
@@ -161,7 +158,7 @@ def _same_target(name: str, target: str | Architecture) -> Architecture | None:
 
 
 def _drafts_of(
-    run: Path, facts: run_index.RunFacts, target: Architecture, asked: AskedText
+    run: Path, facts: RunFacts, target: Architecture, asked: AskedText
 ) -> list[KnownDraft]:
     sketch = facts.text or _sketch_then(run / "run.yaml", facts.arguments)
     found: dict[Architecture, KnownDraft] = {}
@@ -218,7 +215,7 @@ def _sketch_of_files(prompts: Path | None, heldout: Path | None, _changed: float
 
 
 def _context(
-    arguments: Mapping[str, Any], target: Architecture, draft: run_index.DraftFact
+    arguments: Mapping[str, Any], target: Architecture, draft: DraftFact
 ) -> AcceptanceContext:
     arch, coverage = draft.architecture, None
     if draft.coverage is not None:
@@ -321,3 +318,152 @@ def _moved(before: Estimate, after: Estimate, layers: int | None) -> str:
     if abs(after.value - before.value) < 0.005:
         return f"left {what or 'it '}at {before.value:.2f}"
     return f"moved {what or 'it '}from {before.value:.2f} to {after.value:.2f}"
+
+
+# --- the index beside the runs
+
+
+log = logging.getLogger(__name__)
+FORMAT: Final = 3
+INDEX: Final = ".known.json"
+# what an observation's context needs
+ARGUMENTS: Final = ("target", "prompts", "heldout", "context", "domain", "temperature")
+_STAMPED: Final = (
+    "run.yaml",
+    SKETCH_FILE,
+    "finalists/*/training.json",
+    "finalists/*/trace.npz",
+    "best/*/confirmed.json",
+    "best/*/score.json",
+    "best/*/training.json",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFact:
+    """What one folder of a run says of a draft. `greedy`: measured by a greedy trace, not at the
+    run's temperature; `coverage`: share of the text that its head's rows cover, where known."""
+
+    architecture: Architecture
+    alpha: Estimate
+    greedy: bool
+    trained_tokens: float | None
+    coverage: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a run was asked (ARGUMENTS), its drafts, the sketch of its prompts, None where it kept
+    none, and which of its folders could not be read, with the reason."""
+
+    arguments: dict[str, object]
+    drafts: tuple[DraftFact, ...]
+    text: TextSketch | None = None
+    broken: tuple[str, ...] = ()
+
+
+def runs_under(root: Path) -> dict[Path, RunFacts]:
+    """The facts of every run folder under `root`, by folder, in the order of their names."""
+    known, found, fresh = _load(root / INDEX), {}, {}
+    for run_file in sorted(root.glob("*/run.yaml")):
+        run = run_file.parent
+        stamp, entry = _stamp(run), known.get(run.name)
+        facts = _stored(entry) if entry is not None and entry.get("stamp") == stamp else None
+        found[run] = facts if facts is not None else read_run(run)
+        for words in found[run].broken:
+            log.warning("an earlier run cannot be read and is left out: %s/%s", run, words)
+        fresh[run.name] = {"stamp": stamp, **as_data(found[run])}
+    if fresh != known:
+        try:
+            # In one line: the indented form of hundreds of runs takes longer to write and to read
+            # than the runs' stamps.
+            write_text(
+                root / INDEX,
+                json.dumps({"format": FORMAT, "runs": fresh}, ensure_ascii=False) + "\n",
+            )
+        except ArchsearchError:
+            pass  # a folder that cannot be written to is read the long way next time
+    return found
+
+
+def read_run(run: Path) -> RunFacts:
+    """Read a run folder. What is broken or of another version is left out and named."""
+    drafts, broken = [], []
+    try:
+        arguments = _arguments(run / "run.yaml")
+    except ArchsearchError as error:
+        arguments, broken = {}, [f"run.yaml ({error})"]
+    for read, pattern in (
+        (_finalist, "finalists/*/training.json"),
+        (_confirmed, "best/[0-9]*/confirmed.json"),
+    ):
+        for path in sorted(run.glob(pattern)):
+            try:
+                drafts.append(read(path.parent))
+            except (ArchsearchError, KeyError, TypeError, ValueError, AttributeError, OSError) as e:
+                name = path.parent.relative_to(run).as_posix()
+                broken.append(f"{name} ({Misfit.at('', e)})")
+    sketch = load_sketch(run) if drafts else None
+    return RunFacts(arguments, tuple(drafts), sketch, tuple(broken))
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        data = read_json(path, "index of the runs")
+        runs = data["runs"] if data["format"] == FORMAT else {}
+    except (ArchsearchError, KeyError, TypeError):
+        return {}
+    return runs if isinstance(runs, dict) else {}
+
+
+def _stored(entry: Mapping[str, object]) -> RunFacts | None:
+    try:
+        return from_data(RunFacts, entry)
+    except ArchsearchError:
+        return None
+
+
+def _stamp(run: Path) -> list[list[object]]:
+    """[name, time of the last change, bytes] of every file that is read; comes back from JSON as it
+    is."""
+    stamp = []
+    for pattern in _STAMPED:
+        for path in sorted(run.glob(pattern)):
+            status = path.stat()
+            stamp.append([path.relative_to(run).as_posix(), status.st_mtime_ns, status.st_size])
+    return stamp
+
+
+def _arguments(run_file: Path) -> dict[str, object]:
+    info = read_yaml(run_file, "the run's file")
+    arguments = info.get("arguments") if isinstance(info, dict) else None
+    return {name: arguments.get(name) for name in ARGUMENTS} if isinstance(arguments, dict) else {}
+
+
+def _fact(
+    arch: Architecture, alpha: Estimate, training: Mapping[str, Any], *, greedy: bool
+) -> DraftFact:
+    share = training.get("vocabulary_coverage")
+    coverage = min(float(share), 1.0) if arch.trimmed and share is not None else None
+    tokens = float(training["tokens"]) if training.get("tokens") else None
+    return DraftFact(arch, alpha, greedy, tokens, coverage)
+
+
+def _finalist(folder: Path) -> DraftFact:
+    """alpha of a trained finalist: greedy agreement on the held-out text."""
+    training = read_json(folder / "training.json", "training record")
+    arch = Architecture.from_dict(training["architecture"])
+    trace = folder / "trace.npz"
+    if not zipfile.is_zipfile(trace):  # numpy leaks the open file of half an archive
+        raise ArchsearchError(f"{trace} is missing or broken; measure the draft again")
+    return _fact(arch, alpha(Trace.load(trace)), training, greedy=True)
+
+
+def _confirmed(folder: Path) -> DraftFact:
+    """alpha that the engine counted, at the run's temperature."""
+    confirmed = read_json(folder / "confirmed.json", "confirmation")
+    arch = Architecture.from_dict(read_json(folder / "score.json", "score")["architecture"])
+    record = folder / "training.json"
+    training = read_json(record, "training record") if record.is_file() else {}
+    value, std = (float(confirmed["alpha"][name]) for name in ("value", "std"))
+    return _fact(arch, Estimate(value, std, "measured"), training, greedy=False)

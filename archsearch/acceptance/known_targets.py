@@ -23,6 +23,7 @@ from archsearch.acceptance.published import (
 )
 from archsearch.acceptance.table import OWN_LOT, OWN_STUDY, Published, load_published, own_drafts
 from archsearch.acceptance.terms import load_fit, lot_term
+from archsearch.architecture import catalogue
 from archsearch.architecture.architecture import Architecture
 
 # How much of what the published drafts of a target show in common a next one of their kind, on a
@@ -70,8 +71,6 @@ def _levels() -> Levels:
 
 def _name_of(target: Architecture) -> tuple[str, str]:
     """(the table's key of a target's shape, its family); "" for what the table does not have."""
-    from archsearch.architecture import catalogue
-
     alike = catalogue.alike(target)
     keys = {row.target_key for row in load_published() if row.level} | {
         anchor.target for anchor in own_drafts()

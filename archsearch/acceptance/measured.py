@@ -53,7 +53,7 @@ class Trace:
     recorded. Sampled text (`temperature` > 0) has two arrays more: `chances` [tokens] = min(1, q(x)
     / p(x)) at the target's token x, and `overlaps` [tokens] = sum of min(p, q). `confidences`
     [tokens]: the probability that the draft gives its most likely token, on greedy text (empty in
-    files of earlier versions): what `chain.py` lets it stop by.
+    files of earlier versions): what a chain lets it stop by.
     """
 
     agreements: tuple[np.ndarray, ...]

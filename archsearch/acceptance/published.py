@@ -29,7 +29,7 @@ from typing import Final
 
 import numpy as np
 
-from archsearch.acceptance.drifts import Drifts, kind_of, sweeps
+from archsearch.acceptance.drifts import kind_of, learn_drifts, sweeps
 from archsearch.acceptance.estimator import DOMAINS, AcceptanceContext
 from archsearch.acceptance.learnt import (
     PUBLISHED_HEAD_TOKENS,
@@ -63,6 +63,7 @@ from archsearch.acceptance.terms import (
     while_young,
     width_terms,
 )
+from archsearch.architecture import catalogue
 from archsearch.estimate import Array
 from archsearch.files import write_json
 from archsearch.speedup import alpha_from_tau, drifting_positions, logit, tau_from_positions
@@ -195,9 +196,7 @@ class Design:
 
 def design(drifts: Mapping[str, Term], *, anchors: bool = True) -> Design:
     """The rows of the table that are meant for levels, and this project's anchors; `drifts`: see
-    `Drifts`."""
-    from archsearch.architecture import catalogue
-
+    `learn_drifts`."""
     x, y, noise = [], [], []
     labels: list[dict[str, str]] = []
     for row in load_published():
@@ -501,7 +500,7 @@ def fit_all(start: Spread | None = None) -> PublishedFit:
     """Everything that the prior reads, from the table and the anchors, of a target that nobody
     measured: all effects are drawn anew, this project's own among them. Takes some seconds; fewer
     from spreads that are near."""
-    drifts = Drifts().fit(sweeps()).drift_
+    drifts = learn_drifts(sweeps())
     rows = design(drifts=drifts)
     spread = best_spread(rows, start)
     mean, covariance = coefficients_for(Levels(rows, spread), Query())

@@ -16,7 +16,7 @@ from archsearch.acceptance.estimator import Acceptance, AcceptanceContext, Accep
 from archsearch.acceptance.prior import SHAPE_NOISE_STD, PriorAcceptance
 from archsearch.architecture.architecture import Architecture
 from archsearch.estimate import Estimate
-from archsearch.speedup import alpha_estimate, clamped, logit, logit_std
+from archsearch.speedup import alpha_estimate, logit, logit_std
 
 
 class ExtrapolatedAcceptance:
@@ -71,12 +71,12 @@ class ExtrapolatedAcceptance:
         found = self.prior_.predict(architecture, context)
         if not self.levels:
             return found
-        level, variance = logit(clamped(found.alpha.value)), logit_std(found.alpha) ** 2
+        level, variance = logit(found.alpha.value), logit_std(found.alpha) ** 2
         share = self._own_share(architecture)
         if share:
             # against the prior where it was trained, which is not where it is asked about
             here = self.prior_.predict(architecture, self.context).alpha.value
-            departs = self.levels[architecture][0] + self.grown.value - logit(clamped(here))
+            departs = self.levels[architecture][0] + self.grown.value - logit(here)
             level += share * departs
             variance = max(variance - share * self.noise_std**2, 0.0)
         alpha = alpha_estimate(level, math.sqrt(variance + self.grown.std**2), "modelled")

@@ -168,18 +168,18 @@ _QUANTISED: Final[dict[str, Callable[[Config], str]]] = {
 SAME_AS: Final = {"kimi_k2": "deepseek_v3"}
 """Types whose config.json has the fields of another type, which their code is a copy of."""
 NOT_MODELLED: Final = {
-    "qwen3_next": "linear attention (a gated delta net) in three of four layers",
-    "qwen3_5": "linear attention (a gated delta net) in three of four layers",
-    "qwen3_5_moe": "linear attention (a gated delta net) in three of four layers",
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5", "qwen3_5_moe"),
+        "linear attention (a gated delta net) in three of four layers",
+    ),
     "kimi_linear": "linear attention in three of four layers",
     "minimax": "linear (lightning) attention",
     "deepseek_v32": "sparse attention, whose indexer chooses the keys",
     "glm_moe_dsa": "sparse attention, whose indexer chooses the keys",
     "gemma3n_text": "embeddings of every layer and several residual streams",
-    "nemotron_h": "state-space (Mamba) layers",
-    "jamba": "state-space (Mamba) layers",
-    "falcon_h1": "state-space (Mamba) layers",
-    "granitemoehybrid": "state-space (Mamba) layers",
+    **dict.fromkeys(
+        ("nemotron_h", "jamba", "falcon_h1", "granitemoehybrid"), "state-space (Mamba) layers"
+    ),
 }
 """The part of a type that no kernel here prices: such a target is refused by it."""
 SIZES: Final = (

@@ -12,13 +12,14 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
+from archsearch.architecture.catalogue import stems
+from archsearch.engine_facts import ENGINES
+
 Names = Callable[[], Iterable[str]]
 
 
 def targets() -> Iterable[str]:
     """Of the catalogue."""
-    from archsearch.architecture.catalogue import stems
-
     return stems()
 
 
@@ -31,8 +32,6 @@ def devices() -> Iterable[str]:
 
 def engines() -> Iterable[str]:
     """Every engine with facts."""
-    from archsearch.engine_facts import ENGINES
-
     return ENGINES
 
 

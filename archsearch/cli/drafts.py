@@ -10,6 +10,7 @@ import click
 
 from archsearch.cli import options as o
 from archsearch.cli.app import emit, main
+from archsearch.engine_facts import engines_that
 from archsearch.errors import ArchsearchError
 
 
@@ -214,7 +215,6 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
     archsearch confirm runs/demo --engine vllm --server-url http://gpu1:8000 \\
         --baseline-url http://gpu1:8001
     """
-    from archsearch.engine_facts import engines_that
     from archsearch.pipeline import (
         EngineChoice,
         LoadRequest,

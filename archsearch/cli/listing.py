@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from archsearch.architecture import catalogue
 from archsearch.cli import options as o
 from archsearch.cli.app import emit, main
 from archsearch.errors import ArchsearchError
@@ -17,8 +18,6 @@ Listing = tuple[tuple[str, ...], Sequence[tuple[str, ...]]]
 
 def targets() -> Listing:
     """Targets of the catalogue: shape, parameters, weights or shape only."""
-    from archsearch.architecture import catalogue
-
     rows = []
     for entry in catalogue.entries():
         arch = entry.architecture

@@ -12,6 +12,7 @@ from archsearch.cli import options as o
 from archsearch.cli.app import emit, main
 from archsearch.engine_facts import engines_that, has_recipe
 from archsearch.errors import ArchsearchError
+from archsearch.progress import ProgressLine, human_time
 
 
 @main.command()
@@ -236,7 +237,6 @@ def install_command(
     cache.
     """
     from archsearch.engines.environments.environment import install
-    from archsearch.progress import ProgressLine, human_time
 
     with ProgressLine(f"install {engine}", quiet=as_json) as progress:
         done = install(engine, python=python, device=device, progress=progress)

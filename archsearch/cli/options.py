@@ -16,6 +16,8 @@ from click.core import ParameterSource
 
 from archsearch.acceptance.estimator import DOMAINS, TRAININGS
 from archsearch.cli import completion
+from archsearch.engine_facts import ENGINES, engine_facts, runnable_engine
+from archsearch.engine_rounds import known_engines
 from archsearch.errors import ArchsearchError
 from archsearch.paths import STORAGE_VARIABLE
 from archsearch.workload import (
@@ -178,16 +180,11 @@ def alpha_choice(text: str) -> str:
 
 def run_engine(name: str) -> str:
     """The name of an engine that archsearch runs."""
-    from archsearch.engine_facts import runnable_engine
-
     return runnable_engine(name).name
 
 
 def priced_engine(name: str) -> str:
     """The name of an engine whose rounds can be priced."""
-    from archsearch.engine_facts import ENGINES, engine_facts
-    from archsearch.engine_rounds import known_engines
-
     known = [each for each, row in ENGINES.items() if row.make or each in known_engines()]
     if name not in known:
         raise ArchsearchError(f"unknown engine {name!r}; choose one of {', '.join(known)}")

@@ -11,6 +11,7 @@ import click
 from archsearch.cli import options as o
 from archsearch.cli.app import emit, main
 from archsearch.errors import ArchsearchError
+from archsearch.progress import ProgressLine
 from archsearch.workload import LoadRequest, WorkloadRequest
 
 if TYPE_CHECKING:
@@ -292,7 +293,6 @@ def bench_serve(as_json: bool, **options: Any) -> None:
     """
     from archsearch.pipeline.bench_serve import BenchRequest, bench_serve
     from archsearch.pipeline.estimate import EstimateRequest
-    from archsearch.progress import ProgressLine
     from archsearch.report.terminal.traffic import bench_text
 
     own = o.taken(BenchRequest, options)

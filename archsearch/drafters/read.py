@@ -110,11 +110,7 @@ def _decoder(config: Config) -> Architecture:
         layers.setdefault("quantization_config", config["quantization_config"])
     decoder = from_hf_config(layers).replace(tie_word_embeddings=False)
     rows = config.get("draft_vocab_size") or layers.get("draft_vocab_size")
-    if isinstance(rows, int) and rows > decoder.vocab_size:
-        raise InvalidShapeError(
-            f"draft_vocab_size must lie between 1 and vocab_size={decoder.vocab_size}, got {rows}"
-        )
-    trimmed = isinstance(rows, int) and rows < decoder.vocab_size
+    trimmed = isinstance(rows, int) and rows != decoder.vocab_size
     return decoder.replace(draft_vocab_size=rows if trimmed else None)
 
 

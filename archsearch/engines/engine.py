@@ -163,35 +163,40 @@ class EngineStep:
         return None if self.target_s is None else self.seconds - self.target_s - sum(self.draft_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """How an engine is reached. `python`: interpreter of its own environment (None: the one
+    `archsearch engine install` made); `path`: a server of the user's own to start; `server_url`,
+    `baseline_url`: running servers, with the draft and without; `timeout_s`: for one answer of a
+    child process or server; `draft_dtype`: of the draft (None: as the engine does it)."""
+
+    python: Path | None = None
+    path: Path | None = None
+    server_url: str | None = None
+    baseline_url: str | None = None
+    timeout_s: float = 600.0
+    draft_dtype: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
+class EngineSettings(Reached):
     """How an engine is run.
 
-    `draft_dtype`: of the draft (None: as the engine does it); `concurrency`: most requests in
-    flight; `max_len`: longest prompt + answer, in tokens; `threads`: of a CPU (None: the engine's
-    choice); `python`: interpreter of the engine's own environment (None: the one `archsearch engine
-    install` made); `path`: a server of the user's own; `timeout_s`: for one answer of a child
-    process or server; `dummy_weights`: random weights for both models, whose folders then need a
-    config.json only; `server_url`, `baseline_url`: running servers, with the draft and
-    without; `environment`: variables for a child process; `memory_share`: of a GPU's memory that it
-    may take (None: the engine's choice); `time_passes`: steps tell what each pass takes, also where
-    that costs a second run of it.
+    `concurrency`: most requests in flight; `max_len`: longest prompt + answer, in tokens;
+    `threads`: of a CPU (None: the engine's choice); `dummy_weights`: random weights for both
+    models, whose folders then need a config.json only; `environment`: variables for a child
+    process; `memory_share`: of a GPU's memory that it may take (None: the engine's choice);
+    `time_passes`: steps tell what each pass takes, also where that costs a second run of it.
     """
 
     dtype: str = "bfloat16"
-    draft_dtype: str | None = None
     concurrency: int = 1
     max_len: int = 2048
     mode: str = "eager"
     tensor_parallel: int = 1
     threads: int | None = None
     device: str = "cpu"
-    python: Path | None = None
-    path: Path | None = None
-    timeout_s: float = 600.0
     dummy_weights: bool = False
-    server_url: str | None = None
-    baseline_url: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     memory_share: float | None = None
     time_passes: bool = False

@@ -12,12 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 import archsearch
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import parameters, weight_bytes_per_pass
-from archsearch.drafters.models import Independent
 from archsearch.drafters.registry import family as family_class
+from archsearch.drafts.heads import HeadRecord
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.errors import ArchsearchError
-from archsearch.export.engines import INDEPENDENT, Serving
+from archsearch.estimate import Estimate
+from archsearch.export.engines import Priced, Serving
+from archsearch.records import encoded
+from archsearch.runs.candidate import TrainingRecord
+from archsearch.runs.confirmed import Confirmed, LoadRecord
 from archsearch.schedule import GammaSchedule
+from archsearch.search.objective import Score
 from archsearch.workload import DTYPE_BYTES
 
 if TYPE_CHECKING:
@@ -72,32 +77,25 @@ class DraftRecord:
     """What is known of a draft, as the files of its run hold it: score.json, confirmed.json,
     training.json, every load-<engine>.json. `provenance`: `run` is what run.yaml holds."""
 
-    score: Mapping[str, object] | None = None
-    confirmed: Mapping[str, Any] | None = None
-    training: Mapping[str, Any] | None = None
-    loads: tuple[Mapping[str, Any], ...] = ()
+    score: Score | None = None
+    confirmed: Confirmed | None = None
+    training: TrainingRecord | HeadRecord | None = None
+    loads: tuple[LoadRecord, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def confirmed_dtype(self) -> str | None:
+    def confirmed_dtype(self) -> str:
         """What the engine computed in when the draft was confirmed."""
-        found = (self.confirmed or {}).get("dtype")
-        return str(found) if found else None
+        return "" if self.confirmed is None else self.confirmed.dtype
 
 
 @dataclass(frozen=True)
-class ExportSource:
-    """A draft folder, or that of a head of `family`, to export with `gamma` draft tokens a round.
+class ExportSource(Priced):
+    """A draft folder, or that of a head, to export with `gamma` draft tokens a round.
 
-    `stops`: by engine, gamma and the probability below which the draft stops, where that was
-    measured there. `schedule`: gamma by batch size, for engines that take one. `dtype`: what
-    engines compute in (None: as confirmed, else as the weights are stored). `tensor_parallel`:
-    devices the target is served on. `full_head`: of a trained draft with a trimmed head.
-    `quantise`: a format into which the target's weights are yet to be brought, `drafts`: one that
-    the draft was priced in, "" for none. `switches`: `NAME=VALUE ...` that the run was priced with.
-    `gguf_dtype`: of a GGUF, float16 whatever the run's dtype was: llama.cpp computes it quickly on
-    every device (bfloat16 not), and a float32 draft reads twice the bytes for the same acceptance
-    (10.6 against 5.2 ms a pass on one CPU core).
+    `schedule`: gamma by batch size, for engines that take one. `dtype`: what engines compute in
+    (None: as confirmed, else as the weights are stored). `full_head`: of a trained draft with a
+    trimmed head.
     """
 
     draft: Path
@@ -107,13 +105,6 @@ class ExportSource:
     record: DraftRecord = DraftRecord()
     full_head: FullHead | None = None
     dtype: str | None = None
-    tensor_parallel: int = 1
-    family: str = Independent.family
-    stops: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-    gguf_dtype: str = "float16"
-    quantise: str = ""
-    drafts: str = ""
-    switches: str = ""
 
 
 _SCORE_ROWS: Final = (  # (field of score.json, words, factor, digits)
@@ -182,106 +173,77 @@ def model_card(made: ExportPlan) -> str:
         drafter=family_class(source.family).title,
         parameters=parameters(arch) / 1e6 if arch is not None else 0.0,
         rows=_numbers(record, source.gamma, full.speedup if full is not None else None),
-        predicted_at=(record.score or {}).get("gamma"),
-        confirmed={
-            "gamma": None,
-            "categories": {},
-            "accepted_by_position": (),
-            **(record.confirmed or {}),
-        },
+        record=record,
         words=_confirmed_words(record.confirmed, full is not None) if record.confirmed else "",
-        held=(
-            None if source.family == INDEPENDENT else _held_out(record.training or {}, source.gamma)
-        ),
-        loads=[
-            load
-            for load in record.loads
-            if any(isinstance(row, Mapping) for row in load.get("rows") or ())
-        ],
         provenance=_provenance(record),
+        **_held_out(record.training, source.gamma),
     )
     return text.strip() + "\n"
 
 
-def _number(entry: object, digits: int = 2, factor: float = 1.0) -> str:
-    """`2.53 ± 0.15`, or the bare number; "" where it is none."""
-    if hasattr(entry, "to_dict"):
-        entry = entry.to_dict()
-    if isinstance(entry, Mapping) and isinstance(entry.get("value"), int | float):
-        std = f" ± {factor * entry['std']:.{digits}f}" if entry.get("std") else ""
-        return f"{factor * entry['value']:.{digits}f}{std}"
-    if isinstance(entry, int | float) and not isinstance(entry, bool):
-        return f"{factor * entry:.{digits}f}"
-    return ""
-
-
-def _source(entry: object) -> str:
-    return str(entry["source"]) if isinstance(entry, Mapping) and entry.get("source") else ""
+def _number(entry: Estimate | float | None, digits: int = 2, factor: float = 1.0) -> str:
+    """`2.53 ± 0.15`, or the bare number; "" for none."""
+    if isinstance(entry, Estimate):
+        std = f" ± {factor * entry.std:.{digits}f}" if entry.std else ""
+        return f"{factor * entry.value:.{digits}f}{std}"
+    return "" if entry is None else f"{factor * entry:.{digits}f}"
 
 
 def _numbers(record: DraftRecord, gamma: int, padded_speedup: float | None) -> list[Sequence[str]]:
     """(what, predicted, its source, measured): the score's numbers beside the engine's."""
-    score, held = record.score or {}, record.confirmed or {}
+    held = record.confirmed
     rows: list[Sequence[str]] = []
     for name, words, factor, digits in _SCORE_ROWS:
-        ours, theirs = score.get(name), held.get(name)
+        ours, theirs = (getattr(each, name, None) for each in (record.score, held))
         seen = _number(theirs, digits, factor)
-        if seen and _source(theirs) not in ("", "measured"):
-            seen += f" ({_source(theirs)})"
-        if name == "speedup" and seen:
-            if interval := held.get("speedup_interval"):
-                seen = f"{seen.split(' ')[0]} (5-95 %: {interval[0]:.2f} to {interval[1]:.2f})"
-            if held.get("speedup_pooled") is not None:
-                seen += f"; all tokens over all seconds {held['speedup_pooled']:.2f}"
-        if _number(ours) or seen:
-            rows.append((words, _number(ours, digits, factor), _source(ours), seen))
+        if isinstance(theirs, Estimate) and theirs.source != "measured":
+            seen += f" ({theirs.source})"
+        if name == "speedup" and held is not None:
+            if interval := held.speedup_interval:
+                seen = f"{held.speedup.value:.2f} (5-95 %: {interval[0]:.2f} to {interval[1]:.2f})"
+            if held.speedup_pooled is not None:
+                seen += f"; all tokens over all seconds {held.speedup_pooled:.2f}"
+        if ours is not None or seen:
+            source = "" if ours is None else ours.source
+            rows.append((words, _number(ours, digits, factor), source, seen))
     if padded_speedup:
         words = f"speed-up at gamma {gamma} in engines that compute the full head (all below)"
         rows.append((words, f"{padded_speedup:.2f}", "modelled", ""))
     return rows
 
 
-def _confirmed_words(confirmed: Mapping[str, Any], trimmed: bool) -> str:
-    engine = f"{confirmed.get('engine', '?')} {confirmed.get('engine_version', '')}".rstrip()
-    prompts, gamma = confirmed.get("prompts"), confirmed.get("gamma")
-    ran = (
-        confirmed.get("dtype"),
-        prompts and f"{prompts} held-out prompts",
-        gamma and f"gamma {gamma}",
-    )
-    parts = [f"In the engine: {', '.join(filter(None, (engine, *ran)))}."]
-    facts = ENGINES.get(str(confirmed.get("engine")))
+def _confirmed_words(found: Confirmed, trimmed: bool) -> str:
+    engine = f"{found.engine} {found.engine_version}".rstrip()
+    ran = (engine, found.dtype, f"{found.prompts} held-out prompts", f"gamma {found.gamma}")
+    parts = [f"In the engine: {', '.join(filter(None, ran))}."]
+    facts = ENGINES.get(found.engine)
     if trimmed and facts is not None and facts.trimmed_head:
         parts.append("archsearch ran it with the kept rows of the head only (see The head).")
-    alone, together = (
-        _number(confirmed.get(name), 1) for name in ("baseline_tokens_per_s", "tokens_per_s")
-    )
-    if alone and together:
-        parts.append(f"{alone} tokens/s alone, {together} with the draft.")
-    if confirmed.get("undecided"):
+    alone, together = found.baseline_tokens_per_s, found.tokens_per_s
+    parts.append(f"{alone:.1f} tokens/s alone, {together:.1f} with the draft.")
+    if found.undecided:
         again = "`archsearch confirm` it again with nothing else running"
-        parts.append(f"NOT DECIDED: {confirmed['undecided']}. {again}.")
-    predicted, error = confirmed.get("predicted_speedup"), confirmed.get("relative_error")
-    if isinstance(predicted, int | float):
+        parts.append(f"NOT DECIDED: {found.undecided}. {again}.")
+    if found.predicted_speedup is not None:
+        error = found.relative_error
         off = f" ({100 * error:+.1f} % off)" if error is not None else ""
-        parts.append(f"Predicted for this run: {predicted:.2f}{off}.")
-    if exact := confirmed.get("identical_output_float32"):
-        same = f"{exact['identical']} of {exact['prompts']} prompts"
+        parts.append(f"Predicted for this run: {found.predicted_speedup:.2f}{off}.")
+    if exact := found.identical_output_float32:
+        same = f"{exact.words(' of ')} prompts"
         parts.append(f"Same text as the target alone in float32: {same}.")
     return " ".join(parts)
 
 
-def _held_out(training: Mapping[str, Any], gamma: int) -> dict[str, Any]:
-    """What a head does on held-out text at `gamma`."""
-    held = training["heldout"]
-    tau, accepted = (
-        held[name].get(str(gamma)) or held[name].get(gamma)
-        for name in ("tau", "accepted_by_position")
-    )
-    if tau is None:
+def _held_out(training: TrainingRecord | HeadRecord | None, gamma: int) -> dict[str, object]:
+    """Of a head `tau`, the `shares` of its tokens that are right and the `first` position's
+    acceptance on held-out text at `gamma`."""
+    if not isinstance(training, HeadRecord):
+        return {}
+    held = training.heldout
+    if gamma not in held.tau:
         raise ArchsearchError(f"the head was not measured at gamma {gamma}; train it again")
-    shares = ", ".join(f"{share:.2f}" for share in held["conditional"][:gamma])
-    return {"tau": tau["value"], "shares": shares, "first": accepted[0], **training}
+    shares = ", ".join(f"{share:.2f}" for share in held.conditional[:gamma])
+    return {"tau": held.tau[gamma], "shares": shares, "first": held.accepted_by_position[gamma][0]}
 
 
 def _provenance(record: DraftRecord) -> list[str]:
@@ -292,15 +254,12 @@ def _provenance(record: DraftRecord) -> list[str]:
     rows = []
     if code:
         commit = f" ({code['commit'][:12]})" if code.get("commit") else ""
-        asked = {
-            name: arguments.get(name, "?")
-            for name in ("trials", "batch_size", "context", "temperature")
-        }
+        asked = ("trials", "batch_size", "context", "temperature")
+        trials, batch, context, temperature = (arguments.get(name, "?") for name in asked)
         rows.append(
             f"Searched by archsearch {code.get('version', '?')}{commit} on"
-            f" {str(run.get('created', '?'))[:10]}, seed {run.get('seed')}, {asked['trials']}"
-            f" trials at batch size {asked['batch_size']}, context {asked['context']}, temperature"
-            f" {asked['temperature']}."
+            f" {str(run.get('created', '?'))[:10]}, seed {run.get('seed')}, {trials} trials at"
+            f" batch size {batch}, context {context}, temperature {temperature}."
         )
     if device:
         rows.append(
@@ -308,11 +267,12 @@ def _provenance(record: DraftRecord) -> list[str]:
             f" {profile.get('origin', 'unknown')}, {profile.get('dtype', '?')},"
             f" {profile.get('mode', '?')}, profile {profile.get('hash', '?')}."
         )
-    if training and training.get("tokens") is not None:
+    if training is not None and training.tokens:
+        told = encoded(training)
         rows.append(
-            f"Trained by distillation on the target's own text: {training['tokens']:,} tokens in "
-            f"{training['seconds'] / 60:.0f} minutes, seed {training.get('seed')}. Prompts: "
-            f"{training.get('prompts', 'not recorded')}."
+            f"Trained by distillation on the target's own text: {training.tokens:,} tokens in"
+            f" {training.seconds / 60:.0f} minutes, seed {told.get('seed')}. Prompts:"
+            f" {told.get('prompts', 'not recorded')}."
         )
     shown = [
         f"{name} {packages[name]}"

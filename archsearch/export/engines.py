@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from archsearch.drafters.forms import vllm_config
 from archsearch.drafters.models import Independent
@@ -125,26 +125,43 @@ GGUF_FILE: Final = "draft.gguf"
 TENSORRT_FILE: Final = "tensorrt-llm.yaml"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """How engines are to run a drafter of `family`, as it was priced.
+
+    `tensor_parallel`: devices the target is served on. `stops`: by engine, gamma and the
+    probability below which the draft stops, where that was measured there. `gguf_dtype`: of a GGUF,
+    float16 whatever the run's dtype was: llama.cpp computes it quickly on every device (bfloat16
+    not), and a float32 draft reads twice the bytes for the same acceptance (10.6 against 5.2 ms a
+    pass on one CPU core). `quantise`: a format into which the target's weights are yet to be
+    brought, `drafts`: one that the draft was priced in, "" for none. `switches`: `NAME=VALUE ...`.
+    """
+
+    tensor_parallel: int = 1
+    family: str = INDEPENDENT
+    stops: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    gguf_dtype: str = "float16"
+    quantise: str = ""
+    drafts: str = ""
+    switches: str = ""
+
+    def as_priced(self) -> dict[str, Any]:
+        """These fields, for another one."""
+        return {each.name: getattr(self, each.name) for each in fields(Priced)}
+
+
 @dataclass(frozen=True)
-class Setup:
+class Setup(Priced):
     """The settings of an export. `folder`: where the export will lie; `target`: folder or hub id;
-    `dtype` as torch names it; `layers`: of the target, whose inputs a head reads; `stops`,
-    `gguf_dtype`, `quantise`, `drafts`, `switches`: see `ExportSource`."""
+    `dtype` as torch names it; `layers`: of the target, whose inputs a head reads."""
 
     folder: Path
     target: str
     gamma: int
     dtype: str
     schedule: Ranges = ()
-    tensor_parallel: int = 1
     target_gguf: str = "TARGET.gguf"
-    family: str = INDEPENDENT
     layers: tuple[int, ...] = ()
-    stops: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-    gguf_dtype: str = "float16"
-    quantise: str = ""
-    drafts: str = ""
-    switches: str = ""
 
     def precision(self, engine: str) -> tuple[tuple[str, ...], list[str]]:
         """The options that set the target's precision (none where its weights say it), and what is

@@ -45,6 +45,7 @@ from archsearch.models.files import (
     has_weights,
 )
 from archsearch.models.gguf_file import check_written, write_gguf
+from archsearch.records import encoded
 from archsearch.schedule import check_schedule
 from archsearch.workload import DTYPE_BYTES
 
@@ -121,15 +122,9 @@ def plan(
         gamma=source.gamma,
         dtype=dtype,
         schedule=ranges,
-        tensor_parallel=source.tensor_parallel,
         target_gguf=str(source.target.gguf) if source.target.gguf else "TARGET.gguf",
-        family=source.family,
         layers=() if whole else layer_ids(read_json(source.draft / "config.json", "head's config")),
-        stops=source.stops,
-        gguf_dtype=source.gguf_dtype,
-        quantise=source.quantise,
-        drafts=source.drafts,
-        switches=source.switches,
+        **source.as_priced(),
     )
     served = tuple(serving(name, setup) for name in names if not ENGINES[name].draft_folder)
     cost = padded_head_cost(arch, dtype) if arch is not None and arch.trimmed else None
@@ -137,7 +132,8 @@ def plan(
 
 
 def _marker(made: ExportPlan) -> dict[str, object]:
-    source, training = made.source, made.source.record.training or {}
+    source, record = made.source, made.source.record
+    training = encoded(record.training) if record.training is not None else {}
     return {
         "archsearch": archsearch.__version__,
         "family": source.family,
@@ -153,7 +149,7 @@ def _marker(made: ExportPlan) -> dict[str, object]:
         "training": (
             {key: value for key, value in training.items() if not key.endswith("curve")} or None
         ),
-        "provenance": dict(source.record.provenance),
+        "provenance": dict(record.provenance),
     }
 
 
@@ -227,7 +223,7 @@ def _build(made: ExportPlan, folder: Path) -> None:
         for name, text in each.files.items():
             write_text(folder / name, text)
     if source.record.score is not None:
-        write_json(folder / "score.json", dict(source.record.score))
+        write_json(folder / "score.json", source.record.score.to_dict())
     write_text(folder / "README.md", model_card(made))
     write_json(folder / MARKER, _marker(made))
 

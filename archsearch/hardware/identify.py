@@ -14,7 +14,6 @@ import math
 import os
 import platform
 import re
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -116,31 +115,20 @@ def _slug(model: str) -> str:
 
 
 def _size_bytes(text: str) -> int:
-    """ "32768K", "32 MiB" or "33554432" in bytes; 0 when it is none of them."""
-    match = re.match(r"\s*([\d.]+)\s*([KMG]?)", text)
-    return int(float(match[1]) * _UNITS[match[2]]) if match else 0
+    """ "32768K" or "33554432" in bytes; 0 when it is neither."""
+    match = re.match(r"(\d+)([KMG]?)", text)
+    return int(match[1]) * _UNITS[match[2]] if match else 0
 
 
 def _last_level_cache_bytes(root: Path) -> int:
-    """All instances of the highest cache level together, from /sys, else lscpu; 0 where neither
-    knows."""
+    """All instances of the highest cache level together; 0 where /sys does not tell (lscpu reads
+    the same files)."""
     instances: dict[int, dict[str, int]] = {}
     for index in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
         level, size = _read(index / "level").strip(), _size_bytes(_read(index / "size"))
         if level.isdigit() and size and _read(index / "type").strip() != "Instruction":
             instances.setdefault(int(level), {})[_read(index / "shared_cpu_list").strip()] = size
-    if instances:
-        return sum(instances[max(instances)].values())
-    if root != Path("/"):
-        return 0
-    try:
-        text = subprocess.run(
-            ["lscpu"], capture_output=True, text=True, timeout=10, check=False
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    caches = re.findall(r"^L(\d) cache:\s*(.+)$", text, re.MULTILINE)
-    return _size_bytes(max(caches)[1]) if caches else 0
+    return sum(instances[max(instances)].values()) if instances else 0
 
 
 def _memory_bytes(root: Path) -> int:

@@ -163,14 +163,12 @@ def save_draft(
     tokenizer: PreTrainedTokenizerBase | None = None,
     gamma: int | None = None,
     mean_hidden: Tensor | None = None,
-    extra: dict[str, object] | None = None,
 ) -> None:
     """Write `model` as a draft folder; other files in `folder` stay. Weights come last: a new
     folder with weights is whole.
 
     `gamma` goes to generation_config.json (transformers obeys it there); `mean_hidden` shapes the
-    padding rows; `extra` joins the key `archsearch` of config.json. Kept rows survive a round trip
-    exactly in the model's dtype.
+    padding rows. Kept rows survive a round trip exactly in the model's dtype.
     """
     from safetensors.torch import save_file
 
@@ -188,11 +186,7 @@ def save_draft(
     config["dtype"] = str(model.dtype).removeprefix("torch.")
     # Readers older than transformers 5 look here, not in rope_parameters.
     config.setdefault("rope_theta", arch.rope_theta)
-    config["archsearch"] = {
-        **config.get("archsearch", {}),
-        "architecture": arch.to_dict(),
-        **(extra or {}),
-    }
+    config["archsearch"] = {**config.get("archsearch", {}), "architecture": arch.to_dict()}
     generation = model.generation_config.to_dict()
     if tokenizer is not None:
         for key in ("bos_token_id", "eos_token_id", "pad_token_id"):

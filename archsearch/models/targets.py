@@ -27,6 +27,7 @@ from archsearch.drafters.registry import Found, family, found_as, found_for, is_
 from archsearch.errors import ArchsearchError, first_line
 from archsearch.files import read_json
 from archsearch.models.files import is_gguf
+from archsearch.models.gguf_file import read_gguf
 from archsearch.workload import GGUF_DTYPES, WEIGHT_BYTES
 
 
@@ -103,8 +104,6 @@ def resolve_target(name: str) -> TargetRef:
     if folder.is_dir():
         return TargetRef(folder.resolve().name, read_architecture(folder), folder=folder.resolve())
     if is_gguf(folder):
-        from archsearch.models.gguf_file import read_gguf
-
         file = folder.resolve()
         found = read_gguf(file)
         kept = {"gguf": str(file), "dtype": found.dtype}
@@ -133,6 +132,17 @@ def resolve_target(name: str) -> TargetRef:
         f"unknown target {name!r}: no catalogue name, no folder, no .gguf file and no hub id"
         f" (org/name); {hint}"
     )
+
+
+def shape_here(name: str) -> Architecture | None:
+    """The shape of a target; None for one that is not on this machine: nothing is asked of the
+    network."""
+    if "/" in name and not os.path.isdir(os.path.expanduser(name)):
+        return None
+    try:
+        return resolve_target(name).architecture
+    except ArchsearchError:
+        return None
 
 
 def _hub_config(hub_id: str) -> dict[str, object]:

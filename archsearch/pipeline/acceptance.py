@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from archsearch.acceptance.early_exit import exit_traces
 from archsearch.acceptance.estimator import DOMAINS, AcceptanceContext, GivenAcceptance
 from archsearch.acceptance.learnt import recorded_tokens, trained_as, training_of
 from archsearch.acceptance.lookup import texts_of
@@ -21,6 +22,7 @@ from archsearch.acceptance.measured import (
     sampling_trace,
 )
 from archsearch.acceptance.prior import PriorAcceptance
+from archsearch.acceptance.published import READING_STD
 from archsearch.acceptance.replay import Replay, replay_tau, replays
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import read_architecture
@@ -43,7 +45,7 @@ from archsearch.pipeline.untrained import (
 from archsearch.progress import ProgressLine
 from archsearch.records import save
 from archsearch.search.objective import Scorer
-from archsearch.speedup import alpha_estimate, clamped, logit
+from archsearch.speedup import alpha_estimate, logit
 from archsearch.text.prompt_set import load_prompt_set, spread
 from archsearch.text.prompts import Prompt, encode_prompts, read_prompts
 from archsearch.text.settings import Writing, check_sampling
@@ -228,9 +230,7 @@ def measure_draft(request: AcceptanceRequest, target: TargetRef) -> dict[str, ob
         if request.trace is not None:
             trace.save(request.trace)
     if request.tau is not None:
-        from archsearch.acceptance.published import READING_STD
-
-        level = logit(clamped(GivenAcceptance.of_tau(request.tau, request.gamma).alpha))
+        level = logit(GivenAcceptance.of_tau(request.tau, request.gamma).alpha)
         result |= {
             "alpha": alpha_estimate(level, READING_STD, "given"),
             "published": {"tau": request.tau, "gamma": request.gamma},
@@ -249,7 +249,6 @@ def measure_untrained(
     the target. Raises ArchsearchError as `measure_acceptance`, and for options that are for models
     only.
     """
-    from archsearch.acceptance.early_exit import exit_traces
     from archsearch.models.load import load_target, load_tokenizer
 
     if request.explain or request.trace is not None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from archsearch.architecture.architecture import Architecture
 from archsearch.drafters.forms import drafter_config, vllm_drafter_config
 from archsearch.drafts.records import TrainedDraft
-from archsearch.engine_facts import engine_facts
 from archsearch.files import atomic_path, read_json, write_json
 from archsearch.models.files import DRAFT_FILES, TOKENIZER_FILES, WEIGHTS_FILE, gamma_settings
 from archsearch.pipeline.session import SearchSession
+from archsearch.report import write_html
 from archsearch.runs.run import Run
 from archsearch.search.objective import Score
 
@@ -64,18 +64,12 @@ def set_gamma(folder: Path, gamma: int) -> None:
     write_json(path, {**current, **gamma_settings(gamma)})
 
 
-def drafts_of(run: Run) -> str | None:
-    """The precision of drafts that a run was asked for in an engine on GGUF files."""
-    gguf = engine_facts(run.arguments.get("engine")).gguf
-    return run.arguments.get("draft_dtype") if gguf else None
-
-
 def serving_ranks(run: Run) -> int:
     """Devices the target is served on: as asked, else the fewest that hold it."""
     asked = run.arguments.get("tensor_parallel")
     if asked:
         return int(asked)
-    if run.info["device"].get("kind") == "cpu":
+    if run.on_cpu:
         return 1
     return SearchSession.reopen(run.path).scorer.workload.tensor_parallel
 
@@ -84,7 +78,6 @@ def write_report(run: Run, session: SearchSession | None = None) -> Path:
     """report.html of a run, and curves.json, which it draws, where its scores have changed.
     `session`: the run's own, where there is one at hand."""
     from archsearch.pipeline.curves import renew_curves
-    from archsearch.report import write_html
 
     renew_curves(run, session)
     return write_html(run)

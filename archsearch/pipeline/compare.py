@@ -91,7 +91,7 @@ class _Opened:
 
     def conditions(self) -> dict[str, str]:
         """What the run was asked and what was chosen for it, in words."""
-        asked, info, session = self.run.arguments, self.run.info, self.session
+        asked, profile, session = self.run.arguments, self.run.profile, self.session
         engine = self.score.engine or asked.get("engine") or "transformers"
         ranks = session.scorer.workload.tensor_parallel if session else asked.get("tensor_parallel")
         mix = asked.get("workload")
@@ -99,7 +99,7 @@ class _Opened:
             "target": asked.get("target"),
             "device": self.run.device,
             "engine": f"{engine} {self.score.engine_version or ''}".rstrip(),
-            **{name: info["profile"].get(name) or asked.get(name) for name in ("mode", "dtype")},
+            **{name: profile.get(name) or asked.get(name) for name in ("mode", "dtype")},
             "tensor parallel": ranks,
             "batch size": asked.get("batch_size"),
             **{name: asked.get(name) for name in ("context", "temperature", "domain")},
@@ -107,7 +107,7 @@ class _Opened:
             "workload": "; ".join(mix_words(mix_of(json.loads(mix), "workload"))) if mix else None,
             **{name: asked.get(name) for name in ("families", "space", "trials")},
         }
-        if drafts := info["profile"].get("drafts"):
+        if drafts := profile.get("drafts"):
             values["dtype"] = f"{values['dtype']}, drafts in {drafts}"
         if asked.get("confirm"):  # else nothing was trained: neither counts
             values["time budget"] = human_time(float(asked["time_budget_s"]))

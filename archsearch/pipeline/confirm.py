@@ -62,6 +62,7 @@ from archsearch.runs.candidate import read_training
 from archsearch.runs.confirmed import (
     CONFIRMED_FILE,
     LOAD_FILE,
+    SCHEDULED,
     Confirmed,
     ConfirmedGamma,
     ErrorSummary,
@@ -81,7 +82,6 @@ from archsearch.workload import GGUF_DTYPES
 
 UNDECIDED_FILE: Final = "undecided-{engine}.json"
 RIVAL_GAMMAS: Final = (1, 3, 5)
-SCHEDULED: Final = "schedule"  # the name of the variant that follows the schedule
 STOPPING: Final = "stopping"  # of the draft that stops where unsure
 USUAL_COUNT: Final = 24  # prompts
 

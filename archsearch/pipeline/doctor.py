@@ -41,7 +41,6 @@ from archsearch.report.terminal.profile import Diagnosis, Finding, Level
 LEAST_DISK_BYTES: Final = 5 * 10**9
 LEAST_MEMORY_BYTES: Final = 4 * 2**30  # the demo's target and drafts with their training states
 BUSY_SHARE: Final = 0.25  # of all threads: beyond that timings of this CPU are those of a busy one
-LEAST_PYTHON: Final = (3, 11)
 
 
 def doctor(folder: Path | None = None) -> Diagnosis:
@@ -73,9 +72,6 @@ def _looked(look: Callable[[], Iterator[Finding]]) -> list[Finding]:
 
 def _versions() -> Iterator[Finding]:
     python, pip = platform.python_version(), f"{sys.executable} -m pip install"
-    if sys.version_info[:2] < LEAST_PYTHON:
-        text = f"Python {python}; archsearch needs 3.11 or newer"
-        yield Finding("stop", text, "python3.11 -m venv .venv")
     wrong = list(_unmet(_requirements()))
     for requirement, there in wrong:
         name, wanted = requirement.name, requirement.specifier

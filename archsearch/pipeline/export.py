@@ -20,16 +20,15 @@ from archsearch.export.card import (
 )
 from archsearch.export.engines import DEFAULT_ENGINES, check_engines
 from archsearch.export.folder import export
-from archsearch.files import read_json
 from archsearch.models.files import has_tokenizer, head_family_of
 from archsearch.models.targets import TargetRef, resolve_target
-from archsearch.pipeline.candidates import drafts_of, serving_ranks
+from archsearch.pipeline.candidates import serving_ranks
 from archsearch.pipeline.families import INDEPENDENT, check_independent
 from archsearch.pipeline.heads import served_gamma
 from archsearch.pipeline.session import SearchSession
 from archsearch.records import as_data, load_or_note
 from archsearch.runs.candidate import Candidate
-from archsearch.runs.confirmed import Confirmed
+from archsearch.runs.confirmed import LOAD_FILES, Confirmed, LoadRecord
 from archsearch.runs.run import Run, open_run
 from archsearch.runs.tables import SCHEDULE_FILE, read_schedule
 from archsearch.schedule import GammaSchedule, gamma_at, largest_gamma
@@ -68,11 +67,10 @@ def export_rank(
         raise ArchsearchError(f"gamma schedule not found: {schedule}")
     planned = read_schedule(schedule or candidate.folder / SCHEDULE_FILE)
     record = _draft_record(run, candidate)
-    confirmed = (record.confirmed or {}).get("gamma")
-    draft_dtype = draft_dtype or drafts_of(run)
+    draft_dtype = draft_dtype or run.draft_dtype
     stops = {} if gamma or planned.ranges else _stops(candidate, draft_dtype)
     scheduled = gamma_at(planned.ranges, int(run.arguments.get("batch_size") or 1))
-    gamma = gamma or scheduled or int(confirmed or candidate.score.gamma)
+    gamma = gamma or scheduled or (record.confirmed or candidate.score).gamma
     full_head = _full_head(run, candidate, gamma, scheduled=bool(planned.ranges))
     source = _source(run, candidate.folder, gamma, planned, record, INDEPENDENT)
     ref, gguf = resolve_target(run.arguments["target"]), any(engine_facts(e).gguf for e in engines)
@@ -112,28 +110,21 @@ def _source(
         schedule,
         ExportTarget(ref.place or ref.name),
         record,
-        dtype=str(run.info["profile"].get("dtype") or record.confirmed_dtype or "bfloat16"),
+        dtype=run.dtype or record.confirmed_dtype or "bfloat16",
         tensor_parallel=serving_ranks(run),
         family=family,
-        quantise=str(run.info["profile"].get("quantise") or ""),
-        drafts=str(run.arguments.get("draft_dtype") or ""),
-        switches=str(run.arguments.get("engine_options") or ""),
+        **run.priced_as,
     )
 
 
 def _draft_record(run: Run, candidate: Candidate) -> DraftRecord:
     """What the files of the run say of a candidate."""
     training = candidate.training() if candidate.has_weights else None
-    found = run.confirmed(candidate.rank)
+    found, files = run.confirmed(candidate.rank), sorted(candidate.folder.glob(LOAD_FILES))
+    loads = (load_or_note(path, "measurement under load", LoadRecord, []) for path in files)
     confirmed = None if found is None else as_data(found)
-    loads = sorted(candidate.folder.glob("load-*.json"))
-    return DraftRecord(
-        score=candidate.score.to_dict(),
-        confirmed=confirmed,
-        training=training.to_dict() if training is not None else None,
-        loads=tuple(read_json(path, "run under load") for path in loads),
-        provenance={"run": run.info, "rank": candidate.rank, "confirmed": confirmed},
-    )
+    provenance = {"run": run.info, "rank": candidate.rank, "confirmed": confirmed}
+    return DraftRecord(candidate.score, found, training, tuple(filter(None, loads)), provenance)
 
 
 def _stops(candidate: Candidate, draft_dtype: str | None) -> dict[str, tuple[int, float]]:
@@ -256,9 +247,9 @@ def export_family(
             f"the schedule drafts up to {largest_gamma(planned, 0)} tokens, the head was trained"
             f" for {wanted}"
         )
-    record = DraftRecord(training=as_data(trained.record), provenance={"run": run.info})
+    record = DraftRecord(training=trained.record, provenance={"run": run.info})
     source = _source(run, trained.folder, wanted, GammaSchedule(planned), record, family)
-    source = replace(source, gguf_dtype=draft_dtype or drafts_of(run) or source.gguf_dtype)
+    source = replace(source, gguf_dtype=draft_dtype or run.draft_dtype or source.gguf_dtype)
     if any(engine_facts(engine).gguf for engine in able):  # the file holds the target's tokenizer
         tokenizer, gguf = _target_tokenizer(ref), _target_gguf(ref)
         source = replace(source, target=replace(source.target, tokenizer=tokenizer, gguf=gguf))

@@ -11,9 +11,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.hf_config import to_hf_config
+from archsearch.capacity import memory_bytes, usable_bytes
+from archsearch.drafts.trainer import DraftTrainer
 from archsearch.engine_facts import (
     EngineFacts,
     engine_facts,
@@ -21,12 +24,23 @@ from archsearch.engine_facts import (
     engines_that,
     runnable_engine,
 )
+from archsearch.engines import registry
+from archsearch.engines.engine import (
+    Chained,
+    EnginePrompt,
+    EngineSettings,
+    ModelSource,
+    Reached,
+    Sampling,
+    drafter_family,
+)
+from archsearch.engines.measure.figures import identities
+from archsearch.engines.measure.turns import Plan, Trace, Turn, Variant, run_plan
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed, Stopped
 from archsearch.files import write_json
 from archsearch.models.files import has_weights
-from archsearch.models.gguf_file import check_written
+from archsearch.models.gguf_file import check_written, read_gguf
 from archsearch.models.targets import TargetRef
-from archsearch.pipeline.candidates import drafts_of
 from archsearch.pipeline.latency import asked_dtype, choose_latency, machine_slowdown
 from archsearch.pipeline.serving import check_dtype, check_engine, default_mode
 from archsearch.pipeline.session import SearchSession, check_weights
@@ -35,33 +49,18 @@ from archsearch.runs.confirmed import Exact
 from archsearch.search.objective import Scorer
 from archsearch.workload import GGUF_DTYPES
 
-if TYPE_CHECKING:
-    from archsearch.drafts.trainer import DraftTrainer
-    from archsearch.engines.engine import EnginePrompt, EngineSettings, ModelSource, Sampling
-    from archsearch.engines.measure.turns import Plan, Trace, Turn
-
 PARTIAL_FILE: Final = "partial-{what}-{engine}.json"
 ENGINE_BYTES: Final = 2 << 30  # an engine's own libraries and buffers, on a CPU
 _R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
-class EngineChoice:
-    """Which engine runs and how it is reached; None and empty mean the run's own and the defaults.
-
-    `python`: interpreter of the engine's environment; `path`: a server of the user's own to start;
-    `server_url`, `baseline_url`: running servers with and without the draft; `dtype`: a precision
-    other than the run's, `draft_dtype`: of the draft, other than the target's.
-    """
+class EngineChoice(Reached):
+    """Which engine runs, in a precision other than the run's, and how it is reached; None and empty
+    mean the run's own and the defaults."""
 
     name: str | None = None
-    python: Path | None = None
-    server_url: str | None = None
-    baseline_url: str | None = None
-    timeout_s: float = 600.0
     dtype: str | None = None
-    draft_dtype: str | None = None
-    path: Path | None = None
 
 
 def check_choice(
@@ -74,7 +73,6 @@ def check_choice(
 ) -> None:
     """Raise ArchsearchError, before anything is loaded, for an engine that is not there or cannot
     do what is asked."""
-    from archsearch.engines.registry import check_interpreter_choice
 
     def able(has: Callable[[EngineFacts], bool]) -> str:
         return " or ".join(engines_that(has))
@@ -121,7 +119,7 @@ def check_choice(
             )
     check_written(choice.draft_dtype or "float16")
     if choice.path is None:
-        check_interpreter_choice(name, choice.python)
+        registry.check_interpreter_choice(name, choice.python)
     check_dtype(choice.dtype or "", facts)
 
 
@@ -215,7 +213,7 @@ class Bench:
     def _drafts(self) -> str | None:
         facts, run = engine_facts(self.name), self.session.run
         asked = str(run.arguments.get("draft_dtype") or "")
-        return drafts_of(run) if facts.gguf else asked if asked in facts.quantises else None
+        return run.draft_dtype if facts.gguf else asked if asked in facts.quantises else None
 
     @property
     def draft_dtype(self) -> str | None:
@@ -247,7 +245,6 @@ class Bench:
 
     def draft(self, source: ModelSource, dtype: str) -> ModelSource:
         """A draft model's folder as the engine takes it; any other drafter as it is."""
-        from archsearch.engines.engine import Chained, drafter_family
         from archsearch.models.drafts import load_draft
 
         if isinstance(source, Chained):
@@ -272,9 +269,6 @@ class Bench:
         self, drafters: Drafters, asked: Sequence[EnginePrompt], tokens: int
     ) -> dict[str, Exact]:
         """How many greedy answers are the target's own in float32, by drafter. Raises RunFailed."""
-        from archsearch.engines.engine import Sampling
-        from archsearch.engines.measure.figures import identities
-
         gc.collect()
         plan = self._plan(drafters, asked, Sampling(tokens), "float32")
         plan = replace(plan, apart=True, starts=1)
@@ -286,8 +280,6 @@ class Bench:
     def _plan(
         self, drafters: Drafters, asked: Sequence[EnginePrompt], sampling: Sampling, dtype: str
     ) -> Plan:
-        from archsearch.engines.measure.turns import Plan, Variant
-
         loaded = {source: self.draft(source, dtype) for source, _ in drafters.values()}
         variants = [
             Variant(name, loaded[source], gamma) for name, (source, gamma) in drafters.items()
@@ -307,9 +299,6 @@ class Bench:
         """`summary` of what the plan came to; `words`: above its progress. One engine at a time is
         alive where those of the plan do not fit the device together. `dummy`: the target's weights
         are made up. `look`: see `run_plan`."""
-        from archsearch.engines.measure.turns import run_plan
-        from archsearch.engines.registry import make_engine
-
         most = max(plan.concurrencies)
         longest = max(len(prompt.token_ids) for prompt in plan.prompts)
         settings = self._settings(
@@ -325,7 +314,7 @@ class Bench:
             plan = replace(plan, apart=True)
         with ProgressLine(words) as line:
             return run_plan(
-                lambda _: make_engine(self.name, settings, tokenizer),
+                lambda _: registry.make_engine(self.name, settings, tokenizer),
                 plan,
                 summary,
                 look=look,
@@ -335,8 +324,6 @@ class Bench:
     def _settings(self, **own: Any) -> EngineSettings:
         """The session's device and ranks as an engine takes them. Raises ArchsearchError where the
         device is a GPU and this machine has none: nothing measured here would be that GPU's."""
-        from archsearch.engines.engine import EngineSettings
-
         source, reached = self.session.source, asdict(self.choice)
         del reached["name"], reached["dtype"]
         reached["draft_dtype"] = self.draft_dtype
@@ -358,8 +345,6 @@ class Bench:
     def _crowded(self, engines: int, concurrency: int) -> bool:
         """Whether the engines must take turns in memory: together they would need more than the
         device has."""
-        from archsearch.capacity import memory_bytes, usable_bytes
-
         session, device = self.session, self.session.source.device
         if device.kind != "cpu":
             return True
@@ -408,7 +393,6 @@ def mid_answer(prompts: Sequence[EnginePrompt], tokens: int) -> int:
 def engine_target(ref: TargetRef, engine: str, dtype: str) -> Path | str:
     """What an engine outside this process loads as the target: a folder or a hub id; one on GGUF
     files the target's own file, where that is of the precision `dtype`."""
-    from archsearch.models.gguf_file import read_gguf
     from archsearch.models.load import packaged_gguf, weights_source
 
     if ref.weights and engine_facts(engine).gguf:
@@ -433,8 +417,6 @@ def random_draft(arch: Architecture, dtype: str, base: Path, *, load: bool = Fal
 
 def write_shape(arch: Architecture, folder: Path) -> Path:
     """A folder with a config.json only, for engines that make weights up."""
-    from archsearch.architecture.hf_config import to_hf_config
-
     write_json(folder / "config.json", to_hf_config(arch))
     return folder
 

@@ -30,9 +30,8 @@ from archsearch.pipeline.climb.plan import confirm_seconds
 from archsearch.pipeline.climb.trainings import FIRST_GUESS_SPEED
 from archsearch.pipeline.confirm import LoadRequest
 from archsearch.pipeline.session import SearchSession
-from archsearch.report.learning import count_words
 from archsearch.report.page import search_command
-from archsearch.report.phrases import shell_path
+from archsearch.report.phrases import count_words, shell_path
 from archsearch.report.terminal.search import Kind, Step
 from archsearch.runs.run import WORKLOAD_FILE
 from archsearch.search import rungs

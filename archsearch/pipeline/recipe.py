@@ -81,9 +81,7 @@ def make_recipe(request: RecipeRequest) -> MadeRecipe:
         facts.temperature,
         hub_start=needs.init if "/" in needs.init else "",
         dtype=session.source.dtype,
-        quantise=str(run.info["profile"].get("quantise") or ""),
-        drafts=str(run.arguments.get("draft_dtype") or ""),
-        switches=str(run.arguments.get("engine_options") or ""),
+        **run.priced_as,
     )
     trimmed = score.architecture.trimmed and score.family != "independent"
     here = ref.folder is not None and has_weights(ref.folder)

@@ -12,6 +12,8 @@ from archsearch.acceptance import registry
 from archsearch.acceptance.estimator import AcceptanceContext, AcceptanceEstimator
 from archsearch.acceptance.known import AskedText
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import parameters
+from archsearch.capacity import memory_bytes, usable_bytes
 from archsearch.drafters.drafter import RoundKind
 from archsearch.drafters.registry import family
 from archsearch.drafts.trainer import DraftTrainer
@@ -44,7 +46,8 @@ from archsearch.search.samplers import AUTO, Sampler
 from archsearch.search.space import Limits, SearchSpace, load_space
 from archsearch.search.storage import open_storage, without_password
 from archsearch.speedup import MAX_GAMMA
-from archsearch.text.likeness import SKETCH_FILE, load_sketch
+from archsearch.text.likeness import SKETCH_FILE, load_sketch, sketch_of_set
+from archsearch.text.prompt_files import read_texts
 from archsearch.text.prompt_set import load_prompt_set
 from archsearch.traffic.mix import Mix, mix_of
 from archsearch.traffic.mix_scorer import MixScorer, held_alone
@@ -129,8 +132,6 @@ class SearchRequest:
         if self.prompts is not None or self.heldout is not None or self.confirm:
             load_prompt_set(self.prompts, self.heldout).check_apart()
         if self.text is not None:
-            from archsearch.text.prompt_files import read_texts
-
             read_texts(self.text)
 
     def check_sharing(self) -> None:
@@ -510,8 +511,6 @@ def _asked_text(request: SearchRequest, run: Run) -> AskedText:
     with the run as a sketch."""
     sketch = load_sketch(run.path)
     if sketch is None and (request.prompts is not None or request.confirm):
-        from archsearch.text.likeness import sketch_of_set
-
         sketch = sketch_of_set(load_prompt_set(request.prompts, request.heldout))
         save(run.path / SKETCH_FILE, sketch)
     return AskedText(sketch, request.domain)
@@ -519,8 +518,6 @@ def _asked_text(request: SearchRequest, run: Run) -> AskedText:
 
 def default_space(target: Architecture) -> str:
     """The space that suits a target's size."""
-    from archsearch.architecture.counts import parameters
-
     size = parameters(target)
     return "demo" if size < 400e6 else "wide-shallow" if size > 5e9 else "default"
 
@@ -532,8 +529,6 @@ def memory_limits(
 
     Raises ArchsearchError where the target alone does not fit.
     """
-    from archsearch.capacity import memory_bytes, usable_bytes
-
     limits = space.limits(target)
     needed, usable = memory_bytes(target, None, workload).total_bytes, usable_bytes(device)
     free = usable - needed

@@ -40,7 +40,7 @@ from archsearch.runs.candidate import (
 )
 from archsearch.runs.tables import FAMILIES_FILE, TEXT_VERDICT_FILE, TextStand, TextVerdict
 from archsearch.search.objective import Score, Scorer
-from archsearch.speedup import clamped, logit, logit_std, moved, tau_estimate
+from archsearch.speedup import logit, logit_std, moved, tau_estimate
 from archsearch.text.prompt_set import answer_faults, prompt_faults
 from archsearch.training.curves import AlphaPoint, promise
 
@@ -271,7 +271,7 @@ def predicted(
             distinct_tokens=now.distinct_tokens,
             more_prompts=prompts,
         )
-        rise = max(logit(clamped(found.alpha.value)) - logit(clamped(kept.alpha)), 0.0)
+        rise = max(logit(found.alpha.value) - logit(kept.alpha), 0.0)
         alpha = replace(moved(now.alpha, rise, logit_std(found.alpha)), source="modelled")
         speedup = speedup_at(scorer, draft, alpha)
         if speedup is None:

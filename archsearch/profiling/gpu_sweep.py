@@ -143,11 +143,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Room:
-    """What the device holds. `model_limit_bytes`: no whole model above it; `cache_bytes`: its L2,
-    above which nothing is warm."""
+    """What the device holds. `cache_bytes`: its L2, above which nothing is warm."""
 
     memory_bytes: float = math.inf
-    model_limit_bytes: float = GPU_MODEL_LIMIT_BYTES
     cache_bytes: float = math.inf
 
 
@@ -256,7 +254,7 @@ def _whole_points(
     extra: list[list[Point]] = []
     target = None if target is None else shard(target, asked.ranks)  # what one device runs of it
     if target is not None and (mode == "eager" or lean_supported(target)):
-        size, limit = DTYPE_BYTES[dtype], min(room.model_limit_bytes, 0.4 * room.memory_bytes)
+        size, limit = DTYPE_BYTES[dtype], min(GPU_MODEL_LIMIT_BYTES, 0.4 * room.memory_bytes)
         layer = target.replace(num_hidden_layers=1, draft_vocab_size=1)
         if 3 * weight_bytes_per_pass(layer, size) < limit:
             extra += [

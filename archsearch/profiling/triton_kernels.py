@@ -30,7 +30,9 @@ def _rms_norm(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _rope(x_ptr, cos_ptr, sin_ptr, row_stride, half, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rope(  # type: ignore[no-untyped-def]
+    x_ptr, cos_ptr, sin_ptr, row_stride, half, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     start = x_ptr + row * row_stride + tl.program_id(1) * half * 2
     at = tl.arange(0, BLOCK)

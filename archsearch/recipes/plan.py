@@ -218,7 +218,7 @@ class Recipe:
     `shape`: the layers of the drafter; `hub_start`: of an independent draft, the published weights
     that it begins with, "" for those that archsearch makes; `temperature`: of the answers;
     `prompts`: the user's file; `run`, `rank`: whose answer this is; `vllm`: its version;
-    `quantise`, `drafts`, `switches`: as of an export (`ExportSource`)."""
+    `quantise`, `drafts`, `switches`: as in `export.engines.Priced`."""
 
     library: Library
     drafter: Drafter

@@ -8,7 +8,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,7 @@ from archsearch.engine_facts import engine_facts
 from archsearch.estimate import Estimate
 from archsearch.export.engines import HEADS, Setup, serving
 from archsearch.needs import Needs
-from archsearch.report.phrases import verdict
+from archsearch.report.phrases import count_words, verdict
 from archsearch.report.reading import Shown
 from archsearch.report.terminal.layout import WIDTH, table
 from archsearch.runs.run import Run
@@ -101,14 +101,6 @@ def gain_words(gain: Estimate) -> str:
     return f"{gain.value:.2f}x ({low:.2f} to {high:.2f})"
 
 
-def amount(number: float) -> str:
-    """`493M`, `2.4M`, `1.6B`: tokens for people."""
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.{0 if number >= 100 * size else 1}f}{letter}"
-    return f"{number:.0f}"
-
-
 def unit_of(device: str) -> str:
     """Whose hours a training takes, by the key of the searched device."""
     return "CPU" if device.startswith("cpu") else "GPU"
@@ -128,7 +120,7 @@ def needs_words(needs: Needs | None, unit: str) -> str:
         return "-"
     if needs.kind == "training":
         hours = re.sub("-hours?", "-h", hours_words(needs.gpu_hours, unit))
-        return f"{hours.replace('minutes', 'min')}, {amount(needs.tokens or 0.0)}"
+        return f"{hours.replace('minutes', 'min')}, {count_words(needs.tokens or 0.0)}"
     here = needs.hub_id is None or Path(needs.hub_id).expanduser().exists()
     return "nothing" if here else "download"
 
@@ -209,7 +201,7 @@ def sentences(
         whole = max(needs.gpu_hours, 1e-12)
         text = (
             f"{never if slower else f'With {spent} of training'}: {gain};"
-            f" {amount(needs.tokens or 0.0)} tokens of the target's text"
+            f" {count_words(needs.tokens or 0.0)} tokens of the target's text"
             f" ({needs.text_hours / whole:.0%} of the hours to write it,"
             f" {needs.teacher_hours / whole:.0%} for the target's passes over it, the rest to"
             " train)"
@@ -226,27 +218,26 @@ def serve_command(option: Option, run: Run, target: str, ranks: int, *more: str)
     """The command that serves `target` as a run priced it, on `ranks` devices, with a drafter that
     one can have today; None where that takes more than a command of vLLM or SGLang. `more`:
     switches beside the run's."""
-    needs, asked, known = option.needs, run.arguments, run.info["profile"]
+    needs = option.needs
     if needs is None or needs.kind == "training":
         return None
-    engine, family = str(asked.get("engine") or "vllm"), option.drafter.family
-    quantise, drafts = str(known.get("quantise") or ""), str(asked.get("draft_dtype") or "")
-    what = (Path(option.hub_id), target, option.gamma, str(known.get("dtype")), (), ranks)
-    texts = " ".join([*str(asked.get("engine_options") or "").split(), *more])
-    setup = Setup(*what, family=family, quantise=quantise, drafts=drafts, switches=texts)
+    engine, family = str(run.arguments.get("engine") or "vllm"), option.drafter.family
+    what = (Path(option.hub_id), target, option.gamma, str(run.profile.get("dtype")))
+    setup = Setup(*what, tensor_parallel=ranks, family=family, **run.priced_as)
+    setup = replace(setup, switches=" ".join([setup.switches, *more]))
     precision, lacking = setup.precision(engine)
-    above = f"# in the place of {target} name its weights in {quantise}\n" if lacking else ""
+    above = f"# in the place of {target} name its weights in {setup.quantise}\n" if lacking else ""
     if engine == "sglang" and option.hub_id and family in ("independent", *HEADS[engine]):
         words = shlex.join(serving(engine, setup).command)
         return above + " \\\n    ".join(_folded(words))
     config = vllm_drafter_config(option.drafter, option.hub_id, option.gamma)
     if engine != "vllm" or not config:
         return None
-    if option.drafter.trains and (own := engine_facts(engine).quantises.get(drafts)):
+    if option.drafter.trains and (own := engine_facts(engine).quantises.get(setup.drafts)):
         config["quantization"] = own
     variables, flags = setup.switched("vllm")
     # vLLM takes 16 bits from the weights
-    flags = [*setup.ranks("--tensor-parallel-size"), *(precision if quantise else ()), *flags]
+    flags = [*setup.ranks("--tensor-parallel-size"), *(precision if setup.quantise else ()), *flags]
     words = shlex.join([*variables, "vllm", "serve", target, *flags, "--speculative-config"])
     # Line breaks between the fields of the JSON are white space to vLLM and to the shell inside the
     # quotes.

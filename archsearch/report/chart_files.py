@@ -140,8 +140,6 @@ def _scales(axes: Axes, chart: Chart) -> None:
     if chart.x_scale != "linear":
         axes.set_xscale("log", **({"base": 2} if chart.x_scale == "log2" else {}))
         axes.xaxis.set_major_formatter("{x:g}")
-    if chart.y_scale != "linear":
-        axes.set_yscale("log")
     if chart.ticks:
         axes.set_xticks(list(chart.ticks), labels=tick_names(chart))
         axes.minorticks_off()
@@ -179,7 +177,7 @@ def _draw_bar(
         return
     number, count = place
     spots = [index + 0.8 * ((number + 0.5) / count - 0.5) for index in range(len(names))]
-    error = _errors(series) if series.low else None
+    error = series.reach if series.low else None
     axes.bar(
         spots,
         series.y,
@@ -192,17 +190,11 @@ def _draw_bar(
     axes.set_xticks(range(len(names)), labels=[str(name) for name in names])
 
 
-def _errors(series: Series) -> tuple[list[float], list[float]]:
-    """How far each point's error bar reaches down and up."""
-    down = [max(0.0, y - low) for low, y in zip(series.low, series.y, strict=True)]
-    return down, [max(0.0, high - y) for high, y in zip(series.high, series.y, strict=True)]
-
-
 def _draw(axes: Axes, series: Series) -> None:
     colour, alpha = _colour(series), 0.45 if series.faint else 1.0
     if series.band and series.low:
         axes.fill_between(series.x, series.low, series.high, color=colour, alpha=0.13, linewidth=0)
-    error = _errors(series) if series.low and not series.band else None
+    error = series.reach if series.low and not series.band else None
     line = "none" if series.kind == "points" else "--" if series.dashed else "-"
     marker = (
         ""

@@ -48,8 +48,8 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
             data += _band(series)
         data.append(_trace(series))
     layout: dict[str, Any] = {
-        "xaxis": {"title": {"text": _text(chart.x_label)}, **_axis(chart.x_scale, chart)},
-        "yaxis": {"title": {"text": _text(chart.y_label)}, **_axis(chart.y_scale)},
+        "xaxis": {"title": {"text": _text(chart.x_label)}, **_x_axis(chart)},
+        "yaxis": {"title": {"text": _text(chart.y_label)}},
     }
     if chart.y_from_zero:
         layout["yaxis"]["rangemode"] = "tozero"
@@ -67,11 +67,11 @@ def plotly_figure(chart: Chart) -> dict[str, Any]:
     return {"data": data, "layout": layout, "legend": chart.legend_title}
 
 
-def _axis(scale: str, chart: Chart | None = None) -> dict[str, object]:
-    axis: dict[str, object] = {"type": "log"} if scale != "linear" else {}
-    if chart is not None and chart.ticks:
+def _x_axis(chart: Chart) -> dict[str, object]:
+    axis: dict[str, object] = {"type": "log"} if chart.x_scale != "linear" else {}
+    if chart.ticks:
         axis |= {"tickmode": "array", "tickvals": list(chart.ticks), "ticktext": tick_names(chart)}
-    if chart is not None and chart.series and isinstance(chart.series[0].x[0], str):
+    if chart.series and isinstance(chart.series[0].x[0], str):
         axis |= {"type": "category", "showgrid": False}
     return axis
 
@@ -83,8 +83,7 @@ def _trace(series: Series) -> dict[str, object]:
     if series.notes:
         trace |= {"text": list(map(_text, series.notes)), "hovertemplate": "%{text}<extra></extra>"}
     if series.low and not series.band:
-        above = [high - y for high, y in zip(series.high, series.y, strict=True)]
-        below = [y - low for low, y in zip(series.low, series.y, strict=True)]
+        below, above = series.reach
         reach = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
         trace["error_y"] = {**reach, "thickness": 1, "width": 3, "color": colour}
     if series.right:

@@ -54,6 +54,12 @@ class Series:
     named: bool = True
     notes: tuple[str, ...] = ()
 
+    @property
+    def reach(self) -> tuple[list[float], list[float]]:
+        """How far each point's error bar reaches down and up."""
+        down = [max(0.0, y - low) for low, y in zip(self.low, self.y, strict=True)]
+        return down, [max(0.0, high - y) for high, y in zip(self.high, self.y, strict=True)]
+
 
 @dataclass(frozen=True)
 class Chart:
@@ -67,7 +73,6 @@ class Chart:
     y_label: str
     series: tuple[Series, ...]
     x_scale: Scale = "linear"
-    y_scale: Scale = "linear"
     y_from_zero: bool = False
     y_range: tuple[float, float] | None = None
     right_label: str = ""

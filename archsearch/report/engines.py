@@ -107,17 +107,12 @@ def fastest_lines(ways: Sequence[Way], dtype: str) -> list[str]:
     return lines
 
 
-def run_dtype(run: Run) -> str:
-    """The run's precision."""
-    return str(run.info["profile"].get("dtype") or "")
-
-
 def whole_headline(run: Run, reading: Reading) -> Headline:
     """The headline: the fastest engine, where several are here and one was measured, then whether
     speculation pays, the verdict on the text and the best head."""
     head = with_text(headline(run, reading.candidates), reading.text)
     head = with_heads(head, run, reading.families, reading.compared)
-    ways, dtype = ways_of(reading), run_dtype(run)
+    ways, dtype = ways_of(reading), run.dtype
     lines = fastest_lines(ways, dtype)
     if not lines:
         return head

@@ -300,7 +300,7 @@ def _draft_words(lead: Shown, gamma: int) -> str:
 def _served_lines(run: Run, lead: Shown) -> list[str]:
     """The engine that the prediction is for, and what decides a round in it; nothing for runs of
     version 0.1.0."""
-    score, served = lead.score, run.info["profile"].get("served")
+    score, served = lead.score, run.profile.get("served")
     if served and score.drafter is not None and score.engine_version:
         # not how independent drafts run
         served = f"{score.engine} {score.engine_version}"
@@ -331,7 +331,7 @@ def _schedule_step(run: Run, lead: Shown) -> Steps:
     facts = ENGINES.get(lead.score.engine or "")
     if facts is None or not facts.batches or lead.score.family in facts.unscheduled:
         return []
-    if run.info["device"].get("kind") == "cpu" and not facts.schedules:  # known at one request
+    if run.on_cpu and not facts.schedules:  # known at one request
         return []
     command = f"archsearch schedule {shell_path(run.path)} --rank {lead.rank}"
     return [("Its best gamma by batch size", command)]
@@ -342,7 +342,7 @@ def _next_of_family(run: Run, lead: Shown, independent: int | None) -> Steps:
     is one."""
     steps, train = _schedule_step(run, lead), f"archsearch train {shell_path(run.path)}"
     family, gamma = lead.score.family, lead.score.gamma
-    facts, here = ENGINES.get(lead.score.engine or ""), run.info["device"].get("kind") == "cpu"
+    facts, here = ENGINES.get(lead.score.engine or ""), run.on_cpu
     if facts and here and family in facts.confirms and family not in HEAD_FAMILIES:  # no training
         command = f"archsearch confirm {shell_path(run.path)} --family {family}"
         steps.append(("Measure it beside the target alone", command))

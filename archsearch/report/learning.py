@@ -10,6 +10,7 @@ from archsearch.estimate import Estimate
 from archsearch.progress import human_time
 from archsearch.records import WRONG_SHAPE
 from archsearch.report.charts import MARK, Chart, Series, colour, gain_chart, line
+from archsearch.report.phrases import count_words
 from archsearch.report.reading import Reading, Shown
 from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
 from archsearch.runs.candidate import TrainingLook, TrainingRecord
@@ -47,10 +48,11 @@ def learning_lines(reading: Reading) -> list[str]:
 def curve_words(record: TrainingRecord) -> str:
     """`24k distinct tokens, 5.8M seen (104 epochs); training loss 2.20 -> 0.18; held-out alpha .327
     at 620k tokens, kept`."""
-    distinct = f"{count_words(record.distinct_tokens)} distinct tokens, "
     epochs = f" ({epochs_words(record.epochs)})" if record.epochs else ""
     seen = f"{count_words(record.tokens)} seen{epochs}"
-    parts = [f"{distinct}{seen}" if record.distinct_tokens else seen]
+    if record.distinct_tokens:
+        seen = f"{count_words(record.distinct_tokens)} distinct tokens, {seen}"
+    parts = [seen]
     losses = [look.loss for look in record.looks if look.loss is not None]
     if len(losses) > 1:
         parts.append(f"training loss {losses[0]:.2f} -> {losses[-1]:.2f}")
@@ -159,16 +161,6 @@ def plot_learning(records: Sequence[TrainingRecord]) -> Chart | None:
         x_scale="log",
         right_label="training loss" if losses else "",
     )
-
-
-def count_words(count: float | None) -> str:
-    """1,234 as `1.2k`, 5,800,000 as `5.8M`."""
-    if count is None:
-        return "-"
-    for size, unit in ((1e6, "M"), (1e3, "k")):
-        if count >= 0.9995 * size:
-            return f"{count / size:.{1 if count < 9.95 * size else 0}f}{unit}"
-    return f"{count:.0f}"
 
 
 def epochs_words(epochs: float | None) -> str:

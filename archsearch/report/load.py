@@ -13,10 +13,9 @@ from archsearch.estimate import Estimate
 from archsearch.report.charts import MARK, SERIES, Chart, Series, depth_colour, gain_chart, line
 from archsearch.report.phrases import slowdown_words
 from archsearch.report.section import Cell, Rows, Section, Table, columns, text_cell, value_cell
-from archsearch.runs.confirmed import REST, LoadRecord, LoadRow, ScheduleRun
+from archsearch.runs.confirmed import REST, SCHEDULED, LoadRecord, LoadRow, ScheduleRun
 from archsearch.schedule import GammaSchedule, ranges_words
 
-SCHEDULE: Final = "schedule"  # the name of the variant that follows the schedule
 _TABLE: Final = (
     "In flight: requests served together. Measured: median over repeats of the ratio to the target"
     " alone in the same repeat, 5-95 % of the bootstrap below it. Predicted: ± one standard"
@@ -191,9 +190,9 @@ def _percent(value: float | None) -> str:
 
 def _load_chart(rank: int, load: LoadRecord) -> Chart:
     series: list[Series] = []
-    names = sorted(load.variants, key=lambda name: name == SCHEDULE)
+    names = sorted(load.variants, key=lambda name: name == SCHEDULED)
     for number, name in enumerate(names):
-        follows = name == SCHEDULE
+        follows = name == SCHEDULED
         colour = MARK if follows else SERIES[number % len(SERIES)]
         rows = sorted(
             (row for row in load.rows if row.variant == name), key=lambda row: row.concurrency
@@ -213,7 +212,7 @@ def _load_chart(rank: int, load: LoadRecord) -> Chart:
         f"Rank {rank} in {engine_title(load.engine)}. Points: measured, bars 5-95 %"
         + (" (acceptance synthetic)" if load.synthetic else "")
         + ". Dashed with band: predicted ± one standard deviation."
-        + (" Diamonds: the schedule." if SCHEDULE in names else "")
+        + (" Diamonds: the schedule." if SCHEDULED in names else "")
         + " Dashed at 1.0: no gain."
     )
     key = re.sub(r"[^A-Za-z0-9-]", "-", f"load-{rank}-{load.engine}")

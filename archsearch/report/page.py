@@ -21,7 +21,7 @@ from archsearch.report.chart_page import scripts, web_file
 from archsearch.report.compare import Comparison, compare_section
 from archsearch.report.confirmed import section_confirmed
 from archsearch.report.costs import section_costs
-from archsearch.report.engines import run_dtype, section_engines, ways_of, whole_headline
+from archsearch.report.engines import section_engines, ways_of, whole_headline
 from archsearch.report.families import section_families
 from archsearch.report.headline import Headline
 from archsearch.report.learning import section_ladder, section_learning, section_rungs
@@ -85,7 +85,7 @@ def sections_of(run: Run, reading: Reading, head: Headline) -> list[Section]:
         section_best(found, unit),
         section_mix(found),
         section_families(reading.families, reading.compared),
-        section_engines(ways_of(reading), run_dtype(run)),
+        section_engines(ways_of(reading), run.dtype),
         section_time(reading.curves),
         section_elsewhere(reading.curves),
         section_why(reading.curves),
@@ -182,10 +182,10 @@ def _section_missing(run: Run, reading: Reading) -> Section:
 
 def _opening(run: Run, head: Headline, options: Sequence[Option], curves: Curves | None) -> Opening:
     """The number, what one can have and how to serve it; folded, how sure that is and why."""
-    info, trials = run.info, len(complete_trials(run))
+    trials = len(complete_trials(run))
     searched = f"{trials} scored trials" if trials else "no trials written yet"
     device = run.device or "device unknown"
-    about = ("archsearch report", info["arguments"].get("target", ""), device, searched)
+    about = ("archsearch report", run.arguments.get("target", ""), device, searched)
     above, number, serve = head.lines[:1], None, Section()
     if head.lead is not None:
         option = Option.of(head.lead)
@@ -218,7 +218,7 @@ def _serve(run: Run, options: Sequence[Option], curves: Curves | None) -> Sectio
 
 def _section_provenance(run: Run, scored: int) -> Section:
     info = run.info
-    device, profile, code = info["device"], info["profile"], info["code"]
+    device, profile, code = info["device"], run.profile, info["code"]
     facts = [
         str(device.get("key", "unknown")),
         device.get("name") or "",
@@ -235,9 +235,7 @@ def _section_provenance(run: Run, scored: int) -> Section:
         latency = f"{folder}, hash {profile['hash']}{_known_error(profile)}"
     invalid = int((run.trials()["state"] == "PRUNED").sum())
     commit = code.get("commit") or "unknown (not run from a checkout)"
-    arguments = [
-        f"{name} {value}" for name, value in info["arguments"].items() if value is not None
-    ]
+    arguments = [f"{name} {value}" for name, value in run.arguments.items() if value is not None]
     rows: Final = {
         "run folder": run.path,
         "started": info["created"],
@@ -335,7 +333,7 @@ def section_reproduce(run: Run) -> Section:
     lines = [f"git checkout {commit}"] if commit else []
     lines += [f"pip install {packages}"] if packages else []
     lines.append(search_command(run.arguments, run.path / WORKLOAD_FILE))
-    profile = info["profile"].get("hash")
+    profile = run.profile.get("hash")
     needs = f"It needs the profile with hash {profile}. " if profile else ""
     words = (
         f"{needs}The ranking is the same with the same seed, versions and profile; what is timed"

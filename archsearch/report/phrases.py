@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from archsearch.architecture import catalogue
 from archsearch.engine_facts import ENGINES, engine_title
 from archsearch.estimate import Estimate
 from archsearch.paths import shown
@@ -87,8 +88,6 @@ def verdict(gain: Estimate, *, measured: bool = False) -> str:
 
 def hub_name(target: str) -> str:
     """The hub id of a target of the catalogue; any other name as it is."""
-    from archsearch.architecture import catalogue
-
     return (catalogue.load(target).hub_id or target) if target in catalogue.names() else target
 
 
@@ -157,6 +156,14 @@ def millions(count: int) -> str:
     if count >= 1e9:
         return f"{count / 1e9:.2f}B"
     return f"{count / 1e6:.{0 if count >= 1e7 else 1}f}M"
+
+
+def count_words(count: float) -> str:
+    """1,234 as `1.2k`, 5,800,000 as `5.8M`, 1.6e9 as `1.6B`."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= 0.9995 * size:
+            return f"{count / size:.{1 if count < 9.95 * size else 0}f}{unit}"
+    return f"{count:.0f}"
 
 
 def latency_warning(latency: str, target: str) -> str:

@@ -16,7 +16,7 @@ from archsearch.acceptance.replay import replay_tau
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
-from archsearch.models.targets import resolve_target
+from archsearch.models.targets import shape_here
 from archsearch.records import load_or_note
 from archsearch.report.compare import Comparison
 from archsearch.runs.candidate import TRAINING_FILE, Candidate, TrainingRecord
@@ -200,15 +200,8 @@ def _gap_std(
 
 
 def target_shape(run: Run) -> Architecture | None:
-    """The shape of a run's target; None where it is not on this machine: a hub id is not looked up
-    for a report."""
-    target = str(run.arguments.get("target", ""))
-    try:
-        if "/" not in target or Path(target).is_dir():
-            return resolve_target(target).architecture
-        return None
-    except ArchsearchError:
-        return None
+    """The shape of a run's target (see `shape_here`)."""
+    return shape_here(str(run.arguments.get("target", "")))
 
 
 def groups(run: Run, scores: Sequence[Score]) -> dict[int, int]:

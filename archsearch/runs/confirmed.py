@@ -19,6 +19,7 @@ from archsearch.speedup import DISTURBED_GAP, RoundTerms, counting_doubt, error_
 
 TERMS: Final = tuple(field.name for field in fields(RoundTerms))
 REST: Final = "rest"
+SCHEDULED: Final = "schedule"  # the name of the variant that follows the schedule
 
 
 @dataclass(frozen=True)

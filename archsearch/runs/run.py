@@ -19,12 +19,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from archsearch import __version__, files
+from archsearch.engine_facts import engine_facts
 from archsearch.errors import ArchsearchError
 from archsearch.paths import package_dir, shown
 from archsearch.profiles import installed
@@ -71,6 +73,34 @@ class Run:
     def device(self) -> str:
         """Key of the searched device; "" where that is not written down."""
         return str(self.info["device"].get("key", ""))
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether that is a CPU."""
+        return self.info["device"].get("kind") == "cpu"
+
+    @property
+    def profile(self) -> dict[str, Any]:
+        """Where its latencies come from: `folder`, `hash`, `dtype`, ..."""
+        return self.info["profile"]
+
+    @property
+    def dtype(self) -> str:
+        """Its precision; "" where that is not written down."""
+        return str(self.profile.get("dtype") or "")
+
+    @property
+    def priced_as(self) -> dict[str, Any]:
+        """How its engine is to run, as `export.engines.Priced` says it; "" for nothing."""
+        asked, found = self.arguments, {"quantise": self.profile.get("quantise")}
+        found |= {"drafts": asked.get("draft_dtype"), "switches": asked.get("engine_options")}
+        return {name: value or "" for name, value in found.items()}
+
+    @property
+    def draft_dtype(self) -> str | None:
+        """The precision of drafts that was asked for in an engine on GGUF files."""
+        gguf = engine_facts(self.arguments.get("engine")).gguf
+        return self.arguments.get("draft_dtype") if gguf else None
 
     @property
     def trials_file(self) -> Path:
@@ -273,15 +303,9 @@ def create_run(
 def _new_folder(base: Path, name: str) -> Path:
     for number in itertools.count(1):
         folder = base / (name if number == 1 else f"{name}-{number}")
-        try:
+        with files.writing(folder, "choose a folder you can write to"), suppress(FileExistsError):
             folder.mkdir(parents=True)
             break
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise ArchsearchError(
-                f"cannot make {folder}: {error.strerror or error}; choose a folder you can write to"
-            ) from error
     return folder
 
 
@@ -365,7 +389,7 @@ def resume_run(
         differences.append(f"seed was {run.info['seed']}, now {seed}")
     if run.info["space"] != encoded(space):
         differences.append("the search space's file has changed")
-    was, current = run.info["profile"].get("hash"), (profile or {}).get("hash")
+    was, current = run.profile.get("hash"), (profile or {}).get("hash")
     if was != current:
         differences.append(f"the profile's hash was {was}, now {current}")
     if differences:

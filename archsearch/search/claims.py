@@ -176,7 +176,7 @@ class Claims:
                     self._storage.set_trial_user_attr(trial_id, ALIVE, count)
                 except UpdateFinishedTrialError:  # this process was taken for dead
                     return
-                except Exception:  # noqa: BLE001 - one that does not answer now may at the next beat
+                except Exception:  # one that does not answer now may at the next beat
                     continue
 
         self._storage.set_trial_user_attr(trial_id, WORKER, self.name)

@@ -182,15 +182,6 @@ class SearchSpace:
         )
         return replace(self, choices=tuple(kept.items()), extras=extras)
 
-    def shape(self, indices: tuple[int, ...], target: Architecture) -> Architecture | InvalidShape:
-        """The layers of one choice per dimension."""
-        found = self.build(indices, target)
-        if isinstance(found, InvalidShape | Architecture):
-            return found
-        if found.has_layers:
-            return found.architecture
-        return InvalidShape(f"{found.title} has no layers to choose")
-
     def edges(self, shape: Architecture, target: Architecture) -> list[str]:
         """The dimensions in which a shape has the first or last of several choices, so that a
         better one may lie outside.
@@ -237,8 +228,8 @@ class SearchSpace:
         picked = {dimension.name: dimension.choices[index] for dimension, index in chosen}
         made = family(self.family)
         layers = self._layers(picked, target) if made.has_layers else None
-        if made is Independent or isinstance(layers, InvalidShape):
-            return layers if layers is not None else InvalidShape("no layers")
+        if layers is not None and (made is Independent or isinstance(layers, InvalidShape)):
+            return layers
         try:
             return made.of(target, layers, {name: picked[name] for name, _ in self.extras})
         except InvalidShapeError as error:

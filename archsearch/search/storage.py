@@ -25,11 +25,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from archsearch.acceptance.estimator import AcceptanceEstimator
 from archsearch.errors import ArchsearchError, InvalidShapeError
-from archsearch.files import digest, locked
+from archsearch.files import digest, locked, writing
 from archsearch.records import as_data
 from archsearch.search.objective import Scorer
 from archsearch.search.space import InvalidShape, SearchSpace, numeric_values
@@ -46,37 +46,23 @@ MAKING_TRIES: Final = 10
 MAKING_S: Final = 0.5
 
 
-class FileLock:
-    """An exclusive lock on the journal file itself, as Optuna's JournalFileBackend asks for it."""
-
-    def __init__(self, path: str) -> None:
-        self.path = os.path.abspath(path)
-        self._handle: IO[bytes] | None = None
-
-    def acquire(self) -> bool:
-        handle = open(self.path, "ab")  # noqa: SIM115 - closed by release
-        try:
-            locked(handle, wait=True)
-        except OSError:
-            handle.close()
-            raise
-        self._handle = handle
-        return True
-
-    def release(self) -> None:
-        if self._handle is not None:
-            self._handle.close()  # which unlocks
-            self._handle = None
-
-
-def lock_of(path: str) -> object:
-    """The lock of a journal file; without `fcntl` (Windows) Optuna's open lock, on an absolute
-    path."""
+@contextmanager
+def alone(path: str) -> Iterator[None]:
+    """A block during which no other process writes the journal file; without `fcntl` (Windows)
+    under Optuna's open lock, on an absolute path."""
     if find_spec("fcntl") is not None:
-        return FileLock(path)
+        with open(path, "ab") as handle:  # closing it unlocks
+            locked(handle, wait=True)
+            yield
+        return
     from optuna.storages.journal import JournalFileOpenLock
 
-    return JournalFileOpenLock(os.path.abspath(path))
+    lock = JournalFileOpenLock(os.path.abspath(path))
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def without_password(storage: str | None) -> str | None:
@@ -160,15 +146,10 @@ def open_storage(where: str | Path) -> BaseStorage:
             return _database(text)
     from optuna.storages import JournalStorage
 
-    try:
+    with writing(text, "choose a folder you can write to"):
         Path(text).parent.mkdir(parents=True, exist_ok=True)
-        lock = lock_of(text)
-        drop_torn_line(text, lock)
-        return JournalStorage(journal_backend(text, lock))
-    except OSError as error:
-        raise ArchsearchError(
-            f"cannot write {text}: {error.strerror or error}; choose a folder you can write to"
-        ) from error
+        drop_torn_line(text)
+        return JournalStorage(journal_backend(text))
 
 
 def _database(url: str) -> BaseStorage:
@@ -205,7 +186,7 @@ def _grpc(text: str) -> BaseStorage:
     return proxy
 
 
-def journal_backend(path: str, lock: Any) -> Any:
+def journal_backend(path: str) -> Any:
     """Optuna's journal file, without its fsync at every record: what a process wrote outlives its
     being killed, and a search of 2,000 shapes spent most of its time in them. A crash of the whole
     machine may cost the last records, which a continued search scores again."""
@@ -214,8 +195,7 @@ def journal_backend(path: str, lock: Any) -> Any:
     class Journal(JournalFileBackend):
         def append_logs(self, logs: list[dict[str, Any]]) -> None:
             lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
-            lock.acquire()
-            try:
+            with alone(path):
                 size = os.path.getsize(path)
                 try:
                     with open(path, "ab") as journal:
@@ -223,23 +203,16 @@ def journal_backend(path: str, lock: Any) -> Any:
                 except OSError:  # a full disk: no half record may stay for others to stumble over
                     os.truncate(path, size)
                     raise
-            finally:
-                lock.release()
 
-    return Journal(path, lock)
+    return Journal(path)
 
 
-def drop_torn_line(path: str, lock: Any) -> None:
+def drop_torn_line(path: str) -> None:
     """Cut a last line without its end off the journal: what a killed process or a full disk left of
     a record."""
-    if not os.path.exists(path):
-        return
-    lock.acquire()
-    try:
-        with open(path, "rb+") as journal:
+    if os.path.exists(path):
+        with alone(path), open(path, "rb+") as journal:
             journal.truncate(journal.read().rfind(b"\n") + 1)
-    finally:
-        lock.release()
 
 
 Direction = Literal["maximize", "minimize"]

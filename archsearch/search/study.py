@@ -150,8 +150,6 @@ def search(
         raise ArchsearchError(f"trials must be at least 1, got {trials}")
     space.check(scorer.target)
     how = how or How()
-    if how.shared and storage is None:
-        raise ArchsearchError("a search that several processes share needs a storage")
     whole = how.sampler == AUTO
     grid = exact_grid(space, scorer) if whole else None
     whole = grid is not None or (whole and can_rank_alone(space, scorer.target))

@@ -348,7 +348,7 @@ class _Batch:
         chosen = greedy
         if writing.temperature > 0:
             last = writing.max_new_tokens - 1
-            drawn = [row.noise[min(len(row.ids), last)] for row in self.alive]  # type: ignore[index]
+            drawn = [row.noise[min(len(row.ids), last)] for row in self.alive]  # type: ignore
             noise = torch.stack(drawn)
             probs = warped_probs(logits, writing.temperature, writing.top_p)
             chosen = draw(probs, noise.to(logits.device))

@@ -60,8 +60,6 @@ class RoundTokens:
     def of(cls, alpha: Numbers, drift: float, gamma: int, share: float = 1.0) -> RoundTokens:
         """Of a drafter with `alpha`, its drift in logit per position, that drafts in `share` of
         rounds."""
-        if gamma < 1:
-            return cls()
         return cls(
             tuple(
                 share * chance

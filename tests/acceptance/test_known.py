@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from archsearch.acceptance import run_index
+from archsearch.acceptance import known as reader
 from archsearch.acceptance.estimator import AcceptanceObservation
 from archsearch.acceptance.known import (
     AskedText,
@@ -311,8 +311,8 @@ def test_runs_that_did_not_change_are_not_read_again(
     for number in range(5):
         add_finalist(make_run(tmp_path, f"r{number}"), alpha=0.5 + number / 20)
     read: list[str] = []
-    original = run_index.read_run
-    monkeypatch.setattr(run_index, "read_run", lambda run: read.append(run.name) or original(run))
+    original = reader.read_run
+    monkeypatch.setattr(reader, "read_run", lambda run: read.append(run.name) or original(run))
     first = seen("smollm2-135m", [tmp_path])
     assert len(first) == len(read) == 5
     read.clear()
@@ -324,7 +324,7 @@ def test_runs_that_did_not_change_are_not_read_again(
         lambda path, *args, **rest: opened.append(path) or whole(path, *args, **rest),
     )
     assert seen("smollm2-135m", [tmp_path]) == first
-    assert read == [] and opened == [tmp_path / run_index.INDEX]
+    assert read == [] and opened == [tmp_path / reader.INDEX]
     add_finalist(tmp_path / "r2", SMALL_HEAD, 0.9, "b")
     make_run(tmp_path, "r7")
     assert len(seen("smollm2-135m", [tmp_path])) == 6 and read == ["r2", "r7"]
@@ -337,8 +337,8 @@ def test_runs_that_did_not_change_are_not_read_again(
 def test_a_broken_index_is_made_again(tmp_path: Path, damage: str) -> None:
     add_finalist(make_run(tmp_path))
     first = seen("smollm2-135m", [tmp_path])
-    (tmp_path / run_index.INDEX).write_text(damage)
+    (tmp_path / reader.INDEX).write_text(damage)
     assert seen("smollm2-135m", [tmp_path]) == first
-    (tmp_path / run_index.INDEX).unlink()
-    (tmp_path / run_index.INDEX).mkdir()  # cannot be read nor written
+    (tmp_path / reader.INDEX).unlink()
+    (tmp_path / reader.INDEX).mkdir()  # cannot be read nor written
     assert seen("smollm2-135m", [tmp_path]) == first

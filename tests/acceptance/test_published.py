@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from archsearch.acceptance.drifts import Drifts, Sweep, sweep_errors, sweeps
+from archsearch.acceptance.drifts import Sweep, learn_drifts, sweep_errors, sweeps
 from archsearch.acceptance.estimator import DRAFTERS
 from archsearch.acceptance.published import (
     EFFECTS,
@@ -298,10 +298,8 @@ def chain(
 
 def test_drift_is_learnt_and_predicts_larger_gammas() -> None:
     alphas = {"a": 0.6, "b": 0.7, "c": 0.75, "d": 0.8, "e": 0.65, "f": 0.7}
-    learnt = (
-        Drifts()
-        .fit([chain(name, name, "eagle3", 0.0, alpha, -0.2) for name, alpha in alphas.items()])
-        .drift_
+    learnt = learn_drifts(
+        [chain(name, name, "eagle3", 0.0, alpha, -0.2) for name, alpha in alphas.items()]
     )
     assert -0.22 < learnt["feature"].mean < -0.15 and learnt["feature"].std > 0.1
     assert learnt["sampled"].mean == pytest.approx(0.0, abs=1e-9)  # nothing was seen of it
@@ -312,12 +310,10 @@ def test_drift_is_learnt_and_predicts_larger_gammas() -> None:
 
 
 def test_one_study_alone_does_not_settle_the_drift() -> None:
-    one = Drifts().fit([chain("a", "a", "independent", 0.0, 0.6, 0.3)]).drift_["greedy"]
-    many = (
-        Drifts()
-        .fit([chain(f"a{i}", "a", "independent", 0.0, 0.6, 0.3) for i in range(20)])
-        .drift_["greedy"]
-    )
+    one = learn_drifts([chain("a", "a", "independent", 0.0, 0.6, 0.3)])["greedy"]
+    many = learn_drifts([chain(f"a{i}", "a", "independent", 0.0, 0.6, 0.3) for i in range(20)])[
+        "greedy"
+    ]
     assert 0.05 < one.mean < 0.25
     assert (many.mean, many.std) == pytest.approx((one.mean, one.std))
 

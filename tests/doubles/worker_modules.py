@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-from archsearch.engines.child import child
+from archsearch.engines.child import child_engine
 
 
 @contextmanager
 def worker_modules(script: Path) -> Iterator[SimpleNamespace]:
     """Every module of `script`'s folder, and `loop`, by name; gone from sys.modules afterwards."""
-    folders = [script.parent, Path(child.__file__).parent]
+    folders = [script.parent, Path(child_engine.__file__).parent]
     names = ["loop", *(path.stem for path in script.parent.glob("*.py") if path.stem != "__init__")]
     before = list(sys.path)
     sys.path[:0] = map(str, folders)

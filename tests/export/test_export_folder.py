@@ -11,11 +11,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 import archsearch.export.folder as folder_module
 from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError, MissingDataError
+from archsearch.estimate import Estimate
 from archsearch.export.card import DraftRecord, ExportSource, ExportTarget, padded_head_cost
 from archsearch.export.engines import DEFAULT_ENGINES
 from archsearch.export.folder import export
 from archsearch.models.drafts import build_draft, load_draft, save_draft
 from archsearch.schedule import GammaSchedule
+from archsearch.search.objective import Score
 
 ARCH = Architecture(
     hidden_size=16,
@@ -50,7 +52,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def test_export_loads_everywhere(draft_folder: Path, tmp_path: Path) -> None:
-    score = {"alpha": {"value": 0.5, "std": 0.1, "source": "measured"}}
+    one, half = Estimate(1.5, 0.1, "modelled"), Estimate(0.5, 0.1, "measured")
+    score = Score(1, ARCH, 100, 3, half, one, one, one, one, one, one, 768, None)
     output = export(
         ExportSource(draft_folder, 5, record=DraftRecord(score=score)), tmp_path / "out"
     )

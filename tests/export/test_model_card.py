@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from archsearch.architecture.architecture import Architecture
+from archsearch.architecture.counts import parameters
+from archsearch.engines.measure.results import CategoryResult, Identity
 from archsearch.estimate import Estimate
 from archsearch.export.card import (
     DraftRecord,
@@ -16,7 +19,10 @@ from archsearch.export.card import (
     model_card,
 )
 from archsearch.export.engines import Serving, Setup, serving
+from archsearch.runs.candidate import TrainingRecord
+from archsearch.runs.confirmed import Confirmed, Exact, LoadRecord, LoadRow
 from archsearch.schedule import GammaSchedule, SchedulePoint
+from archsearch.search.objective import Score
 
 ARCH = Architecture(
     hidden_size=576,
@@ -29,10 +35,6 @@ ARCH = Architecture(
 )
 TRIMMED = ARCH.replace(draft_vocab_size=8192)
 COST = HeadCost(trimmed_bytes=40e6, padded_bytes=80e6)
-
-
-def estimate(value: float, std: float, source: str) -> dict[str, Any]:
-    return {"value": value, "std": std, "source": source}
 
 
 def card_of(
@@ -49,34 +51,44 @@ def card_of(
     )
 
 
-SCORE = {
-    "alpha": estimate(0.8, 0.02, "measured"),
-    "tau": estimate(3.7, 0.2, "measured"),
-    "speedup": estimate(2.5, 0.15, "modelled"),
-    "draft_s": estimate(0.0114, 0.0003, "modelled"),
-}
-CONFIRMED = {
-    "engine": "transformers",
-    "engine_version": "5.23.0",
-    "gamma": 6,
-    "prompts": 24,
-    "dtype": "bfloat16",
-    "alpha": estimate(0.794, 0.021, "measured"),
-    "tau": estimate(3.73, 0.2, "measured"),
-    "speedup": estimate(2.42, 0.16, "measured"),
-    "speedup_interval": [2.19, 2.64],
-    "accepted_by_position": [0.72, 0.57],
-    "baseline_tokens_per_s": 17.1,
-    "tokens_per_s": 39.6,
-    "decode_s": 0.0581,
-    "predicted_speedup": 2.5,
-    "relative_error": 0.032,
-    "identical_output_float32": {"prompts": 4, "identical": 4},
-    "categories": {
-        "new": {"prompts": 10, "alpha": 0.75, "tau": 3.35, "speedup": 2.19},
-        "": {"prompts": 1},
+SCORE = Score(
+    rank=1,
+    architecture=ARCH,
+    parameters=parameters(ARCH),
+    gamma=5,
+    alpha=Estimate(0.8, 0.02, "measured"),
+    tau=Estimate(3.7, 0.2, "measured"),
+    speedup=Estimate(2.5, 0.15, "modelled"),
+    draft_s=Estimate(0.0114, 0.0003, "modelled"),
+    decode_s=Estimate(0.058, 0.001, "modelled"),
+    verify_s=Estimate(0.06, 0.001, "modelled"),
+    tpot_s=Estimate(0.023, 0.001, "modelled"),
+    kv_bytes_per_token=768,
+    break_even_alpha=None,
+)
+CONFIRMED = Confirmed(
+    engine="transformers",
+    engine_version="5.23.0",
+    gamma=6,
+    prompts=24,
+    dtype="bfloat16",
+    alpha=Estimate(0.794, 0.021, "measured"),
+    tau=Estimate(3.73, 0.2, "measured"),
+    speedup=Estimate(2.42, 0.16, "measured"),
+    speedup_interval=(2.19, 2.64),
+    accepted_by_position=(0.72, 0.57),
+    baseline_tokens_per_s=17.1,
+    tokens_per_s=39.6,
+    decode_s=0.0581,
+    predicted_speedup=2.5,
+    relative_error=0.032,
+    identical_output=Identity(24, 24),
+    identical_output_float32=Exact(4, 4),
+    categories={
+        "new": CategoryResult(10, 0.75, 3.35, 2.19),
+        "": CategoryResult(1, 0.8, 3.5, 2.3),
     },
-}
+)
 
 
 def test_what_is_known_is_said_with_its_source() -> None:
@@ -85,14 +97,19 @@ def test_what_is_known_is_said_with_its_source() -> None:
     )
     assert "| speed-up | 2.50 ± 0.15 | modelled | 2.42 (5-95 %: 2.19 to 2.64) |" in card
     assert "| drafting a round, ms | 11.4 ± 0.3 | modelled |  |" in card
-    assert "| target step, ms |  |  | 58.1 |" in card
+    assert "| target step, ms | 58.0 ± 1.0 | modelled | 58.1 |" in card
+    assert "score, gamma 5 |" in card and "does not pay" not in card
     assert (
         "| speed-up at gamma 6 in engines that compute the full head (all below) | 1.70 | modelled"
         " |  |" in card
     )
     assert "with the kept rows of the head only" in card and "in the engine, gamma 6 |" in card
     assert "transformers 5.23.0, bfloat16, 24 held-out prompts, gamma 6" in card
-    assert "| new | 10 | 0.750 | 3.35 | 2.19 |" in card and "position 1 to 2: 0.72, 0.57" in card
+    assert (
+        "| new | 10 | 0.750 | 3.35 | 2.19 |" in card
+        and "| 1 | 0.800 |" not in card
+        and "position 1 to 2: 0.72, 0.57" in card
+    )
     assert "4 of 4 prompts" in card and "+3.2 % off" in card
 
 
@@ -113,14 +130,16 @@ def test_what_is_not_known_is_left_out() -> None:
 
 
 def test_a_confirmation_with_synthetic_acceptance_is_not_called_measured() -> None:
-    synthetic = {
-        "engine": "vllm",
-        "gamma": 2,
-        "alpha": estimate(0.7, 0.0, "assumed"),
-        "speedup": estimate(1.4, 0.1, "measured"),
-    }
+    synthetic = replace(
+        CONFIRMED,
+        engine="vllm",
+        gamma=2,
+        alpha=Estimate(0.7, 0.0, "given"),
+        speedup=Estimate(1.4, 0.1, "measured"),
+        speedup_interval=None,
+    )
     card = card_of(ARCH, gamma=2, record=DraftRecord(confirmed=synthetic))
-    assert "| 0.700 (assumed) |" in card and "| 1.40 ± 0.10 |" in card and "kept rows" not in card
+    assert "| 0.700 (given) |" in card and "| 1.40 ± 0.10 |" in card and "kept rows" not in card
 
 
 def test_the_head() -> None:
@@ -143,29 +162,28 @@ def test_the_schedule_and_its_points() -> None:
 
 
 def test_runs_under_load() -> None:
-    row = {
-        "concurrency": 4,
-        "variant": "gamma 2",
-        "gamma": 2,
-        "tau": 2.1,
-        "speedup": estimate(1.3, 0.05, "measured"),
-    }
-    off = {
-        "concurrency": 8,
-        "variant": "schedule",
-        "gamma": 0,
-        "tau": 1.0,
-        "predicted_speedup": estimate(1.0, 0.0, "modelled"),
-    }
-    load = {
-        "engine": "vllm",
-        "engine_version": "0.32.0",
-        "dtype": "bfloat16",
-        "repeats": 5,
-        "rows": [row, off],
-        "synthetic": True,
-    }
-    card = card_of(ARCH, gamma=2, record=DraftRecord(loads=(load, {"rows": []})))
+    row = LoadRow(
+        variant="gamma 2",
+        concurrency=4,
+        gamma=2,
+        tau=2.1,
+        tokens_per_s=120.0,
+        baseline_tokens_per_s=92.0,
+        speedup=Estimate(1.3, 0.05, "measured"),
+    )
+    predicted = Estimate(1.0, 0.0, "modelled")
+    off = replace(
+        row, variant="schedule", concurrency=8, gamma=0, tau=1.0, predicted_speedup=predicted
+    )
+    load = LoadRecord(
+        engine="vllm",
+        engine_version="0.32.0",
+        dtype="bfloat16",
+        repeats=5,
+        rows=(row, off),
+        synthetic=True,
+    )
+    card = card_of(ARCH, gamma=2, record=DraftRecord(loads=(load,)))
     assert (
         card.count("## Under load") == 1
         and "## Under load in vllm 0.32.0" in card
@@ -173,7 +191,7 @@ def test_runs_under_load() -> None:
     )
     assert (
         "| 4 | gamma 2 | 2 | 2.10 | 1.30 ± 0.05 |  |" in card
-        and "| 8 | schedule | 0 | 1.00 |  | 1.00 |" in card
+        and "| 8 | schedule | 0 | 1.00 | 1.30 ± 0.05 | 1.00 |" in card
     )
 
 
@@ -196,7 +214,8 @@ def test_commands_and_provenance() -> None:
         },
         "packages": {"python": "3.11.7", "torch": "2.13.0", "numpy": "2.4.6"},
     }
-    training = {"tokens": 4868774, "seconds": 1154.0, "seed": 0, "prompts": "the shipped ones"}
+    told = {"seed": 0, "prompts": "the shipped ones"}
+    training = TrainingRecord(ARCH, 4868774, 1154.0, told)
     card = card_of(
         ARCH,
         gamma=4,

@@ -12,7 +12,7 @@ import pytest
 from archsearch.architecture import catalogue
 from archsearch.hardware.device import load_device
 from archsearch.latency.roofline import RooflineLatency
-from archsearch.latency.training_cost import training_budget
+from archsearch.pipeline.training_budget import training_budget
 from archsearch.workload import Workload
 
 

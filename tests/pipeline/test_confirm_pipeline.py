@@ -56,7 +56,7 @@ from archsearch.workload import WorkloadRequest
 from tests.doubles.made_up_engine import MadeUpEngine
 from tests.doubles.world import TINY, give_weights, make_world, tiny_drafts
 
-HERE = EngineChoice("vllm", Path(sys.executable))
+HERE = EngineChoice("vllm", python=Path(sys.executable))
 SERVER = {"server_url": "http://a", "baseline_url": "http://b"}
 SHORT = LoadRequest(concurrencies=(1, 3, 6), synthetic=True, repeats=9, tokens=96)
 LAW = {  # of MadeUpEngine, by batch and gamma
@@ -342,7 +342,7 @@ def test_a_schedule_that_is_off_is_predicted_with_the_idle_pass(
         (SHORT, EngineChoice("vllm"), "vLLM is not installed; run: archsearch engine install vllm"),
         (
             SHORT,
-            EngineChoice("vllm", Path("nowhere/python")),
+            EngineChoice("vllm", python=Path("nowhere/python")),
             "--engine-python names .*nowhere/python, which is no file",
         ),
         (SHORT, EngineChoice("warp"), "unknown engine 'warp'"),
@@ -479,7 +479,7 @@ def test_an_engine_that_was_never_profiled_says_so_beside_its_prediction(
         2,
         gammas=(2,),
         prompt_count=4,
-        choice=EngineChoice("openvino", Path(sys.executable)),
+        choice=EngineChoice("openvino", python=Path(sys.executable)),
     )
     command = "archsearch profile --gpu cpu --target target --engine openvino"
     assert data["profile_first"] == command == read("runs/a/best/2/confirmed.json")["profile_first"]

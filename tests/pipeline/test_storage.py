@@ -66,9 +66,8 @@ def test_a_lock_that_cannot_be_taken_leaves_no_open_file(
         raise OSError("no locks available")
 
     monkeypatch.setattr(storage, "locked", refuse)
-    lock = storage.FileLock(str(tmp_path / "journal"))
-    with pytest.raises(OSError, match="no locks"):
-        lock.acquire()
+    with pytest.raises(OSError, match="no locks"), storage.alone(str(tmp_path / "journal")):
+        pass
     assert handles[0].closed
 
 

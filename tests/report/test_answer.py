@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import replace
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +27,7 @@ from archsearch.report.answer import (
 )
 from archsearch.report.phrases import verdict
 from archsearch.report.terminal.layout import WIDTH, wrapped
+from archsearch.runs.run import Run
 
 TARGET = catalogue.load("llama-3.1-8b").architecture
 SHAPE = Architecture(1536, 7680, 2, 32, 32, 64, 128256)
@@ -148,9 +149,9 @@ def test_today_and_the_budget_are_named_with_their_price() -> None:
     assert max(map(len, wrapped(text))) <= WIDTH
 
 
-def asked(quantise: str = "", **arguments: Any) -> Any:
+def asked(quantise: str = "", **arguments: Any) -> Run:
     """A run of which only what was asked for is looked at."""
-    return SimpleNamespace(arguments=arguments, info={"profile": {"quantise": quantise}})
+    return Run(Path(), {"arguments": arguments, "profile": {"quantise": quantise}})
 
 
 def test_the_command_that_serves_what_exists_is_one_that_vllm_reads() -> None:

@@ -12,12 +12,12 @@ import pytest
 from archsearch.files import read_json, write_json
 from archsearch.report import summary_text, write_html
 from archsearch.report.learning import (
-    count_words,
     curve_words,
     plot_learning,
     section_learning,
     trained,
 )
+from archsearch.report.phrases import count_words
 from archsearch.report.reading import read_run
 from archsearch.runs.candidate import TrainingRecord
 from archsearch.runs.run import Run, open_run

@@ -238,7 +238,7 @@ def test_a_run_of_an_unknown_version_says_which_version_wrote_it(tmp_path, chang
 
 def test_unwritable_base(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ArchsearchError, match="cannot make"):
+    with pytest.raises(ArchsearchError, match="cannot write .*; choose a folder"):
         _run(tmp_path / "file")
 
 

@@ -13,6 +13,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TextIO
 
+Message = dict[str, Any]
+"""A request or an answer, or a part of one, as JSON holds it."""
+
 
 class UserError(Exception):
     """Something the user can mend; its text is one line."""
@@ -52,7 +55,7 @@ def end_group() -> None:
     os._exit(1)
 
 
-def serve(handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]], answers: TextIO) -> None:
+def serve(handlers: dict[str, Callable[[Message], Message]], answers: TextIO) -> None:
     """Answer one request a line until stdin closes, then end the process group. `handlers` by the
     request's "do"."""
     die_with_parent()
@@ -61,7 +64,7 @@ def serve(handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]], answe
             continue
         try:
             request = json.loads(line)
-            answer: dict[str, Any] = {"ok": handlers[request["do"]](request)}
+            answer: Message = {"ok": handlers[request["do"]](request)}
         except UserError as error:
             answer = {"error": str(error), "kind": "user"}
         except Failed as error:

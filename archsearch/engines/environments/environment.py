@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from packaging.version import Version
+
 from archsearch import profiles
 from archsearch.engine_facts import engines_that, has_recipe
+from archsearch.engine_rounds import version_in
 from archsearch.engines.environments.processes import (
     Log,
     import_facts,
     lock_of,
     pip_install,
-    release_numbers,
     remove_broken,
     run_logged,
 )
@@ -36,7 +38,7 @@ from archsearch.engines.environments.recipes import (
     recipe,
 )
 from archsearch.errors import ArchsearchError, MissingDataError
-from archsearch.files import read_json
+from archsearch.files import read_json, writing
 from archsearch.progress import Progress, silent
 from archsearch.records import from_data, save
 
@@ -136,13 +138,8 @@ def install(
     maker = check_interpreter(python or Path(sys.executable), "--python names")
     tell = progress or silent
     folder = environment_dir(engine)
-    try:
+    with writing(folder.parent, "set ARCHSEARCH_CACHE to a folder you can write"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArchsearchError(
-            f"cannot create {folder.parent}: {error.strerror}; set ARCHSEARCH_CACHE to a folder you"
-            " can write"
-        ) from error
     with lock_of(engine) as lock:
         ready = installed(engine)
         if ready is not None and ready.packages == packages:
@@ -195,13 +192,14 @@ def check(engine: str, python: Path | None = None) -> dict[str, Any]:
     )
     facts = import_facts(engine, inside, "")
     found = facts["version"]
-    if release_numbers(found) < release_numbers(known.oldest):
+    number = Version(version_in(found) or "0")
+    if number < Version(known.oldest):
         raise ArchsearchError(
             f"{known.title} {found} in {inside} is too old, archsearch is written for"
             f" {known.oldest} or newer; run: archsearch engine install {engine}"
         )
     warning = None
-    if release_numbers(found) != release_numbers(known.tested):
+    if number != Version(known.tested):
         warning = (
             f"{known.title} {found} is not the tested version {known.tested}; numbers may differ"
         )

@@ -216,16 +216,6 @@ def is_broken(inside: Path, package: str) -> bool:
     return answer.returncode != 0
 
 
-def release_numbers(version: str) -> tuple[int, ...]:
-    """Release numbers for comparison: 0.32.0 -> (0, 32, 0); what follows (rc1, .post2, +cpu) does
-    not count."""
-    match = re.match(r"\d+(\.\d+)*", version)
-    numbers = tuple(int(part) for part in match.group().split(".")) if match else ()
-    while numbers and numbers[-1] == 0:
-        numbers = numbers[:-1]
-    return numbers
-
-
 CPU_TORCH_INDEX: Final = "https://download.pytorch.org/whl/cpu"
 
 

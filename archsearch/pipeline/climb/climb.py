@@ -33,7 +33,7 @@ from archsearch.runs.state import (
 from archsearch.search import rungs
 from archsearch.search.objective import Score, Scorer
 from archsearch.search.rungs import Plan, Round
-from archsearch.search.space import InvalidShape, SearchSpace, numeric_values
+from archsearch.search.space import SearchSpace, numeric_values
 from archsearch.search.space_file import Value
 from archsearch.training.curves import Split
 
@@ -232,8 +232,8 @@ class Climb:
                 "window": window,
             }
             for indices in space.neighbours(space.nearest(wanted, target), target):
-                found = space.shape(indices, target)
-                if isinstance(found, InvalidShape) or found in self.pool:
+                found = space.build(indices, target)
+                if not isinstance(found, Architecture) or found in self.pool:
                     continue
                 if all(value <= 0 for value in self.scorer.constraints(found).values()):
                     self.pool[found] = None

@@ -18,6 +18,7 @@ from archsearch.drafters.forms import drafter_config
 from archsearch.drafters.heads import Medusa
 from archsearch.drafters.registry import family
 from archsearch.engine_facts import EngineFacts, engine_facts, engines_that
+from archsearch.engines import registry
 from archsearch.engines.engine import Engine, EngineSettings, ModelSource
 from archsearch.engines.measure.passes import (
     BATCHES,
@@ -83,8 +84,6 @@ def profile_engine(
     second one; `slowdown` says elsewhere how slow the machine is. Raises ArchsearchError without a
     target.
     """
-    from archsearch.engines import registry
-
     name, ref = request.engine_name, request.target_in_engine()
     facts, before = engine_facts(name), len(profile.rows)
     with (
@@ -201,8 +200,6 @@ def _plain_steps(
 ) -> Iterator[Callable[[], float]]:
     """What says how slow the machine is: plain steps where a second engine has room; their
     reference is kept in the profile."""
-    from archsearch.engines import registry
-
     name, ref = request.engine_name, request.target_ref
     if ref is None:
         yield otherwise

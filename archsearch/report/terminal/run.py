@@ -15,7 +15,7 @@ from archsearch.progress import human_time
 from archsearch.recipes.plan import Recipe
 from archsearch.records import Inline, Maybe
 from archsearch.report.confirmed import section_confirmed
-from archsearch.report.engines import fastest_lines, run_dtype, ways_of
+from archsearch.report.engines import fastest_lines, ways_of
 from archsearch.report.families import compared_section
 from archsearch.report.load import section_load
 from archsearch.report.reading import read_run
@@ -26,7 +26,7 @@ from archsearch.runs.run import open_run
 from archsearch.runs.tables import EngineComparison, TextVerdict
 from archsearch.schedule import GammaSchedule
 from archsearch.search.objective import Score
-from archsearch.speedup import DIVERGENCE_RANGE, DIVERGENCE_STD, clamped, logit, logit_std
+from archsearch.speedup import DIVERGENCE_RANGE, DIVERGENCE_STD, logit, logit_std
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _divergence_lines(divergence: Divergence | None, measured: Estimate) -> list
     if not low <= divergence.nats <= high:
         return [f"{start}: {nats} (from {low:g} to {high:g} it also says alpha)."]
     text = f"{start}, {nats}, says alpha {divergence.alpha:.2f}"
-    gap = logit(clamped(divergence.alpha)) - logit(clamped(measured.value))
+    gap = logit(divergence.alpha) - logit(measured.value)
     if abs(gap) > 2.0 * math.hypot(DIVERGENCE_STD, logit_std(measured)):
         return [f"{text}: far from the measured one. Check the text and the tokenizer."]
     return [f"{text}."]
@@ -187,7 +187,7 @@ def confirm_text(found: Confirmed, run: Path, rank: int) -> str:
 def engines_text(run: Path) -> str:
     """The fastest engine here, behind what one of them measured; "" where there is one."""
     opened = open_run(run)
-    lines = fastest_lines(ways_of(read_run(opened)), run_dtype(opened))
+    lines = fastest_lines(ways_of(read_run(opened)), opened.dtype)
     return "".join(f"\n{line}" for line in ["", *lines]) if lines else ""
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from archsearch.engines.child import child as child_module
-from archsearch.engines.child.child import Child
+from archsearch.engines.child import child_engine
+from archsearch.engines.child.child_engine import Child
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 
 WORKER = """
@@ -56,7 +56,7 @@ loop.serve({{
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "worker.py"
-    path.write_text(textwrap.dedent(WORKER).format(loop=str(Path(child_module.__file__).parent)))
+    path.write_text(textwrap.dedent(WORKER).format(loop=str(Path(child_engine.__file__).parent)))
     return path
 
 
@@ -131,7 +131,7 @@ def test_a_killed_parent_leaves_nothing_behind(script: Path, tmp_path: Path) -> 
     parent = tmp_path / "parent.py"
     parent.write_text(
         "import sys, threading, time\nfrom pathlib import Path\nfrom"
-        " archsearch.engines.child.child import Child\nchild = Child(Path(sys.executable),"
+        " archsearch.engines.child.child_engine import Child\nchild = Child(Path(sys.executable),"
         f" Path({str(script)!r}), name='toy')\nprint(child.pid, child.ask({{'do':"
         " 'grandchild'})['pid'], flush=True)\nthreading.Thread(target=child.ask, args=({'do':"
         " 'sleep'},)).start()\ntime.sleep(60)\n"
@@ -158,7 +158,7 @@ def test_each_worker_finds_what_it_imports_in_another_folder(
     answers in one line."""
     if importlib.util.find_spec(package) is not None:
         pytest.skip(f"{package} is installed here")
-    script = Path(child_module.__file__).parents[1] / engine / "worker" / f"{engine}_worker.py"
+    script = Path(child_engine.__file__).parents[1] / engine / "worker" / f"{engine}_worker.py"
     child = Child(Path(sys.executable), script, name=engine, timeout_s=60.0)
     with pytest.raises(ArchsearchError, match=f"run: archsearch engine install {engine}"):
         child.ask({"do": "versions"})
@@ -169,7 +169,7 @@ def test_each_worker_finds_what_it_imports_in_another_folder(
 def test_no_file_of_a_worker_hides_another_module() -> None:
     """A worker's folder and `loop`'s come first on its path: a file named as a module of Python or
     of an engine would hide it."""
-    engines = Path(child_module.__file__).parents[1]
+    engines = Path(child_engine.__file__).parents[1]
     beside = [
         path.stem
         for folder in (engines / "child", *engines.glob("*/worker"))

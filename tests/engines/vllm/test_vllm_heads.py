@@ -16,10 +16,12 @@ from archsearch.architecture.hf_config import from_hf_config
 from archsearch.drafters.forms import drafter_config
 from archsearch.drafters.heads import DFlash, PEagle
 from archsearch.drafters.models import Pard
+from archsearch.drafts.heads import HeadAcceptance, HeadPlan, HeadRecord
 from archsearch.engines.engine import EnginePrompt, EngineSettings, Sampling
 from archsearch.engines.environments.environment import find_python
 from archsearch.engines.vllm.engine import VllmEngine
 from archsearch.errors import ArchsearchError
+from archsearch.estimate import Estimate
 from archsearch.export.card import DraftRecord, ExportSource, ExportTarget
 from archsearch.export.folder import SPECULATORS_FILE, export
 from archsearch.files import write_json
@@ -150,13 +152,9 @@ def test_an_export_loads_in_both_of_its_forms(tmp_path: Path) -> None:
     engine_here("vllm")
     target = make_target(tmp_path / "target")
     trained("eagle3", target, write_texts(tmp_path / "text", target, 48), tmp_path / "head")
-    tau = {str(GAMMA): {"value": 2.0, "std": 0.1, "source": "measured"}}
-    held = {
-        "tau": tau,
-        "conditional": [0.5] * GAMMA,
-        "accepted_by_position": {str(GAMMA): [0.5, 0.3, 0.2]},
-    }
-    record = {"text_tokens": 100, "rows": VOCAB, "vocabulary_coverage": 1.0, "heldout": held}
+    tau = {GAMMA: Estimate(2.0, 0.1, "measured")}
+    held = HeadAcceptance((0.5,) * GAMMA, tau=tau, accepted_by_position={GAMMA: (0.5, 0.3, 0.2)})
+    record = HeadRecord(HeadPlan("eagle3", GAMMA), 0.0, 0, held, rows=VOCAB, text_tokens=100)
     target = ExportTarget(str(tmp_path / "target"))
     source = ExportSource(
         tmp_path / "head",

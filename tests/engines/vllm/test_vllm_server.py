@@ -24,8 +24,7 @@ from archsearch.engines.engine import Engine, EnginePrompt, EngineSettings, Samp
 from archsearch.engines.environments.environment import find_python
 from archsearch.engines.openai.client import refusal
 from archsearch.engines.vllm import server as server_module
-from archsearch.engines.vllm.metrics import deal, parse_metrics
-from archsearch.engines.vllm.server import VllmServerEngine
+from archsearch.engines.vllm.server import VllmServerEngine, deal, parse_metrics
 from archsearch.errors import ArchsearchError, MissingDataError, RunFailed
 from tests.doubles.world import make_model_folder
 

@@ -25,7 +25,7 @@ from typing import Any
 # where `loop` is; siblings beside the script
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))
 
-from loop import Failed, UserError, claim_stdout, run
+from loop import Failed, Message, UserError, claim_stdout, run
 from passes import PassClock
 from stream import Told, steps_of, streamed
 
@@ -77,7 +77,7 @@ class Worker:
         self.ragged, self.slots = False, 1
         self.clock: PassClock | None = None
 
-    def versions(self, request: dict[str, Any]) -> dict[str, Any]:
+    def versions(self, request: Message) -> Message:
         own = request.get("server") or self.own or os.environ.get("ARCHSEARCH_LLAMA_SERVER")
         if own:
             ran = subprocess.run(
@@ -94,7 +94,7 @@ class Worker:
                 f"{sys.executable} has no {PACKAGE}; run: archsearch engine install llama.cpp"
             ) from None
 
-    def start(self, request: dict[str, Any]) -> dict[str, Any]:
+    def start(self, request: Message) -> Message:
         known = self.versions(request)
         self.own = request.get("server")
         self.lookup = request["lookup"]
@@ -112,7 +112,7 @@ class Worker:
             self.time_passes(request)
         return known
 
-    def time_passes(self, request: dict[str, object]) -> None:
+    def time_passes(self, request: Message) -> None:
         """Have the passes of this server's rounds timed."""
         import xllamacpp as llama
 
@@ -131,12 +131,12 @@ class Worker:
             threads=request.get("threads") or os.cpu_count() or 1,
         )
 
-    def context(self, request: dict[str, Any]) -> int:
+    def context(self, request: Message) -> int:
         """Tokens in a slot's KV cache: the longest prompt with its answer, and what a last round
         drafts beyond it."""
         return max(request["max_len"] + self.gamma + 1, SHORTEST_CONTEXT)
 
-    def settings(self, request: dict[str, Any]) -> dict[str, Any]:
+    def settings(self, request: Message) -> dict[str, Any]:
         """How the server is started, as flags of llama-server."""
         exact, threads = request["dtype"] == "float32", request.get("threads")
         rule, draft = request.get("rule") or {}, request["draft"]
@@ -162,7 +162,7 @@ class Worker:
             given["--spec-synth-rates"] = ",".join(str(rate) for rate in request["synthetic"])
         return given
 
-    def start_packaged(self, request: dict[str, Any]) -> None:
+    def start_packaged(self, request: Message) -> None:
         """The package's server, on a free port of this machine."""
         import xllamacpp as llama
 
@@ -192,7 +192,7 @@ class Worker:
         host, port = self.server.listening_address.split("//")[-1].rsplit(":", 1)
         self.address = (host, int(port))
 
-    def start_own(self, request: dict[str, object]) -> None:
+    def start_own(self, request: Message) -> None:
         """A llama-server of the user's own."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -245,7 +245,7 @@ class Worker:
             )
         return response
 
-    def generate(self, request: dict[str, Any]) -> dict[str, Any]:
+    def generate(self, request: Message) -> Message:
         """As many prompts at a time as the server has slots."""
         prompts, clock = request["prompts"], self.clock
         with ThreadPoolExecutor(self.slots) as slots:
@@ -256,7 +256,7 @@ class Worker:
                 steps += clock.added(steps_of([one]), prompt["token_ids"])
         return {"results": [one.answer for one in told], "steps": steps}
 
-    def answer(self, number: int, request: dict[str, Any]) -> Told:
+    def answer(self, number: int, request: Message) -> Told:
         """What the server writes for the `number`th prompt of a request."""
         prompt, limit = request["prompts"][number], request["max_new_tokens"]
         greedy = request["temperature"] <= 0
@@ -290,7 +290,7 @@ class Worker:
         clock = (started, time.perf_counter() - started)
         return streamed(prompt, events, clock, self.gamma, limit, self.ragged)
 
-    def logits(self, request: dict[str, Any]) -> dict[str, Any]:
+    def logits(self, request: Message) -> Message:
         """Log-probabilities, which differ from logits by one number for all tokens; those outside
         the most likely ones have the last one's."""
         settings = {

@@ -26,7 +26,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))  # where `loop` is
 
-from loop import Failed, claim_stdout, serve
+from loop import Failed, Message, claim_stdout, serve
 
 PARAMETER_WORDS = 128
 """Room for llama.h's parameter structs, which grow from build to build (about 40 words in 2026);
@@ -150,14 +150,14 @@ class Passes:
     target: Any = None
     draft: Any = None
 
-    def load(self, request: dict[str, Any]) -> dict[str, Any]:
+    def load(self, request: Message) -> Message:
         functions = library(request["library"])
         size = (request["room"], request["threads"])
         self.target = Model(functions, request["target"], *size)
         self.draft = Model(functions, request["draft"], *size) if request["draft"] else None
         return {}
 
-    def add(self, request: dict[str, Any]) -> dict[str, Any]:
+    def add(self, request: Message) -> Message:
         """Fill in `target_s`, `draft_s` and `draft_tokens` of the steps behind the prompt
         `token_ids`.
 
@@ -195,7 +195,7 @@ class PassClock:
             env={**os.environ, "ARCHSEARCH_PARENT": str(os.getpid())},
         )
 
-    def ask(self, do: str, **request: object) -> dict[str, Any]:
+    def ask(self, do: str, **request: object) -> Message:
         """One request of that process. Raises Failed where it cannot answer."""
         said, heard = self.process.stdin, self.process.stdout
         assert said is not None and heard is not None
@@ -209,7 +209,7 @@ class PassClock:
             raise Failed(answer["error"])
         return answer["ok"]
 
-    def added(self, steps: Sequence[dict[str, Any]], token_ids: Sequence[int]) -> Any:
+    def added(self, steps: Sequence[Message], token_ids: Sequence[int]) -> Any:
         """The steps behind the prompt `token_ids` with the seconds of their passes."""
         return self.ask("add", steps=steps, token_ids=token_ids)["steps"]
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
 from answers import answer_of, drafting_rounds
-from loop import Failed
+from loop import Failed, Message
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,7 @@ class Told:
     """What the server said of one request: its answer, tokens written and drafted in each round
     behind the first token, and when it was sent (our clock)."""
 
-    answer: dict[str, Any]
+    answer: Message
     written: Sequence[int]
     drafted: Sequence[int]
     sent_at: float
@@ -31,7 +30,7 @@ class Told:
         first = self.sent_at + self.answer["first_s"]
         return list(accumulate(self.answer["gaps_s"], initial=first))
 
-    def step(self, number: int) -> dict[str, Any]:
+    def step(self, number: int) -> Message:
         """What it has in a step: the prompt with the first token (0), or a round or plain step."""
         if number == 0:
             first = {"written": 1, "target_tokens": self.prompt_tokens}
@@ -46,8 +45,8 @@ class Told:
 
 
 def streamed(
-    prompt: dict[str, Any],
-    events: Sequence[dict[str, Any]],
+    prompt: Message,
+    events: Sequence[Message],
     clock: tuple[float, float],
     gamma: int,
     limit: int,
@@ -93,11 +92,11 @@ def streamed(
     return Told(answer, lengths[1:], drafted[1:], sent_at, len(prompt["token_ids"]))
 
 
-def steps_of(requests: Sequence[Told]) -> list[dict[str, Any]]:
+def steps_of(requests: Sequence[Told]) -> list[Message]:
     """The engine's steps, in each of which every request that has begun writes: only where one
     begins is asked of our clock, so that it need not be right to less than a step."""
     ends: list[float] = []
-    parts: list[list[dict[str, Any]]] = []
+    parts: list[list[Message]] = []
     reading: set[int] = set()
     for told in sorted(requests, key=lambda told: told.times[0]):
         at, begins = told.times[0], len(ends)
@@ -112,7 +111,7 @@ def steps_of(requests: Sequence[Told]) -> list[dict[str, Any]]:
     return [_step(part, number in reading) for number, part in enumerate(parts)]
 
 
-def _step(parts: Sequence[dict[str, Any]], prefill: bool) -> dict[str, Any]:
+def _step(parts: Sequence[Message], prefill: bool) -> Message:
     """What its requests have in a step, together."""
     running = [part for part in parts if "gamma" in part]
     return {

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))
 
 from answers import answer_of, whole_rounds
 from convert import check_layers, converted, model_folder, openvino_errors, precision, version_of
-from loop import Failed, UserError, claim_stdout, run
+from loop import Failed, Message, UserError, claim_stdout, run
 
 NO_TOKEN = 2**31 - 1
 """An id that no vocabulary has."""
@@ -94,7 +94,7 @@ class Request:
     """One prompt on its way: its tokens and the steps in which they came. Times are
     time.perf_counter() seconds."""
 
-    def __init__(self, prompt: dict[str, Any], handle: Any, admitted: float) -> None:
+    def __init__(self, prompt: Message, handle: Any, admitted: float) -> None:
         self.prompt_id, self.prompt = prompt["id"], len(prompt["token_ids"])
         self.handle, self.admitted = handle, admitted
         self.token_ids: list[int] = []
@@ -113,7 +113,7 @@ class Worker:
         self.ends: list[int] = []
         self.request_number = 0
 
-    def versions(self, _: dict[str, object]) -> dict[str, object]:
+    def versions(self, _: Message) -> Message:
         version = version_of("openvino-genai")
         if version is None:
             raise UserError(
@@ -121,7 +121,7 @@ class Worker:
             )
         return {"version": version}
 
-    def start(self, request: dict[str, Any]) -> dict[str, Any]:
+    def start(self, request: Message) -> Message:
         self.versions(request)
         import openvino as ov
         import openvino_genai as genai
@@ -198,7 +198,7 @@ class Worker:
             config.max_ngram_size = self.lookup
         return config
 
-    def generate(self, request: dict[str, Any]) -> dict[str, Any]:
+    def generate(self, request: Message) -> Message:
         limit = request["max_new_tokens"]
         arguments = (limit, request["temperature"], request["seed"])
         prompts, ignore_end = request["prompts"], request["ignore_end"] or not self.ends
@@ -244,8 +244,8 @@ class Worker:
         return ov.Tensor(np.array([list(token_ids)], np.int64))
 
     def single(
-        self, prompt: dict[str, Any], config: Any, limit: int, ignore_end: bool
-    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        self, prompt: Message, config: Any, limit: int, ignore_end: bool
+    ) -> tuple[Message, list[Message]]:
         """One request through `generate`, whose metrics tell the seconds of every pass of target
         and draft.
 
@@ -294,7 +294,7 @@ class Worker:
             forwards = list(raw.token_infer_durations)
             targets = [value / 1e6 for value in forwards] if len(forwards) >= len(lengths) else []
             passes = None
-        steps: list[dict[str, Any]] = []
+        steps: list[Message] = []
         written_before = 0
         prompt_tokens = len(prompt["token_ids"])
         for index, length in enumerate(lengths):
@@ -328,7 +328,7 @@ class Worker:
         seconds: float,
         limit: int,
         ended: bool,
-    ) -> dict[str, object]:
+    ) -> Message:
         """With a draft the first hand-over ends with the first round: the draft reads the prompt in
         it."""
         merged = 2 if self.gamma and len(lengths) > 1 else 1
@@ -337,9 +337,7 @@ class Worker:
         handed = (arrivals[merged - 1 :], [sum(lengths[:merged]), *lengths[merged:]])
         return answer_of(prompt_id, token_ids, seconds, handed, whole, self.gamma)
 
-    def together(
-        self, prompts: Sequence[dict[str, Any]], config: Any, limit: int
-    ) -> dict[str, Any]:
+    def together(self, prompts: Sequence[Message], config: Any, limit: int) -> Message:
         """Many requests at once, step by step: which request wrote how many tokens in which step,
         and how long the step took.
 
@@ -350,7 +348,7 @@ class Worker:
         waiting = list(prompts)
         active: list[Request] = []
         done: list[Request] = []
-        steps: list[dict[str, Any]] = []
+        steps: list[Message] = []
         while waiting or active:
             while waiting and len(active) < self.concurrency:
                 prompt = waiting.pop(0)
@@ -363,7 +361,7 @@ class Worker:
             before = time.perf_counter()
             self.pipeline.step()
             after = time.perf_counter()
-            step: dict[str, Any] = {"batch": 0, "written": 0, "seconds": after - before, "gamma": 0}
+            step: Message = {"batch": 0, "written": 0, "seconds": after - before, "gamma": 0}
             step |= {"target_tokens": 0, "prefill": False, "context": 0.0}
             for request in active:
                 new: list[int] = []
@@ -414,7 +412,7 @@ class Worker:
             )
         return {"results": [results[prompt["id"]] for prompt in prompts], "steps": steps}
 
-    def target_seconds(self, request: Request, steps: list[dict[str, Any]]) -> None:
+    def target_seconds(self, request: Request, steps: list[Message]) -> None:
         """Note the seconds of the target's passes that a finished request knows: each token has its
         share of its pass."""
         raw = request.handle.get_perf_metrics().raw_metrics
@@ -426,7 +424,7 @@ class Worker:
             steps[index]["target_s"] = sum(shares[position : position + size]) / 1e6
             position += size
 
-    def logits(self, request: dict[str, Any]) -> dict[str, Any]:
+    def logits(self, request: Message) -> Message:
         """The target's logits after `token_ids`: one pass of the same weights at the same
         precision, outside the pipeline."""
         import numpy as np
@@ -448,7 +446,7 @@ class Worker:
         row = next(iter(output.values()))[0, -1]
         return {"logits": [float(row[token]) for token in request["candidates"]]}
 
-    def stop(self, _: dict[str, object]) -> dict[str, object]:
+    def stop(self, _: Message) -> Message:
         self.pipeline = self.logits_model = None
         return {}
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "child"))
 from counting import Counters, PassClock, Request, disagreement
 from cpu_build import CHANCES, expands_rightly, mend_cpu_build
 from installed_vllm import check_loads, checked_version, telling
-from loop import Failed, UserError, claim_stdout, serve
+from loop import Failed, Message, UserError, claim_stdout, serve
 from model_config import (
     cache_gib,
     end_tokens,
@@ -63,7 +63,7 @@ class Worker:
 
     # -- start
 
-    def start(self, ask: Mapping[str, Any]) -> dict[str, Any]:
+    def start(self, ask: Message) -> Message:
         if self.llm is not None:
             raise RuntimeError("this worker runs an engine already")
         version = checked_version()
@@ -71,8 +71,6 @@ class Worker:
         drafts = bool(ask.get("draft") or ask.get("lookup"))
         self.gamma = int(ask["gamma"]) if drafts else 0
         configs = [read_config(source) for source in (ask["target"], ask.get("draft")) if source]
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        os.environ["VLLM_NO_USAGE_STATS"] = "1"
         # A round that begins inside max_len ends inside this.
         length = int(ask["max_len"]) + self.gamma + 2
         if on_cpu:
@@ -166,7 +164,7 @@ class Worker:
 
     # -- generate
 
-    def generate(self, ask: Mapping[str, Any]) -> dict[str, Any]:
+    def generate(self, ask: Message) -> Message:
         temperature, limit = float(ask["temperature"]), int(ask["max_new_tokens"])
         if temperature > 0 and self.gamma and not self.samples_rightly:
             raise UserError(
@@ -227,13 +225,11 @@ class Worker:
             },
         }
 
-    def _run(
-        self, requests: Mapping[str, Request], names: Mapping[str, str]
-    ) -> list[dict[str, Any]]:
+    def _run(self, requests: Mapping[str, Request], names: Mapping[str, str]) -> list[Message]:
         """Step until every request is answered. Fields of archsearch's EngineStep, one for each
         step that ran the target."""
         engine = self.llm.llm_engine
-        steps: list[dict[str, Any]] = []
+        steps: list[Message] = []
         while engine.has_unfinished_requests():
             self.planned.clear()
             self.clock.clear()
@@ -288,7 +284,7 @@ class Worker:
 
     # -- logits
 
-    def logits(self, ask: Mapping[str, Any]) -> dict[str, Any]:
+    def logits(self, ask: Message) -> Message:
         """The target's raw logits of `candidates` after `token_ids`: those of the step that
         processes the prompt."""
         from vllm import SamplingParams
@@ -326,7 +322,7 @@ def prompt_seed(seed: int, prompt_id: str) -> int:
     return (seed * 1_000_003 + zlib.crc32(prompt_id.encode())) & 0x7FFFFFFF
 
 
-def speculative_config(ask: Mapping[str, Any]) -> dict[str, Any]:
+def speculative_config(ask: Message) -> dict[str, Any]:
     """vLLM's `speculative_config`. Drafts are sampled at the request's temperature, as in the other
     engines, where they can be: Medusa heads and lookup know one token only, and of one pass all
     tokens are the most likely ones."""
@@ -367,7 +363,7 @@ def _model_runner(llm: Any) -> Any:
     return getattr(getattr(wrapper, "worker", None), "model_runner", None)
 
 
-def versions(request: Mapping[str, object]) -> dict[str, object]:
+def versions(request: Message) -> Message:
     """vLLM's version, read without loading it."""
     return {"version": checked_version(), "python": sys.version.split()[0]}
 
