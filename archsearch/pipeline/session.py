@@ -492,7 +492,7 @@ def _with_fastest_drafts(request: SearchRequest) -> SearchRequest:
     reached = {name: best(name) for name in names}
     chosen = max(names, key=lambda name: reached[name].ranked_by)
     each = ", ".join(f"{score.speedup.value:.2f}x in {name}" for name, score in reached.items())
-    say(f"Precision of drafts: {chosen} (the best is predicted {each}).")
+    say(f"Precision of drafts: {chosen} (the best: {each}; acceptance taken to be the same).")
     return in_one(chosen)
 
 

@@ -158,7 +158,7 @@ def test_of_several_the_search_takes_the_one_whose_best_is_fastest(
     both = (*asked, "--trials", "30", "--run", "both", "--draft-dtype", "bf16,fp8")
     said = call(*both).stderr
     each = ", ".join(f"{gain:.2f}x in {name}" for name, gain in best.items())
-    assert f"Precision of drafts: {FP8} (the best is predicted {each})." in said
+    assert f"Precision of drafts: {FP8} (the best: {each}; acceptance taken" in said
     run = SearchSession.reopen(Path("both")).run
     assert run.arguments["draft_dtype"] == FP8
     assert run.score(1).speedup.value == best[FP8]
