@@ -2,7 +2,7 @@
 
     @dataclass(frozen=True)
     class Row:
-        gamma: Count                                        # a whole number of at least 1
+        gamma: Annotated[int, Stored(low=1)]                # at least 1
         speedup: Estimate                                   # a bare number is one of std 0
         seconds: Maybe[float] = None                        # left out of a file where None
         stopped: Annotated[str, Stored(name="why")] = ""    # as files call it
@@ -74,8 +74,6 @@ Endless = NewType("Endless", float)
 """A number that may be infinite or none at all, as in results that are only shown."""
 Inline = Annotated[_T, Stored(inline=True)]
 Maybe = Annotated[_T | None, Stored(omit=True)]
-Count = Annotated[int, Stored(low=1)]
-Whole = Annotated[int, Stored(low=0)]
 Share = Annotated[float, Stored(low=0.0, high=1.0)]
 
 

@@ -192,7 +192,7 @@ def main() -> None:
                         for r, got in zip(requests, results, strict=True)
                     )
                 else:
-                    doubt = math.hypot(predicted.tau_std, counted.std)
+                    doubt = math.hypot(predicted.resampled.std, counted.std)
                     row["difference_in_stds"] = (predicted.tau - counted.value) / doubt
                     own = with_states(target, encoded, [r.token_ids for r in results])
                     own_trace = measured.sampling_trace(
@@ -211,7 +211,7 @@ def main() -> None:
                 same = f"{row['same_text']}/{len(requests)}" if temperature == 0 else ""
                 print(
                     f"{row['draft']:34s} {temperature:4.1f} {gamma:5d} {alpha.value:6.3f}"
-                    f" {predicted.tau:6.3f} ± {predicted.tau_std:5.3f} {counted.value:6.3f} ±"
+                    f" {predicted.tau:6.3f} ± {predicted.resampled.std:5.3f} {counted.value:6.3f} ±"
                     f" {counted.std:5.3f} {100 * row['error']:+6.2f}% {row['rounds']:6d}"
                     f" {100 * row['closed_form_error']:+6.2f}% {own_text} {same:>9s}",
                     flush=True,

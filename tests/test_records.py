@@ -14,7 +14,6 @@ from archsearch.architecture.architecture import Architecture
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.records import (
-    Count,
     Maybe,
     Share,
     Stored,
@@ -31,7 +30,7 @@ SHAPE = Architecture(64, 128, 2, 4, 2, 16, 1000)
 @dataclass(frozen=True)
 class Where:
     device: str
-    ranks: Count = 1
+    ranks: Annotated[int, Stored(low=1)] = 1
 
 
 @dataclass(frozen=True)

@@ -54,11 +54,6 @@ class Replay:
         """Mean tokens per whole round."""
         return self.resampled.value
 
-    @property
-    def tau_std(self) -> float:
-        """Of `tau`, over texts."""
-        return self.resampled.std
-
     def estimate(self) -> Estimate:
         """tau, tokens a round, with the std over texts."""
         return self.resampled.estimate()

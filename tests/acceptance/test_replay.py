@@ -123,7 +123,7 @@ def test_independent_acceptances_give_the_closed_form(alpha, gamma):
     rows = [np.random.default_rng([gamma, i]).random(4000) < alpha for i in range(20)]
     result = replay_tau(trace(*rows), gamma)
     expected = speedup.tau(alpha, gamma)
-    assert abs(result.tau - expected) < 4 * result.tau_std < 0.02 * expected
+    assert abs(result.tau - expected) < 4 * result.resampled.std < 0.02 * expected
     assert result.accepted_by_position == pytest.approx(
         [alpha ** (i + 1) for i in range(gamma)], abs=0.02
     )
@@ -136,8 +136,8 @@ def test_short_texts_are_not_biased():
     alpha, gamma = 0.9, 6
     rows = [np.random.default_rng([7, i]).random(20) < alpha for i in range(3000)]
     result = replay_tau(trace(*rows), gamma)
-    assert result.tau == pytest.approx(speedup.tau(alpha, gamma), abs=4 * result.tau_std)
-    assert result.tau_std < 0.03
+    assert result.tau == pytest.approx(speedup.tau(alpha, gamma), abs=4 * result.resampled.std)
+    assert result.resampled.std < 0.03
 
 
 def test_bursty_acceptance_is_below_the_closed_form_of_its_mean():
@@ -163,9 +163,9 @@ def test_intervals_are_over_texts():
     low, high = result.resampled.interval(0.95)
     inner_low, inner_high = result.resampled.interval(0.90)
     assert low < inner_low < result.tau < inner_high < high
-    assert result.estimate().std == result.tau_std > 0.1
+    assert result.estimate().std == result.resampled.std > 0.1
     single = replay_tau(trace(np.random.default_rng(0).random(400) < 0.5), 3)
-    assert single.resampled.interval() is None and single.tau_std == pytest.approx(
+    assert single.resampled.interval() is None and single.resampled.std == pytest.approx(
         1.0, abs=0.3
     )  # the spread of its rounds
 

@@ -100,13 +100,8 @@ def test_build_draft_is_seeded_and_written() -> None:
 def test_draft_round_trip(tmp_path: Path, dtype: torch.dtype, changes: dict) -> None:
     arch = ARCH.replace(**changes)
     model = build_draft(arch, dtype, KEPT if arch.trimmed else None)
-    save_draft(
-        model,
-        tmp_path / "draft",
-        gamma=3,
-        mean_hidden=torch.randn(arch.hidden_size),
-        extra={"note": "x"},
-    )
+    model.config.archsearch["note"] = "x"
+    save_draft(model, tmp_path / "draft", gamma=3, mean_hidden=torch.randn(arch.hidden_size))
     loaded = load_draft(tmp_path / "draft", dtype)
     assert torch.equal(logits(loaded), logits(model))
     assert draft_architecture(loaded) == arch
