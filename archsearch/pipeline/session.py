@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -457,43 +458,34 @@ class SearchSession:
 
 
 def _with_fastest_drafts(request: SearchRequest) -> SearchRequest:
-    """The request with one precision of drafts: of several that were asked for the one in which the
-    best drafter of its spaces is predicted fastest, of equals the first; the run's own where it
-    continues one.
+    """The request with one precision of drafts: of several the one in which the best drafter of its
+    spaces is predicted fastest, of equals the first; the run's own where it continues one.
 
-    The precision is a dimension of the search without being one of a shape: acceptance is predicted
-    the same in all of them, and a run trains, confirms and exports in one.
+    Acceptance is predicted the same in all, and a run trains, confirms and exports in one.
     """
     names = (request.asked.draft_dtype or "").split(",")
     if len(names) == 1:
         return request
-
-    def in_one(name: str) -> SearchRequest:
-        return replace(request, asked=replace(request.asked, draft_dtype=name))
-
+    each = {name: replace(request.asked, draft_dtype=name) for name in names}
     if request.run is not None and request.continues:
         known = open_run(request.run).arguments.get("draft_dtype")
-        return in_one(known if known in names else names[0])
-    text = AskedText(None, request.domain)
-    acceptance, _ = acceptance_for(
-        request.alpha, request.target, asked=text, temperature=request.temperature
-    )
+        return replace(request, asked=each.get(str(known)) or each[names[0]])
+    acceptance, _ = acceptance_for(request.alpha, request.target, temperature=request.temperature)
 
-    def best(name: str) -> Score:
-        own = in_one(name)
+    def best(asked: WorkloadRequest) -> Score:
+        own = replace(request, asked=asked)
         setting = Setting.of(own, new=True)
-        scorer = setting.scorer(own, acceptance)
-        found = [
-            study.search(space, scorer, trials=own.trials, seed=own.seed).best
-            for space in setting.families.spaces
-        ]
-        return max((score for scores in found for score in scores), key=lambda it: it.ranked_by)
+        scorer, spaces = setting.scorer(own, acceptance), setting.families.spaces
+        found = (
+            study.search(space, scorer, trials=own.trials, seed=own.seed).best for space in spaces
+        )
+        return max(itertools.chain(*found), key=lambda score: score.ranked_by)
 
-    reached = {name: best(name) for name in names}
+    reached = {name: best(asked) for name, asked in each.items()}
     chosen = max(names, key=lambda name: reached[name].ranked_by)
-    each = ", ".join(f"{score.speedup.value:.2f}x in {name}" for name, score in reached.items())
-    say(f"Precision of drafts: {chosen} (the best: {each}; acceptance taken to be the same).")
-    return in_one(chosen)
+    words = ", ".join(f"{score.speedup.value:.2f}x in {name}" for name, score in reached.items())
+    say(f"Precision of drafts: {chosen} (the best: {words}; acceptance taken to be the same).")
+    return replace(request, asked=each[chosen])
 
 
 def _training_device(kind: str) -> str:
