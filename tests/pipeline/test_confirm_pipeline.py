@@ -747,9 +747,8 @@ def test_a_draft_of_another_precision_is_kept_beside_the_run_s_own(
     assert other.draft_dtype is None and other.own_dtype
     # where an engine quantises a draft as it loads it, the run's format is the one that runs
     run.arguments.update(engine="vllm", draft_dtype="float8_e4m3fn")
-    narrow = replace(other, choice=replace(HERE, name="vllm"))
-    assert (narrow.draft_dtype, narrow.own_dtype) == ("float8_e4m3fn", True)
-    assert bench.draft_dtype is None and other.draft_dtype is None
+    assert (other.name, other.draft_dtype, other.own_dtype) == ("vllm", "float8_e4m3fn", True)
+    assert bench.draft_dtype is None
 
 
 def test_a_dense_target_of_a_hub_is_made_up_where_the_engine_can() -> None:
