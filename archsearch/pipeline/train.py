@@ -126,6 +126,7 @@ def _take(
         found.name,
         prompts=taken.prompts,
         answer_tokens=request.answer_tokens,
+        dtype="float32" if session.source.device.kind == "cpu" else "bfloat16",
     )
     trace = record(asked, session.target, found)[0]
     save_draft(load_draft(taken.weights), folder, tokenizer=trainer.tokenizer)
