@@ -326,7 +326,10 @@ class Bench:
         device is a GPU and this machine has none: nothing measured here would be that GPU's."""
         source, reached = self.session.source, asdict(self.choice)
         del reached["name"], reached["dtype"]
-        reached["draft_dtype"] = self.draft_dtype
+        facts = engine_facts(self.name)
+        # vLLM's 8 bits are beside 16 only: in float32 the draft is in float32 as well
+        same = facts.gguf or own["dtype"] == self.dtype
+        reached["draft_dtype"] = self.draft_dtype if same else None
         device = source.device
         if device.kind != "cpu" and self.choice.server_url is None and not has_gpu():
             raise ArchsearchError(

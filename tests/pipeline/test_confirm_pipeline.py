@@ -749,6 +749,9 @@ def test_a_draft_of_another_precision_is_kept_beside_the_run_s_own(
     run.arguments.update(engine="vllm", draft_dtype="float8_e4m3fn")
     assert (other.name, other.draft_dtype, other.own_dtype) == ("vllm", "float8_e4m3fn", True)
     assert bench.draft_dtype is None
+    # beside another dtype of all else (exactness asks in float32) vLLM would refuse 8 bits
+    asked = [other._settings(dtype=dtype).draft_dtype for dtype in (other.dtype, "float16")]
+    assert asked == ["float8_e4m3fn", None]
 
 
 def test_a_dense_target_of_a_hub_is_made_up_where_the_engine_can() -> None:
