@@ -258,7 +258,7 @@ class Recipe:
         if self.library.name == "trl":
             assert self.needs.tokens is not None
             most = self.needs.tokens / (len(self.gpus.trainer) * ANSWER * LEAST_STEPS)
-            chosen["per_device_train_batch_size"] = round(min(max(most, 1), LARGEST_BATCH))
+            chosen["per_device_train_batch_size"] = int(min(max(most, 1), LARGEST_BATCH))
         return chosen
 
     @property

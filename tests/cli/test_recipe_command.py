@@ -303,7 +303,7 @@ def test_targets_with_weights_here_get_first_weights(with_ranks: Path) -> None:
     assert files["train.json"]["lmbda"] == 0.0 and files["accelerate.yaml"]["num_processes"] == 1
     # a text is divided into so many steps that it teaches, and no batch is larger than 8 answers
     tokens, batch = made["tokens"], files["train.json"]["per_device_train_batch_size"]
-    assert batch == min(max(round(tokens / 250_000), 1), 8)
+    assert batch == min(max(int(tokens / 250_000), 1), 8)
     assert files["recipe.json"]["settings"]["per_device_train_batch_size"] == batch
 
 
