@@ -153,10 +153,7 @@ def read_looks(path: Path) -> list[TrainingLook]:
     """A learning curve of another trainer, by tokens. Raises ArchsearchError where it is none."""
     try:
         rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
-        looks = [
-            TrainingLook(int(row["tokens"]), 0.0, float(row["alpha"]), row.get("loss"))
-            for row in rows
-        ]
+        looks = [TrainingLook(int(row["tokens"]), 0.0, float(row["alpha"])) for row in rows]
     except (OSError, *WRONG_SHAPE) as error:
         raise ArchsearchError(
             f"{path} is no learning curve ({error}): JSON lines of tokens and alpha"
