@@ -37,9 +37,8 @@ def training_budget(
 ) -> TrainingBudget:
     """What `hours` device-hours of `device` buy, for drafters of `target`.
 
-    `latency`: its `decode_s` and `verify_s` of the target are asked. The target is served on as
-    many devices as make a token cheapest, of those that hold it; `workload` says
-    the dtype and mode, and how many devices hold it where no number of RANKS does.
+    The target is served on as many devices as make a token cheapest, of those that hold it;
+    `workload` says the dtype and mode, and how many devices hold it where no number of RANKS does.
     """
     write, teach = min(
         (_per_token(latency, target, each) for each in _served(target, device, workload)),
