@@ -28,7 +28,6 @@ from archsearch.records import load, save
 from archsearch.training.pace import Slowdown
 
 if TYPE_CHECKING:
-    from archsearch.text.auxiliary import AuxiliaryStates
     from archsearch.text.cache import TextCache
     from archsearch.training.heads.chains import Head
     from archsearch.training.heads.folder import TargetFacts
@@ -153,9 +152,6 @@ class HeadTrainer:
     def __init__(self, trainer: DraftTrainer) -> None:
         self.trainer = trainer
 
-    def folder(self, family: HeadFamily) -> Path:
-        return head_folder(self.trainer.folder, family)
-
     def check(self, plan: HeadPlan) -> None:
         """Raise ArchsearchError, before anything is loaded, for a target whose heads cannot be
         trained here."""
@@ -170,6 +166,16 @@ class HeadTrainer:
 
             check_layers(plan.aux_layers, arch.num_hidden_layers)
 
+    def keep_states(self, plan: HeadPlan) -> None:
+        """Let the target keep what the head of `plan` reads while it writes; raises as `check`."""
+        self.check(plan)
+        if plan.family != "medusa":
+            self.trainer.texts.layers = self._layers(plan)
+
+    def _layers(self, plan: HeadPlan) -> tuple[int, ...]:
+        layers = self.trainer.target.architecture.num_hidden_layers
+        return tuple(sorted(plan.aux_layers)) or auxiliary_layers(layers)
+
     def facts(self) -> TargetFacts:
         """What heads of this run's target must fit."""
         from archsearch.training.heads.folder import TargetFacts
@@ -183,8 +189,8 @@ class HeadTrainer:
         """Train a head for `budget_s` seconds in all (a checkpoint's time counts), and measure it
         on held-out text.
 
-        An EAGLE-3 head's auxiliary states are made first, once for all heads that read the same
-        layers, outside the budget.
+        An EAGLE-3 head's auxiliary states that were not kept while the texts were written are made
+        first, once for all heads that read the same layers, outside the budget.
         """
         import numpy as np
 
@@ -192,26 +198,27 @@ class HeadTrainer:
         from archsearch.training.heads.train import head_config, train_head
 
         self.check(plan)
-        folder, trainer = self.folder(plan.family), self.trainer
+        trainer = self.trainer
+        folder = head_folder(trainer.folder, plan.family)
         caches, choosing = trainer.texts.all_training(), trainer.texts.choosing()
         start = time.monotonic()
-        auxiliary = self._auxiliary(plan, [*caches, choosing]) if plan.family != "medusa" else None
+        if plan.family != "medusa":
+            *caches, choosing = self._with_states(plan, [*caches, choosing])
         before = load(folder / RECORD, RECORD_WORDS, HeadRecord)  # of a head that goes on
         auxiliary_s = time.monotonic() - start + (before.auxiliary_s if before else 0.0)
         vocabulary = trainer.texts.vocabulary(folder, plan.head_rows(caches[0].vocab_size))
-        head = self._initial(plan, vocabulary.token_ids, auxiliary, seed)
+        head = self._initial(plan, vocabulary.token_ids, seed)
         with ProgressLine(f"train {plan.family}") as line:
             result = train_head(
                 head,
                 caches,
                 plan.gamma,
                 head_config(budget_s=budget_s, seed=seed),
-                auxiliary=auxiliary,
                 checkpoint_dir=folder / "checkpoint",
                 progress=line,
             )
         judged = [s for s in choosing.sequences if len(s.written) > 1]
-        matches = chain_matches(head, judged, plan.gamma, auxiliary)
+        matches = chain_matches(head, judged, plan.gamma)
         self._save(head.to("cpu"), folder, caches[0])
         run, counts = result.run, count_chains(matches)
         every = max(1, math.ceil(len(run.loss_curve) / LOSSES_KEPT))
@@ -230,7 +237,7 @@ class HeadTrainer:
             run.steps,
             run.tokens_per_s,
             rows=len(vocabulary.token_ids),
-            aux_layers=auxiliary.layers if auxiliary else (),
+            aux_layers=choosing.layers,
             auxiliary_s=auxiliary_s,
             vocabulary_coverage=vocabulary.coverage,
             text_tokens=sum(cache.written_tokens for cache in caches),
@@ -247,32 +254,23 @@ class HeadTrainer:
         save(folder / RECORD, record)
         return TrainedHead(folder, record, replays)
 
-    def _auxiliary(self, plan: HeadPlan, caches: Sequence[TextCache]) -> AuxiliaryStates:
+    def _with_states(self, plan: HeadPlan, caches: Sequence[TextCache]) -> list[TextCache]:
         from archsearch.text.auxiliary import auxiliary_states
 
-        layers = plan.aux_layers or auxiliary_layers(
-            self.trainer.target.architecture.num_hidden_layers
-        )
-        loaded = self.trainer.loaded
+        layers, loaded = self._layers(plan), self.trainer.loaded
         with ProgressLine("auxiliary states of the texts") as line:
             # Held-out text may have been written in another dtype than the training text.
-            parts = [
+            return [
                 auxiliary_states(loaded.model(cache.dtype), cache, layers, line) for cache in caches
             ]
-        joined = parts[0]
-        for part in parts[1:]:
-            joined = joined.join(part)
-        return joined
 
-    def _initial(
-        self, plan: HeadPlan, kept: Sequence[int], auxiliary: AuxiliaryStates | None, seed: int
-    ) -> Head:
+    def _initial(self, plan: HeadPlan, kept: Sequence[int], seed: int) -> Head:
         from archsearch.training.heads.eagle3 import initialise_eagle3
         from archsearch.training.heads.folder import eagle3_config
         from archsearch.training.heads.medusa import initialise_medusa
 
         target = self.trainer.source_of_weights()
-        if auxiliary is None:
+        if plan.family == "medusa":
             return initialise_medusa(target, plan.gamma, kept).to(self.trainer.device)
         decoder: Architecture = usual_head(self.trainer.target.architecture, "eagle3").decoder
         decoder = decoder.replace(num_hidden_layers=plan.layers, draft_vocab_size=len(kept))
@@ -281,7 +279,7 @@ class HeadTrainer:
         ids = (words.pad_token_id, words.unk_token_id, words.eos_token_id)
         mask = int(next((i for i in ids if i is not None), 0)) if plan.family == "peagle" else None
         head = initialise_eagle3(
-            target, eagle3_config(decoder, target), auxiliary.layers, kept, seed, mask
+            target, eagle3_config(decoder, target), self._layers(plan), kept, seed, mask
         )
         return head.to(self.trainer.device)
 
