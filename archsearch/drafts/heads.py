@@ -18,7 +18,7 @@ from archsearch.acceptance.replay import Replay, replay_chains, replays
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.published_drafters import usual_head
 from archsearch.drafters.forms import auxiliary_layers
-from archsearch.drafts.trainer import DraftTrainer
+from archsearch.drafts.trainer import LOOK_RATIO, PATIENCE, DraftTrainer
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.files import atomic_path
@@ -99,8 +99,9 @@ class HeadAcceptance:
 @dataclass(frozen=True, slots=True)
 class HeadRecord:
     """heads/<family>/training.json. `rows`: tokens that the vocabulary keeps; `auxiliary_s`: that
-    the states took; `text_tokens`: written ones it learnt from; `best`, `curve`: `HeadPoint`s;
-    `loss_curve`: (seconds, loss)."""
+    the states took; `text_tokens`: written ones it learnt from, `epoch_tokens`: with their prompts;
+    `stopped`: why it ended before its time; `best`, `curve`: `HeadPoint`s; `loss_curve`: (seconds,
+    loss)."""
 
     plan: HeadPlan
     seconds: float
@@ -113,6 +114,8 @@ class HeadRecord:
     auxiliary_s: float = 0.0
     vocabulary_coverage: float = 1.0
     text_tokens: int = 0
+    epoch_tokens: int = 0
+    stopped: str = ""
     prompts: str = ""
     seed: int = 0
     slowdowns: tuple[Slowdown, ...] = ()
@@ -186,8 +189,8 @@ class HeadTrainer:
         )
 
     def train(self, plan: HeadPlan, budget_s: float, seed: int = 0) -> TrainedHead:
-        """Train a head for `budget_s` seconds in all (a checkpoint's time counts), and measure it
-        on held-out text.
+        """Train a head for `budget_s` seconds in all (a checkpoint's time counts), or until
+        held-out acceptance no longer rises, and measure it on held-out text.
 
         An EAGLE-3 head's auxiliary states that were not kept while the texts were written are made
         first, once for all heads that read the same layers, outside the budget.
@@ -213,7 +216,7 @@ class HeadTrainer:
                 head,
                 caches,
                 plan.gamma,
-                head_config(budget_s=budget_s, seed=seed),
+                head_config(budget_s, seed=seed, look_ratio=LOOK_RATIO, patience=PATIENCE),
                 checkpoint_dir=folder / "checkpoint",
                 progress=line,
             )
@@ -241,6 +244,8 @@ class HeadTrainer:
             auxiliary_s=auxiliary_s,
             vocabulary_coverage=vocabulary.coverage,
             text_tokens=sum(cache.written_tokens for cache in caches),
+            epoch_tokens=run.epoch_tokens,
+            stopped=run.stopped,
             prompts=trainer.prompts.source,
             seed=seed,
             slowdowns=run.slowdowns,

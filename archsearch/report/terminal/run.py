@@ -57,6 +57,7 @@ class HeadAnswer:
     tokens_per_s: float
     auxiliary_s: float
     vocabulary_coverage: float
+    stopped: str
     heldout: HeadAcceptance
     best: Mapping[str, object]
 
@@ -114,19 +115,22 @@ def train_text(result: Trained) -> str:
         f"{name} {plus_minus(value)}" for name, value in result.alpha_by_category.items() if name
     ]
     heldout = f"measured on held-out text{'; ' if kinds else ''}{', '.join(kinds)}"
-    stopped = f"Ended before its budget: {training.stopped}; more text is what helps now."
     lines = [
         f"Rank {rank}: alpha {plus_minus(before.alpha, digits=3)} ({before.alpha.source})"
         f" -> {plus_minus(after.alpha, digits=3)} ({heldout}).",
         f"Trained {human_time(training.seconds)} in all, {training.tokens:,} tokens at"
         f" {training.tokens_per_s:,.0f} tokens/s.",
         *_divergence_lines(training.divergence, after.alpha),
-        *([stopped] if training.stopped else []),
+        *_ended(training.stopped),
         f"Modeled speed-up {plus_minus(before.speedup)} -> {plus_minus(after.speedup)} at"
         f" gamma {after.gamma}.",
         f"Text: {result.text.words()}",
     ]
     return "\n".join([*lines, "", f"Next: archsearch confirm {run} --rank {rank}"])
+
+
+def _ended(why: str) -> list[str]:
+    return [f"Ended before its budget: {why}; more text is what helps now."] if why else []
 
 
 def _divergence_lines(divergence: Divergence | None, measured: Estimate) -> list[str]:
@@ -155,6 +159,7 @@ def head_text(head: HeadAnswer) -> str:
         f" vocabulary ({head.vocabulary_coverage:.1%} of what the target writes): {head.folder}",
         f"Trained {human_time(head.seconds)} in all, {head.tokens:,} tokens at"
         f" {head.tokens_per_s:,.0f} tokens/s{read if head.auxiliary_s > 1 else ''}.",
+        *_ended(head.stopped),
         f"Draft tokens right on held-out text, given those before: {shares}",
         f"Tokens a round, predicted by gamma: {taus}",
         "",

@@ -16,7 +16,7 @@ from archsearch.training.heads.chains import chain_matches, count_chains
 from archsearch.training.heads.eagle3 import Rows
 from archsearch.training.heads.medusa import initialise_medusa
 from archsearch.training.heads.train import HeadRun, head_config, train_head
-from archsearch.training.looks import Looks, Place
+from archsearch.training.looks import NO_RISE, Looks, Place
 from tests.doubles.tiny_heads import (
     VOCAB,
     make_auxiliary,
@@ -176,6 +176,41 @@ def test_single_tokens_come_first_and_chains_follow(world, monkeypatch) -> None:
     assert steps == [3] * 4, (
         "a head that reads nothing of its own learns whole rounds from the start"
     )
+
+
+@pytest.mark.parametrize("family", ["eagle3", "medusa", "peagle"])
+def test_where_looks_no_longer_rise_chains_come_first_and_then_the_end(
+    world, monkeypatch, family: str
+) -> None:
+    from archsearch.training.heads import train as module
+
+    target, cache, with_states = world
+    steps, real = [], module.step_logits
+    monkeypatch.setattr(
+        module,
+        "step_logits",
+        lambda head, batch, count: steps.append(count) or real(head, batch, count),
+    )
+    # An EAGLE-3 head's single tokens are flat from the second look on; its chains begin below.
+    single, chains = iter((0.0, 0.2, 0.3)), iter((0.25, 0.5, 0.6, 0.5, 0.4))
+
+    def matches(head, sequences, gamma):
+        alone = family == "eagle3" and steps[-1:] != [3]
+        share = next(single, 0.29) if alone else next(chains, 0.4)
+        return [np.tile(np.arange(50)[:, None] < round(50 * share), gamma) for _ in sequences]
+
+    monkeypatch.setattr(module, "chain_matches", matches)
+    monkeypatch.setattr("archsearch.training.looks._FIRST_LOOK", 100)
+    how = short(max_steps=4000, look_ratio=1.2, patience=1.5)
+    result = train_head(
+        make_head(target, family), [cache if family == "medusa" else with_states], 3, how
+    )
+    assert result.run.stopped == NO_RISE and result.run.steps < 400
+    assert result.run.alpha == pytest.approx(0.6)
+    assert result.curve[-1].tokens >= 1.5 * result.best.tokens, "patience"
+    ones = steps.count(1)
+    assert steps == [1] * ones + [3] * (len(steps) - ones)
+    assert (ones > 0) == (family == "eagle3")
 
 
 def test_looks_leave_a_slow_machine_time_to_train() -> None:
