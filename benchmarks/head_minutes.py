@@ -42,6 +42,7 @@ from archsearch.training.heads.eagle3 import initialise_eagle3
 from archsearch.training.heads.folder import eagle3_config
 from archsearch.training.heads.medusa import initialise_medusa
 from archsearch.training.heads.train import HeadRun, head_config, train_head
+from archsearch.training.looks import Looks, Place
 
 ANSWER_TOKENS = 96
 GAMMA = 3
@@ -90,27 +91,30 @@ def states(asked: argparse.Namespace, target: Any, tokenizer: Any, encoded: list
           f" norm, {max(same):.4f} at most")  # fmt: skip
 
 
-class Noted(HeadRun):
-    """Does not stop, but notes where it would have, and the best weights then."""
+class NotedLooks(Looks):
+    """Do not stop, but note where they would have, and the best weights then."""
 
     noted: dict[str, Any] | None = None
-    chains_from = 0
 
-    def _unroll(self) -> None:
-        super()._unroll()
-        Noted.chains_from = self.place.tokens
-
-    def _stop_where_flat(self) -> None:
-        super()._stop_where_flat()
-        if self.looks.stopped and Noted.noted is None:
-            Noted.noted = {
-                "tokens": self.place.tokens,
+    def stop_where_flat(self, place: Place) -> None:
+        super().stop_where_flat(place)
+        if self.stopped and NotedLooks.noted is None and self.best is not None:
+            NotedLooks.noted = {
+                "tokens": place.tokens,
                 "cpu_s": time.process_time(),
-                "looks": len(self.looks.points),
-                "best_tokens": self.looks.best.tokens,
-                "weights": {name: p.clone() for name, p in self.looks.best_weights.items()},
+                "looks": len(self.points),
+                "best_tokens": self.best.tokens,
+                "weights": {name: p.clone() for name, p in self.best_weights.items()},
             }
-        self.looks.stopped = ""
+        self.stopped = ""
+
+
+class Noted(HeadRun):
+    """A run with such looks."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.looks = NotedLooks(self.config)
 
 
 def head_of(family: str, ref: Any, target: Any, kept: Any, layers: Any, seed: int) -> Any:
@@ -154,7 +158,7 @@ def stop(asked: argparse.Namespace, target: Any, tokenizer: Any, encoded: list[A
     for seed in asked.seeds:
         folder = asked.work / f"{asked.family}-{seed}"
         shutil.rmtree(folder, ignore_errors=True)
-        Noted.noted, begin = None, time.process_time()
+        NotedLooks.noted, begin = None, time.process_time()
         for share in (0.25, 1.0):
             head = head_of(asked.family, ref, whole, kept, layers, seed)
             config = head_config(
@@ -164,7 +168,7 @@ def stop(asked: argparse.Namespace, target: Any, tokenizer: Any, encoded: list[A
                 patience=PATIENCE,
             )
             result = train_head(head, [text], GAMMA, config, checkpoint_dir=folder)
-        noted: dict[str, Any] | None = Noted.noted
+        noted: dict[str, Any] | None = NotedLooks.noted
         row = {
             "what": "stop",
             "family": asked.family,
@@ -175,7 +179,6 @@ def stop(asked: argparse.Namespace, target: Any, tokenizer: Any, encoded: list[A
             "tokens_per_s": result.run.tokens_per_s,
             "cpu_s": time.process_time() - begin,
             "best_tokens": result.best.tokens,
-            "chains_from": Noted.chains_from,
             "end": judged(head, held),
             "looks": [
                 (p.tokens, p.weights, p.counts.tokens_a_round, p.counts.conditional)

@@ -125,7 +125,7 @@ class TrainingRun:
     """One training run of a draft: its optimizer, its place, and what was seen on the way.
 
     Heads on hidden states (`archsearch.training.heads`) differ in `_batch`, `_loss`, `_matches`,
-    `_due`, `_stop_where_flat`, `_identity` and what a checkpoint holds besides (`_extra`).
+    `_due`, `_identity` and what a checkpoint holds besides (`_extra`).
     """
 
     said = "alpha"  # what looks measure, in progress
@@ -215,7 +215,7 @@ class TrainingRun:
                 if self._due():
                     self._look()
                     if not self.annealing:  # an anneal is gone through to its end
-                        self._stop_where_flat()
+                        self.looks.stop_where_flat(self.place)
                     self.pace.restart()
                     self.looks.last_at = self.place.fraction(self.config)
                     self._tick()
@@ -262,9 +262,6 @@ class TrainingRun:
 
     def _due(self) -> bool:
         return self.looks.due(self.place, self.annealing)
-
-    def _stop_where_flat(self) -> None:
-        self.looks.stop_where_flat(self.place)
 
     def _plan(self) -> Iterator[list[int]]:
         """Batches from the current step on; epochs are replayed cheaply to find the place."""

@@ -53,8 +53,7 @@ class Place:
 
 class Looks:
     """The looks of one run, in `points`. `best`: the best one, `best_weights`: as they were looked
-    at; `stopped`: why the run ends before its limits; `since`: the tokens at which what it learns
-    changed."""
+    at; `stopped`: why the run ends before its limits."""
 
     def __init__(self, config: DistillConfig) -> None:
         self.config = config
@@ -62,7 +61,6 @@ class Looks:
         self.best: CurvePoint | None = None
         self.best_weights: dict[str, Tensor] = {}
         self.stopped = ""
-        self.since = 0
         self.last_at = 0.0  # fraction of the run
 
     def due(self, place: Place, annealing: bool) -> bool:
@@ -100,9 +98,8 @@ class Looks:
         patience, best = self.config.patience, self.best
         if patience is None or best is None or best.tokens == 0:
             return
-        start = max(best.tokens, self.since)
-        later = sum(point.tokens > start for point in self.points)
-        if later >= 2 and place.tokens >= patience * start:
+        later = sum(point.tokens > best.tokens for point in self.points)
+        if later >= 2 and place.tokens >= patience * best.tokens:
             self.stopped = NO_RISE
 
 

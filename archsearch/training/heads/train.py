@@ -169,31 +169,16 @@ class HeadRun(TrainingRun):
         return not waits and super()._due()
 
     def _steps(self) -> int:
-        if self._single and self.place.fraction(self.config) < SINGLE_SHARE:
+        if not isinstance(self.draft, Eagle3Head) or self.draft.parallel or self.unrolled:
+            return self.gamma
+        if self.place.fraction(self.config) < SINGLE_SHARE:
             return 1
-        if self._single:
-            self._unroll()
-        return self.gamma
-
-    @property
-    def _single(self) -> bool:
-        """Whether single tokens are what it learns now."""
-        head = self.draft
-        return isinstance(head, Eagle3Head) and not head.parallel and not self.unrolled
-
-    def _stop_where_flat(self) -> None:
-        """Single tokens that teach nothing more give way to chains; only these end a training."""
-        super()._stop_where_flat()
-        if self.looks.stopped and self._single:
-            self.looks.stopped = ""
-            self._unroll()
-
-    def _unroll(self) -> None:
-        self.unrolled, self.looks.since = True, self.place.tokens
+        self.unrolled = True
         self.mean.forget()  # it is of weights that know single tokens only
         self.pace.close()
         # Steps are longer from here on.
         self.pace = Pace(torch.get_num_threads(), torch.set_num_threads, say)
+        return self.gamma
 
     def _matches(self) -> list[np.ndarray]:
         """Which draft tokens of every chain would be accepted, per text."""
@@ -205,9 +190,8 @@ class HeadRun(TrainingRun):
         return [np.logical_and.accumulate(rows, axis=1).ravel() for rows in matches]
 
     def _extra(self) -> dict[str, object]:
-        curve = [point.to_dict() for point in self.curve]
-        return {"unrolled": self.unrolled, "since": self.looks.since, "curve": curve}
+        return {"unrolled": self.unrolled, "curve": [point.to_dict() for point in self.curve]}
 
     def _take_extra(self, extra: dict[str, Any]) -> None:
-        self.unrolled, self.looks.since = extra["unrolled"], extra.get("since", 0)
+        self.unrolled = extra["unrolled"]
         self.curve = [from_data(HeadPoint, point) for point in extra["curve"]]
