@@ -3,8 +3,7 @@ parallelism.
 
 Counted is the fullest device. It holds one shard of the target, and the whole draft where that runs
 on one rank (the default; `Workload.draft_tensor_parallel` says otherwise). Every rank keeps the
-same tokens in its cache, so the fullest device limits all: a draft on one rank of four takes room
-from the cache of the other three.
+same tokens in its cache, so a draft on one rank of four takes room from that of the other three.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ def activation_bytes(target: Architecture, workload: Workload) -> int:
 
     Of a layer: its input, the residual, and the larger of attention's and the feed-forward
     network's tensors; at the end logits of the sampled tokens in float32, with two copies
-    (probabilities, sorted). Engines measure it as they start; this is arithmetic.
+    (probabilities, sorted). Engines measure it as they start.
     """
     part = shard(target, workload.tensor_parallel)
     attention = part.q_size * 2 + 2 * part.kv_size

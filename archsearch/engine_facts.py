@@ -1,10 +1,9 @@
 """What archsearch knows of each engine: one row, asked by every room. The code that runs or exports
 for it is named by path.
 
-A fact is here, and not in the engine's class, where it is needed without loading the engine: to
-price a draft in it, to refuse an option, to name it in a report. Rows hold for the version that
-they name; what changes from version to version on a GPU, and what a round costs there, is in
-`engine_rounds`.
+A fact is here, and not in the engine's class, where it is needed without loading the engine. Rows
+hold for the version that they name; what changes from version to version on a GPU, and what a round
+costs there, is in `engine_rounds`.
 """
 
 from __future__ import annotations

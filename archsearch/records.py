@@ -46,14 +46,7 @@ from archsearch.estimate import Estimate, is_number, number
 
 _T = TypeVar("_T")
 # What data of another shape than expected raises while it is read; ArchsearchError is a ValueError.
-WRONG_SHAPE: Final = (
-    KeyError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    IndexError,
-    OverflowError,
-)
+WRONG_SHAPE: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

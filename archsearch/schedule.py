@@ -126,8 +126,8 @@ def merged(points: Sequence[SchedulePoint], kept: int = 0) -> list[tuple[int, in
     MERGED_WITHIN of the best gain at each batch size; of several gammas that do, the one of the
     most gain over its range.
 
-    Where drafting nothing is best, nothing is drafted, and nowhere else; at batch size `kept` the
-    best gamma stays.
+    Nothing is drafted where that is best, and nowhere else; at batch size `kept` the best gamma
+    stays.
     """
     found: list[tuple[int, int]] = []
     held: list[SchedulePoint] = []

@@ -481,8 +481,7 @@ def counting_doubt(median: float, pooled: float) -> str | None:
 
     `median`: over prompts of time per token alone / with the draft; `pooled`: all tokens over all
     seconds of both. Prompts run back to back, so what else runs on a machine moves the pooled
-    figure first: 15 % between the two is more than prompts differ. An interval over prompts cannot
-    see it.
+    figure first, which no interval over prompts can see: they differ by less than 15 %.
     """
     figures = (
         f"the median over prompts is {median:.2f}x, all tokens over all seconds give {pooled:.2f}x"

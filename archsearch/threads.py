@@ -4,8 +4,8 @@ is part of what a CPU profile was measured under, because it moves latencies.
 archsearch sets none. libgomp's own way (threads spin at every barrier) is the fastest on a machine
 that is not shared. Beside one other busy process a short spin or none is about twice as fast, but
 on a virtual machine whose host is busy a thread that sleeps may wait long for its core: decoding
-ran at 0.54 of its speed in quiet (benchmarks/thread_waiting.py, docs/log). Training on a machine
-that is not alone is helped by fewer threads instead (`archsearch.training.pace`).
+ran at 0.54 of its speed in quiet (benchmarks/thread_waiting.py). Training takes fewer threads
+instead (`archsearch.training.pace`).
 """
 
 from __future__ import annotations

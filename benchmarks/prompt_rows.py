@@ -24,10 +24,9 @@ from archsearch.files import read_json, write_json
 from archsearch.models.load import load_target
 from archsearch.models.targets import resolve_target
 from archsearch.text.cache import CachedSequence, TextCache
-from archsearch.text.encode import by_length
 from archsearch.text.generate import write_answers
 from archsearch.text.prompts import encode_prompts, read_prompts
-from archsearch.text.settings import Writing
+from archsearch.text.settings import Writing, by_length
 from archsearch.text.vocabulary import choose_draft_vocab, token_frequencies
 from archsearch.training.initialise import initialise_draft
 from data_curves import HEAD_ROWS, shape_of

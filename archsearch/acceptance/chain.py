@@ -1,17 +1,17 @@
 """Joint replay: a lookup drafts where it finds something, a draft model where it does not, each for
 so many tokens; and a draft that stops where it is unsure.
 
-One walk over held-out text answers for both together, as `replay.py` does for one: what a lookup
-would draft at a token depends on the text alone (`lookup.py`), what the draft would, on its trace
+One walk over held-out text answers for both, as `replay.py` does for one: what a lookup would draft
+at a token depends on the text alone (`lookup.py`), what the draft would, on its trace
 (`measured.py`). A round that starts where the lookup finds something is the lookup's, every other
-one is the draft's. That order is llama.cpp's (`--spec-type ngram-simple,draft-simple`) and that of
-archsearch's candidate generator for transformers.
+one the draft's, as in llama.cpp (`--spec-type ngram-simple,draft-simple`) and archsearch's
+candidate generator for transformers.
 
 A draft stops when unsure at the first token that it gives less than a threshold: behind it in
 transformers and OpenVINO (ConfidenceCriteria; Sampler::register_new_token), before it in llama.cpp
-(`--spec-draft-p-min`). Exact are rounds, and what they accept. How many tokens a draft adds after
-one that fails depends on text that nobody wrote: it is taken to be as sure as on the text's own
-next tokens, which moves the draft's seconds, not what is accepted.
+(`--spec-draft-p-min`). Rounds, and what they accept, are exact. How sure a draft is after a token
+that fails depends on text that nobody wrote: it is taken to be as sure as on the text's own next
+tokens, which moves the draft's seconds, not what is accepted.
 """
 
 from __future__ import annotations

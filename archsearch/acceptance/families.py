@@ -10,9 +10,7 @@ the block, and how often it drafts.
 | `early_exit` | `EXIT_LEVEL`, from two untrained cuts; trained checkpoints accept far more |
 
 Of a head of another size than usual HEAD_SIZE is assumed. An alpha that the user gave holds for
-every family.
-
-ASSUMED names the families of which too little was published to rank them by predicted acceptance.
+every family. ASSUMED: families of which too little was published to rank them by it.
 """
 
 from __future__ import annotations

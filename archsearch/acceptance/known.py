@@ -5,13 +5,12 @@ A run folder keeps its finalists (training.json, trace.npz) and what an engine c
 (best/<rank>/confirmed.json beside score.json); beside the runs lies what `archsearch acceptance
 --output runs/x.json` measured of drafts that exist. Each becomes an AcceptanceObservation in the
 context it was measured in, for `PriorAcceptance.fit`: one of them on the asked text moves the
-intercept almost wholly. The training tokens go along, so that two minutes of training do not speak
-for ten hours, and so does how alike its text is to the one that is asked about: text decides alpha
-more than any shape.
+intercept almost wholly. Its training tokens go along, so that two minutes of training do not speak
+for ten hours, and how alike its text is to the one asked about, which decides alpha more than any
+shape.
 
 Folders that are broken, unfinished or of another target are passed over: a search must not fail on
-what another one left. `earlier` says what they did to the answer: on which texts, and how far
-they moved alpha.
+what another one left. `earlier` says on which texts they were, and how far they moved alpha.
 
 Beside the runs lies `.known.json`: of each run what it was asked and what its drafts were measured
 at, with a stamp of the files this was read from. A run whose files have changed is read again; the

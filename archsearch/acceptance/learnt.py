@@ -8,9 +8,8 @@ A, a, B, b: Epoch AI's refit (arXiv 2404.10102) of the scaling law of Hoffmann e
 N, Nt: parameters in the bodies of draft and target, D, Dt their tokens. The excess loss, and .25 by
 which models that are equally good still differ (chosen: .1 to .3 are alike), stand in for the
 divergence of draft and target. What a distilled token and a parent are worth was fitted to
-published drafts and is loose, to factors of 4 to 5; what the target's layers are, to a factor of
-10: so that the curve of this project's own drafts goes on after its first million tokens without a
-break.
+published drafts, to factors of 4 to 5; what the target's layers are, to a factor of 10: the curve
+of this project's own drafts goes on without a break after its first million tokens.
 
 A drafter that reads the target's hidden states lacks no N of its own, and learns as much from a
 token as a blind draft from HEAD_WORTH: DSpark heads of an 8B

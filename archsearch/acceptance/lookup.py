@@ -8,10 +8,9 @@
 `suffix_tree.py`.
 
 What they draft depends on the text alone, so a text that a target wrote, walked round by round,
-says *exactly* what they do on it: which rounds draft at all, how many tokens, and how many of these
-are accepted. That holds for sampled text too: the drafted token has all the mass of its
-distribution, so it is accepted with the chance that the target writes it, which is what the text
-shows.
+says *exactly* which rounds draft, how many tokens, and how many of these are accepted. Of sampled
+text too: the drafted token has all the mass of its distribution, so it is accepted with the chance
+that the target writes it, which is what the text shows.
 
 The first token of an answer comes out of the prefill; rounds start after it. Which rounds count: as
 in `replay.py`.

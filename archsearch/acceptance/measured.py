@@ -10,8 +10,7 @@ verification would decide (a trace):
   target's and the draft's distribution after temperature and top-p, as engines sample from both.
 
 The mean is alpha; the sequence, replayed (`replay.py`), is tau for every gamma. Drafts are compared
-on the same texts: the spread over prompts is larger than the differences between drafts, and
-pairing removes it.
+in pairs on the same texts: the spread over prompts is larger than their differences.
 """
 
 from __future__ import annotations

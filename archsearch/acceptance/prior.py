@@ -10,15 +10,14 @@ covers has the posterior of a regression with random effects (`published.py`). O
 or over-wide drafts, fewer KV heads, windows) keep the prior of `PriorTerms`. `published_fit.json`
 holds the outcome, so that nothing is fitted here.
 
-The prediction for a *new* target is wider than the coefficients. The spread over studies and lots
-is part of the intercept's std, the spread of a domain over studies and data sets part of each
-domain's. All drafts of a search share both: the std of a *difference* between two shapes (about
-0.15 for usual ones) is far below the absolute one (about 0.6).
+For a *new* target the spread over studies and lots is part of the intercept's std, the spread of a
+domain over studies and data sets part of each domain's. All drafts of a search share both: the std
+of a *difference* between two shapes (about 0.15 for usual ones) is far below the absolute one
+(about 0.6).
 
 `fit` is the conjugate update of all coefficients: one measured draft moves the intercept almost
-wholly, several sharpen the slopes. What was measured on another text has that text's own
-effect: a Gaussian process over texts, correlated by how alike their words are
-(`text_correlation`).
+wholly, several sharpen the slopes. What was measured on another text has that text's own effect: a
+Gaussian process over texts, correlated by how alike their words are (`text_correlation`).
 """
 
 from __future__ import annotations
@@ -117,11 +116,9 @@ def trimmed_alpha(alpha: Numbers, coverage: Numbers) -> Numbers:
     """alpha of a draft whose head covers the share `coverage` of the target's tokens, from its
     alpha with a full head; numbers or arrays.
 
-    A dropped token can no longer be accepted, but a weak draft never had it: rare tokens are the
-    hard ones. The chance that a token outside the head would have been accepted is taken as
-    alpha^4, hence alpha * (1 - (1 - coverage) * alpha^3). Checked against: a sketch with 93 %
-    coverage lost 0.00 of 0.30 and 0.033 of 0.82 (this: 0.001 and 0.032); alpha = 1 gives
-    `coverage`, as it must.
+    Rare tokens are the hard ones, which a weak draft never had. The chance that a token outside the
+    head would have been accepted is taken as alpha^4, hence alpha * (1 - (1 - coverage) * alpha^3).
+    A sketch with 93 % coverage lost 0.00 of 0.30 and 0.033 of 0.82 (this: 0.001 and 0.032).
     """
     return np.minimum(alpha * (1.0 - (1.0 - coverage) * alpha**3), coverage)
 

@@ -9,13 +9,12 @@ come from the marginal likelihood: of the target's family (its sizes), and of th
 a target; of a study; of a lot (drafts of one kind for one target, trained alike); of a study's
 domain; of a data set, whoever drafts; of a lot's text (one data set); of a draft within its lot.
 Drafts of one lot on one text share all but the last, so an ablation speaks clearly about depth or
-size although levels scatter widely. With the spreads known everything is Gaussian. This project's
-own drafts (anchors, and a lot of them: the study of shapes) are one more study: their effects speak
-for their own target only.
+size although levels scatter widely. This project's own drafts (anchors, and a lot of them: the
+study of shapes) are one more study: their effects speak for their own target only.
 
-`python -m archsearch.acceptance.published` fits spreads and drifts and writes published_fit.json,
-which `prior.py` reads. scipy is needed for that only. `known_targets.py` asks the same regression
-about a target of the table.
+`python -m archsearch.acceptance.published` fits spreads and drifts (with scipy) and writes
+published_fit.json, which `prior.py` reads. `known_targets.py` asks the same regression about a
+target of the table.
 """
 
 from __future__ import annotations

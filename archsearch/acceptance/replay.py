@@ -1,11 +1,10 @@
 """Replay: one recorded trace answers every gamma.
 
 Speculative decoding walks a text in rounds: up to gamma draft tokens are checked, the first one
-that fails is replaced by the target's own token (or, when all pass, one bonus token is added), and
-the next round starts after it. On greedy text the walk depends on nothing but the 0/1 agreement at
-every token, so replaying it gives tau exactly as an engine counts it, without the assumption of
-independent acceptances behind (1 - alpha^(gamma+1)) / (1 - alpha), which is a few per cent too
-high.
+that fails is replaced by the target's own token (when all pass, a bonus token is added), and the
+next round starts after it. On greedy text the walk depends on the 0/1 agreement at every token
+alone, so replaying it gives tau exactly as an engine counts it, without the independence behind
+(1 - alpha^(gamma+1)) / (1 - alpha), which is a few per cent too high.
 
 On sampled text the walk is random even when the text is known. Let p be the target's and q the
 draft's distribution at a token of the text, x the token. The text of speculative decoding is
@@ -16,10 +15,10 @@ whatever happened before, and a round that starts at s writes 1 + k tokens with 
 a[s+k-1] (1 - a[s+k]). The chance that some round starts at each token follows by one pass over the
 text, and with it the expected number of rounds. Greedy text is the case a = 0 or 1.
 
-Which rounds count, as `engines.child.answers.whole_rounds` counts them: a text cut at a length
-n counts the rounds that could have written gamma + 1 tokens before n (so the cut does not look like
-a rejection, and a short round near the end is not preferred to a long one); a text that ended by
-itself counts all but the round that wrote its end token.
+Which rounds count, as `engines.child.answers.whole_rounds` counts them: of a text cut at a length
+n those that could have written gamma + 1 tokens before n (so the cut does not look like a
+rejection, nor is a short round near the end preferred to a long one); of a text that ended by
+itself all but the round that wrote its end token.
 """
 
 from __future__ import annotations

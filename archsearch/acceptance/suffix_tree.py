@@ -8,10 +8,9 @@ stays at or above `least_probability`, for at most `factor` tokens per token mat
 these products is its score. The highest score drafts; of equal ones the longer match, and the
 request's own tree.
 
-A node that one suffix alone passes keeps a place in that suffix's text instead of children, so a
-tree has about as many nodes as the text has repeated pieces. Children of equal count stand in the
-order that the original's sibling list gives them, and scores are float32 as there, so that ties
-fall alike: on 139,380 random contexts both drafted the same.
+A node that one suffix alone passes keeps a place in that suffix's text instead of children.
+Children of equal count stand in the order of the original's sibling list, and scores are float32 as
+there, so that ties fall alike: on 139,380 random contexts both drafted the same.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 this project's own sketches and for the shapes of a search.
 
 **Which size.** Parameters of the body: layers and final norm, without embedding and head, relative
-to the target's. The embedding is a lookup (tokens it holds do not make the draft wiser) and the
-head's rows have their own term (trimmed vocabulary); counting either would let a 49k-row head pass
-for capacity: in a 2-layer draft of a 135M target it holds four times the parameters of the layers.
-Capped at the target's body.
+to the target's, capped there. The embedding is a lookup and the head's rows have their own term
+(trimmed vocabulary); counting either would let a 49k-row head pass for capacity: in a 2-layer draft
+of a 135M target it holds four times the parameters of the layers.
 
 What the table says of them is stored (published_fit.json, `load_fit`).
 """

@@ -13,14 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from archsearch.architecture.hf_fields import (
-    MOST,
-    MOST_LAYERS,
-    SIZES,
-    check_types,
-    is_whole,
-    short,
-)
+from archsearch.architecture.hf_fields import MOST, MOST_LAYERS, SIZES, check_types, is_whole, short
 from archsearch.errors import InvalidShapeError
 from archsearch.workload import WEIGHT_BYTES
 

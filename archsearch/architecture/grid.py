@@ -2,9 +2,8 @@
 
 A space multiplies a few thousand bodies (widths and heads) by depths, window patterns and
 vocabularies. What one layer costs is a matter of the body, what the head costs of the body and its
-rows: arrays that broadcast price each once. They take the place of its numbers, so every
-formula of one shape is the formula of many. Of their ops each distinct one is priced once
-(`priced`).
+rows: arrays that broadcast price each once, by the formulas of one shape, and each distinct op of
+theirs is priced once (`priced`).
 """
 
 from __future__ import annotations

@@ -14,9 +14,8 @@ of their own, usually trimmed. A round of a chain is one pass over the rows that
 and gamma - 1 later steps of one token (vLLM's `v1/spec_decode/llm_base_proposer.py`, SGLang's
 `draft_extend` and `draft`); `dflash` and `peagle` have the first pass only.
 
-With tensor parallelism layers, embedding and head are split like the target's, fc is not: every
-rank runs all of it (vLLM's and SGLang's `llama_eagle3.py`). The choice of the token is part of a
-pass here: a chain feeds it to the next step.
+With tensor parallelism layers, embedding and head are split like the target's, fc is not (vLLM's
+and SGLang's `llama_eagle3.py`). The choice of the token is part of a pass here.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
 `hf_config` has read of the fields that all families share and adds its own; a variant that is not
 modelled is an InvalidShapeError with the field and its value.
 
-`weight_format` says in which format a checkpoint's weights are kept. Every tool that quantises
-writes its own dictionary (`quant_method`); what they have in common is the width of the weights,
-which decides the time of a pass. The fields are those that transformers 5
+`weight_format` says in which format a checkpoint's weights are kept, whose width decides the time
+of a pass; every tool that quantises writes its own dictionary (`quant_method`). The fields are
+those that transformers 5
 (`utils/quantization_config.py`), compressed-tensors 0.12, ModelOpt 0.37, AutoAWQ, GPTQModel and
 Quark write. What no row here knows is named, never taken for 16 bits.
 """

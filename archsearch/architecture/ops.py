@@ -397,7 +397,6 @@ def head_ops(
     With several `ranks` the embedding is split by vocabulary, so its result is summed over the
     ranks, and every rank needs the logits of all: an all-gather of m x head_rows numbers moves what
     an all-reduce of half as many does ((r - 1) / r against 2 (r - 1) / r of the numbers per rank).
-    Neither shrinks with the ranks.
     """
     m = batch * tokens
     head_m = m if head_tokens is None else batch * head_tokens

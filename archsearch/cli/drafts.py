@@ -223,12 +223,7 @@ def confirm(run: Path, rank: int, count: int, as_json: bool, **options: Any) -> 
         confirm_rank,
     )
     from archsearch.pipeline.side_by_side import FamilyRequest, confirm_families, with_gamma
-    from archsearch.report.terminal.run import (
-        confirm_text,
-        engines_text,
-        families_text,
-        load_text,
-    )
+    from archsearch.report.terminal.run import confirm_text, engines_text, families_text, load_text
     from archsearch.runs.lock import run_lock
 
     click.get_current_context().with_resource(run_lock(run, "archsearch confirm"))

@@ -248,10 +248,7 @@ class DFlash(FeatureDrafter):
     acceptance = "block"
     # 512 blocks of 16 in 2,048 tokens (SpecForge, example of Qwen3.6-27B)
     training_rows = 4.0
-    choices = {
-        "states": (BLOCK_LAYERS,),
-        "block": (16,),
-    }
+    choices = {"states": (BLOCK_LAYERS,), "block": (16,)}
 
     @classmethod
     def published(cls, row: PublishedDrafter, target: Architecture) -> Self:
@@ -300,11 +297,7 @@ class Medusa(Drafter):
     rounds = "medusa"
     acceptance = "medusa"
     has_layers = False
-    choices = {
-        "heads": (1, 2, 3, 4, 5),
-        "residual_layers": (1,),
-        "shared_head": (False, True),
-    }
+    choices = {"heads": (1, 2, 3, 4, 5), "residual_layers": (1,), "shared_head": (False, True)}
 
     @classmethod
     def of(cls, target: Architecture, decoder: Architecture | None, chosen: Chosen) -> Self:

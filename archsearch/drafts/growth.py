@@ -6,9 +6,8 @@
 
 Runs of earlier versions may hold longer/ and followed/ too: they are read.
 
-Everything resumes: a folder that was begun goes on, and what a kill left is used. Prompts whose
-answers are kept out to compare drafts on, and held-out prompts, get no further text and none like
-them.
+Folders that were begun go on. Prompts whose answers are kept out to compare drafts on, and held-out
+prompts, get no further text and none like them.
 """
 
 from __future__ import annotations
@@ -226,7 +225,7 @@ class Growth:
         before = self.tokens(folder)[0]
         writing = Writing(self.texts.answer_tokens, temperature, seed=seed)
         cache = self.timed(folder, prompts, writing, budget_s)
-        self.texts.forget(folder)
+        self.texts.reread()
         return cache.written_tokens - before
 
     def timed(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +18,7 @@ from archsearch.acceptance.replay import Replay, replay_chains, replays
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.published_drafters import usual_head
 from archsearch.drafters.forms import auxiliary_layers
-from archsearch.drafts.trainer import DraftTrainer
+from archsearch.drafts.trainer import LOOK_RATIO, PATIENCE, DraftTrainer
 from archsearch.errors import ArchsearchError, MissingDataError
 from archsearch.estimate import Estimate
 from archsearch.files import atomic_path
@@ -28,7 +28,6 @@ from archsearch.records import load, save
 from archsearch.training.pace import Slowdown
 
 if TYPE_CHECKING:
-    from archsearch.text.auxiliary import AuxiliaryStates
     from archsearch.text.cache import TextCache
     from archsearch.training.heads.chains import Head
     from archsearch.training.heads.folder import TargetFacts
@@ -100,8 +99,9 @@ class HeadAcceptance:
 @dataclass(frozen=True, slots=True)
 class HeadRecord:
     """heads/<family>/training.json. `rows`: tokens that the vocabulary keeps; `auxiliary_s`: that
-    the states took; `text_tokens`: written ones it learnt from; `best`, `curve`: `HeadPoint`s;
-    `loss_curve`: (seconds, loss)."""
+    the states took; `text_tokens`: written ones it learnt from, `epoch_tokens`: with their prompts;
+    `stopped`: why it ended before its time; `best`, `curve`: `HeadPoint`s; `loss_curve`: (seconds,
+    loss)."""
 
     plan: HeadPlan
     seconds: float
@@ -114,6 +114,8 @@ class HeadRecord:
     auxiliary_s: float = 0.0
     vocabulary_coverage: float = 1.0
     text_tokens: int = 0
+    epoch_tokens: int = 0
+    stopped: str = ""
     prompts: str = ""
     seed: int = 0
     slowdowns: tuple[Slowdown, ...] = ()
@@ -153,9 +155,6 @@ class HeadTrainer:
     def __init__(self, trainer: DraftTrainer) -> None:
         self.trainer = trainer
 
-    def folder(self, family: HeadFamily) -> Path:
-        return head_folder(self.trainer.folder, family)
-
     def check(self, plan: HeadPlan) -> None:
         """Raise ArchsearchError, before anything is loaded, for a target whose heads cannot be
         trained here."""
@@ -170,6 +169,16 @@ class HeadTrainer:
 
             check_layers(plan.aux_layers, arch.num_hidden_layers)
 
+    def keep_states(self, plan: HeadPlan) -> None:
+        """Let the target keep what the head of `plan` reads while it writes; raises as `check`."""
+        self.check(plan)
+        if plan.family != "medusa":
+            self.trainer.texts.layers = self._layers(plan)
+
+    def _layers(self, plan: HeadPlan) -> tuple[int, ...]:
+        layers = self.trainer.target.architecture.num_hidden_layers
+        return tuple(sorted(plan.aux_layers)) or auxiliary_layers(layers)
+
     def facts(self) -> TargetFacts:
         """What heads of this run's target must fit."""
         from archsearch.training.heads.folder import TargetFacts
@@ -180,11 +189,11 @@ class HeadTrainer:
         )
 
     def train(self, plan: HeadPlan, budget_s: float, seed: int = 0) -> TrainedHead:
-        """Train a head for `budget_s` seconds in all (a checkpoint's time counts), and measure it
-        on held-out text.
+        """Train a head for `budget_s` seconds in all (a checkpoint's time counts), Medusa's until
+        held-out acceptance no longer rises, and measure it on held-out text.
 
-        An EAGLE-3 head's auxiliary states are made first, once for all heads that read the same
-        layers, outside the budget.
+        An EAGLE-3 head's auxiliary states that were not kept while the texts were written are made
+        first, once for all heads that read the same layers, outside the budget.
         """
         import numpy as np
 
@@ -192,26 +201,30 @@ class HeadTrainer:
         from archsearch.training.heads.train import head_config, train_head
 
         self.check(plan)
-        folder, trainer = self.folder(plan.family), self.trainer
+        trainer = self.trainer
+        folder = head_folder(trainer.folder, plan.family)
         caches, choosing = trainer.texts.all_training(), trainer.texts.choosing()
         start = time.monotonic()
-        auxiliary = self._auxiliary(plan, [*caches, choosing]) if plan.family != "medusa" else None
+        if plan.family != "medusa":
+            *caches, choosing = self._with_states(plan, [*caches, choosing])
         before = load(folder / RECORD, RECORD_WORDS, HeadRecord)  # of a head that goes on
         auxiliary_s = time.monotonic() - start + (before.auxiliary_s if before else 0.0)
         vocabulary = trainer.texts.vocabulary(folder, plan.head_rows(caches[0].vocab_size))
-        head = self._initial(plan, vocabulary.token_ids, auxiliary, seed)
+        head = self._initial(plan, vocabulary.token_ids, seed)
+        config = head_config(budget_s, seed=seed)
+        if plan.family == "medusa":  # an EAGLE-3 head lost by it: its chains rise late (docs/log)
+            config = replace(config, look_ratio=LOOK_RATIO, patience=PATIENCE)
         with ProgressLine(f"train {plan.family}") as line:
             result = train_head(
                 head,
                 caches,
                 plan.gamma,
-                head_config(budget_s=budget_s, seed=seed),
-                auxiliary=auxiliary,
+                config,
                 checkpoint_dir=folder / "checkpoint",
                 progress=line,
             )
         judged = [s for s in choosing.sequences if len(s.written) > 1]
-        matches = chain_matches(head, judged, plan.gamma, auxiliary)
+        matches = chain_matches(head, judged, plan.gamma)
         self._save(head.to("cpu"), folder, caches[0])
         run, counts = result.run, count_chains(matches)
         every = max(1, math.ceil(len(run.loss_curve) / LOSSES_KEPT))
@@ -230,10 +243,12 @@ class HeadTrainer:
             run.steps,
             run.tokens_per_s,
             rows=len(vocabulary.token_ids),
-            aux_layers=auxiliary.layers if auxiliary else (),
+            aux_layers=choosing.layers,
             auxiliary_s=auxiliary_s,
             vocabulary_coverage=vocabulary.coverage,
             text_tokens=sum(cache.written_tokens for cache in caches),
+            epoch_tokens=run.epoch_tokens,
+            stopped=run.stopped,
             prompts=trainer.prompts.source,
             seed=seed,
             slowdowns=run.slowdowns,
@@ -247,32 +262,23 @@ class HeadTrainer:
         save(folder / RECORD, record)
         return TrainedHead(folder, record, replays)
 
-    def _auxiliary(self, plan: HeadPlan, caches: Sequence[TextCache]) -> AuxiliaryStates:
+    def _with_states(self, plan: HeadPlan, caches: Sequence[TextCache]) -> list[TextCache]:
         from archsearch.text.auxiliary import auxiliary_states
 
-        layers = plan.aux_layers or auxiliary_layers(
-            self.trainer.target.architecture.num_hidden_layers
-        )
-        loaded = self.trainer.loaded
+        layers, loaded = self._layers(plan), self.trainer.loaded
         with ProgressLine("auxiliary states of the texts") as line:
             # Held-out text may have been written in another dtype than the training text.
-            parts = [
+            return [
                 auxiliary_states(loaded.model(cache.dtype), cache, layers, line) for cache in caches
             ]
-        joined = parts[0]
-        for part in parts[1:]:
-            joined = joined.join(part)
-        return joined
 
-    def _initial(
-        self, plan: HeadPlan, kept: Sequence[int], auxiliary: AuxiliaryStates | None, seed: int
-    ) -> Head:
+    def _initial(self, plan: HeadPlan, kept: Sequence[int], seed: int) -> Head:
         from archsearch.training.heads.eagle3 import initialise_eagle3
         from archsearch.training.heads.folder import eagle3_config
         from archsearch.training.heads.medusa import initialise_medusa
 
         target = self.trainer.source_of_weights()
-        if auxiliary is None:
+        if plan.family == "medusa":
             return initialise_medusa(target, plan.gamma, kept).to(self.trainer.device)
         decoder: Architecture = usual_head(self.trainer.target.architecture, "eagle3").decoder
         decoder = decoder.replace(num_hidden_layers=plan.layers, draft_vocab_size=len(kept))
@@ -281,7 +287,7 @@ class HeadTrainer:
         ids = (words.pad_token_id, words.unk_token_id, words.eos_token_id)
         mask = int(next((i for i in ids if i is not None), 0)) if plan.family == "peagle" else None
         head = initialise_eagle3(
-            target, eagle3_config(decoder, target), auxiliary.layers, kept, seed, mask
+            target, eagle3_config(decoder, target), self._layers(plan), kept, seed, mask
         )
         return head.to(self.trainer.device)
 

@@ -10,6 +10,7 @@ Further text, where there was time for it, in the folders that `drafts.growth` n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,7 +43,9 @@ COVERAGE_SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 
 class RunTexts:
     """Writes the texts of one run, or finds them written; every draft of the run learns from and is
-    measured on the same."""
+    measured on the same. `layers`: of the target, whose inputs are kept on the way for heads."""
+
+    layers: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -102,6 +105,8 @@ class RunTexts:
         from archsearch.text.generate import write_answers
 
         what = {"text": "training", "heldout": "held-out"}.get(folder, "more training")
+        if not folder.startswith("asked"):  # prompts, from which nothing learns
+            writing = replace(writing, layers=self.layers)
         with ProgressLine(f"target writes {what} text") as line:
             return write_answers(
                 self.target.model() if folder == "heldout" else self.writer(),
@@ -122,12 +127,9 @@ class RunTexts:
             write_json(done, {"tokens": self.training().written_tokens})
         return self.training()
 
-    def forget(self, folder: str) -> None:
-        """A folder has changed: read it again when it is next asked for."""
-        self._caches.pop(folder, None)
-
     def reread(self) -> None:
-        """Another process may have written: read every folder again when it is next asked for."""
+        """Something was written, maybe by another process: read every folder again when it is next
+        asked for."""
         self._caches.clear()
 
     def _read(self, name: str) -> TextCache:

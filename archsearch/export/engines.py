@@ -40,10 +40,10 @@ def tensorrt_schedule(ranges: Ranges) -> dict[int, int] | None:
     """TensorRT-LLM's draft_len_schedule {batch size: draft length}, None where it cannot say the
     schedule.
 
-    Its rule turned round between releases: a key once meant "from this batch size on" and now means
-    "up to this batch size, and no drafts above the last key" (get_draft_len_for_batch_size). Both
-    ends of every range are written, so that both readings give the same gamma at every batch size
-    of the schedule. Batch 1 must have max_draft_len, the largest: else None.
+    A key once meant "from this batch size on" and now means "up to this batch size, and no drafts
+    above the last key" (get_draft_len_for_batch_size). Both ends of every range are written, so
+    that both readings give the same gamma at every batch size of the schedule. Batch 1 must have
+    max_draft_len, the largest: else None.
     """
     if not ranges or ranges[0][2] < 1 or ranges[0][2] != largest_gamma(ranges, 0):
         return None

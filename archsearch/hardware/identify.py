@@ -432,8 +432,8 @@ def idle_gpu(
     """The state of the first of the GPUs that are `device` and that nobody uses.
 
     Busy is: another process has a CUDA context on it, or it has worked more than BUSY_UTILISATION
-    of the time; where only the second holds, the figure may be what a job that just ended left
-    behind, so it is read again for 2 s. Raises ArchsearchError naming the processes where
+    of the time; that figure, which a job that just ended may have left behind, is read again for
+    2 s. Raises ArchsearchError naming the processes where
     all of them are busy (`allow_busy`: takes the first and says nothing).
     """
     gpus = [gpu for gpu in visible_gpus() if matches(device, gpu)]

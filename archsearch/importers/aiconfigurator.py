@@ -366,9 +366,8 @@ def without_slow_starts(table: Table) -> Table:
 
     vLLM 0.24 in fp8 on B200: in 446 of 483 matrices one token takes about 14 us longer than two to
     sixteen, whatever the size (64 x 64 too), in the others nothing; the same on B300 and GB200. Its
-    bfloat16 rows there, TensorRT-LLM's and SGLang's fp8 rows, and Hopper's, have no such thing (0.3
-    to 0.5 us). Why is not known. Were it the engine's, a step of one request would take 1.5 times
-    one of two.
+    bfloat16 rows there, TensorRT-LLM's and SGLang's fp8 rows, and Hopper's have no such thing (0.3
+    to 0.5 us). Were it the engine's, a step of one request would take 1.5 times one of two.
     """
     by_matrix: dict[tuple[int, int], dict[int, float]] = {}
     for (op, _), seconds in table.times_s.items():
@@ -385,8 +384,8 @@ def without_slow_starts(table: Table) -> Table:
 def static_scales(table: Table, device: Device) -> Table:
     """An fp8 GEMM table as servers of checkpoints with static scales run it.
 
-    The collector lets every framework compute the scale of the activations; a static checkpoint
-    brings it. What that costs is measured apart (computescale_perf: dynamic minus static
+    The collector lets every framework compute the scale of the activations, which a static
+    checkpoint brings. That is measured apart (computescale_perf: dynamic minus static
     quantisation), and under vLLM the quantisation itself (scale_matrix_perf) is fused into the norm
     or activation before it. No GEMM gets quicker than its weights can be read.
     """

@@ -2,8 +2,8 @@
 
 A Gaussian process with fixed length scales over log(time / physical base) represents any smooth
 interpolation. Rows of a regular grid come first; then, one at a time, the row that improves the
-prediction of the others most. (Taking the worst predicted row each time collects the noisy ones: on
-H100 it predicted the rest worse than random rows did.)
+prediction of the others most. (The worst predicted row each time, the noisy ones, predicted an
+H100's rest worse than random rows did.)
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Rows of mixtures of experts and of latent attention out of the tables of aiconfigurator-core.
 
-A row of moe_perf.parquet is one rank's experts under a rule of routing; what its time follows is
-how many distinct experts the rule touches, which no column says. It is counted here by the rules of
-the package's own collectors (collector/helper.py, `balanced_logits` and `power_law_logits_v3`,
-commit 095f58a5). Not in a row: the router's GEMM, shared experts, all-reduces.
+A row of moe_perf.parquet is one rank's experts under a rule of routing; its time follows how many
+distinct experts the rule touches, which is counted here by the rules of the package's own
+collectors (collector/helper.py, `balanced_logits` and `power_law_logits_v3`, commit 095f58a5). Not
+in a row: the router's GEMM, shared experts, all-reduces.
 
 Left out, since they say something else than their labels: kernels that run at less than a third of
 the memory's speed (badly tuned, as vLLM's per-tensor fp8 on Hopper), SGLang's MXFP4 on Hopper

@@ -13,8 +13,8 @@ layers, `rest` rows name the batch. `kernels`: the drafter's passes as their ops
 run outside of what an engine times of a draft (the states they read, the scatter of trimmed logits,
 Medusa's loop), so their sum is learnt.
 
-Such rows are small numbers out of large ones: one may lie at or below zero by noise alone. The fit
-knows each row's std (`fit_differences`), and every answer has the std of the law.
+Such rows are small numbers out of large ones, some at or below zero by noise alone: the fit knows
+each row's std (`fit_differences`), and every answer has the std of the law.
 """
 
 from __future__ import annotations

@@ -99,10 +99,9 @@ class UnpackedQueries:
 
         seconds = max(start + waves of blocks x one block, decode x how often the cache is read)
 
-    One block: the table's row of one head and one sequence, which runs unsplit and unpacked too. A
-    cache is read once for all heads whose blocks run at the same time. Blocks are started by
-    sequence and then by head, one to a multiprocessor (128 such blocks take an A100 twice as long
-    as 8).
+    One block: the table's row of one head and one sequence, unsplit and unpacked too. A cache is
+    read once for all heads whose blocks run at the same time. Blocks are started by sequence and
+    then by head, one to a multiprocessor (128 take an A100 twice as long as 8).
     """
 
     def __init__(self, priced: Any, multiprocessors: int) -> None:

@@ -1,10 +1,9 @@
 """A whole pass put together from kernel tables, for GPUs of which no whole pass was measured.
 
 graph mode: step = its kernels + what a replay costs + what ranks wait for one another; what an
-engine adds between two steps is in `latency.rounds`. eager mode: the host launches every kernel and
-the device waits for it wherever it is the faster of the two, so the layers take the longer of
-device time and host time. The host time is in no table; it is a published constant (constants.yaml)
-with a wide std, and an eager answer is an estimate of that published stack, not of this machine.
+engine adds between two steps is in `latency.rounds`. eager mode: the host launches every kernel, so
+the layers take the longer of device time and host time. The host time is in no table; it is a
+published constant (constants.yaml) with a wide std, of that published stack, not of this machine.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A round of any drafter: its plan (`drafters.drafter.RoundPlan`) priced pass by pass and put
 together as the engine runs it.
 
-On a GPU the engine's class for that kind of drafter decides (engine_rounds.yaml). On a CPU, where
-the engine was measured with such drafters, its law says what a round takes beside the target's pass
-(`added`); else the parts add up, with what the engine was measured to add to a round of as
-many draft passes. Drafters that are models: `LatencyOfRounds.round`.
+On a GPU the engine's class for that kind of drafter decides (engine_rounds.yaml). On a CPU the law
+of an engine that was measured with such drafters says what a round takes beside the target's pass
+(`added`); else the parts add up, with what was measured of rounds of as many draft passes. Drafters
+that are models: `LatencyOfRounds.round`.
 """
 
 from __future__ import annotations

@@ -11,10 +11,9 @@ Three layers, each learnt from rows of its kind:
 3. what is left: a Gaussian process over the shape, whose leave-one-out errors are the model's own
 account of its precision.
 
-Weights of a small draft stay in the last-level cache from its second token on, and are pushed out
-by every verification pass. So ops are measured warm and cold, a pass in a loop lies between the two
-by how much of its weights fit the cache, and the first draft token of a round is priced cold:
-draft_s(gamma) = cold + (gamma - 1) * steady.
+Weights of a small draft stay in the last-level cache from its second token on, and every
+verification pass pushes them out. So ops are measured warm and cold, a pass in a loop lies between
+the two by how much of its weights fit the cache, and draft_s(gamma) = cold + (gamma - 1) * steady.
 
 A GPU profile that holds kernels but no whole passes (an imported table) has nothing to fit 2 and 3
 to: its passes are composed of their ops and of stated constants (`archsearch.latency.composed`);
@@ -33,14 +32,7 @@ import numpy as np
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.grid import Pass, ShapeGrid, priced
-from archsearch.architecture.ops import (
-    AllReduce,
-    Op,
-    Part,
-    PassOps,
-    model_pass,
-    sample_op,
-)
+from archsearch.architecture.ops import AllReduce, Op, Part, PassOps, model_pass, sample_op
 from archsearch.capacity import shard
 from archsearch.drafters.drafter import Drafter, RoundPlan, RoundRows
 from archsearch.engine_facts import engine_facts

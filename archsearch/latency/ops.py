@@ -608,8 +608,8 @@ class OpModel:
         bound by arithmetic.
 
         Flash decoding packs all queries that share a KV head into one block, so `tokens` of them
-        cost about one token of a model with `tokens` times the query heads: the cache is read once,
-        not `tokens` times. With many tokens arithmetic decides: the speed at which the prefill rows
+        cost about one token of a model with `tokens` times the query heads: the cache is read once.
+        With many tokens arithmetic decides: the speed at which the prefill rows
         compute the same keys (PEAK_SHARE of the datasheet's without such rows), for the share of
         query-key pairs under the causal mask.
         """

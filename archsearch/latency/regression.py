@@ -59,8 +59,7 @@ def fit_differences(features: Array, values_s: Array, stds_s: Array) -> Differen
     mostly noise, decide. `stds_s` [rows]: standard error of each, NaN where it is not known; such
     rows take the median of the known ones. `misfit` is what makes chi-squared equal to the degrees
     of freedom (DerSimonian and Laird 1986): without it a row of many repeats would outweigh all.
-    The law is held at zero or above, since no engine takes less than no time; its covariance is of
-    the fit without that hold.
+    The law is held at zero or above; its covariance is of the fit without that hold.
     """
     from scipy.optimize import nnls
 
@@ -298,8 +297,8 @@ def _exponential_hyperparameters(
     and Williams, eq. 5.9).
 
     A wide log-normal prior (a factor e^2) around amplitude 0.02, lengths 3 and noise 0.002 keeps
-    few rows from running away. The first answer takes all rows alike; after each of `rounds` more,
-    rows with large leave-one-out errors get wider noise.
+    few rows from running away. After each of `rounds`, rows with large leave-one-out errors get
+    wider noise.
     """
     from scipy.linalg.lapack import dpotrf, dpotri
     from scipy.optimize import minimize

@@ -5,8 +5,7 @@ In eager mode on a GPU the host launches the kernels: a pass takes the longer of
 published host time that composed passes use too (`constants.yaml`).
 
 The same answers as `LatencyModel`, with source `roofline` and a wide band: measured tables put
-rooflines of this kind 14-21 % off on large layers and 25-50 % on small ones. It is there so that a
-question is answered and marked, never to replace a profile.
+rooflines of this kind 14-21 % off on large layers and 25-50 % on small ones.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """What an engine adds to its rounds, fitted to rounds that were measured in it, with what is
 published as the prior.
 
-The law is that of `rounds` (the longer of GPU and host where the engine overlaps), the same in fit
-and prediction. It is not linear: a row constrains only the side that decided it. So the fit is a
-maximum of the posterior, by least squares from several starts, with the covariance of the law's
-derivatives there. What no row constrains stays at its prior, with the prior's std. The kernels'
-times are modelled and may be off too; a factor for the target and one for each draft are fitted
-beside them and forgotten.
+The law is that of `rounds` (the longer of GPU and host where the engine overlaps). A row constrains
+only the side that decided it, so the fit is a maximum of the posterior, by least squares from
+several starts, with the covariance of the law's derivatives there. What no row constrains stays at
+its prior, with the prior's std. The kernels' times are modelled and may be off too; a factor for
+the target and one for each draft are fitted beside them and forgotten.
 
 `with_measured_rounds` takes the rows of kind `round` of a profile that count for the engine asked
 for.

@@ -45,7 +45,7 @@ class RoundTime:
 
     `host_s`: what the host needs to launch the round, None where the engine's host is not
     modelled. `bound`: which of the two decides. The std of `round_s` is that of the larger of two
-    uncertain times, so it is not the parts' sum.
+    uncertain times.
     """
 
     draft_s: Estimate

@@ -6,11 +6,11 @@ not.
                       (of Ampere less half of what overlaps, where its memory is the slower)
 
 `least` is what memory needs at its best: bytes / (REACHED bandwidth); `rest` what the kernel takes
-beyond that, in its launch and in filling and draining the multiprocessors. Slower memory does not
-slow it down, nor do fewer multiprocessors: an H20, with a seventh of an H100's peak, runs steps of
+beyond that, in its launch and in filling and draining the multiprocessors. Neither slower memory
+nor fewer multiprocessors slow it down: an H20, with a seventh of an H100's peak, runs steps of
 Qwen3-1.7B to 32B 6 to 14 % slower than this says; a rest that grew with the ratio of peaks was 17
-to 61 % too slow (`benchmarks/transfer.py`, table 3). Libraries run the
-same kernels on both; between generations they do not (`benchmarks/transfer.py`).
+to 61 % too slow. Libraries run the same kernels on both, but not between generations
+(`benchmarks/transfer.py`).
 """
 
 from __future__ import annotations

@@ -211,8 +211,8 @@ def converted_gguf(name: str, weights: Mapping[str, str]) -> Path:
     """Folder with safetensors, config and tokenizer made once out of a GGUF, under
     `cache_dir()/targets/<name>`; of a given file with its size and time in the name.
 
-    The folder appears by rename when it is complete, so its existence is the proof that it can be
-    used. Raises ArchsearchError where the cache cannot be written.
+    The folder appears by rename when it is complete. Raises ArchsearchError where the cache cannot
+    be written.
     """
     folder = cache_dir() / "targets" / name
     if "module" not in weights:

@@ -123,9 +123,9 @@ def load_checked(
     """The causal language model in the folder or of the hub id `source`; `what` names it in
     messages.
 
-    transformers fills what a checkpoint lacks with random numbers and only warns; hours would be
-    trained on that. Tensors beyond the model's it leaves out: a config with too few layers would
-    run a part of the checkpoint. Raises MissingDataError with the first tensor's name where one is
+    transformers fills what a checkpoint lacks with random numbers and only warns, and leaves out
+    tensors beyond the model's: a config with too few layers would run a part of the checkpoint.
+    Raises MissingDataError with the first tensor's name where one is
     missing, has another shape, is more than the model has (but `harmless`), or holds NaN or
     infinity, and for what cannot be read.
     """

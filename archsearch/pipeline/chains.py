@@ -2,8 +2,8 @@
 chosen by the joint replay of both on held-out text (`acceptance.chain`).
 
 A round in which the lookup drafts n tokens is priced as a lookup's over n + 1 rows, any other as
-the draft's own of as many tokens as it drafts there. The lookup comes first: a draft has something
-to propose everywhere, so that the other order is the draft alone.
+the draft's own of as many tokens as it drafts there. The other order would be the draft alone,
+which has something to propose everywhere.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """`archsearch compare`: what differs between runs, and why another draft won there: one condition
 swapped at a time.
 
-Of two runs of one target the winner of each is priced under the conditions of both. It is also
-priced under those of the first with one of the second's conditions in place of its own (device,
-engine, mode, batch size, ...). How far one winner leads the other is given by term (tokens a round,
-drafting, verification, what the engine adds); the terms add up.
+Of two runs of one target the winner of each is priced under the conditions of both, and under those
+of the first with one of the second's in place of its own (device, engine, mode, batch size, ...).
+How far one winner leads the other is given by term (tokens a round, drafting, verification, what
+the engine adds); the terms add up.
 """
 
 from __future__ import annotations

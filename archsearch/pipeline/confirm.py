@@ -185,8 +185,8 @@ def confirm_rank(
     unsure, by replay, runs so beside its gamma.
 
     The prediction beside it is the score's: latency from the profile, tau from the trace on
-    held-out text; and once more with the tau that the engine counted, which leaves only the
-    latency's error. Times in seconds. Raises MissingDataError for a rank without weights.
+    held-out text; and once more with the tau that the engine counted, which leaves the latency's
+    error. Raises MissingDataError for a rank without weights.
     """
     run = session.run
     check_independent(run.score(rank), "confirming", run.path)

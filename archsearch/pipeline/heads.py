@@ -80,6 +80,13 @@ def head_plan(
     return HeadPlan(known, gamma or USUAL_GAMMA, head_rows, layers or HEAD_LAYERS[known], ids)
 
 
+def keep_states(session: SearchSession, trainer: DraftTrainer) -> None:
+    """What the heads of a search read is kept while its texts are written."""
+    for family in (name for name in HEAD_FAMILIES if name in session.request.families):
+        with suppress(ArchsearchError):  # of a target whose heads cannot be trained
+            HeadTrainer(trainer).keep_states(HeadPlan.usual(family, 1))
+
+
 def head_rungs(session: SearchSession, trainer: DraftTrainer) -> HeadRungs | None:
     """The heads among the candidates of a search; None where none was asked for."""
     asked = session.request.families

@@ -43,7 +43,7 @@ from archsearch.pipeline.confirm import confirm_rank
 from archsearch.pipeline.engine_ways import write_engines
 from archsearch.pipeline.existing import EXISTING, alternatives, within_budget
 from archsearch.pipeline.families import INDEPENDENT, best_of_each, family_rows
-from archsearch.pipeline.heads import head_rungs, write_family_table
+from archsearch.pipeline.heads import head_rungs, keep_states, write_family_table
 from archsearch.pipeline.in_engine import EngineChoice
 from archsearch.pipeline.next_steps import next_steps
 from archsearch.pipeline.rounds_explained import free_layers, served_by, warnings_of
@@ -113,6 +113,7 @@ def train_and_confirm(session: SearchSession, start: float) -> Searched:
         file.save()
         return replace(rank_only(session), rungs=(), notes=tuple(state.notes), plan=plan)
     trainer = session.trainer()
+    keep_states(session, trainer)
     write_texts(trainer, file, plan)
     coverage = trainer.texts.coverage()
     session = session.with_scorer(session.scorer.with_coverage(coverage))
@@ -213,11 +214,7 @@ def with_measured(
 ) -> tuple[list[Score], list[Score]]:
     """The measured scores of trained drafts, best first, and the predicted ones of the rest."""
     measured = [
-        replace(
-            draft.score(scorer),
-            needs=Needs("exists", str(draft.folder)),
-        )
-        for draft in trained
+        replace(draft.score(scorer), needs=Needs("exists", str(draft.folder))) for draft in trained
     ]
     shapes = {score.architecture for score in measured}
     rest = [score for score in ranked if score.architecture not in shapes]

@@ -196,9 +196,8 @@ class SearchRequest:
         """(the request with what was left open, None, decided; why it only ranks although it had
         time to train, or "").
 
-        A time budget is meant for training unless alpha was given as a number; nobody's weights at
-        hand means the ranking is the answer. It climbs where it trains and nobody fixed how many
-        finalists there are.
+        A time budget is meant for training unless alpha was given as a number or no weights are at
+        hand. It climbs where it trains and nobody fixed how many finalists there are.
         """
         trains = alpha is not None and registry.trains(alpha)
         count, note = confirm or 0, ""

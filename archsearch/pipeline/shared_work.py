@@ -2,9 +2,8 @@
 (`search.claims`), and where those processes run: on this machine, or as tasks of a Ray cluster.
 
 Who searches posts what is to be done next; whoever has joined takes a job, does it in the run's
-folder, which all must reach, and says so. The folder is the truth: what lies there finished is not
-done again, whatever a storage says. While the search lives it holds a claim of its own, so that its
-helpers know when there is nothing more to wait for.
+folder, which all must reach, and says so. What lies there finished is not done again, whatever a
+storage says. The search holds a claim of its own, so that its helpers know when it ended.
 
 A worker is `archsearch worker --run NAME` wherever it runs, the storage's URL in its environment.
 It needs the storage, and for trainings the run folder, at the same path on every machine.

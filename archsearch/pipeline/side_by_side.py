@@ -2,9 +2,9 @@
 prompt by prompt.
 
 Every prompt runs with the target alone and with each drafter, back to back. Beside each measured
-speed-up and the order of the drafters stand those predicted from the profile and held-out text. A
-head's acceptance in the engine is checked against that text: an engine that reads other layers than
-the head was trained on says nothing and accepts less.
+speed-up stands the one predicted from the profile and held-out text. A head's acceptance in the
+engine is checked against that text: an engine that reads other layers than the head was trained on
+says nothing and accepts less.
 """
 
 from __future__ import annotations

@@ -6,17 +6,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final
 
 from archsearch.architecture.grid import BODY_FIELDS as BODY
 from archsearch.drafters.forms import vllm_config
-from archsearch.drafts.heads import (
-    HeadPlan,
-    HeadTrainer,
-    find_head,
-)
+from archsearch.drafts.heads import HeadPlan, HeadTrainer, find_head
 from archsearch.drafts.records import TrainedDraft, trained_draft
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.errors import ArchsearchError, MissingDataError
@@ -181,16 +177,16 @@ def train_family(path: Path, plan: HeadPlan, budget_s: float) -> HeadAnswer:
     check_weights(session.target)
     trainer = session.trainer()
     heads = HeadTrainer(trainer)
-    heads.check(plan)
+    heads.keep_states(plan)
     budget_s = _left_after_text(trainer, budget_s)
     spent = _spent(path, plan)
     trained = heads.train(plan, spent + budget_s, session.request.seed)
     if (path / FAMILIES_FILE).is_file():  # with the head as it is now
         compare_families(path)
     write_report(session.run, session)
-    keys = "plan rows seconds tokens tokens_per_s auxiliary_s vocabulary_coverage heldout best"
-    kept = {key: getattr(trained.record, key) for key in keys.split()}
-    return HeadAnswer(path, plan.family, trained.plan.gamma, trained.folder, **kept)
+    own = (path, plan.family, trained.plan.gamma, trained.folder)
+    kept = (getattr(trained.record, each.name) for each in fields(HeadAnswer)[len(own) :])
+    return HeadAnswer(*own, *kept)
 
 
 def _spent(path: Path, plan: HeadPlan) -> float:
@@ -220,10 +216,7 @@ def text_verdict(scorer: Scorer, trainer: DraftTrainer, draft: TrainedDraft) -> 
     answers = trainer.texts.training().sequences
     prompts = trainer.prompts
     stand = TextStand(
-        len(answers),
-        record.distinct_tokens or 0,
-        draft.alpha,
-        draft.score(scorer).speedup,
+        len(answers), record.distinct_tokens or 0, draft.alpha, draft.score(scorer).speedup
     )
     learnt, more = predicted(scorer, draft, record, stand)
     name, alpha = narrowest(draft)

@@ -3,10 +3,9 @@ reaches the storage.
 
 Who starts a search announces it: a study of its own in the storage holds the arguments, the prior
 that it began with and what the user's text covers. A worker reads that, makes the same scorer and
-asks the same Optuna studies for shapes (`search.samplers`). A machine that prices shapes otherwise
-(another profile, another version) is refused. Where the search trains and its folder is reached,
-the worker then claims trainings and confirmations (`pipeline.shared_work`), whose files lie in that
-folder.
+asks the same Optuna studies for shapes (`search.samplers`); one that prices shapes otherwise
+(another profile, another version) is refused. Where it reaches the folder of a search that trains,
+it then claims trainings and confirmations (`pipeline.shared_work`).
 
 Whoever wants to look on has Optuna's own dashboard on the studies of a run (`archsearch
 dashboard`).
@@ -258,9 +257,9 @@ def _session(notice: Announced, storage: str, folder: Path, profile: Path | None
 
 @contextmanager
 def workers_beside(session: SearchSession) -> Iterator[SharedWork | None]:
-    """The search announced, and `workers` - 1 more processes that score and train along; they end
-    with the block. What the block gets shares trainings with them; None where nobody was asked to
-    help, or nothing is trained.
+    """The search announced, and `workers` - 1 more processes that score and train along until the
+    block ends. It gets what shares trainings with them; None where nobody was asked to help, or
+    nothing is trained.
 
     Raises ArchsearchError for more workers than a machine should have, and for an executor that is
     not there.

@@ -6,9 +6,7 @@ the target) as ops with counts. The op model is fitted to the rows so far; each 
 times how often it runs, is what it adds to the uncertainty of those passes. The next batch is
 chosen greedily: a row also constrains ops of like sizes, so once an op is chosen its neighbours
 count less. It stops when the predicted relative std of a pass is below the target, or the budget is
-spent. Elementwise ops are lines in their size, so their spread first points are all there is.
-
-Nothing here knows a device: any `Bench` will do.
+spent. Of elementwise ops, lines in their size, the spread first points are enough.
 """
 
 from __future__ import annotations

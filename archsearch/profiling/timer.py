@@ -1,10 +1,9 @@
 """The timer: repeats from a time budget, each bracketed by a reference probe, so that a shared
 machine can be measured.
 
-On a shared CPU the same kernel swings by tens of percent within seconds. A fixed probe run just
-before and after every repeat feels the same swing; dividing by it took the error of a latency model
-from 20 % to 6 % in our trials. Times are reported as they would have been at the probe's reference
-speed, which the profile stores.
+On a shared CPU the same kernel swings by tens of percent within seconds, and so does a fixed probe
+run just before and after every repeat; dividing by it took the error of a latency model from 20 %
+to 6 %. Times are as they would have been at the probe's reference speed, which the profile stores.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ class WeightPool:
     cut as views.
 
     Rotating over views at different offsets makes a kernel read its weights from memory, as a large
-    model does; a few views that fit the cache make it read them warm, as a small draft does from
-    its second token on.
+    model does; a few views that fit the cache, warm, as a small draft from its second token on.
     """
 
     def __init__(
@@ -232,9 +230,8 @@ def measure_host(budget_s: float = 60.0) -> HostSpeed:
 
     Layers of transformers, so narrow that a kernel is over before the next is launched, run one
     token after another; what a layer takes the thread is Python, the dispatcher and, on a GPU, the
-    launch. On a machine without a GPU the kernels run on the thread itself, a microsecond or two
-    each. Thread time is counted, so other processes do not slow the figure down much. Raises
-    ImportError without transformers.
+    launch; without one the kernels run on the thread, a microsecond or two each. Thread time is
+    counted, which other processes slow down little. Raises ImportError without transformers.
     """
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaModel

@@ -30,8 +30,8 @@ def ways_of(reading: Reading) -> list[Way]:
     """Every engine alone and with its best drafter (of the largest speed-up), fastest first: as
     measured, else as predicted.
 
-    Runs of different days differ by what else the machine did, which only slows: alone is the
-    quickest run alone, and with a drafter that times what the drafter brought in turns with it.
+    What else a machine does only slows: alone is the quickest run alone, and with a drafter that
+    times what the drafter brought in turns with it.
     """
     ran: dict[tuple[str, str], list[tuple[Judged, str]]] = {}
     found: tuple[Judged, str]

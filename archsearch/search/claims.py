@@ -1,10 +1,10 @@
 """Work that several processes share, handed out by Optuna's storage. A task is a waiting trial; the
 storage lets one process make it run, which then does it.
 
-Who runs a task raises its counter. Where the counter does not move for `GRACE_S`, by the clock of
-who watches (so clocks need not agree), the process is taken for dead. Its trial then fails, and the
-task is posted anew. So a task is done once, whoever is killed when. Any storage of Optuna's will
-do: a journal file, a database, its gRPC proxy. (Optuna's own heartbeats are for databases only.)
+Who runs a task raises its counter. Where it does not move for `GRACE_S`, by the clock of who
+watches (so clocks need not agree), the process is taken for dead, its trial fails, and the task is
+posted anew. So a task is done once, whoever is killed when. Any storage of Optuna's will do.
+(Optuna's own heartbeats are for databases only.)
 """
 
 from __future__ import annotations

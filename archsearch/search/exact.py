@@ -1,12 +1,11 @@
 """The ranking of a whole space by what is known beforehand: every shape is scored, the best are
 handed on.
 
-Where a space is small enough for that, no sampler can do better: the first of the ranking is the
-best there is. Independent drafts are scored by formulas over arrays: `grid_of` makes the space a
-`ShapeGrid`, its valid, distinct shapes as a product, which `Scorer.over_grid` scores (`rank_all`).
-Heads are scored one after the other (`rank_alone`). Of many shapes only some are written down as
-trials, in an order that does not depend on how many: two of the best, then the best of another
-width and depth, so that a table of trials shows the whole landscape.
+Where a space is small enough for that, no sampler can do better. Independent drafts are scored by
+formulas over arrays: `grid_of` makes the space a `ShapeGrid`, its valid, distinct shapes as a
+product, which `Scorer.over_grid` scores (`rank_all`). Heads are scored one after the other
+(`rank_alone`). Of many shapes only some are written down as trials, in an order that does not
+depend on how many: two of the best, then the best of another width and depth.
 """
 
 from __future__ import annotations

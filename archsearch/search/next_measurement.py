@@ -9,8 +9,8 @@ function of the same with an error of its own, so that
     c = Cov(candidates, observed), V = Var(observed)
 
 which says how sure the answer will be, and what is won by changing to another winner (expected
-value of information; Raiffa and Schlaifer 1961, linear Gaussian). Errors of alpha near 0 and 1 are
-not normal: the std after is right to first order.
+value of information; Raiffa and Schlaifer 1961). To first order: errors of alpha near 0 and 1 are
+not normal.
 """
 
 from __future__ import annotations

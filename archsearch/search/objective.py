@@ -527,8 +527,8 @@ def speedup_gap_std(first: Score, second: Score, gap: float) -> float:
     """Std of ln(speedup of first / speedup of second), from `gap`, the std of the difference of the
     logits of their alphas.
 
-    The target's times and what both alphas share cancel; what stays is that gap and the error of
-    each draft's own time (taken as independent, which is cautious: one latency model prices both).
+    What stays is that gap and the error of each draft's own time (taken as independent, which is
+    cautious: one latency model prices both).
     """
     sensitivities = []
     variance = 0.0

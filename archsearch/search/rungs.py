@@ -218,8 +218,8 @@ def best_set(
     `draws` [draws, n].
 
     First those of `start` that can be paid, then the best in the mean, then what adds most to the
-    expected best. Ends when the next would add less than `least_gain`, but not before `least` are
-    chosen; the first `least` are chosen whatever they cost.
+    expected best, until the next would add less than `least_gain`; `least` are chosen whatever they
+    cost.
     """
     chosen: list[Pick] = []
     left = budget_s
@@ -298,8 +298,8 @@ def finalist_count(draws: Array, loss_per_e_fold: float, most: int = 3) -> int:
     """How many to train in full: the expected best of the first m (columns of `draws` [draws, n],
     best first), less what the winner loses because it shares the time.
 
-    Half of the time goes to all alike and half to the best of them, so the winner has 1/(2m) + 1/2
-    of it; `loss_per_e_fold`: ln(speed-up) per e-fold of tokens at the end of the curve.
+    Half of the time goes to all alike, half to the best: the winner has 1/(2m) + 1/2 of it;
+    `loss_per_e_fold`: ln(speed-up) per e-fold of tokens at the end of the curve.
     """
     best, count = -math.inf, 1
     for m in range(1, min(most, draws.shape[1]) + 1):

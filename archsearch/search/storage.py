@@ -1,16 +1,14 @@
 """Where studies are kept: a journal file, a database, Optuna's gRPC proxy; what goes wrong there in
 one line; which study a search has there.
 
-The journal file is made to outlive a SIGKILL. Optuna's own lock is a symbolic link, which a killed
-process leaves behind. Its owner is then waited for for 30 s; and where the journal was named by a
-relative path, the link points nowhere, its age cannot be read, and the wait never ends. The lock
-here is the kernel's (flock), which dies with its process.
+The journal file outlives a SIGKILL. Optuna's own lock is a symbolic link, which a killed process
+leaves behind: its owner is waited for for 30 s, and where the journal was named by a relative path
+for ever. The lock here is the kernel's (flock), which dies with its process.
 
 Each question has a study of its own, named by a digest of its identity, so that searches that share
 a storage never take each other's scores for their own. The identity lists what is known to matter
-and carries a witness: what the scorer says of the target and of two plain shapes. Whatever else
-changes a score (coefficients of another version, a constant of an engine) changes the witness, and
-with it the study.
+and a witness: what the scorer says of the target and of two plain shapes, which whatever else
+changes a score (coefficients of another version, a constant of an engine) changes too.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ up: `exact`, as one of a space of which all shapes were scored (`search.exact`),
 of Optuna's (`search.samplers`).
 
 The record is a study in Optuna's storage, and each finished trial is written at once: Ctrl-C and
-kill lose the shape in flight only, and the same command goes on from what is there. A storage
-changes no answer of a space that is scored in full.
+kill lose the shape in flight only. A storage changes no answer of a space that is scored in full.
 """
 
 from __future__ import annotations

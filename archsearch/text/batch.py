@@ -3,8 +3,7 @@ prompts.
 
 Prompts come in the order given, as many at once as fit, packed into passes of equal size; the
 beginning that all share is read once. Answers are written for all rows together, one token a pass
-(`blocks` says where keys and values lie). Positions are the row's own, so which rows lie beside it
-changes nothing but float noise.
+(`blocks` says where keys and values lie); which rows lie beside one changes float noise only.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
+from archsearch.text.auxiliary import layer_inputs
 from archsearch.text.blocks import Block, Passes, Segment, merged
 from archsearch.text.cache import CachedSequence
 from archsearch.text.prompts import EncodedPrompt
@@ -50,13 +50,14 @@ Report = Callable[[str, int, int], None]
 @dataclass(slots=True, eq=False)
 class Row:
     """An answer under way. `noise` [max_new_tokens]: what its tokens are drawn with, None where
-    nothing is sampled."""
+    nothing is sampled; `states`: each [tokens, width], of its tokens in their order."""
 
     prompt: EncodedPrompt
     noise: Tensor | None = None
     ids: list[int] = field(default_factory=list)
     greedy: list[int] = field(default_factory=list)
     hidden: list[Tensor] = field(default_factory=list)  # each [hidden]
+    states: list[Tensor] = field(default_factory=list)
     ended: bool = False
 
     @property
@@ -64,6 +65,8 @@ class Row:
         return (*self.prompt.token_ids, *self.ids)
 
     def sequence(self) -> CachedSequence:
+        # A read that was cut short left some of them only.
+        whole = sum(map(len, self.states)) == len(self.tokens) - 1
         return CachedSequence(
             torch.tensor(self.tokens),
             len(self.prompt.token_ids),
@@ -71,6 +74,7 @@ class Row:
             torch.tensor(self.greedy),
             self.prompt.category,
             self.prompt.id,
+            torch.cat(self.states) if whole else None,
         )
 
 
@@ -95,6 +99,7 @@ class BatchWriter:
         if begun is not None:
             row.ids, row.greedy = begun.written.tolist(), begun.greedy_ids.tolist()
             row.hidden = list(begun.hidden)
+            row.states = [] if begun.states is None else [begun.states]
         return row
 
     def write_rows(
@@ -111,7 +116,8 @@ class BatchWriter:
         cut.
         """
         batch = _Batch(self, rows, report, deadline, ended)
-        with torch.inference_mode(), batch.passes.attention():
+        kept = layer_inputs(self.target, self.writing.layers)
+        with torch.inference_mode(), batch.passes.attention(), kept as batch.inputs:
             return batch.run()
 
     def _noise(self, seed: int, place: int) -> Tensor | None:
@@ -140,6 +146,8 @@ class _Batch:
         self.alive: list[Row] = []  # one per row of the blocks
         # [alive, hidden]: the states that predict each row's next token
         self.tail: Tensor | None = None
+        self.inputs: list[Tensor] = []  # of the chosen layers in the last passes
+        self.shared: list[Tensor] = []  # of these, what belongs to the beginning that all share
         self.written = self.done = 0
         # live rows: while there are more, no further prompts are read
         self.read_below = writer.writing.limits.rows
@@ -292,6 +300,7 @@ class _Batch:
         for start in range(0, count, self.writer.pass_tokens):
             stop = min(start + self.writer.pass_tokens, count)
             self.passes.read([Segment(prefix, 0, start, stop)], [tokens[start:stop]])
+            self.shared += self._kept([stop - start])
             self.report(READS, self.done, self.written)
         self.passes.prefix = prefix
 
@@ -308,6 +317,11 @@ class _Batch:
                 break
             tokens = [row.tokens[s.start : s.stop] for row, s in work]
             states = self.passes.read([segment for _, segment in work], tokens)
+            kept = self._kept([len(part) for part in tokens])
+            for (row, segment), part in zip(work, kept, strict=False):
+                if segment.start == self.passes.shared:
+                    row.states = list(self.shared)
+                row.states.append(part)
             for state, (row, segment) in zip(states, work, strict=True):
                 if segment.stop == len(row.tokens):
                     found[row] = state.clone()
@@ -338,6 +352,18 @@ class _Batch:
     def _step(self) -> None:
         """One more token for every row."""
         self.tail = self.passes.step(self.blocks, [row.ids[-1] for row in self.alive]).clone()
+        for row, part in zip(self.alive, self._kept([1] * len(self.alive)), strict=False):
+            if not row.ended:
+                row.states.append(part)
+
+    def _kept(self, counts: Sequence[int]) -> Sequence[Tensor]:
+        """What the chosen layers took in for the tokens of the last passes, in parts of `counts`
+        [count, width]; () where nothing is kept."""
+        if not self.inputs:
+            return ()
+        whole = torch.cat([one.flatten(0, 1) for one in self.inputs])
+        self.inputs.clear()
+        return whole.split(list(counts))
 
     def _choose(self) -> None:
         """Write the next token of every row that has not ended."""
@@ -364,6 +390,7 @@ class _Batch:
             if row.ended:
                 self.done += 1
                 self.ended(row)
+                row.states.clear()
 
 
 def common_prefix(rows: Sequence[Sequence[int]]) -> int:

@@ -9,8 +9,7 @@ other in one row of the pass. Within a block a row ends at the right, as its tok
     padding .................. | shared beginning | rest of another | answer
 
 The target runs with an attention function of ours (transformers' AttentionInterface). Targets that
-take none, or whose states come out otherwise than by their own attention, are run block by block
-with a mask.
+take none, or whose states come out otherwise, are run block by block with a mask.
 """
 
 from __future__ import annotations
@@ -306,11 +305,7 @@ def _added(seen: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _attend_one(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None
 ) -> Tensor:
     """One query token a row, [rows, heads, 1, head_dim]."""
     heads, kv_heads = query.shape[1], keys.shape[1]
@@ -328,11 +323,7 @@ _attend_grouped = functools.partial(scaled_dot_product_attention, enable_gqa=Tru
 
 
 def _attend_packed(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None
 ) -> Tensor:
     """Heads that share keys as tokens of one query: on CUDA a mask and grouped heads together fall
     back to the slow kernel."""
@@ -364,11 +355,7 @@ def _grouped_is_quicker(dtype: torch.dtype, heads: int, kv_heads: int, width: in
 
 
 def _attend_many(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None
 ) -> Tensor:
     """Several tokens of one row, [1, heads, tokens, head_dim]; no mask is causal."""
     groups = query.shape[1] // keys.shape[1]

@@ -2,11 +2,11 @@
 head beside them.
 
 A draft learns from what its target *writes* (on-policy text: Online Speculative Decoding, arXiv
-2310.07177). The text is kept with the target's final hidden states, one vector per written token:
-its logits are `hidden @ head.T`, so a distillation needs no further pass of the target.
+2310.07177), kept with the target's final hidden states, one vector per written token: its logits
+are `hidden @ head.T`, so a distillation needs no further pass of the target.
 
-Every shard is written atomically: what was finished before a kill is used again, and a folder made
-for another target, other prompts or settings is refused.
+Every shard is written atomically, and used again after a kill; a folder made for another target,
+other prompts or settings is refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class CachedSequence:
 
     `token_ids` [prompt_tokens + n] int; `hidden` [n, hidden_size]: the target's state that predicts
     each written token; `greedy_ids` [n]: the target's argmax there (equal to the written token in
-    greedy text).
+    greedy text); `states` [tokens - 1, width] bfloat16: at all but the last token,
+    for heads (`auxiliary`); None where they are not asked for.
     """
 
     token_ids: Tensor
@@ -51,6 +52,7 @@ class CachedSequence:
     greedy_ids: Tensor
     category: str
     id: str
+    states: Tensor | None = None
 
     @property
     def written(self) -> Tensor:
@@ -111,7 +113,9 @@ def read_meta(folder: Path) -> CacheMeta | None:
 
 class TextCache:
     """Texts with the target's hidden states: a folder of shards and the target's head. Made by
-    generate_text or encode_text."""
+    generate_text or encode_text. `layers`: of which its sequences have auxiliary `states`."""
+
+    layers: tuple[int, ...] = ()
 
     def __init__(
         self, folder: Path, meta: CacheMeta, sequences: list[CachedSequence], head: Tensor
@@ -160,7 +164,9 @@ class TextCache:
 
     def part(self, sequences: list[CachedSequence]) -> TextCache:
         """The same cache with some of its sequences."""
-        return TextCache(self.folder, self.meta, sequences, self.head)
+        found = TextCache(self.folder, self.meta, sequences, self.head)
+        found.layers = self.layers
+        return found
 
     @classmethod
     def load(cls, folder: Path | str) -> TextCache:
@@ -207,13 +213,10 @@ def open_folder(folder: Path, fingerprint: Fingerprint, head: Tensor) -> CacheMe
 
     Raises ArchsearchError where it was made for something else.
     """
-    meta = load(folder / META_FILE, "text cache", CacheMeta)
-    if meta is not None:
-        changed = meta.fingerprint.differs(fingerprint)
-        if meta.format != FORMAT or changed:
-            made_for = " and ".join(changed) or "another version of archsearch"
+    if (meta := read_meta(folder)) is not None:
+        if changed := " and ".join(meta.fingerprint.differs(fingerprint)):
             raise ArchsearchError(
-                f"the text cache {folder} was made for {made_for}; delete it or name another folder"
+                f"the text cache {folder} was made for {changed}; delete it or name another folder"
             )
         return meta
     write_bytes(

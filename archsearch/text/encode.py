@@ -4,7 +4,7 @@ answers to prompts."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +19,7 @@ from archsearch.text.cache import SHARD_PROMPTS, CachedSequence, TextCache
 from archsearch.text.generate import CacheJob, Store, Work, make_cache, plain_head
 from archsearch.text.prompt_files import read_texts
 from archsearch.text.prompts import EncodedPrompt
-from archsearch.text.settings import BatchLimits, prefill_tokens
+from archsearch.text.settings import BatchLimits, by_length, prefill_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -56,7 +56,7 @@ def encode_text(
         done = tokens = 0
         for start in range(0, len(work), SHARD_PROMPTS):
             part = work[start : start + SHARD_PROMPTS]
-            for places in by_length([len(one.token_ids) for one in part], pass_tokens):
+            for places in by_length([len(one.text.token_ids) for one in part], pass_tokens):
                 if done and deadline is not None and time.monotonic() >= deadline:
                     return False
                 batch = [part[place] for place in places]
@@ -64,7 +64,7 @@ def encode_text(
                 for one, sequence in zip(batch, read, strict=True):
                     store(one.number, sequence, True)
                 done += len(batch)
-                tokens += sum(len(one.token_ids) - 1 for one in batch)
+                tokens += sum(len(one.text.token_ids) - 1 for one in batch)
                 report("reads", done, tokens)
         return True
 
@@ -84,26 +84,6 @@ def _pieces(
                 yield EncodedPrompt(
                     tuple(ids[start : start + max_tokens]), "plain", f"text-{number}-{part}"
                 )
-
-
-def side_by_side(order: Iterable[int], lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Neighbours of `order` (places in `lengths`) in groups of at most `most` tokens when padded to
-    their longest, one at least."""
-    group: list[int] = []
-    widest = 0
-    for place in order:
-        widest = max(widest, lengths[place])
-        if group and (len(group) + 1) * widest > most:
-            yield group
-            group, widest = [], lengths[place]
-        group.append(place)
-    if group:
-        yield group
-
-
-def by_length(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """`side_by_side`, the shortest first."""
-    return side_by_side(sorted(range(len(lengths)), key=lengths.__getitem__), lengths, most)
 
 
 def _read(

@@ -15,6 +15,7 @@ import torch
 from archsearch.errors import ArchsearchError
 from archsearch.progress import Progress, silent
 from archsearch.records import save
+from archsearch.text.auxiliary import MOST_KEPT_BYTES, ShardStates
 from archsearch.text.batch import BatchWriter, Report
 from archsearch.text.cache import (
     META_FILE,
@@ -86,9 +87,9 @@ def write_answers(
     `cache_dir`.
 
     Stops after `budget_s` seconds with what is there: answers under way are cut, prompts that were
-    not reached have none. Called again, it uses the finished answers and goes on with those that
-    were cut. `progress` is called after every pass of the target. Raises ArchsearchError when
-    `cache_dir` was made for another target, other prompts or settings.
+    not reached have none. Called again, it goes on with these. `progress` is called after every
+    pass of the target. Raises ArchsearchError when `cache_dir` was made for another target, other
+    prompts or settings.
     """
     from archsearch.models.runtime import tune_malloc
 
@@ -114,7 +115,7 @@ def write_answers(
         )
 
     settings = {"kind": "written", **writing.to_dict()}
-    job = CacheJob(Path(cache_dir), target, head, encoded, settings, write, ended)
+    job = CacheJob(Path(cache_dir), target, head, encoded, settings, write, ended, writing.layers)
     return make_cache(job, begin, budget_s, progress)
 
 
@@ -164,10 +165,6 @@ class Work:
     text: EncodedPrompt
     begun: CachedSequence | None = None
 
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return self.text.token_ids
-
 
 # (number of the text, what was made of it, whether it came to its end)
 Store = Callable[[int, CachedSequence, bool], None]
@@ -178,7 +175,8 @@ Write = Callable[[Sequence[Work], float | None, Report, Store], bool]
 @dataclass(frozen=True)
 class CacheJob:
     """What a cache is made of: `texts`, made by `write`; `settings` go into its fingerprint.
-    `ended`: whether a text that was found in an unfinished shard needs no more."""
+    `ended`: whether a text that was found in an unfinished shard needs no more; `layers`: whose
+    inputs come with the texts."""
 
     folder: Path
     target: PreTrainedModel
@@ -187,6 +185,7 @@ class CacheJob:
     settings: dict[str, object]
     write: Write
     ended: Callable[[CachedSequence], bool] = lambda sequence: True
+    layers: tuple[int, ...] = ()
 
     def fingerprint(self) -> Fingerprint:
         """What a cache must have been made for to be continued."""
@@ -198,16 +197,15 @@ class CacheJob:
 def make_cache(
     job: CacheJob, begin: float, budget_s: float | None, progress: Progress
 ) -> TextCache:
-    """Make the texts that are not there yet, until `budget_s` seconds after `begin`; finished ones
-    are used as they are, those that were cut go on. `progress` is in seconds of the budget, in
-    texts where there is none.
+    """Make the texts that are missing, until `budget_s` seconds after `begin`; cut ones go on.
+    `progress` is in seconds of the budget, in texts where there is none.
 
     Raises ArchsearchError when the folder was made for another target, other texts or settings.
     """
     meta = open_folder(job.folder, job.fingerprint(), job.head)
     deadline = None if budget_s is None else begin + budget_s
     shards = [_Shard.find(job, index) for index in range(-(-len(job.texts) // SHARD_PROMPTS))]
-    work = [work for shard in shards for work in shard.left(job)]
+    work = [work for shard in shards for work in shard.left()]
     done = len(job.texts) - len(work)
     if work and not (deadline is not None and done and time.monotonic() >= deadline):
 
@@ -239,8 +237,9 @@ def make_cache(
 @dataclass
 class _Shard:
     """SHARD_PROMPTS texts that share a file. `found`: what was made of each, by its number;
-    `ended`: those that need no more."""
+    `ended`: those that need no more; `kept`: bytes of states that came with them."""
 
+    job: CacheJob
     path: Path
     index: int
     numbers: range
@@ -248,25 +247,30 @@ class _Shard:
     ended: set[int] = field(default_factory=set)
     saved_at: float = field(default_factory=time.monotonic)
     changed: bool = False
+    kept: int = 0
 
     @classmethod
     def find(cls, job: CacheJob, index: int) -> _Shard:
         numbers = range(index * SHARD_PROMPTS, min((index + 1) * SHARD_PROMPTS, len(job.texts)))
-        shard = cls(job.folder / f"shard-{index:05d}.safetensors", index, numbers)
+        shard = cls(job, job.folder / f"shard-{index:05d}.safetensors", index, numbers)
         if shard_complete(shard.path):
             shard.ended = set(numbers)
         elif shard.path.exists():
-            shard._find_begun(job)
+            shard._find_begun()
         return shard
 
-    def _find_begun(self, job: CacheJob) -> None:
+    def _states(self, sequences: Sequence[CachedSequence]) -> ShardStates:
+        job = self.job
+        return ShardStates(self.path, job.layers, target_fingerprint(job.target), tuple(sequences))
+
+    def _find_begun(self) -> None:
         """Which texts the sequences of an unfinished shard are: those with the same prompt, in
         their order."""
-        waiting: dict[tuple[int, ...], list[int]] = {}
+        job, waiting = self.job, dict[tuple[int, ...], list[int]]()
         for number in reversed(self.numbers):
             waiting.setdefault(tuple(job.texts[number].token_ids), []).append(number)
         whole = job.settings.get("kind") != "written"  # a piece of plain text is its own prompt
-        for sequence in load_shard(self.path):
+        for sequence in self._states(list(load_shard(self.path))).known():
             prompt = sequence.token_ids if whole else sequence.token_ids[: sequence.prompt_tokens]
             if numbers := waiting.get(tuple(prompt.tolist())):
                 number = numbers.pop()
@@ -274,9 +278,9 @@ class _Shard:
                 if job.ended(sequence):
                     self.ended.add(number)
 
-    def left(self, job: CacheJob) -> list[Work]:
+    def left(self) -> list[Work]:
         return [
-            Work(number, self.index, place, job.texts[number], self.found.get(number))
+            Work(number, self.index, place, self.job.texts[number], self.found.get(number))
             for place, number in enumerate(self.numbers)
             if number not in self.ended
         ]
@@ -284,6 +288,9 @@ class _Shard:
     def take(self, number: int, sequence: CachedSequence, ended: bool) -> None:
         """Keep a text; the file is written once all of the shard ended, and once in a while
         before."""
+        self.kept += 0 if sequence.states is None else sequence.states.nbytes
+        if self.kept > MOST_KEPT_BYTES:
+            sequence = replace(sequence, states=None)
         self.found[number] = sequence
         self.changed = True
         if ended:
@@ -294,11 +301,10 @@ class _Shard:
     def save(self) -> None:
         if not self.changed:
             return
-        save_shard(
-            self.path,
-            [self.found[n] for n in sorted(self.found)],
-            len(self.ended) == len(self.numbers),
-        )
+        sequences = [self.found[n] for n in sorted(self.found)]
+        save_shard(self.path, sequences, len(self.ended) == len(self.numbers))
+        if self.job.layers:
+            self._states(sequences).keep()
         self.changed, self.saved_at = False, time.monotonic()
         if len(self.ended) == len(self.numbers):
             self.found = {}

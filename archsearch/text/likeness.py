@@ -8,9 +8,9 @@ of one source are, so that few and varied prompts are not taken for unlike ones:
     likeness = mean(a_i . b_j) / sqrt((a_1 . a_2) (b_1 . b_2))
     1: drawn from one source; 0: nothing in common
 
-Pairs, since single words of one language are alike in any text: on eleven kinds of prompts, single
-words put maths problems and chat at 0.9, pairs at 0.7, and two samples of one kind at 1.0
-(benchmarks/text_likeness.py). Where a language writes no spaces, each of its characters is a word.
+On eleven kinds of prompts, single words put maths problems and chat at 0.9, pairs at 0.7, and two
+samples of one kind at 1.0 (benchmarks/text_likeness.py). Where a language writes no spaces, each of
+its characters is a word.
 """
 
 from __future__ import annotations

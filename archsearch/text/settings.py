@@ -4,6 +4,7 @@ is sampled: temperature, nucleus, and a draw from what they leave."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,13 +39,14 @@ class BatchLimits:
 class Writing:
     """How a target writes: greedily at temperature 0, else sampled from its nucleus of `top_p`. A
     prompt's sampled answer depends on `seed` and the prompt's place only, not on what is written
-    beside it."""
+    beside it. `layers`: whose inputs are kept on the way, for heads (`auxiliary`)."""
 
     max_new_tokens: int = 128
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
     limits: BatchLimits = BatchLimits()
+    layers: tuple[int, ...] = ()
 
     @property
     def nucleus(self) -> bool:
@@ -92,6 +94,26 @@ def prefill_tokens(target: PreTrainedModel, limits: BatchLimits) -> int:
     return limits.prefill_tokens or PREFILL_TOKENS.get(target.device.type, PREFILL_TOKENS["cuda"])
 
 
+def side_by_side(order: Iterable[int], lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Neighbours of `order` (places in `lengths`) in groups of at most `most` tokens when padded to
+    their longest, one at least."""
+    group: list[int] = []
+    widest = 0
+    for place in order:
+        widest = max(widest, lengths[place])
+        if group and (len(group) + 1) * widest > most:
+            yield group
+            group, widest = [], lengths[place]
+        group.append(place)
+    if group:
+        yield group
+
+
+def by_length(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """`side_by_side`, the shortest first."""
+    return side_by_side(sorted(range(len(lengths)), key=lengths.__getitem__), lengths, most)
+
+
 GROUP: Final = 256  # neighbours in the vocabulary that are summed, or compared, as one
 
 
@@ -100,8 +122,7 @@ def warped_probs(logits: torch.Tensor, temperature: float, top_p: float) -> torc
     engines apply them.
 
     A token stays while the tokens more likely than it hold less than `top_p` together (at least the
-    best one stays), which is transformers' TopPLogitsWarper; the rest share what is left in
-    proportion.
+    best one stays), as in transformers' TopPLogitsWarper.
     """
     import torch
 

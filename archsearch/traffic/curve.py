@@ -3,8 +3,8 @@ and where it stops paying.
 
 A point says what `estimate` says of one workload: the best gamma, the speed-up with its doubt, time
 per token and throughput with the draft and without, and `ideal`, the speed-up were every draft
-token accepted (alpha = 1). Where memory holds fewer requests at once than are in flight, throughput
-is that of those it holds: a draft's weights and cache take room from the target's cache.
+token accepted. Where memory holds fewer requests at once than are in flight, throughput is that of
+those it holds.
 """
 
 from __future__ import annotations

@@ -63,11 +63,7 @@ class MixScorer(Scorer):
         batch, temperature = min(self.main.concurrency or 1, most), self.main.temperature or 0.0
         workload = replace(_at(base, self.main), batch_size=max(1, batch), temperature=temperature)
         super().__init__(
-            scorer.target,
-            workload,
-            scorer.latency,
-            scorer.acceptance,
-            gammas=scorer.gammas,
+            scorer.target, workload, scorer.latency, scorer.acceptance, gammas=scorer.gammas
         )
         self.limits = scorer.limits
         self.context = context_of(scorer, self.main)

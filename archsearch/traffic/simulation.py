@@ -1,10 +1,10 @@
 """A server of continuous batching, event by event: what `traffic.steady` says in closed form, by
 chance and without its means.
 
-Requests arrive and wait until memory holds one more. Every step reads prompts up to a budget of
-tokens, oldest first, beside one round of all requests that decode; it takes the round's seconds at
-their number and, for the prompt tokens in it, their share of what the prompts add. A prompt that
-was read gives the first token; a round gives each request 1 to gamma + 1 tokens by chance.
+Requests wait until memory holds one more. Every step reads prompts up to a budget of tokens, oldest
+first, beside one round of all requests that decode; it takes the round's seconds at their number
+and, for the prompt tokens in it, their share of what the prompts add. A prompt that was read gives
+the first token; a round gives each request 1 to gamma + 1 tokens by chance.
 """
 
 from __future__ import annotations

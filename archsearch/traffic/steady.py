@@ -19,8 +19,8 @@ plain step is a round with tau = 1.
 
 Waiting for one of the slots that memory holds is M/G/c with a rate of service that depends on how
 many are in: a birth-death chain gives the chance to wait (Erlang-C, where a request takes as long
-whatever runs beside it), its mean is that of M/M/c times (1 + cv^2) / 2 with cv that of a request's
-work (Allen and Cunneen, 1990), and who waits does so exponentially.
+whatever runs beside it), the mean is that of M/M/c times (1 + cv^2) / 2, cv that of a request's
+work (Allen and Cunneen, 1990), and waits are exponential.
 
 Numbers may be arrays that broadcast: of many drafts, of many rates. Held against a discrete-event
 simulation in `traffic.simulation`.
@@ -197,9 +197,8 @@ def slot_waiting(service: Service, requests_per_s: Numbers) -> tuple[Numbers, Nu
     """The chance that a request finds all slots taken, and the mean seconds that it then waits for
     one.
 
-    The chain is summed from all slots taken downwards, in BLOCKS of numbers of requests between
-    which the rate of service is taken to be the same (exact up to BLOCKS slots). Below what is
-    served: see FULL.
+    The chain is summed from all slots taken downwards, in BLOCKS of numbers of requests with one
+    rate of service (exact up to BLOCKS slots). Below what is served: see FULL.
     """
     held = np.asarray(service.held, dtype=float)
     size = np.maximum(held / BLOCKS, 1.0)

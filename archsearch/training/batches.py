@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from archsearch.errors import ArchsearchError
 from archsearch.models.runtime import native_bf16
 from archsearch.text.cache import CachedSequence, TextCache
-from archsearch.text.encode import by_length, side_by_side
+from archsearch.text.settings import by_length, side_by_side
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -18,14 +18,11 @@ arXiv 2305.16264, equation 5): t tokens of a text of u are worth e(t) = u (1 + R
 training ends there (`DistillConfig.patience`), so the curve is that of its best look.
 
 To *rank* shapes trained to the same point, compare alpha there: carrying each curve on adds the
-noise of its slope (over nine shapes rho with the final alpha fell from 0.90 to 0.45). `extrapolate`
-is for the value: is this draft worth its cost when done?
+noise of its slope (over nine shapes rho with the final alpha fell from 0.90 to 0.45).
 
-Where the next minute is better spent, writing text or training on it: both make the tokens that a
-training is worth (`effective_tokens`) more, and acceptance rises with those alone; so the best
-division of the minutes needs no acceptance, only three speeds: tokens that the target writes in a
-second, tokens that a draft is trained on in a second, and how much text there can be
-(`best_split`).
+Writing text and training on it both make the tokens that a training is worth more, and acceptance
+rises with those alone. So how minutes are best divided (`best_split`) needs three figures only:
+tokens written in a second, tokens trained on in a second, and how much text there can be.
 """
 
 from __future__ import annotations
@@ -141,9 +138,8 @@ def extrapolate(
     """alpha after `tokens` (at the end of an anneal, unless said otherwise), with the std of a
     measurement on the same texts. `epoch_tokens`: of the text by then; 0 for one that never ends.
 
-    One point is enough for an answer: the prior's slope carries it on. The std does not hold the
-    sample of texts; for other texts add the std over prompts. Raises ArchsearchError without
-    points.
+    One point is enough: the prior's slope carries it on. For other texts add the std over prompts.
+    Raises ArchsearchError without points.
     """
     if not points:
         raise ArchsearchError(

@@ -4,14 +4,13 @@ The target's logits are rebuilt from its cached hidden states, so training runs 
 is counted where the target wrote. Every draft sees the same batches in the same order (seeded).
 
 Schedule: a warm-up, a stable trunk, and a linear anneal to zero over the last part of the budget
-(WSD, arXiv 2404.06395). A run that is continued to a larger budget goes back to where its anneal
-began: training to B and then to 2B ends where training to 2B ends. A running mean of the trunk's
-weights (`looks.RunningMean`) replaces an anneal at every point of the trunk. Learning curves and
-rungs of a search use it.
+(WSD, arXiv 2404.06395). With a larger budget a run goes back to where its anneal began: training to
+B and then to 2B ends where training to 2B ends. For learning curves and rungs a running mean of the
+trunk's weights (`looks.RunningMean`) replaces an anneal.
 
-Where a text has taught what it can, more epochs learn it by heart and held-out acceptance falls.
-With `keep_best` the weights of the best look stay. With `patience` a training ends where looks no
-longer rise; on more text it goes on from its best look.
+Once a text has taught what it can, epochs learn it by heart and held-out acceptance falls. With
+`keep_best` the weights of the best look stay. With `patience` a training ends where looks no longer
+rise; on more text it goes on from its best look.
 """
 
 from __future__ import annotations
@@ -107,8 +106,8 @@ def distill(
 
     The alpha curve is measured on `heldout`; without it on texts of the (first) cache that are kept
     out of training either way. With `checkpoint_dir` the state is written there every
-    `checkpoint_every_s` seconds, at the end and on Ctrl-C, and a run that finds a checkpoint there
-    goes on exactly where it stopped; with a larger budget, from where its anneal began. Raises
+    `checkpoint_every_s` seconds, at the end and on Ctrl-C; a run that finds one there goes on
+    exactly where it stopped, with a larger budget from where its anneal began. Raises
     ArchsearchError for a checkpoint of another draft, cache or settings, and RunFailed when the
     loss stops being a number (the last good checkpoint stays).
     """

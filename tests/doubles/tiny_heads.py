@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.hf_config import from_hf_config
-from archsearch.text.auxiliary import AuxiliaryStates, auxiliary_states
+from archsearch.text.auxiliary import auxiliary_states
 from archsearch.text.cache import (
     Fingerprint,
     TextCache,
@@ -73,5 +73,5 @@ def make_eagle3(
     return initialise_eagle3(target, eagle3_config(decoder, target), aux, kept, mask_token_id=mask)
 
 
-def make_auxiliary(target: Any, cache: TextCache, aux: tuple[int, ...] = AUX) -> AuxiliaryStates:
+def make_auxiliary(target: Any, cache: TextCache, aux: tuple[int, ...] = AUX) -> TextCache:
     return auxiliary_states(target, cache, aux)

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from archsearch.drafts.heads import HeadPlan, HeadTrainer
 from archsearch.drafts.records import ShortTraining, paired_logit_std
 from archsearch.drafts.texts import RunTexts
 from archsearch.drafts.trainer import DraftTrainer, choose_finalists
 from archsearch.errors import ArchsearchError
 from archsearch.models.load import LoadedTarget
 from archsearch.models.targets import resolve_target
+from archsearch.text import auxiliary
 from archsearch.text.prompt_set import load_prompt_set
 from tests.doubles.world import TINY, make_model_folder, make_prompts
 
@@ -79,6 +81,27 @@ def test_a_short_training_goes_on_and_is_not_done_twice(trainer: DraftTrainer) -
     assert limited.tokens < 10**8 and limited.seconds < second.seconds + 60
     draft = trainer.train(SHAPE, limited.seconds + 0.5)  # the full training goes on from there
     assert draft.alpha.source == "measured" and (draft.folder / "model.safetensors").exists()
+
+
+def test_a_head_that_is_known_beforehand_needs_no_second_reading(
+    trainer: DraftTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it reads is kept while its texts are written, those that come later too."""
+    fresh = DraftTrainer(trainer.loaded, trainer.prompts, tmp_path, answer_tokens=8)
+    heads, plan = HeadTrainer(fresh), HeadPlan("eagle3", gamma=2, rows=128)
+    heads.keep_states(HeadPlan.usual("medusa", 2))
+    assert not fresh.texts.layers, "Medusa heads read none"
+    heads.keep_states(plan)
+    fresh.texts.write_training(60.0)
+    assert fresh.texts.growth._write_sampled(60.0) > 0
+    monkeypatch.setattr(auxiliary, "_layer_inputs", None)  # nothing is read
+    record = heads.train(plan, 0.2).record
+    assert record.aux_layers == fresh.texts.layers == (0, 1) and record.steps > 0
+    assert {path.parent.name for path in tmp_path.glob("*/auxiliary-*")} == {
+        "text",
+        "more",
+        "heldout",
+    }
 
 
 def test_pairing_removes_what_texts_share() -> None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from archsearch.drafts.heads import HeadPlan
+from archsearch.drafts.heads import HeadAcceptance, HeadPlan, HeadRecord
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
 from archsearch.pipeline.climb.climb import Climb
@@ -21,12 +21,14 @@ from archsearch.pipeline.side_by_side import FamilyRequest
 from archsearch.runs.state import ClimbState, StateFile
 from archsearch.search import rungs
 from archsearch.speedup import sigmoid, tau
+from archsearch.training.curves import Supply
 from tests.pipeline.test_climb import PLAN, TARGET, WITHOUT_ROUNDS, Clock, make
 
 SPEED = 1000.0
 search = importlib.import_module(
     "archsearch.pipeline.search"
 )  # its name in the package is the function's
+race_module = importlib.import_module("archsearch.pipeline.climb.race")
 
 
 @dataclass
@@ -37,6 +39,7 @@ class MadeUpHeads:
     clock: Clock
     level: dict[str, float]
     fails: tuple[str, ...] = ()
+    learnt_s: float = math.inf  # after so many seconds its text has taught all that it can
     die_after: int | None = None
     calls: list[tuple[str, float]] = field(default_factory=list)
     spent: dict[str, float] = field(default_factory=dict)
@@ -47,7 +50,7 @@ class MadeUpHeads:
         if self.die_after is not None and len(self.calls) >= self.die_after:
             raise KeyboardInterrupt
         self.calls.append((plan.family, seconds))
-        more = max(0.0, seconds - self.spent.get(plan.family, 0.0))
+        more = max(0.0, min(seconds, self.learnt_s) - self.spent.get(plan.family, 0.0))
         self.clock.now += more
         total = self.spent[plan.family] = self.spent.get(plan.family, 0.0) + more
         alpha = sigmoid(self.level[plan.family] + 0.4 * math.log(total / 100.0))
@@ -59,7 +62,15 @@ class MadeUpHeads:
             gamma: SimpleNamespace(estimate=lambda value=value: value)
             for gamma, value in taus.items()
         }
-        record = SimpleNamespace(tokens=int(SPEED * total), seconds=total, text_tokens=10**9)
+        record = HeadRecord(
+            plan,
+            total,
+            int(SPEED * total),
+            HeadAcceptance((alpha,) * plan.gamma),
+            tokens_per_s=SPEED,
+            epoch_tokens=10**9,
+            stopped="it no longer rises" if total >= self.learnt_s else "",
+        )
         return SimpleNamespace(
             plan=plan, conditional=(alpha,) * plan.gamma, replays=replays, record=record
         )
@@ -104,6 +115,34 @@ def test_a_good_head_has_the_minutes_and_a_bad_one_is_dropped(tmp_path: Path, cl
     assert heads.spent["eagle3"] > 1.8 * state.race.seconds
     assert "families after" in " ".join(state.notes) and "went to eagle3" in " ".join(state.notes)
     assert clock.now - 100.0 <= PLAN.budget_s - PLAN.confirm_s + 30.0
+
+
+def test_a_head_that_has_learnt_its_text_gives_its_minutes_to_more_of_it_or_back(
+    tmp_path: Path, clock: Clock
+) -> None:
+    heads = MadeUpHeads(clock, {"eagle3": 2.0}, learnt_s=100.0)
+    with_heads(tmp_path / "back", clock, heads).climb()
+    state = saved(tmp_path / "back")
+    assert state.race.winner == "eagle3" and heads.spent["eagle3"] == 100.0
+    assert clock.now - 100.0 < 0.8 * PLAN.budget_s, "nothing is left to be learnt"
+    assert any("the eagle3 head had learnt what its text can teach" in n for n in state.notes)
+
+    heads = MadeUpHeads(clock, {"eagle3": 2.0}, learnt_s=100.0)
+    made = with_heads(tmp_path / "more", clock, heads)
+    trainer = made.trainings.trainer
+
+    def train(plan: HeadPlan, seconds: float) -> SimpleNamespace:
+        head = heads.train(plan, seconds)
+        if head.record.stopped and heads.learnt_s == 100.0:
+            trainer.text, trainer.sources = 20_000, [Supply("answers", 10**6, 2000.0)]
+            heads.learnt_s = 200.0  # with more text
+        return head
+
+    made.heads = replace(made.heads, train=train)
+    made.climb()
+    state = saved(tmp_path / "more")
+    assert heads.spent["eagle3"] == 200.0 and state.finalists.texts[-1].before == 20_000
+    assert state.finalists.texts[-1].after > 20_000
 
 
 def test_where_the_draft_stands_best_it_goes_on(tmp_path: Path, clock: Clock) -> None:
@@ -224,8 +263,7 @@ def test_a_head_that_has_hardly_seen_anything_is_not_dropped(
 ) -> None:
     """On a slow machine a short training ends while the learning rate still rises; what it says
     then is nothing."""
-    race = importlib.import_module("archsearch.pipeline.climb.race")
-    monkeypatch.setattr(race, "LEAST_JUDGED", 10**9)
+    monkeypatch.setattr(race_module, "LEAST_JUDGED", 10**9)
     made = with_heads(tmp_path, clock, MadeUpHeads(clock, {"medusa": -2.5}))
     made.climb()
     entry = saved(tmp_path).heads[0]

@@ -12,8 +12,11 @@ from archsearch.drafters.forms import auxiliary_layers
 from archsearch.errors import ArchsearchError
 from archsearch.text import auxiliary
 from archsearch.text.auxiliary import auxiliary_states, check_layers
-from archsearch.text.cache import TextCache
-from tests.doubles.tiny_heads import AUX, HIDDEN, make_deep_target, write_texts
+from archsearch.text.cache import CachedSequence, TextCache
+from archsearch.text.generate import write_answers
+from archsearch.text.prompts import EncodedPrompt
+from archsearch.text.settings import BatchLimits, Writing
+from tests.doubles.tiny_heads import AUX, HIDDEN, VOCAB, make_deep_target, write_texts
 
 
 @pytest.fixture(scope="module")
@@ -28,16 +31,16 @@ def cache(tmp_path: Path, target) -> TextCache:
 
 def test_states_are_the_inputs_of_the_layers(cache: TextCache, target) -> None:
     states = auxiliary_states(target, cache, AUX)
-    assert states.layers == AUX and states.width == len(AUX) * HIDDEN
-    for sequence in cache.sequences:
+    assert states.layers == AUX and len(states.sequences) == len(cache.sequences)
+    for sequence in states.sequences:
         with torch.no_grad():
             hidden = target.model(sequence.token_ids[None], output_hidden_states=True).hidden_states
         expected = torch.cat([hidden[layer][0] for layer in AUX], -1)[:-1]
         # Computed in bfloat16 where the machine is fast in it, so single small numbers may be far
         # off.
-        assert (
-            states.of(sequence).float() - expected
-        ).norm() < 0.03 * expected.norm()  # another layer: about 1
+        assert sequence.states.shape[1] == len(AUX) * HIDDEN
+        # another layer: about 1
+        assert (sequence.states.float() - expected).norm() < 0.03 * expected.norm()
 
 
 def test_what_is_on_disk_is_used_again_and_other_texts_make_it_anew(
@@ -70,10 +73,9 @@ def test_another_target_a_full_disk_and_unknown_texts_are_refused(
 ) -> None:
     with pytest.raises(ArchsearchError, match="written by another target"):
         auxiliary_states(make_deep_target(seed=7), cache, AUX)
-    with pytest.raises(ArchsearchError, match="given|made for other texts"):
-        auxiliary_states(target, cache, AUX).of(
-            write_texts(tmp_path / "other", make_deep_target(seed=9), 10).sequences[0]
-        )
+    other = write_texts(tmp_path / "other", make_deep_target(seed=9), 10).sequences
+    with pytest.raises(ArchsearchError, match="made for other texts"):
+        auxiliary_states(target, cache.part(other), AUX)
     monkeypatch.setattr(
         auxiliary.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 100})()
     )
@@ -87,3 +89,98 @@ def test_layers_must_be_the_targets() -> None:
     for wrong in ([], [1, 1], [-1, 2], [6]):
         with pytest.raises(ArchsearchError, match="between 0 and 5"):
             check_layers(wrong, 6)
+
+
+# ---- kept while the target writes
+
+
+def prompts(count: int = 10) -> list[EncodedPrompt]:
+    """Of 5 to 11 tokens, the first three of all alike."""
+    draws = torch.Generator().manual_seed(1)
+    return [
+        EncodedPrompt(
+            (7, 3, 9, *torch.randint(0, VOCAB, (2 + i % 7,), generator=draws).tolist()), "", str(i)
+        )
+        for i in range(count)
+    ]
+
+
+def writing(**changes) -> Writing:
+    limits = BatchLimits(rows=4, prefill_tokens=6)  # reads are cut, rows leave and come
+    return Writing(**{"max_new_tokens": 12, "layers": AUX, "limits": limits} | changes)
+
+
+def reads_nothing(target, cache: TextCache, monkeypatch) -> list[CachedSequence]:
+    """The texts with their states, where none of them may be made."""
+    with monkeypatch.context() as patched:
+        patched.setattr(auxiliary, "_layer_inputs", None)
+        return auxiliary_states(target, cache, AUX).sequences
+
+
+def check_states(target, sequences: list[CachedSequence]) -> None:
+    """As the target's own pass over each text has them, but for bfloat16."""
+    for sequence in sequences:
+        with torch.no_grad():
+            hidden = target.model(sequence.token_ids[None], output_hidden_states=True).hidden_states
+        expected = torch.cat([hidden[layer][0] for layer in AUX], -1)[:-1]
+        torch.testing.assert_close(sequence.states.float(), expected, rtol=0.01, atol=2e-3)
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_states_kept_while_writing_are_those_that_reading_finds(
+    tmp_path: Path, target, monkeypatch, together: bool, temperature: float
+) -> None:
+    monkeypatch.setattr("archsearch.text.generate.SHARD_PROMPTS", 4)
+    if not together:
+        monkeypatch.setattr("archsearch.text.blocks.takes_blocks", lambda target: False)
+    how = writing(temperature=temperature)
+    cache = write_answers(target, None, prompts(), cache_dir=tmp_path / "kept", writing=how)
+    check_states(target, reads_nothing(target, cache, monkeypatch))
+    plain = write_answers(
+        target,
+        None,
+        prompts(),
+        cache_dir=tmp_path / "read",
+        writing=writing(temperature=temperature, layers=()),
+    )
+    assert plain.fingerprint == cache.fingerprint and not list(plain.folder.glob("auxiliary-*"))
+    read = auxiliary_states(target, plain, AUX).sequences
+    for ours, other in zip(auxiliary_states(target, cache, AUX).sequences, read, strict=True):
+        assert ours.token_ids.tolist() == other.token_ids.tolist()
+        # reading may compute in bfloat16
+        assert (ours.states - other.states).norm() < 0.03 * other.states.norm()
+
+
+def test_answers_that_were_cut_go_on_with_their_states(tmp_path: Path, target, monkeypatch) -> None:
+    def write(budget_s: float | None) -> TextCache:
+        return write_answers(
+            target, None, prompts(), cache_dir=tmp_path, writing=writing(), budget_s=budget_s
+        )
+
+    cut = write(0.0)
+    assert not cut.complete and {len(s.written) for s in cut.sequences} == {1}
+    check_states(target, reads_nothing(target, cut, monkeypatch))
+    monkeypatch.setattr("archsearch.text.batch._Batch._late", lambda batch: batch.written >= 20)
+    more = write(60.0)
+    monkeypatch.undo()
+    assert not more.complete and max(len(s.written) for s in more.sequences) > 1
+    check_states(target, reads_nothing(target, more, monkeypatch))
+    done = write(None)
+    assert done.complete
+    check_states(target, reads_nothing(target, done, monkeypatch))
+
+
+@pytest.mark.parametrize("short_of", ["memory", "disk"])
+def test_where_states_do_not_fit_the_text_is_written_and_read_later(
+    tmp_path: Path, target, monkeypatch, short_of: str
+) -> None:
+    if short_of == "memory":
+        monkeypatch.setattr("archsearch.text.generate.MOST_KEPT_BYTES", 1000)
+    else:
+        nothing = type("Usage", (), {"free": 100})()
+        monkeypatch.setattr(auxiliary.shutil, "disk_usage", lambda folder: nothing)
+    cache = write_answers(target, None, prompts(), cache_dir=tmp_path, writing=writing())
+    monkeypatch.undo()
+    assert cache.complete and not list(tmp_path.glob("auxiliary-*"))
+    assert all(s.states is not None for s in auxiliary_states(target, cache, AUX).sequences)

@@ -26,9 +26,9 @@ def drafting_rounds(
     token cut short.
 
     `lengths`: tokens written by each round, in order; `drafted`: draft tokens judged in each, 0
-    where nothing was found; `room`: tokens that may be written from the first of them on. Engines
-    draft fewer tokens where less room is left; a text that `ended` cut its last round at the end
-    token. Room decides, never the outcome: that would bias.
+    where nothing was found; `room`: tokens that may be written from the first of them on, which
+    decides, never the outcome: that would bias. Engines draft fewer tokens where less room is left;
+    a text that `ended` cut its last round at the end token.
     """
     whole: list[tuple[int, int]] = []
     for number, (length, drafts) in enumerate(zip(lengths, drafted)):  # noqa: B905 - one may go on

@@ -127,10 +127,10 @@ def install(
     the pinned packages for `device` (None: what NVML sees), import the engine in it, and mark it as
     finished.
 
-    A finished environment of the same packages is returned as it is. Anything else under its name
-    is removed first; what pip downloaded before stays in pip's cache. Raises ArchsearchError for
-    what the user can mend (Python version, disk, another install that runs), RunFailed when pip or
-    the first import fails: the message has the last useful line and where the log is.
+    A finished environment of the same packages is returned as it is; anything else under its name
+    is removed first. Raises ArchsearchError for what the user can mend (Python version, disk,
+    another install that runs), RunFailed when pip or the first import fails: the message has the
+    last useful line and where the log is.
     """
     known = recipe(engine)
     kind: DeviceKind = device or device_here()

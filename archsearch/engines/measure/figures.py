@@ -81,8 +81,7 @@ def choice_cost(ratios: Array, gammas: tuple[int, ...], best: int, seed: int) ->
 
     `ratios` [gammas, prompts]: speed-up of each prompt at each gamma. In every draw of prompts the
     gamma with the highest median is chosen anew; how much higher that median is than the same
-    gamma's over all prompts is what the choice gained by chance. Its mean over the draws is the
-    optimism (Efron 1983), 0 at least.
+    gamma's over all prompts is chance, and its mean the optimism (Efron 1983), 0 at least.
     """
     draws, _ = bootstrap(ratios[0], seed)
     medians = np.median(ratios[:, draws], axis=2)  # [gammas, repeats]

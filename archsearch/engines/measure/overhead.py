@@ -138,9 +138,9 @@ def measure_overhead(
     (gamma 0) and per round, for each of GAMMAS with drafts of each of DRAFT_LAYERS; each a
     difference, stored as it is, with its std.
 
-    Plain and speculative generations alternate `rounds` times; each is divided by the probe run
-    just before and after it. Cases whose difference is further below zero than its noise explains
-    are measured once more, and left out where that does not help.
+    Plain and speculative generations alternate `rounds` times, each divided by the probe run just
+    before and after it. Cases further below zero than their noise explains are measured once more,
+    and left out where that does not help.
     """
     trial = _Trial(bench, target, dtype)
     return measured_rows(trial.measure, trial.row, rounds, progress)

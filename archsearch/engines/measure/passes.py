@@ -3,8 +3,8 @@ takes beside them.
 
 An engine that serves has kernels of its own, so its passes are measured in it: the target alone at
 several batch sizes, then a few drafts with random weights of shapes that span the space, each at
-other gammas for each batch size. Time does not depend on what the numbers are; where the engine
-can, acceptance is synthetic, so that the caches fill as they do in use.
+other gammas for each batch size. Where the engine can, acceptance is synthetic, so that the caches
+fill as they do in use.
 
 What an engine runs around a drafter that is no model (the states it hands over, the scatter of
 trimmed logits, a loop over heads, a search through the text) lies outside of the passes that it

@@ -53,10 +53,9 @@ class PlainSteps:
     """Called: seconds of a plain step of one request now over those of `reference_s`, which is
     measured where it is None.
 
-    What slows an engine's steps need not slow a handful of GEMMs, and it comes and goes within
-    seconds: on a virtual CPU whose other hyperthread works for somebody else a step takes 60 to 110
-    ms instead of 32, and a probe of milliseconds says 1.1. A step of the same engine in a second
-    process just before and just after feels the same.
+    What slows an engine's steps need not slow a handful of GEMMs: on a virtual CPU whose other
+    hyperthread works for somebody else a step takes 60 to 110 ms instead of 32, and a probe of
+    milliseconds says 1.1. A step in a second process just before and after feels the same.
 
     The engine of `make_engine` is started with `target` when first called, and lives until `stop`.
     `otherwise` answers in its stead where the engine does not tell its steps.

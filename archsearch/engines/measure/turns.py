@@ -280,8 +280,8 @@ def full_steps(
     read, no request ended.
 
     A request's last round is cut at its last token, so a step that is followed by another batch, by
-    a prompt or by nothing is left out; and so are rounds that drafted less than gamma. `ragged`:
-    not those of a drafter that finds fewer tokens, or none.
+    a prompt or by nothing is left out; so are rounds that drafted less than gamma, but for those of
+    a drafter that finds fewer tokens (`ragged`).
     """
     kept = []
     for number, step in enumerate(steps):

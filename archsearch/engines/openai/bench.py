@@ -62,8 +62,8 @@ def drive(
     `in_flight`: at most so many at once.
 
     A request that fails is an answer with its error. Raises RunFailed after FAILED of them in a
-    row. Whatever ends it early (Ctrl-C too), every answer that had come is in `answers`, and nobody
-    waits for the others: they are hung up on.
+    row. Whatever ends it early (Ctrl-C too), every answer that had come is in `answers`, and the
+    others are hung up on.
     """
     stopped, ended = threading.Event(), SimpleQueue[Answer | Exception]()
     model = named_model(server)

@@ -518,7 +518,7 @@ def _own_defaults(
     is its own draft.
 
     transformers fills what a call leaves out (None) from there: a text that is to go on after the
-    end token would stop at the model's own, and a draft would stop drafting at its own.
+    end token would stop at the model's own.
     """
     saved = [(model, model.generation_config) for model in (target, draft) if model is not None]
     try:

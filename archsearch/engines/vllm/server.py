@@ -4,14 +4,14 @@ the counts.
 The server's draft, gamma and acceptance are its own and cannot be set from here; `start` checks
 what the server reports about them.
 
-Where the counts come from. Every streamed chunk carries the tokens that the engine handed over
-since the last one: one round, as long as this process reads faster than the server writes.
-`spec_decode_num_drafts` on /metrics before and after shows whether that was so. If it was, each
-result has the whole rounds of its own chunks. A round cut by max_new_tokens or by the end of the
-text is left out, as everywhere. If chunks were merged, the counts are the server's: exact for each
-prompt at concurrency 1; at a higher one exact for the whole call, and dealt to the results in
-proportion to the tokens they wrote, with `round_lengths` empty. The server's own counts include
-rounds that max_new_tokens cut; all of their draft tokens were judged, so they are whole in them.
+Counts. Every streamed chunk carries the tokens that the engine handed over since the last one: one
+round, as long as this process reads faster than the server writes, which `spec_decode_num_drafts`
+on /metrics before and after shows. If so, each result has the whole rounds of its own chunks;
+rounds cut by max_new_tokens or by the end of the text are left out, as everywhere. If chunks were
+merged, the counts are the server's: exact for each prompt at concurrency 1; at a higher one exact
+for the whole call, and dealt to the results in proportion to the tokens they wrote, with
+`round_lengths` empty. These include rounds that max_new_tokens cut, whose draft tokens were all
+judged.
 """
 
 from __future__ import annotations

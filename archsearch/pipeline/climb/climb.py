@@ -25,6 +25,7 @@ from archsearch.runs.state import (
     ClimbState,
     Fate,
     FinalistsEntry,
+    HeadEntry,
     Look,
     PriorRung,
     RoundEntry,
@@ -124,7 +125,9 @@ class Climb:
             self.state.rung_end_s = self.file.elapsed_s()
             self.file.save()
         if self.heads is not None:
-            race.enter_untrained(self.heads, self.file)
+            known = {entry.family for entry in self.state.heads}
+            new = (each for each in self.heads.gammas.items() if each[0] not in known)
+            self.state.heads += [HeadEntry(*each) for each in new]
 
     def rounds(self, first: Sequence[Score]) -> None:
         """Successive halving over short trainings, until one is left, the seconds are gone or

@@ -115,8 +115,8 @@ def confirm_seconds(
     the profile's times and the machine's speed now (`slowdown`: where that is known).
 
     A prompt is read by the target alone, by the target beside the draft, and by the draft. A token
-    of it is priced at what one more token costs a verification pass: dear, since long passes use a
-    machine better; the draft is priced as the target's share that a typical speed-up leaves.
+    of it is priced at what one more costs a verification pass (long passes use a machine better);
+    the draft as the target's share that a typical speed-up leaves.
     """
     slowdown = slowdown or machine_slowdown(session.source) or 1.0
     scorer, request = session.scorer, session.request

@@ -3,23 +3,22 @@ only the shapes of one.
 
 Beside the rounds of short trainings every family of heads that was asked for has one of its own; a
 head that cannot win any more after it is dropped. Half of the time for full trainings then goes to
-all families alike, where the finalists among the independent drafts count as one. The other half
-goes to the family that leads after it. Independent drafts always have their part: ranks and exports
-are of them. Everything decided is in rungs.json before it is done, and heads have the checkpoints
-and curves of drafts.
+all families alike, the finalists among the independent drafts being one (ranks and exports are of
+them), the other half to the family that leads after it. Everything decided is in rungs.json before
+it is done.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from archsearch import speedup as speculation
-from archsearch.drafts.heads import HeadPlan, TrainedHead
+from archsearch.drafts.heads import HeadPlan, HeadRecord, TrainedHead
 from archsearch.drafts.records import TrainedDraft
 from archsearch.errors import ArchsearchError
 from archsearch.estimate import Estimate
@@ -39,7 +38,7 @@ LEAST_JUDGED: Final = 40_000
 """Tokens that a head must have seen before it may be dropped: its learning rate rises for 20,000.
 An EAGLE-3 head that had seen 6,700 was to accept 4 % of its tokens; another accepted 63 % after
 110,000 (benchmarks/results/2026-11-22-heads)."""
-# of logit(alpha), besides that of the curve: heads' curves were measured on one text only
+# of logit(alpha), besides that of the curve: heads' curves were measured on few texts
 FORESEEN_STD: Final = 0.15
 
 
@@ -75,14 +74,6 @@ class HeadRungs:
         return head
 
 
-def enter_untrained(heads: HeadRungs, file: StateFile) -> None:
-    """Every family is in the race, without short trainings before."""
-    known = {entry.family for entry in file.state.heads}
-    file.state.heads += [
-        HeadEntry(family, gamma) for family, gamma in heads.gammas.items() if family not in known
-    ]
-
-
 def short_trainings(
     heads: HeadRungs, file: StateFile, left_s: Callable[[], float], leader: Score
 ) -> None:
@@ -111,7 +102,7 @@ def _foreseen(heads: HeadRungs, head: TrainedHead, left_s: float) -> Estimate:
     """The speed-up that a full training would take a head to."""
     full_s = ALL_SHARE * left_s / (1 + len(heads.gammas)) + (1.0 - ALL_SHARE) * left_s
     tokens, seconds = head.record.tokens, max(head.record.seconds, 1e-3)
-    epoch = max(head.record.text_tokens, 1)
+    epoch = head.record.epoch_tokens or max(head.record.text_tokens, 1)
     end = tokens * max(1.0, (seconds + full_s) / seconds)
     rise = growth(MEASURED, effective_tokens(tokens, epoch), effective_tokens(end, epoch))
     later = heads.score(head, risen(head, rise.value)).speedup
@@ -166,7 +157,8 @@ def race(
     left_s: Callable[[], float],
 ) -> list[TrainedDraft]:
     """Train the heads that are left as long as the best draft was, then the best family with the
-    time that remains; the drafts, the best of them trained on where it won."""
+    time that remains, on more text where it has learnt what there is; the drafts, the best of them
+    trained on where it won."""
     file, state = trainings.file, trainings.file.state
     rivals = [entry for entry in state.heads if entry.state in ("kept", "trained")]
     if not rivals or not drafts:
@@ -178,10 +170,12 @@ def race(
         state.race = Race(max(LEAST_HEAD_S, min(spent, left_s() / (1 + len(rivals)))))
         file.save()
 
-    def train(entry: HeadEntry, seconds: float) -> None:
-        if heads.trained(entry, seconds, file) is not None:
+    def train(entry: HeadEntry, seconds: float) -> HeadRecord | None:
+        head = heads.trained(entry, seconds, file)
+        if head is not None:
             entry.state, entry.why = "trained", ""
         file.save()
+        return None if head is None else head.record
 
     for entry in rivals:
         train(entry, state.race.seconds)
@@ -206,6 +200,15 @@ def race(
             drafts[best] = trainings.longer(shape, left_s(), "the best family", "the best family")
         else:
             entry = next(entry for entry in rivals if entry.family == state.race.winner)
-            train(entry, entry.seconds + left_s())
-            file.step("the best family", file.clock() - start)
+            if record := train(entry, entry.seconds + left_s()):
+                file.step("the best family", file.clock() - start)
+                trainings.on_more_text(
+                    record,
+                    f"the {entry.family} head",
+                    record.tokens_per_s,
+                    left_s,
+                    lambda more_s: (  # one that fails ends it
+                        train(entry, entry.seconds + more_s) or replace(record, stopped="")
+                    ),
+                )
     return drafts

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
 from archsearch import speedup as speculation
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.counts import body_parameters
+from archsearch.drafts.heads import HeadRecord
 from archsearch.drafts.records import ShortTraining, TrainedDraft
 from archsearch.drafts.trainer import DraftTrainer
 from archsearch.estimate import Estimate
@@ -36,6 +37,9 @@ FIRST_GUESS_SPEED: Final = 2000.0  # training tokens/s before anything was train
 LEAST_WRITING_S: Final = 15.0
 # times the new tokens that training alone is worth: what writing must promise
 LEAST_MORE: Final = 1.03
+
+
+Learnt = TypeVar("Learnt", TrainedDraft, HeadRecord)
 
 
 @dataclass
@@ -151,39 +155,52 @@ class Trainings:
             trainer.train(entry.shapes[best], entry.longer.seconds, self.seed, "the best finalist")
         ]
         file.step("finalists", file.clock() - start)
-        drafts[best] = self._on_more_text(entry, drafts[best], left_s)
+        shape, label = entry.shapes[best], "the best finalist, on more text"
+        drafts[best] = self.on_more_text(
+            drafts[best],
+            shape.label(),
+            self.speed(shape),
+            left_s,
+            lambda seconds: self.longer(shape, seconds, label, "finalists"),
+        )
         if entry.foreseen and (why := not_judged(drafts[best], entry.foreseen[best])):
             file.note(why)
         file.save()
         return drafts
 
-    def _on_more_text(
-        self, entry: FinalistsEntry, draft: TrainedDraft, left_s: Callable[[], float]
-    ) -> TrainedDraft:
-        """While a draft has learnt what its text can teach and there is time: more text, and on
-        with it. What is left after that is given back."""
-        shape = draft.architecture
-        while draft.stopped and left_s() > LEAST_WRITING_S:
-            if not self.write_more(entry, self.split_minutes(shape, left_s())):
+    def on_more_text(
+        self,
+        learnt: Learnt,
+        name: str,
+        speed: float,
+        left_s: Callable[[], float],
+        longer: Callable[[float], Learnt],
+    ) -> Learnt:
+        """While a draft or head has learnt what its text can teach and there is time: more text,
+        and on with it (`longer`, for so many seconds, `speed` tokens/s). The rest is given back."""
+        entry = self.file.state.finalists
+        while entry is not None and learnt.stopped and left_s() > LEAST_WRITING_S:
+            if not self.write_more(entry, self._split(learnt.tokens, speed, left_s())):
                 self.file.note(
-                    f"{shape.label()} had learnt what its text can teach after"
-                    f" {draft.tokens} tokens,"
-                    f" {draft.tokens / max(self.trainer.text_tokens(), 1):.0f} times the text;"
+                    f"{name} had learnt what its text can teach after {learnt.tokens} tokens,"
+                    f" {learnt.tokens / max(self.trainer.text_tokens(), 1):.0f} times the text;"
                     f" {human_time(left_s())} were not needed; more prompts (--prompts) would bring"
                     " more"
                 )
                 break
-            draft = self.longer(shape, left_s(), "the best finalist, on more text", "finalists")
-        return draft
+            learnt = longer(left_s())
+        return learnt
 
     # -- more text
 
     def split_minutes(self, shape: Architecture, seconds: float) -> Split:
         """How `seconds` are divided between text and the training of `shape`, by the speeds that
         were measured."""
-        trainer, speed = self.trainer, self.speed(shape)
-        tokens = float(trainer.spent(shape)[0])
-        there = {"epoch_tokens": float(trainer.text_tokens()), "tokens": tokens}
+        return self._split(self.trainer.spent(shape)[0], self.speed(shape), seconds)
+
+    def _split(self, tokens: float, speed: float, seconds: float) -> Split:
+        trainer = self.trainer
+        there = {"epoch_tokens": float(trainer.text_tokens()), "tokens": float(tokens)}
         supplies = trainer.texts.growth.supplies() if seconds > LEAST_WRITING_S else []
         best = best_split(seconds, supplies, speed, **there)
         alone = split_at(0.0, seconds, supplies, speed, **there)
@@ -239,9 +256,8 @@ def train_alike(
 ) -> list[TrainedDraft]:
     """Train every shape to `tokens` in all; `shared`: together with others.
 
-    Where the machine has slowed down since the plan was made, the time that was meant for the best
-    one pays for it; a draft gets its part of what `left_s` says is left and no more, so it may end
-    short of `tokens` all the same: `best_of` knows.
+    Where the machine has slowed down since the plan was made, the best one's time pays for it; a
+    draft gets its part of what is left, so it may end short of `tokens`: `best_of` knows.
     """
 
     def limit_s(shape: Architecture, parts: int) -> float:

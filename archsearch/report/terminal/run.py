@@ -59,6 +59,7 @@ class HeadAnswer:
     tokens_per_s: float
     auxiliary_s: float
     vocabulary_coverage: float
+    stopped: str
     heldout: HeadAcceptance
     best: Mapping[str, object]
 
@@ -116,7 +117,6 @@ def train_text(result: Trained) -> str:
         f"{name} {plus_minus(value)}" for name, value in result.alpha_by_category.items() if name
     ]
     heldout = f"measured on held-out text{'; ' if kinds else ''}{', '.join(kinds)}"
-    stopped = f"Ended before its budget: {training.stopped}; more text is what helps now."
     took = (
         f"Trained {human_time(training.seconds)} in all, {training.tokens:,} tokens at"
         f" {training.tokens_per_s:,.0f} tokens/s."
@@ -133,13 +133,17 @@ def train_text(result: Trained) -> str:
         f" -> {plus_minus(after.alpha, digits=3)} ({heldout}).",
         took,
         *_divergence_lines(training.divergence, after.alpha),
-        *([stopped] if training.stopped else []),
+        *_ended(training.stopped),
         f"Modeled speed-up {plus_minus(before.speedup)} -> {plus_minus(after.speedup)} at"
         f" gamma {after.gamma}.",
         *([f"Text: {result.text.words()}"] if result.text is not None else []),
     ]
     prompts = f" --prompts {training.record.get('prompts')}" if training.taken_from else ""
     return "\n".join([*lines, "", f"Next: archsearch confirm {run} --rank {rank}{prompts}"])
+
+
+def _ended(why: str) -> list[str]:
+    return [f"Ended before its budget: {why}; more text is what helps now."] if why else []
 
 
 def _divergence_lines(divergence: Divergence | None, measured: Estimate) -> list[str]:
@@ -168,6 +172,7 @@ def head_text(head: HeadAnswer) -> str:
         f" vocabulary ({head.vocabulary_coverage:.1%} of what the target writes): {head.folder}",
         f"Trained {human_time(head.seconds)} in all, {head.tokens:,} tokens at"
         f" {head.tokens_per_s:,.0f} tokens/s{read if head.auxiliary_s > 1 else ''}.",
+        *_ended(head.stopped),
         f"Draft tokens right on held-out text, given those before: {shares}",
         f"Tokens a round, predicted by gamma: {taus}",
         "",

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from archsearch.text.auxiliary import AuxiliaryStates
+from archsearch.errors import ArchsearchError
 from archsearch.text.cache import CachedSequence
-from archsearch.text.encode import side_by_side
+from archsearch.text.settings import side_by_side
 from archsearch.training.batches import JUDGED_TOKENS, Batch, judging, make_batch
 from archsearch.training.heads.eagle3 import Eagle3Head, Rows
 from archsearch.training.heads.medusa import MedusaHeads
@@ -51,14 +51,10 @@ class HeadBatch(Batch):
             offset += count
         return torch.cat(texts), torch.cat(starts), torch.cat(places)
 
-    def known(self) -> Tensor:
-        """[chains of step 0]: the places in `hidden` of the states that wrote the last known token
-        of each."""
-        return self.chains(0)[2] - 1
-
     def rows(self) -> Rows:
-        """What an EAGLE-3 head is unrolled over."""
-        assert self.states is not None
+        """What an EAGLE-3 head is unrolled over. ArchsearchError for texts without states."""
+        if self.states is None:
+            raise ArchsearchError("the texts have no auxiliary states; make them first")
         starts = torch.zeros(
             len(self.written),
             max(1, max(self.written) - 1),
@@ -70,13 +66,12 @@ class HeadBatch(Batch):
         return Rows(self.states, self.next_ids, starts)
 
 
-def head_batch(sequences: Sequence[CachedSequence], auxiliary: AuxiliaryStates | None) -> HeadBatch:
-    """Texts side by side, with their auxiliary states where the head reads them."""
+def head_batch(sequences: Sequence[CachedSequence]) -> HeadBatch:
+    """Texts side by side, with their auxiliary states where they all have some."""
     plain = make_batch(sequences)
     next_ids = pad_sequence([s.token_ids[1:].long() for s in sequences], batch_first=True)
-    states = None
-    if auxiliary is not None:
-        states = pad_sequence([auxiliary.of(s) for s in sequences], batch_first=True)
+    known = [s.states for s in sequences if s.states is not None]
+    states = pad_sequence(known, batch_first=True) if len(known) == len(sequences) else None
     written = tuple(int(sequence.greedy_ids.shape[0]) for sequence in sequences)
     first = tuple(sequence.prompt_tokens - 1 for sequence in sequences)
     own = {field.name: getattr(plain, field.name) for field in fields(plain)}
@@ -86,23 +81,19 @@ def head_batch(sequences: Sequence[CachedSequence], auxiliary: AuxiliaryStates |
 def step_logits(head: Head, batch: HeadBatch, steps: int) -> Iterator[Tensor]:
     """At each step the logits [chains, kept] of the head for the chains of `batch.chains(step)`."""
     if isinstance(head, Eagle3Head):
-        rows = batch.rows()
-        wide = Rows(rows.states.to(head.fc.weight.dtype), rows.next_ids, rows.starts)
-        for step, normed in enumerate(head.unroll(wide, steps)):
+        for step, normed in enumerate(head.unroll(batch.rows(), steps)):
             texts, starts, _ = batch.chains(step)
             yield functional.linear(normed[texts, starts], head.lm_head.weight)
         return
-    known = batch.known()
-    states = head(batch.hidden[known].to(head.lm_head.weight.dtype))
-    texts, starts, _ = batch.chains(0)
+    texts, starts, places = batch.chains(0)
+    # of those that wrote the last known token
+    states = head(batch.hidden[places - 1].to(head.lm_head.weight.dtype))
     ahead = torch.tensor(batch.written)[texts] - 1 - starts  # tokens of its text after each start
     for step in range(steps):
         yield functional.linear(states[step][ahead > step], head.lm_head.weight)
 
 
-def chain_matches(
-    head: Head, sequences: Sequence[CachedSequence], gamma: int, auxiliary: AuxiliaryStates | None
-) -> list[np.ndarray]:
+def chain_matches(head: Head, sequences: Sequence[CachedSequence], gamma: int) -> list[np.ndarray]:
     """Per text [written - 1, gamma] bool: whether draft token k of the chain from each start is the
     target's greedy one, given that those before it are. False behind the end of the text."""
     found: list[np.ndarray] = []
@@ -110,7 +101,7 @@ def chain_matches(
     with judging(head) as weight:
         lengths = [len(sequence) for sequence in sequences]
         for part in side_by_side(range(len(lengths)), lengths, JUDGED_TOKENS):
-            batch = head_batch([sequences[i] for i in part], auxiliary).to(weight.device)
+            batch = head_batch([sequences[i] for i in part]).to(weight.device)
             matches = [np.zeros((max(0, count - 1), gamma), dtype=bool) for count in batch.written]
             for step, logits in enumerate(step_logits(head, batch, gamma)):
                 texts, starts, places = batch.chains(step)

@@ -4,12 +4,12 @@ wrote (arXiv 2503.01840).
 Row i of a text has the token i + 1 and the states that the target had at token i; it proposes token
 i + 2, at position i. The first layer reads both side by side, [norm(embedding), norm(fc(states))],
 with a residual that is fc(states) alone; later layers are plain. In a round the first draft token
-comes from a row with the target's states; every further one from a row whose states are the head's
-own output of the row before (before the final norm), so a head must be trained on its own output:
-`unroll`. A P-EAGLE head (vLLM's `parallel_drafting`) drafts in one pass instead: its further rows
-read a mask token and, in place of states, `mask_hidden`, both alike for all rows, and see the rows
-before them. Computes what vLLM's `llama_eagle3.py` computes with `norm_before_residual` false;
-parameters have the names of its files.
+comes from a row with the target's states, every further one from a row whose states are the head's
+own output of the row before (before the final norm), which it must be trained on: `unroll`. A
+P-EAGLE head (vLLM's `parallel_drafting`) drafts in one pass instead: its further rows read a mask
+token and, in place of states, `mask_hidden`, both alike for all rows, and see the rows before them.
+Computes what vLLM's `llama_eagle3.py` computes with `norm_before_residual` false; parameters have
+the names of its files.
 """
 
 from __future__ import annotations
@@ -82,51 +82,35 @@ class Eagle3Head(nn.Module):
 
         Step s reads the true token, as a round does whose draft tokens were right so far, and what
         the head itself made of the step before; that of a P-EAGLE head the mask token and
-        `mask_hidden`. Its rows are the target's rows up to the start, and the start's own earlier
-        steps.
+        `mask_hidden`. It sees the target's rows up to the start, and the start's earlier steps.
         """
-        states = self.fc(rows.states)
-        angles = self._angles(
-            states, torch.arange(rows.states.shape[1], device=states.device)[None]
-        )
+        x = self.fc(rows.states.to(self.fc.weight.dtype))
+        every = torch.arange(x.shape[1], device=x.device)[None]
+        angles = self.rotary(x, every)
         memory: list[_Memory] = []
-        x = states
         embedded = self.embedding(rows.next_ids)
         layers: Any = self.layers
-        for place, layer in enumerate(layers):
-            last = place == len(self.layers) - 1
+        for layer in layers:
             seen = _Memory(*layer.keys_values(x, embedded, angles))
             memory.append(seen)
-            every = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
             # The layers below must answer for every row: their output is read as keys.
-            asking = rows.starts if last else every
-            x = layer(
-                _rows_of(x, asking),
-                _rows_of(embedded, asking),
-                _turned(angles, asking),
-                seen,
-                asking,
-            )
+            last = len(memory) == len(layers)
+            asking = rows.starts if last else every.expand(x.shape[0], -1)
+            turned = angles[0][0][asking], angles[1][0][asking]
+            x = layer(_rows_of(x, asking), _rows_of(embedded, asking), turned, seen, asking)
         yield self.norm(x)
         for step in range(1, steps):
             if self.mask_token_id is not None:
                 x = self.fc(self.mask_hidden).expand(*rows.starts.shape, -1)
                 embedded = self.embedding(torch.full_like(rows.starts, self.mask_token_id))
             else:
-                embedded = self.embedding(
-                    _rows_of(
-                        rows.next_ids, (rows.starts + step).clamp_max(rows.next_ids.shape[1] - 1)
-                    )
-                )
-            angles = self._angles(x, rows.starts + step)
+                known = (rows.starts + step).clamp_max(rows.next_ids.shape[1] - 1)
+                embedded = self.embedding(_rows_of(rows.next_ids, known))
+            angles = self.rotary(x, rows.starts + step)
             for layer, seen in zip(layers, memory, strict=True):
                 seen.add(*layer.keys_values(x, embedded, angles))
                 x = layer(x, embedded, angles, seen, rows.starts)
             yield self.norm(x)
-
-    def _angles(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self.rotary(like, positions)
-        return cos, sin
 
 
 @dataclass(frozen=True)
@@ -218,23 +202,18 @@ class _Attention(nn.Module):
         group = self.heads // self.kv_heads
         queries = self._split(self.q_proj(normed), self.heads)
         queries = apply_rotary_pos_emb(queries, queries, *angles)[0]
-        grouped = (
-            queries.reshape(texts, self.kv_heads, group, rows, self.head_dim) * self.head_dim**-0.5
-        )
+        by_group = (texts, self.kv_heads, group, rows)
+        grouped = queries.reshape(*by_group, self.head_dim) * self.head_dim**-0.5
         # [texts, kv heads, group * rows, keys]
         scores = grouped.flatten(2, 3) @ seen.keys.transpose(-1, -2)
-        scores = scores.view(texts, self.kv_heads, group, rows, -1)
+        scores = scores.view(*by_group, -1)
         # [texts, rows, keys]
         later = torch.arange(seen.keys.shape[2], device=starts.device) > starts[..., None]
         scores = scores.masked_fill(later[:, None, None], float("-inf"))
         diagonals = [(grouped * keys[:, :, None]).sum(-1, keepdim=True) for keys, _ in seen.own]
-        shares = torch.softmax(torch.cat([scores, *diagonals], -1).float(), -1).to(
-            seen.values.dtype
-        )
+        shares = torch.cat([scores, *diagonals], -1).float().softmax(-1).to(seen.values.dtype)
         known = seen.keys.shape[2]
-        answer = (shares[..., :known].flatten(2, 3) @ seen.values).view(
-            texts, self.kv_heads, group, rows, self.head_dim
-        )
+        answer = (shares[..., :known].flatten(2, 3) @ seen.values).view(*by_group, self.head_dim)
         for place, (_, values) in enumerate(seen.own):
             answer = answer + shares[..., known + place, None] * values[:, :, None]
         joined = answer.flatten(1, 2).transpose(1, 2).reshape(texts, rows, -1)
@@ -246,11 +225,6 @@ def _rows_of(x: Tensor, rows: Tensor) -> Tensor:
     """[texts, chosen, ...] of x [texts, rows, ...]."""
     chosen: Tensor = x[torch.arange(x.shape[0], device=x.device)[:, None], rows]
     return chosen
-
-
-def _turned(angles: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
-    cos, sin = angles
-    return cos[0][rows], sin[0][rows]
 
 
 # -- made from the target
@@ -286,7 +260,7 @@ def initialise_eagle3(
         head.fc.weight[:width, -head.target_hidden_size :][:, :width] = torch.eye(width)
         sources = body.layers[-len(head.layers) :] if len(head.layers) <= len(body.layers) else []
         layers: Any = head.layers
-        for layer, source in zip(layers, sources, strict=True) if sources else ():
+        for layer, source in zip(layers, sources, strict=False):
             _take_layer(layer, source)
         _take(head.norm.weight, body.norm.weight)
         rows = target.get_output_embeddings().weight.detach()[head.lm_head.draft_token_ids]

@@ -2,10 +2,9 @@
 
 EAGLE-3: the form that SafeAILab, SpecForge and Model-Optimizer write, which vLLM, SGLang,
 TensorRT-LLM, llama.cpp's converter and optimum-intel read. The layers whose inputs fc reads and
-`norm_before_residual` are always written: an engine that guesses them differently says nothing and
-accepts next to nothing. Medusa: vLLM's. Its 0.32 refuses a head of fewer rows than the vocabulary
-("weights were not initialized: token_map"), so all rows are written, those of dropped tokens as in
-a draft's padded head.
+`norm_before_residual` are always written: an engine that guesses them otherwise accepts next to
+nothing, without a word. Medusa: vLLM's. Its 0.32 refuses a head of fewer rows than the vocabulary,
+so all rows are written, those of dropped tokens as in a draft's padded head.
 """
 
 from __future__ import annotations

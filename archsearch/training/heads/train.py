@@ -2,10 +2,9 @@
 of single tokens.
 
 An EAGLE-3 head first learns the token after next alone, then chains as long as the round that will
-run (`unroll`): trained on single tokens only, it accepts next to nothing from the second draft
-token on, because it never saw its own states. A P-EAGLE head, which reads none of its own, learns
-whole rounds from the start, as Medusa heads do. What is kept in the end is what stood best on
-held-out text, by tokens a round.
+run (`unroll`): without these it accepts next to nothing from the second draft token on, because it
+never saw its own states. A P-EAGLE head, which reads none of its own, learns whole rounds from the
+start, as Medusa heads do. What stood best on held-out text is kept, by tokens a round.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import torch
 from archsearch.errors import ArchsearchError
 from archsearch.progress import Progress, say, silent
 from archsearch.records import as_data, from_data
-from archsearch.text.auxiliary import AuxiliaryStates
 from archsearch.text.cache import TextCache
 from archsearch.training.batches import Batch, autocast
 from archsearch.training.distill import TrainingRun, distill_loss
@@ -86,14 +84,6 @@ class HeadPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadTask:
-    """What a head learns: to draft `gamma` tokens, from `auxiliary` states where it reads some."""
-
-    gamma: int
-    auxiliary: AuxiliaryStates | None
-
-
-@dataclass(frozen=True, slots=True)
 class HeadResult:
     """What a run did. `curve`: held-out chains on the way, a point for each of the alpha curve
     (whose values are accepted / drafted here); `best`: the point whose weights the head now has."""
@@ -109,22 +99,21 @@ def train_head(
     gamma: int,
     config: DistillConfig,
     *,
-    auxiliary: AuxiliaryStates | None = None,
     checkpoint_dir: Path | None = None,
     progress: Progress = silent,
 ) -> HeadResult:
     """Train `head` (in place) to draft `gamma` tokens on what the target of `caches` wrote.
 
-    `auxiliary`: of all these texts, for an EAGLE-3 head. Texts held out, budget, resuming, errors
-    as in `distill`. Raises ArchsearchError for an EAGLE-3 head without auxiliary states, or of
-    other layers, and texts too short to draft in.
+    Texts held out, budget, resuming, errors as in `distill`. Raises ArchsearchError for an EAGLE-3
+    head of texts without auxiliary states, or of other layers, and texts too short to draft in.
     """
-    if isinstance(head, Eagle3Head) and (auxiliary is None or auxiliary.layers != head.aux_layers):
-        have = "none" if auxiliary is None else f"those of layers {list(auxiliary.layers)}"
-        raise ArchsearchError(
-            f"the head reads the inputs of layers {list(head.aux_layers)}, the texts come with"
-            f" {have}"
-        )
+    for layers in (cache.layers for cache in caches):
+        if isinstance(head, Eagle3Head) and layers != head.aux_layers:
+            have = f"those of layers {list(layers)}" if layers else "none"
+            raise ArchsearchError(
+                f"the head reads the inputs of layers {list(head.aux_layers)}, the texts come with"
+                f" {have}"
+            )
     usable = [
         cache.part([s for s in cache.sequences if s.greedy_ids.shape[0] > 1]) for cache in caches
     ]
@@ -132,8 +121,7 @@ def train_head(
         raise ArchsearchError(
             "every text has a single written token; a head needs longer answers to learn from"
         )
-    task = HeadTask(gamma, auxiliary)
-    with HeadRun(head, usable, config, checkpoint_dir, progress, task=task) as run:
+    with HeadRun(head, usable, config, checkpoint_dir, progress, gamma=gamma) as run:
         done = run.train()
         place = done.alpha_curve.index(done.kept) if done.kept is not None else -1
         return HeadResult(done, tuple(run.curve), run.curve[place])
@@ -144,8 +132,8 @@ class HeadRun(TrainingRun):
 
     said = "accepted"
 
-    def __init__(self, head: Head, caches: list[TextCache], *args: Any, task: HeadTask) -> None:
-        self.task, self.unrolled = task, False
+    def __init__(self, head: Head, caches: list[TextCache], *args: Any, gamma: int) -> None:
+        self.gamma, self.unrolled = gamma, False
         self.curve: list[HeadPoint] = []
         super().__init__(head, caches, *args)
 
@@ -156,8 +144,7 @@ class HeadRun(TrainingRun):
         return identity | {"draft": f"{identity['draft']} {layers}{mask}"}
 
     def _batch(self, indices: Sequence[int]) -> Batch:
-        texts = [self.sequences[i] for i in indices]
-        return head_batch(texts, self.task.auxiliary).to(self.device)
+        return head_batch([self.sequences[i] for i in indices]).to(self.device)
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         """Mean over steps, each weighing STEP_WEIGHT of the one before, of the mean loss over
@@ -183,7 +170,7 @@ class HeadRun(TrainingRun):
 
     def _steps(self) -> int:
         if not isinstance(self.draft, Eagle3Head) or self.draft.parallel or self.unrolled:
-            return self.task.gamma
+            return self.gamma
         if self.place.fraction(self.config) < SINGLE_SHARE:
             return 1
         self.unrolled = True
@@ -191,11 +178,11 @@ class HeadRun(TrainingRun):
         self.pace.close()
         # Steps are longer from here on.
         self.pace = Pace(torch.get_num_threads(), torch.set_num_threads, say)
-        return self.task.gamma
+        return self.gamma
 
     def _matches(self) -> list[np.ndarray]:
         """Which draft tokens of every chain would be accepted, per text."""
-        matches = chain_matches(self.draft, self.heldout, self.task.gamma, self.task.auxiliary)
+        matches = chain_matches(self.draft, self.heldout, self.gamma)
         place, counts = self.place, count_chains(matches)
         self.curve.append(
             HeadPoint(place.step, place.tokens, place.seconds, self._weights(), counts)

@@ -79,7 +79,7 @@ def test_a_head_writes_the_targets_text_and_accepts_what_was_predicted(
     config = head_config(
         max_steps=80, batch_tokens=128, warmup_tokens=64, lr=5e-3, autocast=False, evaluations=2
     )
-    train_head(head, [cache], GAMMA, config, auxiliary=auxiliary_states(target, cache, AUX))
+    train_head(head, [auxiliary_states(target, cache, AUX)], GAMMA, config)
     save_eagle3(head, tmp_path / "head", TargetFacts.of(arch, "tiny"))
     prompts = [
         EnginePrompt(str(i), tuple(s.token_ids[: s.prompt_tokens].tolist()))

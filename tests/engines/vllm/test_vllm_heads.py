@@ -66,7 +66,6 @@ def foretold(head, target, results, prompts, auxiliary_dir: Path, aux) -> tuple[
 
     asked = [EncodedPrompt(prompt.token_ids, "", prompt.prompt_id) for prompt in prompts]
     sequences = with_states(target, asked, [result.token_ids for result in results])
-    states = None
     if aux:
         from archsearch.text.cache import (
             Fingerprint,
@@ -79,8 +78,8 @@ def foretold(head, target, results, prompts, auxiliary_dir: Path, aux) -> tuple[
         fingerprint = Fingerprint(target_fingerprint(target), "p", {"kind": "written"})
         open_folder(auxiliary_dir, fingerprint, target.lm_head.weight)
         save_shard(auxiliary_dir / "shard-00000.safetensors", sequences, True)
-        states = auxiliary_states(target, TextCache.load(auxiliary_dir), AUX)
-    return replay_chains(chain_matches(head, sequences, GAMMA, states), GAMMA).accepted_by_position
+        sequences = auxiliary_states(target, TextCache.load(auxiliary_dir), AUX).sequences
+    return replay_chains(chain_matches(head, sequences, GAMMA), GAMMA).accepted_by_position
 
 
 def trained(family: str, target, cache, folder: Path):  # noqa: ANN001, ANN201
@@ -101,7 +100,7 @@ def trained(family: str, target, cache, folder: Path):  # noqa: ANN001, ANN201
     head = initialise_eagle3(
         target, eagle3_config(decoder, target), AUX, tuple(range(VOCAB)), mask_token_id=mask
     )
-    train_head(head, [cache], GAMMA, config, auxiliary=auxiliary_states(target, cache, AUX))
+    train_head(head, [auxiliary_states(target, cache, AUX)], GAMMA, config)
     save_eagle3(head, folder, facts)
     return head
 

@@ -342,8 +342,7 @@ class Worker:
         and how long the step took.
 
         Here the engine knows the end tokens, so that a request leaves the batch at once. A draft
-        that proposes one stops drafting there; what the round writes is the same, because the
-        target refuses the token or the text ends.
+        that proposes one stops drafting there, which changes nothing that is written.
         """
         waiting = list(prompts)
         active: list[Request] = []

@@ -110,9 +110,8 @@ def checked_version() -> str:
 def check_loads(*packages: str) -> None:
     """Raise UserError for packages that are installed but cannot be imported.
 
-    The CPU build of vLLM asks for torchvision and torchaudio; PyPI's are built for CUDA's torch and
-    do not load beside the CPU's. transformers and vLLM's own subprocesses then fail with an error
-    that names neither. vLLM does without them.
+    The CPU build of vLLM asks for torchvision and torchaudio, without which it runs; PyPI's do not
+    load beside the CPU's torch, and transformers then fails with an error that names neither.
     """
     import importlib
     import importlib.util

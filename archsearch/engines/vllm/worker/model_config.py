@@ -96,8 +96,7 @@ def keep_own_head(ask: Mapping[str, object]) -> bool:
     changed.
 
     vLLM takes a head whose file brings no `lm_head` to share the target's, and a made-up one brings
-    no file: a head of 8,192 rows then multiplied by all 49,152 of the target's in each pass, and
-    cut the logits.
+    no file: one of 8,192 rows then multiplied by all 49,152 of the target's in each pass.
     """
     if not ask.get("dummy_weights") or ask.get("family") not in _OWN_HEADS:
         return False
