@@ -458,7 +458,8 @@ class SearchSession:
 
 def _with_fastest_drafts(request: SearchRequest) -> SearchRequest:
     """The request with one precision of drafts: of several the one in which the best drafter of its
-    spaces is predicted fastest, of equals the first; the run's own where it continues one.
+    spaces is predicted fastest, of those whose precision it is (lookup has none, an MTP layer the
+    target's); of equals the first; the run's own where it continues one.
 
     Acceptance is predicted the same in all, and a run trains, confirms and exports in one.
     """
@@ -471,18 +472,21 @@ def _with_fastest_drafts(request: SearchRequest) -> SearchRequest:
         return replace(request, asked=each.get(str(known)) or each[names[0]])
     acceptance, _ = acceptance_for(request.alpha, request.target, temperature=request.temperature)
 
-    def best(asked: WorkloadRequest) -> Score:
+    def best(asked: WorkloadRequest) -> float:
         own = replace(request, asked=asked)
         setting = Setting.of(own, new=True)
-        scorer, spaces = setting.scorer(own, acceptance), setting.families.spaces
+        scorer = setting.scorer(own, acceptance)
         found = (
-            study.search(space, scorer, trials=own.trials, seed=own.seed).best for space in spaces
+            study.search(space, scorer, trials=own.trials, seed=own.seed).best
+            for space in setting.families.spaces
+            if family(space.family).trains
         )
-        return max(itertools.chain(*found), key=lambda score: score.ranked_by)
+        scores = itertools.chain(*found)
+        return max((score.ranked_by for score in scores), default=1.0)
 
     reached = {name: best(asked) for name, asked in each.items()}
-    chosen = max(names, key=lambda name: reached[name].ranked_by)
-    words = ", ".join(f"{score.speedup.value:.2f}x in {name}" for name, score in reached.items())
+    chosen = max(names, key=lambda name: reached[name])
+    words = ", ".join(f"{worth:.2f}x in {name}" for name, worth in reached.items())
     say(f"Precision of drafts: {chosen} (the best: {words}; acceptance taken to be the same).")
     return replace(request, asked=each[chosen])
 
