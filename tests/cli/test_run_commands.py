@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from archsearch.report import headline
+from archsearch.report.reading import read_run
 from archsearch.runs.run import open_run
 from tests.cli.commands import SEARCH, call, files_in, last_json, refused
 
@@ -67,6 +70,11 @@ def test_what_another_trainer_made_comes_back(with_run: Path) -> None:
     found = last_json(call("confirm", "runs/a", "--rank", "2", "--count", "2", *kept, "--json"))
     assert found["prompts_seen"] is None
     call("report", "runs/a")
+    run = open_run(Path("runs/a"))
+    shown = next(each for each in read_run(run).candidates if each.rank == 2)
+    for each in (shown, replace(shown, confirmed=None)):  # `train` would refuse it
+        steps = " ".join(command for _, command in headline._next(run, each, pays=False))
+        assert "train" not in steps and "--rank 2 --prompts prompts.jsonl" in steps
     # what cannot be
     assert "trained elsewhere (trained)" in refused(*own, "--budget", "1s")
     assert "go together" in refused(*own, "--weights", "trained")
