@@ -327,7 +327,7 @@ class Bench:
         source, reached = self.session.source, asdict(self.choice)
         del reached["name"], reached["dtype"]
         facts = engine_facts(self.name)
-        # vLLM's 8 bits are beside 16 only: in float32 the draft is in float32 as well
+        # vLLM: 8 bits beside 16 only
         same = facts.gguf or own["dtype"] == self.dtype
         reached["draft_dtype"] = self.draft_dtype if same else None
         device = source.device

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -457,11 +456,10 @@ class SearchSession:
 
 
 def _with_fastest_drafts(request: SearchRequest) -> SearchRequest:
-    """The request with one precision of drafts: of several the one in which the best drafter of its
-    spaces is predicted fastest, of those whose precision it is (lookup has none, an MTP layer the
-    target's); of equals the first; the run's own where it continues one.
+    """The request with one precision of drafts: that in which the best drafter that has one (not
+    lookup) is fastest, else the first; a continued run's own.
 
-    Acceptance is predicted the same in all, and a run trains, confirms and exports in one.
+    Acceptance is predicted the same in all; a run trains, confirms and exports in one.
     """
     names = (request.asked.draft_dtype or "").split(",")
     if len(names) == 1:
@@ -476,16 +474,16 @@ def _with_fastest_drafts(request: SearchRequest) -> SearchRequest:
         own = replace(request, asked=asked)
         setting = Setting.of(own, new=True)
         scorer = setting.scorer(own, acceptance)
-        found = (
-            study.search(space, scorer, trials=own.trials, seed=own.seed).best
+        ranked = (
+            score.ranked_by
             for space in setting.families.spaces
             if family(space.family).trains
+            for score in study.search(space, scorer, trials=own.trials, seed=own.seed).best
         )
-        scores = itertools.chain(*found)
-        return max((score.ranked_by for score in scores), default=1.0)
+        return max(ranked, default=0.0)
 
     reached = {name: best(asked) for name, asked in each.items()}
-    chosen = max(names, key=lambda name: reached[name])
+    chosen = max(names, key=reached.__getitem__)
     words = ", ".join(f"{worth:.2f}x in {name}" for name, worth in reached.items())
     say(f"Precision of drafts: {chosen} (the best: {words}; acceptance taken to be the same).")
     return replace(request, asked=each[chosen])

@@ -370,9 +370,8 @@ def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> 
     export = f"archsearch export {path} {rank} --output draft-rank-{lead.rank}"
     write = "rite a folder that engines load"
     further, by = "rain it further; alpha may rise", lead.trained_by
-    elsewhere = by is not None and bool(by.taken_from)  # where alone it is trained on
-    if by is not None and elsewhere:
-        confirm += f" --prompts {shlex.quote(str(by.record.get('prompts')))}"
+    held = by.record["prompts"] if by and by.taken_from else ""
+    confirm += held and f" --prompts {shlex.quote(held)}"
     if lead.has_weights and lead.measured_speedup is not None:
         ran = lead.confirmed.engine if lead.confirmed is not None else ""
         default = run.arguments.get("engine") or "transformers"
@@ -380,16 +379,15 @@ def _next(run: Run, lead: Shown, pays: bool, independent: int | None = None) -> 
         if lead.undecided is not None:
             return [("Measure it again, with nothing else running", again)]
         steps = [(f"W{write}", export)] if pays else []
-        if elsewhere:
-            return [*steps, ("Measure it again", again)]
-        return [*steps, (f"T{further}", train), ("Then measure it again", again)]
+        steps += [] if held else [(f"T{further}", train)]
+        return [*steps, ("Then measure it again", again)]
     asked = ENGINES.get(str(run.arguments.get("engine")))
     if asked is not None and not asked.make:  # archsearch does not run it
         confirm += " --engine vllm"
     then_export = (f"Then w{write}", export)
     if lead.has_weights:
-        other = then_export if pays else (f"Or t{further}", train)
-        return [("Measure it in the engine", confirm), *([other] if pays or not elsewhere else [])]
+        other = [then_export] if pays else [] if held else [(f"Or t{further}", train)]
+        return [("Measure it in the engine", confirm), *other]
     able = asked is not None and asked.synthesises and asked.dummy_weights
     proves = able and not lead.loads and pays
     proof = f"{confirm} --synthetic"
