@@ -124,8 +124,9 @@ def _take(
         answer_tokens=request.answer_tokens,
         dtype="float32" if session.source.device.kind == "cpu" else "bfloat16",
     )
+    draft = load_draft(taken.weights)  # what cannot be loaded ends before the target writes
     trace = record(asked, session.target, found)[0]
-    save_draft(load_draft(taken.weights), folder, tokenizer=trainer.tokenizer)
+    save_draft(draft, folder, tokenizer=trainer.tokenizer)
     trace.save(folder / TRACE_FILE)
     write_json(
         folder / TRAINING_FILE,

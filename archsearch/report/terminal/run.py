@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,8 +139,10 @@ def train_text(result: Trained) -> str:
         f" gamma {after.gamma}.",
         *([f"Text: {result.text.words()}"] if result.text is not None else []),
     ]
-    prompts = f" --prompts {training.record.get('prompts')}" if training.taken_from else ""
-    return "\n".join([*lines, "", f"Next: archsearch confirm {run} --rank {rank}{prompts}"])
+    confirm = ["archsearch", "confirm", str(run), "--rank", str(rank)]
+    if training.taken_from:
+        confirm += ["--prompts", str(training.record["prompts"])]
+    return "\n".join([*lines, "", f"Next: {shlex.join(confirm)}"])
 
 
 def _ended(why: str) -> list[str]:
