@@ -63,9 +63,11 @@ def test_a_draft_is_trained_elsewhere(folder: Path) -> None:
         there = trainer(folder, "there", device)
         there.texts.write_training(60.0)
         there.texts.growth.grow(0.2)
+        # Each limit is more than a step of 512 tokens above the last: how much text 0.2 s brought,
+        # and so how long a step is, is the machine's.
         short = there.train_short(SHAPE, 300)
-        again = there.train_short(SHAPE, 500)  # goes on from its checkpoint
-        done = there.train(SHAPE, 60.0, tokens=700)
+        again = there.train_short(SHAPE, 900)  # goes on from its checkpoint
+        done = there.train(SHAPE, 60.0, tokens=1500)
     assert short.tokens < again.tokens <= done.tokens and 0.0 <= done.alpha.value <= 1.0
     assert {p.device.type for p in load_draft(done.folder).parameters()} == {"cpu"}
     here = trainer(folder, "here", "cpu")
