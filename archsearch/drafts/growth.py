@@ -225,7 +225,7 @@ class Growth:
         before = self.tokens(folder)[0]
         writing = Writing(self.texts.answer_tokens, temperature, seed=seed)
         cache = self.timed(folder, prompts, writing, budget_s)
-        self.texts.reread()
+        self.texts.forget(folder)
         return cache.written_tokens - before
 
     def timed(

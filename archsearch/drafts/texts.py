@@ -127,9 +127,12 @@ class RunTexts:
             write_json(done, {"tokens": self.training().written_tokens})
         return self.training()
 
+    def forget(self, folder: str) -> None:
+        """A folder has changed: read it again when it is next asked for."""
+        self._caches.pop(folder, None)
+
     def reread(self) -> None:
-        """Something was written, maybe by another process: read every folder again when it is next
-        asked for."""
+        """Another process may have written: read every folder again when next asked for."""
         self._caches.clear()
 
     def _read(self, name: str) -> TextCache:

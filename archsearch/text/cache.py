@@ -113,7 +113,7 @@ def read_meta(folder: Path) -> CacheMeta | None:
 
 class TextCache:
     """Texts with the target's hidden states: a folder of shards and the target's head. Made by
-    generate_text or encode_text. `layers`: of which its sequences have auxiliary `states`."""
+    write_answers or encode_text. `layers`: of which its sequences have auxiliary `states`."""
 
     layers: tuple[int, ...] = ()
 

@@ -41,7 +41,7 @@ def encode_text(
     counts as written.
 
     `texts`: strings, or a file (paragraphs between blank lines; .jsonl lines with a "text" field).
-    Longer texts are cut into pieces of `max_tokens`. Budget, resuming, refusal as in generate_text.
+    Longer texts are cut into pieces of `max_tokens`. Budget, resuming, refusal as in write_answers.
     Raises ArchsearchError for text without a piece of two tokens.
     """
     begin = time.monotonic()
