@@ -101,12 +101,11 @@ def train(
         from archsearch.pipeline.train import Taken, train_rank
         from archsearch.report.terminal.run import train_text
 
-        if (weights is None) != (prompts is None) or (curve and weights is None):
-            raise ArchsearchError(
-                "--weights and --prompts go together (--curve only with them): what another trainer"
-                " made, and prompts that it held out"
-            )
         taken = Taken(weights, prompts, curve) if weights and prompts else None
+        if (taken is None and (weights or prompts or curve)) or (taken and o.set_by_user("budget")):
+            raise ArchsearchError(
+                "--weights and --prompts go together, --curve only with them, --budget without"
+            )
         result = train_rank(run, rank, budget, taken)
         emit(result, train_text(result), as_json)
         return

@@ -85,8 +85,7 @@ def train_rank(path: Path, rank: int, budget_s: float, taken: Taken | None = Non
 
 
 def _check_own(folder: Path, rank: int) -> None:
-    """Raise ArchsearchError where a rank's weights come from elsewhere, whose training cannot be
-    continued here."""
+    """Raise ArchsearchError where a rank was trained elsewhere: that cannot go on here."""
     before = read_training(folder)
     if before is not None and before.taken_from:
         raise ArchsearchError(

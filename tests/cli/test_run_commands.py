@@ -78,6 +78,7 @@ def test_what_another_trainer_made_comes_back(with_run: Path) -> None:
     # what cannot be
     assert "trained elsewhere (trained)" in refused(*own, "--budget", "1s")
     assert "go together" in refused(*own, "--weights", "trained")
+    assert "--budget without" in refused(*taken, "--budget", "1s")
     assert "go together" in refused(*own, "--curve", "alpha.jsonl")
     assert "for independent drafts" in refused(*own, "--weights", "trained", "--family", "medusa")
     assert "measures any draft" in refused(*own, "--weights", "other", *kept)
