@@ -9,6 +9,7 @@ from itertools import chain
 import pytest
 import torch
 
+from archsearch import profiles
 from archsearch.architecture.architecture import Architecture
 from archsearch.architecture.ops import Attention, Elementwise, Gemm, forward_ops
 from archsearch.engines.measure import overhead
@@ -269,18 +270,19 @@ def test_measure_points_pools_rounds_and_records_nothing(bench: sweeps.CpuBench,
 def test_engine_overhead_gives_a_row_per_gamma_and_depth(
     bench: sweeps.CpuBench, vocab: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also for a vocabulary smaller than the prompts' usual range of ids. Differences of a tiny
-    model's timings are mostly noise: they may be negative, and one that something disturbed twice
-    is left out; each knows its std."""
+    """Also for a vocabulary smaller than the prompts' usual range of ids. A tiny model's passes are
+    quicker in the engine, whose caches they never leave, than alone: its differences are below zero
+    by more than noise explains, which refuses rows elsewhere (test_measure_overhead.py), not
+    here."""
     expected = [(0, 0), (1, DRAFT_LAYERS[0]), (4, DRAFT_LAYERS[0]), (1, DRAFT_LAYERS[1])]
     monkeypatch.setattr(overhead, "CASES", expected)
+    monkeypatch.setattr(profiles, "REFUSED_STDS", math.inf)
     rows = measure_overhead(bench, TINY.replace(vocab_size=vocab), "float32", rounds=1)
-    cases = [(row.sizes()["gamma"], row.sizes()["draft_layers"]) for row in rows]
-    assert cases == [case for case in expected if case in cases] and len(cases) > len(expected) // 2
+    assert [(row.sizes()["gamma"], row.sizes()["draft_layers"]) for row in rows] == expected
     for row in rows:
         assert (
             row.kind == "engine"
             and row.sizes()["engine"] == "transformers"
             and row.sizes()["vocab_size"] == vocab
         )
-        assert all(math.isfinite(t) for t in row.times_s) and row.std_s > 0 and not row.impossible
+        assert all(math.isfinite(t) for t in row.times_s) and row.std_s > 0
